@@ -1,0 +1,1 @@
+"""Deep recommendation models with huge embedding tables, trained in JAX."""

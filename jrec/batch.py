@@ -1,0 +1,27 @@
+"""A mini-batch, as the loader makes it and the training step takes it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from jrec.ops.types import Bags
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One mini-batch of click-log examples. All arrays are NumPy on the host and JAX on the device.
+
+    Attributes:
+      dense: (batch, num_dense) float32.
+      labels: (batch,) float32 in {0, 1}.
+      mask: (batch,) float32, 1 for an example, 0 for a row that pads the last batch to its static size.
+      bags: per embedding stack (see ``jrec.ops.layout``) the addresses of its lookups, feature-major.
+    """
+
+    dense: jax.Array
+    labels: jax.Array
+    mask: jax.Array
+    bags: dict[str, Bags]

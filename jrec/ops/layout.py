@@ -1,0 +1,173 @@
+"""How tables are stacked: one array per (dim, dtype), so that all tables of a kind go through one kernel launch.
+
+Tables of equal dim and dtype lie one below the other in a stack; table ``t`` starts at row ``base`` of it, and the
+*address* of its row ``i`` is ``base + i``. The bags of a stack are *feature-major*: all bags of the first feature, then
+all of the second. Features follow the order of their tables, so the address ranges of successive tables ascend and
+the cast of a stack is the concatenation of its tables' casts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Literal, get_args
+
+Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
+POOLINGS: tuple[str, ...] = get_args(Pooling)
+DTYPES = ("float32", "bfloat16", "float16")
+MAX_ROWS = 2**31 - 1  # addresses are int32, and one value past the end marks padding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableConfig:
+    """One embedding table: ``rows`` vectors of ``dim`` elements of ``dtype``."""
+
+    name: str
+    rows: int
+    dim: int
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ValueError(f"table {self.name!r} has {self.rows} rows; a table needs at least one")
+        if not 1 <= self.dim <= 4096:
+            raise ValueError(f"table {self.name!r} has dim {self.dim}; dims from 1 to 4096 are supported")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"table {self.name!r} has dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureConfig:
+    """One categorical feature: which table it reads, how many ids an example has at most, how they are pooled.
+
+    ``pooling`` "none" keeps the ids apart, a (batch, max_length, dim) sequence; the others give (batch, dim).
+    ``fixed_length`` promises that every example has exactly ``max_length`` ids, which saves the offsets.
+    """
+
+    name: str
+    table: str
+    max_length: int = 1
+    pooling: Pooling = "sum"
+    weighted: bool = False
+    fixed_length: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_length < 1:
+            raise ValueError(f"feature {self.name!r} has max_length {self.max_length}; it must be at least 1")
+        if self.pooling not in POOLINGS:
+            raise ValueError(f"feature {self.name!r} has pooling {self.pooling!r}; choose one of {', '.join(POOLINGS)}")
+
+    @property
+    def unpooled(self) -> bool:
+        """Whether every id has a bag of its own: sequences, and max pooling, which reduces afterwards."""
+        return self.pooling in ("none", "max")
+
+    @property
+    def bags_per_example(self) -> int:
+        """How many bags of the stack one example of this feature owns."""
+        return self.max_length if self.unpooled else 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StackedFeature:
+    """A feature's place in its stack: the address of its table, and its first bag for a batch of one example."""
+
+    config: FeatureConfig
+    base: int
+    rows: int
+    first_bag: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Tables of one (dim, dtype) in one array of (rows, dim), and the features that read them, feature-major."""
+
+    name: str
+    dim: int
+    dtype: str
+    rows: int
+    tables: tuple[TableConfig, ...]
+    bases: tuple[int, ...]
+    features: tuple[StackedFeature, ...]
+
+    @property
+    def bags_per_example(self) -> int:
+        """Bags of the whole stack that one example owns."""
+        return sum(f.config.bags_per_example for f in self.features)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether lookups carry weights: given ones, or those of a mean."""
+        return any(f.config.weighted or f.config.pooling in ("mean", "sqrtn") for f in self.features)
+
+    @property
+    def padded_length(self) -> int | None:
+        """Ids per bag where every bag has the same static number of them, so that offsets are not needed."""
+        lengths = {1 if f.config.unpooled else f.config.max_length for f in self.features}
+        regular = all(f.config.max_length == 1 or f.config.fixed_length for f in self.features)
+        return lengths.pop() if regular and len(lengths) == 1 else None
+
+    def num_bags(self, batch_size: int) -> int:
+        """Bags in a batch."""
+        return batch_size * self.bags_per_example
+
+    def capacity(self, batch_size: int) -> int:
+        """The most lookups a batch can hold: every example at its feature's ``max_length``."""
+        return batch_size * sum(f.config.max_length for f in self.features)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingLayout:
+    """The stacks of a model, by name."""
+
+    stacks: Mapping[str, Stack]
+
+    @staticmethod
+    def build(tables: Iterable[TableConfig], features: Iterable[FeatureConfig]) -> EmbeddingLayout:
+        """Groups tables by (dim, dtype) in their given order and places every feature behind its table.
+
+        Raises:
+          ValueError: on duplicate names, a feature of an unknown table, a table that no feature reads, or a stack of
+            2^31 - 1 rows or more.
+        """
+        tables, features = tuple(tables), tuple(features)
+        for kind, names in (("table", [t.name for t in tables]), ("feature", [f.name for f in features])):
+            if repeated := sorted({n for n in names if names.count(n) > 1}):
+                raise ValueError(f"{kind} names must be unique, but {', '.join(repeated)} occur more than once")
+        readers: dict[str, list[FeatureConfig]] = {t.name: [] for t in tables}
+        for feature in features:
+            if feature.table not in readers:
+                raise ValueError(
+                    f"feature {feature.name!r} reads table {feature.table!r}, but the tables are {', '.join(readers)}"
+                )
+            readers[feature.table].append(feature)
+        if unread := [name for name, who in readers.items() if not who]:
+            raise ValueError(f"no feature reads table(s) {', '.join(unread)}; remove them or add a feature")
+        groups: dict[str, list[TableConfig]] = {}
+        for table in tables:
+            groups.setdefault(f"d{table.dim}_{table.dtype}", []).append(table)
+        return EmbeddingLayout(stacks={name: _stack(name, group, readers) for name, group in groups.items()})
+
+
+def _stack(name: str, tables: list[TableConfig], readers: Mapping[str, list[FeatureConfig]]) -> Stack:
+    bases, features, rows, bag = [], [], 0, 0
+    for table in tables:
+        bases.append(rows)
+        for config in readers[table.name]:
+            features.append(StackedFeature(config=config, base=rows, rows=table.rows, first_bag=bag))
+            bag += config.bags_per_example
+        rows += table.rows
+    if rows >= MAX_ROWS:
+        raise ValueError(
+            f"stack {name} would hold {rows:,} rows, but addresses are int32 and reach {MAX_ROWS - 1:,}; cap the tables"
+            " (for example by hashing) or give some of them another dtype"
+        )
+    return Stack(
+        name=name,
+        dim=tables[0].dim,
+        dtype=tables[0].dtype,
+        rows=rows,
+        tables=tuple(tables),
+        bases=tuple(bases),
+        features=tuple(features),
+    )

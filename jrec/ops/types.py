@@ -1,0 +1,63 @@
+"""Arrays that every embedding op speaks: bags of ids, and the cast that turns them around for the backward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cast:
+    """The lookups of a batch sorted by row (Tensor Casting, Algorithm 2): the backward gather-reduce's indices.
+
+    Segment ``u`` of the cast is table row ``rows[u]``; the gradient of that row is the sum of the bag gradients at
+    ``sources[offsets[u]:offsets[u + 1]]``. The sort is stable, so lookups of one row keep their order in the batch
+    and the float32 sums do not depend on who computed the cast, host or device.
+
+    Attributes:
+      rows: (unique_capacity,) int32, ascending unique rows; padding holds ``num_rows``, one past the table.
+      offsets: (unique_capacity + 1,) int32, segment bounds in ``sources``; padded segments are empty.
+      sources: (capacity,) int32, the bag of each sorted lookup; padding holds ``num_bags``.
+      positions: (capacity,) int32, the flat position of each sorted lookup in the ids (``ARGSORT`` of the paper).
+        Padding lookups come last, in ascending order.
+      num_unique: () int32, how many entries of ``rows`` are real.
+    """
+
+    rows: jax.Array
+    offsets: jax.Array
+    sources: jax.Array
+    positions: jax.Array
+    num_unique: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bags:
+    """Ids grouped in bags, in one of two static shapes.
+
+    *Padded*: ``ids`` is (num_bags, length) and ``offsets`` is None; negative ids are padding. *Ragged* (CSR): ``ids``
+    is (capacity,), bag ``b`` owns ``ids[offsets[b]:offsets[b + 1]]``, and what lies past ``offsets[-1]`` is padding.
+
+    Attributes:
+      ids: int32 row numbers, (num_bags, length) or (capacity,).
+      offsets: (num_bags + 1,) int32, ascending from 0, or None for padded bags.
+      weights: float32 of the shape of ``ids``, or None for weights of one.
+      cast: the cast of these ids where the loader computed it ahead of time, else None.
+    """
+
+    ids: jax.Array
+    offsets: jax.Array | None = None
+    weights: jax.Array | None = None
+    cast: Cast | None = None
+
+    @property
+    def num_bags(self) -> int:
+        """How many bags there are."""
+        return self.ids.shape[0] if self.offsets is None else self.offsets.shape[0] - 1
+
+    @property
+    def capacity(self) -> int:
+        """How many lookups fit, padding included."""
+        return self.ids.size

@@ -1,0 +1,26 @@
+"""Strictness for every test: 4 CPU devices, no silent dtype or rank promotion, real data where it is present."""
+
+import os
+import pathlib
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+
+import hypothesis
+import jax
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+hypothesis.settings.register_profile("jrec", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("jrec")
+
+SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> pathlib.Path:
+    """The folder of real click-log samples that lies beside the checkout on development machines and in CI."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("the real click-log samples (a shared/data folder beside the checkout) are absent on this machine")
+    return SHARED_DATA
