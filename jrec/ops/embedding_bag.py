@@ -1,0 +1,156 @@
+"""A differentiable embedding bag with an ordinary (dense) table gradient: a drop-in for ``jnp.take``-style code."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jrec.ops.dispatch import Implementation
+from jrec.ops.gather_reduce import check_segments, gather_reduce, segment_of_entries, take_rows
+from jrec.ops.row_update import casted_gather_reduce
+from jrec.ops.tensor_cast import tensor_cast
+
+Combiner = Literal["sum", "mean", "sqrtn", "max"]
+
+
+def embedding_bag(
+    table: jax.Array,
+    ids: jax.Array,
+    offsets: jax.Array | None = None,
+    *,
+    weights: jax.Array | None = None,
+    combiner: Combiner = "sum",
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Pools table rows into bags, differentiable in ``table`` and ``weights``.
+
+    ``sum`` adds ``weights * row``; ``mean`` divides that by the number of ids in the bag, ``sqrtn`` by its square root;
+    ``max`` takes the elementwise maximum of ``weights * row``. Empty bags are zero.
+
+    The table's gradient is an array of the table's size, as ``jax.grad`` promises, made by a casted gather-reduce.
+    For big tables use ``lookup`` and ``apply_gradients``, which never make one.
+
+    Args:
+      table: (rows, dim), float32, bfloat16 or float16.
+      ids: int32, (num_bags, length) with negative ids as padding, or (capacity,) with ``offsets``.
+      offsets: (num_bags + 1,) int32 ascending from 0, or None.
+      weights: float32 of the shape of ``ids``, or None.
+      combiner: "sum", "mean", "sqrtn" or "max".
+      implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
+
+    Returns:
+      (num_bags, dim) float32. A bag with an id past the table is NaN; outside jit such an id raises.
+
+    Raises:
+      ValueError: on shapes or dtypes that do not fit, an unknown combiner, or, outside jit, an id past the table.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> table = jnp.arange(6, dtype=jnp.float32).reshape(3, 2)
+      >>> ids = jnp.array([[0, 2], [1, -1]], jnp.int32)
+      >>> embedding_bag(table, ids).tolist()
+      [[4.0, 6.0], [2.0, 3.0]]
+    """
+    check_segments(ids, offsets, weights)
+    if combiner not in ("sum", "mean", "sqrtn", "max"):
+        raise ValueError(f"combiner {combiner!r} is unknown; choose sum, mean, sqrtn or max")
+    _check_concrete_ids(ids, offsets, table.shape[0])
+    if combiner == "max":
+        return _bag_max(table, ids, offsets, weights)
+    if combiner != "sum":
+        weights = _normalized(ids, offsets, weights, combiner)
+    return _bag_sum(implementation, table, ids, offsets, weights)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _bag_sum(
+    implementation: Implementation | None,
+    table: jax.Array,
+    ids: jax.Array,
+    offsets: jax.Array | None,
+    weights: jax.Array | None,
+) -> jax.Array:
+    return gather_reduce(table, ids, offsets, weights=weights, implementation=implementation)
+
+
+def _bag_sum_forward(implementation, table, ids, offsets, weights):
+    return _bag_sum(implementation, table, ids, offsets, weights), (table, ids, offsets, weights)
+
+
+def _bag_sum_backward(implementation, residuals, gradient):
+    table, ids, offsets, weights = residuals
+    num_rows = table.shape[0]
+    cast = tensor_cast(
+        ids, offsets, num_rows=num_rows, implementation=None if implementation == "pallas" else implementation
+    )
+    row_gradients = casted_gather_reduce(cast, gradient, weights, implementation=implementation)
+    rows = jnp.where(cast.rows < num_rows, cast.rows, num_rows + jnp.arange(cast.rows.shape[0], dtype=jnp.int32))
+    table_gradient = (
+        jnp.zeros(table.shape, jnp.float32)
+        .at[rows]
+        .set(row_gradients, mode="drop", unique_indices=True, indices_are_sorted=True)
+        .astype(table.dtype)
+    )
+    weight_gradient = None
+    if weights is not None:
+        if offsets is None:
+            weight_gradient = jnp.sum(take_rows(table, ids, None) * gradient[:, None, :], axis=-1)
+        else:
+            segments = segment_of_entries(offsets, ids.shape[0])
+            of_entry = gradient.at[segments].get(mode="fill", fill_value=0)
+            products = jnp.sum(take_rows(table, ids, None) * of_entry, axis=-1)
+            weight_gradient = jnp.where(segments < offsets.shape[0] - 1, products, jnp.float32(0))
+    return table_gradient, None, None, weight_gradient
+
+
+_bag_sum.defvjp(_bag_sum_forward, _bag_sum_backward)
+
+
+def _normalized(ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None, combiner: str) -> jax.Array:
+    """Weights divided by the bag's number of ids, or the root of it."""
+    real = ids >= 0
+    if offsets is None:
+        count = jnp.sum(real, axis=1, keepdims=True, dtype=jnp.float32)
+        count = jnp.broadcast_to(count, ids.shape)
+    else:
+        num_bags = offsets.shape[0] - 1
+        segments = segment_of_entries(offsets, ids.shape[0])
+        count = jax.ops.segment_sum(real.astype(jnp.float32), segments, num_bags, indices_are_sorted=True, mode="drop")[
+            jnp.minimum(segments, max(0, num_bags - 1))
+        ]
+    norm = jnp.maximum(count, jnp.float32(1))
+    if combiner == "sqrtn":
+        norm = jnp.sqrt(norm)
+    return 1 / norm if weights is None else weights / norm
+
+
+def _bag_max(table: jax.Array, ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
+    """Elementwise maximum; its gradient goes to the row that won, shared between equals as ``jnp.max`` does."""
+    rows = _bag_sum(None, table, ids.reshape(-1, 1), None, None if weights is None else weights.reshape(-1, 1)).reshape(
+        *ids.shape, table.shape[1]
+    )
+    lowest = jnp.float32(-jnp.inf)
+    rows = jnp.where((ids >= 0)[..., None], rows, lowest)
+    if offsets is None:
+        highest = jnp.max(rows, axis=1, initial=lowest)
+    else:
+        segments = segment_of_entries(offsets, ids.shape[0])
+        rows = jnp.where((segments < offsets.shape[0] - 1)[:, None], rows, lowest)
+        highest = jax.ops.segment_max(rows, segments, offsets.shape[0] - 1, indices_are_sorted=True, mode="drop")
+    return jnp.where(highest == lowest, jnp.float32(0), highest)
+
+
+def _check_concrete_ids(ids: jax.Array, offsets: jax.Array | None, num_rows: int) -> None:
+    """Raises on an id past the table where the ids are at hand, that is outside jit."""
+    if isinstance(ids, jax.core.Tracer) or isinstance(offsets, jax.core.Tracer) or ids.size == 0:
+        return
+    flat = ids if offsets is None else ids[: int(offsets[-1])]
+    if flat.size and (largest := int(flat.max())) >= num_rows:
+        place = tuple(int(i) for i in jnp.unravel_index(flat.argmax(), flat.shape))
+        raise ValueError(
+            f"ids{list(place)} is {largest}, but the table has {num_rows} rows;"
+            " hash or clip the ids, or enlarge the table"
+        )

@@ -1,0 +1,97 @@
+"""The primitive of embedding training: rows of a source, summed per segment (Tensor Casting, Figures 2 and 7).
+
+Forward it sums table rows into bags; backward, with a cast's arguments, bag gradients into unique rows.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrec.ops.dispatch import Implementation, dispatch
+
+
+def gather_reduce(
+    source: jax.Array,
+    indices: jax.Array,
+    offsets: jax.Array | None = None,
+    *,
+    weights: jax.Array | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Sums (weighted) rows of ``source`` per segment: ``out[s] = sum_j weights[j] * source[indices[j]]``.
+
+    Args:
+      source: (rows, dim), float32, bfloat16 or float16.
+      indices: int32, (num_segments, length) or, with ``offsets``, (capacity,). Negative entries are skipped; an entry
+        past the source makes its segment NaN, never another row's sum. Entries past ``offsets[-1]`` are not read.
+      offsets: (num_segments + 1,) int32, ascending from 0 and at most ``capacity``; None for the padded form.
+      weights: float32 of the shape of ``indices``, or None for ones.
+      implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
+
+    Returns:
+      (num_segments, dim) float32, accumulated in float32; empty segments are zero.
+
+    Raises:
+      ValueError: on shapes or dtypes that do not fit together.
+    """
+    check_segments(indices, offsets, weights, name="indices")
+    if source.ndim != 2 or not jnp.issubdtype(source.dtype, jnp.floating):
+        raise ValueError(f"source must be a (rows, dim) float array, but is {source.dtype}{list(source.shape)}")
+    return dispatch("gather_reduce", implementation, (source, indices, offsets, weights), xla=_xla, native=_native)
+
+
+def check_segments(
+    indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None, *, name: str = "ids"
+) -> None:
+    """Raises ValueError where indices, offsets and weights are not the padded or the ragged form of segments."""
+    form = "(num_bags, length)" if offsets is None else "(capacity,) beside offsets"
+    if indices.ndim != (2 if offsets is None else 1):
+        raise ValueError(f"{name} must have shape {form}, but have shape {indices.shape}")
+    if indices.dtype != jnp.int32:
+        raise ValueError(f"{name} must be int32, but are {indices.dtype}; cast them after checking their range")
+    if offsets is not None and (offsets.ndim != 1 or offsets.shape[0] < 1 or offsets.dtype != jnp.int32):
+        raise ValueError(f"offsets must be (num_bags + 1,) int32, but are {offsets.dtype}{list(offsets.shape)}")
+    if weights is not None and (weights.shape != indices.shape or weights.dtype != jnp.float32):
+        raise ValueError(
+            f"weights must be float32 of the {name}' shape {indices.shape},"
+            f" but are {weights.dtype}{list(weights.shape)}"
+        )
+
+
+def segment_of_entries(offsets: jax.Array, capacity: int) -> jax.Array:
+    """The segment of each of ``capacity`` entries, (capacity,) int32; entries past the last offset get num_segments."""
+    starts = jnp.zeros(capacity + 1, jnp.int32).at[offsets[1:]].add(1, indices_are_sorted=True, mode="drop")
+    return jnp.cumsum(starts[:capacity], dtype=jnp.int32)
+
+
+def take_rows(source: jax.Array, indices: jax.Array, weights: jax.Array | None) -> jax.Array:
+    """Weighted float32 rows, (..., dim): zero for negative indices, NaN past the source."""
+    rows = source.at[indices].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False).astype(jnp.float32)
+    if weights is not None:
+        rows = rows * weights[..., None]
+    return jnp.where((indices >= 0)[..., None], rows, jnp.float32(0))
+
+
+def _xla(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
+    if offsets is not None:
+        segments = segment_of_entries(offsets, indices.shape[0])
+        rows = take_rows(source, indices, weights)
+        return jax.ops.segment_sum(rows, segments, offsets.shape[0] - 1, indices_are_sorted=True, mode="drop")
+    num_segments, length = indices.shape
+    if length == 1:
+        return take_rows(source, indices[:, 0], None if weights is None else weights[:, 0])
+
+    # A loop over the bag's positions never holds the (num_segments, length, dim) gather: eight times faster on CPU.
+    def add_position(position: jax.Array, total: jax.Array) -> jax.Array:
+        index = jax.lax.dynamic_index_in_dim(indices, position, axis=1, keepdims=False)
+        weight = None if weights is None else jax.lax.dynamic_index_in_dim(weights, position, axis=1, keepdims=False)
+        return total + take_rows(source, index, weight)
+
+    return jax.lax.fori_loop(0, length, add_position, jnp.zeros((num_segments, source.shape[1]), jnp.float32))
+
+
+def _native(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
+    from jrec.native import xla as native
+
+    return native.gather_reduce(source, indices, offsets, weights)

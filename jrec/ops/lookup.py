@@ -1,0 +1,128 @@
+"""The two phases of sparse training: look rows up, then apply the gradients of what was looked up.
+
+    activations, residuals = lookup(tables, bags)
+    loss, activation_gradients = jax.value_and_grad(dense_model)(activations)
+    tables, slots = apply_gradients(optimizer, tables, slots, residuals, activation_gradients, step=step)
+
+Tables are plain arrays by name. Nothing here makes a gradient the size of a table, and everything works under jit,
+shard_map and donation. Where gradients of the tables themselves are wanted, use ``embedding_bag``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+
+from jrec.ops.dispatch import Implementation
+from jrec.ops.gather_reduce import gather_reduce
+from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.row_update import casted_update
+from jrec.ops.tensor_cast import tensor_cast
+from jrec.ops.types import Bags, Cast
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Residuals:
+    """What a lookup leaves for its backward pass: the cast of the ids, and their weights."""
+
+    cast: Cast
+    weights: jax.Array | None = None
+
+
+def lookup(
+    tables: Mapping[str, jax.Array],
+    bags: Mapping[str, Bags],
+    *,
+    implementation: Implementation | None = None,
+) -> tuple[dict[str, jax.Array], dict[str, Residuals]]:
+    """Pools the rows of every bag, and casts the ids for the backward pass where the loader did not.
+
+    Args:
+      tables: (rows, dim) each, by name.
+      bags: what to look up in each table; a table without bags is an error, as are bags without a table.
+      implementation: see ``gather_reduce``.
+
+    Returns:
+      ``activations``, (num_bags, dim) float32 by table, and ``residuals`` for ``apply_gradients``.
+
+    Raises:
+      ValueError: if tables and bags have different names, or shapes do not fit.
+    """
+    _same_names("bags", bags, tables)
+    activations, residuals = {}, {}
+    for name, table in tables.items():
+        bag = bags[name]
+        activations[name] = gather_reduce(
+            table, bag.ids, bag.offsets, weights=bag.weights, implementation=implementation
+        )
+        cast = bag.cast
+        if cast is None:
+            cast = tensor_cast(
+                bag.ids, bag.offsets, num_rows=table.shape[0], implementation=_cast_implementation(implementation)
+            )
+        residuals[name] = Residuals(cast=cast, weights=bag.weights)
+    return activations, residuals
+
+
+def apply_gradients(
+    optimizer: RowOptimizer,
+    tables: Mapping[str, jax.Array],
+    slots: Mapping[str, Slots],
+    residuals: Mapping[str, Residuals],
+    gradients: Mapping[str, jax.Array],
+    *,
+    step: jax.Array | int = 0,
+    gradient_scale: jax.Array | float = 1.0,
+    implementation: Implementation | None = None,
+) -> tuple[dict[str, jax.Array], dict[str, Slots]]:
+    """Updates the rows that were looked up; see ``casted_update``.
+
+    Args:
+      optimizer: of the tables.
+      tables: as given to ``lookup``.
+      slots: by table, as ``init_slots`` makes them.
+      residuals: from ``lookup``.
+      gradients: (num_bags, dim) float32 by table: the loss's gradient of the activations.
+      step: () int32, how many steps were taken before.
+      gradient_scale: multiplies the gradients: one over the loss scale.
+      implementation: see ``casted_update``.
+
+    Returns:
+      The new tables and slots.
+
+    Raises:
+      ValueError: if names, shapes or slots do not fit.
+    """
+    for what, named in (("slots", slots), ("residuals", residuals), ("gradients", gradients)):
+        _same_names(what, named, tables)
+    new_tables, new_slots = {}, {}
+    for name, table in tables.items():
+        new_tables[name], new_slots[name] = casted_update(
+            optimizer,
+            table,
+            slots[name],
+            residuals[name].cast,
+            gradients[name],
+            weights=residuals[name].weights,
+            step=step,
+            gradient_scale=gradient_scale,
+            implementation=implementation,
+        )
+    return new_tables, new_slots
+
+
+def init_slots(optimizer: RowOptimizer, tables: Mapping[str, jax.Array]) -> dict[str, Slots]:
+    """Fresh optimizer slots for every table."""
+    return {name: optimizer.init(table) for name, table in tables.items()}
+
+
+def _cast_implementation(implementation: Implementation | None) -> Implementation | None:
+    return None if implementation == "pallas" else implementation  # XLA's sort is the GPU's cast
+
+
+def _same_names(what: str, named: Mapping[str, object], tables: Mapping[str, jax.Array]) -> None:
+    if named.keys() != tables.keys():
+        raise ValueError(f"{what} are named {sorted(named)}, but the tables are {sorted(tables)}; the names must agree")

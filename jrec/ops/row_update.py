@@ -1,0 +1,172 @@
+"""Optimizer steps on the unique rows of a cast, in place under donation; no gradient of a table's size anywhere."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jrec.ops.dispatch import Implementation, dispatch
+from jrec.ops.gather_reduce import gather_reduce
+from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.types import Cast
+
+
+def row_update(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    rows: jax.Array,
+    gradients: jax.Array,
+    *,
+    step: jax.Array | int = 0,
+    gradient_scale: jax.Array | float = 1.0,
+    implementation: Implementation | None = None,
+) -> tuple[jax.Array, Slots]:
+    """One optimizer step on ``table[rows]``; all other rows and slots keep their bits.
+
+    Args:
+      optimizer: whose step.
+      table: (num_rows, dim), float32, bfloat16 or float16; the arithmetic is float32.
+      slots: as ``optimizer.init(table)`` makes them.
+      rows: (n,) int32, ascending and unique, as ``Cast.rows``; entries of ``num_rows`` and more are padding.
+      gradients: (n, dim) float32, one row each.
+      step: () int32, how many steps were taken before; feeds schedules and Adam's bias correction.
+      gradient_scale: multiplies the gradients: one over the loss scale.
+      implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
+
+    Returns:
+      The new table and slots. Donate the old ones to ``jax.jit`` to update in place.
+
+    Raises:
+      ValueError: if shapes, dtypes or slots do not fit the table and optimizer.
+    """
+    _check(optimizer, table, slots, rows, gradients.shape[-1])
+    if gradients.shape != (rows.shape[0], table.shape[1]) or gradients.dtype != jnp.float32:
+        raise ValueError(
+            f"gradients must be float32 of shape {(rows.shape[0], table.shape[1])}, but are"
+            f" {gradients.dtype}{list(gradients.shape)}"
+        )
+    step, scale = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32)
+
+    def xla(*args: jax.Array) -> tuple[jax.Array, Slots]:
+        return _xla(optimizer, *args)
+
+    def native(table, slots, rows, gradients, step, scale):
+        from jrec.native import xla as kernels
+
+        return kernels.row_update(optimizer, table, slots, rows, gradients, step, scale)
+
+    return dispatch("row_update", implementation, (table, slots, rows, gradients, step, scale), xla=xla, native=native)
+
+
+def casted_update(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    cast: Cast,
+    bag_gradients: jax.Array,
+    *,
+    weights: jax.Array | None = None,
+    step: jax.Array | int = 0,
+    gradient_scale: jax.Array | float = 1.0,
+    implementation: Implementation | None = None,
+) -> tuple[jax.Array, Slots]:
+    """The whole backward pass of a lookup: casted gather-reduce of the bag gradients, then the optimizer's step.
+
+    Kernels fuse the two, so that the coalesced gradient never reaches memory; XLA holds (unique_capacity, dim) of it.
+
+    Args:
+      optimizer: whose step.
+      table: (num_rows, dim).
+      slots: as ``optimizer.init(table)`` makes them.
+      cast: of the lookup's ids.
+      bag_gradients: (num_bags, dim) float32, the gradient of the lookup's output.
+      weights: float32, the lookup's weights in the order and shape of its ids, or None.
+      step: () int32, how many steps were taken before.
+      gradient_scale: multiplies the gradients: one over the loss scale.
+      implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
+
+    Returns:
+      The new table and slots.
+
+    Raises:
+      ValueError: if shapes, dtypes or slots do not fit the table and optimizer.
+    """
+    _check(optimizer, table, slots, cast.rows, bag_gradients.shape[-1])
+    if weights is not None and weights.size != cast.positions.shape[0]:
+        raise ValueError(f"weights of shape {weights.shape} do not fit a cast of {cast.positions.shape[0]} lookups")
+    step, scale = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32)
+
+    def xla(table, slots, cast, bag_gradients, weights, step, scale):
+        gradients = casted_gather_reduce(cast, bag_gradients, weights, implementation="xla")
+        return _xla(optimizer, table, slots, cast.rows, gradients, step, scale)
+
+    def native(table, slots, cast, bag_gradients, weights, step, scale):
+        from jrec.native import xla as kernels
+
+        return kernels.casted_update(optimizer, table, slots, cast, bag_gradients, weights, step, scale)
+
+    args = (table, slots, cast, bag_gradients, weights, step, scale)
+    return dispatch("casted_update", implementation, args, xla=xla, native=native)
+
+
+def casted_gather_reduce(
+    cast: Cast,
+    bag_gradients: jax.Array,
+    weights: jax.Array | None = None,
+    *,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Gradients of the unique rows, (unique_capacity, dim) float32, from those of the bags (Algorithm 3).
+
+    ``weights`` come in the order of the lookup's ids, as in the forward pass.
+    """
+    if weights is not None:
+        weights = weights.reshape(-1)[cast.positions]
+    return gather_reduce(bag_gradients, cast.sources, cast.offsets, weights=weights, implementation=implementation)
+
+
+def _xla(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    rows: jax.Array,
+    gradients: jax.Array,
+    step: jax.Array,
+    gradient_scale: jax.Array,
+) -> tuple[jax.Array, Slots]:
+    num_rows = table.shape[0]
+    # Padding becomes distinct rows past the end, which are dropped: so the promise of unique rows holds for all.
+    rows = jnp.where(rows < num_rows, rows, num_rows + jnp.arange(rows.shape[0], dtype=jnp.int32))
+
+    def take(array: jax.Array) -> jax.Array:
+        return array.at[rows].get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
+
+    def put(array: jax.Array, values: jax.Array) -> jax.Array:
+        values = values.astype(array.dtype)
+        return array.at[rows].set(values, mode="drop", unique_indices=True, indices_are_sorted=True)
+
+    old = take(table).astype(jnp.float32)
+    gradients = optimizer.prepare(old, gradients, gradient_scale)
+    old_slots = {name: take(slot) for name, slot in slots.items()}
+    new, new_slots = optimizer.step_rows(old, gradients, old_slots, optimizer.learning_rate_at(step), step)
+    return put(table, new), {name: put(slot, new_slots[name]) for name, slot in slots.items()}
+
+
+def _check(optimizer: RowOptimizer, table: jax.Array, slots: Slots, rows: jax.Array, dim: int) -> None:
+    if table.ndim != 2 or table.shape[1] != dim:
+        raise ValueError(f"table must be (rows, {dim}) for gradients of dim {dim}, but has shape {table.shape}")
+    if rows.ndim != 1 or rows.dtype != jnp.int32:
+        raise ValueError(f"rows must be (n,) int32, but are {rows.dtype}{list(rows.shape)}")
+    if slots.keys() != optimizer.slots.keys():
+        raise ValueError(
+            f"{type(optimizer).__name__} keeps slots {sorted(optimizer.slots)}, but was given {sorted(slots)};"
+            " make them with optimizer.init(table)"
+        )
+    for name, shape in optimizer.slots.items():
+        expected = table.shape if shape == "element" else table.shape[:1]
+        if slots[name].shape != expected or slots[name].dtype != jnp.float32:
+            raise ValueError(
+                f"slot {name!r} must be float32 of shape {expected},"
+                f" but is {slots[name].dtype}{list(slots[name].shape)}"
+            )
