@@ -1,0 +1,283 @@
+"""What every benchmark shares: alternating runs, medians of ratios, JSON lines on stdout, a table on stderr.
+
+    arguments = harness.parser(__doc__).parse_args()
+    with harness.Report(arguments, "embedding") as report, client.start_or_skip("fbgemm_tbe") as peer:
+        ours = harness.timed(lambda: step(...))
+        theirs = (lambda: peer.run("forward")) if peer else None
+        report.compare("cpu", "forward", ours, peer="FBGEMM", theirs=theirs, peer_versions=peer and peer.versions)
+
+A run is a callable without arguments that returns the seconds one call took. Ours and the peer's alternate, so that
+a machine that slows down slows both; the ratio is the median over pairs of the peer's time by jrec's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Self, TextIO
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAUSE = 0.01  # lets thread pools of the side that just ran stop spinning before the other side is timed
+QUICK_SECONDS = 2.0
+FULL_SECONDS = 10.0
+
+Run = Callable[[], float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Seconds of alternating runs of jrec and, where there is one, its peer: pair ``i`` ran back to back."""
+
+    ours: tuple[float, ...]
+    theirs: tuple[float, ...] = ()
+
+    @property
+    def median(self) -> float:
+        """Median of jrec's seconds."""
+        return statistics.median(self.ours)
+
+    @property
+    def fastest(self) -> float:
+        """Least seconds of jrec."""
+        return min(self.ours)
+
+    @property
+    def ratio(self) -> float | None:
+        """Median over pairs of the peer's seconds by jrec's: above 1, jrec is faster."""
+        if not self.theirs:
+            return None
+        return statistics.median(peer / own for own, peer in zip(self.ours, self.theirs, strict=True))
+
+    @property
+    def ratio_of_fastest(self) -> float | None:
+        """The peer's least seconds by jrec's."""
+        return min(self.theirs) / min(self.ours) if self.theirs else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """One JSON line. ``ratio`` is the peer's time by jrec's (above 1: jrec is faster), None without a peer."""
+
+    case: str
+    metric: str
+    value: float
+    unit: str
+    peer: str | None
+    ratio: float | None
+    device: str
+    versions: Mapping[str, str]
+    commit: str
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the flags of every benchmark: ``--quick`` and ``--out``."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help="a run under 30 seconds: fewer cases, shorter measurements")
+    made.add_argument("--out", type=pathlib.Path, metavar="FILE", help="also write the JSON lines to FILE")
+    return made
+
+
+def timed(function: Callable[[], Any], *, calls: int = 1) -> Run:
+    """A run that calls ``function``, waits for the JAX arrays it returns, and gives the seconds per call."""
+    import jax
+
+    def run() -> float:
+        start = time.perf_counter()
+        result = None
+        for _ in range(calls):
+            result = function()
+        jax.block_until_ready(result)
+        return (time.perf_counter() - start) / calls
+
+    return run
+
+
+def alternate(
+    ours: Run, theirs: Run | None = None, *, seconds: float, warmup: int = 2, min_pairs: int = 5, max_pairs: int = 200
+) -> Measurement:
+    """Runs both sides in turn, each pair in the other order than the one before, until ``seconds`` have passed.
+
+    Args:
+      ours, theirs: runs; each returns its own seconds.
+      seconds: how long to go on for, warm-up aside.
+      warmup: untimed runs of each side beforehand.
+      min_pairs, max_pairs: bounds on the number of pairs, whatever the time.
+    """
+    sides = (ours,) if theirs is None else (ours, theirs)
+    for _ in range(warmup):
+        for run in sides:
+            run()
+    samples: tuple[list[float], ...] = tuple([] for _ in sides)
+    deadline = time.perf_counter() + seconds
+    pairs = 0
+    while pairs < min_pairs or (time.perf_counter() < deadline and pairs < max_pairs):
+        order = range(len(sides)) if pairs % 2 == 0 else reversed(range(len(sides)))
+        for side in order:
+            time.sleep(PAUSE)
+            samples[side].append(sides[side]())
+        pairs += 1
+    return Measurement(ours=tuple(samples[0]), theirs=tuple(samples[1]) if theirs else ())
+
+
+class Report:
+    """Collects results: prints each as a JSON line at once, and all of them as a table at the end.
+
+    A context manager. With ``--out FILE`` the lines also go to a file that appears whole, when the benchmark has ended.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, name: str, *, stdout: TextIO | None = None) -> None:
+        self.name = name
+        self.quick: bool = arguments.quick
+        self.seconds = QUICK_SECONDS if arguments.quick else FULL_SECONDS
+        self.results: list[Result] = []
+        self._out: pathlib.Path | None = arguments.out
+        self._stdout = stdout if stdout is not None else sys.stdout
+        self._device = describe_device()
+        self._versions = versions()
+        self._commit = commit()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._table()
+        if kind is None and self._out is not None:
+            partial = self._out.with_name(self._out.name + ".partial")
+            partial.write_text("".join(f"{_line(result)}\n" for result in self.results), encoding="utf-8")
+            partial.replace(self._out)
+
+    def note(self, text: str) -> None:
+        """A line for the reader on stderr, such as why a peer is skipped."""
+        print(f"{self.name}: {text}", file=sys.stderr, flush=True)
+
+    def add(
+        self,
+        case: str,
+        metric: str,
+        value: float,
+        unit: str,
+        *,
+        peer: str | None = None,
+        ratio: float | None = None,
+        peer_versions: Mapping[str, str] | None = None,
+    ) -> None:
+        """Records one figure and prints its line."""
+        result = Result(
+            case=case,
+            metric=metric,
+            value=float(value),
+            unit=unit,
+            peer=peer,
+            ratio=None if ratio is None else float(ratio),
+            device=self._device,
+            versions={**self._versions, **(peer_versions or {})},
+            commit=self._commit,
+        )
+        self.results.append(result)
+        print(_line(result), file=self._stdout, flush=True)
+
+    def compare(
+        self,
+        case: str,
+        metric: str,
+        ours: Run,
+        *,
+        peer: str | None = None,
+        theirs: Run | None = None,
+        peer_versions: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+        warmup: int = 2,
+    ) -> Measurement:
+        """Measures jrec, alternating with the peer where there is one, and records median and fastest milliseconds.
+
+        The peer's own milliseconds follow as lines of their own, whose metric ends in the peer's name and whose ratio
+        is None.
+        """
+        measured = alternate(ours, theirs, seconds=self.seconds if seconds is None else seconds, warmup=warmup)
+        for statistic, value, ratio in (
+            ("median", measured.median, measured.ratio),
+            ("fastest", measured.fastest, measured.ratio_of_fastest),
+        ):
+            self.add(
+                case, f"{metric}, {statistic}", 1e3 * value, "ms", peer=peer, ratio=ratio, peer_versions=peer_versions
+            )
+        if peer is not None and measured.theirs:
+            for statistic, value in (("median", statistics.median(measured.theirs)), ("fastest", min(measured.theirs))):
+                self.add(case, f"{metric}, {statistic}, {peer}", 1e3 * value, "ms", peer_versions=peer_versions)
+        return measured
+
+    def _table(self) -> None:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title=f"{self.name} · {self._device} · {self._commit}", title_justify="left")
+        for column in ("case", "metric", "value", "unit", "peer", "ratio"):
+            table.add_column(column, justify="right" if column in ("value", "ratio") else "left")
+        for r in self.results:
+            ratio = "" if r.ratio is None else f"{r.ratio:.2f}x"
+            table.add_row(r.case, r.metric, f"{r.value:,.4g}", r.unit, r.peer or "", ratio)
+        width = None if sys.stderr.isatty() else 160
+        Console(stderr=True, width=width).print(table)
+
+
+def _line(result: Result) -> str:
+    return json.dumps(dataclasses.asdict(result), allow_nan=False)
+
+
+def cores() -> int:
+    """Cores this process may run on; peers get as many threads."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe_device() -> str:
+    """JAX's first device, the CPU's model and how many cores may be used."""
+    import jax
+
+    device = jax.devices()[0]
+    accelerator = "" if device.platform == "cpu" else f"{device.device_kind}; "
+    return f"{accelerator}{_cpu_model()}, {cores()} cores"
+
+
+def _cpu_model() -> str:
+    info = pathlib.Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, jrec and what it computes with."""
+    found = {"python": platform.python_version()}
+    for name in ("jrec", "jax", "jaxlib", "numpy", "numba"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The commit of the checkout, with "-dirty" where tracked files differ from it; "unknown" outside of git."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()

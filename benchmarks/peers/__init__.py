@@ -1,0 +1,1 @@
+"""Peers that benchmarks compare jrec with, each in a process of an environment of its own."""
