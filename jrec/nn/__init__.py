@@ -1,0 +1,12 @@
+"""Flax NNX modules of recommendation models: embedding tables, feature interaction, DLRM, and their two-phase step."""
+
+from jrec.nn.dlrm import DLRM as DLRM
+from jrec.nn.dlrm import DLRMConfig as DLRMConfig
+from jrec.nn.embeddings import EmbeddingCollection as EmbeddingCollection
+from jrec.nn.embeddings import Table as Table
+from jrec.nn.interaction import concat_interaction as concat_interaction
+from jrec.nn.interaction import dot_interaction as dot_interaction
+from jrec.nn.mlp import MLP as MLP
+from jrec.nn.optimizer import SparseOptimizer as SparseOptimizer
+from jrec.nn.optimizer import binary_cross_entropy as binary_cross_entropy
+from jrec.nn.optimizer import train_step as train_step

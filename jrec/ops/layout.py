@@ -9,6 +9,8 @@ the cast of a stack is the concatenation of its tables' casts.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
@@ -118,9 +120,14 @@ class Stack:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingLayout:
-    """The stacks of a model, by name."""
+    """The stacks of a model. Hashable, so that modules and jitted functions can hold it as static data."""
 
-    stacks: Mapping[str, Stack]
+    members: tuple[Stack, ...]
+
+    @functools.cached_property
+    def stacks(self) -> Mapping[str, Stack]:
+        """The stacks by name."""
+        return types.MappingProxyType({stack.name: stack for stack in self.members})
 
     @staticmethod
     def build(tables: Iterable[TableConfig], features: Iterable[FeatureConfig]) -> EmbeddingLayout:
@@ -146,7 +153,7 @@ class EmbeddingLayout:
         groups: dict[str, list[TableConfig]] = {}
         for table in tables:
             groups.setdefault(f"d{table.dim}_{table.dtype}", []).append(table)
-        return EmbeddingLayout(stacks={name: _stack(name, group, readers) for name, group in groups.items()})
+        return EmbeddingLayout(members=tuple(_stack(name, group, readers) for name, group in groups.items()))
 
 
 def _stack(name: str, tables: list[TableConfig], readers: Mapping[str, list[FeatureConfig]]) -> Stack:

@@ -1,0 +1,117 @@
+"""DLRM (Naumov et al. 2019): bottom MLP, embedding tables, feature interaction, top MLP."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jrec.batch import Batch
+from jrec.nn.embeddings import EmbeddingCollection
+from jrec.nn.interaction import concat_interaction, dot_interaction
+from jrec.nn.mlp import MLP
+from jrec.ops.dispatch import Implementation
+from jrec.ops.layout import EmbeddingLayout
+from jrec.ops.types import Bags
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DLRMConfig:
+    """The dense part of a DLRM.
+
+    Attributes:
+      num_dense: dense features an example has; 0 leaves the bottom MLP out.
+      bottom_mlp: layer sizes after the dense features; the last must be the embedding dim for "dot".
+      top_mlp: layer sizes after the interaction; the last must be 1, the logit.
+      interaction: "dot" (pairwise dot products beside the bottom MLP's output) or "concat".
+      compute_dtype: of the MLPs and the interaction; parameters stay float32.
+    """
+
+    num_dense: int
+    bottom_mlp: tuple[int, ...]
+    top_mlp: tuple[int, ...]
+    interaction: Literal["dot", "concat"] = "dot"
+    compute_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not self.top_mlp or self.top_mlp[-1] != 1:
+            raise ValueError(f"top_mlp {list(self.top_mlp)} must end in 1, the logit")
+        if self.num_dense and not self.bottom_mlp:
+            raise ValueError(f"bottom_mlp is empty, but there are {self.num_dense} dense features")
+        if self.interaction not in ("dot", "concat"):
+            raise ValueError(f"interaction {self.interaction!r} is unknown; choose dot or concat")
+
+
+class DLRM(nnx.Module):
+    """Deep learning recommendation model: ``model(batch)`` gives a click logit an example.
+
+    Args:
+      config: of the dense part.
+      layout: of the embedding tables (``EmbeddingLayout.build``).
+      implementation: of the embedding ops; None for the platform's fastest.
+      rngs: whose ``params`` stream initializes everything.
+
+    Raises:
+      ValueError: if the interaction cannot join the features' dims.
+    """
+
+    def __init__(
+        self,
+        config: DLRMConfig,
+        layout: EmbeddingLayout,
+        *,
+        implementation: Implementation | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.config = config
+        self.embeddings = EmbeddingCollection(layout, implementation=implementation, rngs=rngs)
+        dtype = jnp.dtype(config.compute_dtype)
+        bottom_sizes = (config.num_dense, *config.bottom_mlp)
+        self.bottom = MLP(bottom_sizes, activate_last=True, dtype=dtype, rngs=rngs) if config.num_dense else None
+        width = interaction_width(config, layout)
+        self.top = MLP((width, *config.top_mlp), activate_last=False, dtype=dtype, rngs=rngs)
+
+    def __call__(self, batch: Batch) -> jax.Array:
+        """Logits, (batch,) float32."""
+        activations, _ = self.embeddings.lookup(batch.bags)
+        return self.logits(batch.dense, activations, batch.bags)
+
+    def logits(self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> jax.Array:
+        """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32."""
+        dtype = jnp.dtype(self.config.compute_dtype)
+        groups = [g.astype(dtype) for g in self.embeddings.pooled(activations, bags)]
+        bottom = None if self.bottom is None else self.bottom(dense.astype(dtype))
+        if self.config.interaction == "dot":
+            vectors = groups if bottom is None else [bottom[:, None, :], *groups]
+            crossed = dot_interaction(jnp.concatenate(vectors, axis=1))
+            parts = [crossed] if bottom is None else [bottom, crossed]
+        else:
+            parts = [concat_interaction(g) for g in groups]
+            parts = parts if bottom is None else [bottom, *parts]
+        return self.top(jnp.concatenate(parts, axis=1))[:, 0].astype(jnp.float32)
+
+
+def interaction_width(config: DLRMConfig, layout: EmbeddingLayout) -> int:
+    """Inputs of the top MLP.
+
+    Raises:
+      ValueError: on unpooled features, or dims that a dot interaction cannot join.
+    """
+    sequences = [f.config.name for s in layout.stacks.values() for f in s.features if f.config.pooling == "none"]
+    if sequences:
+        raise ValueError(f"DLRM pools every feature, but {', '.join(sequences)} have pooling 'none'; choose another")
+    dims = [stack.dim for stack in layout.stacks.values() for _ in stack.features]
+    bottom = config.bottom_mlp[-1] if config.num_dense else 0
+    if config.interaction == "concat":
+        return bottom + sum(dims)
+    if len(found := set(dims) | ({bottom} if bottom else set())) > 1:
+        raise ValueError(
+            f"a dot interaction needs one dim for all features and the last bottom layer, but they are {sorted(found)};"
+            " give all tables the dim of the last bottom layer, or use interaction 'concat'"
+        )
+    count = len(dims) + bool(bottom)
+    return bottom + count * (count - 1) // 2

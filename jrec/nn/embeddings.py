@@ -1,0 +1,119 @@
+"""The embedding tables of a model: one stacked array per (dim, dtype), in a Variable type of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jrec.ops.dispatch import Implementation
+from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.lookup import Residuals, lookup
+from jrec.ops.types import Bags
+
+
+class Table(nnx.Variable):
+    """A stack of embedding tables. Not an ``nnx.Param``: dense optimizers and ``nnx.grad`` leave it alone."""
+
+
+class EmbeddingCollection(nnx.Module):
+    """All embedding tables of a model that live whole on the device.
+
+    Every table starts uniform in ±1/sqrt(rows), as in the reference DLRM.
+    """
+
+    def __init__(
+        self, layout: EmbeddingLayout, *, implementation: Implementation | None = None, rngs: nnx.Rngs
+    ):
+        self.layout = layout
+        self.implementation = implementation
+        self.stacks = nnx.Dict({name: Table(init_stack(stack, rngs.params())) for name, stack in layout.stacks.items()})
+
+    def arrays(self) -> dict[str, jax.Array]:
+        """The stacks as plain arrays, (rows, dim) by name."""
+        return {name: table[...] for name, table in self.stacks.items()}
+
+    def set_arrays(self, arrays: Mapping[str, jax.Array]) -> None:
+        """Replaces the stacks, after ``apply_gradients``."""
+        for name, table in self.stacks.items():
+            table[...] = arrays[name]
+
+    def lookup(self, bags: Mapping[str, Bags]) -> tuple[dict[str, jax.Array], dict[str, Residuals]]:
+        """Phase one: activations (num_bags, dim) by stack, and what their backward pass needs."""
+        return lookup(self.arrays(), bags, implementation=self.implementation)
+
+    def features(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> dict[str, jax.Array]:
+        """Activations by feature: (batch, dim) where pooled, (batch, max_length, dim) where not; see ``masks``."""
+        out = {}
+        for name, stack in self.layout.stacks.items():
+            batch = activations[name].shape[0] // stack.bags_per_example
+            for feature in stack.features:
+                config = feature.config
+                begin = feature.first_bag * batch
+                rows = activations[name][begin : begin + config.bags_per_example * batch]
+                if config.unpooled:
+                    rows = rows.reshape(batch, config.max_length, stack.dim)
+                if config.pooling == "max":
+                    rows = masked_max(rows, _present(bags[name], begin, batch, config.max_length))
+                out[config.name] = rows
+        return out
+
+    def masks(self, bags: Mapping[str, Bags]) -> dict[str, jax.Array]:
+        """Which positions of each unpooled ("none") feature hold an id, (batch, max_length) bool by feature."""
+        out = {}
+        for name, stack in self.layout.stacks.items():
+            batch = bags[name].num_bags // stack.bags_per_example
+            for feature in stack.features:
+                if feature.config.pooling == "none":
+                    length = feature.config.max_length
+                    out[feature.config.name] = _present(bags[name], feature.first_bag * batch, batch, length)
+        return out
+
+    def pooled(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> list[jax.Array]:
+        """Pooled features grouped by stack, (batch, features, dim) each: what interactions take."""
+        groups = []
+        by_feature: dict[str, jax.Array] | None = None
+        for name, stack in self.layout.stacks.items():
+            if any(f.config.unpooled for f in stack.features):
+                if by_feature is None:
+                    by_feature = self.features(activations, bags)
+                group = jnp.stack([by_feature[f.config.name] for f in stack.features], axis=1)
+            else:
+                group = activations[name].reshape(len(stack.features), -1, stack.dim).swapaxes(0, 1)
+            groups.append(group)
+        return groups
+
+
+def init_stack(stack: Stack, key: jax.Array) -> jax.Array:
+    """(rows, dim) of the stack's dtype, each table uniform in ±1/sqrt(its rows), from a key per table."""
+
+    @jax.jit
+    def init(key: jax.Array) -> jax.Array:
+        keys = jax.random.split(key, len(stack.tables))
+        parts = []
+        for table_key, table in zip(keys, stack.tables, strict=True):
+            bound = table.rows**-0.5
+            values = jax.random.uniform(table_key, (table.rows, table.dim), jnp.float32, -bound, bound)
+            parts.append(values.astype(stack.dtype))
+        return jnp.concatenate(parts)
+
+    return init(key)
+
+
+def masked_max(rows: jax.Array, present: jax.Array) -> jax.Array:
+    """Elementwise maximum over the present positions: (batch, length, dim), (batch, length) to (batch, dim)."""
+    lowest = jnp.asarray(-jnp.inf, rows.dtype)
+    highest = jnp.max(jnp.where(present[..., None], rows, lowest), axis=1)
+    return jnp.where(jnp.any(present, axis=1)[:, None], highest, jnp.zeros((), rows.dtype))
+
+
+def _present(bags: Bags, begin: int, batch: int, length: int) -> jax.Array:
+    """Which of ``batch * length`` one-id bags from ``begin`` on hold an id, (batch, length) bool."""
+    stop = begin + batch * length
+    if bags.offsets is None:
+        present = bags.ids[begin:stop, 0] >= 0
+    else:
+        present = bags.offsets[begin + 1 : stop + 1] > bags.offsets[begin:stop]
+    return present.reshape(batch, length)

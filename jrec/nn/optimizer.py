@@ -1,0 +1,104 @@
+"""The NNX face of two-phase training: one optimizer for dense parameters and tables, one step that hides the phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from jrec.batch import Batch
+from jrec.nn.embeddings import EmbeddingCollection
+from jrec.ops.lookup import apply_gradients, init_slots
+from jrec.ops.row_optimizers import RowOptimizer
+from jrec.ops.types import Bags
+
+Loss = Callable[[jax.Array, Batch], jax.Array]
+
+
+class SparseModel(Protocol):
+    """What ``train_step`` asks of a model: an ``EmbeddingCollection``, and logits from what it looked up."""
+
+    embeddings: EmbeddingCollection
+
+    def logits(self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> jax.Array:
+        """(batch,) float32."""
+        ...
+
+
+class RowSlot(nnx.Variable):
+    """An optimizer slot of an embedding stack."""
+
+
+class SparseOptimizer(nnx.Module):
+    """``optax`` for a model's dense parameters, a row optimizer for its embedding tables.
+
+    Args:
+      model: whose ``nnx.Param`` variables and tables are trained.
+      dense: an optax transformation.
+      embedding: a row optimizer from ``jrec.ops``.
+    """
+
+    def __init__(self, model: nnx.Module, *, dense: optax.GradientTransformation, embedding: RowOptimizer):
+        self.dense = nnx.Optimizer(model, dense, wrt=nnx.Param)
+        self.embedding = embedding
+        slots = init_slots(embedding, model.embeddings.arrays())
+        self.slots = nnx.Dict(
+            {stack: nnx.Dict({name: RowSlot(slot) for name, slot in of.items()}) for stack, of in slots.items()}
+        )
+
+    @property
+    def step(self) -> jax.Array:
+        """() uint32, steps taken."""
+        return self.dense.step[...]
+
+
+def binary_cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
+    """Mean log loss of the batch's real examples, () float32."""
+    losses = optax.sigmoid_binary_cross_entropy(logits, batch.labels)
+    return jnp.sum(losses * batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)
+
+
+def train_step(
+    model: SparseModel, optimizer: SparseOptimizer, batch: Batch, *, loss: Loss = binary_cross_entropy
+) -> tuple[jax.Array, jax.Array]:
+    """One training step, in place on ``model`` and ``optimizer``: lookup, dense gradients, casted update of the rows.
+
+    Run it under ``nnx.jit``, or on a split state under ``jax.jit`` with donation (``jrec.train``), where tables and slots are
+    updated without a copy.
+
+    Args:
+      model: as ``DLRM``.
+      optimizer: made for this model.
+      batch: a mini-batch whose bags fit the model's layout.
+      loss: of logits (batch,) and batch, a scalar.
+
+    Returns:
+      The loss, () float32, and the logits before the step, (batch,) float32.
+    """
+    activations, residuals = model.embeddings.lookup(batch.bags)
+
+    def objective(model: SparseModel, activations: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        logits = model.logits(batch.dense, activations, batch.bags)
+        return loss(logits, batch), logits
+
+    value_and_grad = nnx.value_and_grad(objective, argnums=(nnx.DiffState(0, nnx.Param), 1), has_aux=True)
+    (value, logits), (dense_gradients, activation_gradients) = value_and_grad(model, activations)
+    tables, slots = apply_gradients(
+        optimizer.embedding,
+        model.embeddings.arrays(),
+        {stack: {name: slot[...] for name, slot in of.items()} for stack, of in optimizer.slots.items()},
+        residuals,
+        activation_gradients,
+        step=optimizer.step.astype(jnp.int32),
+        implementation=model.embeddings.implementation,
+    )
+    model.embeddings.set_arrays(tables)
+    for stack, of in optimizer.slots.items():
+        for name, slot in of.items():
+            slot[...] = slots[stack][name]
+    optimizer.dense.update(model, dense_gradients)
+    return value, logits
