@@ -1,1 +1,51 @@
-"""Deep recommendation models with huge embedding tables, trained in JAX."""
+"""Deep recommendation models with huge embedding tables, trained in JAX.
+
+Names are imported when first used, so that the ``jrec`` command answers before JAX is loaded.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jrec import nn as nn
+    from jrec import ops as ops
+    from jrec.batch import Batch as Batch
+    from jrec.ops import Bags as Bags
+    from jrec.ops import Cast as Cast
+    from jrec.ops import apply_gradients as apply_gradients
+    from jrec.ops import embedding_bag as embedding_bag
+    from jrec.ops import gather_reduce as gather_reduce
+    from jrec.ops import init_slots as init_slots
+    from jrec.ops import lookup as lookup
+    from jrec.ops import tensor_cast as tensor_cast
+    from jrec.ops.layout import EmbeddingLayout as EmbeddingLayout
+    from jrec.ops.layout import FeatureConfig as FeatureConfig
+    from jrec.ops.layout import TableConfig as TableConfig
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "nn": "jrec.nn",
+    "ops": "jrec.ops",
+    "Batch": "jrec.batch",
+    **dict.fromkeys(
+        ("Bags", "Cast", "apply_gradients", "embedding_bag", "gather_reduce", "init_slots", "lookup", "tensor_cast"),
+        "jrec.ops",
+    ),
+    **dict.fromkeys(("EmbeddingLayout", "FeatureConfig", "TableConfig"), "jrec.ops.layout"),
+}
+
+__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604, RUF100
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jrec' has no attribute {name!r}")
+    module = importlib.import_module(_HOMES[name])
+    value = module if module.__name__ == f"jrec.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -24,11 +24,9 @@ class EmbeddingCollection(nnx.Module):
     Every table starts uniform in ±1/sqrt(rows), as in the reference DLRM.
     """
 
-    def __init__(
-        self, layout: EmbeddingLayout, *, implementation: Implementation | None = None, rngs: nnx.Rngs
-    ):
+    def __init__(self, layout: EmbeddingLayout, *, implementation: Implementation | None = None, rngs: nnx.Rngs):
         self.layout = layout
-        self.implementation = implementation
+        self.implementation: Implementation | None = implementation
         self.stacks = nnx.Dict({name: Table(init_stack(stack, rngs.params())) for name, stack in layout.stacks.items()})
 
     def arrays(self) -> dict[str, jax.Array]:

@@ -1,4 +1,4 @@
-"""Feature interaction: how pooled embeddings and the bottom MLP's output meet (DLRM, Naumov et al. 2019, section 2.1)."""
+"""Feature interaction: how pooled embeddings meet the bottom MLP's output (DLRM, Naumov et al. 2019, section 2.1)."""
 
 from __future__ import annotations
 

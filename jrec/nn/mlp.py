@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 
 class MLP(nnx.Module):
@@ -21,7 +23,7 @@ class MLP(nnx.Module):
         sizes: Sequence[int],
         *,
         activate_last: bool,
-        dtype: jnp.dtype = jnp.dtype("float32"),
+        dtype: DTypeLike = "float32",
         rngs: nnx.Rngs,
     ):
         if len(sizes) < 2:
@@ -37,7 +39,7 @@ class MLP(nnx.Module):
                 param_dtype=jnp.float32,
                 rngs=rngs,
             )
-            for fan_in, fan_out in zip(sizes, sizes[1:], strict=False)
+            for fan_in, fan_out in itertools.pairwise(sizes)
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ class SparseOptimizer(nnx.Module):
       embedding: a row optimizer from ``jrec.ops``.
     """
 
-    def __init__(self, model: nnx.Module, *, dense: optax.GradientTransformation, embedding: RowOptimizer):
+    def __init__(self, model: Any, *, dense: optax.GradientTransformation, embedding: RowOptimizer):
         self.dense = nnx.Optimizer(model, dense, wrt=nnx.Param)
         self.embedding = embedding
         slots = init_slots(embedding, model.embeddings.arrays())
@@ -63,15 +63,15 @@ def binary_cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
 
 
 def train_step(
-    model: SparseModel, optimizer: SparseOptimizer, batch: Batch, *, loss: Loss = binary_cross_entropy
+    model: Any, optimizer: SparseOptimizer, batch: Batch, *, loss: Loss = binary_cross_entropy
 ) -> tuple[jax.Array, jax.Array]:
     """One training step, in place on ``model`` and ``optimizer``: lookup, dense gradients, casted update of the rows.
 
-    Run it under ``nnx.jit``, or on a split state under ``jax.jit`` with donation (``jrec.train``), where tables and slots are
-    updated without a copy.
+    Run it under ``nnx.jit``, or on a split state under ``jax.jit`` with donation (``jrec.train``), where tables and
+    slots are updated without a copy.
 
     Args:
-      model: as ``DLRM``.
+      model: a ``SparseModel``, as ``DLRM``.
       optimizer: made for this model.
       batch: a mini-batch whose bags fit the model's layout.
       loss: of logits (batch,) and batch, a scalar.
@@ -81,7 +81,7 @@ def train_step(
     """
     activations, residuals = model.embeddings.lookup(batch.bags)
 
-    def objective(model: SparseModel, activations: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def objective(model: Any, activations: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
         logits = model.logits(batch.dense, activations, batch.bags)
         return loss(logits, batch), logits
 

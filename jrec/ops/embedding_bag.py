@@ -7,6 +7,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import check_segments, gather_reduce, segment_of_entries, take_rows
@@ -129,9 +130,8 @@ def _normalized(ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | 
 
 def _bag_max(table: jax.Array, ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
     """Elementwise maximum; its gradient goes to the row that won, shared between equals as ``jnp.max`` does."""
-    rows = _bag_sum(None, table, ids.reshape(-1, 1), None, None if weights is None else weights.reshape(-1, 1)).reshape(
-        *ids.shape, table.shape[1]
-    )
+    columns = None if weights is None else weights.reshape(-1, 1)
+    rows = jnp.reshape(_bag_sum(None, table, ids.reshape(-1, 1), None, columns), (*ids.shape, table.shape[1]))
     lowest = jnp.float32(-jnp.inf)
     rows = jnp.where((ids >= 0)[..., None], rows, lowest)
     if offsets is None:
@@ -145,7 +145,7 @@ def _bag_max(table: jax.Array, ids: jax.Array, offsets: jax.Array | None, weight
 
 def _check_concrete_ids(ids: jax.Array, offsets: jax.Array | None, num_rows: int) -> None:
     """Raises on an id past the table where the ids are at hand, that is outside jit."""
-    if isinstance(ids, jax.core.Tracer) or isinstance(offsets, jax.core.Tracer) or ids.size == 0:
+    if isinstance(ids, Tracer) or isinstance(offsets, Tracer) or ids.size == 0:
         return
     flat = ids if offsets is None else ids[: int(offsets[-1])]
     if flat.size and (largest := int(flat.max())) >= num_rows:

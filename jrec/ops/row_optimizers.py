@@ -13,13 +13,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 
 Slots = dict[str, jax.Array]
-Schedule = Callable[[jax.Array], jax.Array | float]
+Schedule = Callable[[Any], Any]  # step number -> learning rate, as optax.Schedule
 SlotShape = Literal["element", "row"]  # (rows, dim) or (rows,)
 
 

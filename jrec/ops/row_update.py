@@ -48,8 +48,8 @@ def row_update(
         )
     step, scale = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32)
 
-    def xla(*args: jax.Array) -> tuple[jax.Array, Slots]:
-        return _xla(optimizer, *args)
+    def xla(table, slots, rows, gradients, step, scale):
+        return _xla(optimizer, table, slots, rows, gradients, step, scale)
 
     def native(table, slots, rows, gradients, step, scale):
         from jrec.native import xla as kernels

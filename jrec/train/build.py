@@ -1,0 +1,129 @@
+"""From a configuration and a dataset's schema to the layout, model and optimizers that train on it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+
+from jrec import ops
+from jrec.data.schema import CategoricalFeature, Schema
+from jrec.errors import ConfigError, value_errors_are_config_errors
+from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
+from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.train.config import EmbeddingOptimizerConfig, ModelConfig, TrainConfig
+
+ROW_OPTIMIZERS: dict[str, type[ops.RowOptimizer]] = {
+    "sgd": ops.SGD,
+    "momentum": ops.Momentum,
+    "adagrad": ops.Adagrad,
+    "rowwise_adagrad": ops.RowWiseAdagrad,
+    "rmsprop": ops.RMSProp,
+    "adam": ops.Adam,
+}
+DENSE_OPTIMIZERS = {
+    "sgd": optax.sgd,
+    "momentum": optax.sgd,
+    "adagrad": optax.adagrad,
+    "rmsprop": optax.rmsprop,
+    "adam": optax.adam,
+}
+
+
+def build_layout(config: ModelConfig, schema: Schema) -> EmbeddingLayout:
+    """The stacked tables of a model on this dataset.
+
+    Raises:
+      ConfigError: if ``[model.features]`` names a feature that the dataset lacks, or the tables cannot be stacked.
+    """
+    names = [f.name for f in schema.categorical]
+    if unknown := sorted(set(config.features) - set(names)):
+        raise ConfigError(
+            f"model.features.{unknown[0]}: the dataset has no categorical feature of that name, only {', '.join(names)}"
+        )
+    read = {f.table for f in schema.categorical}
+    with value_errors_are_config_errors("the dataset's tables do not fit the model"):
+        return EmbeddingLayout.build(
+            [
+                TableConfig(name=t.name, rows=t.rows, dim=config.embedding_dim, dtype=config.table_dtype)
+                for t in schema.tables
+                if t.name in read
+            ],
+            [_feature(config, f) for f in schema.categorical],
+        )
+
+
+def _feature(config: ModelConfig, feature: CategoricalFeature) -> FeatureConfig:
+    override = config.features.get(feature.name)
+    return FeatureConfig(
+        name=feature.name,
+        table=feature.table,
+        max_length=feature.max_length,
+        fixed_length=feature.fixed_length,
+        weighted=feature.weighted,
+        pooling=config.pooling if override is None else override.pooling,
+    )
+
+
+def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> DLRM:
+    """A freshly initialized model, seeded by ``config.seed``.
+
+    Raises:
+      ConfigError: if the MLPs, the interaction and the features do not fit together.
+    """
+    model, tables = config.model, config.tables
+    implementation = None if tables.implementation == "auto" else tables.implementation
+    with value_errors_are_config_errors("the [model] section does not fit the dataset"):
+        dense = DLRMConfig(
+            num_dense=len(schema.dense),
+            bottom_mlp=model.bottom_mlp,
+            top_mlp=model.top_mlp,
+            interaction=model.interaction,
+            compute_dtype=model.compute_dtype,
+        )
+        return DLRM(dense, layout, implementation=implementation, rngs=nnx.Rngs(params=config.seed))
+
+
+def build_optimizer(config: TrainConfig, model: nnx.Module, total_steps: int) -> SparseOptimizer:
+    """Dense and row optimizers whose learning rates follow ``[schedule]`` over ``total_steps``."""
+    factor = config.schedule.build(total_steps)
+    hyperparameters = config.optimizer.hyperparameters()
+    rate = hyperparameters.pop("learning_rate")
+    dense = DENSE_OPTIMIZERS[config.optimizer.name](_scheduled(rate, factor), **hyperparameters)
+    return SparseOptimizer(model, dense=dense, embedding=_row_optimizer(config.optimizer.embedding, factor))
+
+
+def _row_optimizer(config: EmbeddingOptimizerConfig, factor: optax.Schedule) -> ops.RowOptimizer:
+    hyperparameters = config.hyperparameters()
+    rate = hyperparameters.pop("learning_rate")
+    if "initial_accumulator_value" in hyperparameters:
+        hyperparameters["initial_accumulator"] = hyperparameters.pop("initial_accumulator_value")
+    return ROW_OPTIMIZERS[config.name](learning_rate=_scheduled(rate, factor), **hyperparameters)
+
+
+def _scheduled(rate: float, factor: optax.Schedule) -> optax.Schedule:
+    return lambda step: rate * factor(step)
+
+
+def fingerprint(config: TrainConfig, layout: EmbeddingLayout, num_dense: int) -> dict[str, Any]:
+    """What must agree between a checkpoint and the run that loads it: shapes, optimizers, nothing else."""
+    return {
+        "model": dataclasses.asdict(config.model),
+        "optimizer": {"dense": config.optimizer.name, "embedding": config.optimizer.embedding.name},
+        "num_dense": num_dense,
+        "tables": {t.name: t.rows for stack in layout.members for t in stack.tables},
+    }
+
+
+def parameter_counts(model: DLRM) -> dict[str, dict[str, Any]]:
+    """Parameters and bytes of the dense part and of every stack, for the report."""
+    dense = jax.tree.leaves(nnx.state(model, nnx.Param))
+    counts: dict[str, dict[str, Any]] = {
+        "dense": {"parameters": sum(x.size for x in dense), "bytes": sum(x.nbytes for x in dense)}
+    }
+    for name, array in model.embeddings.arrays().items():
+        counts[name] = {"parameters": array.size, "bytes": array.nbytes, "rows": array.shape[0]}
+    return counts
