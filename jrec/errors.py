@@ -1,0 +1,41 @@
+"""Errors that a user can mend. The command line prints them as one line; anything else is a defect and shows its trace.
+
+``ConfigError`` and ``DivergedError`` are also ``ValueError``, so that library callers can catch them the ordinary way.
+A plain ``ValueError`` is never turned into a one-line message: it may be a slip in the code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+
+class JrecError(Exception):
+    """The base of all expected errors: the message says what is wrong, where, and what to do."""
+
+
+class ConfigError(JrecError, ValueError):
+    """A configuration, or a combination of configuration and data, that cannot be used as it is."""
+
+
+class CheckpointError(JrecError):
+    """A checkpoint that is missing, damaged, or of another model, dataset or configuration."""
+
+
+class DivergedError(JrecError, ValueError):
+    """Training produced a NaN or an infinity."""
+
+
+@contextlib.contextmanager
+def value_errors_are_config_errors(what: str) -> Iterator[None]:
+    """Turns a ``ValueError`` raised inside into a ``ConfigError`` that begins with ``what``.
+
+    For calls into the library whose arguments come straight from the user's configuration and data, such as building
+    the embedding layout, and only for those.
+    """
+    try:
+        yield
+    except JrecError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{what}: {error}") from error

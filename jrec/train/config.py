@@ -1,0 +1,247 @@
+"""The configuration of a training run: ``load_config`` reads it from TOML and ``section.key=value`` overrides.
+
+Sections: ``[data]``, ``[model]``, ``[tables]``, ``[optimizer]``, ``[optimizer.embedding]``, ``[schedule]``,
+``[evaluate]``, ``[checkpoint]``, ``[log]``. Only ``data.path`` has no default. This module imports no JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, override
+
+from jrec.errors import ConfigError
+from jrec.train.config_optimizer import EmbeddingOptimizerConfig, OptimizerConfig, ScheduleConfig
+from jrec.train.overrides import read_tables
+from jrec.train.typed_toml import Range, Section
+
+__all__ = [
+    "CheckpointConfig",
+    "DataConfig",
+    "EmbeddingOptimizerConfig",
+    "EvaluateConfig",
+    "FeatureOverride",
+    "LogConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ScheduleConfig",
+    "TablesConfig",
+    "TrainConfig",
+    "differences",
+    "load_config",
+    "save_config",
+]
+
+Count = Annotated[int, Range(minimum=0)]
+Positive = Annotated[int, Range(minimum=1)]
+Width = Annotated[int, Range(minimum=1, maximum=65536)]
+Dtype = Literal["float32", "bfloat16", "float16"]
+Pooling = Literal["sum", "mean", "sqrtn", "max"]
+SplitName = Literal["train", "valid", "test"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig(Section):
+    """``[data]``: the dataset and how it is loaded.
+
+    Attributes:
+      path: a dataset folder made by ``jrec prepare`` or ``jrec synth``.
+      batch_size, eval_batch_size: examples in a step.
+      window_blocks: blocks held in memory at a time, within which examples are shuffled; 0 keeps the order of the log.
+      workers: loader processes; 0 loads in the training process.
+      prefetch: batches made ahead of the step.
+      cast: who computes the cast of a batch: the loader on the "host", the step on the "device", or nobody ("none";
+        the backward pass then sums by segment without one).
+      on_bad_id: what an id outside its table gets: an error ("raise"), the last row ("clip") or the table's
+        out-of-vocabulary row ("oov").
+      drop_remainder: leave out an epoch's last batch of training where it is not full, instead of padding it.
+    """
+
+    path: str
+    batch_size: Positive = 2048
+    eval_batch_size: Positive = 8192
+    window_blocks: Count = 16
+    workers: Count = 0
+    prefetch: Count = 4
+    cast: Literal["host", "device", "none"] = "host"
+    on_bad_id: Literal["raise", "clip", "oov"] = "raise"
+    drop_remainder: bool = False
+
+    @override
+    def check(self) -> None:
+        if not self.path:
+            raise ConfigError("data.path is empty; give the folder of a dataset made by `jrec prepare` or `jrec synth`")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureOverride(Section):
+    """``[model.features.NAME]``: what one categorical feature does differently."""
+
+    pooling: Pooling
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(Section):
+    """``[model]``: the DLRM.
+
+    Attributes:
+      embedding_dim: elements of an embedding.
+      bottom_mlp: widths of the layers over the dense features, without the input. Under dot interaction the last
+        must equal ``embedding_dim``. Empty for a dataset without dense features.
+      top_mlp: widths of the layers over the interaction; the last is 1, the logit.
+      interaction: "dot" products of all pairs (strict lower triangle), or plain "concat"enation.
+      pooling: how the ids of a multi-hot feature are combined, unless ``features`` says otherwise.
+      table_dtype: how rows are stored. Sums accumulate in float32 always.
+      compute_dtype: what the MLPs compute in.
+      features: overrides by name of the categorical feature.
+    """
+
+    kind: Literal["dlrm"] = "dlrm"
+    embedding_dim: Annotated[int, Range(minimum=1, maximum=4096)] = 16
+    bottom_mlp: tuple[Width, ...] = (64, 16)
+    top_mlp: tuple[Width, ...] = (64, 1)
+    interaction: Literal["dot", "concat"] = "dot"
+    pooling: Pooling = "sum"
+    table_dtype: Dtype = "float32"
+    compute_dtype: Dtype = "float32"
+    features: Mapping[str, FeatureOverride] = dataclasses.field(default_factory=dict)
+
+    @override
+    def check(self) -> None:
+        if self.interaction == "dot" and self.bottom_mlp and self.bottom_mlp[-1] != self.embedding_dim:
+            raise ConfigError(
+                f"model.bottom_mlp is {list(self.bottom_mlp)}, but under dot interaction its last width must equal"
+                f" model.embedding_dim = {self.embedding_dim}"
+            )
+        if not self.top_mlp or self.top_mlp[-1] != 1:
+            raise ConfigError(f"model.top_mlp is {list(self.top_mlp)}, but its last width must be 1, the logit")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TablesConfig(Section):
+    """``[tables]``: where the rows live and which implementation of the embedding ops works on them.
+
+    Attributes:
+      tier: "device" keeps every full row on the device.
+      implementation: "auto" chooses by platform and shape; a named one never falls back to another.
+    """
+
+    tier: Literal["device"] = "device"
+    implementation: Literal["auto", "xla", "native", "pallas"] = "auto"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(Section):
+    """``[evaluate]``: when and on what the model is measured.
+
+    Attributes:
+      every_steps: steps between evaluations during training; 0 evaluates at the end only.
+      splits: what those read.
+      batches: how many batches of each split they read at most; 0 for all.
+      final_splits: what the evaluation at the end reads, in full; splits that the dataset lacks are left out.
+    """
+
+    every_steps: Count = 0
+    splits: tuple[SplitName, ...] = ("valid",)
+    batches: Count = 0
+    final_splits: tuple[SplitName, ...] = ("valid", "test")
+
+    @override
+    def check(self) -> None:
+        if self.every_steps and not self.splits:
+            raise ConfigError(f"evaluate.every_steps is {self.every_steps}, but evaluate.splits is empty")
+        for name, splits in (("splits", self.splits), ("final_splits", self.final_splits)):
+            if len(set(splits)) < len(splits):
+                raise ConfigError(f"evaluate.{name} is {list(splits)}; name each split once")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(Section):
+    """``[checkpoint]``: steps between checkpoints (0: one at the end only), and how many of the latest are kept."""
+
+    every_steps: Count = 0
+    keep: Positive = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogConfig(Section):
+    """``[log]``: steps between metric records, TensorBoard files, and the progress bar ("auto": on a terminal)."""
+
+    every_steps: Positive = 50
+    tensorboard: bool = True
+    progress: Literal["auto", "on", "off"] = "auto"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(Section):
+    """A whole training run.
+
+    Attributes:
+      name: what to call it; the file's name without ``.toml`` unless given.
+      seed: of the initial parameters and the order of the data.
+      epochs: passes over the training split.
+      max_steps: stop after so many steps at the latest; 0 for no limit.
+      out: the run folder, ``runs/NAME`` unless given.
+    """
+
+    data: DataConfig
+    name: str = "run"
+    seed: Annotated[int, Range(minimum=0, maximum=2**32 - 1)] = 0
+    epochs: Positive = 1
+    max_steps: Count = 0
+    out: str = ""
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    tables: TablesConfig = dataclasses.field(default_factory=TablesConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+    evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    log: LogConfig = dataclasses.field(default_factory=LogConfig)
+
+    @override
+    def check(self) -> None:
+        if not re.fullmatch(r"[\w][\w.+-]*", self.name):
+            raise ConfigError(f"name is {self.name!r}; use letters, digits, '_', '.', '+' and '-', and no '.' at first")
+        if not self.out:
+            object.__setattr__(self, "out", f"runs/{self.name}")
+
+
+def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> TrainConfig:
+    """Reads a run's configuration.
+
+    Args:
+      path: a TOML file.
+      overrides: ``section.key=value`` texts that win over the file; see ``jrec.train.overrides.read_tables``.
+
+    Returns:
+      the configuration with every default filled in.
+
+    Raises:
+      ConfigError: if the file cannot be read, or a key is unknown, ill-typed, missing or out of range. The message
+        names the file or the override, the key, what it takes, and for unknown keys the nearest valid one.
+    """
+    content, origins = read_tables(path, overrides)
+    if "name" not in content:
+        content["name"] = re.sub(r"[^\w.+-]|^[.+-]+", "_", pathlib.Path(path).stem)
+    return TrainConfig.from_dict(content, origins)
+
+
+def save_config(config: TrainConfig, path: str | os.PathLike[str]) -> None:
+    """Writes the resolved configuration as TOML, atomically; ``load_config`` reads an equal one back."""
+    path = pathlib.Path(path)
+    temporary = path.with_name(f"{path.name}.partial")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(config.to_toml())
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys whose values differ, with both values; None stands for a key that is not set."""
+    before, after = old.flatten(), new.flatten()
+    everything = [*before, *(key for key in after if key not in before)]
+    return {key: (before.get(key), after.get(key)) for key in everything if before.get(key) != after.get(key)}

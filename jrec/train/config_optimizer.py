@@ -1,0 +1,194 @@
+"""The ``[optimizer]`` and ``[schedule]`` sections, and the optax objects that they describe."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, override
+
+from jrec.errors import ConfigError
+from jrec.train.typed_toml import Range, Section
+
+if TYPE_CHECKING:
+    import optax
+
+Count = Annotated[int, Range(minimum=0)]
+Amount = Annotated[float, Range(minimum=0)]
+Fraction = Annotated[float, Range(minimum=0, below=1)]
+Above0 = Annotated[float, Range(above=0)]
+
+HYPERPARAMETERS: dict[str, dict[str, float | bool]] = {
+    "sgd": {},
+    "momentum": {"momentum": 0.9, "nesterov": False},
+    "adagrad": {"initial_accumulator": 0.0, "eps": 1e-14},
+    "rowwise_adagrad": {"initial_accumulator": 0.0, "eps": 1e-14},
+    "rmsprop": {"decay": 0.9, "eps": 1e-14},
+    "adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
+}
+"""What each optimizer takes besides ``learning_rate`` and ``weight_decay``, and the defaults.
+
+Adagrad and RMSprop add ``eps`` under the square root, as optax does. The gradient of a row is a mean over thousands of
+examples, often below 1e-5, so optax's defaults, an accumulator of 0.1 and an ``eps`` of 1e-7, would outweigh it for a
+whole run; 1e-14 means a gradient of 1e-7.
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Optimizer(Section):
+    """Hyperparameters of any optimizer: those that ``name`` takes are set, the others are None."""
+
+    SECTION: ClassVar[str]
+
+    learning_rate: Amount = 0.01
+    weight_decay: Amount = 0.0
+    momentum: Fraction | None = None
+    nesterov: bool | None = None
+    initial_accumulator: Amount | None = None
+    decay: Fraction | None = None
+    b1: Fraction | None = None
+    b2: Fraction | None = None
+    eps: Above0 | None = None
+
+    @override
+    def check(self) -> None:
+        name: str = getattr(self, "name")  # noqa: B009 - declared by the subclasses, each with choices of its own
+        taken = HYPERPARAMETERS[name]
+        for key in sorted({key for defaults in HYPERPARAMETERS.values() for key in defaults}):
+            value = getattr(self, key)
+            if key in taken and value is None:
+                object.__setattr__(self, key, taken[key])
+            elif key not in taken and value is not None:
+                raise ConfigError(
+                    f"{self.SECTION}.{key} is {value}, but {self.SECTION}.name is {name!r}, which takes"
+                    f" {', '.join(['learning_rate', 'weight_decay', *taken])}"
+                )
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """``learning_rate``, ``weight_decay`` and whatever else this optimizer takes, by name."""
+        name: str = getattr(self, "name")  # noqa: B009
+        keys = ("learning_rate", "weight_decay", *HYPERPARAMETERS[name])
+        return {key: getattr(self, key) for key in keys}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingOptimizerConfig(_Optimizer):
+    """``[optimizer.embedding]``: how touched rows are updated (``jrec.ops.row_optimizers``).
+
+    Attributes:
+      max_row_norm: gradient rows of greater Euclidean norm are scaled down to it; no clipping unless given.
+    """
+
+    SECTION: ClassVar[str] = "optimizer.embedding"
+
+    name: Literal["sgd", "momentum", "adagrad", "rowwise_adagrad", "rmsprop", "adam"] = "rowwise_adagrad"
+    max_row_norm: Above0 | None = None
+
+    @override
+    def hyperparameters(self) -> dict[str, Any]:
+        """The keyword arguments of the row optimizer of this name."""
+        return {**super().hyperparameters(), "max_row_norm": self.max_row_norm}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(_Optimizer):
+    """``[optimizer]``: how the dense parameters are updated, and in ``embedding`` how the rows are."""
+
+    SECTION: ClassVar[str] = "optimizer"
+
+    name: Literal["sgd", "momentum", "adagrad", "rmsprop", "adam"] = "adagrad"
+    embedding: EmbeddingOptimizerConfig = dataclasses.field(default_factory=EmbeddingOptimizerConfig)
+
+    def build(self, factor: optax.Schedule) -> optax.GradientTransformation:
+        """The optax optimizer of the dense parameters.
+
+        Args:
+          factor: what multiplies the learning rate, by step (``ScheduleConfig.build``).
+        """
+        import optax
+
+        values = self.hyperparameters()
+        rate, weight_decay = values.pop("learning_rate"), values.pop("weight_decay")
+        if "initial_accumulator" in values:
+            values["initial_accumulator_value"] = values.pop("initial_accumulator")
+        make = getattr(optax, "sgd" if self.name == "momentum" else self.name)
+        optimizer = _under_standard_promotion(make(lambda step: rate * factor(step), **values))
+        return optax.chain(optax.add_decayed_weights(weight_decay), optimizer) if weight_decay else optimizer
+
+
+def _under_standard_promotion(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same optimizer where ``jax_numpy_dtype_promotion`` is "strict", under which optax's Adam cannot be traced."""
+    import jax
+    import optax
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return optimizer.update(updates, state, params)
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScheduleConfig(Section):
+    """``[schedule]``: a factor on the learning rates, by step.
+
+    The factor climbs linearly to 1 over ``warmup_steps``, stays there until ``decay_start``, and falls to
+    ``end_factor`` over ``decay_steps``: along a straight line, half a cosine, or a polynomial of ``power`` (2 in the
+    MLPerf reference implementation of DLRM).
+
+    Attributes:
+      kind: the way down; "constant" has none.
+      decay_start: a step not before ``warmup_steps``; 0 begins right after the warm-up.
+      decay_steps: how long the way down is; 0 reaches to the end of training.
+    """
+
+    kind: Literal["constant", "warmup_linear", "warmup_cosine", "warmup_poly_decay"] = "constant"
+    warmup_steps: Count = 0
+    decay_start: Count = 0
+    decay_steps: Count = 0
+    end_factor: Annotated[float, Range(minimum=0, maximum=1)] = 0.0
+    power: Above0 = 2.0
+
+    @override
+    def check(self) -> None:
+        if 0 < self.decay_start < self.warmup_steps:
+            raise ConfigError(
+                f"schedule.decay_start is {self.decay_start}, before the end of the warm-up at schedule.warmup_steps ="
+                f" {self.warmup_steps}"
+            )
+
+    def build(self, total_steps: int) -> optax.Schedule:
+        """The factor as a function of the step, counted from 0, for host integers and traced arrays alike.
+
+        Args:
+          total_steps: steps of the whole run.
+
+        Returns:
+          a schedule whose value, float32 (), multiplies every learning rate.
+
+        Raises:
+          ConfigError: if the way down would reach to the end of training and starts after it.
+        """
+        import jax.numpy as jnp
+
+        start = self.decay_start or self.warmup_steps
+        length = self.decay_steps or total_steps - start
+        if self.kind != "constant" and length < 1:
+            raise ConfigError(
+                f"schedule.kind is {self.kind!r}, but the decay would start at step {start:,} of a run of"
+                f" {total_steps:,} steps; lower schedule.warmup_steps or schedule.decay_start, or set"
+                " schedule.decay_steps"
+            )
+
+        def factor(step: Any) -> Any:
+            count = jnp.asarray(step, jnp.float32) + 1
+            up = jnp.minimum(count / max(self.warmup_steps, 1), 1.0)
+            if self.kind == "constant":
+                return up
+            left = jnp.clip(1 - (count - start) / length, 0.0, 1.0)
+            if self.kind == "warmup_cosine":
+                left = 0.5 - 0.5 * jnp.cos(math.pi * left)
+            elif self.kind == "warmup_poly_decay":
+                left = left**self.power
+            return up * (self.end_factor + (1 - self.end_factor) * left)
+
+        return factor

@@ -1,0 +1,321 @@
+"""Typed sections of a TOML file: frozen dataclasses whose annotations say what each key may hold.
+
+A section derives from ``Section``. Its annotations may be ``bool``, ``int``, ``float``, ``str``, ``Literal`` of
+strings, ``tuple[X, ...]``, ``Mapping[str, X]``, another section, ``X | None``, or ``Annotated[X, Range(...)]``. Values
+are checked however a section is made, from TOML or in Python.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import difflib
+import functools
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NoReturn, Self, Union
+
+from jrec.errors import ConfigError
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_TOML_TYPES = {bool: "boolean", int: "integer", float: "float", str: "string", list: "array", tuple: "array"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Range:
+    """Bounds of a number, or of every number of an array: ``minimum <= x <= maximum``, and ``above < x < below``."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __contains__(self, x: float) -> bool:
+        return not (
+            (self.minimum is not None and x < self.minimum)
+            or (self.maximum is not None and x > self.maximum)
+            or (self.above is not None and x <= self.above)
+            or (self.below is not None and x >= self.below)
+        )
+
+    def __str__(self) -> str:
+        bounds = (("at least", self.minimum), ("at most", self.maximum), ("above", self.above), ("below", self.below))
+        return " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Origins:
+    """Where the values of a configuration came from, for error messages.
+
+    Attributes:
+      file: what to call the origin of every key that ``overrides`` lacks.
+      overrides: by dotted key, the command-line text that set it.
+      raw: by dotted key, the right-hand side of that text as it was typed.
+    """
+
+    file: str
+    overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    raw: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __getitem__(self, key: str) -> str:
+        setters = [k for k in self.overrides if k == key or k.startswith(f"{key}.")]
+        return f"override {self.overrides[setters[0]]!r}" if setters else self.file
+
+
+class Section:
+    """The base of every section. Subclasses are frozen keyword-only dataclasses and may define ``check``."""
+
+    def __post_init__(self) -> None:
+        for name, hint in hints(type(self)).items():
+            key = f"{type(self).__name__}.{name}"
+            value = _convert(getattr(self, name), hint, key, Origins(file="value"), [])
+            object.__setattr__(self, name, value)
+        self.check()
+
+    def check(self) -> None:
+        """Rules that concern several keys at once.
+
+        Raises:
+          ConfigError: where one is broken; the message names the keys and their values.
+        """
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], origins: Origins | None = None) -> Self:
+        """Builds the section from nested tables as ``tomllib`` returns them.
+
+        Raises:
+          ConfigError: on an unknown, missing or ill-typed key, or a value out of range.
+        """
+        return _build(cls, content, "", origins or Origins(file="configuration"), list(keys(cls)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain dictionaries and lists of every key that is set, fit for JSON and ``from_dict``."""
+        return _plain(self)
+
+    def to_toml(self) -> str:
+        """TOML that ``from_dict`` reads back to an equal section."""
+        return "\n".join(_toml_lines(self.to_dict(), "")).strip() + "\n"
+
+    def flatten(self) -> dict[str, Any]:
+        """Values by dotted key."""
+        return dict(leaves(self.to_dict()))
+
+
+def hints(cls: type) -> dict[str, Any]:
+    """The annotations of a section's fields, ``Annotated`` kept, in order."""
+    return _hints(cls)
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    annotations = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: annotations[field.name] for field in dataclasses.fields(cls)}
+
+
+def keys(cls: type[Section], prefix: str = "") -> Iterator[str]:
+    """Every dotted key that a section takes; ``NAME`` stands for the free keys of a mapping."""
+    for name, hint in hints(cls).items():
+        base = _strip(hint)[0]
+        if _is_section(base):
+            yield from keys(base, f"{prefix}{name}.")
+        elif typing.get_origin(base) is collections.abc.Mapping:
+            element = typing.get_args(base)[1]
+            yield from keys(element, f"{prefix}{name}.NAME.") if _is_section(element) else [f"{prefix}{name}.NAME"]
+        else:
+            yield f"{prefix}{name}"
+
+
+def describe(cls: type[Section], prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """For every dotted key: the key, what it may hold, and its default as TOML ("" where there is none)."""
+    for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
+        hint = hints(cls)[field.name]
+        base = _strip(hint)[0]
+        if _is_section(base):
+            yield from describe(base, f"{prefix}{field.name}.")
+        elif typing.get_origin(base) is collections.abc.Mapping:
+            yield from describe(typing.get_args(base)[1], f"{prefix}{field.name}.NAME.")
+        else:
+            known = field.default is not dataclasses.MISSING and field.default is not None
+            yield f"{prefix}{field.name}", type_name(hint), toml_value(field.default) if known else ""
+
+
+def type_name(hint: Any) -> str:
+    """What a key may hold, as an error message says it."""
+    base, bounds = _strip(hint)
+    suffix = f" {bounds}" if bounds is not None else ""
+    if typing.get_origin(base) is Literal:
+        return "one of " + ", ".join(toml_value(choice) for choice in typing.get_args(base))
+    if typing.get_origin(base) is tuple:
+        return "an array, each element " + type_name(typing.get_args(base)[0])
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+    return names.get(base, "a table") + suffix
+
+
+def toml_value(value: Any) -> str:
+    """A scalar or an array as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml_value(v) for v in value) + "]"
+    return repr(value)
+
+
+def _strip(hint: Any) -> tuple[Any, Range | None]:
+    """The type under ``Annotated`` and ``| None``, and its range."""
+    bounds = None
+    while True:
+        origin = typing.get_origin(hint)
+        if origin is Annotated:
+            bounds = next((m for m in hint.__metadata__ if isinstance(m, Range)), bounds)
+            hint = typing.get_args(hint)[0]
+        elif origin in (Union, types.UnionType):
+            hint = next(a for a in typing.get_args(hint) if a is not type(None))
+        else:
+            return hint, bounds
+
+
+def _optional(hint: Any) -> bool:
+    return typing.get_origin(hint) in (Union, types.UnionType) and type(None) in typing.get_args(hint)
+
+
+def _is_section(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Section)
+
+
+def _build[S: Section](cls: type[S], content: Mapping[str, Any], prefix: str, origins: Origins, known: list[str]) -> S:
+    fields = hints(cls)
+    for name in content:
+        if name not in fields:
+            _unknown_key(name, prefix, list(fields), origins, known)
+    for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and field.name not in content:
+            base = _strip(fields[field.name])[0]
+            if _is_section(base):  # recurse, so that the message names the first required key inside
+                content = {**content, field.name: {}}
+                continue
+            key = f"{prefix}{field.name}"
+            raise ConfigError(
+                f"{origins.file}: {key} is missing; it takes {type_name(fields[field.name])}."
+                f" Set it in the file or on the command line as {key}=VALUE"
+            )
+    values = {name: _convert(v, fields[name], f"{prefix}{name}", origins, known) for name, v in content.items()}
+    try:
+        return cls(**values)
+    except ConfigError as error:  # from cls.check, which does not know where its values came from
+        raise ConfigError(f"{origins.file}: {error}") from None
+
+
+def _convert(value: Any, hint: Any, key: str, origins: Origins, known: list[str]) -> Any:
+    base, bounds = _strip(hint)
+    if value is None and _optional(hint):
+        return None
+    if _is_section(base):
+        if isinstance(value, base):
+            return value
+        if isinstance(value, Mapping):
+            return _build(base, value, f"{key}.", origins, known)
+    elif typing.get_origin(base) is collections.abc.Mapping:
+        if isinstance(value, Mapping):
+            element = typing.get_args(base)[1]
+            return {k: _convert(v, element, f"{key}.{_toml_key(k)}", origins, known) for k, v in value.items()}
+    elif typing.get_origin(base) is tuple:
+        if isinstance(value, list | tuple):
+            element = typing.get_args(base)[0]
+            return tuple(_convert(v, element, key, origins, known) for v in value)
+    else:
+        return _convert_scalar(value, base, bounds, key, origins)
+    return _ill_typed(value, hint, key, origins)
+
+
+def _convert_scalar(value: Any, base: Any, bounds: Range | None, key: str, origins: Origins) -> Any:
+    hint = base if bounds is None else Annotated[base, bounds]
+    if base is str or typing.get_origin(base) is Literal:
+        value = value if isinstance(value, str) else origins.raw.get(key, value)
+        if not isinstance(value, str) or (base is not str and value not in typing.get_args(base)):
+            _ill_typed(value, hint, key, origins)
+        if any("\ud800" <= c <= "\udfff" for c in value):
+            raise ConfigError(f"{origins[key]}: {key} is not valid Unicode text: {value!r}")
+        return value
+    if base is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not base or (base is float and not math.isfinite(value)):
+        _ill_typed(value, hint, key, origins)
+    if bounds is not None and value not in bounds:
+        raise ConfigError(f"{origins[key]}: {key} is {toml_value(value)}, but must be {bounds}")
+    return value
+
+
+def _ill_typed(value: Any, hint: Any, key: str, origins: Origins) -> NoReturn:
+    shown = "a table" if isinstance(value, Mapping) else f"{value!r}"
+    kind = f", a TOML {_TOML_TYPES[type(value)]}" if type(value) in _TOML_TYPES else ""
+    choices = typing.get_args(_strip(hint)[0]) if typing.get_origin(_strip(hint)[0]) is Literal else ()
+    near = difflib.get_close_matches(str(value), choices, n=1)
+    advice = f"; did you mean {toml_value(near[0])}?" if near else ""
+    raise ConfigError(f"{origins[key]}: {key} must be {type_name(hint)}, but is {shown}{kind}{advice}")
+
+
+def _unknown_key(name: str, prefix: str, siblings: list[str], origins: Origins, known: list[str]) -> NoReturn:
+    key = f"{prefix}{_toml_key(name)}"
+    section = f"[{prefix.rstrip('.')}]" if prefix else "the top level"
+    nearest = nearest_key(name, prefix, siblings, known)
+    raise ConfigError(
+        f"{origins[key]}: unknown key {key}; the nearest valid key is {nearest}. {section} takes {', '.join(siblings)}"
+    )
+
+
+def nearest_key(name: str, prefix: str, siblings: list[str], known: list[str]) -> str:
+    """The valid dotted key most like ``prefix + name``: one of the same section, else of that name, else any."""
+    if near := difflib.get_close_matches(name, siblings, n=1, cutoff=0.7):
+        return f"{prefix}{near[0]}"
+    if same := [k for k in known if k.rpartition(".")[2] == name]:
+        return same[0]
+
+    def likeness(key: str) -> float:
+        whole = difflib.SequenceMatcher(None, f"{prefix}{name}", key).ratio()
+        leaf = difflib.SequenceMatcher(None, name, key.rpartition(".")[2]).ratio()
+        return max(whole, leaf)
+
+    return max([*known, *(f"{prefix}{s}" for s in siblings)], key=likeness)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Section):
+        pairs = ((name, _plain(getattr(value, name))) for name in hints(type(value)))
+        return {name: v for name, v in pairs if v is not None}
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested tables."""
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{_toml_key(name)}.")
+        else:
+            yield f"{prefix}{_toml_key(name)}", value
+
+
+def _toml_key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else toml_value(name)
+
+
+def _toml_lines(content: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    tables = {name: value for name, value in content.items() if isinstance(value, Mapping)}
+    for name, value in content.items():
+        if name not in tables:
+            yield f"{_toml_key(name)} = {toml_value(value)}"
+    for name, table in tables.items():
+        if not table:
+            continue
+        path = f"{prefix}{_toml_key(name)}"
+        if any(not isinstance(value, Mapping) for value in table.values()):
+            yield from ("", f"[{path}]")
+        yield from _toml_lines(table, f"{path}.")

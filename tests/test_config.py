@@ -1,0 +1,391 @@
+"""Typed configuration: what a TOML file and overrides may say, and what each mistake is answered with."""
+
+import dataclasses
+import pathlib
+import tomllib
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+
+from jrec.errors import ConfigError, value_errors_are_config_errors
+from jrec.ops import row_optimizers
+from jrec.train import config as configs
+from jrec.train.config import TrainConfig, differences, load_config, save_config
+from jrec.train.config_optimizer import HYPERPARAMETERS
+from jrec.train.typed_toml import describe, keys
+
+SHIPPED = sorted((pathlib.Path(__file__).parents[1] / "configs").glob("*.toml"))
+
+FULL = """
+name = "trial"
+seed = 7
+epochs = 2
+max_steps = 100
+out = "elsewhere"
+
+[data]
+path = "d"
+batch_size = 128
+
+[model]
+embedding_dim = 8
+bottom_mlp = [32, 8]
+top_mlp = [16, 1]
+
+[model.features."C 1"]
+pooling = "max"
+
+[optimizer]
+name = "adam"
+learning_rate = 1
+b1 = 0.5
+
+[optimizer.embedding]
+name = "sgd"
+
+[schedule]
+kind = "warmup_cosine"
+warmup_steps = 10
+"""
+
+
+@pytest.fixture
+def full(tmp_path):
+    path = tmp_path / "full.toml"
+    path.write_text(FULL)
+    return path
+
+
+def error_of(path, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+def test_file_and_defaults(full):
+    config = load_config(full)
+    assert (config.name, config.seed, config.epochs, config.max_steps, config.out) == ("trial", 7, 2, 100, "elsewhere")
+    assert config.data.batch_size == 128
+    assert config.data.on_bad_id == "raise"
+    assert config.model.bottom_mlp == (32, 8)
+    assert config.model.features["C 1"].pooling == "max"
+    assert config.optimizer.learning_rate == 1.0
+    assert isinstance(config.optimizer.learning_rate, float)
+    assert config.optimizer.hyperparameters() == {
+        "learning_rate": 1.0, "weight_decay": 0.0, "b1": 0.5, "b2": 0.999, "eps": 1e-8
+    }  # fmt: skip
+    assert config.optimizer.momentum is None
+
+
+def test_a_short_file_is_enough(tmp_path):
+    path = tmp_path / "tiny run.toml"
+    path.write_text('data.path = "d"')
+    config = load_config(path)
+    assert config.name == "tiny_run"
+    assert config.out == "runs/tiny_run"
+    assert load_config(path, ["name=other"]).out == "runs/other"
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("data.batch_size=4096", "data.batch_size", 4096),
+        ("seed=3", "seed", 3),
+        ("data.path=some/folder", "data.path", "some/folder"),
+        ("data.path=/a=b, c", "data.path", "/a=b, c"),
+        ("data.path='quoted'", "data.path", "quoted"),
+        ("data.path=2024-01-01", "data.path", "2024-01-01"),
+        ("data.path=12", "data.path", "12"),
+        ("data.path=true", "data.path", "true"),
+        ('data.path=C:\\x"y', "data.path", 'C:\\x"y'),
+        ("name=007", "name", "007"),
+        ("log.tensorboard=false", "log.tensorboard", False),
+        ("model.top_mlp=[8, 4, 1]", "model.top_mlp", [8, 4, 1]),
+        ("optimizer.learning_rate=2", "optimizer.learning_rate", 2.0),
+        ("optimizer.learning_rate=1e-3", "optimizer.learning_rate", 0.001),
+        ("optimizer.embedding.name=adam", "optimizer.embedding.name", "adam"),
+        ('optimizer.embedding={name="adagrad", eps=0.5}', "optimizer.embedding.eps", 0.5),
+        ("model.features.C2.pooling=mean", "model.features.C2.pooling", "mean"),
+        ('model.features."C 1".pooling=mean', 'model.features."C 1".pooling', "mean"),
+        (" data.workers = 2 ", "data.workers", 2),
+    ],
+)
+def test_overrides(full, override, key, value):
+    assert load_config(full, [override]).flatten()[key] == value
+
+
+def test_the_last_override_wins_and_tables_merge(full):
+    config = load_config(full, ["seed=1", "seed=2", 'data={path="x"}'])
+    assert config.seed == 2
+    assert (config.data.path, config.data.batch_size) == ("x", 128)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.batchsize=4", ["override 'data.batchsize=4'", "data.batchsize", "nearest valid key is data.batch_size"]),
+        ("batch_size=4", ["unknown key batch_size", "nearest valid key is data.batch_size"]),
+        ("data.embedding_dim=4", ["nearest valid key is model.embedding_dim"]),
+        ("modle.embedding_dim=4", ["unknown key modle", "nearest valid key is model"]),
+        ("zzz=1", ["unknown key zzz", "nearest valid key is "]),
+        (
+            "model.features.C1.poling=max",
+            ["model.features.C1.poling", "nearest valid key is model.features.C1.pooling"],
+        ),
+        ("optimizer.embedding.learning_rat=1", ["is optimizer.embedding.learning_rate"]),
+        ("data.batch_size=big", ["data.batch_size must be an integer at least 1", "'big'", "a TOML string"]),
+        ("data.batch_size=1.5", ["must be an integer", "1.5", "a TOML float"]),
+        ("data.batch_size=true", ["must be an integer", "True", "a TOML boolean"]),
+        ("data.batch_size=[1]", ["must be an integer", "a TOML array"]),
+        ("data.batch_size=0", ["data.batch_size is 0", "at least 1"]),
+        ("data.batch_size.x=0", ["override 'data.batch_size.x=0'", "data.batch_size is 128 in the file, not a table"]),
+        ("data=3", ["override 'data=3'", "data must be a table", "but is 3"]),
+        ("model.bottom_mlp=512", ["model.bottom_mlp must be an array, each element an integer", "512"]),
+        ("model.bottom_mlp=[512, 0, 8]", ["model.bottom_mlp is 0", "at least 1"]),
+        ('model.bottom_mlp=[512, "8"]', ["model.bottom_mlp must be an integer", "'8'"]),
+        ("model.bottom_mlp=[512, 256]", ["full.toml", "[512, 256]", "model.embedding_dim = 8"]),
+        ("model.top_mlp=[512, 2]", ["model.top_mlp", "[512, 2]", "must be 1"]),
+        ("model.top_mlp=[]", ["model.top_mlp is []"]),
+        ("model.interaction=dott", ['"dot", "concat"', "'dott'", 'did you mean "dot"?']),
+        ("model.kind=tbsm", ['model.kind must be one of "dlrm"', "'tbsm'"]),
+        ("tables.tier=host", ['tables.tier must be one of "device"', "'host'"]),
+        ("log.tensorboard=yes", ["log.tensorboard must be true or false", "'yes'"]),
+        ("optimizer.learning_rate=-1", ["optimizer.learning_rate is -1.0", "at least 0"]),
+        ("optimizer.learning_rate=nan", ["optimizer.learning_rate must be a number", "nan"]),
+        ("optimizer.learning_rate=inf", ["optimizer.learning_rate must be a number", "inf"]),
+        ("optimizer.b1=1.0", ["optimizer.b1 is 1.0", "below 1"]),
+        ("optimizer.momentum=0.5", ["optimizer.momentum is 0.5", "'adam'", "takes learning_rate, weight_decay, b1"]),
+        ("optimizer.name=sgd", ["optimizer.b1 is 0.5", "'sgd'"]),
+        ("optimizer.name=rowwise_adagrad", ["optimizer.name must be one of"]),
+        ("optimizer.embedding.eps=0", ["optimizer.embedding.eps is 0.0", "above 0"]),
+        ("schedule.decay_start=5", ["schedule.decay_start is 5", "schedule.warmup_steps = 10"]),
+        ("evaluate.splits=[]", ["evaluate.every_steps is 5", "evaluate.splits is empty"]),
+        ("evaluate.splits=test", ["evaluate.splits must be an array", "'test'"]),
+        ('evaluate.final_splits=["test","test"]', ["evaluate.final_splits", "once"]),
+        ("name=a/b", ["name is 'a/b'"]),
+        ("data.path=", ["data.path is empty"]),
+        ("data.path='a\nb'\nseed=3", ["data.path must"]),
+        ("seed=-1", ["seed is -1"]),
+        ("seed=4294967296", ["seed is 4294967296", "at most 4294967295"]),
+        ("nonsense", ["'nonsense'", "section.key=value"]),
+        ("=3", ["section.key=value"]),
+        ("data..path=3", ["'data..path'", "dotted"]),
+        ("a b=3", ["'a b'", "dotted"]),
+    ],
+)
+def test_bad_overrides(full, override, words):
+    message = error_of(full, "evaluate.every_steps=5", override) if "data.path='" not in override else ""
+    if not message:  # a line break cannot smuggle in a second key: the whole text is the value
+        assert load_config(full, [override]).data.path == "'a\nb'\nseed=3"
+        return
+    for word in words:
+        assert word in message
+    assert "\n" not in message
+
+
+def test_mistakes_in_the_file_name_the_file(tmp_path):
+    path = tmp_path / "bad.toml"
+    cases = {
+        '[data]\npath = "d"\nworkrs = 1': ["bad.toml", "unknown key data.workrs", "nearest valid key is data.workers"],
+        '[data]\npath = "d"\nworkers = "two"': ["bad.toml", "data.workers must be an integer at least 0, but is 'two'"],
+        "seed = 1": ["bad.toml", "data.path is missing", "a string", "data.path=VALUE"],
+        "[data]\nworkers = 1": ["bad.toml", "data.path is missing"],
+        "seed = \nname = 1": ["bad.toml", "not valid TOML", "line 1"],
+        '[model.features.C1]\n[data]\npath="d"': ["model.features.C1.pooling is missing"],
+    }
+    for text, words in cases.items():
+        path.write_text(text)
+        message = error_of(path)
+        assert all(word in message for word in words), message
+    path.write_bytes(b'name = "\xff"')
+    assert "not UTF-8" in error_of(path)
+
+
+def test_an_absent_file_names_its_neighbour(full):
+    assert "did you mean" in error_of(full.with_name("ful.toml"))
+    assert str(full) in error_of(full.with_name("full"))
+    assert "no such configuration" in error_of(full.parent / "nowhere" / "x.toml")
+
+
+def test_values_made_in_python_are_checked_too():
+    with pytest.raises(ConfigError, match=r"DataConfig.batch_size is 0"):
+        configs.DataConfig(path="d", batch_size=0)
+    with pytest.raises(ConfigError, match=r"ModelConfig.interaction must be one of"):
+        configs.ModelConfig(interaction="sum")  # pyright: ignore[reportArgumentType]
+    assert configs.ModelConfig(top_mlp=[4, 1]).top_mlp == (4, 1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        configs.DataConfig(path="d").path = "e"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_saved_configuration_reads_back_equal(full, tmp_path):
+    config = load_config(full)
+    save_config(config, tmp_path / "config.toml")
+    assert load_config(tmp_path / "config.toml") == config
+    assert not list(tmp_path.glob("*.partial"))
+    assert TrainConfig.from_dict(config.to_dict()) == config
+
+
+text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+
+@given(
+    path=text,
+    features=st.dictionaries(text, st.sampled_from(["sum", "mean", "sqrtn", "max"]), max_size=3),
+    rate=st.floats(0, 1e30, allow_nan=False),
+    top=st.lists(st.integers(1, 65536), max_size=4),
+    seed=st.integers(0, 2**32 - 1),
+    name=st.sampled_from(sorted(HYPERPARAMETERS)),
+)
+def test_round_trip_of_anything(path, features, rate, top, seed, name):
+    config = TrainConfig(
+        data=configs.DataConfig(path=path),
+        seed=seed,
+        model=configs.ModelConfig(
+            top_mlp=(*top, 1), features={k: configs.FeatureOverride(pooling=v) for k, v in features.items()}
+        ),
+        optimizer=configs.OptimizerConfig(
+            learning_rate=rate, embedding=configs.EmbeddingOptimizerConfig(name=name, learning_rate=rate)
+        ),
+    )
+    assert TrainConfig.from_dict(tomllib.loads(config.to_toml())) == config
+
+
+def test_differences(full):
+    old, new = (
+        load_config(full),
+        load_config(full, ["model.embedding_dim=16", "model.bottom_mlp=[16]", "optimizer.b1=0"]),
+    )
+    assert differences(old, new) == {
+        "model.embedding_dim": (8, 16),
+        "model.bottom_mlp": ([32, 8], [16]),
+        "optimizer.b1": (0.5, 0.0),
+    }
+    assert differences(old, old) == {}
+
+
+def test_describe_lists_every_key_with_its_default():
+    rows = {key: (kind, default) for key, kind, default in describe(TrainConfig)}
+    assert list(rows) == list(keys(TrainConfig))
+    assert rows["data.batch_size"] == ("an integer at least 1", "2048")
+    assert rows["data.path"] == ("a string", "")
+    assert rows["model.bottom_mlp"][1] == "[64, 16]"
+    assert rows["model.features.NAME.pooling"][0] == 'one of "sum", "mean", "sqrtn", "max"'
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
+def test_shipped_configurations_load_and_say_where_they_are_from(path):
+    config = load_config(path)
+    assert config.name == path.stem
+    assert path.read_text().startswith("#")
+    config.schedule.build(total_steps=10**6)
+    assert TrainConfig.from_dict(tomllib.loads(config.to_toml())) == config
+
+
+def test_papers_architectures():
+    shipped = {p.stem: load_config(p).model for p in SHIPPED}
+    expected = {  # Tensor Casting, Table II; FAE, Table I (the input width is the data's); OPER, Table 1
+        "rm1": (64, (256, 128, 64), (256, 64, 1)),
+        "rm2": (64, (256, 128, 64), (512, 128, 1)),
+        "rm3": (64, (2560, 512, 64), (512, 128, 1)),
+        "rm4": (64, (2560, 1024, 64), (2048, 2048, 1024, 1)),
+        "criteo_kaggle": (16, (512, 256, 64, 16), (512, 256, 1)),
+        "criteo_terabyte": (64, (512, 256, 64), (512, 512, 256, 1)),
+        "avazu": (16, (512, 256, 64, 16), (512, 256, 1)),
+    }
+    for name, architecture in expected.items():
+        model = shipped[name]
+        assert (model.embedding_dim, model.bottom_mlp, model.top_mlp) == architecture
+    assert {"quickstart", "movielens", "taobao"} <= set(shipped)
+
+
+ROW_OPTIMIZERS = {
+    "sgd": row_optimizers.SGD,
+    "momentum": row_optimizers.Momentum,
+    "adagrad": row_optimizers.Adagrad,
+    "rowwise_adagrad": row_optimizers.RowWiseAdagrad,
+    "rmsprop": row_optimizers.RMSProp,
+    "adam": row_optimizers.Adam,
+}
+
+
+@pytest.mark.parametrize("name", ROW_OPTIMIZERS)
+def test_hyperparameters_fit_the_row_optimizers(name):
+    config = configs.EmbeddingOptimizerConfig(name=name, learning_rate=0.5, max_row_norm=2.0)
+    optimizer = ROW_OPTIMIZERS[name](**config.hyperparameters())
+    assert optimizer.max_row_norm == 2.0
+    fields = {f.name for f in dataclasses.fields(optimizer)}
+    assert fields == {"max_row_norm", *config.hyperparameters()}
+
+
+@pytest.mark.parametrize("name", [n for n in ROW_OPTIMIZERS if n != "rowwise_adagrad"])
+def test_dense_optimizer_equals_the_row_optimizer_of_its_name(name):
+    factor = configs.ScheduleConfig(warmup_steps=3).build(10)
+    dense = configs.OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.01)
+    optimizer = dense.build(factor)
+    values = {**dense.hyperparameters(), "learning_rate": lambda step: 0.1 * factor(step)}
+    rows_optimizer = ROW_OPTIMIZERS[name](**values)
+    random = np.random.default_rng(0)
+    parameters = rows = jnp.asarray(random.normal(size=(5, 4)), jnp.float32)
+    state, slots = optimizer.init(parameters), rows_optimizer.init(rows)
+    for step in range(4):
+        gradients = jnp.asarray(random.normal(size=(5, 4)), jnp.float32)
+        updates, state = optimizer.update(gradients, state, parameters)
+        parameters = optax.apply_updates(parameters, updates)
+        count = jnp.int32(step)
+        rows, slots = rows_optimizer.step_rows(
+            rows, rows_optimizer.prepare(rows, gradients), slots, rows_optimizer.learning_rate_at(count), count
+        )
+    np.testing.assert_allclose(parameters, rows, rtol=1e-5, atol=1e-6)
+
+
+def mlperf_factor(step_count, warmup, start, length):
+    """The rule of the MLPerf reference implementation, which counts steps from 1."""
+    if step_count < warmup:
+        return 1 - (warmup - step_count) / warmup
+    if start <= step_count < start + length:
+        return ((length - (step_count - start)) / length) ** 2
+    return None if step_count >= start + length else 1.0
+
+
+def test_poly_decay_is_mlperfs():
+    schedule = configs.ScheduleConfig(kind="warmup_poly_decay", warmup_steps=10, decay_start=20, decay_steps=30)
+    factors = np.asarray(jax.vmap(schedule.build(100))(jnp.arange(100)))
+    for step, factor in enumerate(factors):
+        expected = mlperf_factor(step + 1, 10, 20, 30)
+        assert factor == pytest.approx(0.0 if expected is None else expected, abs=1e-6)
+
+
+def test_other_schedules():
+    total = 110
+    steps = np.arange(total)
+
+    def factors(**values):
+        return np.asarray(jax.vmap(configs.ScheduleConfig(**values).build(total))(jnp.arange(total)))
+
+    up = np.minimum((steps + 1) / 10, 1)
+    np.testing.assert_allclose(factors(warmup_steps=10), up, atol=1e-6)
+    np.testing.assert_array_equal(factors(), np.ones(total))
+    progress = np.clip((steps + 1 - 10) / 100, 0, 1)  # no decay_steps: down to the end of training
+    linear = up * (0.1 + 0.9 * (1 - progress))
+    np.testing.assert_allclose(factors(kind="warmup_linear", warmup_steps=10, end_factor=0.1), linear, atol=1e-6)
+    cosine = up * (1 + np.cos(np.pi * progress)) / 2
+    np.testing.assert_allclose(factors(kind="warmup_cosine", warmup_steps=10), cosine, atol=1e-6)
+    assert configs.ScheduleConfig(kind="warmup_cosine").build(total)(7).dtype == jnp.float32
+
+
+def test_a_decay_after_the_end_is_an_error():
+    schedule = configs.ScheduleConfig(kind="warmup_linear", warmup_steps=100)
+    with pytest.raises(ConfigError, match=r"step 100 of a run of 100 steps"):
+        schedule.build(total_steps=100)
+
+
+def test_value_errors_of_the_library_become_config_errors_where_asked():
+    with pytest.raises(ConfigError, match=r"^the model: 3 is odd$"), value_errors_are_config_errors("the model"):
+        raise ValueError("3 is odd")
+    with pytest.raises(ConfigError, match=r"^plain$"), value_errors_are_config_errors("the model"):
+        raise ConfigError("plain")
