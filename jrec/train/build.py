@@ -24,13 +24,6 @@ ROW_OPTIMIZERS: dict[str, type[ops.RowOptimizer]] = {
     "rmsprop": ops.RMSProp,
     "adam": ops.Adam,
 }
-DENSE_OPTIMIZERS = {
-    "sgd": optax.sgd,
-    "momentum": optax.sgd,
-    "adagrad": optax.adagrad,
-    "rmsprop": optax.rmsprop,
-    "adam": optax.adam,
-}
 
 
 def build_layout(config: ModelConfig, schema: Schema) -> EmbeddingLayout:
@@ -90,17 +83,14 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
 def build_optimizer(config: TrainConfig, model: nnx.Module, total_steps: int) -> SparseOptimizer:
     """Dense and row optimizers whose learning rates follow ``[schedule]`` over ``total_steps``."""
     factor = config.schedule.build(total_steps)
-    hyperparameters = config.optimizer.hyperparameters()
-    rate = hyperparameters.pop("learning_rate")
-    dense = DENSE_OPTIMIZERS[config.optimizer.name](_scheduled(rate, factor), **hyperparameters)
-    return SparseOptimizer(model, dense=dense, embedding=_row_optimizer(config.optimizer.embedding, factor))
+    return SparseOptimizer(
+        model, dense=config.optimizer.build(factor), embedding=_row_optimizer(config.optimizer.embedding, factor)
+    )
 
 
 def _row_optimizer(config: EmbeddingOptimizerConfig, factor: optax.Schedule) -> ops.RowOptimizer:
     hyperparameters = config.hyperparameters()
     rate = hyperparameters.pop("learning_rate")
-    if "initial_accumulator_value" in hyperparameters:
-        hyperparameters["initial_accumulator"] = hyperparameters.pop("initial_accumulator_value")
     return ROW_OPTIMIZERS[config.name](learning_rate=_scheduled(rate, factor), **hyperparameters)
 
 
