@@ -20,12 +20,14 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from jrec.errors import JrecError
+
 FORMAT = "jrec-dataset"
 VERSION = 1
 SCHEMA_FILE = "schema.json"
 
 
-class DatasetError(Exception):
+class DatasetError(JrecError):
     """A dataset that cannot be used as it is: the message says which file, what is wrong and what to do."""
 
 
