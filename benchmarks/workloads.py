@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 
@@ -70,6 +71,16 @@ class Workload:
         """Ids in a batch, over all tables."""
         return self.batch * sum(self.ids_per_bag)
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields, in JSON types."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(fields: dict[str, Any]) -> Workload:
+        """The inverse of ``to_json``, which turns tuples into lists when it has been through JSON."""
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        return Workload(**values)
+
     def with_rows_capped(self, rows: int) -> Workload:
         """The same workload with no table above ``rows`` rows."""
         return dataclasses.replace(self, rows=tuple(min(r, rows) for r in self.rows))
@@ -119,6 +130,13 @@ def dense_batch(workload: Workload, *, seed: int) -> tuple[np.ndarray, np.ndarra
     rng = np.random.default_rng((seed, workload.num_tables, 1))
     dense = rng.standard_normal((workload.batch, workload.num_dense), dtype=np.float32)
     return dense, (rng.random(workload.batch) < 0.25).astype(np.float32)
+
+
+def output_gradient(workload: Workload, *, seed: int) -> np.ndarray:
+    """A gradient of the pooled outputs, (batch, num_tables * dim), or of the unpooled, (lookups, dim); float32."""
+    rng = np.random.default_rng((seed, workload.num_tables, 5))
+    pooled = (workload.batch, workload.num_tables * workload.dim)
+    return rng.standard_normal(pooled if workload.pooled else (workload.lookups, workload.dim), dtype=np.float32)
 
 
 def initial_table(workload: Workload, table: int, *, seed: int) -> np.ndarray:
