@@ -1,0 +1,54 @@
+"""The compiled functions of a training run: one step on donated state, and prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jrec.batch import Batch
+from jrec.nn import SparseOptimizer, train_step
+
+State = Any  # an nnx.State of (model, optimizer): every array of the run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompiledRun:
+    """A model and its optimizer, split into a state and jitted functions of it.
+
+    Attributes:
+      step: ``state, batch -> state, loss, logits``. The old state is donated: tables and slots change in place.
+      predict: ``state, batch -> logits``, (batch,) float32.
+      merge: the (model, optimizer) modules over a state.
+    """
+
+    step: Callable[[State, Batch], tuple[State, jax.Array, jax.Array]]
+    predict: Callable[[State, Batch], jax.Array]
+    merge: Callable[[State], tuple[Any, SparseOptimizer]]
+
+
+def compile_run(model: Any, optimizer: SparseOptimizer) -> tuple[State, CompiledRun]:
+    """Splits modules into the initial state and its functions.
+
+    Example:
+      >>> state, run = compile_run(model, optimizer)
+      >>> state, loss, logits = run.step(state, batch)
+    """
+    graph, state = nnx.split((model, optimizer))
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state: State, batch: Batch) -> tuple[State, jax.Array, jax.Array]:
+        model, optimizer = nnx.merge(graph, state)
+        loss, logits = train_step(model, optimizer, batch)
+        return nnx.state((model, optimizer)), loss, logits
+
+    @jax.jit
+    def predict(state: State, batch: Batch) -> jax.Array:
+        model, _ = nnx.merge(graph, state)
+        return model(batch)
+
+    return state, CompiledRun(step=step, predict=predict, merge=lambda state: nnx.merge(graph, state))
