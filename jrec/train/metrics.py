@@ -1,0 +1,291 @@
+"""Metrics of click prediction: exact AUC and ROC, log loss, normalized entropy, accuracy, calibration.
+
+Scores are logits; probabilities are their sigmoid. Everything is computed in float64 on the host. A metric that the
+data leave undefined, such as the AUC of a single class, is None and never NaN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+from jax.typing import ArrayLike
+
+from jrec.data.schema import DatasetError
+from jrec.errors import DivergedError
+
+UNITS = {
+    "examples": "count",
+    "positives": "count",
+    "base_rate": "fraction of labels that are 1",
+    "mean_prediction": "probability",
+    "auc": "area under the ROC curve, 0 to 1",
+    "log_loss": "nats per example",
+    "normalized_entropy": "log loss over the entropy of the base rate",
+    "accuracy": "fraction correct at probability 0.5",
+    "calibration": "mean prediction over base rate",
+    "calibration_error": "probability, mean absolute gap over 20 bins of equal count",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What a model said of the examples of a split.
+
+    Attributes:
+      logits: (examples,) float32.
+      labels: (examples,) bool.
+    """
+
+    logits: np.ndarray
+    labels: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The metrics of ``Scores``; ``UNITS`` says in what. ``undefined`` gives the reason for each that is None."""
+
+    examples: int
+    positives: int
+    base_rate: float
+    mean_prediction: float
+    auc: float | None
+    log_loss: float
+    normalized_entropy: float | None
+    accuracy: float
+    calibration: float | None
+    calibration_error: float
+    undefined: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fit for JSON; ``undefined`` is left out where it is empty."""
+        content = dataclasses.asdict(self)
+        return content if self.undefined else {k: v for k, v in content.items() if k != "undefined"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReliabilityBins:
+    """Examples grouped by predicted probability; empty groups are left out. All arrays are (bins,).
+
+    Attributes:
+      counts: int64.
+      mean_predicted: float64, mean probability.
+      observed: float64, fraction of labels that are 1.
+    """
+
+    counts: np.ndarray
+    mean_predicted: np.ndarray
+    observed: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: the mean gap between predicted and observed, weighted by count."""
+        return float(np.average(np.abs(self.mean_predicted - self.observed), weights=self.counts))
+
+
+class ScoreAccumulator:
+    """Collects the scores of an evaluation batch by batch, 5 bytes an example."""
+
+    def __init__(self) -> None:
+        self._logits: list[np.ndarray] = []
+        self._labels: list[np.ndarray] = []
+
+    def update(self, logits: ArrayLike, labels: ArrayLike, mask: ArrayLike | None = None) -> None:
+        """Adds a batch.
+
+        Args:
+          logits: (batch,) of any float type.
+          labels: (batch,) 0 or 1, of any type.
+          mask: (batch,), 0 for rows that only pad the batch; None counts all.
+
+        Raises:
+          ValueError: if shapes differ or a label is neither 0 nor 1.
+          DivergedError: if a logit is NaN or infinite.
+        """
+        scores, truth = np.asarray(logits, np.float32), np.asarray(labels)
+        if mask is not None:
+            keep = np.asarray(mask) != 0
+            if keep.shape != scores.shape:
+                raise ValueError(f"mask has shape {keep.shape}, but logits have {scores.shape}")
+            if truth.shape == scores.shape:
+                scores, truth = scores[keep], truth[keep]
+        truth = _binary(truth, scores)
+        _finite(scores)
+        self._logits.append(scores.copy())
+        self._labels.append(truth)
+
+    def scores(self) -> Scores:
+        """All batches so far, in order."""
+        return Scores(
+            logits=np.concatenate([np.empty(0, np.float32), *self._logits]),
+            labels=np.concatenate([np.empty(0, bool), *self._labels]),
+        )
+
+
+def evaluate(scores: Scores) -> Evaluation:
+    """All metrics.
+
+    Raises:
+      DatasetError: if there are no examples.
+      DivergedError: if a logit is NaN or infinite.
+    """
+    logits, labels = np.asarray(scores.logits), _binary(scores.labels, scores.logits)
+    if logits.size == 0:
+        raise DatasetError("there are no examples to evaluate: the split, or what was read of it, is empty")
+    _finite(logits)
+    probabilities = sigmoid(logits)
+    positives = int(np.count_nonzero(labels))
+    base_rate, mean_prediction = positives / labels.size, float(np.mean(probabilities))
+    loss = log_loss(logits, labels)
+    entropy = _entropy(base_rate)
+    undefined = {}
+    if entropy == 0:
+        reason = f"all labels are {int(positives > 0)}"
+        undefined = {"auc": reason, "normalized_entropy": reason}
+        if positives == 0:
+            undefined["calibration"] = reason
+    return Evaluation(
+        examples=labels.size,
+        positives=positives,
+        base_rate=base_rate,
+        mean_prediction=mean_prediction,
+        auc=auc(logits, labels),
+        log_loss=loss,
+        normalized_entropy=loss / entropy if entropy else None,
+        accuracy=float(np.mean((logits >= 0) == labels)),
+        calibration=mean_prediction / base_rate if positives else None,
+        calibration_error=reliability_bins(probabilities, labels).error,
+        undefined=undefined,
+    )
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Probabilities in float64, without overflow for any finite logit."""
+    z = np.asarray(logits, np.float64)
+    small = np.exp(-np.abs(z))  # in (0, 1]
+    return np.where(z >= 0, 1.0, small) / (1.0 + small)
+
+
+def auc(scores: ArrayLike, labels: ArrayLike) -> float | None:
+    """The exact area under the ROC curve: how often a positive outscores a negative, ties counting half.
+
+    Counted in integers after one sort, O(n log n), and divided once, so the result is correctly rounded.
+
+    Args:
+      scores: (n,) floats, larger for likelier clicks; infinities are allowed.
+      labels: (n,) 0 or 1.
+
+    Returns:
+      the area, or None where one of the classes is absent.
+
+    Raises:
+      ValueError: if shapes differ, a label is neither 0 nor 1, or a score is NaN.
+    """
+    _, positives, negatives = _count_by_score(scores, labels)
+    total_positives, total_negatives = int(positives.sum()), int(negatives.sum())
+    if total_positives == 0 or total_negatives == 0:
+        return None
+    below = np.cumsum(negatives) - negatives
+    twice_wins = int(np.sum(positives * (2 * below + negatives)))
+    return twice_wins / (2 * total_positives * total_negatives)
+
+
+def roc_curve(scores: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """The receiver operating characteristic at every distinct score.
+
+    Args:
+      scores, labels: as for ``auc``.
+
+    Returns:
+      false positive rates, true positive rates and thresholds, (distinct + 1,) float64 each, from (0, 0) at a threshold
+      of infinity to (1, 1); or None where one of the classes is absent.
+    """
+    values, positives, negatives = _count_by_score(scores, labels)
+    if positives.sum() == 0 or negatives.sum() == 0:
+        return None
+    rates = [np.concatenate([[0], np.cumsum(c[::-1])]) / c.sum() for c in (negatives, positives)]
+    return rates[0], rates[1], np.concatenate([[np.inf], values[::-1].astype(np.float64)])
+
+
+def log_loss(logits: ArrayLike, labels: ArrayLike) -> float:
+    """Mean binary cross-entropy in nats, from logits of any size without overflow.
+
+    Args:
+      logits: (n,) finite floats, n at least 1.
+      labels: (n,) 0 or 1.
+    """
+    z = np.asarray(logits, np.float64)
+    truth = _binary(labels, z)
+    return float(np.mean(np.logaddexp(0.0, np.where(truth, -z, z))))
+
+
+def normalized_entropy(logits: ArrayLike, labels: ArrayLike) -> float | None:
+    """Log loss over the entropy of the base rate: 1 is no better than predicting the base rate, 0 is perfect.
+
+    He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", 2014, equation 1. None for one class.
+    """
+    truth = _binary(labels, np.asarray(logits))
+    entropy = _entropy(np.count_nonzero(truth) / truth.size)
+    return log_loss(logits, truth) / entropy if entropy else None
+
+
+def reliability_bins(probabilities: np.ndarray, labels: ArrayLike, bins: int = 20) -> ReliabilityBins:
+    """Groups examples into ``bins`` of equal count by predicted probability; equal probabilities stay together.
+
+    Equal counts, not equal widths, because at a click rate of 2 % nearly all predictions share the first of any bins
+    of equal width.
+    """
+    p = np.asarray(probabilities, np.float64)
+    truth = _binary(labels, p)
+    edges = np.unique(np.quantile(p, np.arange(1, bins) / bins, method="inverted_cdf"))
+    which = np.searchsorted(edges, p, side="left")
+    counts = np.bincount(which, minlength=len(edges) + 1)
+    used = counts > 0
+    predicted, observed = (np.bincount(which, weights=w, minlength=len(counts))[used] for w in (p, truth))
+    counts = counts[used]
+    return ReliabilityBins(counts=counts, mean_predicted=predicted / counts, observed=observed / counts)
+
+
+def _count_by_score(scores: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Distinct scores in ascending order, and how many positives and negatives have each, (distinct,) int64."""
+    values = np.asarray(scores)
+    truth = _binary(labels, values)
+    if bad := int(np.count_nonzero(np.isnan(values))):
+        raise ValueError(f"{bad:,} of {values.size:,} scores are NaN, which cannot be ranked")
+    order = np.argsort(values)
+    values, truth = values[order], truth[order]
+    starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]])) if values.size else np.empty(0, int)
+    counts = np.diff(np.append(starts, values.size))
+    positives = np.add.reduceat(truth, starts, dtype=np.int64) if values.size else np.empty(0, np.int64)
+    return values[starts], positives, counts - positives
+
+
+def _binary(labels: ArrayLike, scores: np.ndarray) -> np.ndarray:
+    """The labels as bools."""
+    values = np.asarray(labels)
+    if values.ndim != 1 or values.shape != scores.shape:
+        raise ValueError(f"scores and labels must be of one shape (n,), but are {scores.shape} and {values.shape}")
+    if values.dtype == np.bool_:
+        return values
+    truth = values == 1
+    if not np.all(truth | (values == 0)):
+        first = int(np.argmin(truth | (values == 0)))
+        raise ValueError(f"label {first} is {values[first]!r}; labels must be 0 or 1")
+    return truth
+
+
+def _finite(logits: np.ndarray) -> None:
+    finite = np.isfinite(logits)
+    if not np.all(finite):
+        first = int(np.argmin(finite))
+        raise DivergedError(
+            f"{logits.size - np.count_nonzero(finite):,} of {logits.size:,} logits are NaN or infinite (the first is"
+            f" {logits[first]!s}): training has diverged; lower the learning rates"
+        )
+
+
+def _entropy(rate: float) -> float:
+    """Of a coin of this rate, in nats."""
+    return 0.0 if rate in (0.0, 1.0) else -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
