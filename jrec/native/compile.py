@@ -1,0 +1,144 @@
+"""Compiles numba kernels to plain C functions, once per machine, on first use.
+
+Kernels are written over raw addresses and called through their addresses alone: from Python threads (``host``) and from
+XLA's (``ffi``). So there is one specialization of each, whatever the arrays' dtypes and ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import pathlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from llvmlite import binding, ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+# No "nnan", "ninf": NaN marks an index past the table. "reassoc" vectorizes the sums over a row's elements; the order it
+# picks is fixed at compile time, so results still do not depend on threads.
+FASTMATH = {"contract", "reassoc", "nsz", "arcp"}
+
+inlined = functools.partial(numba.njit, nogil=True, error_model="numpy", fastmath=FASTMATH)
+"""Decorates a helper that kernels call."""
+
+_LOCK = threading.RLock()
+
+
+class Kernel:
+    """A numba function as a C function, compiled or read from the cache when its address is first asked for.
+
+    Attributes:
+      symbol: the name under which other kernels reach it.
+    """
+
+    def __init__(self, function: Callable[..., Any], signature: Any, requires: tuple[Kernel, ...]):
+        self.symbol = f"jrec_native_{function.__name__}"
+        self._function, self._signature, self._requires = function, signature, requires
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """The numba C callback; its ``ctypes`` attribute calls it with the GIL released."""
+        with _LOCK:
+            for kernel in self._requires:
+                binding.add_symbol(kernel.symbol, kernel.address)
+            options: dict[str, Any] = {"nopython": True, "error_model": "numpy", "fastmath": FASTMATH}
+            try:
+                callback = _cached(self._function, self._signature, options)
+            except RuntimeError as error:
+                if "no locator available" not in str(error):
+                    raise
+                callback = numba.cfunc(self._signature, **options)(self._function)
+            return callback
+
+    @property
+    def address(self) -> int:
+        """Of the C function."""
+        return self.compiled.address
+
+    @functools.cached_property
+    def call(self) -> Callable[..., Any]:
+        """The C function as a Python callable that releases the GIL."""
+        return self.compiled.ctypes
+
+
+def kernel(signature: Any, *, requires: tuple[Kernel, ...] = ()) -> Callable[[Callable[..., Any]], Kernel]:
+    """Decorates a function of integers as a ``Kernel``; ``requires`` are those it reaches by ``address_of``."""
+    return lambda function: Kernel(function, signature, requires)
+
+
+def _cached(function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> Any:
+    """As ``numba.cfunc(cache=True)``, but the cache is stale as soon as *any* source file here changes.
+
+    numba looks at the file of the function alone, though helpers of other files are compiled into it.
+    """
+    from numba.core.ccallback import CFunc
+    from numba.core.sigutils import normalize_signature
+
+    options.pop("nopython")
+    callback = CFunc(function, normalize_signature(signature), {}, options)
+    callback.enable_caching()
+    callback._cache._cache_file._source_stamp = _source_stamp()
+    callback.compile()
+    return callback
+
+
+@functools.cache
+def _source_stamp() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def address_of(symbol: str) -> Any:
+    """An intrinsic that gives the address of a kernel or C library function, resolved when the code is loaded."""
+
+    @intrinsic
+    def address(typing_context):
+        def codegen(context, builder, signature, args):
+            function = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(ir.VoidType(), [ir.IntType(64), ir.IntType(64)]), symbol
+            )
+            return builder.ptrtoint(function, ir.IntType(64))
+
+        return types.int64(), codegen
+
+    return address
+
+
+def c_function(symbol: str, result: Any, *arguments: Any) -> Any:
+    """An intrinsic that calls a function of the C library; arguments and result are numba integer types."""
+
+    def signature_of(context):
+        values = [context.get_value_type(a) for a in arguments]
+        return ir.FunctionType(ir.VoidType() if result == types.void else context.get_value_type(result), values)
+
+    def codegen(context, builder, signature, args):
+        function = cgutils.get_or_insert_function(builder.module, signature_of(context), symbol)
+        value = builder.call(function, args)
+        return context.get_dummy_value() if result == types.void else value
+
+    if len(arguments) == 0:
+
+        @intrinsic
+        def call0(typing_context):
+            return result(), codegen
+
+        return call0
+
+    @intrinsic
+    def call1(typing_context, argument):
+        return result(*arguments), codegen
+
+    return call1
+
+
+def pointer(array: Any) -> int:
+    """The address of a NumPy array's first element."""
+    return ctypes.c_void_p(array.ctypes.data).value or 0

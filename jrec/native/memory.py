@@ -1,0 +1,88 @@
+"""Loads, stores and atomics at raw addresses, for kernels that run on buffers of NumPy and of XLA alike.
+
+``get_f32(address, i)`` reads element ``i`` of the float32 array at ``address``; all indices are 64 bits wide. There are no
+bounds checks and no wrap-around of negative indices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+_I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def _element(builder: Any, args: Any, kind: ir.Type) -> Any:
+    base = builder.inttoptr(args[0], kind.as_pointer())
+    return builder.gep(base, [args[1]], inbounds=True)
+
+
+def _get(numba_type: Any, kind: ir.Type) -> Any:
+    @intrinsic
+    def get(typing_context, address, index):
+        def codegen(context, builder, signature, args):
+            value = builder.load(_element(builder, args, kind))
+            value.align = kind.get_abi_size(context.target_data)
+            return value
+
+        return numba_type(types.int64, types.int64), codegen
+
+    return get
+
+
+def _put(numba_type: Any, kind: ir.Type) -> Any:
+    @intrinsic
+    def put(typing_context, address, index, value):
+        def codegen(context, builder, signature, args):
+            store = builder.store(args[2], _element(builder, args, kind))
+            store.align = kind.get_abi_size(context.target_data)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, numba_type), codegen
+
+    return put
+
+
+get_i32, put_i32 = _get(types.int32, _I32), _put(types.int32, _I32)
+get_i64, put_i64 = _get(types.int64, _I64), _put(types.int64, _I64)
+get_u64, put_u64 = _get(types.uint64, _I64), _put(types.uint64, _I64)
+get_f32, put_f32 = _get(types.float32, _F32), _put(types.float32, _F32)
+
+
+@intrinsic
+def prefetch(typing_context, address):
+    """Asks for the cache line at ``address``; any address is allowed."""
+
+    def codegen(context, builder, signature, args):
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch", (), ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _I32, _I32, _I32])
+        )
+        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        builder.call(function, [pointer, _I32(0), _I32(3), _I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def fetch_add(typing_context, address, value):
+    """Atomically adds to the int64 at ``address`` and returns what was there before."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", pointer, args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def load_acquire(typing_context, address):
+    """Atomically reads the int64 at ``address``."""
+
+    def codegen(context, builder, signature, args):
+        return builder.load_atomic(builder.inttoptr(args[0], _I64.as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), codegen

@@ -1,0 +1,51 @@
+"""How many threads the native kernels use, and the pool on which they run outside jit."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from concurrent import futures
+
+from jrec.native.compile import Kernel
+
+
+def num_threads() -> int:
+    """From ``JREC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the CPUs this process may run on; never more than those.
+
+    Raises:
+      ValueError: if a variable is not a positive integer.
+    """
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    for variable in ("JREC_NUM_THREADS", "OMP_NUM_THREADS"):
+        if text := os.environ.get(variable, "").strip():
+            first = text.split(",")[0]  # OpenMP allows one number per nesting level
+            if not first.isdigit() or int(first) < 1:
+                raise ValueError(f"{variable}={text!r} must be a positive number of threads")
+            return min(int(first), available)
+    return available
+
+
+def run(kernel: Kernel, job: int, chunks: int, threads: int) -> None:
+    """Runs ``kernel(job, begin, end)`` over [0, chunks); threads take one chunk after another."""
+    call = kernel.call
+    if threads == 1 or chunks <= 1:
+        call(job, 0, chunks)
+        return
+    counter = itertools.count()  # next() is atomic
+
+    def work() -> None:
+        while (chunk := next(counter)) < chunks:
+            call(job, chunk, chunk + 1)
+
+    helpers = [_pool(os.getpid(), threads - 1).submit(work) for _ in range(min(threads, chunks) - 1)]
+    work()
+    for helper in helpers:
+        if not helper.cancel():
+            helper.result()
+
+
+@functools.cache
+def _pool(process: int, helpers: int) -> futures.ThreadPoolExecutor:
+    del process  # threads do not survive a fork: a child makes its own
+    return futures.ThreadPoolExecutor(helpers, thread_name_prefix="jrec-native")
