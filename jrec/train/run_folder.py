@@ -1,0 +1,85 @@
+"""The folder of a run: who may write into it, and whether a resumed run is the run that began there.
+
+RUN/config.toml     the resolved configuration
+RUN/checkpoints/    see jrec.train.checkpoint
+RUN/metrics.jsonl, timing.jsonl, tensorboard/
+RUN/report/         metrics.json and plots, written at the end
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+from jrec.errors import ConfigError
+from jrec.train.config import TrainConfig, differences, load_config, save_config
+
+CONFIG_FILE = "config.toml"
+LOCK_FILE = ".lock"
+
+# What a resumed run may change: how it is watched and saved, not what it computes.
+FREE = ("log.", "evaluate.", "checkpoint.", "data.workers", "data.prefetch", "data.eval_batch_size", "data.path", "out")
+LENGTH = ("epochs", "max_steps")
+
+
+@contextlib.contextmanager
+def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> Iterator[pathlib.Path]:
+    """Creates or reopens ``config.out``, and holds it against other processes while inside.
+
+    Args:
+      config: of the run.
+      resume: go on where a run in that folder stopped; starts anew where there is none.
+      overwrite: delete a run that is there.
+
+    Yields:
+      The folder, with the configuration in it.
+
+    Raises:
+      ConfigError: if there is a run and neither ``resume`` nor ``overwrite`` is set, if it began with another
+        configuration, or if another process is writing to it.
+    """
+    folder = pathlib.Path(config.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"another process is training in {folder}; wait for it, or choose another out="
+            ) from error
+        stored = folder / CONFIG_FILE
+        if stored.is_file():
+            if overwrite:
+                _clear(folder)
+            elif resume:
+                _check_same_run(load_config(stored), config, folder)
+            else:
+                raise ConfigError(
+                    f"{folder} holds a run already; go on with --resume, replace it with --overwrite, or choose another"
+                    " folder with out="
+                )
+        save_config(config, stored)
+        yield folder
+
+
+def _clear(folder: pathlib.Path) -> None:
+    """Deletes what runs write, and nothing else that someone may have put there."""
+    for name in ("checkpoints", "report", "tensorboard"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (CONFIG_FILE, "metrics.jsonl", "timing.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _check_same_run(old: TrainConfig, new: TrainConfig, folder: pathlib.Path) -> None:
+    schedule_ignores_length = new.schedule.kind == "constant" or new.schedule.decay_steps > 0
+    free = (*FREE, *LENGTH) if schedule_ignores_length else FREE
+    changed = {k: v for k, v in differences(old, new).items() if not k.startswith(free)}
+    if changed:
+        texts = [f"{key} was {before!r} and is {after!r}" for key, (before, after) in changed.items()]
+        raise ConfigError(
+            f"{folder} was begun with another configuration: {'; '.join(texts)}. Resume with the same values, or choose"
+            " another folder with out="
+        )
