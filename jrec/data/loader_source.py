@@ -1,0 +1,188 @@
+"""Batch ``i`` of a training run, from any thread: windows of blocks are read once and kept while they are needed."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Hashable
+
+import numpy as np
+
+from jrec.batch import Batch
+from jrec.data.blocks import Column, ShardReader
+from jrec.data.loader_order import EpochOrder, OrderConfig, epoch_order
+from jrec.data.packing import Packer
+from jrec.data.packing_columns import PreparedColumns, concatenate, count_examples, cut, take
+from jrec.data.schema import DatasetError, Schema
+
+
+class SharedCache[T]:
+    """The last ``capacity`` values by key; threads that ask for the same one at once share one computation."""
+
+    def __init__(self, capacity: int):
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._futures: collections.OrderedDict[Hashable, concurrent.futures.Future[T]] = collections.OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value of ``key``, from ``make`` if it is not there. A failure is raised and not kept."""
+        with self._lock:
+            future = self._futures.get(key)
+            ours = future is None
+            if future is None:
+                future = self._futures[key] = concurrent.futures.Future()
+                while len(self._futures) > self._capacity:
+                    self._futures.popitem(last=False)
+            self._futures.move_to_end(key)
+        if ours:
+            try:
+                future.set_result(make())
+            except BaseException as error:
+                with self._lock:
+                    if self._futures.get(key) is future:
+                        del self._futures[key]
+                future.set_exception(error)
+        return future.result()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window:
+    """Some blocks in memory, and the order of their examples."""
+
+    columns: PreparedColumns
+    order: np.ndarray
+    pieces: list[tuple[int, int, int]]
+
+    def place(self, example: int) -> tuple[int, int]:
+        """(block, example in it) of an example of the window as it was read."""
+        for block, start, stop in self.pieces:
+            if example < stop - start:
+                return block, start + example
+            example -= stop - start
+        raise IndexError(example)
+
+
+class BatchSource:
+    """``source[i]`` is batch ``i`` of the run, counted over all epochs. Thread-safe.
+
+    Args:
+      folder: of the dataset.
+      schema: of the dataset.
+      split: which split.
+      packer: packs the columns.
+      order: how examples are ordered.
+      batch_size: examples in a batch.
+      drop_remainder: leave out an epoch's last batch if it is short, instead of padding it.
+      epochs: passes, or None for no end.
+      windows_ahead: how many windows are in use at once.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        schema: Schema,
+        split: str,
+        packer: Packer,
+        *,
+        order: OrderConfig,
+        batch_size: int,
+        drop_remainder: bool,
+        epochs: int | None,
+        windows_ahead: int,
+    ):
+        self.folder = pathlib.Path(folder)
+        shards = schema.splits[split].shards
+        self._packer, self._order_config, self._batch_size = packer, order, batch_size
+        self._readers = [ShardReader(folder, shard) for shard in shards]
+        self._first_block = np.cumsum([0, *(s.blocks for s in shards)])
+        sizes = [min(schema.block_size, s.examples - i * schema.block_size) for s in shards for i in range(s.blocks)]
+        self._block_examples = np.array(sizes, np.int64)
+        total, count = int(self._block_examples.sum()), order.process_count
+        # The same number of batches for every process: of the smallest share if short ones go, else of the largest.
+        share = total // count if drop_remainder else math.ceil(total / count)
+        self.batches_per_epoch = share // batch_size if drop_remainder else math.ceil(share / batch_size)
+        self.epochs = epochs
+        self._epochs = SharedCache[EpochOrder](2)
+        self._windows = SharedCache[Window](windows_ahead)
+
+    def __len__(self) -> int:
+        # Endless runs get a length that no run reaches and that still fits a 64-bit index.
+        return self.batches_per_epoch * (self.epochs if self.epochs is not None else 2**32)
+
+    def __getitem__(self, index: int) -> Batch:
+        epoch, batch = divmod(int(index), self.batches_per_epoch)
+        order = self.order(epoch)
+        start = batch * self._batch_size
+        spans = order.spans(start, min(start + self._batch_size, order.examples))
+        windows = [self._windows.get((epoch, w), functools.partial(self._load, order, w)) for w, _, _ in spans]
+        indices = [w.order[i:j] for w, (_, i, j) in zip(windows, spans, strict=True)]
+
+        def where(k: int) -> str:
+            for window, part in zip(windows, indices, strict=True):
+                if k < len(part):
+                    block, example = window.place(int(part[k]))
+                    return f"example {example} of {self._block_name(block)}"
+                k -= len(part)
+            raise IndexError(k)
+
+        if len(spans) == 1:
+            return self._packer.pack(windows[0].columns, indices[0], self._batch_size, where)
+        if not spans:
+            return self._packer.pack(self._no_columns, np.empty(0, np.int32), self._batch_size)
+        columns = take([w.columns for w in windows], indices)
+        return self._packer.pack(columns, np.arange(columns.examples, dtype=np.int32), self._batch_size, where)
+
+    def order(self, epoch: int) -> EpochOrder:
+        """The order of an epoch."""
+        return self._epochs.get(epoch, lambda: epoch_order(self._order_config, self._block_examples, epoch))
+
+    def _load(self, order: EpochOrder, window: int) -> Window:
+        pieces = order.pieces(window)
+        parts: dict[str, list[Column]] = {name: [] for name in self._packer.columns}
+        for block, start, stop in pieces:
+            columns = self._read(block)
+            for name, part in parts.items():
+                part.append(cut(columns[name], start, stop))
+        try:
+            columns = self._packer.prepare({name: concatenate(part) for name, part in parts.items()})
+        except (ValueError, DatasetError) as error:
+            names = ", ".join(self._block_name(block) for block, _, _ in pieces)
+            raise DatasetError(
+                f"{names} do not hold what the schema says: {error}; prepare the dataset anew"
+            ) from error
+        return Window(columns=columns, order=order.examples_of(window), pieces=pieces)
+
+    def _read(self, block: int) -> dict[str, Column]:
+        shard = self._shard_of(block)
+        columns = self._readers[shard].read(block - int(self._first_block[shard]))
+        if missing := [name for name in self._packer.columns if name not in columns]:
+            problem = f"has no column {', '.join(missing)}"
+        elif any(count_examples(column) != self._block_examples[block] for column in columns.values()):
+            problem = f"has not the {self._block_examples[block]:,} examples that the schema promises"
+        else:
+            return columns
+        raise DatasetError(f"{self._block_name(block)} {problem}; the dataset is damaged: prepare it anew")
+
+    @functools.cached_property
+    def _no_columns(self) -> PreparedColumns:
+        """No examples, in the types of the dataset: for a process whose share ends a batch before another's."""
+        first = self._read(0)
+        return self._packer.prepare({name: cut(first[name], 0, 0) for name in self._packer.columns})
+
+    def _shard_of(self, block: int) -> int:
+        return int(np.searchsorted(self._first_block, block, side="right")) - 1
+
+    def _block_name(self, block: int) -> str:
+        shard = self._shard_of(block)
+        return f"block {block - int(self._first_block[shard])} of {self._readers[shard].path}"
+
+
+def windows_needed(*, batch_size: int, window_blocks: int, block_size: int, batches_ahead: int) -> int:
+    """How many windows the batches under way can touch, one to spare."""
+    return math.ceil(batches_ahead * batch_size / (window_blocks * block_size)) + 2

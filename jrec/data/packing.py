@@ -1,0 +1,311 @@
+"""Packing: columns of a click log become a ``Batch`` of one layout.
+
+    batch = pack_batch(layout, {"label": labels, "price": prices, "user": users}, dense=["price"])
+
+needs no dataset folder; the loader packs with the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from jrec.batch import Batch
+from jrec.data import packing_kernels as kernels
+from jrec.data.blocks import LABEL, ListColumn
+from jrec.data.packing_columns import PreparedColumns, needed_columns, prepare_columns
+from jrec.data.schema import DatasetError
+from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
+from jrec.ops.types import Bags, Cast
+
+OnBadId = Literal["raise", "clip", "oov"]
+CastPlace = Literal["none", "host"]
+_POLICIES = {"raise": kernels.RAISE, "clip": kernels.CLIP, "oov": kernels.OOV}
+_SCALES = {"mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
+_NO_WEIGHTS = np.empty(0, np.float32)
+_NO_WEIGHTS_2D = np.empty((0, 0), np.float32)
+
+
+def pack_batch(
+    layout: EmbeddingLayout,
+    columns: Mapping[str, Any],
+    *,
+    dense: Sequence[str] = (),
+    label: str | None = LABEL,
+    batch_size: int | None = None,
+    on_bad_id: OnBadId = "raise",
+    oov_rows: Mapping[str, int | None] | None = None,
+    cast: CastPlace = "none",
+) -> Batch:
+    """Packs examples into one batch of NumPy arrays.
+
+    Args:
+      layout: where the model's tables and features lie.
+      columns: by feature name, (examples,) numbers, or ids as one of
+        - (examples,) integers, one id an example;
+        - (examples, length) integers, where -1 is an absent id;
+        - a ``ListColumn`` or an Arrow list array.
+        Weights of feature F are the column ``F:weight``, of the same form and lengths as its ids.
+      dense: names of the float features, in the order the model takes them.
+      label: name of the labels, or None to fill them with 0, as for prediction.
+      batch_size: static size; missing examples are padding with mask 0. Default: as many as there are.
+      on_bad_id: ids outside of their table "raise", are clipped to its ends, or go to its OOV row.
+      oov_rows: OOV row by table; needed for "oov".
+      cast: "host" computes the cast of every stack here, "none" leaves it to the device.
+
+    Raises:
+      DatasetError: a bad id (under "raise"), an example with more ids than ``max_length``, NaN or infinity, or a
+        missing column. The message names feature, example and value.
+      ValueError: arrays of unequal lengths or of the wrong shape, or more examples than ``batch_size``.
+
+    Example:
+      >>> tables = [TableConfig(name="user", rows=1000, dim=16)]
+      >>> layout = EmbeddingLayout.build(tables, [FeatureConfig(name="user", table="user")])
+      >>> batch = pack_batch(layout, {"label": np.ones(2), "user": np.array([5, 7])})
+      >>> batch.bags["d16_float32"].ids
+      array([[5],
+             [7]], dtype=int32)
+    """
+    packer = Packer(layout, dense=dense, label=label, on_bad_id=on_bad_id, oov_rows=oov_rows, cast=cast)
+    prepared = packer.prepare(columns)
+    size = prepared.examples if batch_size is None else batch_size
+    return packer.pack(prepared, np.arange(prepared.examples, dtype=np.int32), size)
+
+
+class Packer:
+    """Packs batches of one layout; made once, used from any thread. Arguments as of ``pack_batch``."""
+
+    def __init__(
+        self,
+        layout: EmbeddingLayout,
+        *,
+        dense: Sequence[str] = (),
+        label: str | None = LABEL,
+        on_bad_id: OnBadId = "raise",
+        oov_rows: Mapping[str, int | None] | None = None,
+        cast: CastPlace = "none",
+    ):
+        if on_bad_id not in _POLICIES:
+            raise ValueError(f"on_bad_id is {on_bad_id!r}; choose one of {', '.join(_POLICIES)}")
+        if cast not in get_args(CastPlace):
+            raise ValueError(f"cast is {cast!r}; choose one of {', '.join(get_args(CastPlace))}")
+        self.layout = layout
+        self.dense = tuple(dense)
+        self.label = label
+        self.cast = cast
+        self.policy = _POLICIES[on_bad_id]
+        self.oov_rows = _checked_oov_rows(layout, oov_rows or {}) if on_bad_id == "oov" else {}
+        self._features = [f.config for stack in layout.stacks.values() for f in stack.features]
+        self._numbers = [*([] if label is None else [label]), *self.dense]
+        self.table_bounds = {name: _table_bounds(stack) for name, stack in layout.stacks.items()}
+        # Ids of these come from a plain column without a detour over lists.
+        self._plain = {
+            f.config.name
+            for stack in layout.stacks.values()
+            for f in stack.features
+            if stack.padded_length == 1 and f.config.max_length == 1
+        }
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns that packing reads."""
+        return needed_columns(self._numbers, self._features)
+
+    def prepare(self, columns: Mapping[str, Any]) -> PreparedColumns:
+        """Checks columns and brings them into the form that ``pack`` reads."""
+        return prepare_columns(columns, numbers=self._numbers, features=self._features, plain=self._plain)
+
+    def pack(
+        self,
+        columns: PreparedColumns,
+        indices: np.ndarray,
+        batch_size: int,
+        where: Callable[[int], str] = "example {}".format,
+    ) -> Batch:
+        """Packs the examples ``indices``, (n,) int32, of the columns into a batch of ``batch_size >= n``.
+
+        Args:
+          columns: from ``prepare``.
+          indices: which examples, in which order.
+          batch_size: static size of the batch.
+          where: names the place of the example at a position of ``indices``, for messages.
+        """
+        if len(indices) > batch_size:
+            raise ValueError(f"{len(indices)} examples do not fit into a batch of {batch_size}")
+        return _Pack(self, columns, indices, batch_size, where).batch()
+
+
+def unique_capacity(stack: Stack, batch_size: int) -> int:
+    """The most unique rows a batch can touch: no table gives more than its rows, nor than its lookups."""
+    lookups = {table.name: 0 for table in stack.tables}
+    for feature in stack.features:
+        lookups[feature.config.table] += batch_size * feature.config.max_length
+    return sum(min(table.rows, lookups[table.name]) for table in stack.tables)
+
+
+class _Pack:
+    """One batch in the making."""
+
+    def __init__(
+        self,
+        packer: Packer,
+        columns: PreparedColumns,
+        indices: np.ndarray,
+        batch_size: int,
+        where: Callable[[int], str],
+    ):
+        self.packer, self.columns, self.indices = packer, columns, indices
+        self.batch_size, self.where = batch_size, where
+        self.fault = np.full(3, -1, np.int64)
+
+    def batch(self) -> Batch:
+        n, size = len(self.indices), self.batch_size
+        mask = np.zeros(size, np.float32)
+        mask[:n] = 1
+        labels = np.zeros((size, 1), np.float32)
+        if self.packer.label is not None:
+            self._gather_numbers(self.packer.label, labels, 0)
+        dense = np.zeros((size, len(self.packer.dense)), np.float32)
+        for j, name in enumerate(self.packer.dense):
+            self._gather_numbers(name, dense, j)
+        bags = {name: self._bags(stack) for name, stack in self.packer.layout.stacks.items()}
+        # Batch names the arrays as jax.Array; on the host they are NumPy's.
+        return Batch(dense=dense, labels=labels[:, 0], mask=mask, bags=bags)  # pyright: ignore[reportArgumentType]
+
+    def _gather_numbers(self, name: str, out: np.ndarray, column: int) -> None:
+        values = self.columns.numbers[name]
+        kernels.gather_numbers(values, self.indices, out, column, self.fault)
+        if self.fault[0] >= 0:
+            k = int(self.fault[0])
+            raise DatasetError(
+                f"{name!r} is {values[self.indices[k]]} in {self.where(k)}; replace or filter such values when the data"
+                " is prepared"
+            )
+
+    def _bags(self, stack: Stack) -> Bags:
+        weights = np.zeros(stack.capacity(self.batch_size), np.float32) if stack.weighted else _NO_WEIGHTS
+        ids, offsets = (self._ragged if stack.padded_length is None else self._padded)(stack, weights)
+        cast = None if self.packer.cast == "none" else self._host_cast(stack, ids, offsets)
+        shaped = weights.reshape(ids.shape) if stack.weighted else None
+        return Bags(ids=ids, offsets=offsets, weights=shaped, cast=cast)  # pyright: ignore[reportArgumentType]
+
+    def _host_cast(self, stack: Stack, ids: np.ndarray, offsets: np.ndarray | None) -> Cast:
+        from jrec.native import host
+
+        return host.tensor_cast(
+            ids,
+            offsets,
+            num_rows=stack.rows,
+            unique_capacity=unique_capacity(stack, self.batch_size),
+            segments=self.packer.table_bounds[stack.name] * (self.batch_size, 1),
+            threads=1,  # the loader's own threads run side by side
+        )
+
+    def _padded(self, stack: Stack, weights: np.ndarray) -> tuple[np.ndarray, None]:
+        ids = np.empty(stack.capacity(self.batch_size), np.int32)
+        n, stop = len(self.indices), 0
+        for feature in stack.features:
+            config = feature.config
+            start, stop = stop, stop + self.batch_size * config.max_length
+            middle = start + n * config.max_length
+            ids[middle:stop] = -1
+            column = self.columns.ids[config.name]
+            if isinstance(column, ListColumn):
+                shape = (n, config.max_length)
+                kernels.gather_padded(
+                    column.offsets,
+                    column.values,
+                    self.columns.weights.get(config.name, _NO_WEIGHTS),
+                    self.indices,
+                    *self._address(feature),
+                    config.fixed_length,
+                    _SCALES.get(config.pooling, kernels.SUM),
+                    ids[start:middle].reshape(shape),
+                    weights[start:middle].reshape(shape) if stack.weighted else _NO_WEIGHTS_2D,
+                    self.fault,
+                )
+            else:
+                kernels.gather_ids(column, self.indices, *self._address(feature), ids[start:middle], self.fault)
+                weights[start:middle] = 1
+            self._check(feature)
+        return ids.reshape(-1, stack.padded_length or 1), None
+
+    def _ragged(self, stack: Stack, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ids = np.empty(stack.capacity(self.batch_size), np.int32)
+        offsets = np.zeros(stack.num_bags(self.batch_size) + 1, np.int32)
+        bag = position = 0
+        for feature in stack.features:
+            config = feature.config
+            column = self.columns.ids[config.name]
+            assert isinstance(column, ListColumn)  # prepare_columns saw to it
+            bags = self.batch_size * config.bags_per_example
+            position = kernels.gather_ragged(
+                column.offsets,
+                column.values,
+                self.columns.weights.get(config.name, _NO_WEIGHTS),
+                self.indices,
+                *self._address(feature),
+                config.max_length,
+                config.fixed_length,
+                _SCALES.get(config.pooling, kernels.SUM),
+                config.unpooled,
+                position,
+                ids,
+                weights,
+                offsets[bag + 1 : bag + bags + 1],
+                self.fault,
+            )
+            self._check(feature)
+            bag += bags
+        ids[position:] = -1
+        return ids, offsets
+
+    def _address(self, feature: StackedFeature) -> tuple[int, int, int, int]:
+        """Base, rows, policy and OOV row, as the kernels take them."""
+        return feature.base, feature.rows, self.packer.policy, self.packer.oov_rows.get(feature.config.table, 0)
+
+    def _check(self, feature: StackedFeature) -> None:
+        k, kind, value = (int(v) for v in self.fault)
+        if k < 0:
+            return
+        config = feature.config
+        if kind == kernels.BAD_ID:
+            raise DatasetError(
+                f"id {value} of feature {config.name!r} in {self.where(k)} is outside of table {config.table!r}, which"
+                f" has {feature.rows:,} rows; give the table more rows, or choose on_bad_id 'clip' or 'oov'"
+            )
+        if kind == kernels.BAD_NUMBER:
+            raise DatasetError(
+                f"a weight of feature {config.name!r} in {self.where(k)} is NaN or infinite; replace or filter such"
+                " values when the data is prepared"
+            )
+        wanted = "exactly" if config.fixed_length else "at most"
+        raise DatasetError(
+            f"feature {config.name!r} has {value} ids in {self.where(k)}, but {wanted} max_length={config.max_length}"
+            " are promised; raise max_length or cut such examples when the data is prepared"
+        )
+
+
+def _table_bounds(stack: Stack) -> np.ndarray:
+    """(tables + 1, 2) int64: first bag of every table for a batch of one, and its first row."""
+    first_bag: dict[str, int] = {}
+    for feature in stack.features:
+        first_bag.setdefault(feature.config.table, feature.first_bag)
+    bounds = [(first_bag[t.name], base) for t, base in zip(stack.tables, stack.bases, strict=True)]
+    return np.array([*bounds, (stack.bags_per_example, stack.rows)], np.int64)
+
+
+def _checked_oov_rows(layout: EmbeddingLayout, given: Mapping[str, int | None]) -> dict[str, int]:
+    found = {}
+    for table in (t for stack in layout.stacks.values() for t in stack.tables):
+        row = given.get(table.name)
+        if row is None:
+            raise ValueError(
+                f"on_bad_id is 'oov', but table {table.name!r} has no OOV row; name one, or use 'raise' or 'clip'"
+            )
+        if not 0 <= row < table.rows:
+            raise ValueError(f"the OOV row of table {table.name!r} is {row}, but it has {table.rows:,} rows")
+        found[table.name] = row
+    return found

@@ -1,0 +1,196 @@
+"""Numba kernels that pack columns into batches: one pass gathers, checks the range and adds the table's address.
+
+Every kernel reports its first fault in ``fault``, (3,) int64: position in the batch, kind, offending value. The kernels
+release the GIL, so that the loader's threads run them side by side.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+RAISE, CLIP, OOV = 0, 1, 2  # what to do with an id outside of its table
+SUM, MEAN, SQRTN = 0, 1, 2  # how weights are scaled by the bag's length
+BAD_ID, BAD_LENGTH, BAD_NUMBER = 0, 1, 2  # kinds of fault
+
+
+def _compiled(function):
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError as error:  # neither the package's folder nor the user's cache folder can be written
+        if "no locator available" not in str(error):
+            raise
+        return njit(nogil=True)(function)
+
+
+@_compiled
+def _report(fault, position, kind, value):
+    fault[0] = position
+    fault[1] = kind
+    fault[2] = value
+
+
+@_compiled
+def gather_numbers(values, indices, out, column, fault):
+    """``out[k, column] = values[indices[k]]``; NaN and infinity are faults."""
+    for k in range(indices.size):
+        value = values[indices[k]]
+        out[k, column] = value
+        if not np.isfinite(value):
+            _report(fault, k, BAD_NUMBER, 0)
+            return
+
+
+@_compiled
+def gather_ids(values, indices, base, rows, policy, oov_row, out, fault):
+    """``out[k] = base + values[indices[k]]`` for features of one id an example."""
+    for k in range(indices.size):
+        raw = np.int64(values[indices[k]])
+        if raw < 0 or raw >= rows:
+            if policy == RAISE:
+                _report(fault, k, BAD_ID, raw)
+                return
+            raw = oov_row if policy == OOV else (0 if raw < 0 else rows - 1)
+        out[k] = base + raw
+
+
+@_compiled
+def gather_padded(
+    offsets, values, weights, indices, base, rows, policy, oov_row, exact, scale, out, out_weights, fault
+):
+    """Fills ``out``, (examples, max_length), with addresses, -1 behind an example's last id; and the weights.
+
+    ``weights`` of size 0 means ones; ``out_weights`` of size 0 means that the stack has none. ``exact`` demands
+    max_length ids of every example.
+    """
+    max_length = out.shape[1]
+    for k in range(indices.size):
+        start = offsets[indices[k]]
+        length = offsets[indices[k] + 1] - start
+        if length > max_length or (exact and length != max_length):
+            _report(fault, k, BAD_LENGTH, length)
+            return
+        factor = _factor(scale, length)
+        for j in range(max_length):
+            if j >= length:
+                out[k, j] = -1
+                if out_weights.size:
+                    out_weights[k, j] = 0.0
+                continue
+            raw = np.int64(values[start + j])
+            if raw < 0 or raw >= rows:
+                if policy == RAISE:
+                    _report(fault, k, BAD_ID, raw)
+                    return
+                raw = oov_row if policy == OOV else (0 if raw < 0 else rows - 1)
+            out[k, j] = base + raw
+            if out_weights.size:
+                weight = factor * weights[start + j] if weights.size else factor
+                if not np.isfinite(weight):
+                    _report(fault, k, BAD_NUMBER, 0)
+                    return
+                out_weights[k, j] = weight
+
+
+@_compiled
+def gather_ragged(
+    offsets,
+    values,
+    weights,
+    indices,
+    base,
+    rows,
+    policy,
+    oov_row,
+    max_length,
+    exact,
+    scale,
+    unpooled,
+    position,
+    out,
+    out_weights,
+    out_offsets,
+    fault,
+):
+    """Appends addresses to ``out`` from ``position`` and bag ends to ``out_offsets``; returns the new position.
+
+    ``out_offsets`` has one entry a bag of this feature: one bag an example, or max_length where ``unpooled``. Bags
+    behind the last of ``indices`` are empty.
+    """
+    bag = 0
+    for k in range(indices.size):
+        start = offsets[indices[k]]
+        length = offsets[indices[k] + 1] - start
+        if length > max_length or (exact and length != max_length):
+            _report(fault, k, BAD_LENGTH, length)
+            return position
+        factor = _factor(scale, length)
+        for j in range(length):
+            raw = np.int64(values[start + j])
+            if raw < 0 or raw >= rows:
+                if policy == RAISE:
+                    _report(fault, k, BAD_ID, raw)
+                    return position
+                raw = oov_row if policy == OOV else (0 if raw < 0 else rows - 1)
+            out[position] = base + raw
+            if out_weights.size:
+                weight = factor * weights[start + j] if weights.size else factor
+                if not np.isfinite(weight):
+                    _report(fault, k, BAD_NUMBER, 0)
+                    return position
+                out_weights[position] = weight
+            position += 1
+            if unpooled:
+                out_offsets[bag] = position
+                bag += 1
+        for _ in range(max_length - length if unpooled else 1):
+            out_offsets[bag] = position
+            bag += 1
+    out_offsets[bag:] = position
+    return position
+
+
+@_compiled
+def _factor(scale, length):
+    if scale == SUM or length == 0:
+        return np.float32(1.0)
+    if scale == MEAN:
+        return np.float32(1.0 / length)
+    return np.float32(1.0 / np.sqrt(length))
+
+
+@_compiled
+def _next(state):
+    """SplitMix64: the next state and a random 64-bit number."""
+    state = state + np.uint64(0x9E3779B97F4A7C15)
+    z = state
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state, z ^ (z >> np.uint64(31))
+
+
+@_compiled
+def _permute(key, out):
+    """Fisher-Yates; written out because NumPy's own may change from version to version, and a resumed run may not."""
+    state = np.uint64(0)
+    for word in key:
+        state, mixed = _next(state ^ word)
+        state = mixed
+    for i in range(out.size):
+        out[i] = i
+    for i in range(out.size - 1, 0, -1):
+        state, number = _next(state)
+        j = np.int64(((number >> np.uint64(32)) * np.uint64(i + 1)) >> np.uint64(32))
+        out[i], out[j] = out[j], out[i]
+
+
+def permutation(size: int, *key: int) -> np.ndarray:
+    """A random order of ``range(size)``, (size,) int32: a pure function of its arguments, in every version of jrec.
+
+    Args:
+      size: below 2^31.
+      key: whole numbers from 0 to 2^64 - 1, such as (seed, epoch, window).
+    """
+    out = np.empty(size, np.int32)
+    _permute(np.array(key, np.uint64), out)
+    return out
