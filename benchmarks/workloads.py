@@ -172,14 +172,14 @@ def initial_mlp(workload: Workload, which: str, *, seed: int) -> list[tuple[np.n
 
 
 def _rm(name: str, tables: int, gathers: int, bottom: tuple[int, ...], top: tuple[int, ...]) -> Workload:
-    # The paper names neither table sizes nor the ids' law: 5 M rows in all, and Criteo's skew.
+    # The paper names neither table sizes nor the ids' law nor the dense features: 5 M rows in all, and as Criteo.
     return Workload(
         name=name,
         rows=(5_000_000 // tables,) * tables,
         dim=64,
         ids_per_bag=(gathers,) * tables,
-        num_dense=bottom[0],
-        bottom=bottom[1:],
+        num_dense=13,
+        bottom=bottom,
         top=top,
         source="Tensor Casting, Table II",
     )
