@@ -1,0 +1,129 @@
+"""The ``jrec`` command: finds the subcommand, imports its module alone, and turns expected errors into one line.
+
+A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int | None``, listed in ``COMMANDS``. Where
+``add_arguments`` sets no description or epilog, they come from the module's docstring and its ``EXAMPLES``.
+
+Exit codes: 0 success, 1 a defect (with its trace), 2 a mistake that the message explains, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from types import ModuleType
+
+from jrec.errors import JrecError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """A subcommand: its name, the module behind it, and its line in ``jrec --help``."""
+
+    name: str
+    module: str
+    help: str
+
+
+COMMANDS = (
+    Command(name="prepare", module="jrec.commands.prepare", help="turn a raw click log into a dataset"),
+    Command(name="synth", module="jrec.commands.synth", help="make a synthetic dataset of published table sizes"),
+    Command(name="train", module="jrec.commands.train", help="train and evaluate a model, write a report"),
+    Command(name="eval", module="jrec.commands.eval", help="evaluate a checkpoint on a dataset"),
+)
+
+EXAMPLES = """\
+examples:
+  jrec synth --like criteo-kaggle --rows 1000000 --out data/quickstart
+  jrec train configs/quickstart.toml
+  jrec prepare criteo-kaggle --input train.txt --out data/criteo_kaggle
+  jrec train configs/criteo_kaggle.toml optimizer.learning_rate=0.02
+  jrec COMMAND --help
+"""
+
+
+def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
+    """Runs ``jrec`` with these arguments (those of the process by default) and returns its exit code.
+
+    Raises:
+      SystemExit: from argparse, for ``--help`` and arguments that it rejects.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    show_trace = "--traceback" in arguments
+    try:
+        try:
+            return _run(arguments, commands)
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe can still be answered
+    except KeyboardInterrupt:
+        print("jrec: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has left; keep the interpreter from complaining when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (JrecError, OSError) as error:
+        if show_trace:
+            traceback.print_exc()
+        print(f"jrec: error: {_one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: list[str], commands: Sequence[Command]) -> int:
+    name = next((a for a in arguments if not a.startswith("-")), None)
+    by_name = {command.name: command for command in commands}
+    if name is not None and name not in by_name:
+        near = difflib.get_close_matches(name, by_name, n=1)
+        advice = f"did you mean {near[0]!r}? " if near else ""
+        print(f"jrec: error: unknown command {name!r}; {advice}commands: {', '.join(by_name)}", file=sys.stderr)
+        return 2
+    module = importlib.import_module(by_name[name].module) if name is not None else None
+    parser = _parser(commands, name, module)
+    options = parser.parse_args(arguments)
+    if options.version:
+        from jrec import environment
+
+        print(environment.summary())
+        return 0
+    if module is None:
+        parser.print_help(sys.stderr)
+        return 2
+    return int(module.run(options) or 0)
+
+
+def _parser(commands: Sequence[Command], chosen: str | None, module: ModuleType | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jrec",
+        description="Train deep recommendation models whose embedding tables are huge.",
+        epilog=EXAMPLES,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print versions and devices, and exit")
+    parser.add_argument("--traceback", action="store_true", help="show where in the code an error arose")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for command in commands:
+        sub = subparsers.add_parser(
+            command.name,
+            help=command.help,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if command.name == chosen and module is not None:
+            module.add_arguments(sub)
+            sub.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+            sub.description = sub.description or (module.__doc__ or command.help).strip().replace("``", "`")
+            sub.epilog = sub.epilog or getattr(module, "EXAMPLES", None)
+    return parser
+
+
+def _one_line(error: JrecError | OSError) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        places = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+        return f"{places}: {error.strerror}" if places else error.strerror
+    return " ".join(line.strip() for line in str(error).splitlines()) or type(error).__name__

@@ -1,0 +1,43 @@
+"""What a run ran on: versions of the libraries that matter, and the devices."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+
+PACKAGES = ("jrec", "jax", "jaxlib", "flax", "optax", "numpy", "numba", "grain", "orbax-checkpoint")
+
+
+def versions() -> dict[str, str]:
+    """Installed versions by package, and Python's; imports nothing."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def devices() -> dict[str, str | int]:
+    """The platform, kind and number of JAX's devices, and the host's CPU threads; starts JAX's backend."""
+    import jax
+
+    found = jax.devices()
+    return {
+        "platform": found[0].platform,
+        "kind": found[0].device_kind,
+        "count": len(found),
+        "processes": jax.process_count(),
+        "host_cpu_threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+    }
+
+
+def summary() -> str:
+    """One line for people: "jrec 0.1.0, jax 0.11.2, Python 3.12.3, 2 x cpu (cpu)"."""
+    installed, device = versions(), devices()
+    return (
+        f"jrec {installed['jrec']}, jax {installed['jax']}, Python {installed['python']},"
+        f" {device['count']} x {device['platform']} ({device['kind']})"
+    )

@@ -1,0 +1,169 @@
+"""The shell of the ``jrec`` command: dispatch, help, exit codes, and which errors become one line."""
+
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+from jrec import cli
+from jrec.data.schema import DatasetError
+from jrec.errors import CheckpointError, ConfigError, DivergedError
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """A command ``toy`` whose ``--do`` names what it raises or returns."""
+    outcomes = {
+        "three": 3,
+        "nothing": None,
+        "config": ConfigError("first line\n  second line"),
+        "dataset": DatasetError("no shards in  a folder"),
+        "checkpoint": CheckpointError("of another model"),
+        "diverged": DivergedError("loss is NaN"),
+        "disk": OSError(28, "No space left on device", "runs/x/metrics.jsonl"),
+        "absent": FileNotFoundError(2, "No such file or directory", "in.tsv"),
+        "moved": OSError(18, "Invalid cross-device link", "a", None, "b"),
+        "bare": OSError("cannot be read"),
+        "slip": ValueError("operands could not be broadcast"),
+        "interrupt": KeyboardInterrupt(),
+    }
+
+    def add_arguments(parser):
+        parser.add_argument("--do", choices=outcomes, required=True, help="the outcome")
+
+    def run(options):
+        outcome = outcomes[options.do]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    module = types.ModuleType("toy_command", "Does as told, ``at once``.")
+    vars(module).update(add_arguments=add_arguments, run=run, EXAMPLES="examples:\n  jrec toy --do three")
+    monkeypatch.setitem(sys.modules, "toy_command", module)
+    command = cli.Command(name="toy", module="toy_command", help="do as told")
+    broken = cli.Command(name="broken", module="jrec_no_such_module", help="never imported")
+    return lambda *arguments: cli.main(arguments, commands=(command, broken))
+
+
+def test_exit_code_is_the_commands(toy, capsys):
+    assert toy("toy", "--do", "three") == 3
+    assert toy("toy", "--do", "nothing") == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "line"),
+    [
+        ("config", "first line second line"),
+        ("dataset", "no shards in  a folder"),
+        ("checkpoint", "of another model"),
+        ("diverged", "loss is NaN"),
+        ("disk", "runs/x/metrics.jsonl: No space left on device"),
+        ("absent", "in.tsv: No such file or directory"),
+        ("moved", "a -> b: Invalid cross-device link"),
+        ("bare", "cannot be read"),
+    ],
+)
+def test_expected_errors_are_one_line_and_exit_2(toy, capsys, outcome, line):
+    assert toy("toy", "--do", outcome) == 2
+    assert capsys.readouterr() == ("", f"jrec: error: {line}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--traceback", "toy", "--do", "config"), ("toy", "--do", "config", "--traceback")]
+)
+def test_traceback_shows_where(toy, capsys, arguments):
+    assert toy(*arguments) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "raise outcome" in err
+    assert err.endswith("jrec: error: first line second line\n")
+
+
+def test_a_slip_in_the_code_is_not_dressed_up(toy):
+    with pytest.raises(ValueError, match=r"broadcast"):
+        toy("toy", "--do", "slip")
+
+
+def test_interrupt(toy, capsys):
+    assert toy("toy", "--do", "interrupt") == 130
+    assert capsys.readouterr().err == "jrec: interrupted\n"
+
+
+def test_help_lists_commands_without_importing_them(toy, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        toy("--help")
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert "do as told" in out
+    assert "never imported" in out
+    assert "examples:\n" in out
+
+
+def test_help_of_a_command(toy, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        toy("toy", "--help")
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert "Does as told, `at once`." in out
+    assert "examples:\n  jrec toy --do three" in out
+
+
+def test_bad_usage(toy, capsys):
+    assert toy("tony") == 2
+    assert "unknown command 'tony'; did you mean 'toy'? commands: toy, broken" in capsys.readouterr().err
+    assert toy() == 2
+    assert "do as told" in capsys.readouterr().err
+    for arguments in (("toy", "--do", "five"), ("toy",), ("toy", "--d", "three"), ("--trace", "toy")):
+        with pytest.raises(SystemExit) as exit_:
+            toy(*arguments)
+        assert exit_.value.code == 2
+        assert "error:" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("jrec 0.")
+    assert "4 x cpu" in out
+
+
+@pytest.mark.parametrize("command", [c.name for c in cli.COMMANDS])
+def test_every_command_has_help_with_examples(command, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([command, "--help"])
+    assert exit_.value.code == 0
+    out = capsys.readouterr().out
+    assert "examples:" in out.lower()
+    assert f"jrec {command}" in out
+
+
+def test_help_is_quick_because_it_loads_nothing():
+    code = (
+        "import sys; from jrec.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'jax', 'numpy', 'polars', 'flax', 'rich'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr == "[]\n"
+    assert "commands:" in done.stdout
+
+
+def test_as_a_process_with_a_reader_that_leaves():
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jrec", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=buffered,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    with process.stderr as stderr:
+        assert stderr.read() == ""
+    assert process.wait(60) == 1
