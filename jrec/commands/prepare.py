@@ -1,0 +1,141 @@
+"""``jrec prepare``: a raw click log into a dataset folder."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+
+DESCRIPTION = "Turn a raw click log into a dataset that `jrec train` reads. docs/data.md describes every format."
+EPILOG = """examples:
+  jrec prepare criteo-kaggle --input train.txt --out data/kaggle
+  jrec prepare criteo-terabyte --input $(ls -v day_*.gz) --max-rows 40000000 --out data/terabyte
+  jrec prepare avazu --input train.gz --min-count 4 --out data/avazu
+  jrec prepare taobao --input UserBehavior.csv --on-bad-line skip --out data/taobao
+  jrec prepare movielens --input ratings.dat --users users.dat --movies movies.dat --out data/ml1m
+  jrec prepare csv --schema clicks.toml --input monday.csv tuesday.csv.gz --out data/clicks
+
+The output folder appears when it is complete. An interrupted run is started anew by the same command.
+"""
+FORMATS = {
+    "criteo-kaggle": "Criteo's Kaggle challenge: train.txt",
+    "criteo-terabyte": "Criteo's Terabyte log: day_0.gz to day_23.gz",
+    "avazu": "Avazu's Kaggle challenge: train.gz",
+    "taobao": "Taobao UserBehavior.csv: purchase intent against page views",
+    "movielens": "MovieLens ratings.dat, ratings.csv, or a CSV of user and movie ids",
+    "csv": "any delimited text, described by --schema",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments: a subcommand a format."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    formats = parser.add_subparsers(dest="format", metavar="FORMAT", required=True)
+    for name, what in FORMATS.items():
+        one = formats.add_parser(
+            name, help=what, description=what, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if name == "csv":
+            one.add_argument("--schema", required=True, metavar="FILE", help="TOML or JSON description of the columns")
+        if name == "movielens":
+            one.add_argument("--users", metavar="FILE", help="users.dat to join: gender, age, occupation, zip code")
+            one.add_argument("--movies", metavar="FILE", help="movies.dat or movies.csv to join: genres, year")
+            one.add_argument(
+                "--negatives", type=int, default=1, metavar="N",
+                help="for input without ratings: movies drawn as negatives for each interaction (default 1)",
+            )  # fmt: skip
+            one.add_argument("--seed", type=int, default=0, help="of the drawn negatives (default 0)")
+        _add_common(one)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    from jrec.data.prepare import PrepareOptions
+
+    default = PrepareOptions()
+    parser.add_argument("--input", required=True, nargs="+", metavar="FILE", help="plain or gzip, in order of time")
+    parser.add_argument("--out", required=True, metavar="DIR", help="the dataset folder to make")
+    parser.add_argument(
+        "--split", type=_fractions, default=default.split, metavar="A,B,C",
+        help="fractions of the examples, in order of time, for train, valid and test (default 0.8,0.1,0.1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--min-count", type=int, default=default.min_count, metavar="N",
+        help="values seen less often in training share the out-of-vocabulary row (default 2)",
+    )  # fmt: skip
+    parser.add_argument("--max-rows", type=int, metavar="N", help="hash the values of tables that would have more rows")
+    parser.add_argument(
+        "--on-bad-line", choices=("error", "skip"), default=default.on_bad_line,
+        help="stop at a malformed line (default), or count such lines and keep them aside in DIR/bad_lines.tsv",
+    )  # fmt: skip
+    parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset at DIR")
+    parser.add_argument("--keep-order", action="store_true", help="accept inputs whose numbers are not ascending")
+    parser.add_argument("--block-size", type=int, default=default.block_size, metavar="N", help="default 8192 examples")
+    parser.add_argument(
+        "--shard-examples", type=int, default=None, metavar="N",
+        help="examples in a full shard, a multiple of the block size (default about a million)",
+    )  # fmt: skip
+    parser.add_argument("--key-seed", type=int, default=0, metavar="N", help="of the hash of long values (default 0)")
+    parser.add_argument(
+        "--threads", type=int, default=default.threads, metavar="N", help="default: the cores, at most 8"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _fractions(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not three fractions like 0.8,0.1,0.1") from None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepares the dataset and says what is in it."""
+    from jrec.data.prepare import PrepareOptions, prepare
+    from jrec.data.progress import Progress
+
+    shard_examples = args.shard_examples
+    if shard_examples is None:
+        shard_examples = max((1 << 20) // max(args.block_size, 1), 1) * args.block_size
+    options = PrepareOptions(
+        split=args.split,
+        min_count=args.min_count,
+        max_rows=args.max_rows,
+        on_bad_line=args.on_bad_line,
+        block_size=args.block_size,
+        shard_examples=shard_examples,
+        keep_order=args.keep_order,
+        key_seed=args.key_seed,
+        threads=args.threads,
+        overwrite=args.overwrite,
+    )
+    schema = prepare(
+        _source(args),
+        args.input,
+        args.out,
+        options,
+        command=shlex.join(["jrec", *sys.argv[1:]]),
+        progress=Progress(show=False if args.quiet else None),
+        report=lambda message: print(message, file=sys.stderr),  # noqa: T201
+    )
+    counts = ", ".join(f"{name} {split.examples:,}" for name, split in schema.splits.items())
+    rows = sum(t.rows for t in schema.tables)
+    print(f"{args.out}: {counts} examples; {len(schema.tables)} tables of {rows:,} rows")  # noqa: T201
+    return 0
+
+
+def _source(args: argparse.Namespace):
+    from jrec.data import readers
+
+    if args.format == "csv":
+        return readers.Delimited(readers.load_schema(args.schema))
+    if args.format == "movielens":
+        options = readers.MovieLensOptions(
+            users=args.users, movies=args.movies, negatives=args.negatives, seed=args.seed
+        )
+        return readers.MovieLens(options, args.key_seed)
+    if args.format == "avazu":
+        return readers.Avazu()
+    if args.format == "taobao":
+        return readers.Taobao()
+    return readers.Criteo(args.format)

@@ -1,0 +1,166 @@
+"""The first pass of preparation: files through the parser into the spill, bad lines aside."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from jrec.data.progress import Advance
+from jrec.data.readers.lines import BLOCK_BYTES, read_blocks
+from jrec.data.readers.parse import BadLine, Column, Dialect, ParsedBlock, Parser, remap, sort_bad_lines
+from jrec.data.readers.source import Chunk, Source
+from jrec.data.schema import DatasetError
+from jrec.data.spill import Spill
+from jrec.data.texts import TextStore
+
+LABEL, TIME = "label", "time"
+BAD_LINES_FILE = "bad_lines.tsv"
+
+
+def dense_name(feature: str) -> str:
+    """The spill's column of a dense feature."""
+    return f"dense/{feature}"
+
+
+def keys_name(feature: str) -> str:
+    """The spill's column of a categorical feature."""
+    return f"keys/{feature}"
+
+
+def weights_name(feature: str) -> str:
+    """The spill's column of a feature's weights."""
+    return f"weights/{feature}"
+
+
+class BadLines:
+    """What to do with bad lines: raise at the first, or count them and write them aside."""
+
+    def __init__(self, path: pathlib.Path, skip: bool):
+        self.count = 0
+        self._path = path
+        self._skip = skip
+        self.first: BadLine | None = None
+
+    def take(self, lines: list[BadLine]) -> None:
+        """Handles the bad lines of one block.
+
+        Raises:
+          DatasetError: unless bad lines are to be skipped.
+        """
+        for bad in sort_bad_lines(lines):
+            if not self._skip:
+                raise DatasetError(
+                    f"{bad.path}:{bad.line}: {bad.reason}. Mend the line, or pass --on-bad-line skip to leave such"
+                    " lines out"
+                )
+            self.first = self.first or bad
+            self.count += 1
+            with self._path.open("ab") as file:
+                if self.count == 1:
+                    file.write(b"file\tline\treason\ttext\n")
+                reason = bad.reason.replace("\t", " ").replace("\r", " ").replace("\n", " ")
+                file.write(f"{bad.path}\t{bad.line}\t{reason}\t".encode() + bad.text + b"\n")
+
+
+class Log:
+    """All files of a log in one format, to be iterated as often as needed."""
+
+    def __init__(self, source: Source, paths: list[str], *, key_seed: int, threads: int):
+        self._source = source
+        self._paths = paths
+        self._key_seed = key_seed
+        self._threads = threads
+        for path in paths:
+            if not pathlib.Path(path).stat().st_size:
+                raise DatasetError(f"{path} is empty; leave it out, or download or copy it again")
+        self._dialects: list[Dialect] = [source.dialect(path) for path in paths]
+        self.bytes = sum(pathlib.Path(path).stat().st_size for path in paths)
+
+    def converted(self, advance: Advance, bad: BadLines | None, block_bytes: int = BLOCK_BYTES) -> Iterator[Any]:
+        """What the source makes of every block, in the order of the files; parses in several threads.
+
+        Args:
+          advance: told the bytes read.
+          bad: takes bad lines; None ignores them, for a first look.
+          block_bytes: text of a block.
+        """
+        with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
+            pending: collections.deque[tuple[int, concurrent.futures.Future]] = collections.deque()
+            try:
+                for done, parser, block in self._blocks(block_bytes):
+                    pending.append((done + block.bytes_read, pool.submit(self._parse, parser, block)))
+                    if len(pending) > self._threads:
+                        yield self._take(pending, advance, bad)
+                while pending:
+                    yield self._take(pending, advance, bad)
+            finally:
+                for _, future in pending:
+                    future.cancel()
+
+    def _blocks(self, block_bytes: int):
+        done = 0
+        for path, dialect in zip(self._paths, self._dialects, strict=True):
+            parser = Parser(dialect, self._key_seed)
+            for block in read_blocks(path, skip_lines=dialect.skip_lines, block_bytes=block_bytes):
+                yield done, parser, block
+            done += pathlib.Path(path).stat().st_size
+
+    def _parse(self, parser: Parser, block: Any) -> tuple[Any, list[BadLine]]:
+        parsed: ParsedBlock = parser(block)
+        converted = self._source.convert(parsed)
+        return converted, parsed.bad
+
+    @staticmethod
+    def _take(pending: collections.deque, advance: Advance, bad: BadLines | None) -> Any:
+        done, future = pending.popleft()
+        converted, lines = future.result()
+        if bad is not None:
+            bad.take(lines)
+        advance(done)
+        return converted
+
+
+def new_spill(source: Source, folder: pathlib.Path) -> Spill:
+    """An empty spill for the examples of a source."""
+    plain: dict[str, np.dtype] = {LABEL: np.dtype(np.float32)} | {
+        dense_name(d.name): np.dtype(np.float32) for d in source.dense
+    }
+    lists: dict[str, np.dtype] = {}
+    for spec in source.categorical:
+        (lists if spec.many else plain)[keys_name(spec.name)] = np.dtype(np.uint64)
+        if spec.weighted:
+            lists[weights_name(spec.name)] = np.dtype(np.float32)
+    if source.timed:
+        plain[TIME] = np.dtype(np.int64)
+    return Spill(folder, plain, lists)
+
+
+def fill_spill(source: Source, chunks: Iterator[Chunk], spill: Spill, texts: dict[str, TextStore]) -> bool:
+    """Appends every chunk as a run sorted by time; returns whether the runs are in order already."""
+    latest, ordered = np.iinfo(np.int64).min, True
+    table_of = {spec.name: spec.table for spec in source.categorical}
+    for chunk in chunks:
+        for feature, found in chunk.texts.items():
+            texts[table_of[feature]].add(found)
+        if not len(chunk.labels):
+            continue
+        columns: dict[str, Column] = {LABEL: chunk.labels}
+        columns |= {dense_name(n): c for n, c in chunk.dense.items()}
+        columns |= {keys_name(n): c for n, c in chunk.keys.items()}
+        columns |= {weights_name(n): c for n, c in chunk.weights.items()}
+        if chunk.times is not None:
+            columns[TIME] = chunk.times
+            if (np.diff(chunk.times) < 0).any():
+                columns = remap(columns, np.argsort(chunk.times, kind="stable"))
+            times = columns[TIME]
+            assert isinstance(times, np.ndarray)
+            ordered &= bool(times[0] >= latest)
+            latest = max(latest, times[-1])
+        spill.append(columns)
+    spill.finish()
+    return ordered

@@ -1,0 +1,286 @@
+"""From a raw click log to a dataset: ``jrec prepare``.
+
+Three passes, each in bounded memory: parse the files into columns on disk (and sort them by time where the log is not),
+count the training part of each table and turn its values into row numbers, write blocks of examples into shards.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import math
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jrec.data import blocks
+from jrec.data.ingest import BAD_LINES_FILE, TIME, BadLines, Log, fill_spill, keys_name, new_spill
+from jrec.data.progress import Progress
+from jrec.data.readers.lines import check_inputs
+from jrec.data.readers.source import CategoricalSpec, Source
+from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
+from jrec.data.shards import ShardPlan, write_shards
+from jrec.data.spill import ListColumn, PlainColumn, Spill
+from jrec.data.texts import TextStore
+from jrec.data.vocabulary import HashedTable, build_table
+from jrec.data.vocabulary_file import save_table
+from jrec.data.workspace import workspace
+
+SPLITS = ("train", "valid", "test")
+_READ_ROWS = 1 << 18
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """How to prepare any log.
+
+    Attributes:
+      split: fractions of the examples, in order of time, of train, valid and test.
+      min_count: a value seen less often in training goes to the out-of-vocabulary row. At 1 that row would never be
+        trained, so the default is 2.
+      max_rows: tables that would have more rows are capped at this many by hashing.
+      on_bad_line: "error", or "skip" to write bad lines aside.
+      block_size, shard_examples: examples a block, and at most a shard (a multiple of it).
+      keep_order: take the inputs as given even if the numbers in their names are in another order.
+      key_seed: of the hash of long values; another helps where two values collide.
+      threads: how many cores to use.
+      overwrite: replace a finished dataset.
+    """
+
+    split: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    min_count: int = 2
+    max_rows: int | None = None
+    on_bad_line: str = "error"
+    block_size: int = 8192
+    shard_examples: int = 1 << 20
+    keep_order: bool = False
+    key_seed: int = 0
+    threads: int = dataclasses.field(default_factory=lambda: min(8, len(os.sched_getaffinity(0))))
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.split) != 3 or not all(0 <= f <= 1 for f in self.split) or abs(sum(self.split) - 1) > 1e-6:
+            raise DatasetError(f"--split is {self.split}; give three fractions that add up to 1, like 0.8,0.1,0.1")
+        if self.split[0] == 0:
+            raise DatasetError("--split leaves nothing to train on; its first fraction must be above 0")
+        for name, least in (("min_count", 1), ("max_rows", 1), ("block_size", 1), ("threads", 1), ("key_seed", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise DatasetError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
+        if self.on_bad_line not in ("error", "skip"):
+            raise DatasetError(f"--on-bad-line is {self.on_bad_line!r}; choose error or skip")
+        if self.shard_examples < 1 or self.shard_examples % self.block_size:
+            raise DatasetError(
+                f"--shard-examples is {self.shard_examples}; it must be a positive multiple of --block-size,"
+                f" {self.block_size}"
+            )
+
+
+def prepare(
+    source: Source,
+    inputs: list[str],
+    out: str | os.PathLike[str],
+    options: PrepareOptions | None = None,
+    *,
+    command: str = "",
+    progress: Progress | None = None,
+    report: Callable[[str], None] = lambda message: None,
+) -> Schema:
+    """Makes a dataset folder of a raw log.
+
+    Args:
+      source: the log's format.
+      inputs: its files, plain or gzip, in order of time.
+      out: the folder to make. Work is done in ``OUT.partial`` beside it, which is renamed at the end.
+      options: how.
+      command: what the user typed, for the provenance.
+      progress: bars to show.
+      report: takes messages for the user, such as how many bad lines were skipped.
+
+    Returns:
+      The schema of the finished dataset.
+
+    Raises:
+      DatasetError: on bad input, no room, or an ``out`` that must not be replaced; ``out`` is then as it was.
+    """
+    options = options or PrepareOptions()
+    progress = progress or Progress(show=False)
+    check_inputs(inputs, keep_order=options.keep_order)
+    provenance = {
+        "command": command,
+        "format": source.name,
+        "inputs": [{"file": str(p), "bytes": pathlib.Path(p).stat().st_size} for p in inputs],
+        "options": {k: v for k, v in dataclasses.asdict(options).items() if k not in ("threads", "overwrite")},
+        "jrec": _version(),
+    }
+    with workspace(out, provenance, overwrite=options.overwrite, report=report) as folder:
+        schema = _Preparation(source, inputs, folder, options, progress, report).run(provenance)
+        schema.save(folder)
+    return Schema.load(out)
+
+
+def _version() -> str:
+    import importlib.metadata
+
+    return importlib.metadata.version("jrec")
+
+
+@dataclasses.dataclass
+class _Preparation:
+    source: Source
+    inputs: list[str]
+    folder: pathlib.Path
+    options: PrepareOptions
+    progress: Progress
+    report: Callable[[str], None]
+
+    def run(self, provenance: dict[str, Any]) -> Schema:
+        """All passes; returns the schema of what lies in the folder."""
+        work = self.folder / "work"
+        work.mkdir()
+        texts = {s.table: TextStore(work / f"{i:04d}.texts", s.table) for i, s in enumerate(self.source.categorical)}
+        bad = BadLines(self.folder / BAD_LINES_FILE, skip=self.options.on_bad_line == "skip")
+        spill = self._ingest(work, texts, bad)
+        bounds = split_bounds(spill.rows, self.options.split)
+        if bounds[0] == 0:
+            raise DatasetError(f"{spill.rows} example(s) leave none to train on with --split {self.options.split}")
+        tables, ids = self._encode(spill, work, texts, bounds[0])
+        features = tuple(_feature(s, spill) for s in self.source.categorical)
+        splits = self._write(spill, ids, bounds, features)
+        shutil.rmtree(work)
+        return Schema(
+            name=self.source.name,
+            block_size=self.options.block_size,
+            dense=self.source.dense,
+            categorical=features,
+            tables=tables,
+            splits=splits,
+            provenance={**provenance, "format_options": self.source.options(), "bad_lines": bad.count},
+        )
+
+    def _ingest(self, work: pathlib.Path, texts: dict[str, TextStore], bad: BadLines) -> Spill:
+        options = self.options
+        log = Log(self.source, self.inputs, key_seed=options.key_seed, threads=options.threads)
+        with self.progress.stage("surveying", log.bytes) as advance:
+            self.source.survey(lambda: log.converted(advance, None))
+        spill = new_spill(self.source, work / "columns")
+        try:
+            with self.progress.stage("reading", log.bytes) as advance:
+                chunks = self.source.assemble(log.converted(advance, bad))
+                ordered = fill_spill(self.source, chunks, spill, texts)
+        finally:
+            spill.close()
+            for store in texts.values():
+                store.finish()
+        if bad.count:
+            assert bad.first is not None
+            self.report(
+                f"skipped {bad.count:,} bad line(s), kept aside in {BAD_LINES_FILE}; the first is"
+                f" {bad.first.path}:{bad.first.line}: {bad.first.reason}"
+            )
+        if not spill.rows:
+            raise DatasetError(f"no example in {', '.join(self.inputs)}: the input has no (good) line")
+        if not ordered:
+            with self.progress.stage("sorting by time", 1):
+                spill = spill.sorted_by_time(work / "sorted", TIME)
+        return spill
+
+    def _encode(
+        self, spill: Spill, work: pathlib.Path, texts: dict[str, TextStore], train_rows: int
+    ) -> tuple[tuple[Table, ...], dict[str, PlainColumn]]:
+        """Builds every table and replaces keys by row numbers; the columns of ids are by feature."""
+        names = list(dict.fromkeys(s.table for s in self.source.categorical))
+        ids: dict[str, PlainColumn] = {}
+
+        def build(index: int, name: str) -> Table:
+            specs = [s for s in self.source.categorical if s.table == name]
+            columns = [spill.columns[keys_name(s.name)] for s in specs]
+            built = build_table(
+                name,
+                lambda: (chunk for column in columns for chunk in _keys(column, train_rows)),
+                min_count=self.options.min_count,
+                max_rows=self.options.max_rows,
+            )
+            encode = built.encoder()
+            for number, (spec, column) in enumerate(zip(specs, columns, strict=True)):
+                path = work / f"ids-{index:04d}-{number:04d}"
+                ids[spec.name] = encoded = PlainColumn(path, blocks.id_dtype(len(built.counts)))
+                for chunk in _keys(column, spill.rows):
+                    encoded.append(encode(chunk))
+                encoded.finish()
+                (column.values if isinstance(column, ListColumn) else column).remove()
+            table = save_table(self.folder, name, built, texts.get(name))
+            if isinstance(built, HashedTable):
+                self.report(f"table {name!r} is capped at {table.rows:,} rows by hashing")
+            return table
+
+        with (
+            self.progress.stage("encoding", max(len(names), 1)) as advance,
+            concurrent.futures.ThreadPoolExecutor(self.options.threads) as pool,
+        ):
+            pending = [pool.submit(build, i, name) for i, name in enumerate(names)]
+            try:
+                for done, _ in enumerate(concurrent.futures.as_completed(pending), 1):
+                    advance(done)
+                tables = tuple(future.result() for future in pending)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return tables, ids
+
+    def _write(
+        self,
+        spill: Spill,
+        ids: dict[str, PlainColumn],
+        bounds: tuple[int, int, int],
+        features: tuple[CategoricalFeature, ...],
+    ) -> dict[str, Split]:
+        plans, start = [], 0
+        for name, stop in zip(SPLITS, bounds, strict=True):
+            count = math.ceil((stop - start) / self.options.shard_examples)
+            for i in range(count):
+                first = start + i * self.options.shard_examples
+                last = min(first + self.options.shard_examples, stop)
+                plans.append(ShardPlan(split=name, file=blocks.shard_file(name, i, count), start=first, stop=last))
+            start = stop
+        with self.progress.stage("writing", spill.rows) as advance:
+            shards = write_shards(
+                plans, self.folder, spill, ids, self.source.dense, features,
+                block_size=self.options.block_size, threads=self.options.threads, advance=advance,
+            )  # fmt: skip
+        found = zip(plans, shards, strict=True)
+        by_split: dict[str, list] = {name: [] for name in SPLITS}
+        for plan, shard in found:
+            by_split[plan.split].append(shard)
+        return {name: Split(shards=tuple(shards)) for name, shards in by_split.items()}
+
+
+def split_bounds(rows: int, fractions: tuple[float, float, float]) -> tuple[int, int, int]:
+    """Where train, valid and test end among ``rows`` examples in order of time."""
+    train = math.floor(rows * fractions[0] + 1e-6)
+    valid = math.floor(rows * (fractions[0] + fractions[1]) + 1e-6)
+    return train, min(valid, rows), rows
+
+
+def _keys(column: PlainColumn | ListColumn, rows: int) -> Iterator[np.ndarray]:
+    """All keys of the first ``rows`` examples."""
+    values = column.values if isinstance(column, ListColumn) else column
+    stop = int(column.ends.read(rows, rows + 1)[0]) if isinstance(column, ListColumn) else rows
+    for start in range(0, stop, _READ_ROWS):
+        yield values.read(start, min(start + _READ_ROWS, stop))
+
+
+def _feature(spec: CategoricalSpec, spill: Spill) -> CategoricalFeature:
+    column = spill.columns[keys_name(spec.name)]
+    found = max(column.longest, 1) if isinstance(column, ListColumn) else 1
+    return CategoricalFeature(
+        name=spec.name,
+        table=spec.table,
+        max_length=spec.max_length or found,
+        fixed_length=spec.fixed_length,
+        weighted=spec.weighted,
+    )

@@ -1,0 +1,153 @@
+"""Delimited text of any columns, as a schema file describes it: the format ``csv``."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jrec.data.readers.delimited_schema import CategoricalColumn, DelimitedSchema
+from jrec.data.readers.dense import dense_column, reject_dense
+from jrec.data.readers.lines import first_line
+from jrec.data.readers.parse import Dialect, Field, Kind, ListField, ParsedBlock, any_of_list
+from jrec.data.readers.source import CategoricalSpec, Chunk, Source, reject_labels, texts_by_feature
+from jrec.data.schema import DatasetError, DenseFeature
+
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+class Delimited(Source):
+    """Columns by name: from the header of each file, or from the schema where files have none."""
+
+    def __init__(self, schema: DelimitedSchema):
+        self._schema = schema
+        self.name = schema.name
+        self.timed = schema.time is not None
+        self.dense = tuple(DenseFeature(name=d.feature, transform=d.transform) for d in schema.dense)
+        self.categorical = tuple(_spec(c) for c in schema.categorical)
+
+    def options(self) -> dict[str, Any]:
+        """The whole schema."""
+        return {"schema": dataclasses.asdict(self._schema)}
+
+    def dialect(self, path: str) -> Dialect:
+        """Reads the header, unless the schema names the columns."""
+        schema = self._schema
+        names = list(schema.columns)
+        if not names:
+            line = first_line(path).decode("utf-8", errors="replace").removeprefix("\ufeff")
+            simple = not schema.quoting or '"' not in line
+            if simple:
+                names = line.split(schema.delimiter)
+            elif len(schema.delimiter) == 1:
+                names = next(csv.reader([line], delimiter=schema.delimiter), [])
+            else:
+                raise DatasetError(f"{path}:1: a quoted header needs a delimiter of one character")
+            if lacking := [c for c in schema.used_columns() if c not in names]:
+                raise DatasetError(
+                    f"{path}:1: the header lacks column(s) {', '.join(lacking)}; it has {', '.join(names)[:200]}. If"
+                    " the file has no header, name its columns in the schema (columns = [...])"
+                )
+            if repeated := sorted({n for n in names if names.count(n) > 1}):
+                raise DatasetError(f"{path}:1: the header has column(s) {', '.join(repeated)} more than once")
+        return Dialect(
+            fields=tuple(self._field(name) for name in names),
+            delimiter=schema.delimiter,
+            quoting=schema.quoting,
+            skip_lines=0 if schema.columns else 1,
+        )
+
+    def _field(self, name: str) -> Field:
+        schema = self._schema
+        kind: Kind = "skip"
+        blank, separator = True, "|"
+        if name == schema.label.column:
+            kind, blank = "number", False
+        elif schema.time and name == schema.time.column:
+            kind, blank = "integer", False
+        for dense in schema.dense:
+            if name == dense.column:
+                kind, blank = "number", dense.missing is not None
+        for feature in schema.categorical:
+            if name == feature.column:
+                kind, separator = ("texts" if feature.separator else "text"), feature.separator or "|"
+            elif name == feature.weights:
+                kind, separator = "weights", feature.separator
+        return Field(name=name, kind=kind, blank=blank, separator=separator)
+
+    def convert(self, parsed: ParsedBlock) -> Chunk:
+        """Labels, dense values, keys, weights and times."""
+        schema = self._schema
+        if schema.label.positive_at_least is None:
+            reject_labels(parsed, schema.label.column)
+        for dense in schema.dense:
+            reject_dense(parsed, dense.column, dense.transform)
+        for feature in schema.categorical:
+            if feature.separator:
+                _reject_lists(parsed, feature)
+        keys, weights = {}, {}
+        for feature in schema.categorical:
+            if not feature.separator:
+                keys[feature.feature] = parsed.numbers(feature.column)
+                continue
+            keys[feature.feature] = _cut(parsed.lists(feature.column), feature)
+            if feature.weights:
+                given = _cut(parsed.lists(feature.weights), feature)
+                weights[feature.feature] = ListField(given.offsets, given.values.astype(np.float32))
+        labels = parsed.numbers(schema.label.column)
+        if schema.label.positive_at_least is not None:
+            labels = labels >= schema.label.positive_at_least
+        return Chunk(
+            labels=labels.astype(np.float32),
+            dense={d.feature: dense_column(parsed, d.column, d.transform, d.missing) for d in schema.dense},
+            keys=keys,
+            weights=weights,
+            times=parsed.numbers(schema.time.column) if schema.time else None,
+            texts=texts_by_feature(parsed, {c.column: c.feature for c in schema.categorical}),
+        )
+
+
+def _spec(column: CategoricalColumn) -> CategoricalSpec:
+    many = bool(column.separator)
+    return CategoricalSpec(
+        name=column.feature,
+        table=column.table or column.feature,
+        many=many,
+        weighted=bool(column.weights),
+        max_length=column.max_length if many else 1,
+        fixed_length=column.fixed_length if many else True,
+    )
+
+
+def _reject_lists(parsed: ParsedBlock, feature: CategoricalColumn) -> None:
+    """Rejects rows whose list is of a wrong length or whose weights do not fit."""
+
+    def lengths(name: str) -> np.ndarray:
+        return np.diff(parsed.lists(name).offsets)
+
+    if feature.weights:
+        wrong = lengths(feature.weights) != lengths(feature.column)
+        parsed.reject(wrong, feature.weights, f"is not one weight for each value of {feature.column!r}")
+        given = parsed.lists(feature.weights)
+        wrong = any_of_list(given.offsets, np.abs(given.values) > _FLOAT32_MAX)
+        parsed.reject(wrong, feature.weights, "has a weight too large for float32")
+    if feature.max_length is not None and feature.too_long == "error":
+        wrong = lengths(feature.column) > feature.max_length
+        parsed.reject(wrong, feature.column, f"has more than max_length = {feature.max_length} values")
+    if feature.fixed_length:
+        wrong = lengths(feature.column) < (feature.max_length or 0)
+        parsed.reject(wrong, feature.column, f"has fewer than {feature.max_length} values, but fixed_length is set")
+
+
+def _cut(lists: ListField, feature: CategoricalColumn) -> ListField:
+    """Keeps the first or last ``max_length`` values of each list."""
+    if feature.max_length is None or feature.too_long == "error":
+        return lists
+    lengths = np.diff(lists.offsets)
+    kept = np.minimum(lengths, feature.max_length)
+    offsets = np.zeros(len(kept) + 1, np.int64)
+    np.cumsum(kept, out=offsets[1:])
+    starts = lists.offsets[:-1] + (lengths - kept if feature.too_long == "last" else 0)
+    return ListField(offsets, lists.values[np.repeat(starts - offsets[:-1], kept) + np.arange(offsets[-1])])

@@ -1,0 +1,201 @@
+"""The schema file of ``jrec prepare csv``: which columns a delimited file has and what they become.
+
+See docs/data.md for every key. TOML and JSON hold the same tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import pathlib
+import tomllib
+from typing import Any, get_type_hints
+
+from jrec.data.readers.dense import TRANSFORMS
+from jrec.data.schema import DatasetError
+
+TOO_LONG = ("error", "first", "last")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelColumn:
+    """The column of the label: 0 and 1, or any number that is a 1 from ``positive_at_least`` on."""
+
+    column: str
+    positive_at_least: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TimeColumn:
+    """The column of integers by which examples are ordered."""
+
+    column: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DenseColumn:
+    """A column of numbers. A blank becomes ``missing`` before the transform; without it a blank is an error."""
+
+    column: str
+    name: str = ""
+    transform: str = "none"
+    missing: float | None = None
+
+    @property
+    def feature(self) -> str:
+        """The feature's name."""
+        return self.name or self.column
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CategoricalColumn:
+    """A column of values, or of lists of values where there is a ``separator``.
+
+    ``weights`` names the column of their weights; lists longer than ``max_length`` are bad lines, or keep their first
+    or last values (``too_long``); ``fixed_length`` demands ``max_length`` values everywhere.
+    """
+
+    column: str
+    name: str = ""
+    table: str = ""
+    separator: str = ""
+    max_length: int | None = None
+    too_long: str = "error"
+    fixed_length: bool = False
+    weights: str = ""
+
+    @property
+    def feature(self) -> str:
+        """The feature's name."""
+        return self.name or self.column
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DelimitedSchema:
+    """A whole schema file. ``columns`` names the columns of files without a header."""
+
+    label: LabelColumn
+    dense: tuple[DenseColumn, ...] = ()
+    categorical: tuple[CategoricalColumn, ...] = ()
+    time: TimeColumn | None = None
+    name: str = "csv"
+    delimiter: str = ","
+    quoting: bool = True
+    columns: tuple[str, ...] = ()
+
+    def used_columns(self) -> list[str]:
+        """Every column that something reads, as often as it is read."""
+        used = [self.label.column, *(d.column for d in self.dense), *(c.column for c in self.categorical)]
+        return used + [c.weights for c in self.categorical if c.weights] + ([self.time.column] if self.time else [])
+
+
+def load_schema(path: str) -> DelimitedSchema:
+    """Reads and checks a schema file.
+
+    Raises:
+      DatasetError: naming the file, the key and what it should be.
+    """
+    try:
+        content = pathlib.Path(path).read_text(encoding="utf-8")
+        tree = json.loads(content) if path.endswith(".json") else tomllib.loads(content)
+    except OSError as error:
+        raise DatasetError(f"schema {path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise DatasetError(
+            f"schema {path} is not valid {'JSON' if path.endswith('.json') else 'TOML'}: {error}"
+        ) from error
+    schema = _build(DelimitedSchema, tree, path, "")
+    _check(schema, path)
+    return schema
+
+
+_NESTED: dict[str, type] = {
+    "label": LabelColumn,
+    "time": TimeColumn,
+    "dense": DenseColumn,
+    "categorical": CategoricalColumn,
+}
+_SCALARS = {"str": str, "bool": bool, "int": int, "float": float}
+
+
+def _build(cls: type, tree: Any, path: str, where: str) -> Any:
+    if not isinstance(tree, dict):
+        raise DatasetError(f"schema {path}: {where or 'the file'} must be a table, but is {tree!r}")
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    values = {}
+    for key, value in tree.items():
+        full = f"{where}.{key}" if where else key
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.0)[0]
+            raise DatasetError(f"schema {path}: unknown key {full}; did you mean {near}? Keys: {', '.join(fields)}")
+        nested = _NESTED.get(key) if cls is DelimitedSchema else None
+        if nested and key in ("dense", "categorical"):
+            if not isinstance(value, list):
+                raise DatasetError(f"schema {path}: {full} must be an array of tables: [[{key}]]")
+            values[key] = tuple(_build(nested, v, path, f"{full}[{i}]") for i, v in enumerate(value))
+        elif nested:
+            values[key] = _build(nested, value, path, full)
+        else:
+            values[key] = _scalar(get_type_hints(cls)[key], value, path, full)
+    for name, field in fields.items():
+        if field.default is dataclasses.MISSING and name not in values:
+            raise DatasetError(f"schema {path}: {f'{where}.{name}' if where else name} is missing")
+    return cls(**values)
+
+
+def _scalar(hint: Any, value: Any, path: str, key: str) -> Any:
+    text = str(hint) if not isinstance(hint, type) else hint.__name__
+    if text.startswith("tuple"):
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise DatasetError(f"schema {path}: {key} must be an array of strings, but is {value!r}")
+        return tuple(value)
+    wanted = next(t for name, t in _SCALARS.items() if text.startswith(name))
+    if wanted is float and type(value) is int:
+        value = float(value)
+    if type(value) is not wanted or (wanted is float and not math.isfinite(value)):
+        names = {str: "a string", bool: "true or false", int: "an integer", float: "a finite number"}
+        raise DatasetError(f"schema {path}: {key} must be {names[wanted]}, but is {value!r}")
+    return value
+
+
+def _check(schema: DelimitedSchema, path: str) -> None:
+    def wrong(what: str) -> DatasetError:
+        return DatasetError(f"schema {path}: {what}")
+
+    used = schema.used_columns()
+    if repeated := sorted({c for c in used if used.count(c) > 1}):
+        raise wrong(f"column(s) {', '.join(repeated)} are used more than once; a column can become one thing only")
+    if repeated := sorted({c for c in schema.columns if schema.columns.count(c) > 1}):
+        raise wrong(f"columns names {', '.join(repeated)} more than once")
+    if schema.columns and (lacking := [c for c in used if c not in schema.columns]):
+        raise wrong(f"column(s) {', '.join(lacking)} are not among columns = {list(schema.columns)}")
+    marks = [("delimiter", schema.delimiter)] + [("separator", c.separator) for c in schema.categorical if c.separator]
+    for what, mark in marks:
+        if not mark or "\n" in mark or "\r" in mark or '"' in mark:
+            raise wrong(f"{what} is {mark!r}; it must be non-empty, without line ends or quotes")
+    names = ["label", *(d.feature for d in schema.dense), *(c.feature for c in schema.categorical)]
+    if repeated := sorted({n for n in names if names.count(n) > 1}):
+        raise wrong(f"feature name(s) {', '.join(repeated)} occur more than once, or are the label's")
+    for name in [*names, *(c.table for c in schema.categorical if c.table)]:
+        if "/" in name or "\0" in name or name.startswith(".") or name.endswith(":weight"):
+            raise wrong(f"{name!r} cannot name a feature or table: files are called after them; set another name")
+    if len(names) == 1:
+        raise wrong("there is no feature; add a [[dense]] or a [[categorical]]")
+    for dense in schema.dense:
+        if dense.transform not in TRANSFORMS:
+            raise wrong(f"transform of {dense.feature!r} is {dense.transform!r}; choose one of {', '.join(TRANSFORMS)}")
+    for feature in schema.categorical:
+        what = f"categorical {feature.feature!r}"
+        if feature.too_long not in TOO_LONG:
+            raise wrong(f"{what}: too_long is {feature.too_long!r}; choose one of {', '.join(TOO_LONG)}")
+        if feature.max_length is not None and feature.max_length < 1:
+            raise wrong(f"{what}: max_length is {feature.max_length}; it must be at least 1")
+        listy = [k for k in ("max_length", "fixed_length", "weights") if getattr(feature, k)]
+        if not feature.separator and listy:
+            raise wrong(f"{what}: {', '.join(listy)} is for lists; give a separator too")
+        if feature.too_long != "error" and feature.max_length is None:
+            raise wrong(f"{what}: too_long = {feature.too_long!r} needs a max_length")
+        if feature.fixed_length and feature.max_length is None:
+            raise wrong(f"{what}: fixed_length needs a max_length")

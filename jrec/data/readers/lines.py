@@ -1,0 +1,146 @@
+"""Text files, plain or gzip, in blocks of whole lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import os
+import pathlib
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+import numpy as np
+
+from jrec.data.schema import DatasetError
+
+BLOCK_BYTES = 4 << 20
+MAX_LINE_BYTES = 64 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UNSUPPORTED = {
+    b"PK\x03\x04": "a zip archive",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed",
+    b"BZh": "bzip2-compressed",
+    b"\xfd7zXZ": "xz-compressed",
+    b"7z\xbc\xaf": "a 7z archive",
+    b"PAR1": "a Parquet file",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+    """Whole lines of a file.
+
+    Attributes:
+      path: the file.
+      line: the number of the first line, counted from 1.
+      text: uint8, every line ended by a newline.
+      bytes_read: how far into the file on disk (compressed, if it is) reading has come.
+    """
+
+    path: str
+    line: int
+    text: np.ndarray
+    bytes_read: int
+
+
+def check_inputs(paths: list[str], *, keep_order: bool) -> None:
+    """Checks that every input can be read, is given once, and that numbered files come in numeric order.
+
+    Raises:
+      DatasetError: otherwise.
+    """
+    for path in paths:
+        if not pathlib.Path(path).is_file():
+            what = "is a folder; name the files in it" if pathlib.Path(path).is_dir() else "does not exist"
+            raise DatasetError(f"input {path} {what}")
+        if not os.access(path, os.R_OK):
+            raise DatasetError(f"input {path} cannot be read: permission denied")
+    if repeated := sorted({p for p in paths if paths.count(p) > 1}):
+        raise DatasetError(f"input(s) {', '.join(repeated)} given more than once")
+    numeric = sorted(paths, key=_numeric_order)
+    same_but_numbers = len({re.sub(r"\d+", "#", p) for p in paths}) == 1
+    if same_but_numbers and numeric != paths and not keep_order:
+        raise DatasetError(
+            "the inputs are read as one log in the order given, but that is not the order of the numbers in their names"
+            f" ({', '.join(paths[:3])}{', …' if len(paths) > 3 else ''}); a time-ordered split would be wrong. Give"
+            " them in order ($(ls -v …)), or pass --keep-order if the order is right as it is"
+        )
+
+
+def _numeric_order(path: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
+
+
+def first_line(path: str) -> bytes:
+    """The first line of a file without its line end; empty if there is none."""
+    for block in read_blocks(path, block_bytes=1 << 16):
+        return block.text.tobytes().split(b"\n", 1)[0].removesuffix(b"\r")
+    return b""
+
+
+def read_blocks(path: str, *, skip_lines: int = 0, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
+    """Reads a file from its beginning.
+
+    Args:
+      path: plain or gzip, told apart by content, not name.
+      skip_lines: header lines to leave out; they count in the line numbers.
+      block_bytes: about how much text a block holds. A block grows where one line is longer.
+
+    Raises:
+      DatasetError: if the file cannot be read, a gzip file is truncated or damaged, or a line is absurdly long.
+    """
+    try:
+        with pathlib.Path(path).open("rb") as raw:
+            start = raw.peek(8)[:8]
+            for magic, what in _UNSUPPORTED.items():
+                if start.startswith(magic):
+                    raise DatasetError(f"{path} is {what}; unpack it first (plain and gzip text files are read)")
+            if not start.startswith(b"\x1f\x8b"):
+                yield from _cut(path, raw, raw.tell, skip_lines, block_bytes)
+                return
+            with gzip.open(raw, "rb") as unpacked:
+                yield from _cut(path, unpacked, raw.tell, skip_lines, block_bytes)  # pyright: ignore[reportArgumentType]
+    except EOFError as error:
+        raise DatasetError(f"{path} is truncated: its gzip stream ends too early; download or copy it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DatasetError(f"{path} is damaged: {error}; download or copy it again") from error
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _cut(path: str, file: BinaryIO, tell: Callable[[], int], skip_lines: int, block_bytes: int) -> Iterator[Block]:
+    line, rest, beginning = 1, b"", True
+    while True:
+        data = file.read(block_bytes)
+        text = rest + data
+        if beginning:
+            text, beginning = text.removeprefix(_BYTE_ORDER_MARK), False
+        if data:
+            end = text.rfind(b"\n") + 1
+            rest = text[end:]
+            if not end:
+                if len(rest) > MAX_LINE_BYTES:
+                    raise DatasetError(
+                        f"{path}:{line}: a line of more than {MAX_LINE_BYTES >> 20} MiB; is this a text file with one"
+                        " example a line?"
+                    )
+                continue
+            text = text[:end]
+        elif text:
+            text += b"\n"
+        else:
+            return
+        while skip_lines and text:
+            skip_lines -= 1
+            line += 1
+            text = text[text.index(b"\n") + 1 :]
+        if text:
+            array = np.frombuffer(text, np.uint8)
+            yield Block(path=path, line=line, text=array, bytes_read=tell())
+            line += int(np.count_nonzero(array == ord("\n")))
+        if not data:
+            return

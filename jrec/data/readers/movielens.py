@@ -1,0 +1,151 @@
+"""MovieLens: ratings.dat (``user::movie::rating::timestamp``), ratings.csv, or plain (user, movie) interactions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jrec.data.readers.keys import integer_keys
+from jrec.data.readers.lines import first_line
+from jrec.data.readers.movielens_history import History, Interactions, with_negatives
+from jrec.data.readers.movielens_side import USER_FEATURES, Movies, Users, positions
+from jrec.data.readers.parse import Dialect, Field, ParsedBlock
+from jrec.data.readers.source import CategoricalSpec, Chunk, Source, one_hot, reject_ids
+from jrec.data.schema import DatasetError
+
+LIKED = 4.0
+_COLUMNS = {
+    "user": ("user_id", "userId", "user"),
+    "movie": ("movie_id", "movieId", "item_id", "itemId", "movie", "item"),
+    "rating": ("rating",),
+    "timestamp": ("timestamp",),
+}
+_KINDS = {"user": "integer", "movie": "integer", "rating": "number", "timestamp": "integer"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MovieLensOptions:
+    """``negatives`` a positive for logs without ratings, drawn with ``seed``; the files to join."""
+
+    users: str | None = None
+    movies: str | None = None
+    negatives: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.negatives < 1:
+            raise DatasetError(f"--negatives is {self.negatives}; a click model needs at least one negative a positive")
+
+
+class MovieLens(Source):
+    """The label is 1 for a rating of 4 or more.
+
+    Without ratings every interaction is a positive, followed by ``negatives`` movies that its user never touched, drawn
+    uniformly and reproducibly. Examples are ordered by timestamp; without timestamps by relative position in their
+    user's history, so that everybody's last tenth is tested.
+    """
+
+    name = "movielens"
+    timed = True
+
+    def __init__(self, options: MovieLensOptions, key_seed: int = 0):
+        self._options = options
+        self._users = Users(options.users, key_seed) if options.users else None
+        self._movies = Movies(options.movies, key_seed) if options.movies else None
+        self.categorical = one_hot("user_id", "movie_id", *(USER_FEATURES if self._users else ()))
+        if self._movies:
+            self.categorical += (CategoricalSpec(name="genres", table="genres", many=True), *one_hot("year"))
+        self._found: tuple[str, ...] | None = None
+        self._history: History | None = None
+
+    def options(self) -> dict[str, Any]:
+        """The joined files and how negatives were drawn."""
+        drawn = {} if self._rated else {"negatives": self._options.negatives, "seed": self._options.seed}
+        return {"users": self._options.users, "movies": self._options.movies, **drawn}
+
+    @property
+    def _rated(self) -> bool:
+        return "rating" in (self._found or ())
+
+    def dialect(self, path: str) -> Dialect:
+        """Tells ratings.dat from a CSV file with a header by the first line."""
+        line = first_line(path).decode("utf-8", errors="replace")
+        if "::" in line:
+            roles, delimiter, header = ["user", "movie", "rating", "timestamp"], "::", 0
+        else:
+            columns = line.split(",")
+            role_of = {alias: role for role, aliases in _COLUMNS.items() for alias in aliases}
+            roles, delimiter, header = [role_of.get(c, f"({c})") for c in columns], ",", 1
+            if "user" not in roles or "movie" not in roles:
+                raise DatasetError(
+                    f"{path}:1: found neither user::movie::rating::timestamp nor a header with a user column"
+                    f" ({', '.join(_COLUMNS['user'])}) and a movie column ({', '.join(_COLUMNS['movie'])}):"
+                    f" {line[:80]!r}"
+                )
+        found = tuple(r for r in _KINDS if r in roles)
+        if self._found not in (None, found):
+            raise DatasetError(f"{path} has {', '.join(found)}, but the file before it {', '.join(self._found or ())}")
+        self._found = found
+        fields = (Field(name=r, kind=_KINDS.get(r, "skip"), blank=r not in _KINDS) for r in roles)  # pyright: ignore[reportArgumentType]
+        return Dialect(delimiter=delimiter, fields=tuple(fields), skip_lines=header)
+
+    def convert(self, parsed: ParsedBlock) -> Interactions:
+        """Interactions whose user and movie are known."""
+        reject_ids(parsed, "user", "movie")
+        for name, side, path in (
+            ("user", self._users, self._options.users),
+            ("movie", self._movies, self._options.movies),
+        ):
+            if side is not None:
+                parsed.reject(positions(side.ids, parsed.numbers(name))[1], name, f"is not in {path}")
+        if "timestamp" in parsed.columns:
+            parsed.reject(parsed.numbers("timestamp") < 0, "timestamp", "is before 1970")
+        first = parsed.block.line
+        return Interactions(
+            users=parsed.numbers("user"),
+            movies=parsed.numbers("movie"),
+            labels=(parsed.numbers("rating") >= LIKED).astype(np.float32) if "rating" in parsed.columns else None,
+            times=parsed.numbers("timestamp") if "timestamp" in parsed.columns else None,
+            lines=parsed.places[:, 0] + first,
+            path=parsed.block.path,
+        )
+
+    def survey(self, converted: Callable[[], Iterator[Interactions]]) -> None:
+        """Counts every user's interactions and lists the movies, where order or negatives need them."""
+        if self._found is not None and {"rating", "timestamp"} <= set(self._found):
+            return
+        self._history = History(catalogue=self._movies.ids if self._movies else None)
+        for interactions in converted():
+            self._history.count(interactions)
+
+    def assemble(self, converted: Iterator[Interactions]) -> Iterator[Chunk]:
+        """Adds times and negatives, and joins users and movies."""
+        if self._history is not None:
+            converted = (self._history.with_times(i) for i in converted)
+            if not self._rated:
+                converted = with_negatives(converted, self._history, self._options.negatives, self._options.seed)
+        texts = {}
+        if self._users:
+            texts |= self._users.texts
+        if self._movies:
+            texts |= {"genres": self._movies.texts}
+        for interactions in converted:
+            yield self._join(interactions, texts)
+            texts = {}
+
+    def _join(self, interactions: Interactions, texts: dict[str, Any]) -> Chunk:
+        assert interactions.labels is not None
+        keys: dict[str, Any] = {
+            "user_id": integer_keys(interactions.users),
+            "movie_id": integer_keys(interactions.movies),
+        }
+        if self._users:
+            at, _ = positions(self._users.ids, interactions.users)
+            keys |= {name: column[at] for name, column in self._users.keys.items()}
+        if self._movies:
+            at, _ = positions(self._movies.ids, interactions.movies)
+            keys |= {"genres": self._movies.genres.take(at), "year": self._movies.years[at]}
+        return Chunk(labels=interactions.labels, dense={}, keys=keys, times=interactions.times, texts=texts)

@@ -1,0 +1,299 @@
+"""Blocks of lines into named columns: the typed face of ``jrec.data.readers.scan``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from jrec.data.readers import scan
+from jrec.data.readers.lines import Block
+
+Kind = Literal["skip", "number", "integer", "hex", "text", "texts", "weights"]
+_KINDS: dict[Kind, int] = {
+    "skip": scan.SKIP,
+    "number": scan.NUMBER,
+    "integer": scan.INTEGER,
+    "hex": scan.HEX,
+    "text": scan.TEXT,
+    "texts": scan.MULTI,
+    "weights": scan.WEIGHTS,
+}
+_REASONS = {
+    scan.NOT_NUMBER: "is not a number",
+    scan.NOT_FINITE: "is not a finite number",
+    scan.NOT_INTEGER: "is not an integer",
+    scan.NOT_HEX: "is not 8 hexadecimal digits",
+    scan.NOT_UTF8: "is not UTF-8 text",
+    scan.HAS_NUL: "holds a NUL byte",
+    scan.BLANK: "is blank",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Field:
+    """One field of a line.
+
+    Attributes:
+      name: for messages, and of the column that it becomes.
+      kind: "number" (float64; a blank is NaN), "integer" (int64), "hex" (8 digits) and "text" (uint64 keys), "texts"
+        and "weights" (lists of keys and of float64), "skip".
+      blank: whether the field may be blank.
+      separator: between the elements of a list.
+    """
+
+    name: str
+    kind: Kind
+    blank: bool = True
+    separator: str = "|"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """How lines split into fields. ``hint`` ends the message about a wrong number of fields."""
+
+    fields: tuple[Field, ...]
+    delimiter: str = ","
+    quoting: bool = False
+    skip_lines: int = 0
+    hint: str = ""
+
+
+class BadLine(NamedTuple):
+    """A line that cannot be used: where it stands, why, and its text."""
+
+    path: str
+    line: int
+    reason: str
+    text: bytes
+
+
+class ListField(NamedTuple):
+    """A list a row: row ``i`` has ``values[offsets[i]:offsets[i + 1]]``. (rows + 1,) int64 and (offsets[-1],)."""
+
+    offsets: np.ndarray
+    values: np.ndarray
+
+    def take(self, rows: np.ndarray) -> ListField:
+        """The lists of these rows, in this order."""
+        lengths = np.diff(self.offsets)[rows]
+        offsets = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        places = np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return ListField(offsets, self.values[places])
+
+
+class LongTexts(NamedTuple):
+    """Texts whose keys are hashes: of which field, (n,) uint64 keys and fingerprints, and the texts."""
+
+    field: np.ndarray
+    keys: np.ndarray
+    fingerprints: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    buffer: np.ndarray
+
+
+Column = np.ndarray | ListField
+
+
+@dataclasses.dataclass
+class ParsedBlock:
+    """The good rows of a block by field name, and its bad lines.
+
+    Attributes:
+      dialect: how the lines were read.
+      columns: arrays of ``rows`` elements, and lists.
+      places: (rows, 3) int64, the line (in the block), start and end of every row's text.
+      bad: the lines left out, in any order.
+      long_texts: texts to store with their keys.
+      block: where the rows came from; its text is the file's own.
+    """
+
+    dialect: Dialect
+    columns: dict[str, Column]
+    places: np.ndarray
+    bad: list[BadLine]
+    long_texts: LongTexts | None
+    block: Block
+
+    @property
+    def rows(self) -> int:
+        """How many lines are good."""
+        return len(self.places)
+
+    def numbers(self, name: str) -> np.ndarray:
+        """The plain column of that name."""
+        column = self.columns[name]
+        assert isinstance(column, np.ndarray)
+        return column
+
+    def lists(self, name: str) -> ListField:
+        """The list column of that name."""
+        column = self.columns[name]
+        assert isinstance(column, ListField)
+        return column
+
+    def line_text(self, row: int) -> bytes:
+        """The row's line as it stands in the file."""
+        return self.block.text[self.places[row, 1] : self.places[row, 2]].tobytes()
+
+    def field_text(self, row: int, name: str) -> str:
+        """A field's text, for a message (quoted fields may be cut short)."""
+        index = [f.name for f in self.dialect.fields].index(name)
+        parts = self.line_text(row).split(self.dialect.delimiter.encode())
+        return _shown(parts[index]) if len(parts) == len(self.dialect.fields) else "its value"
+
+    def reject(self, wrong: np.ndarray, name: str, reason: str) -> None:
+        """Moves the rows where ``wrong`` is true to the bad lines: "field NAME holds VALUE, which REASON"."""
+        if not wrong.any():
+            return
+        for row in np.flatnonzero(wrong).tolist():
+            why = f"field {name!r} holds {self.field_text(row, name)}, which {reason}"
+            text = self.line_text(row)
+            self.bad.append(BadLine(self.block.path, self.block.line + int(self.places[row, 0]), why, text))
+        kept = np.flatnonzero(~wrong)
+        self.columns = {n: c.take(kept) if isinstance(c, ListField) else c[kept] for n, c in self.columns.items()}
+        self.places = self.places[kept]
+
+
+class Parser:
+    """Parses blocks of one dialect; safe to call from several threads."""
+
+    def __init__(self, dialect: Dialect, seed: int = 0):
+        self.dialect = dialect
+        self._seed = np.uint64(seed)
+        self._kinds = np.array([_KINDS[f.kind] for f in dialect.fields], np.int64)
+        self._blanks = np.array([f.blank for f in dialect.fields], np.bool_)
+        self._delimiter = np.frombuffer(dialect.delimiter.encode(), np.uint8).copy()
+        marks = [f.separator.encode() if f.kind in ("texts", "weights") else b"" for f in dialect.fields]
+        self._separators = np.frombuffer(b"".join(marks) or b"|", np.uint8).copy()
+        self._separator_ends = np.cumsum([len(m) for m in marks], dtype=np.int64)
+        self._first_marks = sorted({m[0] for m in marks if m})
+        self._names: dict[str, list[str]] = {"number": [], "integer": [], "key": [], "list": []}
+        slots = []
+        for field in dialect.fields:
+            names = self._names[_group(field.kind)] if field.kind != "skip" else []
+            slots.append(len(names))
+            names.append(field.name)
+        self._slots = np.array(slots, np.int64)
+        self._has_texts = any(f.kind in ("text", "texts") for f in dialect.fields)
+        self._quote = dialect.quoting
+
+    def __call__(self, block: Block) -> ParsedBlock:
+        """Parses a block; whatever is wrong with a line is in ``bad``."""
+        length = len(block.text)
+        lines = int(np.count_nonzero(block.text == ord("\n")))
+        quoting = self._quote and bool((block.text == ord('"')).any())
+        buffer = np.empty(2 * length if quoting else length, np.uint8)
+        buffer[:length] = block.text
+        num_lists = len(self._names["list"])
+        elements = lines * num_lists + sum(int(np.count_nonzero(block.text == m)) for m in self._first_marks)
+        numbers = np.empty((len(self._names["number"]), lines), np.float64)
+        integers = np.empty((len(self._names["integer"]), lines), np.int64)
+        keys = np.empty((len(self._names["key"]), lines), np.uint64)
+        lists = np.empty((num_lists, lines, 2), np.int64)
+        pool, weights = np.empty(elements, np.uint64), np.empty(elements, np.float64)
+        # A slow number has 3 characters or more ("1e9" is quick, "1e99" is not), a long text 8, and each its delimiter.
+        slow = np.empty((length // 4 + 1, 4), np.int64)
+        num_long = length // 8 + 1 if self._has_texts else 1
+        long, long_keys = np.empty((num_long, 3), np.int64), np.empty((num_long, 2), np.uint64)
+        places, bad = np.empty((lines, 3), np.int64), np.empty((lines, 7), np.int64)
+        rows, num_slow, num_long, _, num_bad = scan.parse_lines(
+            buffer, length, self._delimiter, quoting, self._kinds, self._slots, self._blanks, self._separators,
+            self._separator_ends, self._seed, numbers, integers, keys, lists, pool, weights, slow, long, long_keys,
+            places, bad,
+        )  # fmt: skip
+        columns: dict[str, Column] = {}
+        for group, arrays in (("number", numbers), ("integer", integers), ("key", keys)):
+            columns |= {name: arrays[i, :rows] for i, name in enumerate(self._names[group])}
+        _resolve_slow(slow[:num_slow], buffer, numbers, weights)
+        for field in self.dialect.fields:
+            if field.kind in ("texts", "weights"):
+                places_of_lists = lists[self._names["list"].index(field.name), :rows]
+                columns[field.name] = _gather_lists(places_of_lists, pool if field.kind == "texts" else weights)
+        texts = None
+        if num_long:
+            long, long_keys = long[:num_long].copy(), long_keys[:num_long].copy()
+            texts = LongTexts(long[:, 0], long_keys[:, 0], long_keys[:, 1], long[:, 1], long[:, 2], buffer)
+        parsed = ParsedBlock(
+            dialect=self.dialect,
+            columns=columns,
+            places=places[:rows],
+            bad=[self._bad_line(block, buffer, b) for b in bad[:num_bad]],
+            long_texts=texts,
+            block=block,
+        )
+        for name in self._names["number"] if num_slow else ():
+            parsed.reject(np.isinf(parsed.numbers(name)), name, "is not a finite number")
+        for field in self.dialect.fields if num_slow else ():
+            if field.kind == "weights":
+                weight_list = parsed.lists(field.name)
+                parsed.reject(
+                    any_of_list(weight_list.offsets, np.isinf(weight_list.values)), field.name, "is not finite"
+                )
+        return parsed
+
+    def _bad_line(self, block: Block, buffer: np.ndarray, where: np.ndarray) -> BadLine:
+        line, start, end, code, field, field_start, field_end = (int(w) for w in where)
+        text = block.text[start:end].tobytes()
+        if code == scan.WRONG_COUNT:
+            expected = len(self.dialect.fields)
+            reason = f"the line has {field} field(s) where {expected} are expected"
+            reason = "the line is empty" if not text.strip(b"\r") else reason + self.dialect.hint
+        else:
+            name = self.dialect.fields[field].name if field < len(self.dialect.fields) else f"number {field + 1}"
+            if code == scan.BAD_QUOTE:
+                reason = f"field {name!r} opens a quote that is not closed before the next delimiter or the line's end"
+            elif code == scan.BLANK:
+                reason = f"field {name!r} is blank"
+            else:
+                reason = (
+                    f"field {name!r} holds {_shown(buffer[field_start:field_end].tobytes())}, which {_REASONS[code]}"
+                )
+        return BadLine(block.path, block.line + line, reason, text)
+
+
+def _group(kind: Kind) -> str:
+    return {"number": "number", "integer": "integer", "hex": "key", "text": "key"}.get(kind, "list")
+
+
+def _shown(text: bytes) -> str:
+    shown = repr(text.decode("utf-8", errors="backslashreplace"))
+    return shown if len(shown) <= 60 else f"{shown[:56]}…'"
+
+
+def _resolve_slow(slow: np.ndarray, buffer: np.ndarray, numbers: np.ndarray, weights: np.ndarray) -> None:
+    for row, slot, start, end in slow.tolist():
+        value = float(buffer[start:end].tobytes())
+        if slot < 0:
+            weights[row] = value
+        else:
+            numbers[slot, row] = value
+
+
+def _gather_lists(places: np.ndarray, pool: np.ndarray) -> ListField:
+    """Lists that lie anywhere in the pool, (rows, 2) begin and end, one after the other."""
+    lengths = places[:, 1] - places[:, 0]
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    at = np.repeat(places[:, 0] - offsets[:-1], lengths) + np.arange(offsets[-1])
+    return ListField(offsets, pool[at])
+
+
+def any_of_list(offsets: np.ndarray, wrong: np.ndarray) -> np.ndarray:
+    """Which lists have an element where ``wrong`` is true: (rows,) bool."""
+    running = np.concatenate([[0], np.cumsum(wrong)])
+    return running[offsets[1:]] > running[offsets[:-1]]
+
+
+def sort_bad_lines(lines: Iterable[BadLine]) -> list[BadLine]:
+    """In the order of one file."""
+    return sorted(lines, key=lambda bad: bad.line)
+
+
+def remap(columns: Mapping[str, Column], rows: np.ndarray) -> dict[str, Column]:
+    """All columns at these rows."""
+    return {name: c.take(rows) if isinstance(c, ListField) else c[rows] for name, c in columns.items()}

@@ -1,0 +1,124 @@
+"""What every raw log looks like to preparation: named features, and chunks of examples in the order of the files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jrec.data.readers.keys import integer_keys
+from jrec.data.readers.parse import Column, Dialect, ListField, LongTexts, ParsedBlock
+from jrec.data.schema import DenseFeature
+
+MAX_INTEGER_ID = 2**56 - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CategoricalSpec:
+    """A categorical feature before preparation: ``max_length`` None stands for the longest list of the log."""
+
+    name: str
+    table: str
+    many: bool = False
+    weighted: bool = False
+    max_length: int | None = None
+    fixed_length: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Examples of a log.
+
+    Attributes:
+      labels: (n,) float32 in {0, 1}.
+      dense: by feature, (n,) float32, transformed and finite.
+      keys: by feature, (n,) uint64, or a list of them for features with ``many``.
+      weights: by weighted feature, lists of finite float32 of the lengths of its keys.
+      times: (n,) int64 by which examples are ordered, or None where the order of the files is the order of time.
+      texts: by feature, the texts whose keys are hashes.
+    """
+
+    labels: np.ndarray
+    dense: Mapping[str, np.ndarray]
+    keys: Mapping[str, Column]
+    weights: Mapping[str, ListField] = dataclasses.field(default_factory=dict)
+    times: np.ndarray | None = None
+    texts: Mapping[str, LongTexts] = dataclasses.field(default_factory=dict)
+
+
+class Source:
+    """A raw log format. Subclasses set the attributes and override what they need.
+
+    Attributes:
+      name: of the format, which becomes the dataset's.
+      dense, categorical: the features in order.
+      timed: whether chunks carry times, so that examples are sorted by them.
+      columns: the parsed column (by name) that each categorical feature's long texts come from.
+    """
+
+    name: str
+    dense: tuple[DenseFeature, ...] = ()
+    categorical: tuple[CategoricalSpec, ...] = ()
+    timed: bool = False
+
+    def dialect(self, path: str) -> Dialect:
+        """How the lines of a file split into fields; may look at the file's first line."""
+        raise NotImplementedError
+
+    def convert(self, parsed: ParsedBlock) -> Any:
+        """One block's rows, rejecting those that make no sense; called from several threads."""
+        raise NotImplementedError
+
+    def survey(self, converted: Callable[[], Iterator[Any]]) -> None:
+        """A first look at the whole log before it is read, for formats that need one; ``converted`` iterates it."""
+
+    def assemble(self, converted: Iterator[Any]) -> Iterator[Chunk]:
+        """Chunks from what ``convert`` returned, in the order of the files; called from one thread."""
+        return converted
+
+    def options(self) -> dict[str, Any]:
+        """The format's own options, for the dataset's provenance."""
+        return {}
+
+
+def one_hot(*names: str) -> tuple[CategoricalSpec, ...]:
+    """Features of one id an example, each with a table of its own name."""
+    return tuple(CategoricalSpec(name=n, table=n, max_length=1, fixed_length=True) for n in names)
+
+
+def reject_labels(parsed: ParsedBlock, name: str) -> None:
+    """Rejects rows whose label is neither 0 nor 1."""
+    values = parsed.numbers(name)
+    parsed.reject((values != 0) & (values != 1), name, "is neither 0 nor 1")
+
+
+def reject_ids(parsed: ParsedBlock, *names: str) -> None:
+    """Rejects rows whose integer ids are negative or of more than 56 bits."""
+    for name in names:
+        values = parsed.numbers(name)
+        parsed.reject((values < 0) | (values > MAX_INTEGER_ID), name, "is not an id between 0 and 2^56 - 1")
+
+
+def texts_by_feature(parsed: ParsedBlock, features: Mapping[str, str]) -> dict[str, LongTexts]:
+    """Long texts of a block by feature; ``features`` names the feature that each parsed column becomes."""
+    long = parsed.long_texts
+    if long is None:
+        return {}
+    found = {}
+    for index in np.unique(long.field):
+        mine = long.field == index
+        name = features[parsed.dialect.fields[index].name]
+        found[name] = LongTexts(
+            long.field[mine], long.keys[mine], long.fingerprints[mine], long.starts[mine], long.ends[mine], long.buffer
+        )
+    return found
+
+
+def calendar_keys(seconds: np.ndarray) -> dict[str, np.ndarray]:
+    """Keys of the hour of day ("0" to "23") and weekday ("0" is Monday) of (n,) int64 local seconds since 1970."""
+    return {
+        "hour_of_day": integer_keys(seconds // 3600 % 24),
+        "weekday": integer_keys((seconds // 86400 + 3) % 7),  # 1970-01-01 was a Thursday
+    }

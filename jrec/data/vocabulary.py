@@ -1,0 +1,213 @@
+"""From values to rows: vocabularies by frequency, tables capped by hashing, and the encoding of ids."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+
+import numba
+import numpy as np
+
+from jrec.data.readers.keys import buckets, mix64
+from jrec.data.schema import DatasetError
+
+MAX_ROWS = 2**31 - 2
+COUNT_SLOTS = 1 << 25  # 16 bytes each: how large one table's hash table of counts may grow
+_PARTITION_BITS = 10
+_ONE = np.uint64(1)
+_NO_ROW = np.uint32(0xFFFFFFFF)
+
+KeyChunks = Callable[[], Iterable[np.ndarray]]
+"""Iterates anew, at every call, the uint64 keys of all accesses to a table in the training split."""
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(keys, start, table_keys, table_counts, used, limit, partition_bits, partition):
+    """Counts keys of one partition from ``start`` on until ``limit`` slots are used; returns (how far, used)."""
+    mask = np.uint64(table_keys.shape[0] - 1)
+    for i in range(start, keys.shape[0]):
+        key = keys[i]
+        mixed = mix64(key)
+        if partition_bits > 0 and np.int64(mixed >> np.uint64(64 - partition_bits)) != partition:
+            continue
+        slot = mixed & mask
+        while table_counts[slot] > 0 and table_keys[slot] != key:
+            slot = (slot + _ONE) & mask
+        if table_counts[slot] == 0:
+            if used >= limit:
+                return i, used
+            table_keys[slot] = key
+            used += 1
+        table_counts[slot] += 1
+    return keys.shape[0], used
+
+
+@numba.njit(cache=True, nogil=True)
+def _recount(old_keys, old_counts, table_keys, table_counts):
+    mask = np.uint64(table_keys.shape[0] - 1)
+    for i in range(old_keys.shape[0]):
+        if old_counts[i] > 0:
+            slot = mix64(old_keys[i]) & mask
+            while table_counts[slot] > 0:
+                slot = (slot + _ONE) & mask
+            table_keys[slot] = old_keys[i]
+            table_counts[slot] = old_counts[i]
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill_index(keys, rows, index_keys, index_rows):
+    mask = np.uint64(index_keys.shape[0] - 1)
+    for i in range(keys.shape[0]):
+        slot = mix64(keys[i]) & mask
+        while index_rows[slot] != _NO_ROW:
+            slot = (slot + _ONE) & mask
+        index_keys[slot] = keys[i]
+        index_rows[slot] = rows[i]
+
+
+@numba.njit(cache=True, nogil=True)
+def _look_up(keys, index_keys, index_rows, oov_row):
+    mask = np.uint64(index_keys.shape[0] - 1)
+    out = np.empty(keys.shape[0], np.uint32)
+    for i in range(keys.shape[0]):
+        slot = mix64(keys[i]) & mask
+        while index_rows[slot] != _NO_ROW and index_keys[slot] != keys[i]:
+            slot = (slot + _ONE) & mask
+        row = index_rows[slot]
+        out[i] = oov_row if row == _NO_ROW else row
+    return out
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """A row for every frequent value and one for all others.
+
+    Attributes:
+      keys: (rows,) uint64 in order of rows; that of the OOV row means nothing.
+      counts: (rows,) int64 accesses in training, descending.
+      oov_row: where rare and unseen values go.
+    """
+
+    keys: np.ndarray
+    counts: np.ndarray
+    oov_row: int
+
+    def encoder(self) -> Callable[[np.ndarray], np.ndarray]:
+        """A function from (n,) uint64 keys to (n,) uint32 rows."""
+        size = 1 << max(4, (2 * len(self.keys) - 1).bit_length())
+        index_keys, index_rows = np.zeros(size, np.uint64), np.full(size, _NO_ROW, np.uint32)
+        known = np.arange(len(self.keys), dtype=np.uint32)
+        known = known[known != self.oov_row]
+        _fill_index(self.keys[known], known, index_keys, index_rows)
+        oov_row = np.uint32(self.oov_row)
+        return lambda keys: _look_up(keys, index_keys, index_rows, oov_row)
+
+
+@dataclasses.dataclass(frozen=True)
+class HashedTable:
+    """A table capped at ``len(counts)`` rows: a value's row is that of its hash bucket (``keys.buckets``).
+
+    Attributes:
+      row_of_bucket: (rows,) uint32.
+      counts: (rows,) int64 accesses in training, descending.
+    """
+
+    row_of_bucket: np.ndarray
+    counts: np.ndarray
+    oov_row: None = None
+
+    def encoder(self) -> Callable[[np.ndarray], np.ndarray]:
+        """A function from (n,) uint64 keys to (n,) uint32 rows."""
+        if len(self.counts) == 1:
+            return lambda keys: np.zeros(len(keys), np.uint32)
+        return lambda keys: self.row_of_bucket[buckets(keys, len(self.counts))]
+
+
+def build_table(
+    table: str, keys: KeyChunks, *, min_count: int, max_rows: int | None, slots: int = COUNT_SLOTS
+) -> Vocabulary | HashedTable:
+    """Counts a table's accesses in training and gives its values rows in descending order of frequency.
+
+    Values of equal frequency are in the order of their keys, the OOV row comes last among rows as frequent as itself.
+
+    Args:
+      table: its name, for messages.
+      keys: the accesses.
+      min_count: a value with fewer accesses has no row of its own.
+      max_rows: hash the values of a table that would have more rows than this.
+      slots: a power of two, the most that the hash table of counts may hold; a table with more distinct values is
+        counted in several passes.
+
+    Raises:
+      DatasetError: if the table would have 2^31 - 1 rows or more.
+    """
+    frequent_keys, frequent_counts, rare = [], [], 0
+    found = 0
+    for part_keys, part_counts in _partitions(keys, slots):
+        kept = part_counts >= min_count
+        rare += int(part_counts[~kept].sum())
+        found += int(kept.sum())
+        if max_rows is not None and found + 1 > max_rows:
+            return _hash_table(keys, max_rows)
+        if found > MAX_ROWS:
+            raise DatasetError(
+                f"table {table!r} would have more than {MAX_ROWS:,} rows; cap it with --max-rows, or raise --min-count"
+            )
+        frequent_keys.append(part_keys[kept])
+        frequent_counts.append(part_counts[kept])
+    return _order(np.concatenate(frequent_keys), np.concatenate(frequent_counts), rare)
+
+
+def _order(keys: np.ndarray, counts: np.ndarray, rare: int) -> Vocabulary:
+    order = np.lexsort((keys, -counts))
+    keys, counts = keys[order], counts[order]
+    oov_row = int(np.searchsorted(-counts, -rare, "right"))
+    return Vocabulary(np.insert(keys, oov_row, np.uint64(0)), np.insert(counts, oov_row, rare), oov_row)
+
+
+def _hash_table(keys: KeyChunks, rows: int) -> HashedTable:
+    counts = np.zeros(rows, np.int64)
+    for chunk in keys():
+        counts += np.bincount(buckets(chunk, rows), minlength=rows) if rows > 1 else len(chunk)
+    order = np.argsort(-counts, kind="stable")
+    row_of_bucket = np.empty(rows, np.uint32)
+    row_of_bucket[order] = np.arange(rows, dtype=np.uint32)
+    return HashedTable(row_of_bucket, counts[order])
+
+
+class _TooManyError(Exception):
+    """More distinct keys than slots."""
+
+
+def _partitions(keys: KeyChunks, slots: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Distinct keys and their counts, in as few passes as the slots allow."""
+    bits, partition = 0, 0
+    while partition < 1 << bits:
+        try:
+            yield _count_partition(keys, slots, bits, partition)
+            partition += 1
+        except _TooManyError:
+            if bits >= _PARTITION_BITS:
+                raise DatasetError("a table has too many distinct values to count; cap it with --max-rows") from None
+            # Partitions already counted stay counted: each splits into four, by lower bits of the hash.
+            bits += 2
+            partition *= 4
+
+
+def _count_partition(keys: KeyChunks, slots: int, bits: int, partition: int) -> tuple[np.ndarray, np.ndarray]:
+    size = min(1 << 12, slots)
+    table_keys, table_counts, used = np.zeros(size, np.uint64), np.zeros(size, np.int64), 0
+    for chunk in keys():
+        at = 0
+        while True:
+            at, used = _count(chunk, at, table_keys, table_counts, used, len(table_keys) // 2, bits, partition)
+            if at == len(chunk):
+                break
+            if len(table_keys) >= slots:
+                raise _TooManyError
+            old = (table_keys, table_counts)
+            size = min(4 * len(table_keys), slots)
+            table_keys, table_counts = np.zeros(size, np.uint64), np.zeros(size, np.int64)
+            _recount(*old, table_keys, table_counts)
+    kept = table_counts > 0
+    return table_keys[kept], table_counts[kept]

@@ -1,0 +1,54 @@
+"""What a dataset keeps of a table: ``counts/TABLE.npy``, ``vocabulary/TABLE.parquet`` or ``buckets/TABLE.npy``."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+
+from jrec.data.readers.keys import decode_keys
+from jrec.data.schema import Table
+from jrec.data.texts import TextStore
+from jrec.data.vocabulary import HashedTable, Vocabulary
+
+_ROWS = 1 << 17
+
+
+def save_table(folder: pathlib.Path, name: str, built: Vocabulary | HashedTable, texts: TextStore | None) -> Table:
+    """Writes a table's files and returns its entry in the schema."""
+    for kind in ("counts", "vocabulary", "buckets"):
+        (folder / kind).mkdir(exist_ok=True)
+    counts = f"counts/{name}.npy"
+    np.save(folder / counts, built.counts, allow_pickle=False)
+    if isinstance(built, HashedTable):
+        np.save(folder / "buckets" / f"{name}.npy", built.row_of_bucket, allow_pickle=False)
+        return Table(name=name, rows=len(built.counts), counts=counts)
+    vocabulary = f"vocabulary/{name}.parquet"
+    _save_vocabulary(folder / vocabulary, built, texts)
+    return Table(name=name, rows=len(built.counts), oov_row=built.oov_row, counts=counts, vocabulary=vocabulary)
+
+
+def _save_vocabulary(path: pathlib.Path, built: Vocabulary, texts: TextStore | None) -> None:
+    """Columns: value (string; null in the OOV row), row (uint32), count (int64)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([("value", pa.string()), ("row", pa.uint32()), ("count", pa.int64())])
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for start in range(0, len(built.keys), _ROWS):
+            keys = built.keys[start : start + _ROWS]
+            ends, stored = texts.texts_of(keys) if texts else (np.empty(0, np.int64), np.empty(0, np.uint8))
+            offsets, content = decode_keys(keys, ends, stored)
+            valid = np.arange(start, start + len(keys)) != built.oov_row
+            values = pa.LargeStringArray.from_buffers(
+                len(keys), pa.py_buffer(offsets), pa.py_buffer(content.tobytes()), _bitmap(valid)
+            ).cast(pa.string())
+            rows = pa.array(np.arange(start, start + len(keys), dtype=np.uint32))
+            counts = pa.array(built.counts[start : start + _ROWS])
+            writer.write_table(pa.table([values, rows, counts], schema=schema))
+
+
+def _bitmap(valid: np.ndarray):
+    import pyarrow as pa
+
+    return pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())

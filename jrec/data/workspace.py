@@ -1,0 +1,174 @@
+"""A folder that appears whole or not at all: work happens in a sibling ``OUT.partial``, a rename ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from jrec.data.schema import FORMAT, SCHEMA_FILE, DatasetError
+
+MANIFEST = "unfinished.json"
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextlib.contextmanager
+def workspace(
+    out: str | os.PathLike[str],
+    manifest: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    report: Callable[[str], None] = lambda message: None,
+) -> Iterator[pathlib.Path]:
+    """A fresh folder beside ``out`` that becomes ``out`` when the block ends without an exception.
+
+    What an interrupted run left is discarded with a word about it. An exception removes the folder again; nothing
+    that existed is touched until the very end.
+
+    Args:
+      out: where the dataset shall be.
+      manifest: what is being made, written into the folder for people who find it unfinished.
+      overwrite: whether a finished dataset at ``out`` may be replaced.
+      report: takes messages for the user.
+
+    Raises:
+      DatasetError: if ``out`` exists and must not be replaced, another run works on it, or there is no room.
+    """
+    out = pathlib.Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that is to be replaced)
+    partial, replaced = (out.with_name(f"{out.name}.{suffix}") for suffix in ("partial", "replaced"))
+    with disk_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(out):
+        _recover(out, replaced, report)
+        _check_out(out, overwrite)
+        _discard(partial, report)
+        try:
+            with disk_errors(partial):
+                partial.mkdir()
+                (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+                yield partial
+                _sync_tree(partial)
+                (partial / MANIFEST).unlink()
+                _exchange(partial, out, replaced)
+        except BaseException:
+            _remove(partial, ignore_errors=True)
+            raise
+
+
+@contextlib.contextmanager
+def disk_errors(place: pathlib.Path) -> Iterator[None]:
+    """Turns operating system errors of writing into a DatasetError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise DatasetError(
+                f"no room left to write {place} ({error.strerror}); free some, or choose another --out. Preparing needs"
+                " about twice the size of the unpacked log"
+            ) from error
+        where = f" {error.filename}" if error.filename else ""
+        raise DatasetError(f"cannot write {place}: {error.strerror or error}{where}") from error
+
+
+@contextlib.contextmanager
+def _locked(out: pathlib.Path) -> Iterator[None]:
+    """Holds a lock that the operating system drops with the process, however it ends."""
+    path = out.with_name(f".{out.name}.lock")
+    with disk_errors(path):
+        file = path.open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held the lock until now has removed the file: a lock on it would keep nobody out.
+            if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                raise BlockingIOError
+        except OSError as error:
+            raise DatasetError(f"another run is preparing {out}; wait for it, or choose another --out") from error
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _recover(out: pathlib.Path, replaced: pathlib.Path, report: Callable[[str], None]) -> None:
+    """Undoes or completes a replacement that was interrupted between its renames."""
+    if not replaced.exists():
+        return
+    if out.exists():
+        shutil.rmtree(replaced)
+    else:
+        report(f"an interrupted run had set {out} aside; it is back")
+        replaced.rename(out)
+
+
+def _check_out(out: pathlib.Path, overwrite: bool) -> None:
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise DatasetError(f"{out} exists and is not a folder; choose another --out")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not _is_dataset(out):
+        raise DatasetError(f"{out} exists and holds something else than a jrec dataset; choose another --out")
+    if not overwrite:
+        raise DatasetError(f"{out} is a finished dataset; pass --overwrite to replace it, or choose another --out")
+
+
+def _is_dataset(folder: pathlib.Path) -> bool:
+    try:
+        return json.loads((folder / SCHEMA_FILE).read_text(encoding="utf-8")).get("format") == FORMAT
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _discard(partial: pathlib.Path, report: Callable[[str], None]) -> None:
+    if not partial.exists():
+        return
+    # A run killed at its last step leaves a whole dataset without the manifest, at its first an empty folder.
+    ours = (partial / MANIFEST).is_file() or _is_dataset(partial) or not any(partial.iterdir())
+    if not ours:
+        raise DatasetError(
+            f"{partial} is needed as a workplace, but holds something that jrec did not make; move it away"
+        )
+    report(f"starting anew: discarding what an interrupted run left in {partial}")
+    _remove(partial)
+
+
+def _remove(partial: pathlib.Path, *, ignore_errors: bool = False) -> None:
+    """Removes the folder, the manifest last: what a kill leaves of it can still be told to be ours."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in sorted(partial.iterdir()):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=ignore_errors)
+            elif path.name != MANIFEST:
+                path.unlink(missing_ok=True)
+        shutil.rmtree(partial, ignore_errors=ignore_errors)
+
+
+def _sync_tree(folder: pathlib.Path) -> None:
+    for root, _, files in os.walk(folder):
+        for name in [*files, "."]:
+            descriptor = os.open(os.path.join(root, name), os.O_RDONLY)  # noqa: PTH118
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _exchange(partial: pathlib.Path, out: pathlib.Path, replaced: pathlib.Path) -> None:
+    if out.exists():
+        if any(out.iterdir()):
+            out.rename(replaced)
+        else:
+            out.rmdir()
+    partial.rename(out)
+    descriptor = os.open(out.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    shutil.rmtree(replaced, ignore_errors=True)
