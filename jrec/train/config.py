@@ -51,10 +51,9 @@ class DataConfig(Section):
       path: a dataset folder made by ``jrec prepare`` or ``jrec synth``.
       batch_size, eval_batch_size: examples in a step.
       window_blocks: blocks held in memory at a time, within which examples are shuffled; 0 keeps the order of the log.
-      workers: loader processes; 0 loads in the training process.
+      workers: threads that read and pack batches; 0 does it between the steps. The batches are the same for any.
       prefetch: batches made ahead of the step.
-      cast: who computes the cast of a batch: the loader on the "host", the step on the "device", or nobody ("none";
-        the backward pass then sums by segment without one).
+      cast: who computes the cast of a batch: the loader on the "host", or the step on the "device".
       on_bad_id: what an id outside its table gets: an error ("raise"), the last row ("clip") or the table's
         out-of-vocabulary row ("oov").
       drop_remainder: leave out an epoch's last batch of training where it is not full, instead of padding it.
@@ -64,9 +63,9 @@ class DataConfig(Section):
     batch_size: Positive = 2048
     eval_batch_size: Positive = 8192
     window_blocks: Count = 16
-    workers: Count = 0
+    workers: Count = 2
     prefetch: Count = 4
-    cast: Literal["host", "device", "none"] = "host"
+    cast: Literal["host", "device"] = "host"
     on_bad_id: Literal["raise", "clip", "oov"] = "raise"
     drop_remainder: bool = False
 

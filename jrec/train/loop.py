@@ -1,0 +1,280 @@
+"""The training loop: steps, logs, evaluations and checkpoints; a killed and resumed run computes the same bits."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import pathlib
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrec.batch import Batch
+from jrec.data.loader import Loader, LoaderConfig, make_loader
+from jrec.data.schema import Schema
+from jrec.errors import ConfigError, DivergedError
+from jrec.ops.layout import EmbeddingLayout
+from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
+from jrec.train.checkpoint import Checkpoints
+from jrec.train.config import TrainConfig
+from jrec.train.evaluate import score
+from jrec.train.interrupt import StopRequest, stop_on_signals
+from jrec.train.logs import MetricLog
+from jrec.train.metrics import Scores, evaluate
+from jrec.train.progress import TrainingProgress
+from jrec.train.run_folder import open_run_folder
+from jrec.train.running_auc import RunningAuc
+from jrec.train.step import compile_run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A finished or stopped run.
+
+    Attributes:
+      folder: the run's.
+      step: steps taken.
+      finished: False where a signal stopped it; it can be resumed.
+      scores: of the final splits, by name; empty where not finished.
+      parameters: counts and bytes, see ``parameter_counts``.
+      schema: of the dataset.
+      seconds, examples: training time and examples of this process, evaluations and checkpoints left out.
+    """
+
+    folder: pathlib.Path
+    step: int
+    finished: bool
+    scores: dict[str, Scores]
+    parameters: dict[str, dict[str, Any]]
+    schema: Schema
+    seconds: float
+    examples: int
+
+
+def train(config: TrainConfig, *, resume: bool = False, overwrite: bool = False) -> Outcome:
+    """Trains as ``config`` says, and evaluates the result.
+
+    Args:
+      config: of the run; it writes to ``config.out``.
+      resume: go on from the latest checkpoint in that folder, or begin where there is none.
+      overwrite: replace a run that is there.
+
+    Returns:
+      What became of it. A SIGINT or SIGTERM ends the run after the current step, with a checkpoint.
+
+    Raises:
+      ConfigError: if the configuration does not fit the data or the folder.
+      DatasetError: if the dataset cannot be used.
+      CheckpointError: if a checkpoint cannot be used or written.
+      DivergedError: if the loss or a logit becomes NaN or infinite.
+    """
+    schema = Schema.load(config.data.path)
+    with open_run_folder(config, resume=resume, overwrite=overwrite) as folder, stop_on_signals() as stop:
+        run = _Run(config, schema, folder)
+        with contextlib.closing(run):
+            run.start(resume=resume)
+            return run.go(stop)
+
+
+class _Run:
+    """The moving parts of one training run."""
+
+    def __init__(self, config: TrainConfig, schema: Schema, folder: pathlib.Path):
+        self.config, self.schema, self.folder = config, schema, folder
+        self.layout = build_layout(config.model, schema)
+        self.loader = train_loader(config, schema, self.layout)
+        self.total = self.loader.total_batches or 0
+        if config.max_steps:
+            self.total = min(self.total, config.max_steps)
+        model = build_model(config, schema, self.layout)
+        self.parameters = parameter_counts(model)
+        self.state, self.compiled = compile_run(model, build_optimizer(config, model, self.total))
+        self.checkpoints = Checkpoints(
+            folder / "checkpoints",
+            keep=config.checkpoint.keep,
+            fingerprint=fingerprint(config, self.layout, len(schema.dense)),
+        )
+        self.log: MetricLog | None = None
+        self.auc = RunningAuc()
+        self.losses: list[float] = []  # since the last log record
+        self.step = 0
+        self.saved = -1
+        self.seconds, self.examples = 0.0, 0
+
+    def start(self, *, resume: bool) -> None:
+        """Opens the log; resuming, goes back to the latest checkpoint and forgets what was logged after it."""
+        if resume:
+            self._restore()
+        resume_step = None if not resume else self.step if self.saved >= 0 else -1
+        self.log = MetricLog(self.folder, tensorboard=self.config.log.tensorboard, resume_step=resume_step)
+
+    def _restore(self) -> None:
+        if self.checkpoints.latest_step() is None:
+            return
+        like = {"run": jax.eval_shape(lambda x: x, self.state), "running_auc": self.auc.state()}
+        restored = self.checkpoints.restore(like)
+        self.state = restored.state["run"]
+        self.auc.restore(restored.state["running_auc"])
+        self.loader.restore(restored.meta["loader"])
+        self.losses = list(restored.meta["losses"])
+        self.step = self.saved = restored.step
+
+    @property
+    def _log(self) -> MetricLog:
+        if self.log is None:
+            raise RuntimeError("the run was not started")
+        return self.log
+
+    def go(self, stop: StopRequest) -> Outcome:
+        """Trains to the end or to a stop request, then evaluates."""
+        with TrainingProgress(self.config.log.progress, total=self.total, start=self.step) as progress:
+            stopped = self._train(stop, progress)
+            self.save()
+            scores = {} if stopped else self._final_scores(progress)
+        return Outcome(
+            folder=self.folder,
+            step=self.step,
+            finished=not stopped,
+            scores=scores,
+            parameters=self.parameters,
+            schema=self.schema,
+            seconds=self.seconds,
+            examples=self.examples,
+        )
+
+    def _train(self, stop: StopRequest, progress: TrainingProgress) -> bool:
+        config = self.config
+        pending: tuple[jax.Array, jax.Array, Batch] | None = None
+        clock = time.perf_counter()
+        with contextlib.closing(self.loader):
+            while self.step < self.total and not stop:
+                batch = next(self.loader)
+                self.state, loss, logits = self.compiled.step(self.state, batch)
+                self.step += 1
+                # Reading a step's results back only after the next one is under way keeps the device busy.
+                if pending is not None:
+                    self._absorb(self.step - 1, *pending)
+                pending = (loss, logits, batch)
+                progress.advance(batch.labels.shape[0], self.losses[-1] if self.losses else None, self.auc.value)
+                due = [
+                    every and self.step % every == 0
+                    for every in (config.log.every_steps, config.evaluate.every_steps, config.checkpoint.every_steps)
+                ]
+                if any(due):
+                    self._absorb(self.step, *pending)
+                    pending = None
+                    self._count_time(clock)
+                    self._do(due, progress)
+                    clock = time.perf_counter()
+            if pending is not None:
+                self._absorb(self.step, *pending)
+                self._count_time(clock)
+        return self.step < self.total
+
+    def _do(self, due: list[bool | int], progress: TrainingProgress) -> None:
+        log, evaluation, checkpoint = due
+        if log:
+            self._write_log()
+        if evaluation:
+            for split in self.config.evaluate.splits:
+                if split in self.schema.splits:
+                    scores = self._score(split, self.config.evaluate.batches, progress)
+                    self._log.evaluation(self.step, split, evaluate(scores).to_dict())
+        if checkpoint:
+            self.save()
+
+    def _absorb(self, step: int, loss: jax.Array, logits: jax.Array, batch: Batch) -> None:
+        value = float(loss)
+        if not math.isfinite(value):
+            kept = f"the checkpoint of step {self.saved} is untouched" if self.saved >= 0 else "nothing was saved yet"
+            raise DivergedError(
+                f"the loss became {value} at step {step}: training has diverged. Lower the learning rates, or look at"
+                f" the data around there; {kept}"
+            )
+        self.losses.append(value)
+        self.auc.update(logits, batch.labels, batch.mask)
+        self.examples += int(np.sum(batch.mask))
+
+    def _count_time(self, since: float) -> None:
+        self.seconds += time.perf_counter() - since
+
+    def _write_log(self) -> None:
+        record = {"loss": math.fsum(self.losses) / len(self.losses), "running_auc": self.auc.value()}
+        rate = self.examples / self.seconds if self.seconds else None
+        self._log.train(self.step, record, {"examples_per_second": rate} if rate else None)
+        self.losses = []
+
+    def save(self) -> None:
+        """Writes a checkpoint of this step, unless there is one."""
+        if self.saved == self.step:
+            return
+        self._log.sync()
+        state = {"run": self.state, "running_auc": self.auc.state()}
+        self.checkpoints.save(self.step, state, {"loader": self.loader.state(), "losses": self.losses})
+        self.saved = self.step
+
+    def _score(self, split: str, limit: int, progress: TrainingProgress) -> Scores:
+        with eval_loader(self.config, self.schema, self.layout, split) as loader:
+            batches = min(limit, loader.batches_per_epoch) if limit else loader.batches_per_epoch
+            with progress.evaluating(split, batches) as advance:
+                return score(self.compiled.predict, self.state, loader, limit=limit, on_batch=advance)
+
+    def _final_scores(self, progress: TrainingProgress) -> dict[str, Scores]:
+        splits = [s for s in self.config.evaluate.final_splits if s in self.schema.splits]
+        return {split: self._score(split, 0, progress) for split in splits}
+
+    def close(self) -> None:
+        """Releases threads and files."""
+        self.loader.close()
+        self.checkpoints.close()
+        if self.log is not None:
+            self.log.close()
+
+
+def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> Loader:
+    """The shuffled batches of this process, over all epochs."""
+    data = config.data
+    order = LoaderConfig(
+        batch_size=_local_batch(data.batch_size),
+        shuffle=data.window_blocks > 0,
+        seed=config.seed,
+        window_blocks=max(1, data.window_blocks),
+        workers=data.workers,
+        prefetch=data.prefetch,
+        cast="host" if data.cast == "host" else "none",
+        on_bad_id=data.on_bad_id,
+        drop_remainder=data.drop_remainder,
+    )
+    return make_loader(
+        data.path,
+        schema,
+        layout,
+        "train",
+        order,
+        epochs=config.epochs,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
+
+
+def eval_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, split: str) -> Loader:
+    """One pass over a split in the order of time, every example once, the last batch padded."""
+    data = config.data
+    order = LoaderConfig(
+        batch_size=data.eval_batch_size,
+        shuffle=False,
+        workers=data.workers,
+        prefetch=data.prefetch,
+        on_bad_id=data.on_bad_id,
+    )
+    return make_loader(data.path, schema, layout, split, order)
+
+
+def _local_batch(batch_size: int) -> int:
+    processes = jax.process_count()
+    if batch_size % processes:
+        raise ConfigError(f"data.batch_size is {batch_size}, which {processes} processes cannot share equally")
+    return batch_size // processes

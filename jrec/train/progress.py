@@ -1,0 +1,70 @@
+"""The progress bar of a run, on standard error: steps, examples a second, loss and running AUC."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Literal, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+REFRESH = 0.2  # seconds between updates of the numbers
+
+
+class TrainingProgress:
+    """Shows where a run is. "auto" shows it on a terminal only."""
+
+    def __init__(self, mode: Literal["auto", "on", "off"], *, total: int, start: int):
+        console = Console(stderr=True, force_terminal=True if mode == "on" else None)
+        shown = mode == "on" or (mode == "auto" and console.is_terminal)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not shown,
+        )
+        self._task: TaskID = self._progress.add_task("train", total=total, completed=start, numbers="")
+        self._done = start
+        self._examples = 0
+        self._since = self._last = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def advance(self, examples: int, loss: float | None, auc: Callable[[], float | None]) -> None:
+        """Counts one training step of ``examples`` examples."""
+        self._done += 1
+        self._examples += examples
+        now = time.perf_counter()
+        if self._progress.disable or now - self._last < REFRESH:
+            return
+        rate = self._examples / (now - self._since)
+        self._examples, self._since, self._last = 0, now, now
+        area = auc()
+        numbers = [f"{rate:,.0f} examples/s"]
+        numbers += [] if loss is None else [f"loss {loss:.4f}"]
+        numbers += [] if area is None else [f"AUC {area:.4f}"]
+        self._progress.update(self._task, completed=self._done, numbers="  ".join(numbers))
+
+    @contextlib.contextmanager
+    def evaluating(self, split: str, batches: int) -> Iterator[Callable[[int], None]]:
+        """A second bar while a split is evaluated; yields what counts one batch."""
+        task = self._progress.add_task(f"evaluate {split}", total=batches, numbers="")
+        try:
+            yield lambda _: self._progress.advance(task)
+        finally:
+            self._progress.remove_task(task)
+            self._progress.update(self._task, completed=self._done)
+            self._examples, self._since = 0, time.perf_counter()
