@@ -32,6 +32,7 @@ QUICK_SECONDS = 2.0
 FULL_SECONDS = 10.0
 
 Run = Callable[[], float]
+Step = Callable[[], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def timed(function: Callable[[], Any], *, calls: int = 1) -> Run:
+def timed(function: Step, *, calls: int = 1) -> Run:
     """A run that calls ``function``, waits for the JAX arrays it returns, and gives the seconds per call."""
     import jax
 
@@ -103,7 +104,7 @@ def timed(function: Callable[[], Any], *, calls: int = 1) -> Run:
 
 
 def alternate(
-    ours: Run, theirs: Run | None = None, *, seconds: float, warmup: int = 2, min_pairs: int = 5, max_pairs: int = 200
+    ours: Run, theirs: Run | None = None, *, seconds: float, warmup: int = 2, min_pairs: int = 7, max_pairs: int = 200
 ) -> Measurement:
     """Runs both sides in turn, each pair in the other order than the one before, until ``seconds`` have passed.
 
@@ -203,7 +204,13 @@ class Report:
         The peer's own milliseconds follow as lines of their own, whose metric ends in the peer's name and whose ratio
         is None.
         """
-        measured = alternate(ours, theirs, seconds=self.seconds if seconds is None else seconds, warmup=warmup)
+        measured = alternate(
+            ours,
+            theirs,
+            seconds=self.seconds if seconds is None else seconds,
+            warmup=1 if self.quick else warmup,
+            min_pairs=3 if self.quick else 7,
+        )
         for statistic, value, ratio in (
             ("median", measured.median, measured.ratio),
             ("fastest", measured.fastest, measured.ratio_of_fastest),

@@ -81,6 +81,10 @@ class Workload:
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         return Workload(**values)
 
+    def with_batch(self, batch: int) -> Workload:
+        """The same workload with ``batch`` examples."""
+        return dataclasses.replace(self, batch=batch)
+
     def with_rows_capped(self, rows: int) -> Workload:
         """The same workload with no table above ``rows`` rows."""
         return dataclasses.replace(self, rows=tuple(min(r, rows) for r in self.rows))

@@ -10,6 +10,9 @@ import torch
 INITIAL_ACCUMULATOR = 0.1
 EPSILON = 1e-10
 
+# The default too, but left unsaid torch warns at the first sparse update.
+torch.sparse.check_sparse_tensor_invariants.disable()
+
 
 class RowWiseAdagrad:
     """Adagrad with one accumulator a row, the mean square of its gradient, for sparse gradients; torch has none."""

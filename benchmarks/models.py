@@ -1,0 +1,86 @@
+"""jrec's side of a workload: its layout, its batches, and a training run from the workload's initial weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from benchmarks import workloads
+from jrec import ops
+from jrec.batch import Batch
+from jrec.data.packing import CastPlace, pack_batch
+from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
+from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.train.step import CompiledRun, State, compile_run
+
+
+def layout(workload: workloads.Workload) -> EmbeddingLayout:
+    """Tables t000, t001, … in one stack, each read by a feature of its name."""
+    names = [f"t{t:03d}" for t in range(workload.num_tables)]
+    return EmbeddingLayout.build(
+        [TableConfig(name=n, rows=r, dim=workload.dim) for n, r in zip(names, workload.rows, strict=True)],
+        [
+            FeatureConfig(
+                name=n, table=n, max_length=length, fixed_length=True, pooling="sum" if workload.pooled else "none"
+            )
+            for n, length in zip(names, workload.ids_per_bag, strict=True)
+        ],
+    )
+
+
+def batch(workload: workloads.Workload, *, seed: int, cast: CastPlace = "none") -> Batch:
+    """The batch of ``seed`` as the loader would make it, in NumPy arrays."""
+    dense, labels = workloads.dense_batch(workload, seed=seed)
+    columns: dict[str, Any] = {"label": labels}
+    columns |= {f"d{i}": dense[:, i] for i in range(workload.num_dense)}
+    ids = workloads.table_ids(workload, seed=seed)
+    columns |= {f"t{t:03d}": table_ids for t, table_ids in enumerate(ids)}
+    return pack_batch(layout(workload), columns, dense=[f"d{i}" for i in range(workload.num_dense)], cast=cast)
+
+
+def table_stack(workload: workloads.Workload, *, seed: int) -> np.ndarray:
+    """All tables of the workload, one below the other: (rows, dim) float32."""
+    stack = np.empty((sum(workload.rows), workload.dim), np.float32)
+    base = 0
+    for table, rows in enumerate(workload.rows):
+        stack[base : base + rows] = workloads.initial_table(workload, table, seed=seed)
+        base += rows
+    return stack
+
+
+def training_run(
+    workload: workloads.Workload, optimizer: str, *, learning_rate: float, seed: int
+) -> tuple[State, CompiledRun]:
+    """A DLRM with the workload's initial weights, and its compiled step, as ``jrec train`` compiles it."""
+    config = DLRMConfig(num_dense=workload.num_dense, bottom_mlp=workload.bottom, top_mlp=workload.top)
+    model = DLRM(config, layout(workload), rngs=nnx.Rngs(params=seed))
+    (name,) = model.embeddings.arrays()
+    model.embeddings.set_arrays({name: jnp.asarray(table_stack(workload, seed=seed))})
+    for which, mlp in (("bottom", model.bottom), ("top", model.top)):
+        assert mlp is not None
+        for layer, (kernel, bias) in zip(mlp.layers, workloads.initial_mlp(workload, which, seed=seed), strict=True):
+            assert layer.bias is not None
+            layer.kernel[...] = jnp.asarray(kernel)
+            layer.bias[...] = jnp.asarray(bias)
+    dense, rows = _optimizers(optimizer, learning_rate)
+    return compile_run(model, SparseOptimizer(model, dense=dense, embedding=rows))
+
+
+def _optimizers(name: str, learning_rate: float) -> tuple[optax.GradientTransformation, ops.RowOptimizer]:
+    rows: dict[str, type[ops.RowOptimizer]] = {
+        "sgd": ops.SGD,
+        "adagrad": ops.Adagrad,
+        "rowwise_adagrad": ops.RowWiseAdagrad,
+    }
+    dense = optax.sgd(learning_rate) if name == "sgd" else optax.adagrad(learning_rate)
+    return dense, rows[name](learning_rate=learning_rate)
+
+
+def on_device(made: Batch) -> Batch:
+    """The batch in JAX arrays."""
+    return jax.tree.map(jnp.asarray, made)

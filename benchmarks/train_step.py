@@ -1,0 +1,106 @@
+"""Whole training steps of DLRMs: jrec against PyTorch (EmbeddingBag(sparse=True), torch's optimizers), in one run.
+
+Both sides start from the same weights and train on the same batches with the same MLPs, optimizer and batch size, on
+all cores; their losses are compared before anything is timed. Batches lie in memory on both sides. Two figures a model:
+
+    step                    jrec casts inside the step, so the ratio compares all of the work
+    step, cast in loader    the loader has cast, as in `jrec train` where its workers have cores of their own
+
+Examples:
+  python -m benchmarks.train_step --model kaggle
+  python -m benchmarks.train_step --model rm1 rm2 --optimizer adagrad --out results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+
+import jax
+import numpy as np
+
+from benchmarks import harness, models, workloads
+from benchmarks.peers import client
+from jrec.data.packing import CastPlace
+
+MODELS = ("kaggle", "rm1", "rm2", "rm3", "rm4")
+OPTIMIZERS = ("adagrad", "rowwise_adagrad", "sgd")
+LEARNING_RATE = 0.01
+COMPARED_STEPS = 3
+TOLERANCE = 1e-3  # relative; both sum in float32, in different orders
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    arguments = _parser().parse_args()
+    with harness.Report(arguments, "train_step") as report, client.start_or_skip("torch_dlrm") as peer:
+        for name in arguments.model:
+            workload = workloads.WORKLOADS[name].with_rows_capped(arguments.table_rows or _default_rows(report))
+            if arguments.batch:
+                workload = workload.with_batch(arguments.batch)
+            _measure(report, peer, workload, arguments.optimizer)
+            gc.collect()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = harness.parser(__doc__)
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=["kaggle"])
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adagrad")
+    parser.add_argument("--batch", type=int, help="examples a step (default: the model's own, 2048)")
+    parser.add_argument(
+        "--table-rows",
+        type=int,
+        help="cap on the rows of a table (default: 1,000,000, or 50,000 with --quick). Kaggle has tables of up to"
+        " 10,131,227 rows; RM1-RM4 have 5,000,000 rows in all tables together, as the paper states no sizes",
+    )
+    return parser
+
+
+def _default_rows(report: harness.Report) -> int:
+    return 50_000 if report.quick else 1_000_000
+
+
+def _measure(report: harness.Report, peer: client.Peer | None, workload: workloads.Workload, optimizer: str) -> None:
+    num_batches = 2 if report.quick else 8
+    state, run = models.training_run(workload, optimizer, learning_rate=LEARNING_RATE, seed=0)
+    if peer is not None:
+        options = {"optimizer": optimizer, "learning_rate": LEARNING_RATE, "seed": 0, "batches": num_batches}
+        peer.setup("dlrm", {}, workload=workload.to_json(), **options)
+    case = f"{workload.name}, {optimizer}, batch {workload.batch:,}, {sum(workload.rows):,} rows x {workload.dim}"
+    name = None if peer is None else f"torch {peer.versions['torch']}"
+    places: tuple[tuple[str, CastPlace], ...] = (("step", "none"), ("step, cast in loader", "host"))
+    for metric, cast in places:
+        made = [models.on_device(models.batch(workload, seed=i, cast=cast)) for i in range(num_batches)]
+        batches = itertools.cycle(made)
+
+        def step() -> jax.Array:
+            nonlocal state
+            state, loss, _ = run.step(state, next(batches))  # noqa: B023, called in its own turn of the loop
+            return loss
+
+        if peer is not None and cast == "none":
+            _compare_losses(step, peer, case)
+        measured = report.compare(
+            case,
+            metric,
+            harness.timed(step),
+            peer=name,
+            theirs=None if peer is None else (lambda: peer.run("step")),
+            peer_versions=None if peer is None else peer.versions,
+        )
+        report.add(case, f"{metric}, throughput", workload.batch / measured.median, "examples/s")
+
+
+def _compare_losses(step: harness.Step, peer: client.Peer, case: str) -> None:
+    """Raises SystemExit unless both sides' first steps have the same losses."""
+    for number in range(COMPARED_STEPS):
+        own = float(step())
+        peer.run("step")
+        other = float(peer.call("loss")["loss"])
+        if not np.isclose(own, other, rtol=TOLERANCE):
+            raise SystemExit(f"{case}: step {number} has loss {own} in jrec, but {other} in PyTorch")
+
+
+if __name__ == "__main__":
+    main()
