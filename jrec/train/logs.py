@@ -1,0 +1,202 @@
+"""Metrics of a run as JSON lines and TensorBoard files.
+
+    RUN/metrics.jsonl   {"step": 100, "split": "train", "loss": 0.48}
+                        {"step": 100, "split": "valid", "auc": 0.78, "log_loss": 0.47, ...}
+    RUN/timing.jsonl    {"step": 100, "split": "train", "examples_per_second": 81234.5}
+    RUN/tensorboard/    both, for TensorBoard
+
+``metrics.jsonl`` holds nothing that depends on the clock, so that the file of a run that was killed and resumed is
+byte for byte that of an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from jrec.errors import CheckpointError, DivergedError
+
+METRICS_FILE = "metrics.jsonl"
+TIMING_FILE = "timing.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+
+
+class JsonLines:
+    """Appends records to a file of JSON lines. Each is in the hands of the operating system when ``write`` returns."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self._path = pathlib.Path(path)
+        self._file = self._path.open("ab", buffering=0)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Appends one record; NumPy and JAX scalars count as numbers.
+
+        Raises:
+          ValueError: if the record holds a NaN or an infinity, which JSON lacks.
+        """
+        line = json.dumps(_plain(record), allow_nan=False, separators=(", ", ": ")) + "\n"
+        written = self._file.write(line.encode())
+        if written != len(line.encode()):
+            raise OSError(28, "No space left on device", str(self._path))
+
+    def sync(self) -> None:
+        """Returns when everything written is on disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def read_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The records of a file of JSON lines; a last line without its end, which a killed run may leave, is not one.
+
+    Raises:
+      CheckpointError: if any other line is no record with a step.
+    """
+    for record, _ in _records(pathlib.Path(path)):
+        yield record
+
+
+def truncate_after(path: str | os.PathLike[str], step: int) -> None:
+    """Cuts a file of JSON lines after the last record of ``step`` or before, as a run that resumes from there needs.
+
+    Steps never descend in a file, so everything behind is later. An absent file stays absent.
+
+    Raises:
+      CheckpointError: if a line that would be kept is no record with a step.
+    """
+    path = pathlib.Path(path)
+    if not path.exists():
+        return
+    keep = 0
+    for record, end in _records(path):
+        if record["step"] > step:
+            break
+        keep = end
+    if keep < path.stat().st_size:
+        os.truncate(path, keep)
+
+
+class MetricLog:
+    """Writes the metrics of a run behind those that its folder holds.
+
+    Args:
+      folder: the run folder; made if absent.
+      tensorboard: whether to write TensorBoard files too.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, tensorboard: bool):
+        self._folder = pathlib.Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._metrics = JsonLines(self._folder / METRICS_FILE)
+        self._timing = JsonLines(self._folder / TIMING_FILE)
+        self._tensorboard = tensorboard
+        self._writer: Any = None
+        self._step = -1
+        self._purge_step: int | None = None
+
+    def truncate_after(self, step: int) -> None:
+        """Forgets every record after ``step``: the run goes on from there. -1 forgets all.
+
+        Raises:
+          CheckpointError: if a line of an earlier record is damaged.
+        """
+        for name in (METRICS_FILE, TIMING_FILE):
+            truncate_after(self._folder / name, step)
+        self._step, self._purge_step = step, step + 1
+
+    def write(
+        self, step: int, metrics: Mapping[str, Any], *, split: str = "train", timing: Mapping[str, Any] | None = None
+    ) -> None:
+        """Records metrics of ``split`` at ``step``.
+
+        Args:
+          step: not below that of the record before.
+          metrics: numbers, NumPy or JAX scalars, None for undefined; ``Evaluation.to_dict()`` for example. The same for
+            every run of the same configuration.
+          split: what they were measured on.
+          timing: whatever depends on the clock.
+
+        Raises:
+          DivergedError: if a metric is NaN or infinite; nothing is recorded then.
+          ValueError: if ``step`` is before one recorded earlier.
+        """
+        if step < self._step:
+            raise ValueError(f"metrics of step {step} come after those of step {self._step}")
+        self._step = step
+        plain, clock = _plain(metrics), _plain(timing or {})
+        for name, value in plain.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise DivergedError(
+                    f"{split} {name} is {value} at step {step:,}: training has diverged; lower the learning rates"
+                )
+        self._metrics.write({"step": step, "split": split, **plain})
+        if clock:
+            self._timing.write({"step": step, "split": split, **clock})
+        if self._tensorboard:
+            for name, value in {**plain, **clock}.items():
+                if isinstance(value, int | float):
+                    self._board().add_scalar(f"{split}/{name}", value, step)
+
+    def _board(self) -> Any:
+        if self._writer is None:
+            from tensorboardX import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder / TENSORBOARD_FOLDER), purge_step=self._purge_step)
+        return self._writer
+
+    def sync(self) -> None:
+        """Puts everything on disk; to be called before a checkpoint of the same step is completed."""
+        self._metrics.sync()
+        self._timing.sync()
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Closes all files."""
+        self._metrics.close()
+        self._timing.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _records(path: pathlib.Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Records and the offsets in bytes behind them."""
+    end = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            end += len(line)
+            try:
+                record = json.loads(line)
+                int(record["step"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise CheckpointError(
+                    f"{path}: line {number} is no record of metrics: {line[:60]!r}; remove that line, or start anew in"
+                    " another folder"
+                ) from error
+            yield record, end
+
+
+def _plain(value: Any) -> Any:
+    """Mappings with every NumPy or JAX scalar turned into a Python number."""
+    if isinstance(value, Mapping):
+        return {name: _plain(v) for name, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value.item() if hasattr(value, "item") else value
