@@ -75,7 +75,8 @@ def train(config: TrainConfig, *, resume: bool = False, overwrite: bool = False)
     with open_run_folder(config, resume=resume, overwrite=overwrite) as folder, stop_on_signals() as stop:
         run = _Run(config, schema, folder)
         with contextlib.closing(run):
-            run.start(resume=resume)
+            if resume:
+                run.restore()
             return run.go(stop)
 
 
@@ -97,22 +98,17 @@ class _Run:
             keep=config.checkpoint.keep,
             fingerprint=fingerprint(config, self.layout, len(schema.dense)),
         )
-        self.log: MetricLog | None = None
+        self.log = MetricLog(folder, tensorboard=config.log.tensorboard)
         self.auc = RunningAuc()
         self.losses: list[float] = []  # since the last log record
         self.step = 0
         self.saved = -1
         self.seconds, self.examples = 0.0, 0
 
-    def start(self, *, resume: bool) -> None:
-        """Opens the log; resuming, goes back to the latest checkpoint and forgets what was logged after it."""
-        if resume:
-            self._restore()
-        resume_step = None if not resume else self.step if self.saved >= 0 else -1
-        self.log = MetricLog(self.folder, tensorboard=self.config.log.tensorboard, resume_step=resume_step)
-
-    def _restore(self) -> None:
+    def restore(self) -> None:
+        """Goes back to the latest checkpoint, if there is one; forgets what was logged after it."""
         if self.checkpoints.latest_step() is None:
+            self.log.truncate_after(-1)
             return
         like = {"run": jax.eval_shape(lambda x: x, self.state), "running_auc": self.auc.state()}
         restored = self.checkpoints.restore(like)
@@ -121,12 +117,7 @@ class _Run:
         self.loader.restore(restored.meta["loader"])
         self.losses = list(restored.meta["losses"])
         self.step = self.saved = restored.step
-
-    @property
-    def _log(self) -> MetricLog:
-        if self.log is None:
-            raise RuntimeError("the run was not started")
-        return self.log
+        self.log.truncate_after(self.step)
 
     def go(self, stop: StopRequest) -> Outcome:
         """Trains to the end or to a stop request, then evaluates."""
@@ -182,7 +173,7 @@ class _Run:
             for split in self.config.evaluate.splits:
                 if split in self.schema.splits:
                     scores = self._score(split, self.config.evaluate.batches, progress)
-                    self._log.evaluation(self.step, split, evaluate(scores).to_dict())
+                    self.log.write(self.step, evaluate(scores).to_dict(), split=split)
         if checkpoint:
             self.save()
 
@@ -204,14 +195,14 @@ class _Run:
     def _write_log(self) -> None:
         record = {"loss": math.fsum(self.losses) / len(self.losses), "running_auc": self.auc.value()}
         rate = self.examples / self.seconds if self.seconds else None
-        self._log.train(self.step, record, {"examples_per_second": rate} if rate else None)
+        self.log.write(self.step, record, timing={"examples_per_second": rate})
         self.losses = []
 
     def save(self) -> None:
         """Writes a checkpoint of this step, unless there is one."""
         if self.saved == self.step:
             return
-        self._log.sync()
+        self.log.sync()
         state = {"run": self.state, "running_auc": self.auc.state()}
         self.checkpoints.save(self.step, state, {"loader": self.loader.state(), "losses": self.losses})
         self.saved = self.step
@@ -230,8 +221,7 @@ class _Run:
         """Releases threads and files."""
         self.loader.close()
         self.checkpoints.close()
-        if self.log is not None:
-            self.log.close()
+        self.log.close()
 
 
 def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> Loader:
