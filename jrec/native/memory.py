@@ -86,3 +86,58 @@ def load_acquire(typing_context, address):
         return builder.load_atomic(builder.inttoptr(args[0], _I64.as_pointer()), "acquire", 8)
 
     return types.int64(types.int64), codegen
+
+
+@intrinsic
+def get_f16(typing_context, address, index):
+    """Reads a float16 as float32."""
+
+    def codegen(context, builder, signature, args):
+        value = builder.load(_element(builder, args, ir.HalfType()))
+        value.align = 2
+        return builder.fpext(value, _F32)
+
+    return types.float32(types.int64, types.int64), codegen
+
+
+@intrinsic
+def put_f16(typing_context, address, index, value):
+    """Writes a float32 as float16, rounded to nearest even."""
+
+    def codegen(context, builder, signature, args):
+        store = builder.store(builder.fptrunc(args[2], ir.HalfType()), _element(builder, args, ir.HalfType()))
+        store.align = 2
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), codegen
+
+
+@intrinsic
+def get_bf16(typing_context, address, index):
+    """Reads a bfloat16 as float32."""
+
+    def codegen(context, builder, signature, args):
+        value = builder.load(_element(builder, args, _I16))
+        value.align = 2
+        return builder.bitcast(builder.shl(builder.zext(value, _I32), _I32(16)), _F32)
+
+    return types.float32(types.int64, types.int64), codegen
+
+
+@intrinsic
+def put_bf16(typing_context, address, index, value):
+    """Writes a float32 as bfloat16, rounded to nearest even; NaN stays NaN."""
+
+    def codegen(context, builder, signature, args):
+        bits = builder.bitcast(args[2], _I32)
+        odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
+        rounded = builder.lshr(builder.add(bits, builder.add(odd, _I32(0x7FFF))), _I32(16))
+        quiet = builder.or_(builder.lshr(bits, _I32(16)), _I32(0x40))
+        is_nan = builder.icmp_unsigned(">", builder.and_(bits, _I32(0x7FFFFFFF)), _I32(0x7F800000))
+        store = builder.store(
+            builder.trunc(builder.select(is_nan, quiet, rounded), _I16), _element(builder, args, _I16)
+        )
+        store.align = 2
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), codegen

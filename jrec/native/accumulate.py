@@ -1,0 +1,122 @@
+"""The inner loop of every gather-reduce: weighted rows of one segment, summed in vector registers.
+
+LLVM will not keep a sum in registers across rows by itself, since it cannot know that sum and source do not overlap; so
+the loop is written as LLVM vectors. A row is cut into blocks of 64, 32, ..., 1 elements: 64 floats are eight of the sixteen
+vector registers of AVX2, and long enough that reading the indices once more per block costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+F32, BF16, F16 = 0, 1, 2
+"""Codes of the sources' dtypes in the kernels."""
+
+_AHEAD = 12  # rows; the prefetch distance that was fastest at dims 16 to 128 with tables larger than the caches
+_I8, _I16, _I32, _I64, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_LINE = 64  # bytes of a cache line
+_WIDTHS = (64, 32, 16, 8, 4, 2, 1)
+
+
+def _load_widened(builder: Any, address: Any, dtype: int, width: int) -> Any:
+    """``width`` consecutive elements as a float32 vector."""
+    element = {F32: _FLOAT, BF16: _I16, F16: ir.HalfType()}[dtype]
+    vector = builder.load(builder.inttoptr(address, ir.VectorType(element, width).as_pointer()))
+    vector.align = 4 if dtype == F32 else 2
+    floats = ir.VectorType(_FLOAT, width)
+    if dtype == F16:
+        return builder.fpext(vector, floats)
+    if dtype == BF16:
+        words = ir.VectorType(_I32, width)
+        return builder.bitcast(builder.shl(builder.zext(vector, words), ir.Constant(words, [16] * width)), floats)
+    return vector
+
+
+def _splat(builder: Any, scalar: Any, width: int) -> Any:
+    vector = ir.VectorType(scalar.type, width)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, _I32(0))
+    return builder.shuffle_vector(
+        first, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_I32, width), [0] * width)
+    )
+
+
+def _prefetch(builder: Any, address: Any, size: int) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
+    function = builder.module.declare_intrinsic("llvm.prefetch", (), kind)
+    for offset in range(0, size, _LINE):
+        line = builder.inttoptr(builder.add(address, _I64(offset)), _I8.as_pointer())
+        builder.call(function, [line, _I32(0), _I32(3), _I32(1)])
+
+
+def _sum_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None:
+    """Emits the loop over a segment's rows for elements [at, at + width)."""
+    out, source, dim, rows, indices, begin, end, limit, weights, positions = args
+    size = 4 if dtype == F32 else 2
+    vector = ir.VectorType(_FLOAT, width)
+    total = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * width))
+    index_array = builder.inttoptr(indices, _I32.as_pointer())
+    last = builder.sub(limit, _I64(1))
+    block = builder.add(source, builder.mul(at, _I64(size)))
+    stride = builder.mul(dim, _I64(size))
+
+    def add(value: Any) -> None:
+        builder.store(builder.fadd(builder.load(total), value, flags=("contract",)), total)
+
+    def weight_of(j: Any) -> Any:
+        place = cgutils.alloca_once_value(builder, j)
+        with builder.if_then(builder.icmp_signed("!=", positions, _I64(0))):
+            moved = builder.load(builder.gep(builder.inttoptr(positions, _I32.as_pointer()), [j]))
+            builder.store(builder.sext(moved, _I64), place)
+        return builder.load(builder.gep(builder.inttoptr(weights, _FLOAT.as_pointer()), [builder.load(place)]))
+
+    with cgutils.for_range_slice(builder, begin, end, _I64(1), intp=_I64) as (j, _):
+        ahead = builder.add(j, _I64(_AHEAD))
+        ahead = builder.select(builder.icmp_signed("<", ahead, last), ahead, last)
+        coming = builder.sext(builder.load(builder.gep(index_array, [ahead])), _I64)
+        _prefetch(builder, builder.add(block, builder.mul(coming, stride)), width * size)
+        index = builder.sext(builder.load(builder.gep(index_array, [j])), _I64)
+        with builder.if_else(builder.icmp_unsigned("<", index, rows)) as (inside, outside):
+            with inside:
+                row = _load_widened(builder, builder.add(block, builder.mul(index, stride)), dtype, width)
+                with builder.if_else(builder.icmp_signed("!=", weights, _I64(0))) as (weighted, plain):
+                    with weighted:
+                        add(builder.fmul(row, _splat(builder, weight_of(j), width), flags=("contract",)))
+                    with plain:
+                        add(row)
+            with outside, builder.if_then(builder.icmp_signed(">=", index, _I64(0))):
+                add(ir.Constant(vector, [float("nan")] * width))
+    address = builder.add(out, builder.mul(at, _I64(4)))
+    store = builder.store(builder.load(total), builder.inttoptr(address, vector.as_pointer()))
+    store.align = 4
+
+
+def _sum_rows(dtype: int) -> Any:
+    @intrinsic
+    def sum_rows(typing_context, out, source, dim, rows, indices, begin, end, limit, weights, positions):
+        """Writes ``sum_j weight(j) * source[indices[j]]`` over j in [begin, end) to the float32 array ``out``.
+
+        Negative indices are skipped, indices of ``rows`` and more give NaN. Indices are readable up to ``limit``.
+        ``weights`` is 0 for none; ``positions`` is 0, or the address of where in ``weights`` each index has its own.
+        """
+
+        def codegen(context, builder, signature, args):
+            dim = args[2]
+            widest = _WIDTHS[0]
+            with cgutils.for_range(builder, builder.sdiv(dim, _I64(widest)), intp=_I64) as loop:
+                _sum_block(builder, dtype, widest, builder.mul(loop.index, _I64(widest)), args)
+            for width in _WIDTHS[1:]:
+                with builder.if_then(builder.icmp_signed("!=", builder.and_(dim, _I64(width)), _I64(0))):
+                    _sum_block(builder, dtype, width, builder.and_(dim, _I64(-2 * width)), args)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 10), codegen
+
+    return sum_rows
+
+
+sum_f32, sum_bf16, sum_f16 = (_sum_rows(dtype) for dtype in (F32, BF16, F16))

@@ -1,0 +1,252 @@
+"""XLA's foreign function interface as seen from a numba kernel: call frames, errors, and XLA's own thread pool.
+
+Offsets are those of ``xla/ffi/api/c_api.h`` at API version 0.4 on a 64-bit machine; every handler checks the sizes of the
+structures it is given before it reads them.
+
+Kernels inside jit run on XLA's intra-op threads, so that several handlers at once, as under ``shard_map``, share one pool
+and never oversubscribe the machine. The caller and the tasks it schedules claim chunks from a counter. The caller works too
+and then waits only for chunks that a thread is running already, so it finishes even if no pool thread ever is free; a task
+that starts late finds the counter spent and touches nothing but the small reference-counted state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from jrec.native.compile import address_of, c_function, inlined, kernel
+from jrec.native.memory import fetch_add, get_i32, get_i64, load_acquire, put_i32, put_i64
+
+API_MAJOR, API_MINOR = 0, 4
+
+# XLA_FFI_CallFrame
+_EXTENSION, _API, _CONTEXT, _ARGS, RESULTS, _ATTRS = 8, 16, 24, 40, 80, 120
+_FRAME_SIZE, _LIST_SIZE = 168, 40
+# XLA_FFI_Api
+_ERROR_CREATE, _ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 48, 64, 136, 144
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 3, 8, 9
+_METADATA_EXTENSION = 1
+
+malloc = c_function("malloc", types.int64, types.int64)
+free = c_function("free", types.void, types.int64)
+sched_yield = c_function("sched_yield", types.int32)
+
+
+def _caller(result: Any, count: int) -> Any:
+    """An intrinsic that calls the C function at an address with ``count`` int64 arguments."""
+
+    def codegen(context, builder, signature, args):
+        word = ir.IntType(64)
+        kind = ir.FunctionType(ir.VoidType() if result == types.void else word, [word] * count)
+        value = builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value() if result == types.void else value
+
+    if count == 1:
+
+        @intrinsic
+        def call1(typing_context, address, argument):
+            return result(types.int64, types.int64), codegen
+
+        return call1
+
+    @intrinsic
+    def call3(typing_context, address, first, second, third):
+        return result(*[types.int64] * 4), codegen
+
+    return call3
+
+
+_call_api = _caller(types.int64, 1)
+call1 = _caller(types.int64, 1)
+_call_chunks = _caller(types.void, 3)
+
+
+def message(text: str) -> Any:
+    """An intrinsic that gives the address of a constant C string."""
+
+    @intrinsic
+    def address(typing_context):
+        def codegen(context, builder, signature, args):
+            return builder.ptrtoint(context.insert_const_string(builder.module, text), ir.IntType(64))
+
+        return types.int64(), codegen
+
+    return address
+
+
+@inlined
+def error(frame, text, code):
+    """Creates an XLA error, to be returned by the handler."""
+    words = malloc(32)
+    if words == 0:
+        return np.int64(0)
+    put_i64(words, 0, 32)
+    put_i64(words, 1, 0)
+    put_i64(words, 2, text)
+    put_i64(words, 3, code)
+    created = _call_api(get_i64(get_i64(frame + _API, 0) + _ERROR_CREATE, 0), words)
+    free(words)
+    return created
+
+
+@inlined
+def answered_metadata(frame):
+    """Whether XLA only asked which API version the handler speaks; if so, says it."""
+    extension = get_i64(frame + _EXTENSION, 0)
+    if extension == 0:
+        return False
+    if get_i32(extension + 8, 0) != _METADATA_EXTENSION:
+        return False
+    version = get_i64(extension + 24, 0) + 8
+    put_i32(version + 16, 0, np.int32(API_MAJOR))
+    put_i32(version + 20, 0, np.int32(API_MINOR))
+    return True
+
+
+@inlined
+def known_layout(frame):
+    """Whether the call frame has the layout that this module reads."""
+    fits = (get_i64(frame, 0) >= _FRAME_SIZE - 8) & (get_i64(frame + _ARGS, 0) == _LIST_SIZE)
+    return fits & (get_i64(frame + RESULTS, 0) == _LIST_SIZE)
+
+
+@inlined
+def argument(frame, i):
+    """Buffer ``i`` of the arguments."""
+    return get_i64(get_i64(frame + _ARGS + 32, 0), i)
+
+
+@inlined
+def result(frame, i):
+    """Buffer ``i`` of the results."""
+    return get_i64(get_i64(frame + RESULTS + 32, 0), i)
+
+
+@inlined
+def data(buffer):
+    """Address of a buffer's elements."""
+    return get_i64(buffer + 24, 0)
+
+
+@inlined
+def dtype(buffer):
+    """XLA's code of a buffer's element type."""
+    return np.int64(get_i32(buffer + 16, 0))
+
+
+@inlined
+def rank(buffer):
+    """A buffer's number of dimensions."""
+    return get_i64(buffer + 32, 0)
+
+
+@inlined
+def dim(buffer, i):
+    """A buffer's size along dimension ``i``."""
+    return get_i64(get_i64(buffer + 40, 0), i)
+
+
+@inlined
+def integer_attribute(frame, i):
+    """The int64 attribute number ``i`` by name."""
+    scalar = get_i64(get_i64(frame + _ATTRS + 40, 0), i)
+    return get_i64(get_i64(scalar + 8, 0), 0)
+
+
+# State of one parallel run: int64 words. XLA may start a task after the run is over, so the last to leave frees it.
+_REFERENCES, _NEXT, _FINISHED, _CHUNKS, _FUNCTION, _JOB, _CALL = range(7)
+_STATE_SIZE = 8 * (_CALL + 6)
+
+
+@inlined
+def _work(state):
+    chunks = get_i64(state, _CHUNKS)
+    while True:
+        chunk = fetch_add(state + 8 * _NEXT, 1)
+        if chunk >= chunks:
+            return
+        _call_chunks(get_i64(state, _FUNCTION), get_i64(state, _JOB), chunk, chunk + 1)
+        fetch_add(state + 8 * _FINISHED, 1)
+
+
+@inlined
+def _leave(state):
+    if fetch_add(state + 8 * _REFERENCES, -1) == 1:
+        free(state)
+
+
+@kernel(types.void(types.int64))
+def pool_task(state):
+    """What XLA's pool threads run."""
+    _work(state)
+    _leave(state)
+
+
+_pool_task = address_of(pool_task.symbol)
+
+
+@inlined
+def _ignore(api, failure):
+    """Destroys an error of the API; says whether there was one."""
+    if failure == 0:
+        return False
+    words = malloc(24)
+    if words != 0:
+        put_i64(words, 0, 24)
+        put_i64(words, 1, 0)
+        put_i64(words, 2, failure)
+        _call_api(get_i64(api + _ERROR_DESTROY, 0), words)
+        free(words)
+    return True
+
+
+@inlined
+def pool_size(frame):
+    """Threads of XLA's intra-op pool; 1 where there is none."""
+    api = get_i64(frame + _API, 0)
+    words = malloc(40)
+    if words == 0:
+        return np.int64(1)
+    put_i64(words, 0, 32)
+    put_i64(words, 1, 0)
+    put_i64(words, 2, get_i64(frame + _CONTEXT, 0))
+    put_i64(words, 3, words + 32)
+    put_i64(words, 4, 1)
+    failed = _ignore(api, _call_api(get_i64(api + _NUM_THREADS, 0), words))
+    size = np.int64(1) if failed else get_i64(words, 4)
+    free(words)
+    return size
+
+
+@inlined
+def parallel(frame, function, job, chunks, threads):
+    """Runs ``function(job, begin, end)`` over [0, chunks) on up to ``threads`` threads, this one included."""
+    state = malloc(_STATE_SIZE) if (threads > 1) & (chunks > 1) else np.int64(0)
+    if state == 0:
+        _call_chunks(function, job, 0, chunks)
+        return
+    api, call = get_i64(frame + _API, 0), state + 8 * _CALL
+    put_i64(state, _REFERENCES, 1)
+    put_i64(state, _NEXT, 0)
+    put_i64(state, _FINISHED, 0)
+    put_i64(state, _CHUNKS, chunks)
+    put_i64(state, _FUNCTION, function)
+    put_i64(state, _JOB, job)
+    put_i64(call, 0, 40)
+    put_i64(call, 1, 0)
+    put_i64(call, 2, get_i64(frame + _CONTEXT, 0))
+    put_i64(call, 3, _pool_task())
+    put_i64(call, 4, state)
+    for _ in range(min(threads, chunks) - 1):
+        fetch_add(state + 8 * _REFERENCES, 1)
+        if _ignore(api, _call_api(get_i64(api + _SCHEDULE, 0), call)):
+            fetch_add(state + 8 * _REFERENCES, -1)
+            break
+    _work(state)
+    while load_acquire(state + 8 * _FINISHED) < chunks:
+        sched_yield()
+    _leave(state)

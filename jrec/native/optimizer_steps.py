@@ -1,0 +1,131 @@
+"""One optimizer step on one row: the mathematics of ``jrec.ops.row_optimizers`` in float32, for any table dtype."""
+
+from __future__ import annotations
+
+import enum
+import math
+
+import numpy as np
+
+from jrec.native.accumulate import BF16, F32
+from jrec.native.compile import inlined
+from jrec.native.memory import get_bf16, get_f16, get_f32, put_bf16, put_f16, put_f32
+
+SGD, MOMENTUM, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM = range(6)
+
+
+class Hyper(enum.IntEnum):
+    """Elements of the float32 array of hyperparameters. What A, B and C are depends on the optimizer."""
+
+    LEARNING_RATE = 0
+    SCALE = 1  # of the gradients
+    WEIGHT_DECAY = 2
+    MAX_NORM = 3  # infinite for no clipping
+    A = 4  # momentum, eps, decay or b1
+    B = 5  # 1 for Nesterov, eps or b2
+    C = 6  # eps
+    CORRECTION1 = 7  # Adam's 1 - b1**t
+    CORRECTION2 = 8
+
+
+HYPER_SIZE = len(Hyper)
+LEARNING_RATE, SCALE, WEIGHT_DECAY, MAX_NORM, A, B, C, CORRECTION1, CORRECTION2 = (int(word) for word in Hyper)
+_ZERO, _ONE = np.float32(0), np.float32(1)
+
+
+@inlined
+def _prepare(row, gradient, dim, hyper):
+    """Unscales, clips and decays the gradient, in place."""
+    scale, decay, limit = get_f32(hyper, SCALE), get_f32(hyper, WEIGHT_DECAY), get_f32(hyper, MAX_NORM)
+    if scale != _ONE:
+        for d in range(dim):
+            put_f32(gradient, d, get_f32(gradient, d) * scale)
+    if limit < np.float32(np.inf):
+        norm = math.sqrt(_sum_of_squares(gradient, dim))
+        if norm > limit:
+            factor = limit / norm
+            for d in range(dim):
+                put_f32(gradient, d, get_f32(gradient, d) * factor)
+    if decay != _ZERO:
+        for d in range(dim):
+            put_f32(gradient, d, get_f32(gradient, d) + decay * get_f32(row, d))
+
+
+@inlined
+def _sum_of_squares(values, dim):
+    total = _ZERO
+    for d in range(dim):
+        value = get_f32(values, d)
+        total += value * value
+    return total
+
+
+@inlined
+def _inverse_root(total, eps):
+    return _ONE / math.sqrt(total + eps) if total > _ZERO else _ZERO
+
+
+@inlined
+def _step(kind, row, gradient, dim, slot0, slot1, hyper):
+    rate, a, b = get_f32(hyper, LEARNING_RATE), get_f32(hyper, A), get_f32(hyper, B)
+    if kind == SGD:
+        for d in range(dim):
+            put_f32(row, d, get_f32(row, d) - rate * get_f32(gradient, d))
+    elif kind == MOMENTUM:
+        for d in range(dim):
+            g = get_f32(gradient, d)
+            trace = g + a * get_f32(slot0, d)
+            put_f32(slot0, d, trace)
+            update = g + a * trace if b != _ZERO else trace
+            put_f32(row, d, get_f32(row, d) - rate * update)
+    elif kind == ADAGRAD:
+        for d in range(dim):
+            g = get_f32(gradient, d)
+            total = get_f32(slot0, d) + g * g
+            put_f32(slot0, d, total)
+            put_f32(row, d, get_f32(row, d) - rate * g * _inverse_root(total, a))
+    elif kind == ROWWISE_ADAGRAD:
+        total = get_f32(slot0, 0) + _sum_of_squares(gradient, dim) / np.float32(dim)
+        put_f32(slot0, 0, total)
+        scale = rate * _inverse_root(total, a)
+        for d in range(dim):
+            put_f32(row, d, get_f32(row, d) - scale * get_f32(gradient, d))
+    elif kind == RMSPROP:
+        for d in range(dim):
+            g = get_f32(gradient, d)
+            nu = (_ONE - a) * (g * g) + a * get_f32(slot0, d)
+            put_f32(slot0, d, nu)
+            put_f32(row, d, get_f32(row, d) - rate * g / math.sqrt(nu + b))
+    else:
+        eps, correction1, correction2 = get_f32(hyper, C), get_f32(hyper, CORRECTION1), get_f32(hyper, CORRECTION2)
+        for d in range(dim):
+            g = get_f32(gradient, d)
+            mu = (_ONE - a) * g + a * get_f32(slot0, d)
+            nu = (_ONE - b) * (g * g) + b * get_f32(slot1, d)
+            put_f32(slot0, d, mu)
+            put_f32(slot1, d, nu)
+            update = (mu / correction1) / (math.sqrt(nu / correction2) + eps)
+            put_f32(row, d, get_f32(row, d) - rate * update)
+
+
+@inlined
+def update_row(kind, table, dtype, row, dim, gradient, slot0, slot1, hyper, scratch):
+    """Steps row number ``row`` of the table; ``gradient`` is overwritten, ``scratch`` holds ``dim`` float32."""
+    at = row * dim
+    slot0 += 4 * (row if kind == ROWWISE_ADAGRAD else at)
+    slot1 += 4 * at
+    if dtype == F32:
+        values = table + 4 * at
+        _prepare(values, gradient, dim, hyper)
+        _step(kind, values, gradient, dim, slot0, slot1, hyper)
+        return
+    stored = table + 2 * at
+    for d in range(dim):
+        put_f32(scratch, d, get_bf16(stored, d) if dtype == BF16 else get_f16(stored, d))
+    _prepare(scratch, gradient, dim, hyper)
+    _step(kind, scratch, gradient, dim, slot0, slot1, hyper)
+    for d in range(dim):
+        if dtype == BF16:
+            put_bf16(stored, d, get_f32(scratch, d))
+        else:
+            put_f16(stored, d, get_f32(scratch, d))

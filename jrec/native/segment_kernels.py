@@ -1,0 +1,244 @@
+"""Gather-reduce, and gather-reduce fused with an optimizer's step: forward and backward are one loop over segments.
+
+Work is cut by lookups, not by segments, since one row may own a third of all lookups: chunk ``c`` takes the segments whose
+*cost position*, ``offsets[s] + s * segment_cost``, lies in its range of ``CHUNK``. Segments longer than ``PIECE`` are summed
+in pieces of that length, each in the chunk where it begins, and the pieces are added in order afterwards. Chunks and pieces
+depend on the data alone, so results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+from numba import types
+
+from jrec.native.accumulate import BF16, F32, sum_bf16, sum_f16, sum_f32
+from jrec.native.compile import c_function, inlined, kernel
+from jrec.native.memory import get_f32, get_i32, get_i64, prefetch, put_f32, put_i32, put_i64
+from jrec.native.optimizer_steps import update_row
+
+CHUNK = 2048  # cost of a chunk: ten microseconds of rows in cache, far above the price of handing it out
+PIECE = 4096  # lookups; at least CHUNK, so that at most one long segment begins, and one goes on, in any chunk
+GATHER_COST, UPDATE_COST = 1, 4  # of a segment beside its lookups: writing a sum; reading and writing a row and slots
+
+
+class Job(enum.IntEnum):
+    """Words of the int64 job array. Names of arrays hold addresses."""
+
+    SOURCE = 0
+    DTYPE = 1  # of the source
+    DIM = 2
+    SOURCE_ROWS = 3
+    INDICES = 4  # int32
+    CAPACITY = 5  # of the indices
+    OFFSETS = 6  # int32, 0 for segments of LENGTH
+    LENGTH = 7
+    SEGMENTS = 8
+    WEIGHTS = 9  # float32 or 0
+    POSITIONS = 10  # int32 or 0: where an index's weight is
+    OUT = 11  # float32; 0 updates rows instead
+    SEGMENT_COST = 12
+    PARTIALS = 13  # scratch, (2 * chunks, dim) float32: the pieces beginning in each chunk; a segment's first one second
+    LONG = 14  # scratch, (chunks,) int32: the long segment that begins in each chunk, or -1
+    ERROR = 15  # 1: malformed offsets; 2: out of memory
+    ROWS = 16  # int32, the row of each segment
+    TABLE = 17
+    TABLE_DTYPE = 18
+    TABLE_ROWS = 19
+    KIND = 20
+    SLOT0 = 21
+    SLOT1 = 22
+    HYPER = 23  # float32, see optimizer_steps
+    GRADIENTS = 24  # float32, one row a segment in place of a sum, or 0
+
+
+JOB_WORDS = len(Job)
+(
+    SOURCE, DTYPE, DIM, SOURCE_ROWS, INDICES, CAPACITY, OFFSETS, LENGTH, SEGMENTS, WEIGHTS, POSITIONS, OUT, SEGMENT_COST,
+    PARTIALS, LONG, ERROR, ROWS, TABLE, TABLE_DTYPE, TABLE_ROWS, KIND, SLOT0, SLOT1, HYPER, GRADIENTS,
+) = (int(word) for word in Job)  # fmt: skip
+
+malloc = c_function("malloc", types.int64, types.int64)
+free = c_function("free", types.void, types.int64)
+
+
+def max_chunks(capacity: int, segments: int, segment_cost: int) -> int:
+    """How many chunks a job of this static size has at most."""
+    return -(-(capacity + segments * segment_cost) // CHUNK)
+
+
+def max_pieces(longest: int, chunks: int) -> int:
+    """Rows of PARTIALS that a job needs whose segments have at most ``longest`` lookups."""
+    return 2 * chunks if longest > PIECE else 0
+
+
+@inlined
+def _start(job, s):
+    """First lookup of segment s, clamped into the indices whatever the offsets say."""
+    offsets = get_i64(job, OFFSETS)
+    if offsets == 0:
+        return s * get_i64(job, LENGTH)
+    return min(max(np.int64(get_i32(offsets, s)), 0), get_i64(job, CAPACITY))
+
+
+@inlined
+def _position(job, s):
+    return _start(job, s) + s * get_i64(job, SEGMENT_COST)
+
+
+@inlined
+def count_chunks(job):
+    """How many chunks the job has."""
+    return (_position(job, get_i64(job, SEGMENTS)) + CHUNK - 1) // CHUNK
+
+
+@inlined
+def _first_segment(job, chunk, chunks):
+    """The first segment whose cost position is not below the chunk's."""
+    low, high = np.int64(0), get_i64(job, SEGMENTS)
+    if chunk == 0:
+        return low
+    if chunk >= chunks:
+        return high
+    while low < high:
+        middle = (low + high) // 2
+        if _position(job, middle) < chunk * CHUNK:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@inlined
+def _sum(job, out, begin, end):
+    source, dim, rows = get_i64(job, SOURCE), get_i64(job, DIM), get_i64(job, SOURCE_ROWS)
+    indices, limit, dtype = get_i64(job, INDICES), get_i64(job, CAPACITY), get_i64(job, DTYPE)
+    weights, positions = get_i64(job, WEIGHTS), get_i64(job, POSITIONS)
+    if dtype == F32:
+        sum_f32(out, source, dim, rows, indices, begin, end, limit, weights, positions)
+    elif dtype == BF16:
+        sum_bf16(out, source, dim, rows, indices, begin, end, limit, weights, positions)
+    else:
+        sum_f16(out, source, dim, rows, indices, begin, end, limit, weights, positions)
+
+
+@inlined
+def _update(job, s, gradient, scratch):
+    row = np.int64(get_i32(get_i64(job, ROWS), s))
+    if (row >= 0) & (row < get_i64(job, TABLE_ROWS)):
+        update_row(
+            get_i64(job, KIND), get_i64(job, TABLE), get_i64(job, TABLE_DTYPE), row, get_i64(job, DIM), gradient,
+            get_i64(job, SLOT0), get_i64(job, SLOT1), get_i64(job, HYPER), scratch,
+        )  # fmt: skip
+
+
+@inlined
+def _prefetch_row(job, s):
+    if s < get_i64(job, SEGMENTS):
+        row = np.int64(get_i32(get_i64(job, ROWS), s))
+        stride = get_i64(job, DIM) * (4 if get_i64(job, TABLE_DTYPE) == F32 else 2)
+        for byte in range(0, min(stride, 1024), 64):
+            prefetch(get_i64(job, TABLE) + row * stride + byte)
+        prefetch(get_i64(job, SLOT0) + 4 * row)
+
+
+@inlined
+def _segment(job, s, begin, end, scratch):
+    """Does the whole of a segment that is not long."""
+    dim, out = get_i64(job, DIM), get_i64(job, OUT)
+    if out != 0:
+        _sum(job, out + 4 * dim * s, begin, end)
+        return
+    _prefetch_row(job, s + 2)
+    if get_i64(job, GRADIENTS) != 0:
+        given = get_i64(job, GRADIENTS) + 4 * dim * s
+        for d in range(dim):
+            put_f32(scratch, d, get_f32(given, d))
+    else:
+        _sum(job, scratch, begin, end)
+    _update(job, s, scratch, scratch + 4 * dim)
+
+
+@inlined
+def _piece(job, chunk, s, k, begin, end):
+    out = get_i64(job, PARTIALS) + 4 * get_i64(job, DIM) * (2 * chunk + (1 if k == 0 else 0))
+    _sum(job, out, begin + k * PIECE, min(end, begin + (k + 1) * PIECE))
+
+
+@inlined
+def _carried_piece(job, chunk, first):
+    """The piece, if any, that begins in the chunk and belongs to the long segment before its first one."""
+    s = first - 1
+    begin, end, low = _start(job, s), _start(job, first), chunk * CHUNK
+    k = (low - _position(job, s) + PIECE - 1) // PIECE
+    if (end - begin > PIECE) & (k > 0) & (k * PIECE < end - begin):
+        if _position(job, s) + k * PIECE < low + CHUNK:
+            _piece(job, chunk, s, k, begin, end)
+
+
+@inlined
+def _well_formed(job, s):
+    offsets = get_i64(job, OFFSETS)
+    if offsets == 0:
+        return True
+    begin, end = get_i32(offsets, s), get_i32(offsets, s + 1)
+    return (begin <= end) & (begin >= 0) & (end <= get_i64(job, CAPACITY)) & ((s > 0) | (begin == 0))
+
+
+@kernel(types.void(types.int64, types.int64, types.int64))
+def segment_chunks(job, begin, end):
+    """Runs chunks [begin, end)."""
+    chunks, scratch, split = count_chunks(job), np.int64(0), get_i64(job, LONG) != 0
+    if get_i64(job, OUT) == 0:
+        scratch = malloc(8 * get_i64(job, DIM) + 8)
+        if scratch == 0:
+            put_i64(job, ERROR, 2)
+            return
+    for chunk in range(begin, end):
+        first, last = _first_segment(job, chunk, chunks), _first_segment(job, chunk + 1, chunks)
+        long = np.int32(-1)
+        if split & (first > 0):
+            _carried_piece(job, chunk, first)
+        for s in range(first, last):
+            if not _well_formed(job, s):
+                put_i64(job, ERROR, 1)
+                continue
+            here, there = _start(job, s), _start(job, s + 1)
+            if split & (there - here > PIECE):
+                long = np.int32(s)
+                _piece(job, chunk, s, 0, here, there)
+            else:
+                _segment(job, s, here, there, scratch)
+        if split:
+            put_i32(get_i64(job, LONG), chunk, long)
+    if scratch != 0:
+        free(scratch)
+
+
+@kernel(types.void(types.int64))
+def finish_segments(job):
+    """Adds up the pieces of the long segments, once all chunks are done."""
+    if (get_i64(job, LONG) == 0) | (get_i64(job, ERROR) != 0):
+        return
+    dim, partials = get_i64(job, DIM), get_i64(job, PARTIALS)
+    scratch = malloc(4 * dim + 8)
+    if scratch == 0:
+        put_i64(job, ERROR, 2)
+        return
+    for chunk in range(count_chunks(job)):
+        s = np.int64(get_i32(get_i64(job, LONG), chunk))
+        if s < 0:
+            continue
+        length, position = _start(job, s + 1) - _start(job, s), _position(job, s)
+        total = partials + 4 * dim * (2 * chunk + 1)
+        for k in range(1, (length + PIECE - 1) // PIECE):
+            part = partials + 4 * dim * (2 * ((position + k * PIECE) // CHUNK))
+            for d in range(dim):
+                put_f32(total, d, get_f32(total, d) + get_f32(part, d))
+        if get_i64(job, OUT) != 0:
+            for d in range(dim):
+                put_f32(get_i64(job, OUT) + 4 * dim * s, d, get_f32(total, d))
+        else:
+            _update(job, s, total, scratch)
+    free(scratch)

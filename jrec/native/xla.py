@@ -1,0 +1,244 @@
+"""The native kernels inside jit on CPU: XLA custom calls on the program's own buffers, tables and slots in place.
+
+Each operand and result stays where XLA put it; scratch is a result of its own, so that XLA plans its memory. Under ``vmap``
+the calls run one after another.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrec.ops.row_optimizers import SGD, Adagrad, Adam, Momentum, RMSProp, RowOptimizer, RowWiseAdagrad, Slots
+from jrec.ops.types import Cast
+
+if TYPE_CHECKING:
+    from jrec.native.compile import Kernel
+
+_ENTRIES_PER_CHUNK = 16384  # of a cast: each chunk costs a scan of its 2,048 counters per pass
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Why the native kernels cannot run inside jit here, or None where they can. Quick: compiles nothing."""
+    if sys.platform == "win32" or sys.maxsize < 2**32:
+        return "they need a 64-bit POSIX system"
+    try:
+        from llvmlite import binding
+
+        from jrec.native import ffi
+    except ImportError as error:
+        return f"numba cannot be imported: {error}"
+    version = _api_version()
+    if version is None:
+        return "this jaxlib comes without xla/ffi/api/c_api.h, so its FFI version is unknown"
+    if version[0] != ffi.API_MAJOR or version[1] < ffi.API_MINOR:
+        return f"this jaxlib speaks FFI version {version[0]}.{version[1]}, they {ffi.API_MAJOR}.{ffi.API_MINOR}"
+    triple = binding.get_process_triple()
+    if triple.startswith(("x86_64", "amd64")) and not binding.get_host_cpu_features().get("f16c", False):
+        return "this x86 CPU has no F16C instructions"
+    return None
+
+
+def _api_version() -> tuple[int, int] | None:
+    header = pathlib.Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+    if not header.is_file():
+        return None
+    found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text()))
+    return (int(found["MAJOR"]), int(found["MINOR"])) if len(found) == 2 else None
+
+
+def gather_reduce(
+    source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
+) -> jax.Array:
+    """See ``jrec.ops.gather_reduce``."""
+    from jrec.native import segment_kernels as kernels
+
+    dim = source.shape[1]
+    segments, longest = indices.shape if offsets is None else (offsets.shape[0] - 1, indices.shape[0])
+    chunks, pieces = _split(indices.size, segments, longest, kernels.GATHER_COST)
+    results = [_f32(segments, dim), _f32(pieces, dim), _i32(chunks if pieces else 0)]
+    call = _custom_call("gather_reduce", results)
+    return call(
+        _supported(source), indices, _or_empty(offsets, jnp.int32), _or_empty(weights, jnp.float32), threads=_threads()
+    )[0]
+
+
+def tensor_cast(ids: jax.Array, offsets: jax.Array | None, *, num_rows: int, unique_capacity: int) -> Cast:
+    """See ``jrec.ops.tensor_cast``."""
+    from jrec.native import cast_kernels
+
+    capacity, threads = ids.size, int(_threads())
+    chunks = max(1, min(4 * threads, capacity // _ENTRIES_PER_CHUNK)) if threads > 1 else 1
+    results = [
+        _i32(unique_capacity), _i32(unique_capacity + 1), _i32(capacity), _i32(capacity), jax.ShapeDtypeStruct((), jnp.int32),
+        jax.ShapeDtypeStruct((4 * capacity,), jnp.uint32), _i32(0 if offsets is None else capacity),
+        _i32(chunks << cast_kernels.MAX_DIGIT_BITS),
+    ]  # fmt: skip
+    call = _custom_call("tensor_cast", results)
+    rows, bounds, sources, positions, num_unique, *_ = call(
+        ids, _or_empty(offsets, jnp.int32), num_rows=np.int64(num_rows), threads=np.int64(threads)
+    )
+    return Cast(rows=rows, offsets=bounds, sources=sources, positions=positions, num_unique=num_unique)
+
+
+def row_update(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    rows: jax.Array,
+    gradients: jax.Array,
+    step: jax.Array,
+    scale: jax.Array,
+) -> tuple[jax.Array, Slots]:
+    """See ``jrec.ops.row_update``."""
+    operands = [hyperparameters(optimizer, step, scale), rows, gradients]
+    return _update("row_update", optimizer, _supported(table), slots, operands, [])
+
+
+def casted_update(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    cast: Cast,
+    bag_gradients: jax.Array,
+    weights: jax.Array | None,
+    step: jax.Array,
+    scale: jax.Array,
+) -> tuple[jax.Array, Slots]:
+    """See ``jrec.ops.casted_update``: gather-reduce and step in one pass over the rows."""
+    from jrec.native import segment_kernels as kernels
+
+    capacity = cast.sources.shape[0]
+    chunks, pieces = _split(capacity, cast.rows.shape[0], capacity, kernels.UPDATE_COST)
+    operands = [
+        hyperparameters(optimizer, step, scale), cast.rows, cast.offsets, cast.sources, cast.positions, bag_gradients,
+        _or_empty(None if weights is None else weights.reshape(-1), jnp.float32), cast.num_unique,
+    ]  # fmt: skip
+    scratch = [_f32(pieces, table.shape[1]), _i32(chunks if pieces else 0)]
+    return _update("casted_update", optimizer, _supported(table), slots, operands, scratch)
+
+
+def _update(
+    name: str,
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    operands: list[jax.Array],
+    scratch: list[jax.ShapeDtypeStruct],
+) -> tuple[jax.Array, Slots]:
+    state = [table, *(slots[slot] for slot in optimizer.slots)]
+    results = [*scratch, *(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in state)]
+    aliases = {len(operands) + i: len(scratch) + i for i in range(len(state))}
+    call = _custom_call(name, results, aliases)
+    new = call(*operands, *state, kind=np.int64(kind_of(optimizer)), threads=_threads())[len(scratch) :]
+    return new[0], dict(zip(optimizer.slots, new[1:], strict=True))
+
+
+def kind_of(optimizer: RowOptimizer) -> int:
+    """The kernels' number of an optimizer.
+
+    Raises:
+      NotImplementedError: for an optimizer that has no native step.
+    """
+    from jrec.native import optimizer_steps as steps
+
+    kinds: dict[type[RowOptimizer], int] = {
+        SGD: steps.SGD,
+        Momentum: steps.MOMENTUM,
+        Adagrad: steps.ADAGRAD,
+        RowWiseAdagrad: steps.ROWWISE_ADAGRAD,
+        RMSProp: steps.RMSPROP,
+        Adam: steps.ADAM,
+    }
+    if type(optimizer) not in kinds:
+        raise NotImplementedError(
+            f"{type(optimizer).__name__} has no native step; use implementation='xla', which calls its step_rows"
+        )
+    return kinds[type(optimizer)]
+
+
+def hyperparameters(optimizer: RowOptimizer, step: jax.Array, scale: jax.Array) -> jax.Array:
+    """What the kernels need to know of one step, (HYPER_SIZE,) float32; see ``optimizer_steps.Hyper``."""
+    from jrec.native.optimizer_steps import HYPER_SIZE, Hyper
+
+    values: dict[int, Any] = {
+        Hyper.LEARNING_RATE: optimizer.learning_rate_at(step),
+        Hyper.SCALE: scale,
+        Hyper.WEIGHT_DECAY: optimizer.weight_decay,
+        Hyper.MAX_NORM: np.inf if optimizer.max_row_norm is None else optimizer.max_row_norm,
+    }
+    match optimizer:
+        case Momentum():
+            values |= {Hyper.A: optimizer.momentum, Hyper.B: float(optimizer.nesterov)}
+        case Adagrad() | RowWiseAdagrad():
+            values |= {Hyper.A: optimizer.eps}
+        case RMSProp():
+            values |= {Hyper.A: optimizer.decay, Hyper.B: optimizer.eps}
+        case Adam():
+            corrections = optimizer.bias_corrections(step)
+            values |= {Hyper.A: optimizer.b1, Hyper.B: optimizer.b2, Hyper.C: optimizer.eps}
+            values |= {Hyper.CORRECTION1: corrections[0], Hyper.CORRECTION2: corrections[1]}
+    return jnp.stack([jnp.asarray(values.get(i, 0.0), jnp.float32) for i in range(HYPER_SIZE)])
+
+
+def _custom_call(
+    name: str, results: Sequence[jax.ShapeDtypeStruct], aliases: dict[int, int] | None = None
+) -> Callable[..., Any]:
+    return jax.ffi.ffi_call(
+        _registered(name), results, vmap_method="sequential", input_output_aliases=aliases, has_side_effect=False
+    )
+
+
+@functools.cache
+def _registered(name: str) -> str:
+    """Registers the handler of an op with XLA, compiling it where the cache has it not; its target name."""
+    import ctypes
+
+    from jrec.native import handlers
+
+    handler: Kernel = getattr(handlers, f"{name}_handler")
+    target = f"jrec_{name}"
+    capsule = jax.ffi.pycapsule(ctypes.c_void_p(handler.address))
+    jax.ffi.register_ffi_target(target, capsule, platform="cpu", api_version=1)
+    return target
+
+
+def _split(capacity: int, segments: int, longest: int, segment_cost: int) -> tuple[int, int]:
+    """Chunks, and rows of partial sums."""
+    from jrec.native.segment_kernels import max_chunks, max_pieces
+
+    chunks = max_chunks(capacity, segments, segment_cost)
+    return chunks, max_pieces(longest, chunks)
+
+
+def _threads() -> np.int64:
+    from jrec.native.threads import num_threads
+
+    return np.int64(num_threads())
+
+
+def _supported(array: jax.Array) -> jax.Array:
+    if array.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        raise NotImplementedError(f"native kernels take float32, bfloat16 and float16, not {array.dtype}; use 'xla'")
+    return array
+
+
+def _or_empty(array: jax.Array | None, dtype: Any) -> jax.Array:
+    return jnp.zeros(0, dtype) if array is None else array
+
+
+def _i32(size: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((size,), jnp.int32)
+
+
+def _f32(rows: int, dim: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((rows, dim), jnp.float32)
