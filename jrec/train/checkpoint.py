@@ -1,6 +1,7 @@
 """Checkpoints of a run: parameters, slots, loader position and progress, written whole or not at all.
 
     RUN/checkpoints/STEP/state    arrays by path (Orbax, tensorstore; no format here can run code when loaded)
+    RUN/checkpoints/STEP/progress running metrics, NumPy arrays
     RUN/checkpoints/STEP/meta     JSON: format version, fingerprint of the model, loader position, counters
 
 Orbax marks a checkpoint as complete only after everything is on disk, so a killed run leaves its last complete one.
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from jrec.errors import CheckpointError
@@ -28,6 +30,7 @@ class Restored:
 
     step: int
     state: Any
+    progress: dict[str, np.ndarray]
     meta: dict[str, Any]
 
 
@@ -41,21 +44,25 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False),
-            item_names=("state", "meta"),
+            item_names=("state", "progress", "meta"),
         )
 
     def latest_step(self) -> int | None:
         """The step of the newest complete checkpoint."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-        """Writes ``state`` (a pytree of arrays) and ``meta`` (JSON) as the checkpoint of ``step``.
+    def save(self, step: int, state: Any, *, progress: Mapping[str, np.ndarray], meta: dict[str, Any]) -> None:
+        """Writes ``state`` (a pytree of arrays), ``progress`` and ``meta`` (JSON) as the checkpoint of ``step``.
 
         Raises:
           CheckpointError: if they cannot be written, such as on a full disk; older checkpoints stay.
         """
         meta = {"version": VERSION, "fingerprint": self._fingerprint, **meta}
-        args = ocp.args.Composite(state=ocp.args.StandardSave(flatten(state)), meta=ocp.args.JsonSave(meta))
+        args = ocp.args.Composite(
+            state=ocp.args.StandardSave(flatten(state)),
+            progress=ocp.args.StandardSave(dict(progress)),
+            meta=ocp.args.JsonSave(meta),
+        )
         try:
             self._manager.save(step, args=args, force=True)
             self._manager.wait_until_finished()
@@ -84,11 +91,11 @@ class Checkpoints:
         abstract = {path: ocp.utils.to_shape_dtype_struct(leaf) for path, leaf in expected.items()}
         self._check_arrays(step, abstract)
         try:
-            args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-            state = self._manager.restore(step, args=args)["state"]
+            args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.StandardRestore())
+            restored = self._manager.restore(step, args=args)
         except Exception as error:
             raise self._damaged(step, error) from error
-        return Restored(step=step, state=unflatten(like, state), meta=meta)
+        return Restored(step=step, state=unflatten(like, restored["state"]), progress=restored["progress"], meta=meta)
 
     def _read_meta(self, step: int) -> dict[str, Any]:
         try:

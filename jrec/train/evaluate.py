@@ -1,15 +1,27 @@
-"""Scores of a whole split, or of its first batches."""
+"""Scores of a whole split, or of its first batches, during a run or from a checkpoint."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import os
+import pathlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 
 from jrec.batch import Batch
+from jrec.data.schema import Schema
+from jrec.errors import CheckpointError
+from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
+from jrec.train.checkpoint import Checkpoints
+from jrec.train.config import ScheduleConfig, TrainConfig, load_config
+from jrec.train.loaders import eval_loader
 from jrec.train.metrics import ScoreAccumulator, Scores
+from jrec.train.progress import TrainingProgress
+from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE
+from jrec.train.step import compile_run
 
 
 def score(
@@ -18,7 +30,7 @@ def score(
     batches: Iterable[Batch],
     *,
     limit: int = 0,
-    on_batch: Callable[[int], None] = lambda examples: None,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> Scores:
     """Runs ``predict`` over batches.
 
@@ -27,7 +39,7 @@ def score(
       state: its first argument.
       batches: as a loader yields them.
       limit: batches to read at most; 0 for all.
-      on_batch: called with the number of examples of each batch done.
+      on_batch: called after each batch.
 
     Raises:
       DivergedError: if a logit is NaN or infinite.
@@ -40,7 +52,70 @@ def score(
         if waiting is not None:
             accumulator.update(waiting[0], waiting[1].labels, waiting[1].mask)
         waiting = (logits, batch)
-        on_batch(batch.labels.shape[0])
+        on_batch()
     if waiting is not None:
         accumulator.update(waiting[0], waiting[1].labels, waiting[1].mask)
     return accumulator.scores()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointScores:
+    """What a checkpoint scored on a split of a dataset."""
+
+    step: int
+    scores: Scores
+    schema: Schema
+    config: TrainConfig
+    parameters: dict[str, dict[str, Any]]
+
+
+def evaluate_checkpoint(
+    checkpoint: str | os.PathLike[str], data: str | os.PathLike[str], *, split: str, limit: int = 0
+) -> CheckpointScores:
+    """Scores a split with a checkpoint's model.
+
+    Args:
+      checkpoint: a run folder, or one checkpoint in it.
+      data: a dataset with the features and tables of the training data.
+      split: "train", "valid" or "test".
+      limit: batches to read at most; 0 for all.
+
+    Raises:
+      CheckpointError: if there is no such checkpoint, or it is of a model for other data.
+      DatasetError: if the dataset or split cannot be used.
+    """
+    folder, step = _find(pathlib.Path(checkpoint))
+    config = load_config(folder / CONFIG_FILE, [f"data.path={str(data)!r}"])
+    config = dataclasses.replace(config, schedule=ScheduleConfig())  # no step is taken
+    schema = Schema.load(data)
+    layout = build_layout(config.model, schema)
+    with eval_loader(config, schema, layout, split) as loader:
+        model = build_model(config, schema, layout)
+        initial, compiled = compile_run(model, build_optimizer(config, model, total_steps=1))
+        checkpoints = Checkpoints(
+            folder / CHECKPOINT_FOLDER,
+            keep=config.checkpoint.keep,
+            fingerprint=fingerprint(config, layout, len(schema.dense)),
+        )
+        try:
+            restored = checkpoints.restore(initial, step)
+        finally:
+            checkpoints.close()
+        batches = min(limit, loader.batches_per_epoch) if limit else loader.batches_per_epoch
+        with TrainingProgress("auto", total=0, start=0) as progress, progress.evaluating(split, batches) as advance:
+            scores = score(compiled.predict, restored.state, loader, limit=limit, on_batch=advance)
+    return CheckpointScores(
+        step=restored.step, scores=scores, schema=schema, config=config, parameters=parameter_counts(model)
+    )
+
+
+def _find(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
+    """The run folder, and the step where the path is one checkpoint of it."""
+    if (path / CONFIG_FILE).is_file():
+        return path, None
+    run = path.parent.parent
+    if path.parent.name == CHECKPOINT_FOLDER and path.name.isdigit() and (run / CONFIG_FILE).is_file():
+        return run, int(path.name)
+    raise CheckpointError(
+        f"{path} is neither a run folder (with {CONFIG_FILE}) nor a checkpoint of one (RUN/{CHECKPOINT_FOLDER}/STEP)"
+    )

@@ -13,19 +13,18 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
-from jrec.data.loader import Loader, LoaderConfig, make_loader
 from jrec.data.schema import Schema
-from jrec.errors import ConfigError, DivergedError
-from jrec.ops.layout import EmbeddingLayout
+from jrec.errors import DivergedError
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
 from jrec.train.checkpoint import Checkpoints
 from jrec.train.config import TrainConfig
 from jrec.train.evaluate import score
 from jrec.train.interrupt import StopRequest, stop_on_signals
+from jrec.train.loaders import eval_loader, train_loader
 from jrec.train.logs import MetricLog
 from jrec.train.metrics import Scores, evaluate
 from jrec.train.progress import TrainingProgress
-from jrec.train.run_folder import open_run_folder
+from jrec.train.run_folder import CHECKPOINT_FOLDER, open_run_folder
 from jrec.train.running_auc import RunningAuc
 from jrec.train.step import compile_run
 
@@ -94,7 +93,7 @@ class _Run:
         self.parameters = parameter_counts(model)
         self.state, self.compiled = compile_run(model, build_optimizer(config, model, self.total))
         self.checkpoints = Checkpoints(
-            folder / "checkpoints",
+            folder / CHECKPOINT_FOLDER,
             keep=config.checkpoint.keep,
             fingerprint=fingerprint(config, self.layout, len(schema.dense)),
         )
@@ -110,10 +109,9 @@ class _Run:
         if self.checkpoints.latest_step() is None:
             self.log.truncate_after(-1)
             return
-        like = {"run": jax.eval_shape(lambda x: x, self.state), "running_auc": self.auc.state()}
-        restored = self.checkpoints.restore(like)
-        self.state = restored.state["run"]
-        self.auc.restore(restored.state["running_auc"])
+        restored = self.checkpoints.restore(self.state)
+        self.state = restored.state
+        self.auc.restore(restored.progress)
         self.loader.restore(restored.meta["loader"])
         self.losses = list(restored.meta["losses"])
         self.step = self.saved = restored.step
@@ -203,8 +201,8 @@ class _Run:
         if self.saved == self.step:
             return
         self.log.sync()
-        state = {"run": self.state, "running_auc": self.auc.state()}
-        self.checkpoints.save(self.step, state, {"loader": self.loader.state(), "losses": self.losses})
+        meta = {"loader": self.loader.state(), "losses": self.losses}
+        self.checkpoints.save(self.step, self.state, progress=self.auc.state(), meta=meta)
         self.saved = self.step
 
     def _score(self, split: str, limit: int, progress: TrainingProgress) -> Scores:
@@ -222,49 +220,3 @@ class _Run:
         self.loader.close()
         self.checkpoints.close()
         self.log.close()
-
-
-def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> Loader:
-    """The shuffled batches of this process, over all epochs."""
-    data = config.data
-    order = LoaderConfig(
-        batch_size=_local_batch(data.batch_size),
-        shuffle=data.window_blocks > 0,
-        seed=config.seed,
-        window_blocks=max(1, data.window_blocks),
-        workers=data.workers,
-        prefetch=data.prefetch,
-        cast="host" if data.cast == "host" else "none",
-        on_bad_id=data.on_bad_id,
-        drop_remainder=data.drop_remainder,
-    )
-    return make_loader(
-        data.path,
-        schema,
-        layout,
-        "train",
-        order,
-        epochs=config.epochs,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-    )
-
-
-def eval_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, split: str) -> Loader:
-    """One pass over a split in the order of time, every example once, the last batch padded."""
-    data = config.data
-    order = LoaderConfig(
-        batch_size=data.eval_batch_size,
-        shuffle=False,
-        workers=data.workers,
-        prefetch=data.prefetch,
-        on_bad_id=data.on_bad_id,
-    )
-    return make_loader(data.path, schema, layout, split, order)
-
-
-def _local_batch(batch_size: int) -> int:
-    processes = jax.process_count()
-    if batch_size % processes:
-        raise ConfigError(f"data.batch_size is {batch_size}, which {processes} processes cannot share equally")
-    return batch_size // processes

@@ -59,11 +59,11 @@ class TrainingProgress:
         self._progress.update(self._task, completed=self._done, numbers="  ".join(numbers))
 
     @contextlib.contextmanager
-    def evaluating(self, split: str, batches: int) -> Iterator[Callable[[int], None]]:
+    def evaluating(self, split: str, batches: int) -> Iterator[Callable[[], None]]:
         """A second bar while a split is evaluated; yields what counts one batch."""
         task = self._progress.add_task(f"evaluate {split}", total=batches, numbers="")
         try:
-            yield lambda _: self._progress.advance(task)
+            yield lambda: self._progress.advance(task)
         finally:
             self._progress.remove_task(task)
             self._progress.update(self._task, completed=self._done)

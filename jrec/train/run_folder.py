@@ -18,6 +18,7 @@ from jrec.errors import ConfigError
 from jrec.train.config import TrainConfig, differences, load_config, save_config
 
 CONFIG_FILE = "config.toml"
+CHECKPOINT_FOLDER = "checkpoints"
 LOCK_FILE = ".lock"
 
 # What a resumed run may change: how it is watched and saved, not what it computes.
@@ -67,7 +68,7 @@ def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> It
 
 def _clear(folder: pathlib.Path) -> None:
     """Deletes what runs write, and nothing else that someone may have put there."""
-    for name in ("checkpoints", "report", "tensorboard"):
+    for name in (CHECKPOINT_FOLDER, "report", "tensorboard"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (CONFIG_FILE, "metrics.jsonl", "timing.jsonl"):
         (folder / name).unlink(missing_ok=True)

@@ -1,0 +1,54 @@
+"""``jrec eval``: the metrics of a checkpoint on a dataset."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+DESCRIPTION = """\
+Evaluate a checkpoint on a dataset.
+
+CHECKPOINT is a run folder (its latest checkpoint is taken) or one checkpoint in it, RUN/checkpoints/STEP. The metrics
+go to standard output as JSON, and with --out into a folder with plots."""
+EPILOG = """examples:
+  jrec eval runs/quickstart data/quickstart
+  jrec eval runs/kaggle/checkpoints/5000 data/kaggle --split valid --out reports/kaggle_5000
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one of its checkpoints")
+    parser.add_argument("data", metavar="DATA", help="a dataset folder with the features of the training data")
+    parser.add_argument("--split", default="test", help="train, valid or test (default test)")
+    parser.add_argument("--batches", type=int, default=0, metavar="N", help="evaluate the first N batches only")
+    parser.add_argument("--out", metavar="DIR", help="write metrics.json and plots there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluates; returns 0."""
+    import json
+
+    from jrec.errors import ConfigError
+    from jrec.train.evaluate import evaluate_checkpoint
+    from jrec.train.metrics import evaluate
+    from jrec.train.report import write_report
+
+    if args.batches < 0:
+        raise ConfigError(f"--batches is {args.batches}; give a positive number, or 0 for all")
+    result = evaluate_checkpoint(args.checkpoint, args.data, split=args.split, limit=args.batches)
+    metrics = evaluate(result.scores).to_dict()
+    where = {"checkpoint": args.checkpoint, "data": args.data, "step": result.step, "split": args.split}
+    print(json.dumps({**where, **metrics}, allow_nan=False))
+    if args.out:
+        write_report(
+            args.out,
+            config=result.config,
+            schema=result.schema,
+            scores={args.split: result.scores},
+            parameters=result.parameters,
+            steps=result.step,
+        )
+        print(f"report: {args.out}", file=sys.stderr)
+    return 0

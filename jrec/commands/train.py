@@ -1,0 +1,62 @@
+"""``jrec train``: a configuration and a dataset into a trained, evaluated model with a report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+DESCRIPTION = """\
+Train a model as CONFIG.toml says, evaluate it, and write a report.
+
+Keys given as section.key=value win over the file. The run folder (out=, runs/NAME by default) receives checkpoints,
+metrics.jsonl, TensorBoard files and report/ with metrics.json and plots. SIGINT (Ctrl-C) and SIGTERM stop the run after
+the current step with a checkpoint; --resume goes on from the latest one and computes the same bits as a run that was
+never stopped."""
+EPILOG = """examples:
+  jrec train configs/quickstart.toml
+  jrec train configs/criteo_kaggle.toml data.path=data/kaggle
+  jrec train configs/criteo_kaggle.toml data.path=data/kaggle seed=1 out=runs/kaggle_seed1
+  jrec train configs/rm1.toml optimizer.embedding.name=adam optimizer.embedding.learning_rate=0.001 max_steps=500
+  jrec train configs/quickstart.toml --resume
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("config", metavar="CONFIG.toml", help="the run's configuration")
+    parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="what to change in it")
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument("--resume", action="store_true", help="go on where the run in that folder stopped, if any")
+    existing.add_argument("--overwrite", action="store_true", help="replace the run in that folder, if any")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains; returns 0, or 130 where a signal stopped the run."""
+    from jrec.train.config import load_config
+
+    config = load_config(args.config, args.overrides)  # before JAX is loaded, so that a slip is answered at once
+
+    from jrec.train.logs import METRICS_FILE
+    from jrec.train.loop import train
+    from jrec.train.report import summary, write_report
+
+    outcome = train(config, resume=args.resume, overwrite=args.overwrite)
+    if not outcome.finished:
+        print(f"stopped after step {outcome.step:,}; the same command with --resume goes on", file=sys.stderr)
+        return 130
+    report = outcome.folder / "report"
+    content = write_report(
+        report,
+        config=config,
+        schema=outcome.schema,
+        scores=outcome.scores,
+        parameters=outcome.parameters,
+        steps=outcome.step,
+        seconds=outcome.seconds or None,
+        examples=outcome.examples or None,
+        history=outcome.folder / METRICS_FILE,
+    )
+    print(summary(content))
+    print(f"{outcome.step:,} steps; report: {report}")
+    return 0
