@@ -34,7 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats = parser.add_subparsers(dest="format", metavar="FORMAT", required=True)
     for name, what in FORMATS.items():
         one = formats.add_parser(
-            name, help=what, description=what, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=what,
+            description=what,
+            epilog=EPILOG,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name == "csv":
             one.add_argument("--schema", required=True, metavar="FILE", help="TOML or JSON description of the columns")
@@ -50,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    from jrec.data.prepare import PrepareOptions
+    from jrec.data.prepare_options import PrepareOptions
 
     default = PrepareOptions()
     parser.add_argument("--input", required=True, nargs="+", metavar="FILE", help="plain or gzip, in order of time")
@@ -79,6 +84,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=int, default=default.threads, metavar="N", help="default: the cores, at most 8"
     )
+    parser.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
@@ -91,7 +97,8 @@ def _fractions(text: str) -> tuple[float, ...]:
 
 def run(args: argparse.Namespace) -> int:
     """Prepares the dataset and says what is in it."""
-    from jrec.data.prepare import PrepareOptions, prepare
+    from jrec.data.prepare import prepare
+    from jrec.data.prepare_options import PrepareOptions
     from jrec.data.progress import Progress
 
     shard_examples = args.shard_examples

@@ -128,7 +128,9 @@ def _expand(parts: list[Interactions], history: History, negatives: int, seed: i
     user = int(parts[0].users[0])
     closed[np.searchsorted(history.users, user)] = True
     movies = np.concatenate([p.movies for p in parts])
-    unseen = np.setdiff1d(history.catalogue, movies)
+    fresh = np.ones(len(history.catalogue), np.bool_)
+    fresh[np.searchsorted(history.catalogue, movies)] = False
+    unseen = history.catalogue[fresh]
     if not len(unseen):
         raise DatasetError(
             f"user {user} has interacted with all {len(history.catalogue)} movies, so that no negative can be drawn;"

@@ -9,8 +9,8 @@ from jrec.data.readers.parse import Dialect, Field, ParsedBlock
 from jrec.data.readers.source import Chunk, Source, calendar_keys, one_hot, reject_ids
 
 IDS = ("user_id", "item_id", "category_id")
-VIEW = text_key("pv")
-INTENT = np.sort(np.array([text_key(b) for b in ("buy", "cart", "fav")], np.uint64))
+VIEW = "pv"
+INTENT = ("buy", "cart", "fav")
 CHINA_SECONDS = 8 * 3600  # the log's users live in UTC+8, without daylight saving
 
 
@@ -39,12 +39,13 @@ class Taobao(Source):
     def convert(self, parsed: ParsedBlock) -> Chunk:
         """Labels, keys, and times in unix seconds."""
         reject_ids(parsed, *IDS)
-        known = np.isin(parsed.numbers("behaviour"), np.append(INTENT, np.uint64(VIEW)))
+        view, *intent = (np.uint64(text_key(behaviour)) for behaviour in (VIEW, *INTENT))
+        known = np.isin(parsed.numbers("behaviour"), np.array([view, *intent]))
         parsed.reject(~known, "behaviour", "is none of pv, buy, cart, fav")
         parsed.reject(parsed.numbers("timestamp") < 0, "timestamp", "is before 1970")
         times = parsed.numbers("timestamp")
         return Chunk(
-            labels=(parsed.numbers("behaviour") != np.uint64(VIEW)).astype(np.float32),
+            labels=(parsed.numbers("behaviour") != view).astype(np.float32),
             dense={},
             keys={**{n: integer_keys(parsed.numbers(n)) for n in IDS}, **calendar_keys(times + CHINA_SECONDS)},
             times=times,

@@ -1,0 +1,152 @@
+"""``jrec prepare criteo-kaggle``: rows a second end to end, and peak memory for a log and for one four times as long.
+
+Writes synthetic logs in Criteo's format (the same at every run) to a temporary folder and prepares them in processes of
+their own: time is that of the whole command, start of Python included, memory the process's peak resident set. In the
+case "fixed vocabulary" no field has more than 100,000 values, so that both logs hold nearly the same values and memory
+must be the same; "kaggle vocabulary" has the cardinalities of the Kaggle log, the hardest case for the hash tables.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numba
+import numpy as np
+
+from benchmarks import harness
+
+# Published table sizes of Criteo Kaggle (facebookresearch/dlrm).
+KAGGLE = (
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
+    2173, 4, 7046547, 18, 15, 286181, 105, 142572,
+)  # fmt: skip
+FIXED = tuple(min(rows, 100_000) for rows in KAGGLE)
+COUNTS = 13
+CHUNK = 50_000
+MAX_LINE = 3 + 10 * COUNTS + 9 * len(KAGGLE)
+
+# Runs the command and prints its own peak: a child's peak as its parent sees it includes the parent's size at the fork.
+_CHILD = """
+import pathlib, sys
+from jrec.cli import main
+code = main(sys.argv[1:])
+status = pathlib.Path("/proc/self/status").read_text()
+print("peak", status.split("VmHWM:")[1].split()[0], file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@numba.njit(cache=True)
+def _random(state):
+    """The next state of a 64-bit xorshift generator, and a uniform float64."""
+    state ^= state << np.uint64(13)
+    state ^= state >> np.uint64(7)
+    state ^= state << np.uint64(17)
+    return state, (state >> np.uint64(11)) * (1.0 / (1 << 53))
+
+
+@numba.njit(cache=True)
+def _write_rows(rows, cardinalities, state, out):
+    """Writes rows of text into ``out``; returns the generator's state and the number of bytes."""
+    at = 0
+    digits = np.empty(20, np.uint8)
+    for _ in range(rows):
+        state, u = _random(state)
+        out[at] = 49 if u < 0.25 else 48
+        at += 1
+        for _ in range(COUNTS):
+            out[at] = 9
+            at += 1
+            state, u = _random(state)
+            if u < 0.2:
+                continue
+            value = np.int64(np.exp(10.0 * (u - 0.2))) - 1
+            length = 0
+            while value > 0 or length == 0:
+                digits[length] = 48 + value % 10
+                value //= 10
+                length += 1
+            for i in range(length):
+                out[at] = digits[length - 1 - i]
+                at += 1
+        for field in range(cardinalities.shape[0]):
+            out[at] = 9
+            at += 1
+            state, u = _random(state)
+            if u < 0.03:
+                continue
+            state, u = _random(state)
+            rank = np.uint64(cardinalities[field] ** u) - np.uint64(1)  # log-uniform: a power law of exponent 1
+            value = ((rank + np.uint64(field << 24)) * np.uint64(0x9E3779B1)) & np.uint64(0xFFFFFFFF)
+            for i in range(8):
+                digit = (value >> np.uint64(28 - 4 * i)) & np.uint64(15)
+                out[at] = np.uint8(digit + np.uint64(48 if digit < 10 else 87))
+                at += 1
+        out[at] = 10
+        at += 1
+    return state, at
+
+
+def write_log(path: pathlib.Path, rows: int, cardinalities: tuple[int, ...]) -> None:
+    """Writes a log in Criteo's format with power-law values; equal arguments write equal files."""
+    state = np.uint64(20240607)
+    out = np.empty(CHUNK * MAX_LINE, np.uint8)
+    sizes = np.array(cardinalities, np.int64)
+    with path.open("wb") as file:
+        for start in range(0, rows, CHUNK):
+            state, length = _write_rows(min(CHUNK, rows - start), sizes, np.uint64(state), out)
+            file.write(out[:length].data)
+
+
+def run_prepare(log: pathlib.Path, out: pathlib.Path) -> tuple[float, float]:
+    """(seconds, peak resident MiB) of preparing a log in a process of its own."""
+    command = ["prepare", "criteo-kaggle", "--input", str(log), "--out", str(out), "--overwrite", "--quiet"]
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", _CHILD, *command], capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        raise RuntimeError(f"jrec prepare failed: {done.stderr}")
+    return seconds, int(done.stderr.split("peak")[1].split()[0]) / 1024
+
+
+def measure(report: harness.Report, folder: pathlib.Path, case: str, rows: int, cardinalities: tuple[int, ...]) -> None:
+    """Prepares logs of ``rows`` and 4 × ``rows`` rows in turn and records medians."""
+    logs = {n: folder / f"{n}.tsv" for n in (rows, 4 * rows)}
+    for n, log in logs.items():
+        write_log(log, n, cardinalities)
+    found: dict[int, list[tuple[float, float]]] = {n: [] for n in logs}
+    for _ in range(1 if report.quick else 3):
+        for n, log in logs.items():
+            found[n].append(run_prepare(log, folder / "out"))
+    peaks = {}
+    for n, runs in found.items():
+        name = f"{case}, {n:,} rows"
+        report.add(name, "speed", n / statistics.median(seconds for seconds, _ in runs), "rows/s")
+        peaks[n] = statistics.median(peak for _, peak in runs)
+        report.add(name, "peak memory", peaks[n], "MiB")
+    report.add(case, "peak memory of four times the rows", peaks[4 * rows] / peaks[rows], "times")
+    for log in logs.values():
+        log.unlink()
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    arguments = harness.parser(__doc__).parse_args()
+    rows = 200_000 if arguments.quick else 1_000_000
+    with harness.Report(arguments, "prepare") as report, tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        warmup = folder / "warmup.tsv"
+        write_log(warmup, 1000, FIXED)
+        run_prepare(warmup, folder / "out")
+        measure(report, folder, "fixed vocabulary", rows, FIXED)
+        if not arguments.quick:
+            measure(report, folder, "kaggle vocabulary", rows, KAGGLE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The options of ``jrec prepare``, in a module that is quick to import."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from jrec.data.schema import DatasetError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """How to prepare any log.
+
+    Attributes:
+      split: fractions of the examples, in order of time, of train, valid and test.
+      min_count: a value seen less often in training goes to the out-of-vocabulary row. At 1 that row would never be
+        trained, so the default is 2.
+      max_rows: tables that would have more rows are capped at this many by hashing.
+      on_bad_line: "error", or "skip" to write bad lines aside.
+      block_size, shard_examples: examples a block, and at most a shard (a multiple of it).
+      keep_order: take the inputs as given even if the numbers in their names are in another order.
+      key_seed: of the hash of long values; another helps where two values collide.
+      threads: how many cores to use.
+      overwrite: replace a finished dataset.
+    """
+
+    split: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    min_count: int = 2
+    max_rows: int | None = None
+    on_bad_line: str = "error"
+    block_size: int = 8192
+    shard_examples: int = 1 << 20
+    keep_order: bool = False
+    key_seed: int = 0
+    threads: int = dataclasses.field(default_factory=lambda: min(8, len(os.sched_getaffinity(0))))
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.split) != 3 or not all(0 <= f <= 1 for f in self.split) or abs(sum(self.split) - 1) > 1e-6:
+            raise DatasetError(f"--split is {self.split}; give three fractions that add up to 1, like 0.8,0.1,0.1")
+        if self.split[0] == 0:
+            raise DatasetError("--split leaves nothing to train on; its first fraction must be above 0")
+        for name, least in (("min_count", 1), ("max_rows", 1), ("block_size", 1), ("threads", 1), ("key_seed", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise DatasetError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
+        if self.on_bad_line not in ("error", "skip"):
+            raise DatasetError(f"--on-bad-line is {self.on_bad_line!r}; choose error or skip")
+        if self.shard_examples < 1 or self.shard_examples % self.block_size:
+            raise DatasetError(
+                f"--shard-examples is {self.shard_examples}; it must be a positive multiple of --block-size,"
+                f" {self.block_size}"
+            )
