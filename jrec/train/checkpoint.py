@@ -44,7 +44,11 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False),
-            item_names=("state", "progress", "meta"),
+            item_handlers={
+                "state": ocp.StandardCheckpointHandler(),
+                "progress": ocp.StandardCheckpointHandler(),
+                "meta": ocp.JsonCheckpointHandler(),
+            },
         )
 
     def latest_step(self) -> int | None:
