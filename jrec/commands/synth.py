@@ -1,0 +1,91 @@
+"""``jrec synth``: a synthetic dataset of published table sizes, with labels from a planted teacher."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+
+DESCRIPTION = """\
+Make a synthetic dataset that `jrec train` reads: tables of published sizes, power-law ids whose popularity drifts from
+day to day, correlated features, and labels from a planted teacher. The teacher's own AUC and log loss on each split,
+which no model can beat but by luck, are stored as the ceiling and printed.
+"""
+EPILOG = """examples:
+  jrec synth --like quickstart --rows 300000 --out data/quickstart
+  jrec synth --like criteo-kaggle --rows 1000000 --seed 0 --out data/kaggle_like
+  jrec synth --like criteo-terabyte --table-rows 1000000 --rows 5000000 --out data/terabyte_like
+  jrec synth --like rm1 --rows 100000 --table-rows 500000 --exponent 1.2 --out data/rm1
+
+The same seed gives the same dataset. The output folder appears when it is complete.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    from jrec.data.synth.shapes import SHAPES
+
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--like", required=True, choices=tuple(SHAPES), help="whose tables and features to imitate")
+    parser.add_argument("--rows", required=True, type=int, metavar="N", help="examples in all splits together")
+    parser.add_argument("--seed", type=int, default=0, help="default 0")
+    parser.add_argument("--out", required=True, metavar="DIR", help="the dataset folder to make")
+    parser.add_argument(
+        "--table-rows", type=int, metavar="N",
+        help="for rm1 to rm4 the rows of every table (default 1,000,000), for the others a cap",
+    )  # fmt: skip
+    parser.add_argument(
+        "--exponent", type=float, metavar="A",
+        help="rank k of a table is drawn in proportion to k**-A (default 1.05; quickstart 1.2)",
+    )  # fmt: skip
+    parser.add_argument("--no-drift", action="store_true", help="popularity stays the same from day to day")
+    parser.add_argument(
+        "--split", type=_fractions, default=(0.8, 0.1, 0.1), metavar="A,B,C",
+        help="fractions of the examples, in order of time, for train, valid and test (default 0.8,0.1,0.1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--block-size", type=int, metavar="N", help="examples a block (default up to 8192, in blocks below 8 MiB)"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="default: the cores, at most 8")
+    parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset at DIR")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _fractions(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not three fractions like 0.8,0.1,0.1") from None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Makes the dataset and says what is in it."""
+    from jrec.data.progress import Progress
+    from jrec.data.synth import SynthOptions, shape_like, synthesize
+
+    threads = {} if args.threads is None else {"threads": args.threads}
+    options = SynthOptions(
+        rows=args.rows,
+        seed=args.seed,
+        split=args.split,
+        block_size=args.block_size,
+        drift=not args.no_drift,
+        overwrite=args.overwrite,
+        **threads,
+    )
+    schema = synthesize(
+        shape_like(args.like, table_rows=args.table_rows, exponent=args.exponent),
+        args.out,
+        options,
+        command=shlex.join(["jrec", *sys.argv[1:]]),
+        progress=Progress(show=False if args.quiet else None),
+        report=lambda message: print(message, file=sys.stderr),
+    )
+    counts = ", ".join(f"{name} {split.examples:,}" for name, split in schema.splits.items())
+    rows = sum(t.rows for t in schema.tables)
+    print(f"{args.out}: {counts} examples; {len(schema.tables)} tables of {rows:,} rows")
+    for split, metrics in schema.ceiling.items():
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        print(f"ceiling on {split}: {shown}")
+    return 0
