@@ -39,7 +39,7 @@ COMMANDS = (
 
 EXAMPLES = """\
 examples:
-  jrec synth --like criteo-kaggle --rows 1000000 --out data/quickstart
+  jrec synth --like quickstart --rows 300000 --out data/quickstart
   jrec train configs/quickstart.toml
   jrec prepare criteo-kaggle --input train.txt --out data/criteo_kaggle
   jrec train configs/criteo_kaggle.toml optimizer.learning_rate=0.02
@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     show_trace = "--traceback" in arguments
+    arguments = [a for a in arguments if a != "--traceback"]  # so that it may stand anywhere
     try:
         try:
             return _run(arguments, commands)
@@ -116,7 +117,6 @@ def _parser(commands: Sequence[Command], chosen: str | None, module: ModuleType 
         )
         if command.name == chosen and module is not None:
             module.add_arguments(sub)
-            sub.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
             sub.description = sub.description or (module.__doc__ or command.help).strip().replace("``", "`")
             sub.epilog = sub.epilog or getattr(module, "EXAMPLES", None)
     return parser

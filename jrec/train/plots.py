@@ -1,0 +1,177 @@
+"""Plots of a report: loss over steps, ROC curves, calibration. Built without pyplot, so nothing global is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jrec.train.metrics import ReliabilityBins, Scores, auc, evaluate, reliability_bins, roc_curve, sigmoid
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = {"train": "#0072B2", "valid": "#E69F00", "test": "#009E73"}  # Okabe and Ito: apart for the colour-blind too
+GREY = "#666666"
+CURVE_POINTS = 2000
+
+
+def plot_loss(
+    records: Iterable[Mapping[str, Any]], *, title: str, ceiling: Mapping[str, Mapping[str, float]], batch_size: int
+) -> Figure:
+    """Training loss, log loss of the evaluations, and where known the log loss of the planted teacher.
+
+    Args:
+      records: of ``metrics.jsonl``.
+      title: of the plot.
+      ceiling: the teacher's metrics by split.
+      batch_size: examples in a step, for the axis.
+    """
+    figure, axes = _figure(9, 5)
+    records = list(records)
+    train = np.array([(r["step"], r["loss"]) for r in records if "loss" in r], float).reshape(-1, 2)
+    shown = [train[:, 1]]
+    if len(train):
+        at, smooth = _smoothed(train[:, 1])
+        axes.plot(*train.T, color=COLORS["train"], linewidth=1, alpha=0.3)
+        label = f"train, moving median (last {smooth[-1]:.4f})"
+        axes.plot(
+            train[at, 0], smooth, "o-" if len(train) < 3 else "-", color=COLORS["train"], linewidth=2, label=label
+        )
+    for split in sorted({r["split"] for r in records if "log_loss" in r}):
+        points = np.array([(r["step"], r["log_loss"]) for r in records if r["split"] == split and "log_loss" in r])
+        color = _color(split)
+        label = f"{split} (best {points[:, 1].min():.4f} at step {int(points[points[:, 1].argmin(), 0]):,})"
+        axes.plot(*points.T, "o-", color=color, markersize=5, linewidth=1.5, label=label)
+        shown.append(points[:, 1])
+    for split, metrics in ceiling.items():
+        if "log_loss" in metrics:
+            label = f"{split}, teacher's own ({metrics['log_loss']:.4f})"
+            axes.axhline(metrics["log_loss"], color=_color(split), linestyle=":", linewidth=1.5, label=label)
+            shown.append(np.array([metrics["log_loss"]]))
+    _limit_to_bulk(axes, np.concatenate(shown))
+    _finish(axes, f"{title}: loss", f"step of {batch_size:,} examples", "log loss (nats per example)")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    if records:
+        axes.set_xlim(left=0)
+    return figure
+
+
+def plot_roc(scores: Mapping[str, Scores], *, title: str, ceiling: Mapping[str, Mapping[str, float]]) -> Figure:
+    """ROC curves of the splits, their AUC, and where known the AUC of the planted teacher."""
+    figure, axes = _figure(6.5, 6.5)
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="chance: AUC 0.5")
+    for split, one in scores.items():
+        curve = roc_curve(one.logits, one.labels)
+        if curve is None:
+            axes.plot([], [], color=_color(split), label=f"{split}: undefined, all labels are of one class")
+            continue
+        # Evenly spread along the curve's length, so that thinning shows nowhere.
+        length = curve[0] + curve[1]
+        keep = np.unique(np.searchsorted(length, np.linspace(0, 2, CURVE_POINTS)).clip(0, len(length) - 1))
+        label = f"{split}: AUC {auc(one.logits, one.labels):.4f}"
+        if "auc" in ceiling.get(split, {}):
+            label += f" (teacher's ceiling {ceiling[split]['auc']:.4f})"
+        axes.plot(curve[0][keep], curve[1][keep], color=_color(split), linewidth=2, label=label)
+    axes.set_aspect("equal")
+    axes.set_xlim(-0.01, 1.01)
+    axes.set_ylim(-0.01, 1.01)
+    _finish(axes, f"{title}: ROC", "false positive rate", "true positive rate", loc="lower right")
+    return figure
+
+
+def plot_calibration(scores: Mapping[str, Scores], *, title: str) -> Figure:
+    """Observed against predicted click rate in bins of equal count, above a histogram of the predictions.
+
+    Bars are 95 % intervals of the observed rate (normal approximation). Axes are logarithmic where clicks are rare.
+    """
+    figure, (top, bottom) = _figure(6.5, 8, rows=2, height_ratios=(3, 1))
+    evaluations = {split: evaluate(one) for split, one in scores.items()}
+    logarithmic = any(e.base_rate < 0.1 for e in evaluations.values())
+    predictions = {split: sigmoid(one.logits) for split, one in scores.items()}
+    edges = _histogram_edges(np.concatenate(list(predictions.values())), logarithmic)
+    low, high = 1.0, 0.0
+    for split, probabilities in predictions.items():
+        color = _color(split)
+        ratio = evaluations[split].calibration
+        label = f"{split}: mean prediction / click rate {'undefined' if ratio is None else f'{ratio:.3f}'}"
+        bins = reliability_bins(probabilities, scores[split].labels)
+        shown = _draw_reliability(top, bins, logarithmic, color, f"{label}, error {bins.error:.4f}")
+        low, high = min(low, *shown), max(high, *shown)
+        share = np.full(len(probabilities), 1 / len(probabilities))
+        style = {"histtype": "step", "color": color, "linewidth": 1.5, "label": split}
+        bottom.hist(probabilities.clip(edges[0], edges[-1]), edges, weights=share, **style)
+    low, high = (low / 1.5, min(1, high * 1.5)) if logarithmic else (0, min(1, high * 1.1))
+    top.plot([low, high], [low, high], color=GREY, linestyle="--", linewidth=1, label="perfectly calibrated")
+    for set_scale in (top.set_xscale, top.set_yscale, bottom.set_xscale):
+        set_scale("log" if logarithmic else "linear")
+    top.set_xlim(low, high)
+    top.set_ylim(low, high)
+    _finish(top, f"{title}: calibration", "predicted click rate (mean of bin)", "observed click rate", loc="upper left")
+    _finish(bottom, "", "predicted click rate", "share of examples")
+    bottom.set_xlim(edges[0], edges[-1])
+    return figure
+
+
+def _draw_reliability(
+    axes: Axes, bins: ReliabilityBins, logarithmic: bool, color: str, label: str
+) -> tuple[float, float]:
+    """Draws the bins and returns the least and greatest rate among them."""
+    keep = bins.observed > 0 if logarithmic else np.ones(len(bins.counts), bool)
+    if left_out := int(np.count_nonzero(~keep)):
+        label += f"\n({left_out} of {len(keep)} bins saw no click and lie below the axis)"
+    predicted, observed = bins.mean_predicted[keep], bins.observed[keep]
+    error = 1.96 * np.sqrt(observed * (1 - observed) / bins.counts[keep])
+    lower = np.minimum(error, observed * 0.999) if logarithmic else error
+    style = {"color": color, "markersize": 5, "linewidth": 1.2, "capsize": 2}
+    axes.errorbar(predicted, observed, yerr=(lower, error), fmt="o-", label=label, **style)
+    rates = np.concatenate([bins.mean_predicted, observed])
+    return float(rates.min()), float(rates.max())
+
+
+def _figure(width: float, height: float, rows: int = 1, **options: Any) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, 1, gridspec_kw=options or None)
+
+
+def _finish(axes: Axes, title: str, x: str, y: str, loc: Any = "upper right") -> None:
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc=loc, fontsize="small", framealpha=0.9)
+
+
+def _color(split: str) -> str:
+    return COLORS.get(split, GREY)
+
+
+def _smoothed(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Moving medians over a twentieth of the values, at no more than 1000 places, and the places."""
+    half = len(values) // 40
+    at = np.unique(np.linspace(0, len(values) - 1, 1000).astype(int))
+    return at, np.array([np.median(values[max(0, i - half) : i + half + 1]) for i in at])
+
+
+def _limit_to_bulk(axes: Axes, values: np.ndarray) -> None:
+    """Keeps the first steps, whose loss can be huge, from squeezing all others flat."""
+    if len(values) < 20:
+        return
+    low, high = values.min(), np.quantile(values, 0.98)
+    margin = 0.08 * (high - low) or 0.01
+    axes.set_ylim(low - margin, high + 2 * margin)
+
+
+def _histogram_edges(probabilities: np.ndarray, logarithmic: bool) -> np.ndarray:
+    if not logarithmic:
+        return np.linspace(0, 1, 51)
+    low = max(1e-6, float(np.quantile(probabilities, 0.001)) / 1.5)
+    return np.geomspace(min(low, 0.5), 1, 51)

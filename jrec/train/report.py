@@ -1,0 +1,163 @@
+"""The report of a finished run: ``metrics.json`` and plots.
+
+REPORT/metrics.json      final metrics, units, the teacher's ceiling, data, parameters, throughput, configuration
+REPORT/loss.png          where the run logged its loss
+REPORT/roc.png, calibration.png
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jrec import environment
+from jrec.data.schema import Schema
+from jrec.train.config import TrainConfig
+from jrec.train.logs import read_records
+from jrec.train.metrics import UNITS, Scores, evaluate
+from jrec.train.plots import plot_calibration, plot_loss, plot_roc
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMAT = "jrec-report"
+VERSION = 1
+METRICS_FILE = "metrics.json"
+DPI = 150
+
+_UNITS = {
+    **UNITS,
+    "parameters": "count",
+    "bytes": "bytes",
+    "rows": "count",
+    "steps": "count",
+    "seconds": "seconds of training, without evaluations and checkpoints",
+    "examples_per_second": "examples per second of training",
+}
+
+
+def write_report(
+    folder: str | os.PathLike[str],
+    *,
+    config: TrainConfig,
+    schema: Schema,
+    scores: Mapping[str, Scores],
+    parameters: Mapping[str, Mapping[str, Any]],
+    steps: int,
+    seconds: float | None = None,
+    examples: int | None = None,
+    history: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """Computes the metrics of the final scores and writes the report, each file atomically, ``metrics.json`` last.
+
+    Args:
+      folder: the report folder; made if absent, files of an earlier report are replaced.
+      config: of the run.
+      schema: of the dataset that was read.
+      scores: of the final splits.
+      parameters: by group ("dense" and each stack), counts under "parameters" and "bytes".
+      steps: that the model was trained for.
+      seconds, examples: training time of this process and the examples it covers; None where nothing was trained.
+      history: the ``metrics.jsonl`` of the run, for the loss plot.
+
+    Returns:
+      the content of ``metrics.json``.
+
+    Raises:
+      DatasetError: if a split has no scores.
+      DivergedError: if a logit is NaN or infinite.
+    """
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": config.name,
+        "splits": {split: evaluate(one).to_dict() for split, one in scores.items()},
+        "ceiling": {split: dict(metrics) for split, metrics in schema.ceiling.items()},
+        "units": _UNITS,
+        "data": _data(schema, config),
+        "parameters": _with_total(parameters),
+        "training": _training(steps, seconds, examples),
+        "device": environment.devices(),
+        "versions": environment.versions(),
+        "config": config.to_dict(),
+    }
+    title = f"{config.name} on {schema.name}"
+    if scores:
+        _save(plot_roc(scores, title=title, ceiling=schema.ceiling), folder / "roc.png")
+        _save(plot_calibration(scores, title=title), folder / "calibration.png")
+    if history is not None and (records := list(read_records(history))):
+        ceiling = {s: m for s, m in schema.ceiling.items() if any(r["split"] == s for r in records)}
+        figure = plot_loss(records, title=title, ceiling=ceiling, batch_size=config.data.batch_size)
+        _save(figure, folder / "loss.png")
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    _write(folder / METRICS_FILE, text.encode())
+    return content
+
+
+def summary(content: Mapping[str, Any]) -> str:
+    """A few lines for the terminal: the metrics of every split, the AUC beside the teacher's ceiling.
+
+    Args:
+      content: of ``metrics.json``.
+    """
+    lines = [f"{'split':<8}{'AUC':>9}{'ceiling':>9}{'log loss':>10}{'NE':>9}{'accuracy':>10}{'calibration':>13}"]
+    for split, metrics in content["splits"].items():
+        ceiling = content["ceiling"].get(split, {}).get("auc")
+        cells = [
+            f"{split:<8}{_cell(metrics['auc'], 9)}{_cell(ceiling, 9)}{_cell(metrics['log_loss'], 10)}",
+            f"{_cell(metrics['normalized_entropy'], 9)}{_cell(metrics['accuracy'], 10)}",
+            f"{_cell(metrics['calibration'], 13)}",
+        ]
+        lines.append("".join(cells))
+        lines += [f"  {name} is undefined: {reason}" for name, reason in metrics.get("undefined", {}).items()]
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, width: int) -> str:
+    return f"{'-':>{width}}" if value is None else f"{value:>{width}.4f}"
+
+
+def _data(schema: Schema, config: TrainConfig) -> dict[str, Any]:
+    return {
+        "name": schema.name,
+        "path": config.data.path,
+        "examples": {name: split.examples for name, split in schema.splits.items()},
+        "dense_features": len(schema.dense),
+        "categorical_features": len(schema.categorical),
+        "tables": len(schema.tables),
+        "rows": sum(table.rows for table in schema.tables),
+        "provenance": dict(schema.provenance),
+    }
+
+
+def _with_total(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    groups = {name: dict(group) for name, group in parameters.items()}
+    total = {key: sum(group[key] for group in groups.values()) for key in ("parameters", "bytes")}
+    return {**groups, "total": total}
+
+
+def _training(steps: int, seconds: float | None, examples: int | None) -> dict[str, Any]:
+    if not seconds or not examples:
+        return {"steps": steps}
+    return {"steps": steps, "seconds": seconds, "examples": examples, "examples_per_second": examples / seconds}
+
+
+def _save(figure: Figure, path: pathlib.Path) -> None:
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=DPI)
+    _write(path, image.getvalue())
+
+
+def _write(path: pathlib.Path, data: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.partial")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
