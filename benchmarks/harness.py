@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -25,6 +24,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Self, TextIO
+
+from jrec import environment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAUSE = 0.01  # lets thread pools of the side that just ran stop spinning before the other side is timed
@@ -144,7 +145,7 @@ class Report:
         self._out: pathlib.Path | None = arguments.out
         self._stdout = stdout if stdout is not None else sys.stdout
         self._device = describe_device()
-        self._versions = versions()
+        self._versions = environment.versions()
         self._commit = commit()
 
     def __enter__(self) -> Self:
@@ -262,17 +263,6 @@ def _cpu_model() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python, jrec and what it computes with."""
-    found = {"python": platform.python_version()}
-    for name in ("jrec", "jax", "jaxlib", "numpy", "numba"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def commit() -> str:

@@ -122,6 +122,8 @@ def start(module: str) -> Iterator[Peer]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 @contextlib.contextmanager

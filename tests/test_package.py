@@ -1,0 +1,118 @@
+"""What can be said of the package as a whole: what importing it costs, its pins, its scripts."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PINNED = ("dev", "docs", "aot", "build", "peers", "peers-no-deps", "uv")
+HEAVY = (
+    "numba",
+    "polars",
+    "pyarrow",
+    "grain",
+    "array_record",
+    "matplotlib",
+    "orbax",
+    "scipy",
+    "tensorboardX",
+    "sklearn",
+)
+
+
+def _pins(name):
+    lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
+    found = {}
+    for line in lines:
+        match = re.fullmatch(r"([a-z0-9.-]+)==([0-9][\w.]*)( ; .+)?", line)
+        assert match, f"{line!r} in requirements/{name}.txt is no exact pin"
+        found[match[1]] = Version(match[2])
+    return found
+
+
+def test_import_pulls_in_nothing_heavy():
+    code = f"import sys, jrec; print([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_ops_and_modules_work_without_anything_heavy():
+    code = f"""
+import sys
+import jrec, jrec.ops, jrec.nn, jrec.batch
+jrec.ops.embedding_bag
+print([m for m in {HEAVY} if m in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_requirements_are_exact_pins(name):
+    assert _pins(name)
+
+
+@pytest.mark.parametrize("name", ["dev", "aot"])
+def test_pins_are_within_the_ranges_of_pyproject(name):
+    pins = _pins(name)
+    groups = PROJECT["dependency-groups"]
+    wanted = [*PROJECT["project"]["dependencies"], *_group(groups, name)]
+    for requirement in map(Requirement, wanted):
+        pin = pins.get(requirement.name.lower())
+        assert pin is not None, f"{requirement.name} is not in requirements/{name}.txt; run requirements/compile.sh"
+        assert pin in requirement.specifier, f"{requirement.name} is pinned to {pin}; run requirements/compile.sh"
+
+
+def _group(groups, name):
+    for item in groups[name]:
+        if isinstance(item, dict):
+            yield from _group(groups, item["include-group"])
+        else:
+            yield item
+
+
+def test_environments_agree_on_their_common_pins():
+    dev, aot = _pins("dev"), _pins("aot")
+    assert dev["jax"] == Version("0.11.2")
+    assert {name: aot[name] for name in dev.keys() & aot.keys()} == {
+        name: dev[name] for name in dev.keys() & aot.keys()
+    }
+
+
+def _tracked():
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout, so the files of the repository are not known")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listed.stdout.split("\0") if name]
+
+
+def test_no_file_names_a_download_host():
+    hosts = [".".join(parts) for parts in (("pypi", "org"), ("pythonhosted", "org"), ("download", "pytorch", "org"))]
+    hosts += ["--" + "index-url", "--" + "extra-index-url", "index" + "-url ="]
+    for path in _tracked():
+        if not path.is_file():
+            continue
+        content = path.read_bytes()
+        found = [host for host in hosts if host.encode() in content]
+        assert not found, f"{path.relative_to(ROOT)} names {found}"
+
+
+def test_scripts_parse():
+    scripts = [ROOT / ".ci" / "run", *ROOT.glob("scripts/*.sh"), *ROOT.glob("requirements/*.sh")]
+    assert len(scripts) >= 5
+    for script in scripts:
+        done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_python_version_fits_requires_python():
+    wanted = PROJECT["project"]["requires-python"].removeprefix(">=")
+    assert (ROOT / ".python-version").read_text().strip() == wanted
