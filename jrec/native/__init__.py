@@ -1,0 +1,1 @@
+"""Native CPU kernels: on NumPy arrays (``host``) and inside jit (``xla``)."""

@@ -1,8 +1,8 @@
 """The inner loop of every gather-reduce: weighted rows of one segment, summed in vector registers.
 
-LLVM will not keep a sum in registers across rows by itself, since it cannot know that sum and source do not overlap; so
-the loop is written as LLVM vectors. A row is cut into blocks of 64, 32, ..., 1 elements: 64 floats are eight of the sixteen
-vector registers of AVX2, and long enough that reading the indices once more per block costs nothing.
+LLVM will not keep a sum in registers across rows by itself, since it cannot know that sum and source do not overlap;
+so the loop is written as LLVM vectors. A row is cut into blocks of 64, 32, ..., 1 elements: 64 floats are eight of the
+sixteen vector registers of AVX2, and long enough that reading the indices once more per block costs nothing.
 """
 
 from __future__ import annotations

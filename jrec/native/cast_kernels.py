@@ -1,9 +1,9 @@
 """Tensor Casting's sort (Algorithm 2) as a stable radix sort on the bits a row number can have.
 
-Each lookup becomes one 64-bit word, row above position, so that a pass moves one array. A cast is a series of phases, each
-over independent chunks: ``cast_advance`` does the serial work between phases and says how many chunks the next has,
-``cast_chunks`` runs some of them. Where tables own ascending ranges of entries and rows, each is sorted by itself, by fewer
-bits and within the cache; otherwise all chunks share each pass. Either way the result is the one stable order.
+Each lookup becomes one 64-bit word, row above position, so that a pass moves one array. A cast is a series of phases,
+each over independent chunks: ``cast_advance`` does the serial work between phases and says how many chunks the next
+has, ``cast_chunks`` runs some of them. Where tables own ascending ranges of entries and rows, each is sorted by itself,
+by fewer bits and within the cache; otherwise all chunks share each pass. Either way the result is the one stable order.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ JOB_WORDS, TABLE_WORDS = len(Job), len(Table)
 (START, BAGS, SORT_TABLES, WRITE_TABLES, COUNT, SCATTER, UNIQUE, WRITE, DONE) = range(9)
 (
     IDS, OFFSETS, LENGTH, NUM_BAGS, CAPACITY, NUM_ROWS, UNIQUE_CAPACITY, PAIRS, BAG_OF, COUNTERS, TABLES, NUM_TABLES,
-    CHUNKS, ROWS_OUT, OFFSETS_OUT, SOURCES_OUT, POSITIONS_OUT, NUM_UNIQUE_OUT, LIMIT, PHASE, SHIFT, IN_SECOND, TOTAL, ERROR,
+    CHUNKS, ROWS_OUT, OFFSETS_OUT, SOURCES_OUT, POSITIONS_OUT, NUM_UNIQUE_OUT, LIMIT, PHASE, SHIFT, IN_SECOND, TOTAL,
+    ERROR,
 ) = (int(word) for word in Job)  # fmt: skip
 T_BEGIN, T_END, T_BASE, T_ROWS, T_REAL, T_UNIQUE, T_FIRST_REAL, T_FIRST_PADDING, T_FIRST_UNIQUE, T_IN_SECOND = (
     int(word) for word in Table
@@ -188,7 +189,7 @@ def _count_unique(pairs, first, begin, end, rows):
 def _write(job, table, second, begin, end, segment):
     """Writes the cast of sorted pairs [begin, end), whose first new row is unique row number ``segment``."""
     pairs, first, base = _pairs(job, second), get_i64(table, T_BEGIN), get_i64(table, T_BASE)
-    rows, real = get_i64(table, T_ROWS), get_i64(table, T_REAL)
+    real = get_i64(table, T_REAL)
     to_real = get_i64(table, T_FIRST_REAL) - first
     to_padding = get_i64(table, T_FIRST_PADDING) - first - real
     sources, positions = get_i64(job, SOURCES_OUT), get_i64(job, POSITIONS_OUT)

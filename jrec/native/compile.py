@@ -20,8 +20,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-# No "nnan", "ninf": NaN marks an index past the table. "reassoc" vectorizes the sums over a row's elements; the order it
-# picks is fixed at compile time, so results still do not depend on threads.
+# No "nnan", "ninf": NaN marks an index past the table. "reassoc" vectorizes the sums over a row's elements; the order
+# it picks is fixed at compile time, so results still do not depend on threads.
 FASTMATH = {"contract", "reassoc", "nsz", "arcp"}
 
 inlined = functools.partial(numba.njit, nogil=True, error_model="numpy", fastmath=FASTMATH)
@@ -81,7 +81,7 @@ def _cached(function: Callable[..., Any], signature: Any, options: dict[str, Any
     from numba.core.sigutils import normalize_signature
 
     options.pop("nopython")
-    callback = CFunc(function, normalize_signature(signature), {}, options)
+    callback: Any = CFunc(function, normalize_signature(signature), {}, options)
     callback.enable_caching()
     callback._cache._cache_file._source_stamp = _source_stamp()
     callback.compile()

@@ -1,12 +1,12 @@
 """XLA's foreign function interface as seen from a numba kernel: call frames, errors, and XLA's own thread pool.
 
-Offsets are those of ``xla/ffi/api/c_api.h`` at API version 0.4 on a 64-bit machine; every handler checks the sizes of the
-structures it is given before it reads them.
+Offsets are those of ``xla/ffi/api/c_api.h`` at API version 0.4 on a 64-bit machine; every handler checks the sizes of
+the structures it is given before it reads them.
 
-Kernels inside jit run on XLA's intra-op threads, so that several handlers at once, as under ``shard_map``, share one pool
-and never oversubscribe the machine. The caller and the tasks it schedules claim chunks from a counter. The caller works too
-and then waits only for chunks that a thread is running already, so it finishes even if no pool thread ever is free; a task
-that starts late finds the counter spent and touches nothing but the small reference-counted state.
+Kernels inside jit run on XLA's intra-op threads, so that several handlers at once, as under ``shard_map``, share one
+pool and never oversubscribe the machine. The caller and the tasks it schedules claim chunks from a counter. The caller
+works too and then waits only for chunks that a thread is running already, so it finishes even if no pool thread ever
+is free; a task that starts late finds the counter spent and touches nothing but the small reference-counted state.
 """
 
 from __future__ import annotations

@@ -67,10 +67,7 @@ def _new_job(words):
 @inlined
 def _run_segments(frame, job, threads):
     chunks = seg.count_chunks(job)
-    if chunks < SERIAL_CHUNKS:
-        threads = np.int64(1)
-    else:
-        threads = min(threads, pool_size(frame))
+    threads = min(threads, pool_size(frame)) if chunks >= SERIAL_CHUNKS else np.int64(1)
     parallel(frame, _segment_chunks(), job, chunks, threads)
     call1(_finish_segments(), job)
     failure = get_i64(job, seg.ERROR)

@@ -1,11 +1,12 @@
 """Loads, stores and atomics at raw addresses, for kernels that run on buffers of NumPy and of XLA alike.
 
-``get_f32(address, i)`` reads element ``i`` of the float32 array at ``address``; all indices are 64 bits wide. There are no
-bounds checks and no wrap-around of negative indices.
+``get_f32(address, i)`` reads element ``i`` of the float32 array at ``address``; all indices are 64 bits wide. There are
+no bounds checks and no wrap-around of negative indices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -13,6 +14,11 @@ from numba import types
 from numba.extending import intrinsic
 
 _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def _intrinsic(function: Callable[..., Any]) -> Any:
+    """As numba's, for type checkers: what kernels call has not the signature of what is written here."""
+    return intrinsic(function)
 
 
 def _element(builder: Any, args: Any, kind: ir.Type) -> Any:
@@ -52,7 +58,7 @@ get_u64, put_u64 = _get(types.uint64, _I64), _put(types.uint64, _I64)
 get_f32, put_f32 = _get(types.float32, _F32), _put(types.float32, _F32)
 
 
-@intrinsic
+@_intrinsic
 def prefetch(typing_context, address):
     """Asks for the cache line at ``address``; any address is allowed."""
 
@@ -67,7 +73,7 @@ def prefetch(typing_context, address):
     return types.void(types.int64), codegen
 
 
-@intrinsic
+@_intrinsic
 def fetch_add(typing_context, address, value):
     """Atomically adds to the int64 at ``address`` and returns what was there before."""
 
@@ -78,7 +84,7 @@ def fetch_add(typing_context, address, value):
     return types.int64(types.int64, types.int64), codegen
 
 
-@intrinsic
+@_intrinsic
 def load_acquire(typing_context, address):
     """Atomically reads the int64 at ``address``."""
 
@@ -88,7 +94,7 @@ def load_acquire(typing_context, address):
     return types.int64(types.int64), codegen
 
 
-@intrinsic
+@_intrinsic
 def get_f16(typing_context, address, index):
     """Reads a float16 as float32."""
 
@@ -100,7 +106,7 @@ def get_f16(typing_context, address, index):
     return types.float32(types.int64, types.int64), codegen
 
 
-@intrinsic
+@_intrinsic
 def put_f16(typing_context, address, index, value):
     """Writes a float32 as float16, rounded to nearest even."""
 
@@ -112,7 +118,7 @@ def put_f16(typing_context, address, index, value):
     return types.void(types.int64, types.int64, types.float32), codegen
 
 
-@intrinsic
+@_intrinsic
 def get_bf16(typing_context, address, index):
     """Reads a bfloat16 as float32."""
 
@@ -124,7 +130,7 @@ def get_bf16(typing_context, address, index):
     return types.float32(types.int64, types.int64), codegen
 
 
-@intrinsic
+@_intrinsic
 def put_bf16(typing_context, address, index, value):
     """Writes a float32 as bfloat16, rounded to nearest even; NaN stays NaN."""
 

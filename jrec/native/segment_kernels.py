@@ -1,9 +1,9 @@
 """Gather-reduce, and gather-reduce fused with an optimizer's step: forward and backward are one loop over segments.
 
-Work is cut by lookups, not by segments, since one row may own a third of all lookups: chunk ``c`` takes the segments whose
-*cost position*, ``offsets[s] + s * segment_cost``, lies in its range of ``CHUNK``. Segments longer than ``PIECE`` are summed
-in pieces of that length, each in the chunk where it begins, and the pieces are added in order afterwards. Chunks and pieces
-depend on the data alone, so results do not depend on the number of threads.
+Work is cut by lookups, not by segments, since one row may own a third of all lookups: chunk ``c`` takes the segments
+whose *cost position*, ``offsets[s] + s * segment_cost``, lies in its range of ``CHUNK``. Segments longer than
+``PIECE`` are summed in pieces of that length, each in the chunk where it begins, and the pieces are added in order
+afterwards. Chunks and pieces depend on the data alone, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numba import types
 from jrec.native.accumulate import BF16, F32, sum_bf16, sum_f16, sum_f32
 from jrec.native.compile import c_function, inlined, kernel
 from jrec.native.memory import get_f32, get_i32, get_i64, prefetch, put_f32, put_i32, put_i64
-from jrec.native.optimizer_steps import update_row
+from jrec.native.optimizer_steps import ADAM, ROWWISE_ADAGRAD, SGD, update_row
 
 CHUNK = 2048  # cost of a chunk: ten microseconds of rows in cache, far above the price of handing it out
 PIECE = 4096  # lookups; at least CHUNK, so that at most one long segment begins, and one goes on, in any chunk
@@ -39,7 +39,9 @@ class Job(enum.IntEnum):
     POSITIONS = 10  # int32 or 0: where an index's weight is
     OUT = 11  # float32; 0 updates rows instead
     SEGMENT_COST = 12
-    PARTIALS = 13  # scratch, (2 * chunks, dim) float32: the pieces beginning in each chunk; a segment's first one second
+    PARTIALS = (
+        13  # scratch, (2 * chunks, dim) float32: the pieces beginning in each chunk; a segment's first one second
+    )
     LONG = 14  # scratch, (chunks,) int32: the long segment that begins in each chunk, or -1
     ERROR = 15  # 1: malformed offsets; 2: out of memory
     ROWS = 16  # int32, the row of each segment
@@ -55,8 +57,8 @@ class Job(enum.IntEnum):
 
 JOB_WORDS = len(Job)
 (
-    SOURCE, DTYPE, DIM, SOURCE_ROWS, INDICES, CAPACITY, OFFSETS, LENGTH, SEGMENTS, WEIGHTS, POSITIONS, OUT, SEGMENT_COST,
-    PARTIALS, LONG, ERROR, ROWS, TABLE, TABLE_DTYPE, TABLE_ROWS, KIND, SLOT0, SLOT1, HYPER, GRADIENTS,
+    SOURCE, DTYPE, DIM, SOURCE_ROWS, INDICES, CAPACITY, OFFSETS, LENGTH, SEGMENTS, WEIGHTS, POSITIONS, OUT,
+    SEGMENT_COST, PARTIALS, LONG, ERROR, ROWS, TABLE, TABLE_DTYPE, TABLE_ROWS, KIND, SLOT0, SLOT1, HYPER, GRADIENTS,
 ) = (int(word) for word in Job)  # fmt: skip
 
 malloc = c_function("malloc", types.int64, types.int64)
@@ -134,13 +136,24 @@ def _update(job, s, gradient, scratch):
 
 
 @inlined
+def _prefetch_lines(address, size):
+    for byte in range(0, size, 64):
+        prefetch(address + byte)
+
+
+@inlined
 def _prefetch_row(job, s):
+    """Asks for the row and the slots of segment s, if there is one."""
     if s < get_i64(job, SEGMENTS):
-        row = np.int64(get_i32(get_i64(job, ROWS), s))
-        stride = get_i64(job, DIM) * (4 if get_i64(job, TABLE_DTYPE) == F32 else 2)
-        for byte in range(0, min(stride, 1024), 64):
-            prefetch(get_i64(job, TABLE) + row * stride + byte)
-        prefetch(get_i64(job, SLOT0) + 4 * row)
+        row, dim, kind = np.int64(get_i32(get_i64(job, ROWS), s)), get_i64(job, DIM), get_i64(job, KIND)
+        stride = dim * (4 if get_i64(job, TABLE_DTYPE) == F32 else 2)
+        _prefetch_lines(get_i64(job, TABLE) + row * stride, stride)
+        if kind == ROWWISE_ADAGRAD:
+            prefetch(get_i64(job, SLOT0) + 4 * row)
+        elif kind != SGD:
+            _prefetch_lines(get_i64(job, SLOT0) + 4 * dim * row, 4 * dim)
+        if kind == ADAM:
+            _prefetch_lines(get_i64(job, SLOT1) + 4 * dim * row, 4 * dim)
 
 
 @inlined
@@ -172,9 +185,9 @@ def _carried_piece(job, chunk, first):
     s = first - 1
     begin, end, low = _start(job, s), _start(job, first), chunk * CHUNK
     k = (low - _position(job, s) + PIECE - 1) // PIECE
-    if (end - begin > PIECE) & (k > 0) & (k * PIECE < end - begin):
-        if _position(job, s) + k * PIECE < low + CHUNK:
-            _piece(job, chunk, s, k, begin, end)
+    exists = (end - begin > PIECE) & (k > 0) & (k * PIECE < end - begin)
+    if exists & (_position(job, s) + k * PIECE < low + CHUNK):
+        _piece(job, chunk, s, k, begin, end)
 
 
 @inlined

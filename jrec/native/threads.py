@@ -11,7 +11,7 @@ from jrec.native.compile import Kernel
 
 
 def num_threads() -> int:
-    """From ``JREC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else the CPUs this process may run on; never more than those.
+    """From ``JREC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else all CPUs that this process may use; never more.
 
     Raises:
       ValueError: if a variable is not a positive integer.

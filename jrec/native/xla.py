@@ -1,7 +1,7 @@
 """The native kernels inside jit on CPU: XLA custom calls on the program's own buffers, tables and slots in place.
 
-Each operand and result stays where XLA put it; scratch is a result of its own, so that XLA plans its memory. Under ``vmap``
-the calls run one after another.
+Each operand and result stays where XLA put it; scratch is a result of its own, so that XLA plans its memory. Under
+``vmap`` the calls run one after another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrec.ops.row_optimizers import SGD, Adagrad, Adam, Momentum, RMSProp, RowOptimizer, RowWiseAdagrad, Slots
+from jrec.native.hyper import hyperparameters, kind_of
+from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.types import Cast
 
 if TYPE_CHECKING:
@@ -66,10 +67,8 @@ def gather_reduce(
     segments, longest = indices.shape if offsets is None else (offsets.shape[0] - 1, indices.shape[0])
     chunks, pieces = _split(indices.size, segments, longest, kernels.GATHER_COST)
     results = [_f32(segments, dim), _f32(pieces, dim), _i32(chunks if pieces else 0)]
-    call = _custom_call("gather_reduce", results)
-    return call(
-        _supported(source), indices, _or_empty(offsets, jnp.int32), _or_empty(weights, jnp.float32), threads=_threads()
-    )[0]
+    operands = _supported(source), indices, _or_empty(offsets, jnp.int32), _or_empty(weights, jnp.float32)
+    return _custom_call("gather_reduce", results)(*operands, threads=_threads())[0]
 
 
 def tensor_cast(ids: jax.Array, offsets: jax.Array | None, *, num_rows: int, unique_capacity: int) -> Cast:
@@ -79,9 +78,10 @@ def tensor_cast(ids: jax.Array, offsets: jax.Array | None, *, num_rows: int, uni
     capacity, threads = ids.size, int(_threads())
     chunks = max(1, min(4 * threads, capacity // _ENTRIES_PER_CHUNK)) if threads > 1 else 1
     results = [
-        _i32(unique_capacity), _i32(unique_capacity + 1), _i32(capacity), _i32(capacity), jax.ShapeDtypeStruct((), jnp.int32),
-        jax.ShapeDtypeStruct((4 * capacity,), jnp.uint32), _i32(0 if offsets is None else capacity),
-        _i32(chunks << cast_kernels.MAX_DIGIT_BITS),
+        _i32(unique_capacity), _i32(unique_capacity + 1), _i32(capacity), _i32(capacity),
+        jax.ShapeDtypeStruct((), jnp.int32),
+        jax.ShapeDtypeStruct((4 * capacity,), jnp.uint32),  # uint64 pairs, twice
+        _i32(0 if offsets is None else capacity), _i32(chunks << cast_kernels.MAX_DIGIT_BITS),
     ]  # fmt: skip
     call = _custom_call("tensor_cast", results)
     rows, bounds, sources, positions, num_unique, *_ = call(
@@ -141,53 +141,6 @@ def _update(
     call = _custom_call(name, results, aliases)
     new = call(*operands, *state, kind=np.int64(kind_of(optimizer)), threads=_threads())[len(scratch) :]
     return new[0], dict(zip(optimizer.slots, new[1:], strict=True))
-
-
-def kind_of(optimizer: RowOptimizer) -> int:
-    """The kernels' number of an optimizer.
-
-    Raises:
-      NotImplementedError: for an optimizer that has no native step.
-    """
-    from jrec.native import optimizer_steps as steps
-
-    kinds: dict[type[RowOptimizer], int] = {
-        SGD: steps.SGD,
-        Momentum: steps.MOMENTUM,
-        Adagrad: steps.ADAGRAD,
-        RowWiseAdagrad: steps.ROWWISE_ADAGRAD,
-        RMSProp: steps.RMSPROP,
-        Adam: steps.ADAM,
-    }
-    if type(optimizer) not in kinds:
-        raise NotImplementedError(
-            f"{type(optimizer).__name__} has no native step; use implementation='xla', which calls its step_rows"
-        )
-    return kinds[type(optimizer)]
-
-
-def hyperparameters(optimizer: RowOptimizer, step: jax.Array, scale: jax.Array) -> jax.Array:
-    """What the kernels need to know of one step, (HYPER_SIZE,) float32; see ``optimizer_steps.Hyper``."""
-    from jrec.native.optimizer_steps import HYPER_SIZE, Hyper
-
-    values: dict[int, Any] = {
-        Hyper.LEARNING_RATE: optimizer.learning_rate_at(step),
-        Hyper.SCALE: scale,
-        Hyper.WEIGHT_DECAY: optimizer.weight_decay,
-        Hyper.MAX_NORM: np.inf if optimizer.max_row_norm is None else optimizer.max_row_norm,
-    }
-    match optimizer:
-        case Momentum():
-            values |= {Hyper.A: optimizer.momentum, Hyper.B: float(optimizer.nesterov)}
-        case Adagrad() | RowWiseAdagrad():
-            values |= {Hyper.A: optimizer.eps}
-        case RMSProp():
-            values |= {Hyper.A: optimizer.decay, Hyper.B: optimizer.eps}
-        case Adam():
-            corrections = optimizer.bias_corrections(step)
-            values |= {Hyper.A: optimizer.b1, Hyper.B: optimizer.b2, Hyper.C: optimizer.eps}
-            values |= {Hyper.CORRECTION1: corrections[0], Hyper.CORRECTION2: corrections[1]}
-    return jnp.stack([jnp.asarray(values.get(i, 0.0), jnp.float32) for i in range(HYPER_SIZE)])
 
 
 def _custom_call(

@@ -1,0 +1,191 @@
+"""Gather-reduces and in-place row updates on NumPy arrays, multi-threaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from jrec.native import segment_kernels as kernels
+from jrec.native import threads as thread_pool
+from jrec.native.compile import pointer
+from jrec.native.host_cast import checked_ids, thread_count
+from jrec.native.hyper import host_hyperparameters, kind_of
+from jrec.ops.row_optimizers import RowOptimizer
+from jrec.ops.types import Cast
+
+_DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+
+
+def gather_reduce(
+    source: np.ndarray,
+    indices: np.ndarray,
+    offsets: np.ndarray | None = None,
+    *,
+    weights: np.ndarray | None = None,
+    threads: int | None = None,
+) -> np.ndarray:
+    """Sums (weighted) rows of ``source`` per segment; see ``jrec.ops.gather_reduce``.
+
+    Args:
+      source: (rows, dim) float32, bfloat16 (of ml_dtypes) or float16, C-contiguous.
+      indices: int32, (num_segments, length) or, with ``offsets``, (capacity,). Negative entries are skipped, entries
+        past the source make their segment NaN.
+      offsets: (num_segments + 1,) int32 or None.
+      weights: float32 of the shape of ``indices``, or None.
+      threads: None for ``threads.num_threads()``.
+
+    Returns:
+      (num_segments, dim) float32.
+
+    Raises:
+      ValueError: on shapes, dtypes or offsets that do not fit.
+    """
+    indices, offsets = checked_ids(indices, offsets)
+    _check_matrix("source", source)
+    if weights is not None:
+        _check_array("weights", weights, indices.shape)
+        weights = np.ascontiguousarray(weights)
+    segments = indices.shape[0] if offsets is None else offsets.size - 1
+    out = np.empty((segments, source.shape[1]), np.float32)
+    job = _segment_job(source, indices, offsets, weights)
+    job[kernels.Job.OUT] = pointer(out)
+    job[kernels.Job.SEGMENT_COST] = kernels.GATHER_COST
+    longest = indices.shape[1] if offsets is None else indices.size
+    _run(job, longest, threads)
+    return out
+
+
+def row_update(
+    optimizer: RowOptimizer,
+    table: np.ndarray,
+    slots: Mapping[str, np.ndarray],
+    rows: np.ndarray,
+    gradients: np.ndarray,
+    *,
+    step: int = 0,
+    gradient_scale: float = 1.0,
+    threads: int | None = None,
+) -> None:
+    """One optimizer step on ``table[rows]``, in place; see ``jrec.ops.row_update``.
+
+    Raises:
+      ValueError: if shapes, dtypes or slots do not fit, or an array to be written is not writable and C-contiguous.
+    """
+    _check_array("rows", rows, (rows.size,), np.int32)
+    _check_array("gradients", gradients, (rows.size, table.shape[1]))
+    rows, gradients = np.ascontiguousarray(rows), np.ascontiguousarray(gradients)
+    hyper = host_hyperparameters(optimizer, step, gradient_scale)
+    job = np.zeros(kernels.JOB_WORDS, np.int64)
+    job[kernels.Job.SEGMENTS] = rows.size
+    job[kernels.Job.GRADIENTS] = pointer(gradients)
+    _set_table(job, optimizer, table, slots, rows, hyper)
+    _run(job, 0, threads)
+
+
+def casted_update(
+    optimizer: RowOptimizer,
+    table: np.ndarray,
+    slots: Mapping[str, np.ndarray],
+    cast: Cast,
+    bag_gradients: np.ndarray,
+    *,
+    weights: np.ndarray | None = None,
+    step: int = 0,
+    gradient_scale: float = 1.0,
+    threads: int | None = None,
+) -> None:
+    """The whole backward pass of a lookup, in place and in one pass over the rows; see ``jrec.ops.casted_update``.
+
+    Raises:
+      ValueError: if shapes, dtypes or slots do not fit, or an array to be written is not writable and C-contiguous.
+    """
+    rows, positions = np.ascontiguousarray(cast.rows), np.ascontiguousarray(cast.positions)
+    sources, offsets = checked_ids(np.asarray(cast.sources), np.asarray(cast.offsets))
+    _check_array("bag_gradients", bag_gradients, (bag_gradients.shape[0], table.shape[1]))
+    bag_gradients = np.ascontiguousarray(bag_gradients)
+    if weights is not None:
+        _check_array("weights", weights, weights.shape)
+        if weights.size != positions.size:
+            raise ValueError(f"weights of shape {weights.shape} do not fit a cast of {positions.size} lookups")
+        weights = np.ascontiguousarray(weights)
+    hyper = host_hyperparameters(optimizer, step, gradient_scale)
+    job = _segment_job(bag_gradients, sources, offsets, weights)
+    job[kernels.Job.SEGMENTS] = min(int(cast.num_unique), rows.size)
+    job[kernels.Job.POSITIONS] = pointer(positions)
+    _set_table(job, optimizer, table, slots, rows, hyper)
+    _run(job, sources.size, threads)
+
+
+def _segment_job(
+    source: np.ndarray, indices: np.ndarray, offsets: np.ndarray | None, weights: np.ndarray | None
+) -> np.ndarray:
+    """A job that reads these arrays; the caller keeps them alive."""
+    J = kernels.Job
+    job = np.zeros(kernels.JOB_WORDS, np.int64)
+    job[J.SOURCE], job[J.INDICES] = pointer(source), pointer(indices)
+    job[J.DTYPE] = _DTYPES[source.dtype.name]
+    job[J.SOURCE_ROWS], job[J.DIM] = source.shape
+    job[J.CAPACITY] = indices.size
+    job[J.WEIGHTS] = 0 if weights is None else pointer(weights)
+    if offsets is None:
+        job[J.SEGMENTS], job[J.LENGTH] = indices.shape
+    else:
+        job[J.SEGMENTS], job[J.OFFSETS] = offsets.size - 1, pointer(offsets)
+    return job
+
+
+def _set_table(
+    job: np.ndarray,
+    optimizer: RowOptimizer,
+    table: np.ndarray,
+    slots: Mapping[str, np.ndarray],
+    rows: np.ndarray,
+    hyper: np.ndarray,
+) -> None:
+    J = kernels.Job
+    _check_matrix("table", table)
+    _check_writable("table", table)
+    if slots.keys() != optimizer.slots.keys():
+        raise ValueError(
+            f"{type(optimizer).__name__} keeps slots {sorted(optimizer.slots)}, but was given {sorted(slots)}"
+        )
+    for word, (name, shape) in zip((J.SLOT0, J.SLOT1), optimizer.slots.items(), strict=False):
+        _check_array(f"slot {name!r}", slots[name], table.shape if shape == "element" else table.shape[:1])
+        _check_writable(f"slot {name!r}", slots[name])
+        job[word] = pointer(slots[name])
+    job[J.TABLE], job[J.TABLE_DTYPE] = pointer(table), _DTYPES[table.dtype.name]
+    job[J.TABLE_ROWS], job[J.DIM] = table.shape
+    job[J.ROWS], job[J.HYPER] = pointer(rows), pointer(hyper)
+    job[J.KIND], job[J.SEGMENT_COST] = kind_of(optimizer), kernels.UPDATE_COST
+
+
+def _run(job: np.ndarray, longest: int, threads: int | None) -> None:
+    J = kernels.Job
+    chunks = kernels.max_chunks(int(job[J.CAPACITY]), int(job[J.SEGMENTS]), int(job[J.SEGMENT_COST]))
+    pieces = kernels.max_pieces(longest, chunks)
+    partials = np.empty((pieces, int(job[J.DIM])), np.float32)
+    long = np.full(chunks if pieces else 0, -1, np.int32)
+    job[J.PARTIALS], job[J.LONG] = pointer(partials), pointer(long) if pieces else 0
+    thread_pool.run(kernels.segment_chunks, pointer(job), chunks, thread_count(threads))
+    kernels.finish_segments.call(pointer(job))
+    if job[J.ERROR]:
+        raise MemoryError("a native kernel could not allocate its scratch row")
+
+
+def _check_matrix(name: str, array: np.ndarray) -> None:
+    if array.ndim != 2 or array.dtype.name not in _DTYPES or not array.flags.c_contiguous:
+        raise ValueError(
+            f"{name} must be a C-contiguous (rows, dim) array of float32, bfloat16 or float16, but is"
+            f" {array.dtype}{list(array.shape)} with strides {array.strides}"
+        )
+
+
+def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: type = np.float32) -> None:
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(f"{name} must be {np.dtype(dtype)} of shape {shape}, but is {array.dtype}{list(array.shape)}")
+
+
+def _check_writable(name: str, array: np.ndarray) -> None:
+    if not (array.flags.writeable and array.flags.c_contiguous):
+        raise ValueError(f"{name} is updated in place and must be writable and C-contiguous; make a copy of it")
