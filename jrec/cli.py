@@ -83,21 +83,22 @@ def _run(arguments: list[str], commands: Sequence[Command]) -> int:
         advice = f"did you mean {near[0]!r}? " if near else ""
         print(f"jrec: error: unknown command {name!r}; {advice}commands: {', '.join(by_name)}", file=sys.stderr)
         return 2
-    module = importlib.import_module(by_name[name].module) if name is not None else None
-    parser = _parser(commands, name, module)
-    options = parser.parse_args(arguments)
-    if options.version:
+    at = arguments.index(name) if name is not None else len(arguments)
+    parser = _parser(commands)
+    if parser.parse_args(arguments[:at]).version:
         from jrec import environment
 
         print(environment.summary())
         return 0
-    if module is None:
+    if name is None:
         parser.print_help(sys.stderr)
         return 2
-    return int(module.run(options) or 0)
+    module = importlib.import_module(by_name[name].module)
+    return int(module.run(_command_options(by_name[name], module, arguments[at + 1 :])) or 0)
 
 
-def _parser(commands: Sequence[Command], chosen: str | None, module: ModuleType | None) -> argparse.ArgumentParser:
+def _parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
+    """The parser of what stands before the command; it knows the commands for its help alone."""
     parser = argparse.ArgumentParser(
         prog="jrec",
         description="Train deep recommendation models whose embedding tables are huge.",
@@ -109,17 +110,21 @@ def _parser(commands: Sequence[Command], chosen: str | None, module: ModuleType 
     parser.add_argument("--traceback", action="store_true", help="show where in the code an error arose")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in commands:
-        sub = subparsers.add_parser(
-            command.name,
-            help=command.help,
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        if command.name == chosen and module is not None:
-            module.add_arguments(sub)
-            sub.description = sub.description or (module.__doc__ or command.help).strip().replace("``", "`")
-            sub.epilog = sub.epilog or getattr(module, "EXAMPLES", None)
+        subparsers.add_parser(command.name, help=command.help)
     return parser
+
+
+def _command_options(command: Command, module: ModuleType, arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=f"jrec {command.name}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.add_arguments(parser)
+    parser.description = parser.description or (module.__doc__ or command.help).strip().replace("``", "`")
+    parser.epilog = parser.epilog or getattr(module, "EXAMPLES", None)
+    try:
+        return parser.parse_intermixed_args(arguments)  # so that `jrec train C.toml --resume seed=1` works
+    except TypeError:  # argparse's answer where a command has subcommands of its own
+        return parser.parse_args(arguments)
 
 
 def _one_line(error: JrecError | OSError) -> str:

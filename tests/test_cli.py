@@ -32,8 +32,11 @@ def toy(monkeypatch):
 
     def add_arguments(parser):
         parser.add_argument("--do", choices=outcomes, required=True, help="the outcome")
+        parser.add_argument("first", nargs="?", help="a positional argument")
+        parser.add_argument("others", nargs="*", help="more of them")
 
     def run(options):
+        sys.stderr.write(" ".join(["positional:", str(options.first), *options.others]) + "\n")
         outcome = outcomes[options.do]
         if isinstance(outcome, BaseException):
             raise outcome
@@ -50,7 +53,26 @@ def toy(monkeypatch):
 def test_exit_code_is_the_commands(toy, capsys):
     assert toy("toy", "--do", "three") == 3
     assert toy("toy", "--do", "nothing") == 0
-    assert capsys.readouterr() == ("", "")
+
+
+def test_options_may_stand_between_positional_arguments(toy, capsys):
+    assert toy("toy", "a", "b=1", "--do", "three", "c=2") == 3
+    assert capsys.readouterr().err == "positional: a b=1 c=2\n"
+
+
+def test_a_command_with_subcommands(monkeypatch, capsys):
+    def add_arguments(parser):
+        inner = parser.add_subparsers(dest="format", required=True).add_parser("csv")
+        inner.add_argument("--n", type=int)
+
+    module = types.ModuleType("nested_command", "Nested.")
+    vars(module).update(add_arguments=add_arguments, run=lambda options: options.n)
+    monkeypatch.setitem(sys.modules, "nested_command", module)
+    commands = (cli.Command(name="nested", module="nested_command", help="nested"),)
+    assert cli.main(["nested", "csv", "--n", "4"], commands) == 4
+    with pytest.raises(SystemExit):
+        cli.main(["nested", "csv", "--n", "four"], commands)
+    assert "jrec nested csv: error: argument --n: invalid int value" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -68,7 +90,7 @@ def test_exit_code_is_the_commands(toy, capsys):
 )
 def test_expected_errors_are_one_line_and_exit_2(toy, capsys, outcome, line):
     assert toy("toy", "--do", outcome) == 2
-    assert capsys.readouterr() == ("", f"jrec: error: {line}\n")
+    assert capsys.readouterr() == ("", f"positional: None\njrec: error: {line}\n")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +111,7 @@ def test_a_slip_in_the_code_is_not_dressed_up(toy):
 
 def test_interrupt(toy, capsys):
     assert toy("toy", "--do", "interrupt") == 130
-    assert capsys.readouterr().err == "jrec: interrupted\n"
+    assert capsys.readouterr().err.endswith("\njrec: interrupted\n")
 
 
 def test_help_lists_commands_without_importing_them(toy, capsys):
