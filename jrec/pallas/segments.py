@@ -1,0 +1,159 @@
+"""How segments of any length are divided over thread blocks, without atomics and with sums in a fixed order.
+
+The lookups are cut in aligned runs of ``split``. A run that lies within one segment is a *full run*: a kernel of its
+own sums it to a *piece*, whichever thread block it falls to. Pieces are cut in runs of ``split`` again, and so on, as
+in the nodes of a B-tree. The sum of a segment is that of the nodes that cover it, from left to right:
+
+    lookups     [start ........ a)                                        [b ........ end)
+    pieces 1                    [a' .... c)                     [d .... b')
+    pieces 2                                [c' .......... d')
+
+so a segment of n lookups costs no thread more than about ``2 * split`` additions a level, and log(n) levels. Segments
+without a full run (*short*, less than twice ``split``) need no pieces; the others (*long*) are found by their first
+full run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrec.pallas.tile import Tile
+
+_TOP = 256  # nodes that the highest level may hold: a segment's walk over them is not worth another launch
+
+
+class Gather(NamedTuple):
+    """What positions add up: arrays outside a kernel, refs inside.
+
+    Attributes:
+      rows: (n, stride) rows; an index of ``n`` or more makes the sum NaN.
+      indices: (positions,) int32, negative ones are skipped; None for ``rows[position]``.
+      weights: (positions,) float32, or None for ones. Only with indices.
+    """
+
+    rows: Any
+    indices: Any = None
+    weights: Any = None
+
+
+def level_sizes(lookups: int, split: int) -> tuple[int, ...]:
+    """How many nodes each level of pieces holds, lowest first; () where no run can be full."""
+    sizes = []
+    nodes = lookups // split
+    while nodes >= 1:
+        sizes.append(nodes)
+        if nodes <= _TOP:
+            break
+        nodes //= split
+    return tuple(sizes)
+
+
+def full_runs(offsets: jax.Array, sizes: Sequence[int], split: int) -> list[jax.Array]:
+    """Per level the segment each node lies within, (nodes,) int32, or -1 where it lies within none. Plain JAX."""
+    last = offsets.shape[0] - 2
+    starts = jnp.arange(sizes[0], dtype=jnp.int32) * split
+    # Unrolled, the binary search is one fused kernel; as a loop it is twenty launches.
+    segments = jnp.searchsorted(offsets, starts, side="right", method="scan_unrolled").astype(jnp.int32) - 1
+    runs = []
+    for level, nodes in enumerate(sizes):
+        size = split ** (level + 1)
+        of_node = segments[:: split**level][:nodes]
+        ends = jnp.arange(1, nodes + 1, dtype=jnp.int32) * size
+        within = (of_node <= last) & (ends <= offsets[jnp.minimum(of_node, last) + 1])
+        runs.append(jnp.where(within, of_node, -1))
+    return runs
+
+
+def add_range(
+    tile: Tile, ops: ModuleType, source: Gather, low: jax.Array, high: jax.Array, total: jax.Array, *, unroll: int
+) -> jax.Array:
+    """Adds positions ``[low, high)`` of ``source`` to the values ``total``, row by row in ascending order.
+
+    Args:
+      tile: the geometry.
+      ops: ``inline`` or ``twins``.
+      source: what to add.
+      low: row scalars int32.
+      high: row scalars int32; where it is not above ``low``, nothing is added.
+      total: values.
+      unroll: rows loaded before the first is added.
+    """
+
+    def step(i: jax.Array, total: jax.Array) -> jax.Array:
+        first = low + i * unroll
+        positions = [jnp.where(first + u < high, first + u, -1) for u in range(unroll)]
+        if source.indices is None:
+            for rows in [ops.load_rows(tile, source.rows, p) for p in positions]:
+                total = total + rows
+            return total
+        indices = [ops.load_scalars(tile, source.indices, p, fill=-1) for p in positions]
+        if source.weights is None:
+            weights = [tile.row_scalars(1.0, jnp.float32)] * unroll
+        else:
+            weights = [ops.load_scalars(tile, source.weights, p) for p in positions]
+        loaded = [ops.load_rows(tile, source.rows, jnp.where(x < source.rows.shape[0], x, -1)) for x in indices]
+        for index, weight, rows in zip(indices, weights, loaded, strict=True):
+            # Rows that were not loaded are zero, so the weight alone makes a skipped index 0 and one past the end NaN.
+            weight = jnp.where(index < source.rows.shape[0], weight, jnp.float32(jnp.nan))
+            weight = jnp.where(index < 0, jnp.float32(0), weight)
+            total = total + ops.spread(tile, weight) * rows
+        return total
+
+    trips = ops.most(tile, jnp.maximum(high - low, 0))
+    trips = _shift_right(trips + (unroll - 1), unroll)
+    return jax.lax.fori_loop(0, trips, step, total)
+
+
+def add_nodes(
+    tile: Tile,
+    ops: ModuleType,
+    levels: Sequence[Gather],
+    low: jax.Array,
+    high: jax.Array,
+    *,
+    split: int,
+    unroll: int,
+) -> jax.Array:
+    """Sums of the nodes that cover lookups ``[low, high)``: ``levels[0]`` are the lookups, then their pieces."""
+    source, *upper = levels
+    if not upper:
+        return add_range(tile, ops, source, low, high, tile.zeros(), unroll=unroll)
+    up_low, up_high = _shift_right(low + (split - 1), split), _shift_right(high, split)
+    inner = up_low < up_high
+    total = add_range(tile, ops, source, low, jnp.where(inner, up_low * split, high), tile.zeros(), unroll=unroll)
+    upper_total = add_nodes(
+        tile, ops, upper, jnp.where(inner, up_low, 0), jnp.where(inner, up_high, 0), split=split, unroll=unroll
+    )
+    total = total + upper_total
+    return add_range(tile, ops, source, jnp.where(inner, up_high * split, high), high, total, unroll=unroll)
+
+
+def bounds(tile: Tile, ops: ModuleType, offsets: Any, segment: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """First lookup and end of each segment, row scalars; 0 and 0 where ``segment`` is negative."""
+    low = ops.load_scalars(tile, offsets, segment)
+    return low, ops.load_scalars(tile, offsets, jnp.where(segment >= 0, segment + 1, -1))
+
+
+def is_short(low: jax.Array, high: jax.Array, split: int) -> jax.Array:
+    """Whether lookups ``[low, high)`` contain no full run."""
+    return _shift_right(low + (split - 1), split) >= _shift_right(high, split)
+
+
+def long_segment(
+    tile: Tile, ops: ModuleType, runs: Any, offsets: Any, run: jax.Array, *, split: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The segment whose first full run is ``run``, or -1, and its first lookup and end (0 and 0 without one)."""
+    segment = ops.load_scalars(tile, runs, run, fill=-1)
+    low, high = bounds(tile, ops, offsets, segment)
+    mine = (segment >= 0) & (_shift_right(low + (split - 1), split) == run)
+    return jnp.where(mine, segment, -1), jnp.where(mine, low, 0), jnp.where(mine, high, 0)
+
+
+def _shift_right(value: jax.Array, by: int) -> jax.Array:
+    """``value // by`` for a power of two and values that are not negative."""
+    return jax.lax.shift_right_logical(value, jnp.full_like(value, by.bit_length() - 1))

@@ -1,0 +1,100 @@
+"""Plain twins of ``inline`` for interpret mode: the same functions on the same arrays.
+
+Arrays that a kernel writes are read and written a row at a time, exactly the rows that the inline code touches, so that
+the interpreter's race detector sees true accesses. Those that it only reads are read whole, which is much faster; a
+position past their end becomes NaN or the least integer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrec.pallas.tile import Tile
+
+
+def load_scalars(tile: Tile, ref: Any, positions: jax.Array, *, fill: float = 0, written: bool = False) -> jax.Array:
+    """See ``inline``."""
+    if not written:
+        values = ref[...].at[jnp.maximum(positions, 0)].get(mode="fill")
+        return jnp.where(positions >= 0, values, jnp.asarray(fill, ref.dtype))
+
+    def add(row: jax.Array, values: jax.Array) -> jax.Array:
+        position = positions[row, 0]
+        value = jax.lax.cond(position >= 0, lambda: ref[position], lambda: jnp.asarray(fill, ref.dtype))
+        return jax.lax.dynamic_update_slice_in_dim(values, jnp.full((1, tile.lanes), value), row, axis=0)
+
+    return jax.lax.fori_loop(0, tile.rows, add, jnp.full(tile.scalar_shape, fill, ref.dtype))
+
+
+def store_scalars(tile: Tile, ref: Any, positions: jax.Array, values: jax.Array) -> None:
+    """See ``inline``."""
+
+    def put(row: jax.Array, none: None) -> None:
+        position = positions[row, 0]
+
+        def write() -> None:
+            ref[position] = values[row, 0]
+
+        jax.lax.cond(position >= 0, write, lambda: None)
+        return none
+
+    jax.lax.fori_loop(0, tile.rows, put, None)
+
+
+def load_rows(tile: Tile, ref: Any, rows: jax.Array, *, written: bool = False) -> jax.Array:
+    """See ``inline``."""
+    numbers = rows[:, 0]
+    if not written:
+        read = ref[...][:, : tile.dim].at[jnp.maximum(numbers, 0)].get(mode="fill").astype(jnp.float32)
+        read = jnp.where((numbers >= 0)[:, None], read, jnp.float32(0))
+    else:
+
+        def add(row: jax.Array, values: jax.Array) -> jax.Array:
+            one = jax.lax.cond(
+                numbers[row] >= 0,
+                lambda: ref[numbers[row], : tile.dim].astype(jnp.float32),
+                lambda: jnp.zeros(tile.dim, jnp.float32),
+            )
+            return jax.lax.dynamic_update_slice_in_dim(values, one[None], row, axis=0)
+
+        read = jax.lax.fori_loop(0, tile.rows, add, jnp.zeros((tile.rows, tile.dim), jnp.float32))
+    covered = tile.blocks * tile.width
+    read = jnp.pad(read, ((0, 0), (0, covered - tile.dim)))
+    return read.reshape(tile.rows, tile.blocks, tile.width).swapaxes(0, 1).reshape(tile.shape)
+
+
+def store_rows(tile: Tile, ref: Any, rows: jax.Array, values: jax.Array) -> None:
+    """See ``inline``."""
+    by_row = values.reshape(tile.blocks, tile.rows, tile.width).swapaxes(0, 1).reshape(tile.rows, -1)[:, : tile.dim]
+
+    def put(row: jax.Array, none: None) -> None:
+        number = rows[row, 0]
+
+        def write() -> None:
+            ref[number, : tile.dim] = by_row[row].astype(ref.dtype)
+
+        jax.lax.cond(number >= 0, write, lambda: None)
+        return none
+
+    jax.lax.fori_loop(0, tile.rows, put, None)
+
+
+def spread(tile: Tile, scalars: jax.Array) -> jax.Array:
+    """See ``inline``."""
+    wide = jnp.broadcast_to(scalars[None, :, :1], (tile.blocks, tile.rows, tile.width))
+    return wide.reshape(tile.shape)
+
+
+def row_sum(tile: Tile, values: jax.Array) -> jax.Array:
+    """See ``inline``; the order of addition differs."""
+    total = jnp.sum(values.reshape(tile.blocks, tile.rows, tile.width), axis=(0, 2))
+    return jnp.broadcast_to(total[:, None], tile.scalar_shape)
+
+
+def most(tile: Tile, scalars: jax.Array) -> jax.Array:
+    """See ``inline``; over the whole tile, which every warp may follow."""
+    del tile
+    return jnp.max(scalars)

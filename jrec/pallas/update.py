@@ -1,0 +1,107 @@
+"""The part of a kernel that updates table rows in place, once their gradient is in registers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrec.pallas import rules
+from jrec.pallas.rules import Rule
+from jrec.pallas.tile import Tile
+
+# (values, dtype, key0, key1, addresses, columns) -> values on the grid of dtype; see jrec.ops.rounding.round_values.
+Rounding = Callable[[jax.Array, Any, jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+class Target(NamedTuple):
+    """What an update reads and writes: arrays outside a kernel, refs inside.
+
+    Attributes:
+      table: (num_rows, dim), written in place.
+      slots: by name, (num_rows, dim) or (num_rows,) float32, written in place.
+      rows: (n,) int32, the table row of each item; ``num_rows`` and more is padding.
+      hyper: (4,) float32, see ``rules.hyperparameters``.
+      key: (2,) uint32 of stochastic rounding, or None.
+    """
+
+    table: Any
+    slots: dict[str, Any]
+    rows: Any
+    hyper: Any
+    key: Any = None
+
+
+class Loaded(NamedTuple):
+    """A tile's rows before the update: their addresses (-1 for none), values, and slots."""
+
+    address: jax.Array
+    rows: jax.Array
+    slots: rules.State
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Updater:
+    """One optimizer step on a tile of rows.
+
+    Attributes:
+      tile: the geometry.
+      ops: ``inline`` or ``twins``.
+      rule: the optimizer.
+      rounding: how sums become 16-bit numbers; None for round to nearest.
+    """
+
+    tile: Tile
+    ops: ModuleType
+    rule: Rule
+    rounding: Rounding | None
+
+    def addresses(self, target: Target, item: jax.Array) -> jax.Array:
+        """Table rows of items; -1 for padding and for no item."""
+        address = self.ops.load_scalars(self.tile, target.rows, item, fill=-1)
+        return jnp.where(address < target.table.shape[0], address, -1)
+
+    def load(self, target: Target, address: jax.Array) -> Loaded:
+        """Reads rows and slots."""
+        tile, ops = self.tile, self.ops
+        slots = {
+            name: (ops.load_rows if shape == "element" else ops.load_scalars)(
+                tile, target.slots[name], address, written=True
+            )
+            for name, shape in self.rule.slots
+        }
+        return Loaded(address, ops.load_rows(tile, target.table, address, written=True), slots)
+
+    def apply(self, target: Target, old: Loaded, gradients: jax.Array) -> None:
+        """Writes rows and slots after a step along ``gradients``, values."""
+        tile, ops = self.tile, self.ops
+        rate, scale, first, second = (
+            ops.load_scalars(tile, target.hyper, tile.row_scalars(i, jnp.int32)) for i in range(4)
+        )
+        step = rules.Step(tile=tile, ops=ops, learning_rate=rate, corrections=(first, second))
+        gradients = rules.prepare(self.rule, step, old.rows, gradients, scale)
+        rows, slots = rules.step_rows(self.rule, step, old.rows, gradients, old.slots)
+        if self.rounding is not None:
+            key = [ops.spread(tile, ops.load_scalars(tile, target.key, tile.row_scalars(i, jnp.int32))) for i in (0, 1)]
+            address = ops.spread(tile, old.address)
+            rows = self.rounding(rows, target.table.dtype, key[0], key[1], address, tile.columns())
+        ops.store_rows(tile, target.table, old.address, rows)
+        for name, shape in self.rule.slots:
+            store = ops.store_rows if shape == "element" else ops.store_scalars
+            store(tile, target.slots[name], old.address, slots[name])
+
+
+def in_place(target: Target) -> Target:
+    """The target with table and slots as refs, which kernels write without copies."""
+    return target._replace(
+        table=jax.new_ref(target.table), slots={name: jax.new_ref(slot) for name, slot in target.slots.items()}
+    )
+
+
+def finished(target: Target) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Table and slots of an ``in_place`` target, after all kernels."""
+    return jax.freeze(target.table), {name: jax.freeze(slot) for name, slot in target.slots.items()}
