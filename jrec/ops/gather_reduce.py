@@ -38,7 +38,8 @@ def gather_reduce(
     check_segments(indices, offsets, weights, name="indices")
     if source.ndim != 2 or not jnp.issubdtype(source.dtype, jnp.floating):
         raise ValueError(f"source must be a (rows, dim) float array, but is {source.dtype}{list(source.shape)}")
-    return dispatch("gather_reduce", implementation, (source, indices, offsets, weights), xla=_xla, native=_native)
+    arguments = (source, indices, offsets, weights)
+    return dispatch("gather_reduce", implementation, arguments, xla=_xla, native=_native, pallas=_pallas)
 
 
 def check_segments(
@@ -79,6 +80,8 @@ def _xla(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weigh
         rows = take_rows(source, indices, weights)
         return jax.ops.segment_sum(rows, segments, offsets.shape[0] - 1, indices_are_sorted=True, mode="drop")
     num_segments, length = indices.shape
+    if length == 0:
+        return jnp.zeros((num_segments, source.shape[1]), jnp.float32)
     if length == 1:
         return take_rows(source, indices[:, 0], None if weights is None else weights[:, 0])
 
@@ -95,3 +98,9 @@ def _native(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, we
     from jrec.native import xla as native
 
     return native.gather_reduce(source, indices, offsets, weights)
+
+
+def _pallas(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
+    from jrec.pallas.gather_reduce import gather_reduce as kernel
+
+    return kernel(source, indices, offsets, weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_optimizers import RowOptimizer, Slots
@@ -20,6 +21,7 @@ def row_update(
     *,
     step: jax.Array | int = 0,
     gradient_scale: jax.Array | float = 1.0,
+    rounding_key: jax.Array | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, Slots]:
     """One optimizer step on ``table[rows]``; all other rows and slots keep their bits.
@@ -32,6 +34,8 @@ def row_update(
       gradients: (n, dim) float32, one row each.
       step: () int32, how many steps were taken before; feeds schedules and Adam's bias correction.
       gradient_scale: multiplies the gradients: one over the loss scale.
+      rounding_key: (2,) uint32, a new one for every step: 16-bit rows are rounded stochastically with it (see
+        ``jrec.ops.rounding``); None rounds to nearest. The native kernels do not take one.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
     Returns:
@@ -48,15 +52,25 @@ def row_update(
         )
     step, scale = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32)
 
-    def xla(table, slots, rows, gradients, step, scale):
-        return _xla(optimizer, table, slots, rows, gradients, step, scale)
+    def xla(table, slots, rows, gradients, step, scale, key):
+        return _xla(optimizer, table, slots, rows, gradients, step, scale, key)
 
-    def native(table, slots, rows, gradients, step, scale):
+    def native(table, slots, rows, gradients, step, scale, _):
         from jrec.native import xla as kernels
 
         return kernels.row_update(optimizer, table, slots, rows, gradients, step, scale)
 
-    return dispatch("row_update", implementation, (table, slots, rows, gradients, step, scale), xla=xla, native=native)
+    def pallas(table, slots, rows, gradients, step, scale, key):
+        from jrec.pallas.row_update import row_update as kernel
+
+        return kernel(
+            optimizer, table, slots, rows, gradients, step, scale, rounding=rounding.round_values, rounding_key=key
+        )
+
+    args = (table, slots, rows, gradients, step, scale, rounding_key)
+    return dispatch(
+        "row_update", implementation, args, xla=xla, native=native if rounding_key is None else None, pallas=pallas
+    )
 
 
 def casted_update(
@@ -69,6 +83,7 @@ def casted_update(
     weights: jax.Array | None = None,
     step: jax.Array | int = 0,
     gradient_scale: jax.Array | float = 1.0,
+    rounding_key: jax.Array | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, Slots]:
     """The whole backward pass of a lookup: casted gather-reduce of the bag gradients, then the optimizer's step.
@@ -84,6 +99,8 @@ def casted_update(
       weights: float32, the lookup's weights in the order and shape of its ids, or None.
       step: () int32, how many steps were taken before.
       gradient_scale: multiplies the gradients: one over the loss scale.
+      rounding_key: (2,) uint32, a new one for every step: 16-bit rows are rounded stochastically with it (see
+        ``jrec.ops.rounding``); None rounds to nearest. The native kernels do not take one.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
     Returns:
@@ -97,17 +114,38 @@ def casted_update(
         raise ValueError(f"weights of shape {weights.shape} do not fit a cast of {cast.positions.shape[0]} lookups")
     step, scale = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32)
 
-    def xla(table, slots, cast, bag_gradients, weights, step, scale):
+    def xla(table, slots, cast, bag_gradients, weights, step, scale, key):
         gradients = casted_gather_reduce(cast, bag_gradients, weights, implementation="xla")
-        return _xla(optimizer, table, slots, cast.rows, gradients, step, scale)
+        return _xla(optimizer, table, slots, cast.rows, gradients, step, scale, key)
 
-    def native(table, slots, cast, bag_gradients, weights, step, scale):
+    def native(table, slots, cast, bag_gradients, weights, step, scale, _):
         from jrec.native import xla as kernels
 
         return kernels.casted_update(optimizer, table, slots, cast, bag_gradients, weights, step, scale)
 
-    args = (table, slots, cast, bag_gradients, weights, step, scale)
-    return dispatch("casted_update", implementation, args, xla=xla, native=native)
+    def pallas(table, slots, cast, bag_gradients, weights, step, scale, key):
+        from jrec.pallas.casted_update import casted_update as kernel
+
+        return kernel(
+            optimizer,
+            table,
+            slots,
+            cast.rows,
+            cast.offsets,
+            cast.sources,
+            cast.num_unique,
+            bag_gradients,
+            None if weights is None else weights.reshape(-1)[cast.positions],
+            step,
+            scale,
+            rounding=rounding.round_values,
+            rounding_key=key,
+        )
+
+    args = (table, slots, cast, bag_gradients, weights, step, scale, rounding_key)
+    return dispatch(
+        "casted_update", implementation, args, xla=xla, native=native if rounding_key is None else None, pallas=pallas
+    )
 
 
 def casted_gather_reduce(
@@ -134,6 +172,7 @@ def _xla(
     gradients: jax.Array,
     step: jax.Array,
     gradient_scale: jax.Array,
+    rounding_key: jax.Array | None,
 ) -> tuple[jax.Array, Slots]:
     num_rows = table.shape[0]
     # Padding becomes distinct rows past the end, which are dropped: so the promise of unique rows holds for all.
@@ -150,6 +189,8 @@ def _xla(
     gradients = optimizer.prepare(old, gradients, gradient_scale)
     old_slots = {name: take(slot) for name, slot in slots.items()}
     new, new_slots = optimizer.step_rows(old, gradients, old_slots, optimizer.learning_rate_at(step), step)
+    if rounding_key is not None:
+        new = rounding.stochastic_round(new, table.dtype, rounding_key, rows)
     return put(table, new), {name: put(slot, new_slots[name]) for name, slot in slots.items()}
 
 

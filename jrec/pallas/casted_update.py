@@ -88,7 +88,7 @@ def casted_update(
         offsets,
         active,
         rule=rule,
-        rounding=rounding,
+        rounding=rounding if rounding_key is not None else None,
         config=config,
         interpret=interpret_params(),
     )

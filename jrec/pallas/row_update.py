@@ -43,8 +43,8 @@ def row_update(
       gradients: (n, dim) float32.
       step: () int32.
       gradient_scale: () float32.
-      rounding: ``jrec.ops.rounding.round_values`` for stochastic rounding, None for round to nearest.
-      rounding_key: (2,) uint32, with ``rounding``.
+      rounding: ``jrec.ops.rounding.round_values``, which is used with a key.
+      rounding_key: (2,) uint32 for stochastic rounding, or None for round to nearest.
       dim: elements of a row that count, where the storage is padded; None for all.
       config: tuning, or None for ``tune``'s.
 
@@ -68,7 +68,14 @@ def row_update(
             element_slots=elements,
         )
     target = Target(table, slots, rows, rules.hyperparameters(optimizer, step, gradient_scale), rounding_key)
-    return _row_update(target, gradients, rule=rule, rounding=rounding, config=config, interpret=interpret_params())
+    return _row_update(
+        target,
+        gradients,
+        rule=rule,
+        rounding=rounding if rounding_key is not None else None,
+        config=config,
+        interpret=interpret_params(),
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("rule", "rounding", "config", "interpret"))
