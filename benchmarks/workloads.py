@@ -176,10 +176,10 @@ def initial_mlp(workload: Workload, which: str, *, seed: int) -> list[tuple[np.n
 
 
 def _rm(name: str, tables: int, gathers: int, bottom: tuple[int, ...], top: tuple[int, ...]) -> Workload:
-    # The paper names neither table sizes nor the ids' law nor the dense features: 5 M rows in all, and as Criteo.
+    # The paper names neither table sizes nor the ids' law nor the dense features: as in `jrec synth --like rm1`.
     return Workload(
         name=name,
-        rows=(5_000_000 // tables,) * tables,
+        rows=(1_000_000,) * tables,
         dim=64,
         ids_per_bag=(gathers,) * tables,
         num_dense=13,
