@@ -119,13 +119,16 @@ class Checkpoints:
         return meta
 
     def _damaged(self, step: int, error: Exception) -> CheckpointError:
+        reason = str(error).split(" [", 1)[0]  # tensorstore appends its whole specification
         return CheckpointError(
-            f"{self._folder / str(step)} is damaged: {error}; delete that folder to fall back to an earlier checkpoint"
+            f"{self._folder / str(step)} is damaged: {reason}; delete that folder to fall back to an earlier checkpoint"
         )
 
     def _check_arrays(self, step: int, abstract: Mapping[str, Any]) -> None:
-        stored = self._manager.item_metadata(step)["state"]
-        stored = getattr(stored, "tree", stored) or {}
+        try:
+            stored = self._manager.item_metadata(step)["state"].tree
+        except Exception as error:
+            raise self._damaged(step, error) from error
         for path in sorted(set(stored) | set(abstract)):
             if path not in stored or path not in abstract:
                 where = "this run" if path not in stored else "the checkpoint"

@@ -1,0 +1,277 @@
+"""Training runs from a configuration: they learn, log, resume to the same bits, and refuse what cannot work."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jrec.data.schema import DatasetError
+from jrec.data.synth.generate import SynthOptions, synthesize
+from jrec.data.synth.shapes import shape_like
+from jrec.errors import CheckpointError, ConfigError, DivergedError
+from jrec.train import loop
+from jrec.train.checkpoint import Checkpoints, flatten, unflatten
+from jrec.train.config import load_config
+from jrec.train.evaluate import evaluate_checkpoint
+from jrec.train.loop import train
+from jrec.train.metrics import evaluate
+
+CONFIG = """
+seed = 3
+[data]
+batch_size = 256
+eval_batch_size = 512
+window_blocks = 2
+[model]
+embedding_dim = 8
+bottom_mlp = [16, 8]
+top_mlp = [16, 1]
+[optimizer]
+learning_rate = 0.05
+[optimizer.embedding]
+name = "adam"
+learning_rate = 0.01
+[evaluate]
+every_steps = 8
+batches = 2
+[checkpoint]
+every_steps = 5
+[log]
+every_steps = 4
+tensorboard = false
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compilation_cache(tmp_path_factory):
+    """Every run compiles the same few programs; so they are compiled once."""
+    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", before[0])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "quickstart"
+    synthesize(shape_like("quickstart"), folder, SynthOptions(rows=6000, seed=1))
+    return folder
+
+
+@pytest.fixture
+def configure(tmp_path, dataset):
+    path = tmp_path / "tiny.toml"
+    path.write_text(CONFIG)
+
+    def load(*overrides, out="run"):
+        return load_config(path, [f"data.path={str(dataset)!r}", f"out={str(tmp_path / out)!r}", *overrides])
+
+    return load
+
+
+def final_arrays(folder: pathlib.Path) -> tuple[int, dict[str, bytes], dict]:
+    """Step, every array's bits, and the loader's position of a run's latest checkpoint."""
+    import orbax.checkpoint as ocp
+
+    steps = [int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit()]
+    newest = folder / "checkpoints" / str(max(steps))
+    with ocp.StandardCheckpointer() as reader:
+        state = reader.restore((newest / "state").absolute())
+        progress = reader.restore((newest / "progress").absolute())
+    arrays = {name: np.asarray(value).tobytes() for name, value in {**state, **progress}.items()}
+    return max(steps), arrays, json.loads((newest / "meta" / "metadata").read_text())
+
+
+def test_a_run_learns_logs_checkpoints_and_evaluates(configure):
+    config = configure("epochs=4")
+    outcome = train(config)
+    folder = outcome.folder
+    assert outcome.finished
+    assert outcome.step == 4 * 19  # 4,800 training examples in batches of 256
+    assert set(outcome.scores) == {"valid", "test"}
+    assert len(outcome.scores["test"].labels) == 600
+    assert evaluate(outcome.scores["test"]).auc > 0.6
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    training = [r for r in records if r["split"] == "train"]
+    assert [r["step"] for r in training] == list(range(4, 77, 4))
+    assert training[-1]["loss"] < training[0]["loss"]
+    assert [r["step"] for r in records if r["split"] == "valid"] == list(range(8, 77, 8))
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["75", "76"]
+    again = evaluate_checkpoint(folder, config.data.path, split="test")
+    np.testing.assert_array_equal(again.scores.logits, outcome.scores["test"].logits)
+    earlier = evaluate_checkpoint(folder / "checkpoints" / "75", config.data.path, split="test")
+    assert earlier.step == 75
+    assert not np.array_equal(earlier.scores.logits, again.scores.logits)
+
+
+def test_a_run_interrupted_anywhere_resumes_to_the_same_bits(configure, monkeypatch):
+    config = configure("epochs=2", out="whole")
+    whole = train(config).folder
+    expected = final_arrays(whole)
+
+    class Killed(BaseException):
+        """As sudden as a kill: nothing in the loop handles it."""
+
+    rng = np.random.default_rng(0)
+    config = configure("epochs=2", out="killed")
+    absorb = loop._Run._absorb
+    deaths = 0
+    while deaths < 40:
+        survive = int(rng.integers(2, 14))
+
+        def dies(self, *args, budget=[survive]):  # noqa: B006
+            budget[0] -= 1
+            if budget[0] < 0:
+                raise Killed
+            absorb(self, *args)
+
+        monkeypatch.setattr(loop._Run, "_absorb", dies)
+        try:
+            outcome = train(config, resume=True)
+        except Killed:
+            deaths += 1
+            continue
+        break
+    assert deaths > 2
+    assert outcome.finished
+    step, arrays, meta = final_arrays(outcome.folder)
+    assert step == expected[0]
+    assert arrays.keys() == expected[1].keys()
+    assert [n for n in arrays if arrays[n] != expected[1][n]] == []
+    assert meta == expected[2]
+    assert (outcome.folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+def test_kill_9_at_ten_random_moments_then_resume_gives_the_same_bits(configure, tmp_path, dataset):
+    overrides = [f"data.path={dataset}", "epochs=40", "checkpoint.every_steps=20", "evaluate.every_steps=50"]
+    command = [sys.executable, "-m", "jrec", "train", str(tmp_path / "tiny.toml"), *overrides]
+    subprocess.run([*command, f"out={tmp_path / 'whole'}"], check=True, capture_output=True)
+    rng = np.random.default_rng(1)
+    killed = [*command, f"out={tmp_path / 'killed'}", "--resume"]
+    configure()
+    kills = 0
+    while kills < 10:
+        checkpoints = tmp_path / "killed" / "checkpoints"
+        before = set(checkpoints.iterdir()) if checkpoints.exists() else set()
+        process = subprocess.Popen(killed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        while process.poll() is None and not (checkpoints.exists() and set(checkpoints.iterdir()) - before):
+            time.sleep(0.02)  # until training is on its way
+        time.sleep(float(rng.uniform(0, 0.3)))
+        if process.poll() is not None:
+            assert process.returncode == 0, process.stderr.read()
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+    assert kills >= 5, "the run finished before it could be killed often enough"
+    subprocess.run(killed, check=True, capture_output=True)
+    assert final_arrays(tmp_path / "killed") == final_arrays(tmp_path / "whole")
+    for name in ("metrics.jsonl", "report/metrics.json"):
+        texts = [(tmp_path / run / name).read_text() for run in ("whole", "killed")]
+        if name.endswith(".json"):
+            contents = [json.loads(text) for text in texts]
+            assert contents[0]["splits"] == contents[1]["splits"]
+        else:
+            assert texts[0] == texts[1]
+
+
+def test_a_signal_stops_after_the_step_with_a_checkpoint(configure, monkeypatch):
+    config = configure()
+    absorb = loop._Run._absorb
+
+    def signals(self, step, *args):
+        absorb(self, step, *args)
+        if step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(loop._Run, "_absorb", signals)
+    outcome = train(config)
+    assert not outcome.finished
+    assert outcome.scores == {}
+    assert final_arrays(outcome.folder)[0] == outcome.step < 10
+    monkeypatch.setattr(loop._Run, "_absorb", absorb)
+    assert train(config, resume=True).finished
+
+
+def test_a_second_run_in_the_folder_needs_resume_or_overwrite(configure):
+    train(configure("max_steps=2"))
+    with pytest.raises(ConfigError, match="holds a run already; go on with --resume"):
+        train(configure("max_steps=2"))
+    with pytest.raises(ConfigError, match=r"model\.top_mlp was .*16.* and is .*32"):
+        train(configure("max_steps=2", "model.top_mlp=[32,1]"), resume=True)
+    longer = train(configure("max_steps=4", "log.every_steps=1"), resume=True)
+    assert longer.step == 4
+    assert train(configure("max_steps=3", "model.top_mlp=[32,1]"), overwrite=True).step == 3
+
+
+def test_a_folder_in_use_is_refused(configure):
+    from jrec.train.run_folder import open_run_folder
+
+    config = configure()
+    with (
+        open_run_folder(config, resume=False, overwrite=False),
+        pytest.raises(ConfigError, match="another process is training"),
+        open_run_folder(config, resume=True, overwrite=False),
+    ):
+        pass
+
+
+def test_divergence_is_an_error_that_leaves_the_last_checkpoint(configure):
+    config = configure("optimizer.name=sgd", "optimizer.learning_rate=1e12")
+    with pytest.raises(DivergedError, match="diverged"):
+        train(config)
+
+
+def test_checkpoints_of_another_model_or_damaged_ones_are_refused(tmp_path):
+    state = {"table": jax.numpy.arange(6.0).reshape(3, 2), "step": jax.numpy.zeros((), "int32")}
+    checkpoints = Checkpoints(tmp_path / "c", keep=2, fingerprint={"model": {"dim": 2}, "top": [4, 1]})
+    checkpoints.save(1, state, progress={"h": np.arange(3.0)}, meta={"losses": [0.5]})
+    restored = checkpoints.restore(state)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), restored.state, state))
+    assert restored.meta["losses"] == [0.5]
+    np.testing.assert_array_equal(restored.progress["h"], np.arange(3.0))
+    with pytest.raises(CheckpointError, match="no complete checkpoint of step 7; steps there: 1"):
+        checkpoints.restore(state, 7)
+    with pytest.raises(CheckpointError, match=r"array table has shape \(3, 2\), but this run expects \(4, 2\)"):
+        checkpoints.restore({**state, "table": jax.numpy.zeros((4, 2))})
+    with pytest.raises(CheckpointError, match="array extra exists only in this run"):
+        checkpoints.restore({**state, "extra": jax.numpy.zeros(1)})
+    checkpoints.close()
+    other = Checkpoints(tmp_path / "c", keep=2, fingerprint={"model": {"dim": 4}, "top": [4, 1]})
+    with pytest.raises(CheckpointError, match=r"another model: model\.dim was 2 and is 4"):
+        other.restore(state)
+    other.close()
+    same = Checkpoints(tmp_path / "c", keep=2, fingerprint={"model": {"dim": 2}, "top": [4, 1]})
+    for path in (tmp_path / "c" / "1" / "state").rglob("*"):
+        if path.is_file() and path.parent.name == "d":
+            path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(CheckpointError, match="damaged"):
+        same.restore(state)
+    same.close()
+
+
+def test_flatten_names_leaves_readably_and_unflatten_inverts_it():
+    tree = ({"a": [1, 2]}, 3)
+    assert flatten(tree) == {"0.a.0": 1, "0.a.1": 2, "1": 3}
+    assert unflatten(tree, flatten(tree)) == tree
+
+
+def test_unusable_checkpoints_and_data_are_named(configure, tmp_path):
+    config = configure("max_steps=1")
+    folder = train(config).folder
+    with pytest.raises(CheckpointError, match="neither a run folder"):
+        evaluate_checkpoint(tmp_path / "nowhere", config.data.path, split="test")
+    with pytest.raises(DatasetError, match="not a finished dataset"):
+        evaluate_checkpoint(folder, tmp_path, split="test")
+    with pytest.raises(ConfigError, match=r"model\.features\.C99"):
+        train(configure("model.features.C99.pooling=max", out="other"))
