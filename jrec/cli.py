@@ -39,7 +39,7 @@ COMMANDS = (
 
 EXAMPLES = """\
 examples:
-  jrec synth --like quickstart --rows 300000 --out data/quickstart
+  jrec synth --like quickstart --rows 1000000 --out data/quickstart
   jrec train configs/quickstart.toml
   jrec prepare criteo-kaggle --input train.txt --out data/criteo_kaggle
   jrec train configs/criteo_kaggle.toml optimizer.learning_rate=0.02
