@@ -3,10 +3,12 @@
 Names are imported when first used, so that the ``jrec`` command answers before JAX is loaded.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from jrec.lazy import attach
 
 if TYPE_CHECKING:
+    from jrec import data as data
     from jrec import nn as nn
     from jrec import ops as ops
     from jrec.batch import Batch as Batch
@@ -24,28 +26,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "nn": "jrec.nn",
-    "ops": "jrec.ops",
-    "Batch": "jrec.batch",
-    **dict.fromkeys(
-        ("Bags", "Cast", "apply_gradients", "embedding_bag", "gather_reduce", "init_slots", "lookup", "tensor_cast"),
-        "jrec.ops",
-    ),
-    **dict.fromkeys(("EmbeddingLayout", "FeatureConfig", "TableConfig"), "jrec.ops.layout"),
-}
-
-__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604, RUF100
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'jrec' has no attribute {name!r}")
-    module = importlib.import_module(_HOMES[name])
-    value = module if module.__name__ == f"jrec.{name}" else getattr(module, name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+_OPS = ("Bags", "Cast", "apply_gradients", "embedding_bag", "gather_reduce", "init_slots", "lookup", "tensor_cast")
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        **{name: f"jrec.{name}" for name in ("data", "nn", "ops")},
+        "Batch": "jrec.batch",
+        **dict.fromkeys(_OPS, "jrec.ops"),
+        **dict.fromkeys(("EmbeddingLayout", "FeatureConfig", "TableConfig"), "jrec.ops.layout"),
+    },
+)

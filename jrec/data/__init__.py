@@ -1,0 +1,22 @@
+"""Datasets: schemas, preparation of raw logs, synthetic data, and the loader."""
+
+from typing import TYPE_CHECKING
+
+from jrec.lazy import attach
+
+if TYPE_CHECKING:
+    from jrec.data.loader import Loader as Loader
+    from jrec.data.loader import LoaderConfig as LoaderConfig
+    from jrec.data.loader import make_loader as make_loader
+    from jrec.data.packing import pack_batch as pack_batch
+    from jrec.data.schema import DatasetError as DatasetError
+    from jrec.data.schema import Schema as Schema
+
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        **dict.fromkeys(("Loader", "LoaderConfig", "make_loader"), "jrec.data.loader"),
+        "pack_batch": "jrec.data.packing",
+        **dict.fromkeys(("DatasetError", "Schema"), "jrec.data.schema"),
+    },
+)
