@@ -1,6 +1,7 @@
 """Plain Python twins of preparation, and a reader of finished datasets, for the tests of ``jrec prepare``."""
 
 import collections
+import itertools
 import json
 import math
 
@@ -24,7 +25,7 @@ def read_dataset(folder):
                 for name, column in reader.read(block).items():
                     if isinstance(column, ListColumn):
                         ends = column.offsets
-                        lists = (column.values[a:b].tolist() for a, b in zip(ends[:-1], ends[1:], strict=True))
+                        lists = (column.values[a:b].tolist() for a, b in itertools.pairwise(ends))
                         columns[name].extend(lists)
                     else:
                         columns[name].extend(column.tolist())
@@ -53,8 +54,10 @@ def check_table(folder, schema, table_name, values, columns, train_rows, min_cou
       columns: the dataset's columns.
     """
     table = schema.table(table_name)
-    as_lists = {f: [v if isinstance(v, list) else [v] for v in column] for f, column in values.items()}
-    seen = collections.Counter(v for column in as_lists.values() for one in column[:train_rows] for v in one)
+    seen = collections.Counter()
+    for column in values.values():
+        for one in column[:train_rows]:
+            seen.update(one if isinstance(one, list) else (one,))
     vocabulary, counts = read_vocabulary(folder, table)
     kept = {v: c for v, c in seen.items() if c >= min_count}
     assert table.rows == len(kept) + 1
@@ -63,10 +66,12 @@ def check_table(folder, schema, table_name, values, columns, train_rows, min_cou
     assert counts[table.oov_row] == sum(c for c in seen.values() if c < min_count)
     row_of = {v: i for i, v in enumerate(vocabulary) if v is not None}
     assert {v: counts[i] for v, i in row_of.items()} == kept
-    for feature, column in as_lists.items():
-        expected = [[row_of.get(v, table.oov_row) for v in one] for one in column]
-        found = [v if isinstance(v, list) else [v] for v in columns[feature]]
-        assert found == expected
+    for feature, column in values.items():
+        oov = table.oov_row
+        expected = [
+            [row_of.get(v, oov) for v in one] if isinstance(one, list) else row_of.get(one, oov) for one in column
+        ]
+        assert columns[feature] == expected
 
 
 def provenance(folder):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import math
 
 import hypothesis
@@ -34,7 +35,7 @@ def shown(parsed, name):
             i = int(np.flatnonzero(long.keys == key)[0])
             texts.append(bytes(long.buffer[long.starts[i] : long.ends[i]]).decode())
         else:
-            offsets, content = decode_keys(np.array([key]), np.empty(0, np.int64), np.empty(0, np.uint8))
+            _offsets, content = decode_keys(np.array([key]), np.empty(0, np.int64), np.empty(0, np.uint8))
             texts.append(bytes(content).decode())
     return texts
 
@@ -142,7 +143,7 @@ def test_keys_are_exact_and_reversible_or_marked_as_hashes():
     stored = [t.encode() for t, is_long in zip(KEY_TEXTS, long, strict=True) if is_long]
     ends = np.cumsum([len(t) for t in stored])
     offsets, content = decode_keys(keys, ends, np.frombuffer(b"".join(stored), np.uint8))
-    assert [bytes(content[a:b]).decode() for a, b in zip(offsets[:-1], offsets[1:], strict=True)] == KEY_TEXTS
+    assert [bytes(content[a:b]).decode() for a, b in itertools.pairwise(offsets)] == KEY_TEXTS
 
 
 def test_integer_keys_are_those_of_their_texts():

@@ -123,11 +123,11 @@ def run(args: argparse.Namespace) -> int:
         options,
         command=shlex.join(["jrec", *sys.argv[1:]]),
         progress=Progress(show=False if args.quiet else None),
-        report=lambda message: print(message, file=sys.stderr),  # noqa: T201
+        report=lambda message: print(message, file=sys.stderr),
     )
     counts = ", ".join(f"{name} {split.examples:,}" for name, split in schema.splits.items())
     rows = sum(t.rows for t in schema.tables)
-    print(f"{args.out}: {counts} examples; {len(schema.tables)} tables of {rows:,} rows")  # noqa: T201
+    print(f"{args.out}: {counts} examples; {len(schema.tables)} tables of {rows:,} rows")
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jrec.data.progress import Advance
-from jrec.data.readers.lines import BLOCK_BYTES, read_blocks
+from jrec.data.readers.lines import read_blocks
 from jrec.data.readers.parse import BadLine, Column, Dialect, ParsedBlock, Parser, remap, sort_bad_lines
 from jrec.data.readers.source import Chunk, Source
 from jrec.data.schema import DatasetError
@@ -81,18 +81,17 @@ class Log:
         self._dialects: list[Dialect] = [source.dialect(path) for path in paths]
         self.bytes = sum(pathlib.Path(path).stat().st_size for path in paths)
 
-    def converted(self, advance: Advance, bad: BadLines | None, block_bytes: int = BLOCK_BYTES) -> Iterator[Any]:
+    def converted(self, advance: Advance, bad: BadLines | None) -> Iterator[Any]:
         """What the source makes of every block, in the order of the files; parses in several threads.
 
         Args:
           advance: told the bytes read.
           bad: takes bad lines; None ignores them, for a first look.
-          block_bytes: text of a block.
         """
         with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
             pending: collections.deque[tuple[int, concurrent.futures.Future]] = collections.deque()
             try:
-                for done, parser, block in self._blocks(block_bytes):
+                for done, parser, block in self._blocks():
                     pending.append((done + block.bytes_read, pool.submit(self._parse, parser, block)))
                     if len(pending) > self._threads:
                         yield self._take(pending, advance, bad)
@@ -102,11 +101,11 @@ class Log:
                 for _, future in pending:
                     future.cancel()
 
-    def _blocks(self, block_bytes: int):
+    def _blocks(self):
         done = 0
         for path, dialect in zip(self._paths, self._dialects, strict=True):
             parser = Parser(dialect, self._key_seed)
-            for block in read_blocks(path, skip_lines=dialect.skip_lines, block_bytes=block_bytes):
+            for block in read_blocks(path, skip_lines=dialect.skip_lines):
                 yield done, parser, block
             done += pathlib.Path(path).stat().st_size
 

@@ -97,7 +97,8 @@ class _Preparation:
         """All passes; returns the schema of what lies in the folder."""
         work = self.folder / "work"
         work.mkdir()
-        texts = {s.table: TextStore(work / f"{i:04d}.texts", s.table) for i, s in enumerate(self.source.categorical)}
+        names = dict.fromkeys(s.table for s in self.source.categorical)
+        texts = {name: TextStore(work / f"{i:04d}.texts", name) for i, name in enumerate(names)}
         bad = BadLines(self.folder / BAD_LINES_FILE, skip=self.options.on_bad_line == "skip")
         spill = self._ingest(work, texts, bad)
         bounds = split_bounds(spill.rows, self.options.split)
@@ -118,19 +119,18 @@ class _Preparation:
         )
 
     def _ingest(self, work: pathlib.Path, texts: dict[str, TextStore], bad: BadLines) -> Spill:
-        options = self.options
-        log = Log(self.source, self.inputs, key_seed=options.key_seed, threads=options.threads)
-        with self.progress.stage("surveying", log.bytes) as advance:
-            self.source.survey(lambda: log.converted(advance, None))
         spill = new_spill(self.source, work / "columns")
         try:
+            log = Log(self.source, self.inputs, key_seed=self.options.key_seed, threads=self.options.threads)
+            with self.progress.stage("surveying", log.bytes) as advance:
+                self.source.survey(lambda: log.converted(advance, None))
             with self.progress.stage("reading", log.bytes) as advance:
                 chunks = self.source.assemble(log.converted(advance, bad))
                 ordered = fill_spill(self.source, chunks, spill, texts)
         finally:
             spill.close()
             for store in texts.values():
-                store.finish()
+                store.close()
         if bad.count:
             assert bad.first is not None
             self.report(

@@ -110,8 +110,8 @@ class TextStore:
         self._ends.append(self._bytes + np.cumsum(ends - starts))
         self._bytes += int((ends - starts).sum())
 
-    def finish(self) -> None:
-        """Makes the texts readable."""
+    def close(self) -> None:
+        """Ends adding, and makes the texts readable."""
         self._file.close()
         self._ends = [np.concatenate(self._ends)]
 

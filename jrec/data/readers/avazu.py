@@ -54,6 +54,6 @@ def _seconds(hours: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     year, month, day, hour = hours // 1_000_000, hours // 10_000 % 100, hours // 100 % 100, hours % 100
     wrong = (hours < 0) | (year > 99) | (month < 1) | (month > 12) | (day < 1) | (hour > 23)
     months = np.where(wrong, 0, (30 + year) * 12 + month - 1).astype("datetime64[M]")
-    days = months.astype("datetime64[D]") + (day - 1)
-    wrong |= days >= (months + 1).astype("datetime64[D]")
+    days = months.astype("datetime64[D]") + (day - 1).astype("timedelta64[D]")
+    wrong |= days >= (months + np.timedelta64(1, "M")).astype("datetime64[D]")
     return days.astype(np.int64) * 86400 + hour * 3600, wrong

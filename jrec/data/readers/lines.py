@@ -82,17 +82,18 @@ def first_line(path: str) -> bytes:
     return b""
 
 
-def read_blocks(path: str, *, skip_lines: int = 0, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
+def read_blocks(path: str, *, skip_lines: int = 0, block_bytes: int | None = None) -> Iterator[Block]:
     """Reads a file from its beginning.
 
     Args:
       path: plain or gzip, told apart by content, not name.
       skip_lines: header lines to leave out; they count in the line numbers.
-      block_bytes: about how much text a block holds. A block grows where one line is longer.
+      block_bytes: about how much text a block holds, ``BLOCK_BYTES`` if None. A block grows where one line is longer.
 
     Raises:
       DatasetError: if the file cannot be read, a gzip file is truncated or damaged, or a line is absurdly long.
     """
+    block_bytes = BLOCK_BYTES if block_bytes is None else block_bytes
     try:
         with pathlib.Path(path).open("rb") as raw:
             start = raw.peek(8)[:8]

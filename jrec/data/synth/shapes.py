@@ -42,6 +42,7 @@ class Shape:
       exponent: of the power law of ids; rank k has probability proportional to k ** -exponent.
       logit_std: spread of the planted teacher's logits, which sets how well labels can be predicted at best.
       head: ranks below about this have full effect on the label; beyond, it fades as 1 / sqrt(rank / head).
+      shares: of the logits' variance, due to single rows, to pairs of features, and to dense features alone.
       sources: where the figures are from.
     """
 
@@ -54,6 +55,7 @@ class Shape:
     exponent: float = 1.05
     logit_std: float = 1.2
     head: int = 1000
+    shares: tuple[float, float, float] = (0.5, 0.3, 0.2)
     sources: tuple[str, ...] = ()
 
     @property
@@ -154,6 +156,7 @@ def _quickstart() -> Shape:
         exponent=1.2,
         logit_std=2.0,
         head=50,
+        shares=(0.6, 0.2, 0.2),
         sources=("of no published log: small tables whose rows are seen often enough to be learned in a minute",),
     )
 

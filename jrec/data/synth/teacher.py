@@ -16,7 +16,6 @@ from jrec.data.synth import kernels
 from jrec.data.synth.examples import Examples, ExampleSource, derived_seed
 
 _SAMPLE = 1 << 14
-_SHARES = np.sqrt([0.5, 0.3, 0.2])  # of the logit's variance: rows, interactions, dense features
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ class Teacher:
         )
         parts = plain.parts(sample)
         deviations = parts.std(axis=1)
-        weights = np.where(deviations > 1e-9, _SHARES / np.maximum(deviations, 1e-9), 0.0)
+        weights = np.where(deviations > 1e-9, np.sqrt(shape.shares) / np.maximum(deviations, 1e-9), 0.0)
         scores = weights @ parts
         weights *= shape.logit_std / max(scores.std(), 1e-9)
         bias = _bias(weights @ parts, shape.click_rate)

@@ -1,0 +1,97 @@
+"""Tables by frequency, in one pass or several, capped by hashing or not; and the store of long texts."""
+
+import collections
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from jrec.data.readers.keys import buckets, text_key
+from jrec.data.readers.movielens_side import encode_texts
+from jrec.data.readers.parse import LongTexts
+from jrec.data.schema import DatasetError
+from jrec.data.texts import TextStore
+from jrec.data.vocabulary import HashedTable, Vocabulary, build_table
+
+KEYS = st.lists(st.lists(st.integers(0, 40), max_size=60), max_size=4)
+
+
+def chunks(lists):
+    return lambda: (np.array([text_key(str(v)) if v else 0 for v in chunk], np.uint64) for chunk in lists)
+
+
+@hypothesis.given(KEYS, st.integers(1, 4), st.sampled_from([8, 16, 64, 1 << 20]))
+def test_a_table_is_a_plain_count(lists, min_count, slots):
+    """Few slots force several passes; the result must not show it."""
+    keys = chunks(lists)
+    built = build_table("t", keys, min_count=min_count, max_rows=None, slots=slots)
+    assert isinstance(built, Vocabulary)
+    seen = collections.Counter(int(k) for chunk in keys() for k in chunk)
+    kept = sorted((-c, k) for k, c in seen.items() if c >= min_count)
+    rare = sum(c for c in seen.values() if c < min_count)
+    expected = [(c, 0, k) for c, k in kept]
+    expected = sorted([*expected, (-rare, 1, None)], key=lambda e: e[:2])
+    assert built.counts.tolist() == [-c for c, _, _ in expected]
+    assert built.oov_row == [k for _, _, k in expected].index(None)
+    assert [int(k) for i, k in enumerate(built.keys) if i != built.oov_row] == [k for _, k in kept]
+    row_of = {int(k): i for i, k in enumerate(built.keys) if i != built.oov_row}
+    asked = np.array([*seen, text_key("never seen"), 0], np.uint64)
+    assert built.encoder()(asked).tolist() == [row_of.get(int(k), built.oov_row) for k in asked]
+
+
+@hypothesis.given(KEYS, st.integers(1, 12))
+def test_a_capped_table_is_a_plain_hash(lists, max_rows):
+    keys = chunks(lists)
+    plain = build_table("t", keys, min_count=1, max_rows=None)
+    built = build_table("t", keys, min_count=1, max_rows=max_rows)
+    if len(plain.counts) <= max_rows:
+        assert isinstance(built, Vocabulary)
+        return
+    assert isinstance(built, HashedTable)
+    assert built.oov_row is None
+    every = np.concatenate([*keys(), np.empty(0, np.uint64)])
+    bucket = buckets(every, max_rows) if max_rows > 1 else np.zeros(len(every), np.uint32)
+    counts = np.bincount(bucket, minlength=max_rows)
+    assert built.counts.tolist() == sorted(counts.tolist(), reverse=True)
+    rows = built.encoder()(every)
+    assert np.bincount(rows, minlength=max_rows).tolist() == built.counts.tolist()
+    # The same bucket is the same row, another bucket another row.
+    assert len(set(zip(bucket.tolist(), rows.tolist(), strict=True))) == len(set(bucket.tolist()))
+    assert sorted(built.row_of_bucket.tolist()) == list(range(max_rows))
+
+
+def test_many_distinct_values_in_several_passes():
+    values = np.random.default_rng(0).integers(0, 50_000, 200_000).astype(np.uint64)
+    one = build_table("t", lambda: [values], min_count=2, max_rows=None)
+    many = build_table("t", lambda: np.array_split(values, 7), min_count=2, max_rows=None, slots=1 << 13)
+    assert isinstance(one, Vocabulary)
+    assert isinstance(many, Vocabulary)
+    np.testing.assert_array_equal(one.keys, many.keys)
+    np.testing.assert_array_equal(one.counts, many.counts)
+    assert one.oov_row == many.oov_row
+
+
+def test_texts_come_back(tmp_path):
+    texts = [f"a value of some length {i}" for i in range(5000)]
+    store = TextStore(tmp_path / "texts", "t")
+    for start in range(0, 5000, 1250):
+        store.add(encode_texts(texts[start : start + 1250] + texts[:50], 0)[1])
+    store.close()
+    asked = [4999, 0, 17, 17, 2500]
+    keys = np.array([text_key(texts[i]) for i in asked] + [text_key("short")], np.uint64)
+    ends, content = store.texts_of(keys)
+    starts = [0, *ends[:-1]]
+    assert [bytes(content[a:b]).decode() for a, b in zip(starts, ends, strict=True)] == [texts[i] for i in asked]
+
+
+def test_a_collision_is_an_error(tmp_path):
+    """Two texts with one key cannot be found by trying, so one key is forged."""
+    keys, texts = encode_texts(["the first long text", "the second long text"], 0)
+    forged = LongTexts(texts.field, np.full(2, keys[0]), *texts[2:])
+    store = TextStore(tmp_path / "texts", "site")
+    with pytest.raises(
+        DatasetError, match=r"two values of table 'site', one of them 'the second long text'.*--key-seed"
+    ):
+        store.add(forged)
+    store.close()
