@@ -29,6 +29,7 @@ from jrec import environment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAUSE = 0.01  # lets thread pools of the side that just ran stop spinning before the other side is timed
+BUSY = 0.5  # load by core above which spinning thread pools, such as PyTorch's, lose time to other processes
 QUICK_SECONDS = 2.0
 FULL_SECONDS = 10.0
 
@@ -149,6 +150,9 @@ class Report:
         self._commit = commit()
 
     def __enter__(self) -> Self:
+        load = os.getloadavg()[0]
+        if load > BUSY * cores():
+            self.note(f"this machine is busy (load {load:.1f} on {cores()} cores): do not trust the ratios")
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
