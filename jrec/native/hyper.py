@@ -70,7 +70,8 @@ def _values(optimizer: RowOptimizer, rate: Any, scale: Any, corrections: tuple[A
         case Adagrad() | RowWiseAdagrad():
             values |= {Hyper.A: optimizer.eps}
         case RMSProp():
-            values |= {Hyper.A: optimizer.decay, Hyper.B: optimizer.eps}
+            values |= {Hyper.A: optimizer.decay, Hyper.B: optimizer.eps, Hyper.REST_A: 1 - optimizer.decay}
         case Adam():
             values |= {Hyper.A: optimizer.b1, Hyper.B: optimizer.b2, Hyper.C: optimizer.eps}
+            values |= {Hyper.REST_A: 1 - optimizer.b1, Hyper.REST_B: 1 - optimizer.b2}
     return [values.get(i, 0.0) for i in range(HYPER_SIZE)]

@@ -26,10 +26,14 @@ class Hyper(enum.IntEnum):
     C = 6  # eps
     CORRECTION1 = 7  # Adam's 1 - b1**t
     CORRECTION2 = 8
+    REST_A = 9  # 1 - A and 1 - B, subtracted before they are rounded to float32
+    REST_B = 10
 
 
 HYPER_SIZE = len(Hyper)
-LEARNING_RATE, SCALE, WEIGHT_DECAY, MAX_NORM, A, B, C, CORRECTION1, CORRECTION2 = (int(word) for word in Hyper)
+LEARNING_RATE, SCALE, WEIGHT_DECAY, MAX_NORM, A, B, C, CORRECTION1, CORRECTION2, REST_A, REST_B = (
+    int(word) for word in Hyper
+)
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
@@ -68,6 +72,7 @@ def _inverse_root(total, eps):
 @inlined
 def _step(kind, row, gradient, dim, slot0, slot1, hyper):
     rate, a, b = get_f32(hyper, LEARNING_RATE), get_f32(hyper, A), get_f32(hyper, B)
+    rest_a, rest_b = get_f32(hyper, REST_A), get_f32(hyper, REST_B)
     if kind == SGD:
         for d in range(dim):
             put_f32(row, d, get_f32(row, d) - rate * get_f32(gradient, d))
@@ -93,15 +98,15 @@ def _step(kind, row, gradient, dim, slot0, slot1, hyper):
     elif kind == RMSPROP:
         for d in range(dim):
             g = get_f32(gradient, d)
-            nu = (_ONE - a) * (g * g) + a * get_f32(slot0, d)
+            nu = rest_a * (g * g) + a * get_f32(slot0, d)
             put_f32(slot0, d, nu)
             put_f32(row, d, get_f32(row, d) - rate * g / math.sqrt(nu + b))
     else:
         eps, correction1, correction2 = get_f32(hyper, C), get_f32(hyper, CORRECTION1), get_f32(hyper, CORRECTION2)
         for d in range(dim):
             g = get_f32(gradient, d)
-            mu = (_ONE - a) * g + a * get_f32(slot0, d)
-            nu = (_ONE - b) * (g * g) + b * get_f32(slot1, d)
+            mu = rest_a * g + a * get_f32(slot0, d)
+            nu = rest_b * (g * g) + b * get_f32(slot1, d)
             put_f32(slot0, d, mu)
             put_f32(slot1, d, nu)
             update = (mu / correction1) / (math.sqrt(nu / correction2) + eps)

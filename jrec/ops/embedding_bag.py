@@ -60,7 +60,7 @@ def embedding_bag(
         raise ValueError(f"combiner {combiner!r} is unknown; choose sum, mean, sqrtn or max")
     _check_concrete_ids(ids, offsets, table.shape[0])
     if combiner == "max":
-        return _bag_max(table, ids, offsets, weights)
+        return _bag_max(implementation, table, ids, offsets, weights)
     if combiner != "sum":
         weights = _normalized(ids, offsets, weights, combiner)
     return _bag_sum(implementation, table, ids, offsets, weights)
@@ -128,19 +128,29 @@ def _normalized(ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | 
     return 1 / norm if weights is None else weights / norm
 
 
-def _bag_max(table: jax.Array, ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
+def _bag_max(
+    implementation: Implementation | None,
+    table: jax.Array,
+    ids: jax.Array,
+    offsets: jax.Array | None,
+    weights: jax.Array | None,
+) -> jax.Array:
     """Elementwise maximum; its gradient goes to the row that won, shared between equals as ``jnp.max`` does."""
     columns = None if weights is None else weights.reshape(-1, 1)
-    rows = jnp.reshape(_bag_sum(None, table, ids.reshape(-1, 1), None, columns), (*ids.shape, table.shape[1]))
+    rows = _bag_sum(implementation, table, ids.reshape(-1, 1), None, columns)
+    rows = jnp.reshape(rows, (*ids.shape, table.shape[1]))
     lowest = jnp.float32(-jnp.inf)
-    rows = jnp.where((ids >= 0)[..., None], rows, lowest)
+    real = ids >= 0
     if offsets is None:
-        highest = jnp.max(rows, axis=1, initial=lowest)
+        highest = jnp.max(jnp.where(real[..., None], rows, lowest), axis=1, initial=lowest)
+        occupied = jnp.any(real, axis=1)
     else:
-        segments = segment_of_entries(offsets, ids.shape[0])
-        rows = jnp.where((segments < offsets.shape[0] - 1)[:, None], rows, lowest)
-        highest = jax.ops.segment_max(rows, segments, offsets.shape[0] - 1, indices_are_sorted=True, mode="drop")
-    return jnp.where(highest == lowest, jnp.float32(0), highest)
+        segments, num_bags = segment_of_entries(offsets, ids.shape[0]), offsets.shape[0] - 1
+        real = real & (segments < num_bags)
+        rows = jnp.where(real[:, None], rows, lowest)
+        highest = jax.ops.segment_max(rows, segments, num_bags, indices_are_sorted=True, mode="drop")
+        occupied = jnp.zeros(num_bags, bool).at[segments].max(real, indices_are_sorted=True, mode="drop")
+    return jnp.where(occupied[:, None], highest, jnp.float32(0))
 
 
 def _check_concrete_ids(ids: jax.Array, offsets: jax.Array | None, num_rows: int) -> None:

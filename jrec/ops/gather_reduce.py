@@ -39,7 +39,8 @@ def gather_reduce(
     if source.ndim != 2 or not jnp.issubdtype(source.dtype, jnp.floating):
         raise ValueError(f"source must be a (rows, dim) float array, but is {source.dtype}{list(source.shape)}")
     arguments = (source, indices, offsets, weights)
-    return dispatch("gather_reduce", implementation, arguments, xla=_xla, native=_native, pallas=_pallas)
+    native = _native if source.dtype in (jnp.float32, jnp.bfloat16, jnp.float16) else None
+    return dispatch("gather_reduce", implementation, arguments, xla=_xla, native=native, pallas=_pallas)
 
 
 def check_segments(

@@ -70,8 +70,10 @@ class RowOptimizer(abc.ABC):
 
     def learning_rate_at(self, step: jax.Array) -> jax.Array:
         """The learning rate of step number ``step``, () float32."""
-        rate = self.learning_rate(step) if callable(self.learning_rate) else self.learning_rate
-        return jnp.asarray(rate, jnp.float32)
+        if not callable(self.learning_rate):
+            return jnp.asarray(self.learning_rate, jnp.float32)
+        with jax.numpy_dtype_promotion("standard"):  # optax's schedules mix integers and floats
+            return jnp.asarray(self.learning_rate(step), jnp.float32)
 
     def prepare(self, rows: jax.Array, gradients: jax.Array, gradient_scale: jax.Array | float = 1.0) -> jax.Array:
         """Unscales, clips and decays gradient rows, (n, dim) float32 each."""
@@ -181,7 +183,7 @@ class RMSProp(RowOptimizer):
         """See the base class."""
         del step
         decay = jnp.float32(self.decay)
-        nu = (1 - decay) * jnp.square(gradients) + decay * slots["nu"]
+        nu = jnp.float32(1 - self.decay) * jnp.square(gradients) + decay * slots["nu"]
         return rows - learning_rate * gradients * jax.lax.rsqrt(nu + jnp.float32(self.eps)), {"nu": nu}
 
 
@@ -209,8 +211,8 @@ class Adam(RowOptimizer):
     ) -> tuple[jax.Array, Slots]:
         """See the base class."""
         b1, b2 = jnp.float32(self.b1), jnp.float32(self.b2)
-        mu = (1 - b1) * gradients + b1 * slots["mu"]
-        nu = (1 - b2) * jnp.square(gradients) + b2 * slots["nu"]
+        mu = jnp.float32(1 - self.b1) * gradients + b1 * slots["mu"]
+        nu = jnp.float32(1 - self.b2) * jnp.square(gradients) + b2 * slots["nu"]
         correction1, correction2 = self.bias_corrections(step)
         update = (mu / correction1) / (jnp.sqrt(nu / correction2) + jnp.float32(self.eps))
         return rows - learning_rate * update, {"mu": mu, "nu": nu}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.gather_reduce import gather_reduce
-from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.row_optimizers import SGD, Adagrad, Adam, Momentum, RMSProp, RowOptimizer, RowWiseAdagrad, Slots
 from jrec.ops.types import Cast
 
 
@@ -69,7 +69,12 @@ def row_update(
 
     args = (table, slots, rows, gradients, step, scale, rounding_key)
     return dispatch(
-        "row_update", implementation, args, xla=xla, native=native if rounding_key is None else None, pallas=pallas
+        "row_update",
+        implementation,
+        args,
+        xla=xla,
+        native=native if _has_native(optimizer, table, rounding_key) else None,
+        pallas=pallas,
     )
 
 
@@ -144,8 +149,18 @@ def casted_update(
 
     args = (table, slots, cast, bag_gradients, weights, step, scale, rounding_key)
     return dispatch(
-        "casted_update", implementation, args, xla=xla, native=native if rounding_key is None else None, pallas=pallas
+        "casted_update",
+        implementation,
+        args,
+        xla=xla,
+        native=native if _has_native(optimizer, table, rounding_key) else None,
+        pallas=pallas,
     )
+
+
+def _has_native(optimizer: RowOptimizer, table: jax.Array, rounding_key: jax.Array | None) -> bool:
+    known = type(optimizer) in (SGD, Momentum, Adagrad, RowWiseAdagrad, RMSProp, Adam)
+    return known and rounding_key is None and table.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
 def casted_gather_reduce(

@@ -1,0 +1,87 @@
+"""Outputs and gradients of the embedding bag against float64 NumPy."""
+
+import doctest
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from hypothesis import given, settings
+
+from jrec import ops
+from jrec.ops import embedding_bag as public
+
+IMPLEMENTATIONS = ("xla", "native")
+S = reference.SHAPES
+COMBINERS = {
+    "sum": (S[0], S[2], S[3], S[7], S[11]),
+    "mean": (S[4], S[8], S[12]),
+    "sqrtn": (S[5], S[9], S[13]),
+    "max": (S[1], S[2], S[6], S[10], S[12]),
+}
+
+
+@functools.partial(jax.jit, static_argnames=("combiner", "implementation"))
+def _with_gradients(table, weights, ids, offsets, bag_gradients, *, combiner, implementation):
+    def bag(table, weights):
+        return ops.embedding_bag(table, ids, offsets, weights=weights, combiner=combiner, implementation=implementation)
+
+    out, pullback = jax.vjp(bag, table, weights)
+    return out, *pullback(bag_gradients)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_output_and_gradients_equal_reference(combiner, implementation):
+    @given(case=reference.cases(COMBINERS[combiner]))
+    @settings(max_examples=60)
+    def check(case):
+        out, table_gradient, weight_gradient = _with_gradients(
+            case.table, case.weights, case.ids, case.offsets, case.bag_gradients,
+            combiner=combiner, implementation=implementation,
+        )  # fmt: skip
+        want, want_table, want_weights = reference.embedding_bag(case, combiner)
+        np.testing.assert_allclose(out, want, rtol=1e-4, atol=2e-5)
+        assert table_gradient.dtype == case.table.dtype
+        eps = reference.EPSILON[case.shape.dtype]
+        np.testing.assert_allclose(np.asarray(table_gradient, np.float64), want_table, rtol=1e-4 + eps, atol=5e-5 + eps)
+        if case.weights is not None:
+            np.testing.assert_allclose(weight_gradient, want_weights, rtol=1e-4, atol=1e-4)
+
+    check()
+
+
+def test_docstring_example():
+    found = doctest.DocTestFinder().find(public, "embedding_bag", globs={"embedding_bag": public})
+    assert sum(len(test.examples) for test in found) >= 4
+    for test in found:
+        assert doctest.DocTestRunner().run(test).failed == 0
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("combiner", ["sum", "max"])
+def test_an_id_past_the_table_raises_or_is_nan_under_jit(combiner, implementation):
+    table, ids = jnp.ones((3, 2)), jnp.array([[0, 1], [2, 3]], jnp.int32)
+    with pytest.raises(ValueError, match=r"ids\[1, 1\] is 3, but the table has 3 rows"):
+        ops.embedding_bag(table, ids, combiner=combiner, implementation=implementation)
+    got = jax.jit(functools.partial(ops.embedding_bag, combiner=combiner, implementation=implementation))(table, ids)
+    assert np.all(np.isfinite(got[0]))
+    assert np.all(np.isnan(got[1]))
+
+
+def test_unknown_combiner():
+    with pytest.raises(ValueError, match="combiner 'min' is unknown"):
+        ops.embedding_bag(jnp.ones((3, 2)), jnp.zeros((1, 1), jnp.int32), combiner="min")
+
+
+def test_max_obeys_the_named_implementation():
+    with pytest.raises(ValueError, match="implementation='fast' is unknown"):
+        ops.embedding_bag(jnp.ones((3, 2)), jnp.zeros((1, 1), jnp.int32), combiner="max", implementation="fast")
+
+
+def test_max_of_infinite_rows_is_infinite():
+    table = jnp.array([[-jnp.inf, 1.0], [jnp.inf, 2.0]])
+    got = ops.embedding_bag(table, jnp.array([[0, -1], [1, 0]], jnp.int32), combiner="max", implementation="xla")
+    np.testing.assert_array_equal(got, [[-jnp.inf, 1.0], [jnp.inf, 2.0]])

@@ -1,0 +1,196 @@
+"""Optimizer steps of every implementation against float64 NumPy and against optax on dense tables."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+import reference
+from hypothesis import given, settings
+
+from jrec import ops
+from jrec.ops.row_update import casted_gather_reduce
+
+IMPLEMENTATIONS = ("xla", "native")
+S = reference.SHAPES
+SCHEDULE = optax.cosine_decay_schedule(0.3, 10)
+CASES = {
+    "sgd": (ops.SGD(learning_rate=0.5), (S[0], S[2], S[9])),
+    "sgd decayed": (ops.SGD(learning_rate=SCHEDULE, weight_decay=0.1), (S[3], S[8])),
+    "momentum": (ops.Momentum(learning_rate=0.1, max_row_norm=1.0), (S[1], S[12])),
+    "nesterov": (ops.Momentum(learning_rate=0.1, nesterov=True), (S[4], S[7])),
+    "adagrad": (ops.Adagrad(learning_rate=0.2, weight_decay=0.01), (S[6], S[10])),
+    "row-wise adagrad": (ops.RowWiseAdagrad(learning_rate=0.2, max_row_norm=2.0), (S[2], S[11], S[13])),
+    "rmsprop": (ops.RMSProp(learning_rate=0.05, decay=0.8), (S[4], S[8])),
+    "adam": (ops.Adam(learning_rate=SCHEDULE, weight_decay=0.02, max_row_norm=3.0), (S[3], S[5], S[12])),
+}
+STEPS = 3
+
+
+@functools.partial(jax.jit, static_argnames=("optimizer", "num_rows", "form", "implementation"))
+def _step(table, slots, ids, offsets, weights, bag_gradients, step, *, optimizer, num_rows, form, implementation):
+    cast = ops.tensor_cast(ids, offsets, num_rows=num_rows, implementation="native")
+    options = {"step": step, "gradient_scale": 0.5, "implementation": implementation}
+    if form == "casted":
+        return ops.casted_update(optimizer, table, slots, cast, bag_gradients, weights=weights, **options)
+    gradients = casted_gather_reduce(cast, bag_gradients, weights, implementation=implementation)
+    return ops.row_update(optimizer, table, slots, cast.rows, gradients, **options)
+
+
+def _reference_step(optimizer, case, table, slots, step):
+    """New float64 table, rounded to its dtype, and slots."""
+    table, slots = table.copy(), {name: slot.copy() for name, slot in slots.items()}
+    for row, gradient in reference.row_gradients(case).items():
+        old = {name: slot[row] for name, slot in slots.items()}
+        new, state = reference.step_row(optimizer, table[row].astype(np.float64), gradient, old, step=step, scale=0.5)
+        table[row] = new.astype(table.dtype)
+        for name, value in state.items():
+            slots[name][row] = value
+    return table, slots
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", CASES)
+def test_equals_reference(name, implementation):
+    optimizer, shapes = CASES[name]
+
+    @given(case=reference.cases(shapes, past=True))
+    @settings(max_examples=40)
+    def check(case):
+        form = "casted" if case.ids.ravel()[:1].sum() % 4 else "row_update"
+        eps = reference.EPSILON[case.shape.dtype]
+        touched = np.zeros(case.shape.rows, bool)
+        touched[list(reference.row_gradients(case))] = True
+        table, slots = jnp.asarray(case.table), optimizer.init(jnp.asarray(case.table))
+        want, want_slots = case.table.copy(), {n: np.asarray(slot, np.float64) for n, slot in slots.items()}
+        first, first_slots = table, slots
+        for step in range(STEPS if case.shape.dtype == "float32" else 1):
+            want, want_slots = _reference_step(optimizer, case, want, want_slots, step)
+            table, slots = _step(
+                table, slots, case.ids, case.offsets, case.weights, case.bag_gradients, step,
+                optimizer=optimizer, num_rows=case.shape.rows, form=form, implementation=implementation,
+            )  # fmt: skip
+        exact = want.astype(np.float64)
+        np.testing.assert_allclose(np.asarray(table, np.float64), exact, rtol=2e-4 + eps, atol=5e-5 + eps)
+        for slot, values in want_slots.items():
+            np.testing.assert_allclose(slots[slot], values, rtol=2e-4, atol=5e-5, err_msg=slot)
+            np.testing.assert_array_equal(np.asarray(slots[slot])[~touched], np.asarray(first_slots[slot])[~touched])
+        np.testing.assert_array_equal(
+            np.asarray(table)[~touched].view(np.uint8), np.asarray(first)[~touched].view(np.uint8)
+        )
+
+    check()
+
+
+DENSE = {
+    "sgd": (ops.SGD(learning_rate=0.3), optax.sgd(0.3)),
+    "scheduled sgd": (ops.SGD(learning_rate=SCHEDULE), optax.sgd(SCHEDULE)),
+    "momentum": (ops.Momentum(learning_rate=0.1, momentum=0.8), optax.sgd(0.1, momentum=0.8)),
+    "nesterov": (ops.Momentum(learning_rate=0.1, nesterov=True), optax.sgd(0.1, momentum=0.9, nesterov=True)),
+    "adagrad": (ops.Adagrad(learning_rate=SCHEDULE), optax.adagrad(SCHEDULE)),
+    "rmsprop": (ops.RMSProp(learning_rate=0.05), optax.rmsprop(0.05)),
+    "adam": (ops.Adam(learning_rate=SCHEDULE), optax.adam(SCHEDULE)),
+    "decayed adam": (
+        ops.Adam(learning_rate=0.1, weight_decay=0.2),
+        optax.chain(optax.add_decayed_weights(0.2), optax.adam(0.1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", DENSE)
+def test_equals_dense_optax_where_every_row_is_touched(name, implementation):
+    optimizer, dense = DENSE[name]
+    rng = np.random.default_rng(1)
+    rows, dim = 40, 24
+    table = jnp.asarray(rng.normal(size=(rows, dim)), jnp.float32)
+    expected, slots = table, optimizer.init(table)
+    state = dense.init(expected)
+    for step in range(5):
+        gradients = jnp.asarray(rng.normal(size=(rows, dim)), jnp.float32)
+        with jax.numpy_dtype_promotion("standard"):  # optax is not written for strict promotion
+            updates, state = dense.update(gradients, state, expected)
+        expected = optax.apply_updates(expected, updates)
+        order = rng.permutation(rows).astype(np.int32)
+        cast = ops.tensor_cast(jnp.asarray(order[:, None]), num_rows=rows, implementation="xla")
+        table, slots = ops.casted_update(
+            optimizer, table, slots, cast, gradients[order], step=step, implementation=implementation
+        )
+        np.testing.assert_allclose(table, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_row_wise_adagrad_keeps_the_mean_square_of_each_row(implementation):
+    optimizer = ops.RowWiseAdagrad(learning_rate=0.1, initial_accumulator=0.0)
+    table = jnp.zeros((3, 4))
+    gradients = jnp.array([[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0]])
+    rows = jnp.array([1, 2], jnp.int32)
+    new, slots = ops.row_update(optimizer, table, optimizer.init(table), rows, gradients, implementation=implementation)
+    np.testing.assert_allclose(slots["sum"], [0.0, 7.5, 0.0])
+    np.testing.assert_allclose(new[1], -0.1 * np.arange(1, 5) / np.sqrt(7.5), rtol=1e-6)
+    np.testing.assert_array_equal(new[2], np.zeros(4))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bit_tables_round_to_nearest_even(implementation, dtype):
+    numpy_dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    rng = np.random.default_rng(0)
+    old = rng.normal(size=(64, 64)).astype(numpy_dtype)
+    gradients = rng.normal(size=old.shape).astype(np.float32)
+    gradients[0] = np.float32(2.0**-9 if dtype == "bfloat16" else 2.0**-12) * np.arange(64)  # many exact ties
+    old[0] = 1.0
+    new, _ = ops.row_update(
+        ops.SGD(learning_rate=1.0), jnp.asarray(old), {}, jnp.arange(64, dtype=jnp.int32), jnp.asarray(gradients),
+        implementation=implementation,
+    )  # fmt: skip
+    want = (old.astype(np.float32) - gradients).astype(numpy_dtype)
+    np.testing.assert_array_equal(np.asarray(new), want)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_padding_rows_change_nothing(implementation):
+    table = jnp.arange(6.0).reshape(3, 2)
+    rows = jnp.array([1, 3, 3, 3], jnp.int32)
+    new, _ = ops.row_update(
+        ops.SGD(learning_rate=1.0), table, {}, rows, jnp.ones((4, 2)), implementation=implementation
+    )
+    np.testing.assert_array_equal(new, [[0.0, 1.0], [1.0, 2.0], [4.0, 5.0]])
+
+
+def test_a_foreign_optimizer_runs_by_its_own_step_and_native_refuses_it():
+    class Mine(ops.SGD):
+        def step_rows(self, rows, gradients, slots, learning_rate, step):
+            return rows + learning_rate * gradients, slots
+
+    update = functools.partial(
+        ops.row_update, Mine(learning_rate=2.0), jnp.ones((3, 2)), {}, jnp.zeros(1, jnp.int32), jnp.ones((1, 2))
+    )
+    np.testing.assert_array_equal(update()[0], [[3.0, 3.0], [1.0, 1.0], [1.0, 1.0]])
+    with pytest.raises(NotImplementedError, match="no native implementation"):
+        update(implementation="native")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gradients": jnp.ones((1, 3))}, "table must be"),
+        ({"gradients": jnp.ones((2, 2))}, "gradients must be float32 of shape"),
+        ({"rows": jnp.zeros((1, 1), jnp.int32)}, "rows must be"),
+        ({"slots": {}}, "keeps slots"),
+        ({"slots": {"sum": jnp.ones((3, 2))}}, "slot 'sum' must be float32 of shape"),
+    ],
+)
+def test_bad_arguments(change, message):
+    arguments = {
+        "optimizer": ops.RowWiseAdagrad(learning_rate=0.1),
+        "table": jnp.ones((3, 2)),
+        "slots": {"sum": jnp.ones(3)},
+        "rows": jnp.zeros(1, jnp.int32),
+        "gradients": jnp.ones((1, 2)),
+    }
+    with pytest.raises(ValueError, match=message):
+        ops.row_update(**(arguments | change))
