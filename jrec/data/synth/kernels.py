@@ -95,9 +95,9 @@ def draw_ids(seed, numbers, offsets, origin, rows, exponent, total, days, drift,
     rotating = rows // _ROTATING
     shift = np.int64(mix(seed, 1) % np.uint64(CLUSTERS))
     for k in range(numbers.size):
-        time = numbers[k] * days / total
+        day = numbers[k] * days // total
         if origin in (HOUR, WEEKDAY):
-            value = np.int64((time - math.floor(time)) * 24) if origin == HOUR else np.int64(time) % 7
+            value = numbers[k] * days * 24 // total % 24 if origin == HOUR else day % 7
             out[offsets[k]] = value % rows
             continue
         if origin == PARENT:
@@ -114,7 +114,7 @@ def draw_ids(seed, numbers, offsets, origin, rows, exponent, total, days, drift,
                     rank = own
             if drift and rotating > 1 and rank % _ROTATING == _ROTATING - 1:
                 # Each day the first of the rotating ranks goes to the end and the others move up one.
-                rank = (rank // _ROTATING + np.int64(time)) % rotating * _ROTATING + _ROTATING - 1
+                rank = (rank // _ROTATING + day) % rotating * _ROTATING + _ROTATING - 1
             out[j] = rank
 
 
@@ -144,7 +144,7 @@ def draw_dense(seed, numbers, clusters, out):
 
 
 @_compiled
-def add_rows(seed, offsets, items, weights, head, first_order, sums, squares):
+def add_rows(seed, offsets, items, weights, strength, head, first_order, sums, squares):
     """Adds a feature's planted effects: a scalar a row to ``first_order``, a vector a row to the interaction's sums.
 
     A factorization machine: interactions of all pairs of features are (|sums|^2 - squares) / 2. An item's effect fades
@@ -159,7 +159,7 @@ def add_rows(seed, offsets, items, weights, head, first_order, sums, squares):
         scalar = 0.0
         for j in range(offsets[k], offsets[k + 1]):
             fade = 1.0 / (1.0 + items[j] / head)
-            scale = (weights[j] if weights.size else 1.0) / math.sqrt(n)
+            scale = strength * (weights[j] if weights.size else 1.0) / math.sqrt(n)
             key = mix(seed, items[j])
             scalar += scale * math.sqrt(fade) * normal(key)
             for d in range(LATENT):

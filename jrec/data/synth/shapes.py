@@ -156,7 +156,7 @@ def _quickstart() -> Shape:
         exponent=1.2,
         logit_std=2.0,
         head=50,
-        shares=(0.6, 0.2, 0.2),
+        shares=(0.7, 0.1, 0.2),
         sources=("of no published log: small tables whose rows are seen often enough to be learned in a minute",),
     )
 

@@ -16,6 +16,7 @@ from jrec.data.synth import kernels
 from jrec.data.synth.examples import Examples, ExampleSource, derived_seed
 
 _SAMPLE = 1 << 14
+_CALENDAR = 0.3  # hours and weekdays matter less: the splits lie at different times and shall be much alike
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +65,9 @@ class Teacher:
         for synth in shape.features:
             found = examples.items[synth.feature.name]
             row_seed = derived_seed(seed, "teacher", synth.feature.table)
+            strength = _CALENDAR if synth.origin in ("hour", "weekday") else 1.0
             kernels.add_rows(
-                row_seed, found.offsets, found.items, found.weights, float(shape.head), rows, sums, squares
+                row_seed, found.offsets, found.items, found.weights, strength, float(shape.head), rows, sums, squares
             )
         if shape.dense:
             dense_seed = derived_seed(seed, "teacher of dense features")
