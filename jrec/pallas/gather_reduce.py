@@ -74,7 +74,7 @@ def _gather_reduce(
 ) -> jax.Array:
     dim = source.shape[1]
     if source.shape[0] == 0:  # every index is past the end
-        source, indices = jnp.zeros((1, dim), source.dtype), jnp.minimum(indices, 0) + (indices >= 0)
+        source, indices = jnp.zeros((1, dim), source.dtype), jnp.where(indices < 0, indices, 1)
     tile = Tile.of(dim, source.dtype.itemsize, chunks=config.chunks)
     gather = Gather(source, indices, weights)
     if offsets is None:

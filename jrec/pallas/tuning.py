@@ -43,6 +43,8 @@ class TuningConfig:
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise ValueError(f"{name}={value} must be a power of two")
+        if self.split < 2:
+            raise ValueError(f"{self.split=} must be at least 2: levels of pieces would never shrink")
         if self.chunks < 1 or self.blocks < 1:
             raise ValueError(f"{self.chunks=} and {self.blocks=} must be at least 1")
 

@@ -1,0 +1,170 @@
+"""The gather-reduce kernel in interpret mode against float64 NumPy."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pallas_interpreter import race_free
+
+from benchmarks.workloads import zipf_ids
+from jrec import ops
+from jrec.pallas import segments
+from jrec.pallas.gather_reduce import gather_reduce
+from jrec.pallas.interpret import interpreted
+from jrec.pallas.tile import Tile
+from jrec.pallas.tuning import TuningConfig, tune
+
+TINY_SPLIT = TuningConfig(chunks=1, unroll=2, split=4)
+SHAPES = (
+    reference.Shape(rows=50, dim=3, bags=9, length=5, weighted=True),
+    reference.Shape(rows=300, dim=64, bags=20, length=1, dtype="float16"),
+    reference.Shape(rows=90, dim=20, bags=12, capacity=77, dtype="bfloat16", weighted=True),
+    reference.Shape(rows=11, dim=256, bags=5, capacity=40),
+)
+
+
+@given(case=reference.cases(shapes=SHAPES, past=True))
+@settings(max_examples=40)
+def test_equals_reference(case):
+    with race_free():
+        got = gather_reduce(case.table, case.ids, case.offsets, case.weights, config=TINY_SPLIT)
+    np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("exponent", [1.05, 1.2, 2.0, None])
+def test_skewed_segments(exponent):
+    """Backward segments of a power law, and of one row that owns every lookup."""
+    rng = np.random.default_rng(5)
+    lookups, dim = 3000, 8
+    ids = np.zeros(lookups, np.int32) if exponent is None else zipf_ids(rng, 1000, lookups, exponent)
+    cast = ops.tensor_cast(jnp.asarray(ids.reshape(-1, 2)), num_rows=1000, unique_capacity=1000, implementation="xla")
+    gradients = rng.normal(size=(lookups // 2, dim)).astype(np.float32)
+    exact = np.zeros((1000, dim))
+    np.add.at(exact, ids, np.repeat(gradients.astype(np.float64), 2, axis=0))
+    rows = np.unique(ids)
+    config = TuningConfig(chunks=1, unroll=4, split=8, blocks=4)
+    with interpreted():
+        runs = [gather_reduce(gradients, cast.sources, cast.offsets, config=config) for _ in range(2)]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    np.testing.assert_allclose(runs[0][: rows.size], exact[rows], rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(runs[0][rows.size :], 0)
+
+
+@given(
+    lengths=st.lists(st.one_of(st.integers(0, 9), st.integers(0, 200)), min_size=10, max_size=10),
+    split=st.sampled_from([2, 8]),
+)
+@settings(max_examples=50)
+def test_full_runs_lie_within_their_segments(lengths, split):
+    """``full_runs`` names the segment of every node that lies within one, on every level."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    runs = jax.jit(segments.full_runs, static_argnums=(1, 2))(offsets, segments.level_sizes(2003, split), split)
+    for level, owners in enumerate(runs):
+        size = split ** (level + 1)
+        for node, owner in enumerate(np.asarray(owners)):
+            within = [s for s, (a, b) in enumerate(itertools.pairwise(offsets)) if a <= node * size < b]
+            full = bool(within) and (node + 1) * size <= offsets[within[0] + 1]
+            assert owner == (within[0] if full else -1)
+
+
+def test_levels_shrink_until_one_thread_can_walk_the_last():
+    assert segments.level_sizes(63, 64) == ()
+    assert segments.level_sizes(64, 64) == (1,)
+    assert segments.level_sizes(1_000_000, 64) == (15_625, 244)
+    assert segments.level_sizes(100_000_000, 64) == (1_562_500, 24_414, 381, 5)
+
+
+def test_one_bag_of_everything_in_the_padded_form_is_split():
+    rng = np.random.default_rng(2)
+    source = rng.normal(size=(31, 8)).astype(np.float32)
+    ids = rng.integers(0, 31, (1, 130)).astype(np.int32)
+    with interpreted():
+        got = gather_reduce(source, ids, config=dataclasses.replace(TINY_SPLIT, split=16))
+    np.testing.assert_allclose(got[0], source.astype(np.float64)[ids[0]].sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_an_empty_source_makes_lookups_nan_and_skips_stay_zero():
+    with interpreted():
+        got = gather_reduce(jnp.zeros((0, 4)), jnp.array([[0, -1], [-1, -1]], jnp.int32))
+    np.testing.assert_array_equal(got, [[np.nan] * 4, [0] * 4])
+
+
+def test_no_lookups_and_no_segments():
+    for ids, offsets in (
+        (jnp.zeros((3, 0), jnp.int32), None),
+        (jnp.zeros((0, 3), jnp.int32), None),
+        (jnp.zeros(0, jnp.int32), jnp.zeros(4, jnp.int32)),
+        (jnp.zeros(5, jnp.int32), jnp.zeros(1, jnp.int32)),
+    ):
+        segments_ = ids.shape[0] if offsets is None else offsets.shape[0] - 1
+        np.testing.assert_array_equal(gather_reduce(jnp.ones((5, 6)), ids, offsets), np.zeros((segments_, 6)))
+
+
+def test_the_op_reaches_the_kernel_and_differentiates():
+    rng = np.random.default_rng(3)
+    table = jnp.asarray(rng.normal(size=(12, 4)), jnp.float32)
+    ids = jnp.asarray(rng.integers(-1, 12, (6, 2)), jnp.int32)
+
+    def loss(table, ids, implementation):
+        return jnp.sum(jnp.square(ops.embedding_bag(table, ids, combiner="mean", implementation=implementation)))
+
+    with interpreted():
+        got = jax.jit(jax.value_and_grad(loss), static_argnums=2)(table, ids, "pallas")
+    want = jax.value_and_grad(loss)(table, ids, "xla")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
+
+
+def test_vmap():
+    rng = np.random.default_rng(4)
+    source = jnp.asarray(rng.normal(size=(3, 10, 4)), jnp.float32)
+    ids = jnp.asarray(rng.integers(0, 10, (3, 5, 2)), jnp.int32)
+    with interpreted():
+        got = jax.vmap(gather_reduce)(source, ids)
+    want = jnp.stack([source[i][ids[i]].sum(1) for i in range(3)])
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_too_long_rows_are_refused():
+    with pytest.raises(NotImplementedError, match="dims from 1 to 1024, not 2048; use implementation='xla'"):
+        ops.gather_reduce(jnp.ones((2, 2048)), jnp.zeros((1, 1), jnp.int32), implementation="pallas")
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("dim", [1, 3, 4, 6, 8, 16, 20, 64, 100, 128, 200, 256, 768, 1000, 1024])
+def test_tiles_cover_each_element_once(dim, itemsize):
+    tile = Tile.of(dim, itemsize, chunks=2)
+    thread, chunk, block = np.meshgrid(*(np.arange(n) for n in (128, tile.chunks, tile.blocks)), indexing="ij")
+    row = (chunk * 128 + thread) // tile.lanes
+    first = block * tile.width + thread % tile.lanes * tile.vector
+    places = (row[..., None] * 10_000 + first[..., None] + np.arange(tile.vector))[first < dim]
+    want = np.arange(tile.rows)[:, None] * 10_000 + np.arange(dim)
+    np.testing.assert_array_equal(np.sort(places.ravel()), want.ravel())
+    assert tile.vector * itemsize <= 16
+
+
+@pytest.mark.parametrize("element_slots", [None, 0, 1, 2])
+def test_heuristics_stay_within_the_registers(element_slots):
+    for dim in (1, 4, 16, 20, 64, 128, 256, 1000, 1024):
+        for lookups in (1000, 4000, 100_000):
+            config = tune(dim=dim, itemsize=4, segments=1000, lookups=lookups, element_slots=element_slots)
+            tile = Tile.of(dim, 4, chunks=config.chunks)
+            live = config.unroll + (1 if element_slots is None or not config.prefetch else 2 + element_slots)
+            assert live * tile.registers <= 224
+            assert tile.chunks * tile.blocks * config.unroll <= 32
+
+
+def test_a_config_that_no_kernel_can_follow_is_refused():
+    with pytest.raises(ValueError, match="unroll=3 must be a power of two"):
+        TuningConfig(chunks=1, unroll=3)
+    with pytest.raises(ValueError, match="split=1 must be at least 2"):
+        TuningConfig(chunks=1, unroll=1, split=1)
+    with pytest.raises(ValueError, match="at least 1"):
+        TuningConfig(chunks=0, unroll=1)
+    with pytest.raises(ValueError, match="must be a power of two that divides"):
+        Tile(dim=6, vector=4, lanes=2, blocks=1, rows=64)

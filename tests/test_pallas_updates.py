@@ -1,0 +1,206 @@
+"""The row update and casted update kernels in interpret mode against float64 NumPy: tables and slots."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from pallas_interpreter import race_free
+
+from jrec import ops
+from jrec.ops.rounding import round_values
+from jrec.pallas.casted_update import casted_update
+from jrec.pallas.interpret import interpreted
+from jrec.pallas.row_update import row_update
+from jrec.pallas.rules import rule_of
+from jrec.pallas.tuning import TuningConfig
+
+COMMON = {"learning_rate": lambda step: 0.5 / (step + 1), "weight_decay": 0.01, "max_row_norm": 1.5}
+OPTIMIZERS = (
+    ops.SGD(**COMMON),
+    ops.Momentum(nesterov=True, **COMMON),
+    ops.Adagrad(**COMMON),
+    ops.RowWiseAdagrad(**COMMON),
+    ops.RMSProp(**COMMON),
+    ops.Adam(**COMMON),
+)
+STEP, SCALE = 3, 0.5
+SHAPE = reference.Shape(rows=17, dim=20, bags=14, length=4, weighted=True)
+CONFIG = TuningConfig(chunks=1, unroll=2, split=4, blocks=2)
+
+
+def _case(shape=SHAPE, kind="power law"):
+    return reference.make_case(shape, np.random.default_rng(7), kind=kind, past=True)
+
+
+def _slots(optimizer, table):
+    rng = np.random.default_rng(8)
+    return {k: v + jnp.asarray(rng.uniform(size=v.shape), jnp.float32) for k, v in optimizer.init(table).items()}
+
+
+def _expected(optimizer, case, slots):
+    """Table and slots after a step, float64."""
+    table = case.table.astype(np.float64)
+    slots = {name: np.array(slot, np.float64) for name, slot in slots.items()}
+    for row, gradient in reference.row_gradients(case).items():
+        old = {name: slot[row].copy() for name, slot in slots.items()}
+        table[row], new = reference.step_row(optimizer, table[row], gradient, old, step=STEP, scale=SCALE)
+        for name, value in new.items():
+            slots[name][row] = value
+    return table, slots
+
+
+def _fused(optimizer, case, slots, *, config=CONFIG, key=None, unique_capacity=None):
+    table = jnp.asarray(case.table)
+    cast = ops.tensor_cast(
+        jnp.asarray(case.ids), num_rows=case.shape.rows, unique_capacity=unique_capacity, implementation="xla"
+    )
+    weights = None if case.weights is None else jnp.asarray(case.weights).reshape(-1)[cast.positions]
+    return casted_update(
+        optimizer,
+        table,
+        slots,
+        cast.rows,
+        cast.offsets,
+        cast.sources,
+        cast.num_unique,
+        jnp.asarray(case.bag_gradients),
+        weights,
+        jnp.int32(STEP),
+        jnp.float32(SCALE),
+        rounding=round_values,
+        rounding_key=key,
+        config=config,
+    )
+
+
+def _assert_close(got, want, rtol=1e-5, atol=1e-5):
+    np.testing.assert_allclose(np.asarray(got[0], np.float64), want[0], rtol=rtol, atol=atol)
+    for name, slot in want[1].items():
+        np.testing.assert_allclose(got[1][name], slot, rtol=rtol, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(o, id=type(o).__name__, marks=() if o.slots.get("sum") == "row" else pytest.mark.slow)
+        for o in OPTIMIZERS
+    ],
+)
+def test_casted_update(optimizer):
+    case = _case()
+    slots = _slots(optimizer, case.table)
+    with race_free():
+        got = _fused(optimizer, case, slots)
+    _assert_close(got, _expected(optimizer, case, slots))
+    untouched = np.setdiff1d(np.arange(case.shape.rows), list(reference.row_gradients(case)))
+    assert untouched.size
+    np.testing.assert_array_equal(got[0][untouched], case.table[untouched])
+    for name, slot in slots.items():
+        np.testing.assert_array_equal(got[1][name][untouched], slot[untouched])
+
+
+@pytest.mark.parametrize("optimizer", [OPTIMIZERS[3], OPTIMIZERS[5]], ids=lambda o: type(o).__name__)
+def test_row_update(optimizer):
+    case = _case(dataclasses.replace(SHAPE, dim=33))
+    slots = _slots(optimizer, case.table)
+    gradients = reference.row_gradients(case)
+    rows = np.full(30, case.shape.rows, np.int32)
+    rows[: len(gradients)] = sorted(gradients)
+    dense = np.full((30, 33), np.nan, np.float32)  # the gradients of padding are never read
+    dense[: len(gradients)] = [gradients[r] for r in sorted(gradients)]
+    with race_free():
+        got = row_update(
+            optimizer, jnp.asarray(case.table), slots, rows, dense, jnp.int32(STEP), jnp.float32(SCALE), config=CONFIG
+        )
+    _assert_close(got, _expected(optimizer, case, slots))
+
+
+@pytest.mark.parametrize("kind", ["identical", "all padding"])
+def test_casted_update_of_one_row_few_rows_and_none(kind):
+    shape = reference.Shape(rows=5, dim=4, bags=40, length=2)
+    case = _case(shape, kind)
+    optimizer = ops.RowWiseAdagrad(learning_rate=0.1)
+    slots = _slots(optimizer, case.table)
+    with interpreted():
+        got = _fused(optimizer, case, slots)
+        again = _fused(optimizer, case, slots, config=dataclasses.replace(CONFIG, prefetch=False))
+    _assert_close(got, _expected(optimizer, case, slots), rtol=2e-5)
+    np.testing.assert_array_equal(got[0], again[0])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_stochastic_rounding_stores_the_bits_of_the_xla_implementation(dtype):
+    optimizer = ops.SGD(learning_rate=0.125)
+    case = _case(dataclasses.replace(SHAPE, dtype=dtype, weighted=False))
+    # Gradients on a coarse grid, so that sums are exact and both sides round the same numbers.
+    case = dataclasses.replace(case, bag_gradients=np.round(case.bag_gradients * 64) / 64)
+    key = jax.random.key_data(jax.random.key(1))
+    cast = ops.tensor_cast(jnp.asarray(case.ids), num_rows=case.shape.rows, implementation="xla")
+    with interpreted():
+        got = ops.casted_update(
+            optimizer,
+            jnp.asarray(case.table),
+            {},
+            cast,
+            jnp.asarray(case.bag_gradients),
+            rounding_key=key,
+            implementation="pallas",
+        )[0]
+    want, nearest = (
+        ops.casted_update(
+            optimizer,
+            jnp.asarray(case.table),
+            {},
+            cast,
+            jnp.asarray(case.bag_gradients),
+            rounding_key=k,
+            implementation="xla",
+        )[0]
+        for k in (key, None)
+    )
+    np.testing.assert_array_equal(got, want)
+    assert np.any(np.asarray(want) != np.asarray(nearest))
+
+
+def test_the_rounding_key_has_no_native_kernel():
+    table, key = jnp.ones((3, 4), jnp.bfloat16), jnp.zeros(2, jnp.uint32)
+    with pytest.raises(NotImplementedError, match="row_update has no native implementation for these arguments"):
+        ops.row_update(
+            ops.SGD(learning_rate=1.0),
+            table,
+            {},
+            jnp.arange(1),
+            jnp.ones((1, 4)),
+            rounding_key=key,
+            implementation="native",
+        )
+
+
+def test_nothing_to_update():
+    table, none = jnp.ones((3, 4)), jnp.zeros(0, jnp.int32)
+    optimizer = ops.SGD(learning_rate=1.0)
+    got = row_update(optimizer, table, {}, none, jnp.zeros((0, 4)), jnp.int32(0), jnp.float32(1))
+    assert got[0] is table
+
+
+def test_an_optimizer_that_no_kernel_knows_is_refused():
+    class Signed(ops.SGD):
+        """Inherits the name of no rule."""
+
+    with pytest.raises(NotImplementedError, match="no Pallas kernel knows the step of Signed; known are SGD, Momentum"):
+        rule_of(Signed(learning_rate=1.0), 4)
+
+
+def test_too_long_rows_are_refused():
+    with pytest.raises(NotImplementedError, match="dims from 1 to 1024, not 1025"):
+        ops.row_update(
+            ops.SGD(learning_rate=1.0),
+            jnp.ones((3, 1025)),
+            {},
+            jnp.arange(1),
+            jnp.ones((1, 1025)),
+            implementation="pallas",
+        )
