@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from jrec.ops.dispatch import Implementation
@@ -137,7 +138,7 @@ def _bag_max(
 ) -> jax.Array:
     """Elementwise maximum; its gradient goes to the row that won, shared between equals as ``jnp.max`` does."""
     columns = None if weights is None else weights.reshape(-1, 1)
-    rows = _bag_sum(implementation, table, ids.reshape(-1, 1), None, columns)
+    rows: Any = _bag_sum(implementation, table, ids.reshape(-1, 1), None, columns)
     rows = jnp.reshape(rows, (*ids.shape, table.shape[1]))
     lowest = jnp.float32(-jnp.inf)
     real = ids >= 0
@@ -157,10 +158,11 @@ def _check_concrete_ids(ids: jax.Array, offsets: jax.Array | None, num_rows: int
     """Raises on an id past the table where the ids are at hand, that is outside jit."""
     if isinstance(ids, Tracer) or isinstance(offsets, Tracer) or ids.size == 0:
         return
-    flat = ids if offsets is None else ids[: int(offsets[-1])]
+    host_ids = np.asarray(ids)  # NumPy, since jnp would trace even concrete ids inside another function's jit
+    flat = host_ids if offsets is None else host_ids[: int(np.asarray(offsets)[-1])]
     if flat.size and (largest := int(flat.max())) >= num_rows:
-        place = tuple(int(i) for i in jnp.unravel_index(flat.argmax(), flat.shape))
+        place = [int(i) for i in np.unravel_index(flat.argmax(), flat.shape)]
         raise ValueError(
-            f"ids{list(place)} is {largest}, but the table has {num_rows} rows;"
+            f"ids{place} is {largest}, but the table has {num_rows} rows;"
             " hash or clip the ids, or enlarge the table"
         )

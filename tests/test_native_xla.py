@@ -1,0 +1,139 @@
+"""The native kernels inside jit: errors through XLA, availability, the compile cache, concurrency, thread counts."""
+
+import concurrent.futures
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrec import ops
+from jrec.native import xla
+from jrec.ops import dispatch
+
+
+@pytest.fixture
+def fresh():
+    """Availability is decided once; tests that change what it sees start and end afresh."""
+    xla.unavailable.cache_clear()
+    dispatch.native_unavailable.cache_clear()
+    yield
+    xla.unavailable.cache_clear()
+    dispatch.native_unavailable.cache_clear()
+
+
+@pytest.mark.parametrize("offsets", [[0, 5, 3, 6], [1, 2, 3, 6], [0, 2, 3, 7], [0, -1, 3, 6], [0, 2, 3, 2**30]])
+def test_malformed_offsets_are_errors_and_not_memory_faults(offsets):
+    ids, bounds = jnp.zeros(6, jnp.int32), jnp.array(offsets, jnp.int32)
+    with pytest.raises(Exception, match="offsets must ascend from 0 to at most the number of ids"):
+        jax.block_until_ready(ops.gather_reduce(jnp.ones((4, 8)), ids, bounds, implementation="native"))
+    with pytest.raises(Exception, match="offsets must ascend from 0 to at most the number of ids"):
+        jax.block_until_ready(ops.tensor_cast(ids, bounds, num_rows=4, implementation="native"))
+
+
+def test_malformed_casts_are_errors():
+    cast = ops.tensor_cast(jnp.zeros((5, 2), jnp.int32), num_rows=4, implementation="xla")
+    bad = ops.Cast(
+        rows=cast.rows,
+        offsets=cast.offsets + 3,
+        sources=cast.sources,
+        positions=cast.positions,
+        num_unique=jnp.int32(3),
+    )
+    with pytest.raises(Exception, match="offsets must ascend"):
+        jax.block_until_ready(
+            ops.casted_update(
+                ops.SGD(learning_rate=0.1), jnp.ones((4, 8)), {}, bad, jnp.ones((5, 8)), implementation="native"
+            )
+        )
+
+
+def test_results_do_not_depend_on_threads(monkeypatch):
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 3000, (40_000, 1)).astype(np.int32)
+    ids[rng.random(ids.shape) < 0.4] = 5
+    table, gradients = rng.normal(size=(3000, 40)).astype(np.float32), rng.normal(size=(40_000, 40)).astype(np.float32)
+    optimizer = ops.Adagrad(learning_rate=0.1)
+
+    def run():
+        def step(table, ids, gradients):
+            cast = ops.tensor_cast(ids, num_rows=3000, implementation="native")
+            new = ops.casted_update(optimizer, table, optimizer.init(table), cast, gradients, implementation="native")
+            return cast, new, ops.gather_reduce(gradients, cast.sources, cast.offsets, implementation="native")
+
+        return jax.jit(step)(table, ids, gradients)
+
+    results = []
+    for num_threads in ("1", "2", "2"):
+        monkeypatch.setenv("JREC_NUM_THREADS", num_threads)
+        results.append(jax.block_until_ready(run()))
+    for other in results[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other, results[0])
+
+
+def test_concurrent_callers_do_not_disturb_each_other():
+    rng = np.random.default_rng(0)
+    table = jnp.asarray(rng.normal(size=(2000, 48)), jnp.float32)
+    batches = [jnp.asarray(rng.integers(0, 2000, (6000, 4)), jnp.int32) for _ in range(6)]
+    run = jax.jit(lambda t, i: (ops.gather_reduce(t, i, implementation="native"), ops.tensor_cast(
+        i, num_rows=2000, implementation="native")))  # fmt: skip
+    want = [jax.block_until_ready(run(table, batch)) for batch in batches]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        for _ in range(5):
+            got = list(pool.map(lambda batch: jax.block_until_ready(run(table, batch)), batches))
+            jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_default_is_native_on_cpu():
+    lowered = jax.jit(lambda t, i: ops.gather_reduce(t, i)).lower(jnp.ones((4, 8)), jnp.zeros((2, 3), jnp.int32))
+    assert "jrec_gather_reduce" in lowered.as_text()
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("version", [(1, 0), (0, 3), None])
+def test_another_ffi_version_falls_back_to_xla_with_the_reason(version, monkeypatch):
+    monkeypatch.setattr(xla, "_api_version", lambda: version)
+    reason = "FFI version" if version is None else f"speaks FFI version {version[0]}.{version[1]}"
+    assert reason in xla.unavailable()
+    with pytest.warns(UserWarning, match=reason):
+        lowered = jax.jit(lambda t, i: ops.gather_reduce(t, i)).lower(jnp.ones((4, 8)), jnp.zeros((2, 3), jnp.int32))
+    assert "jrec_gather_reduce" not in lowered.as_text()
+    with pytest.raises(NotImplementedError, match=reason), warnings.catch_warnings():
+        ops.gather_reduce(jnp.ones((4, 8)), jnp.zeros((2, 3), jnp.int32), implementation="native")
+
+
+def test_the_installed_header_is_found():
+    assert xla.unavailable() is None
+    assert xla._api_version() >= (0, 4)
+
+
+def test_importing_ops_does_not_import_numba():
+    code = "import sys, jrec.ops; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_kernels_run_where_no_cache_can_be_written(tmp_path):
+    source = pathlib.Path(importlib.util.find_spec("jrec").origin).parent / "native" / "compile.py"
+    code = (
+        "from numba import types\n"
+        "from numba.core import caching\n"
+        "caching.CacheImpl._locator_classes = []\n"
+        "from jrec.native import ffi\n"
+        "assert ffi.pool_task.address\n"
+        "print('compiled')"
+    )
+    assert source.is_file()
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "compiled"
