@@ -8,6 +8,7 @@ must be the same; "kaggle vocabulary" has the cardinalities of the Kaggle log, t
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import statistics
 import subprocess
@@ -30,13 +31,13 @@ COUNTS = 13
 CHUNK = 50_000
 MAX_LINE = 3 + 10 * COUNTS + 9 * len(KAGGLE)
 
-# Runs the command and prints its own peak: a child's peak as its parent sees it includes the parent's size at the fork.
+# Runs the command and prints its own peak (as its parent sees it, it includes the parent at the fork) and CPU time.
 _CHILD = """
-import pathlib, sys
+import pathlib, sys, time
 from jrec.cli import main
 code = main(sys.argv[1:])
 status = pathlib.Path("/proc/self/status").read_text()
-print("peak", status.split("VmHWM:")[1].split()[0], file=sys.stderr)
+print("figures", status.split("VmHWM:")[1].split()[0], time.process_time(), file=sys.stderr)
 sys.exit(code)
 """
 
@@ -103,32 +104,48 @@ def write_log(path: pathlib.Path, rows: int, cardinalities: tuple[int, ...]) -> 
             file.write(out[:length].data)
 
 
-def run_prepare(log: pathlib.Path, out: pathlib.Path) -> tuple[float, float]:
-    """(seconds, peak resident MiB) of preparing a log in a process of its own."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """Seconds on the clock, seconds of all cores, peak resident MiB of one run."""
+
+    seconds: float
+    cpu_seconds: float
+    peak: float
+
+
+def run_prepare(log: pathlib.Path, out: pathlib.Path) -> Run:
+    """Measures preparing a log in a process of its own."""
     command = ["prepare", "criteo-kaggle", "--input", str(log), "--out", str(out), "--overwrite", "--quiet"]
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", _CHILD, *command], capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - start
     if done.returncode:
         raise RuntimeError(f"jrec prepare failed: {done.stderr}")
-    return seconds, int(done.stderr.split("peak")[1].split()[0]) / 1024
+    peak, cpu_seconds = done.stderr.split("figures")[1].split()[:2]
+    return Run(seconds=seconds, cpu_seconds=float(cpu_seconds), peak=int(peak) / 1024)
 
 
 def measure(report: harness.Report, folder: pathlib.Path, case: str, rows: int, cardinalities: tuple[int, ...]) -> None:
-    """Prepares logs of ``rows`` and 4 × ``rows`` rows in turn and records medians."""
+    """Prepares logs of ``rows`` and 4 × ``rows`` rows in turn and records medians.
+
+    "Speed" is that of the whole command; "speed beyond start-up" that of the rows by which the logs differ.
+    """
     logs = {n: folder / f"{n}.tsv" for n in (rows, 4 * rows)}
     for n, log in logs.items():
         write_log(log, n, cardinalities)
-    found: dict[int, list[tuple[float, float]]] = {n: [] for n in logs}
+    found: dict[int, list[Run]] = {n: [] for n in logs}
     for _ in range(1 if report.quick else 3):
         for n, log in logs.items():
             found[n].append(run_prepare(log, folder / "out"))
-    peaks = {}
+    peaks, seconds = {}, {}
     for n, runs in found.items():
         name = f"{case}, {n:,} rows"
-        report.add(name, "speed", n / statistics.median(seconds for seconds, _ in runs), "rows/s")
-        peaks[n] = statistics.median(peak for _, peak in runs)
+        seconds[n] = statistics.median(run.seconds for run in runs)
+        peaks[n] = statistics.median(run.peak for run in runs)
+        report.add(name, "speed", n / seconds[n], "rows/s")
+        report.add(name, "CPU time", statistics.median(run.cpu_seconds for run in runs) / n * 1e6, "s/million rows")
         report.add(name, "peak memory", peaks[n], "MiB")
+    report.add(case, "speed beyond start-up", 3 * rows / (seconds[4 * rows] - seconds[rows]), "rows/s")
     report.add(case, "peak memory of four times the rows", peaks[4 * rows] / peaks[rows], "times")
     for log in logs.values():
         log.unlink()
@@ -137,7 +154,7 @@ def measure(report: harness.Report, folder: pathlib.Path, case: str, rows: int, 
 def main() -> None:
     """Runs the benchmark."""
     arguments = harness.parser(__doc__).parse_args()
-    rows = 200_000 if arguments.quick else 1_000_000
+    rows = 250_000 if arguments.quick else 1_000_000
     with harness.Report(arguments, "prepare") as report, tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         warmup = folder / "warmup.tsv"
