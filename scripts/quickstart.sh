@@ -6,4 +6,4 @@ bash scripts/setup.sh
 if [ ! -e data/quickstart/schema.json ]; then
   .venv/bin/jrec synth --like quickstart --rows 1000000 --seed 0 --out data/quickstart
 fi
-.venv/bin/jrec train configs/quickstart.toml "$@"
+.venv/bin/jrec train configs/quickstart.toml --resume "$@"
