@@ -106,6 +106,17 @@ def test_skewed_sums_do_not_depend_on_threads(dtype):
     np.testing.assert_allclose(results[0][np.diff(offsets) > 0], sums[np.diff(offsets) > 0], rtol=1e-3, atol=5e-3)
 
 
+def test_results_can_be_written_to_a_given_array():
+    source, indices = np.ones((3, 2), np.float32), np.array([[0, 1], [2, -1]], np.int32)
+    out = np.full((2, 2), np.nan, np.float32)
+    assert host.gather_reduce(source, indices, out=out) is out
+    np.testing.assert_array_equal(out, [[2, 2], [1, 1]])
+    with pytest.raises(ValueError, match="out must be float32 of shape"):
+        host.gather_reduce(source, indices, out=out[:1])
+    with pytest.raises(ValueError, match="out is written in place"):
+        host.gather_reduce(source, indices, out=np.zeros((2, 2), np.float32).T)
+
+
 @st.composite
 def _tables(draw):
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -192,7 +203,7 @@ def test_bad_updates(change, message):
 def test_a_read_only_table_is_refused():
     table = np.zeros((4, 2), np.float32)
     table.flags.writeable = False
-    with pytest.raises(ValueError, match="table is updated in place"):
+    with pytest.raises(ValueError, match="table is written in place"):
         host.row_update(ops.SGD(learning_rate=0.1), table, {}, np.zeros(1, np.int32), np.zeros((1, 2), np.float32))
 
 

@@ -23,6 +23,7 @@ def gather_reduce(
     offsets: np.ndarray | None = None,
     *,
     weights: np.ndarray | None = None,
+    out: np.ndarray | None = None,
     threads: int | None = None,
 ) -> np.ndarray:
     """Sums (weighted) rows of ``source`` per segment; see ``jrec.ops.gather_reduce``.
@@ -33,13 +34,14 @@ def gather_reduce(
         past the source make their segment NaN.
       offsets: (num_segments + 1,) int32 or None.
       weights: float32 of the shape of ``indices``, or None.
+      out: (num_segments, dim) float32 to write to, or None for a new array.
       threads: None for ``threads.num_threads()``.
 
     Returns:
       (num_segments, dim) float32.
 
     Raises:
-      ValueError: on shapes, dtypes or offsets that do not fit.
+      ValueError: on shapes, dtypes or offsets that do not fit, or an ``out`` that is not writable and C-contiguous.
     """
     indices, offsets = checked_ids(indices, offsets)
     _check_matrix("source", source)
@@ -47,7 +49,10 @@ def gather_reduce(
         _check_array("weights", weights, indices.shape)
         weights = np.ascontiguousarray(weights)
     segments = indices.shape[0] if offsets is None else offsets.size - 1
-    out = np.empty((segments, source.shape[1]), np.float32)
+    if out is None:
+        out = np.empty((segments, source.shape[1]), np.float32)
+    _check_array("out", out, (segments, source.shape[1]))
+    _check_writable("out", out)
     job = _segment_job(source, indices, offsets, weights)
     job[kernels.Job.OUT] = pointer(out)
     job[kernels.Job.SEGMENT_COST] = kernels.GATHER_COST
@@ -188,4 +193,4 @@ def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: ty
 
 def _check_writable(name: str, array: np.ndarray) -> None:
     if not (array.flags.writeable and array.flags.c_contiguous):
-        raise ValueError(f"{name} is updated in place and must be writable and C-contiguous; make a copy of it")
+        raise ValueError(f"{name} is written in place and must be writable and C-contiguous; make a copy of it")

@@ -1,0 +1,246 @@
+"""Tensor Casting's Figures 6, 12, 16 and 17: the baseline's expand and coalesce against the casted backward pass.
+
+One table of each model RM1 to RM4 is measured and its figures times the model's tables are reported; tables of a model
+are alike. Both sides run on the same native kernels on the same threads, write to the same warm arrays, and sort with
+the same radix sort, so the ratio shows what the algorithm does and nothing else. Optimizer: SGD, as in the paper.
+
+    forward       gather-reduce
+    baseline      expand, coalesce (sort), coalesce (accumulate), scatter
+    casted        cast, casted gather-reduce, scatter; or cast and fused update, which never writes coalesced gradients
+
+Bytes count each primitive's loads and stores (Figure 6): every gathered row, every stored row, indices, and the sort's
+passes over 8-byte pairs; sums are held in registers, so accumulating reads each gradient once.
+
+Examples:
+  python -m benchmarks.casting --plot figures/
+  python -m benchmarks.casting --model rm1 --batch 2048 --dim 64
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks import harness, workloads
+from jrec import ops
+from jrec.native import host
+
+MODELS = ("rm1", "rm2", "rm3", "rm4")
+BATCHES = (1024, 2048, 4096, 8192, 16384, 32768)
+DIMS = (32, 64, 128, 256)
+BATCH, DIM = 2048, 64  # the paper's middle default batch, and its default dim
+FORWARD = ("gather-reduce",)
+BASELINE = ("expand", "coalesce (sort)", "coalesce (accumulate)", "scatter")
+CASTED = ("cast", "casted gather-reduce", "scatter")
+FUSED = ("cast", "fused update")
+SORT_DIGIT_BITS = 11
+SECONDS, QUICK_SECONDS = 1.0, 0.2
+SGD = ops.SGD(learning_rate=0.01)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """Milliseconds and bytes of every primitive at one model, batch and dim, all tables together."""
+
+    model: str
+    batch: int
+    dim: int
+    milliseconds: dict[str, float]
+    size: dict[str, float]
+
+    def total(self, primitives: tuple[str, ...]) -> float:
+        """Milliseconds of some primitives together."""
+        return sum(self.milliseconds[p] for p in primitives)
+
+    @property
+    def backward_speedup(self) -> float:
+        """Baseline backward by cast and fused update."""
+        return self.total(BASELINE) / self.total(FUSED)
+
+    @property
+    def coalesce_speedup(self) -> float:
+        """Expand and coalesce by cast and casted gather-reduce: Figure 12's right axis."""
+        return self.total(BASELINE[:3]) / self.total(CASTED[:2])
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    arguments = _parser().parse_args()
+    models = arguments.model or (MODELS[:1] if arguments.quick else MODELS)
+    batches = arguments.batch or ((BATCH,) if arguments.quick else BATCHES)
+    dims = arguments.dim or ((DIM,) if arguments.quick else DIMS)
+    wanted = {(b, DIM if DIM in dims else dims[0]) for b in batches}
+    wanted |= {(BATCH if BATCH in batches else batches[0], d) for d in dims}
+    points = []
+    with harness.Report(arguments, "casting") as report:
+        for model in models:
+            for batch, dim in sorted(wanted):
+                points.append(_measure(model, batch, dim, QUICK_SECONDS if report.quick else SECONDS))
+                _report(report, points[-1])
+        if arguments.plot is not None:
+            for path in _plot(points, arguments.plot):
+                report.note(f"wrote {path}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = harness.parser(__doc__)
+    parser.add_argument("--model", nargs="+", choices=MODELS)
+    parser.add_argument("--batch", nargs="+", type=int, help=f"default: {' '.join(map(str, BATCHES))}")
+    parser.add_argument("--dim", nargs="+", type=int, help=f"default: {' '.join(map(str, DIMS))}")
+    parser.add_argument("--plot", type=pathlib.Path, metavar="FOLDER", help="also write the figures as PNG")
+    return parser
+
+
+def _measure(model: str, batch: int, dim: int, seconds: float) -> Point:
+    workload = dataclasses.replace(workloads.WORKLOADS[model], dim=dim, bottom=(), batch=batch)
+    rows, length = workload.rows[0], workload.ids_per_bag[0]
+    rng = np.random.default_rng(0)
+    ids = workloads.zipf_ids(rng, rows, batch * length, workload.zipf).reshape(batch, length)
+    table = workloads.initial_table(workload, 0, seed=0)
+    gradients = rng.standard_normal((batch, dim), dtype=np.float32)
+    bags = np.repeat(np.arange(batch, dtype=np.int32), length)[:, None]
+    cast: Any = host.tensor_cast(ids, num_rows=rows)
+    unique = int(cast.num_unique)
+    unique_rows, offsets = cast.rows[:unique], cast.offsets[: unique + 1]
+    expanded = host.gather_reduce(gradients, bags)
+    coalesced = host.gather_reduce(expanded, cast.positions, offsets)
+    if not np.array_equal(coalesced, host.gather_reduce(gradients, cast.sources, offsets)):
+        raise SystemExit(f"{model}: the casted gather-reduce differs from expand and coalesce")
+
+    output, buffer = np.empty_like(gradients), np.empty_like(coalesced)
+    steps: dict[str, Callable[[], Any]] = {
+        "gather-reduce": lambda: host.gather_reduce(table, ids, out=output),
+        "expand": lambda: host.gather_reduce(gradients, bags, out=expanded),
+        "coalesce (accumulate)": lambda: host.gather_reduce(expanded, cast.positions, offsets, out=buffer),
+        "scatter": lambda: host.row_update(SGD, table, {}, unique_rows, coalesced),
+        "cast": lambda: host.tensor_cast(ids, num_rows=rows),
+        "casted gather-reduce": lambda: host.gather_reduce(gradients, cast.sources, offsets, out=buffer),
+        "fused update": lambda: host.casted_update(SGD, table, {}, cast, gradients),
+    }
+    times = {
+        name: harness.alternate(harness.timed(step), seconds=seconds, warmup=1, min_pairs=3).median
+        for name, step in steps.items()
+    }
+    times["coalesce (sort)"] = times["cast"]
+    size = _bytes(lookups=ids.size, bags=batch, unique=unique, rows=rows, row=4 * dim)
+    tables = workload.num_tables
+    return Point(
+        model=model,
+        batch=batch,
+        dim=dim,
+        milliseconds={name: 1e3 * tables * time for name, time in times.items()},
+        size={name: float(tables * count) for name, count in size.items()},
+    )
+
+
+def _bytes(*, lookups: int, bags: int, unique: int, rows: int, row: int) -> dict[str, int]:
+    """Loads and stores of each primitive; ``row`` is the bytes of a row."""
+    passes = -(-rows.bit_length() // SORT_DIGIT_BITS)
+    sort = 4 * lookups + passes * 16 * lookups + 8 * lookups + 8 * unique
+    return {
+        "gather-reduce": lookups * (row + 4) + bags * row,
+        "expand": lookups * (row + 4) + bags * row,
+        "coalesce (sort)": sort,
+        "coalesce (accumulate)": lookups * (row + 4) + unique * (row + 4),
+        "scatter": unique * (3 * row + 4),
+        "cast": sort,
+        "casted gather-reduce": lookups * (row + 4) + unique * (row + 4),
+        "fused update": lookups * (row + 4) + unique * (2 * row + 8),
+    }
+
+
+def _report(report: harness.Report, point: Point) -> None:
+    case = f"{point.model}, batch {point.batch:,}, dim {point.dim}"
+    for name, time in point.milliseconds.items():
+        report.add(case, f"{name}, time", time, "ms")
+        report.add(case, f"{name}, traffic", point.size[name] / 1e6, "MB")
+    baseline = "expand-coalesce"
+    report.add(
+        case,
+        "cast + casted gather-reduce",
+        point.total(CASTED[:2]),
+        "ms",
+        peer=baseline,
+        ratio=point.coalesce_speedup,
+    )
+    report.add(
+        case, "cast + fused update", point.total(FUSED), "ms", peer=f"{baseline}-scatter", ratio=point.backward_speedup
+    )
+
+
+def _plot(points: list[Point], folder: pathlib.Path) -> list[pathlib.Path]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    middle = _defaults(points)
+    figures = {
+        "figure06_traffic": _stacked(plt, middle, "size", 1e6, "MB a step"),
+        "figure12_latency": _stacked(plt, middle, "milliseconds", 1.0, "ms a step"),
+        "figure16_batch": _lines(plt, [p for p in points if p.dim == middle[0].dim], "batch"),
+        "figure17_dim": _lines(plt, [p for p in points if p.batch == middle[0].batch], "dim"),
+    }
+    paths = []
+    for name, figure in figures.items():
+        paths.append(folder / f"{name}.png")
+        figure.savefig(paths[-1], dpi=150, bbox_inches="tight")
+        plt.close(figure)
+    return paths
+
+
+def _defaults(points: list[Point]) -> list[Point]:
+    """One point a model, at the default batch and dim where they were measured."""
+    first: dict[str, Point] = {}
+    for point in sorted(points, key=lambda p: (p.batch != BATCH, p.dim != DIM)):
+        first.setdefault(point.model, point)
+    return list(first.values())
+
+
+def _stacked(plt: Any, points: list[Point], field: str, unit: float, label: str) -> Any:
+    figure, axes = plt.subplots(figsize=(2.2 * len(points) + 3, 4))
+    sides = (("baseline", FORWARD + BASELINE), ("casted", FORWARD + CASTED), ("fused", FORWARD + FUSED))
+    names = list(dict.fromkeys(name for _, primitives in sides for name in primitives))
+    colors = {name: plt.get_cmap("tab10")(i) for i, name in enumerate(names)}
+    ticks, place = [], 0.0
+    for point in points:
+        for side, primitives in sides:
+            bottom = 0.0
+            for name in primitives:
+                height = getattr(point, field)[name] / unit
+                axes.bar(place, height, bottom=bottom, color=colors[name], width=0.8)
+                bottom += height
+            ticks.append((place, f"{point.model}\n{side}"))
+            place += 1
+        place += 0.6
+    axes.set_xticks([t for t, _ in ticks], [text for _, text in ticks], fontsize=7)
+    axes.set_ylabel(label)
+    axes.set_title(f"batch {points[0].batch:,}, dim {points[0].dim}", fontsize=9)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colors[name]) for name in names]
+    axes.legend(handles, names, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def _lines(plt: Any, points: list[Point], field: str) -> Any:
+    figure, axes = plt.subplots(figsize=(5, 4))
+    for model in dict.fromkeys(p.model for p in points):
+        series = sorted((getattr(p, field), p.backward_speedup) for p in points if p.model == model)
+        axes.plot([x for x, _ in series], [y for _, y in series], marker="o", label=model)
+    values = sorted({getattr(p, field) for p in points})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(values, [f"{v:,}" for v in values])
+    axes.set_xlabel(field)
+    axes.set_ylabel("speedup of the backward pass")
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.legend()
+    return figure
+
+
+if __name__ == "__main__":
+    main()
