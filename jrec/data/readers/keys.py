@@ -32,6 +32,10 @@ _FINGERPRINT_SEED = np.uint64(0xD6E8FEB86659FD93)
 _FINGERPRINT_STEP = np.uint64(0xA0761D6478BD642F)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+# A look-up, because branches on random digits are mispredicted; 255 marks what is no digit.
+_HEX_DIGITS = np.full(256, 255, np.uint64)
+for _i, _c in enumerate(b"0123456789abcdef"):
+    _HEX_DIGITS[_c] = _HEX_DIGITS[ord(chr(_c).upper())] = _i
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
@@ -65,19 +69,13 @@ def hex8_key(buffer, start, end):
     """(is it 8 hexadecimal digits of either case, the key of their lower-case form)."""
     if end - start != 8:
         return False, MISSING
-    value = np.uint64(0)
-    for i in range(start, end):
-        c = buffer[i]
-        if 48 <= c <= 57:
-            digit = c - 48
-        elif 97 <= c <= 102:
-            digit = c - 87
-        elif 65 <= c <= 70:
-            digit = c - 55
-        else:
-            return False, MISSING
-        value = (value << _FOUR) | np.uint64(digit)
-    return True, _TAG_HEX | value
+    value, seen = np.uint64(0), np.uint64(0)
+    first = np.uint64(start)  # unsigned: numba checks signed indices for being negative
+    for i in range(8):
+        digit = _HEX_DIGITS[buffer[first + np.uint64(i)]]
+        seen |= digit
+        value = (value << _FOUR) | digit
+    return seen <= _NIBBLE, _TAG_HEX | value
 
 
 @numba.njit(cache=True, nogil=True)

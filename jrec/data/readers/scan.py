@@ -18,6 +18,7 @@ SKIP, NUMBER, INTEGER, HEX, TEXT, MULTI, WEIGHTS = range(7)
 OK, WRONG_COUNT, BAD_QUOTE, NOT_NUMBER, NOT_FINITE, NOT_INTEGER, NOT_HEX, NOT_UTF8, HAS_NUL, BLANK = range(10)
 
 _NEWLINE, _RETURN, _QUOTE = 10, 13, 34
+_ONE = np.uint64(1)
 _SLOW = -1  # a number that needs more than one correctly rounded operation
 _EXACT_MANTISSA = 1 << 53
 _POWERS = 10.0 ** np.arange(23)  # exact in float64
@@ -261,6 +262,7 @@ def parse_lines(buffer, length, delimiter, quoting, kinds, slots, blanks, separa
     num_fields = kinds.shape[0]
     counts = np.zeros(5, np.int64)
     saved = np.zeros(5, np.int64)
+    first_mark, one_mark = delimiter[0], delimiter.shape[0] == 1
     at, line, tail = 0, 0, length
     while at < length:
         line_start, field, code = at, 0, OK
@@ -280,8 +282,13 @@ def parse_lines(buffer, length, delimiter, quoting, kinds, slots, blanks, separa
                 at_end = buffer[at] == _NEWLINE
             else:
                 start = at
-                while buffer[at] != _NEWLINE and not _is_at(buffer, at, delimiter):
-                    at += 1
+                place = np.uint64(at)  # unsigned: numba checks signed indices for being negative
+                while True:
+                    c = buffer[place]
+                    if c == _NEWLINE or (c == first_mark and (one_mark or _is_at(buffer, np.int64(place), delimiter))):
+                        break
+                    place += _ONE
+                at = np.int64(place)
                 end = at
                 at_end = buffer[at] == _NEWLINE
                 if at_end and end > start and buffer[end - 1] == _RETURN:
