@@ -1,0 +1,162 @@
+"""Every kernel compiles for an H200, over dims, dtypes, combiners and optimizers; its code and memory are checked."""
+
+import functools
+import itertools
+import re
+import sys
+
+import aot
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jrec import ops
+from jrec.ops.types import Cast
+
+pytestmark = [pytest.mark.aot, aot.needs_environment()]
+
+ROWS, BAGS, LOOKUPS = 40_000_000, 4096, 81_920  # rows times 128 elements pass 2**31, and every size passes 2**32 bytes
+DIMS = (4, 8, 16, 20, 64, 100, 128, 256, 1024)
+DTYPES = ("float32", "bfloat16", "float16")
+OPTIMIZERS = (ops.SGD, ops.Momentum, ops.Adagrad, ops.RowWiseAdagrad, ops.RMSProp, ops.Adam)
+compiled_variants: list[str] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _report():
+    yield
+    sys.stderr.write(f"\n{len(compiled_variants)} kernel variants compiled for sm_90a\n")
+
+
+def _compile(name, function, *arguments, **options):
+    """Compiles and checks what holds for every kernel; gives the executable and the PTX modules."""
+    with aot.dumped_ptx() as dumped:
+        compiled = aot.compile_for_h200(function, *arguments, **options)
+    modules = [device for device, _ in dumped]
+    for module in modules:
+        entry = re.search(r"\.entry (\w+)\(", module)[1]
+        compiled_variants.append(f"{name} {entry}")
+        assert ".target sm_90a" in module
+        assert ".local" not in module, f"{entry} keeps values in local memory"
+        assert "atom." not in module
+        assert "red." not in module
+    return compiled, modules
+
+
+def _offsets(segments):
+    return aot.shape((segments + 1,), jnp.int32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", DIMS)
+def test_gather_reduce(dim, dtype):
+    table = aot.shape((ROWS if dim <= 128 else ROWS // 20, dim), dtype)
+    weights = aot.shape((LOOKUPS,))
+    forms = (
+        ("one-hot", aot.shape((BAGS, 1), jnp.int32), None, None),
+        ("ragged sum", aot.shape((LOOKUPS,), jnp.int32), _offsets(BAGS), None),
+        ("ragged mean", aot.shape((LOOKUPS,), jnp.int32), _offsets(BAGS), weights),
+    )
+    run = functools.partial(ops.gather_reduce, implementation="pallas")
+    for name, ids, offsets, weights in forms:
+        compiled, modules = _compile(
+            f"gather_reduce {name} {dim} {dtype}",
+            lambda t, i, o, w: run(t, i, o, weights=w),
+            table,
+            ids,
+            offsets,
+            weights,
+        )
+        # One piece for each 64 lookups at most, and a few numbers for each.
+        assert compiled.memory_analysis().temp_size_in_bytes <= LOOKUPS // 32 * (dim * 4 + 64) + 4096
+        itemsize = jnp.dtype(dtype).itemsize
+        access = min(16, (dim * itemsize) & -(dim * itemsize))
+        assert _widest_load(modules[0]) == access or name != "one-hot"
+
+
+def _widest_load(ptx):
+    loads = re.findall(r"ld\.global(?:\.v(\d))?\.[bfus](\d+)", ptx)
+    return max(int(n or 1) * int(bits) // 8 for n, bits in loads)
+
+
+@pytest.mark.parametrize("dim", [20, 64, 128])
+def test_row_addresses_have_64_bits(dim):
+    """A row's byte offset is a widening product: 32 bits would wrap from row 2**32 / (4 * dim) on."""
+    ids, table = aot.shape((BAGS, 1), jnp.int32), aot.shape((ROWS, dim))
+    run = functools.partial(ops.gather_reduce, implementation="pallas")
+    _, (module,) = _compile(f"addresses {dim}", run, table, ids)
+    products = re.findall(rf"mul\.wide\.[su]32 \s*(%rd\d+), %r\d+, {dim * 4};", module)
+    assert products
+    assert not re.findall(rf"mul\.lo\.[sub]32 \s*%r\d+, %r\d+, {dim * 4};", module)
+    assert not re.findall(r"ld\.global\S* \s*[^\[]*\[%r\d", module)
+
+
+def _cast(unique, lookups):
+    i32 = functools.partial(aot.shape, dtype=jnp.int32)
+    return Cast(
+        rows=i32((unique,)), offsets=i32((unique + 1,)), sources=i32((lookups,)), positions=i32((lookups,)),
+        num_unique=i32(()),
+    )  # fmt: skip
+
+
+def _slots(optimizer, rows, dim):
+    return {n: aot.shape((rows, dim) if s == "element" else (rows,)) for n, s in optimizer.slots.items()}
+
+
+VARIANTS = [
+    *itertools.product(OPTIMIZERS, (16, 64, 128), ("float32",)),
+    *itertools.product(OPTIMIZERS, (64,), ("bfloat16", "float16")),
+    *itertools.product((ops.RowWiseAdagrad, ops.Adam), (4, 20, 1024), ("float32", "bfloat16")),
+]
+
+
+@pytest.mark.parametrize(("kind", "dim", "dtype"), VARIANTS, ids=lambda v: getattr(v, "__name__", str(v)))
+def test_updates_are_in_place(kind, dim, dtype):
+    rows = ROWS if dim <= 64 else ROWS // 10
+    optimizer = kind(learning_rate=0.1, weight_decay=1e-5, max_row_norm=1.0)
+    table, slots = aot.shape((rows, dim), dtype), _slots(optimizer, rows, dim)
+    stochastic = dtype != "float32"
+
+    def fused(table, slots, cast, gradients, key):
+        return ops.casted_update(
+            optimizer, table, slots, cast, gradients, rounding_key=key if stochastic else None, implementation="pallas"
+        )
+
+    def plain(table, slots, rows, gradients):
+        return ops.row_update(optimizer, table, slots, rows, gradients, implementation="pallas")
+
+    key = aot.shape((2,), jnp.uint32)
+    unique = aot.shape((LOOKUPS,), jnp.int32), aot.shape((LOOKUPS, dim))
+    for name, function, arguments in (
+        ("casted_update", fused, (table, slots, _cast(LOOKUPS, LOOKUPS), aot.shape((BAGS, dim)), key)),
+        ("row_update", plain, (table, slots, *unique)),
+    ):
+        compiled, modules = _compile(
+            f"{name} {kind.__name__} {dim} {dtype}", function, *arguments, donate_argnums=(0, 1), keep_unused=True
+        )
+        assert modules
+        memory = compiled.memory_analysis()
+        stored = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((table, slots)))
+        assert memory.alias_size_in_bytes == stored
+        # The coalesced gradient, (LOOKUPS, dim) float32, is not among the temporaries.
+        assert memory.temp_size_in_bytes <= LOOKUPS // 32 * (dim * 4 + 64) + 4096
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_a_training_step_holds_nothing_of_a_tables_size(implementation):
+    optimizer, rows, dim = ops.RowWiseAdagrad(learning_rate=0.1), ROWS // 4, 64
+    tables, slots = {"t": aot.shape((rows, dim))}, {"t": _slots(optimizer, rows, dim)}
+    bags = {"t": ops.Bags(ids=aot.shape((BAGS, 20), jnp.int32))}
+
+    def step(tables, slots, bags, number):
+        activations, residuals = ops.lookup(tables, bags, implementation=implementation)
+        gradients = jax.grad(lambda a: jnp.sum(jnp.square(a["t"])))(activations)
+        return ops.apply_gradients(
+            optimizer, tables, slots, residuals, gradients, step=number, implementation=implementation
+        )
+
+    arguments = tables, slots, bags, aot.shape((), jnp.int32)
+    compiled, _ = _compile(f"step {implementation}", step, *arguments, donate_argnums=(0, 1))
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == rows * dim * 4 + rows * 4
+    assert memory.temp_size_in_bytes < 4 * LOOKUPS * dim * 4 < rows * dim * 4 / 10

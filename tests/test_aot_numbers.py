@@ -1,0 +1,150 @@
+"""The kernels as compiled for an H200, run on the PTX machine, against float64 NumPy."""
+
+import dataclasses
+
+import aot
+import jax
+import jax.numpy as jnp
+import numpy as np
+import ptx_machine
+import pytest
+import reference
+from test_pallas_updates import OPTIMIZERS, SCALE, STEP, _assert_close, _expected, _fused, _slots
+
+from jrec import ops
+from jrec.ops.rounding import round_values, stochastic_round
+from jrec.pallas.gather_reduce import gather_reduce
+from jrec.pallas.row_update import row_update
+from jrec.pallas.tuning import TuningConfig
+
+pytestmark = [pytest.mark.aot, aot.needs_environment()]
+
+CONFIG = TuningConfig(chunks=1, unroll=2, split=4, blocks=3)
+SHAPES = (
+    reference.Shape(rows=40, dim=4, bags=70, length=1),
+    reference.Shape(rows=50, dim=3, bags=9, length=5, weighted=True),
+    reference.Shape(rows=50, dim=6, bags=9, capacity=30, dtype="bfloat16"),
+    reference.Shape(rows=50, dim=16, bags=33, length=3, dtype="float16", weighted=True),
+    reference.Shape(rows=90, dim=20, bags=12, capacity=77, dtype="bfloat16", weighted=True),
+    reference.Shape(rows=90, dim=64, bags=12, capacity=77),
+    reference.Shape(rows=30, dim=100, bags=7, capacity=50, dtype="float16"),
+    reference.Shape(rows=30, dim=128, bags=7, length=4, dtype="bfloat16"),
+    reference.Shape(rows=30, dim=200, bags=7, capacity=33, weighted=True),
+    reference.Shape(rows=9, dim=1024, bags=5, capacity=33, dtype="bfloat16"),
+)
+
+
+def _jax(array):
+    return None if array is None else jnp.asarray(array)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("case_shape", SHAPES, ids=lambda s: f"{s.dim}-{s.dtype}")
+def test_gather_reduce(case_shape, chunks):
+    case = reference.make_case(case_shape, np.random.default_rng(case_shape.dim), kind="power law", past=True)
+    config = dataclasses.replace(CONFIG, chunks=chunks)
+    with aot.ptx_machine_launches() as modules:
+        got = gather_reduce(_jax(case.table), _jax(case.ids), _jax(case.offsets), _jax(case.weights), config=config)
+    assert modules
+    np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("dim", [20, 128, 1000])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_casted_update(optimizer, dim):
+    case_shape = reference.Shape(rows=17, dim=dim, bags=14, length=4, weighted=dim == 20)
+    case = reference.make_case(case_shape, np.random.default_rng(dim), kind="power law", past=True)
+    slots = _slots(optimizer, case.table)
+    with aot.ptx_machine_launches() as modules:
+        got = _fused(optimizer, case, slots, config=CONFIG)
+    assert len(modules) >= 3  # short segments, pieces, long segments
+    _assert_close(got, _expected(optimizer, case, slots))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dim", [4, 24])
+def test_row_update_rounds_stochastically_as_xla_does(dim, dtype):
+    rng = np.random.default_rng(dim)
+    table = jnp.asarray(rng.normal(size=(50, dim)) * rng.choice([1, 1e-5], (50, 1)), dtype)
+    gradients = jnp.asarray(rng.normal(size=(30, dim)) * 1e-3, jnp.float32)
+    rows = jnp.asarray(np.sort(rng.choice(60, 30, replace=False)), jnp.int32)
+    key = jax.random.key_data(jax.random.key(5))
+    with aot.ptx_machine_launches():
+        got, _ = row_update(
+            ops.SGD(learning_rate=1.0),
+            table,
+            {},
+            rows,
+            gradients,
+            jnp.int32(0),
+            jnp.float32(1),
+            rounding=round_values,
+            rounding_key=key,
+        )
+    real = np.asarray(rows) < 50
+    taken = rows[real]
+    sums = table[taken].astype(jnp.float32) - gradients[real]
+    want = table.at[taken].set(stochastic_round(sums, table.dtype, key, taken))
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("optimizer", [OPTIMIZERS[3], OPTIMIZERS[5]], ids=lambda o: type(o).__name__)
+def test_row_update_of_16_bit_tables(optimizer):
+    case_shape = reference.Shape(rows=17, dim=40, bags=14, length=4, dtype="bfloat16")
+    case = reference.make_case(case_shape, np.random.default_rng(1))
+    gradients = reference.row_gradients(case)
+    rows = jnp.asarray([*sorted(gradients), 17, 17], jnp.int32)
+    dense = jnp.asarray([*(gradients[r] for r in sorted(gradients)), *np.full((2, 40), np.nan)], jnp.float32)
+    slots = _slots(optimizer, case.table)
+    with aot.ptx_machine_launches():
+        got = row_update(optimizer, jnp.asarray(case.table), slots, rows, dense, jnp.int32(STEP), jnp.float32(SCALE))
+    table, new_slots = _expected(optimizer, case, slots)
+    np.testing.assert_allclose(np.asarray(got[0], np.float64), table, rtol=2**-8, atol=1e-6)
+    for name, slot in new_slots.items():
+        np.testing.assert_allclose(got[1][name], slot, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_two_runs_are_bit_equal():
+    case = reference.make_case(SHAPES[5], np.random.default_rng(2), kind="identical", full=True)
+    runs = []
+    for _ in range(2):
+        with aot.ptx_machine_launches():
+            runs.append(gather_reduce(_jax(case.table), _jax(case.ids), _jax(case.offsets), config=CONFIG))
+    np.testing.assert_array_equal(*runs)
+
+
+_ADD_ONE = """
+.visible .entry kernel(
+	.param .u64 .ptr .align 256 kernel_param_0
+)
+.maxntid 128, 1, 1
+{{
+	.reg .b32 	%r<9>;
+	ld.param::entry.b64 	%rd1, [kernel_param_0];
+	mov.u32 	%r1, %tid.x;
+	mul.wide.u32 	%rd2, %r1, {stride};
+	add.s64 	%rd3, %rd1, %rd2;
+	ld.global.b32 	%r2, [%rd3];
+	add.f32 	%r3, %r2, 0f3F800000;
+	st.global.b32 	[%rd3], %r3;
+	ret;
+}}
+"""
+
+
+def test_the_machine_runs_and_finds_faults():
+    def run(stride, size=128, grid=1):
+        buffer = np.zeros(size, np.float32)
+        program = ptx_machine.parse(_ADD_ONE.format(stride=stride))
+        ptx_machine.Machine(program, [buffer.view(np.uint8)], {0}).run(grid)
+        return buffer
+
+    np.testing.assert_array_equal(run(4), 1)
+    for stride, size, grid, fault in (
+        (4, 127, 1, "past the end"),
+        (2, 128, 1, "misaligned"),
+        (0, 128, 1, "two threads of a block"),
+        (4, 128, 2, "two blocks"),
+    ):
+        with pytest.raises(ptx_machine.MachineError, match=fault):
+            run(stride, size, grid)
