@@ -100,7 +100,7 @@ def test_bad_arguments(change, message):
 def test_native_refuses_other_dtypes_by_name():
     jax.config.update("jax_enable_x64", True)
     try:
-        with pytest.raises(NotImplementedError, match="float64"):
+        with pytest.raises(NotImplementedError, match="no native implementation for these arguments"):
             ops.gather_reduce(jnp.zeros((4, 2), "float64"), jnp.zeros((2, 3), jnp.int32), implementation="native")
     finally:
         jax.config.update("jax_enable_x64", False)

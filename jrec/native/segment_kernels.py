@@ -163,7 +163,7 @@ def _segment(job, s, begin, end, scratch):
     if out != 0:
         _sum(job, out + 4 * dim * s, begin, end)
         return
-    _prefetch_row(job, s + 2)
+    _prefetch_row(job, s + 8)
     if get_i64(job, GRADIENTS) != 0:
         given = get_i64(job, GRADIENTS) + 4 * dim * s
         for d in range(dim):
