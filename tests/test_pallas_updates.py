@@ -1,6 +1,7 @@
 """The row update and casted update kernels in interpret mode against float64 NumPy: tables and slots."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from pallas_interpreter import race_free
 
 from jrec import ops
 from jrec.ops.rounding import round_values
+from jrec.pallas import storage
 from jrec.pallas.casted_update import casted_update
 from jrec.pallas.interpret import interpreted
 from jrec.pallas.row_update import row_update
@@ -204,3 +206,29 @@ def test_too_long_rows_are_refused():
             jnp.ones((1, 1025)),
             implementation="pallas",
         )
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS[3:4], ids=lambda o: type(o).__name__)
+def test_padded_storage_changes_nothing(optimizer):
+    """Rows of 3 bfloat16 (6 bytes) stored as 8: the same table, slots and sums, and zeros behind every row."""
+    case = _case(dataclasses.replace(SHAPE, dim=3, dtype="bfloat16", weighted=False))
+    gradients = reference.row_gradients(case)
+    rows = jnp.asarray(sorted(gradients), jnp.int32)
+    dense = jnp.asarray([gradients[r] for r in sorted(gradients)], jnp.float32)
+    table = jnp.asarray(case.table)
+    slots = _slots(optimizer, table)
+    padded = storage.pad(table)
+    assert padded.shape == (17, 8)
+    step = functools.partial(row_update, optimizer, config=CONFIG, dim=3)
+    with interpreted():
+        want, want_slots = step(table, slots, rows, dense, jnp.int32(STEP), jnp.float32(SCALE))
+        wide = jnp.pad(dense, ((0, 0), (0, 5)))
+        got, got_slots = step(padded, slots, rows, wide, jnp.int32(STEP), jnp.float32(SCALE))
+    np.testing.assert_array_equal(storage.strip(got, 3), want)
+    np.testing.assert_array_equal(got[:, 3:], 0)
+    np.testing.assert_allclose(got_slots["sum"], want_slots["sum"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("dim", "itemsize", "padded"), [(1, 4, 4), (4, 4, 4), (6, 4, 8), (20, 2, 24), (64, 2, 64)])
+def test_padded_dims(dim, itemsize, padded):
+    assert storage.padded_dim(dim, itemsize) == padded
