@@ -274,6 +274,7 @@ def test_describe_lists_every_key_with_its_default():
     assert rows["data.batch_size"] == ("an integer at least 1", "2048")
     assert rows["data.path"] == ("a string", "")
     assert rows["model.bottom_mlp"][1] == "[64, 16]"
+    assert len(configs.key_help().splitlines()) == len(rows)
     assert rows["model.features.NAME.pooling"][0] == 'one of "sum", "mean", "sqrtn", "max"'
 
 

@@ -23,7 +23,12 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    from jrec.train.config import key_help
+
+    parser.description = DESCRIPTION
+    parser.epilog = (
+        f"{EPILOG}\nkeys, their defaults (of hyperparameters, by optimizer) and what they take:\n{key_help()}"
+    )
     parser.add_argument("config", metavar="CONFIG.toml", help="the run's configuration")
     parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="what to change in it")
     existing = parser.add_mutually_exclusive_group()

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, override
 from jrec.errors import ConfigError
 from jrec.train.config_optimizer import EmbeddingOptimizerConfig, OptimizerConfig, ScheduleConfig
 from jrec.train.overrides import read_tables
-from jrec.train.typed_toml import Range, Section
+from jrec.train.typed_toml import Range, Section, describe
 
 __all__ = [
     "CheckpointConfig",
@@ -31,6 +31,7 @@ __all__ = [
     "TablesConfig",
     "TrainConfig",
     "differences",
+    "key_help",
     "load_config",
     "save_config",
 ]
@@ -244,3 +245,10 @@ def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]
     before, after = old.flatten(), new.flatten()
     everything = [*before, *(key for key in after if key not in before)]
     return {key: (before.get(key), after.get(key)) for key in everything if before.get(key) != after.get(key)}
+
+
+def key_help() -> str:
+    """Every key with its default and what it takes, a line each, for ``jrec train --help``."""
+    rows = list(describe(TrainConfig))
+    width = max(len(f"{key} = {default}") for key, _, default in rows)
+    return "\n".join(f"  {f'{key} = {default}' if default else key:<{width}}  {kind}" for key, kind, default in rows)
