@@ -52,13 +52,17 @@ def needs_environment() -> pytest.MarkDecorator:
 
 
 @functools.cache
+def mesh(gpus: int) -> jax.sharding.Mesh:
+    """Compile-only H200s of one host, along the axis "d"."""
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name="h200", target_config=_H200, topology=f"1x1x{gpus}"
+    )
+    return jax.sharding.Mesh(np.array(topology.devices), ("d",))
+
+
 def sharding() -> jax.sharding.NamedSharding:
     """Placement on one compile-only H200."""
-    topology = topologies.get_topology_desc(
-        platform="cuda", topology_name="h200", target_config=_H200, topology="1x1x1"
-    )
-    mesh = jax.sharding.Mesh(np.array(topology.devices), ("d",))
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.sharding.NamedSharding(mesh(1), jax.sharding.PartitionSpec())
 
 
 def shape(dims: tuple[int, ...], dtype: object = jnp.float32) -> jax.ShapeDtypeStruct:

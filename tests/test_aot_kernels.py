@@ -160,3 +160,28 @@ def test_a_training_step_holds_nothing_of_a_tables_size(implementation):
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == rows * dim * 4 + rows * 4
     assert memory.temp_size_in_bytes < 4 * LOOKUPS * dim * 4 < rows * dim * 4 / 10
+
+
+def test_a_step_in_a_shard_map_over_8_gpus():
+    """Row-sharded tables, each GPU on its own rows: in place, nothing of a table's size, and no collective."""
+    mesh, spec = aot.mesh(8), jax.sharding.PartitionSpec("d")
+    optimizer = ops.RowWiseAdagrad(learning_rate=0.1)
+    rows, dim = 1_000_000, 64
+
+    def step(table, total, ids):
+        activations, residuals = ops.lookup({"t": table}, {"t": ops.Bags(ids=ids)}, implementation="pallas")
+        tables, slots = ops.apply_gradients(
+            optimizer, {"t": table}, {"t": {"sum": total}}, residuals, activations, implementation="pallas"
+        )
+        return tables["t"], slots["t"]["sum"]
+
+    def sharded(dims, dtype=jnp.float32):
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=jax.sharding.NamedSharding(mesh, spec))
+
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    arguments = sharded((8 * rows, dim)), sharded((8 * rows,)), sharded((8 * BAGS, 2), jnp.int32)
+    compiled, _ = _compile("step in shard_map", mapped, *arguments, donate_argnums=(0, 1))
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == rows * dim * 4 + rows * 4
+    assert memory.temp_size_in_bytes < 4 * BAGS * dim * 4
+    assert not re.findall(r"all-(?:reduce|gather|to-all)|collective-permute", compiled.as_text())

@@ -130,6 +130,33 @@ def test_vmap():
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+def test_vmap_of_ragged_segments_and_updates():
+    rng = np.random.default_rng(4)
+    source = jnp.asarray(rng.normal(size=(2, 10, 4)), jnp.float32)
+    ids = jnp.asarray(rng.integers(0, 10, (2, 150)), jnp.int32)
+    offsets = jnp.array([[0, 5, 140, 150], [0, 0, 1, 150]], jnp.int32)
+    optimizer = ops.RowWiseAdagrad(learning_rate=0.1)
+
+    def both(source, ids, offsets, implementation):
+        out = ops.gather_reduce(source, ids, offsets, implementation=implementation)
+        cast = ops.tensor_cast(ids, offsets, num_rows=10, implementation="xla")
+        slots = optimizer.init(source)
+        return out, ops.casted_update(optimizer, source, slots, cast, out, implementation=implementation)
+
+    with interpreted():
+        got = jax.vmap(lambda *a: both(*a, "pallas"))(source, ids, offsets)
+    want = jax.vmap(lambda *a: both(*a, "xla"))(source, ids, offsets)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, want)
+
+
+def test_shard_map_that_tracks_varying_axes_is_refused():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    spec = jax.sharding.PartitionSpec("d")
+    mapped = jax.shard_map(gather_reduce, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    with pytest.raises(NotImplementedError, match=r"check_vma=False\): their operands vary over d"):
+        mapped(jnp.ones((4, 4)), jnp.zeros((4, 1), jnp.int32))
+
+
 def test_too_long_rows_are_refused():
     with pytest.raises(NotImplementedError, match="dims from 1 to 1024, not 2048; use implementation='xla'"):
         ops.gather_reduce(jnp.ones((2, 2048)), jnp.zeros((1, 1), jnp.int32), implementation="pallas")

@@ -30,6 +30,18 @@ def check_dim(op: str, dim: int) -> None:
         )
 
 
+def check_manual_axes(operands: Any) -> None:
+    """Raises NotImplementedError inside a shard_map that tracks which axes values vary over: Mosaic GPU cannot."""
+    for leaf in jax.tree.leaves(operands):
+        kind = getattr(jax.typeof(leaf), "manual_axis_type", None)
+        if kind is not None and kind.varying:
+            axes = ", ".join(sorted(map(str, kind.varying)))
+            raise NotImplementedError(
+                "Pallas kernels inside shard_map need jax.shard_map(..., check_vma=False): their operands vary over"
+                f" {axes}"
+            )
+
+
 def launch(
     body: Callable[..., None],
     tile: Tile,
@@ -53,7 +65,11 @@ def launch(
       blocks: the most thread blocks.
       interpret: parameters of interpret mode, or None.
       active: which operand, if any, is a (1,) int32 array holding how many of the ``count`` rows are worth visiting.
+
+    Raises:
+      NotImplementedError: inside a ``shard_map`` with ``check_vma=True``.
     """
+    check_manual_axes(operands)
     ops = ops_for(interpret)
     tiles = -(-count // tile.rows)
     grid = min(tiles, blocks)
