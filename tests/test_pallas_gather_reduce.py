@@ -37,7 +37,9 @@ def test_equals_reference(case):
     np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("exponent", [1.05, 1.2, 2.0, None])
+@pytest.mark.parametrize(
+    "exponent", [pytest.param(1.05, marks=pytest.mark.slow), 1.2, pytest.param(2.0, marks=pytest.mark.slow), None]
+)
 def test_skewed_segments(exponent):
     """Backward segments of a power law, and of one row that owns every lookup."""
     rng = np.random.default_rng(5)
@@ -130,6 +132,7 @@ def test_vmap():
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_vmap_of_ragged_segments_and_updates():
     rng = np.random.default_rng(4)
     source = jnp.asarray(rng.normal(size=(2, 10, 4)), jnp.float32)

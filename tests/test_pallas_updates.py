@@ -133,7 +133,7 @@ def test_casted_update_of_one_row_few_rows_and_none(kind):
     np.testing.assert_array_equal(got[0], again[0])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_stochastic_rounding_stores_the_bits_of_the_xla_implementation(dtype):
     optimizer = ops.SGD(learning_rate=0.125)
     case = _case(dataclasses.replace(SHAPE, dtype=dtype, weighted=False))
