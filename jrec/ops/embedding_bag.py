@@ -59,11 +59,11 @@ def embedding_bag(
     check_segments(ids, offsets, weights)
     if combiner not in ("sum", "mean", "sqrtn", "max"):
         raise ValueError(f"combiner {combiner!r} is unknown; choose sum, mean, sqrtn or max")
-    _check_concrete_ids(ids, offsets, table.shape[0])
+    check_concrete_ids(ids, offsets, table.shape[0])
     if combiner == "max":
         return _bag_max(implementation, table, ids, offsets, weights)
     if combiner != "sum":
-        weights = _normalized(ids, offsets, weights, combiner)
+        weights = normalized_weights(ids, offsets, weights, combiner)
     return _bag_sum(implementation, table, ids, offsets, weights)
 
 
@@ -96,22 +96,26 @@ def _bag_sum_backward(implementation, residuals, gradient):
         .set(row_gradients, mode="drop", unique_indices=True, indices_are_sorted=True)
         .astype(table.dtype)
     )
-    weight_gradient = None
-    if weights is not None:
-        if offsets is None:
-            weight_gradient = jnp.sum(take_rows(table, ids, None) * gradient[:, None, :], axis=-1)
-        else:
-            segments = segment_of_entries(offsets, ids.shape[0])
-            of_entry = gradient.at[segments].get(mode="fill", fill_value=0)
-            products = jnp.sum(take_rows(table, ids, None) * of_entry, axis=-1)
-            weight_gradient = jnp.where(segments < offsets.shape[0] - 1, products, jnp.float32(0))
+    weight_gradient = None if weights is None else bag_weight_gradient(table, ids, offsets, gradient)
     return table_gradient, None, None, weight_gradient
 
 
 _bag_sum.defvjp(_bag_sum_forward, _bag_sum_backward)
 
 
-def _normalized(ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None, combiner: str) -> jax.Array:
+def bag_weight_gradient(table: jax.Array, ids: jax.Array, offsets: jax.Array | None, gradient: jax.Array) -> jax.Array:
+    """Gradient of a summing bag's weights, float32 of the shape of ``ids``: each id's row by its bag's gradient."""
+    rows = take_rows(table, ids, None)
+    if offsets is None:
+        return jnp.sum(rows * gradient[:, None, :], axis=-1)
+    segments = segment_of_entries(offsets, ids.shape[0])
+    products = jnp.sum(rows * gradient.at[segments].get(mode="fill", fill_value=0), axis=-1)
+    return jnp.where(segments < offsets.shape[0] - 1, products, jnp.float32(0))
+
+
+def normalized_weights(
+    ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None, combiner: str
+) -> jax.Array:
     """Weights divided by the bag's number of ids, or the root of it."""
     real = ids >= 0
     if offsets is None:
@@ -154,7 +158,7 @@ def _bag_max(
     return jnp.where(occupied[:, None], highest, jnp.float32(0))
 
 
-def _check_concrete_ids(ids: jax.Array, offsets: jax.Array | None, num_rows: int) -> None:
+def check_concrete_ids(ids: jax.Array, offsets: jax.Array | None, num_rows: int) -> None:
     """Raises on an id past the table where the ids are at hand, that is outside jit."""
     if isinstance(ids, Tracer) or isinstance(offsets, Tracer) or ids.size == 0:
         return
@@ -163,6 +167,5 @@ def _check_concrete_ids(ids: jax.Array, offsets: jax.Array | None, num_rows: int
     if flat.size and (largest := int(flat.max())) >= num_rows:
         place = [int(i) for i in np.unravel_index(flat.argmax(), flat.shape)]
         raise ValueError(
-            f"ids{place} is {largest}, but the table has {num_rows} rows;"
-            " hash or clip the ids, or enlarge the table"
+            f"ids{place} is {largest}, but the table has {num_rows} rows; hash or clip the ids, or enlarge the table"
         )
