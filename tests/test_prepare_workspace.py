@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -205,18 +204,24 @@ def test_runs_killed_at_random_moments(tmp_path):
         assert Schema.load(tmp_path / "out").splits["train"].examples == 16_000
 
 
+# Runs the command where no file can grow beyond 6,000 bytes.
+LIMITED = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+from jrec.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def test_no_room(tmp_path):
     """A limit on the size of files stands for a full disk: the system's answer to a write is an error all the same."""
     write_log(tmp_path / "log", 3000)
     make(tmp_path / "log", tmp_path / "out")
     before = files(tmp_path / "out")
 
-    def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
-
     child = command(
-        "criteo-kaggle", "--input", tmp_path / "log", "--out", tmp_path / "out", "--overwrite", preexec_fn=limit
+        "criteo-kaggle", "--input", tmp_path / "log", "--out", tmp_path / "out", "--overwrite", child=(LIMITED,)
     )
     _, err = child.communicate()
     assert child.returncode == 2
