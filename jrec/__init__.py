@@ -14,19 +14,32 @@ if TYPE_CHECKING:
     from jrec.batch import Batch as Batch
     from jrec.ops import Bags as Bags
     from jrec.ops import Cast as Cast
+    from jrec.ops import TTShape as TTShape
     from jrec.ops import apply_gradients as apply_gradients
     from jrec.ops import embedding_bag as embedding_bag
     from jrec.ops import gather_reduce as gather_reduce
     from jrec.ops import init_slots as init_slots
     from jrec.ops import lookup as lookup
     from jrec.ops import tensor_cast as tensor_cast
+    from jrec.ops import tt_embedding_bag as tt_embedding_bag
     from jrec.ops.layout import EmbeddingLayout as EmbeddingLayout
     from jrec.ops.layout import FeatureConfig as FeatureConfig
     from jrec.ops.layout import TableConfig as TableConfig
 
 __version__ = "0.1.0"
 
-_OPS = ("Bags", "Cast", "apply_gradients", "embedding_bag", "gather_reduce", "init_slots", "lookup", "tensor_cast")
+_OPS = (
+    "Bags",
+    "Cast",
+    "TTShape",
+    "apply_gradients",
+    "embedding_bag",
+    "gather_reduce",
+    "init_slots",
+    "lookup",
+    "tensor_cast",
+    "tt_embedding_bag",
+)
 __getattr__, __dir__ = attach(
     __name__,
     {

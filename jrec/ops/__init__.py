@@ -16,5 +16,12 @@ from jrec.ops.row_optimizers import RowWiseAdagrad as RowWiseAdagrad
 from jrec.ops.row_update import casted_update as casted_update
 from jrec.ops.row_update import row_update as row_update
 from jrec.ops.tensor_cast import tensor_cast as tensor_cast
+from jrec.ops.tt import TTShape as TTShape
+from jrec.ops.tt import tt_apply_gradients as tt_apply_gradients
+from jrec.ops.tt import tt_core_gradients as tt_core_gradients
+from jrec.ops.tt import tt_embedding_bag as tt_embedding_bag
+from jrec.ops.tt import tt_init as tt_init
+from jrec.ops.tt import tt_init_slots as tt_init_slots
+from jrec.ops.tt import tt_lookup as tt_lookup
 from jrec.ops.types import Bags as Bags
 from jrec.ops.types import Cast as Cast

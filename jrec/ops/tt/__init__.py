@@ -1,0 +1,18 @@
+"""Tensor-train tables: cores in place of rows (TT-Rec), reuse and aggregation on unique prefixes (EL-Rec)."""
+
+from jrec.ops.tt.contract import TTResiduals as TTResiduals
+from jrec.ops.tt.cost import TTChoice as TTChoice
+from jrec.ops.tt.cost import TTTraffic as TTTraffic
+from jrec.ops.tt.cost import explain as explain
+from jrec.ops.tt.decompose import TTDecomposition as TTDecomposition
+from jrec.ops.tt.decompose import tt_dense_chunks as tt_dense_chunks
+from jrec.ops.tt.decompose import tt_rows as tt_rows
+from jrec.ops.tt.decompose import tt_svd as tt_svd
+from jrec.ops.tt.decompose import tt_to_dense as tt_to_dense
+from jrec.ops.tt.init import tt_init as tt_init
+from jrec.ops.tt.lookup import tt_apply_gradients as tt_apply_gradients
+from jrec.ops.tt.lookup import tt_core_gradients as tt_core_gradients
+from jrec.ops.tt.lookup import tt_embedding_bag as tt_embedding_bag
+from jrec.ops.tt.lookup import tt_init_slots as tt_init_slots
+from jrec.ops.tt.lookup import tt_lookup as tt_lookup
+from jrec.ops.tt.shape import TTShape as TTShape

@@ -1,0 +1,202 @@
+"""Contractions of a tensor-train table: rows from cores, and core gradients from row gradients, level by level."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from jrec.ops.dispatch import Implementation
+from jrec.ops.gather_reduce import gather_reduce, segment_of_entries
+from jrec.ops.tt.init import Cores
+from jrec.ops.tt.plan import Level, TTPlan
+from jrec.ops.tt.products import Method, expand, expand_transpose
+from jrec.ops.tt.shape import TTShape
+
+
+def unique_rows(
+    cores: Cores, shape: TTShape, levels: tuple[Level, ...], *, method: Method, implementation: Implementation | None
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """The products of every level: unique prefixes of two cores, of three .., unique rows.
+
+    Args:
+      cores: float32 or bfloat16.
+      shape: of the table.
+      levels: of the plan, all or the first ones.
+      method: "dense" makes all products of the first two cores as one GEMM; see ``products``.
+      implementation: of grouped products.
+
+    Returns:
+      The last level's products, (capacity, dims so far, rank), and those of the levels before it.
+    """
+    below, products = _first(cores, shape), []
+    for k, level in enumerate(levels):
+        products.append(below)
+        core = cores[k + 1].astype(jnp.float32)
+        below = expand(below, core, level, method=method if k == 0 else "grouped", implementation=implementation)
+    return below, tuple(products[1:])
+
+
+def core_gradients(
+    cores: Cores,
+    shape: TTShape,
+    levels: tuple[Level, ...],
+    products: tuple[jax.Array, ...],
+    row_gradients: jax.Array,
+    *,
+    method: Method,
+    implementation: Implementation | None,
+) -> Iterator[tuple[int, jax.Array]]:
+    """Number (from 0) and float32 gradient of every core, from the last core to the first.
+
+    Gradients are aggregated on unique rows beforehand, here on the unique prefixes of every level (EL-Rec, in-advance
+    gradient aggregation); of a core, one gradient exists.
+
+    Args:
+      cores: as in the forward pass; core ``k`` is not read any more once its gradient has come.
+      shape: of the table.
+      levels: of the plan.
+      products: of the levels before the last, from ``unique_rows``.
+      row_gradients: (unique_capacity, dim) float32.
+      method: "dense" makes both gradients of the first two cores by one GEMM each.
+      implementation: of grouped products.
+    """
+    gradient = row_gradients[:, :, None]
+    lower = (_first(cores, shape), *products)
+    counts = (jnp.int32(shape.row_factors[0]), *(level.count for level in levels))
+    for k in range(len(levels) - 1, -1, -1):
+        gradient, core_gradient = expand_transpose(
+            gradient,
+            lower[k],
+            cores[k + 1].astype(jnp.float32),
+            levels[k],
+            below_count=counts[k],
+            method=method if k == 0 else "grouped",
+            implementation=implementation,
+        )
+        yield k + 1, core_gradient
+    yield 0, gradient.reshape(shape.core_shapes[0])
+
+
+def naive_rows(cores: Cores, shape: TTShape, ids: jax.Array) -> jax.Array:
+    """TT-Rec, Algorithm 1: the product of gathered slices for each id, (n, dim) float32 of (n,) int32 ids.
+
+    Negative ids give zero rows, ids past the table NaN. Differentiable by JAX itself, which makes a core gradient for
+    each id and adds them up: the reference, and what the other contractions are measured against.
+    """
+    rest, digits = ids, []
+    for factor in reversed(shape.row_factors):
+        digits.append(rest % jnp.int32(factor))
+        rest = rest // jnp.int32(factor)
+    out = jnp.ones((ids.shape[0], 1, 1), jnp.float32)
+    for core, digit in zip(cores, reversed(digits), strict=True):
+        slices = core.at[digit].get(mode="clip").astype(jnp.float32)
+        out = jnp.einsum("uar,urns->uans", out, slices, preferred_element_type=jnp.float32)
+        out = out.reshape(out.shape[0], out.shape[1] * out.shape[2], out.shape[3])
+    rows = out.reshape(ids.shape[0], shape.dim)
+    rows = jnp.where((ids < shape.rows)[:, None], rows, jnp.float32(jnp.nan))
+    return jnp.where((ids >= 0)[:, None], rows, jnp.float32(0))
+
+
+def naive_bag(
+    cores: Cores, shape: TTShape, ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
+) -> jax.Array:
+    """A summing bag of ``naive_rows``, (num_bags, dim) float32."""
+    rows = naive_rows(cores, shape, ids.reshape(-1))
+    if weights is not None:
+        rows = jnp.where((ids >= 0).reshape(-1, 1), rows * weights.reshape(-1, 1), jnp.float32(0))
+    if offsets is None:
+        return jnp.sum(rows.reshape(*ids.shape, shape.dim), axis=1)
+    segments = segment_of_entries(offsets, ids.shape[0])
+    return jax.ops.segment_sum(rows, segments, offsets.shape[0] - 1, indices_are_sorted=True, mode="drop")
+
+
+def bags_by_shared_prefix(
+    below: jax.Array,
+    last_core: jax.Array,
+    plan: TTPlan,
+    offsets: jax.Array | None,
+    weights: jax.Array | None,
+    *,
+    implementation: Implementation | None,
+) -> jax.Array:
+    """EL-Rec's sample-level reuse (Equation 5): of a bag's rows with a common prefix, the last slices are summed first.
+
+    Pays where bags hold many rows of few prefixes that other bags do not hold; rows that many bags share are better
+    made once.
+
+    Args:
+      below: (P, A, R) float32, the level below the last.
+      last_core: (m, R, n, 1).
+      plan: of the lookup.
+      offsets: of the bags, or None.
+      weights: of the lookups, or None.
+      implementation: see ``products``.
+
+    Returns:
+      (num_bags, dim) float32.
+    """
+    m, rank, n, _ = last_core.shape
+    level, capacity = plan.levels[-1], plan.sources.size
+    if offsets is None:
+        num_bags = plan.sources.shape[0]
+        bags = jnp.arange(capacity, dtype=jnp.int32) // jnp.int32(max(1, plan.sources.shape[1]))
+    else:
+        num_bags = offsets.shape[0] - 1
+        bags = segment_of_entries(offsets, capacity)
+    sources = plan.sources.reshape(-1)
+    bags = jnp.where(sources >= 0, bags, jnp.int32(num_bags))
+    scales = jnp.ones(capacity, jnp.float32) if weights is None else weights.reshape(-1)
+    bags, sources, scales = jax.lax.sort((bags, sources, scales), num_keys=2)
+    real = bags < num_bags
+    parents = level.parents.at[sources].get(mode="fill", fill_value=below.shape[0], wrap_negative_indices=False)
+    changed = (bags[1:] != bags[:-1]) | (parents[1:] != parents[:-1])
+    first = real & jnp.concatenate([jnp.ones(min(1, capacity), bool), changed])
+    pair = jnp.cumsum(first, dtype=jnp.int32) - 1
+    place = jnp.where(first, pair, jnp.int32(capacity))
+    total = jnp.sum(real, dtype=jnp.int32)
+
+    def of_pairs(values: jax.Array, padding: jax.Array | int) -> jax.Array:
+        return jnp.full(capacity, padding, jnp.int32).at[place].set(values, mode="drop")
+
+    bounds = jnp.append(of_pairs(jnp.arange(capacity, dtype=jnp.int32), total), total)
+    digits = level.digits.at[sources].get(mode="fill", fill_value=m, wrap_negative_indices=False)
+    slices = gather_reduce(
+        last_core.reshape(m, rank * n), digits, bounds, weights=scales, implementation=implementation
+    )
+    # A pair past the table has no parent; any real one will do, since its slices' sum is NaN.
+    pairs = Level(
+        parents=jnp.minimum(of_pairs(parents, 0), jnp.int32(below.shape[0] - 1)),
+        digits=jnp.arange(capacity, dtype=jnp.int32),
+        count=jnp.sum(first, dtype=jnp.int32),
+    )
+    products = expand(
+        below, slices.reshape(capacity, rank, n, 1), pairs, method="grouped", implementation=implementation
+    )
+    rows = products.reshape(capacity, below.shape[1] * n)
+    pair_bags = of_pairs(bags, num_bags)
+    ends = jnp.searchsorted(pair_bags, jnp.arange(num_bags + 1, dtype=jnp.int32), side="left").astype(jnp.int32)
+    return gather_reduce(rows, jnp.arange(capacity, dtype=jnp.int32), ends, implementation=implementation)
+
+
+def _first(cores: Cores, shape: TTShape) -> jax.Array:
+    m, _, n, right = shape.core_shapes[0]
+    return cores[0].astype(jnp.float32).reshape(m, n, right)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TTResiduals:
+    """What a lookup leaves for its backward pass.
+
+    Attributes:
+      plan: the index work.
+      weights: of the lookups, normalized, or None.
+      products: of the levels between the first core and the rows, (capacity, dims so far, rank) float32 each.
+    """
+
+    plan: TTPlan
+    weights: jax.Array | None
+    products: tuple[jax.Array, ...]

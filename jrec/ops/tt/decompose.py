@@ -1,0 +1,257 @@
+"""Between tensor trains and plain tables: rows and whole tables of a train, and the train of a table (TT-SVD).
+
+These run on the host, in NumPy, in pieces: the first unfolding of a table is never copied, and beside the table
+itself memory holds one piece of it and the cores' partial products.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrec.ops.tt.shape import TTShape
+
+DEFAULT_CHUNK_ROWS = 1 << 18
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TTDecomposition:
+    """What ``tt_svd`` found.
+
+    Attributes:
+      cores: float32, ``shape.core_shapes`` each.
+      shape: with the ranks that were chosen.
+      relative_error: Frobenius norm of (table - product) by that of the table, an upper bound.
+    """
+
+    cores: tuple[np.ndarray, ...]
+    shape: TTShape
+    relative_error: float
+
+
+def tt_rows(cores: Sequence[Any], shape: TTShape, ids: Any) -> np.ndarray:
+    """Rows of the table, reconstructed one by one on the host.
+
+    Args:
+      cores: ``shape.core_shapes`` each.
+      shape: of the table.
+      ids: (n,) integers from 0 to ``shape.rows - 1``.
+
+    Returns:
+      (n, dim) float32.
+
+    Raises:
+      ValueError: if cores do not fit the shape, or an id lies outside of the table.
+    """
+    arrays = _host_cores(cores, shape)
+    rest = np.asarray(ids, np.int64)
+    if rest.ndim != 1:
+        raise ValueError(f"ids must have shape (n,), but have shape {rest.shape}")
+    if rest.size and not 0 <= (worst := int(rest[np.argmax((rest < 0) | (rest >= shape.rows))])) < shape.rows:
+        raise ValueError(f"id {worst} lies outside of a table of {shape.rows:,} rows")
+    digits = []
+    for factor in reversed(shape.row_factors):
+        digits.append(rest % factor)
+        rest = rest // factor
+    out = np.ones((len(digits[0]), 1, 1), np.float32)
+    for core, digit in zip(arrays, reversed(digits), strict=True):
+        slices = core[digit]
+        out = np.matmul(out, slices.reshape(len(digit), slices.shape[1], -1))
+        out = out.reshape(len(digit), -1, core.shape[3])
+    return out.reshape(len(out), shape.dim)
+
+
+def tt_dense_chunks(
+    cores: Sequence[Any], shape: TTShape, *, chunk_rows: int = DEFAULT_CHUNK_ROWS
+) -> Iterator[np.ndarray]:
+    """The table from its first row to its last, in pieces of at most ``chunk_rows`` rows, (n, dim) float32 each.
+
+    Raises:
+      ValueError: if cores do not fit the shape.
+    """
+    arrays = _host_cores(cores, shape)
+    if chunk_rows < 1:
+        raise ValueError(f"chunk_rows is {chunk_rows}; it must be at least 1")
+    # The cores are split where the product of the first ones times one piece of the others is a piece.
+    split, tail = shape.num_cores - 1, shape.row_factors[-1]
+    while split > 1 and tail * shape.row_factors[split - 1] <= chunk_rows:
+        split -= 1
+        tail *= shape.row_factors[split]
+    suffix = _chain(arrays[split:])
+    suffix = suffix.transpose(1, 0, 2, 3).reshape(suffix.shape[1], -1)  # (R, rows * dim of the tail)
+    tail_dim = suffix.shape[1] // tail
+    heads = _chain(arrays[:split])  # (prefixes, 1, dim, R)
+    for prefix in range(-(-shape.rows // tail)):
+        head = heads[prefix, 0]
+        piece = (head @ suffix).reshape(head.shape[0], tail, tail_dim).swapaxes(0, 1).reshape(tail, shape.dim)
+        piece = piece[: shape.rows - prefix * tail]
+        for begin in range(0, len(piece), chunk_rows):
+            yield piece[begin : begin + chunk_rows]
+
+
+def tt_to_dense(cores: Sequence[Any], shape: TTShape) -> np.ndarray:
+    """The whole table, (rows, dim) float32. For tables that fit in memory; others take ``tt_dense_chunks``.
+
+    Raises:
+      ValueError: if cores do not fit the shape.
+    """
+    out = np.empty((shape.rows, shape.dim), np.float32)
+    begin = 0
+    for chunk in tt_dense_chunks(cores, shape):
+        out[begin : begin + len(chunk)] = chunk
+        begin += len(chunk)
+    return out
+
+
+def tt_svd(
+    table: np.ndarray,
+    shape: TTShape,
+    *,
+    relative_error: float | None = None,
+    chunk_rows: int = DEFAULT_CHUNK_ROWS,
+) -> TTDecomposition:
+    """The tensor train of a table (Oseledets 2011, Algorithm 1), with given ranks or to a given error.
+
+    Singular vectors come from Gram matrices in float64, so of a float32 table nothing above its own rounding is lost.
+
+    Args:
+      table: (rows, dim), any float type; may be memory-mapped.
+      shape: of the result. Its ranks are used unless ``relative_error`` is given; ranks that the table does not need
+        are filled with zeros.
+      relative_error: choose the least ranks whose product is within this part of the table's Frobenius norm.
+      chunk_rows: rows that are read at once.
+
+    Returns:
+      Cores, shape and error.
+
+    Raises:
+      ValueError: on a table that is not finite or does not fit the shape, or an error outside of [0, 1).
+    """
+    if table.ndim != 2 or table.shape != (shape.rows, shape.dim):
+        raise ValueError(f"the table has shape {table.shape}, but the tensor train {(shape.rows, shape.dim)}")
+    if relative_error is not None and not 0 <= relative_error < 1:
+        raise ValueError(f"relative_error is {relative_error}; it must be in [0, 1)")
+    gram, pieces = _first_gram(table, shape, chunk_rows)
+    norm = math.sqrt(np.trace(gram))
+    if not math.isfinite(norm):
+        raise ValueError("the table holds values that are not finite; a NaN or infinite row has no decomposition")
+    budget = None if relative_error is None else (relative_error * norm) ** 2 / (shape.num_cores - 1)
+    cores, ranks, lost = [], [], 0.0
+    basis, dropped = _basis(gram, shape.ranks[0], budget)
+    rest = np.concatenate([basis.T @ piece for piece in pieces()], axis=1)  # (R_1, (i_2 .. i_d, j_2 .. j_d))
+    lost += dropped
+    cores.append(basis)
+    ranks.append(basis.shape[1])
+    rest = _split_columns(rest, shape, 1)
+    for k in range(1, shape.num_cores - 1):
+        basis, rest, dropped = _truncate(rest, shape.ranks[k], budget)
+        lost += dropped
+        cores.append(basis)
+        ranks.append(basis.shape[1])
+        rest = _split_columns(rest, shape, k + 1)
+    cores.append(rest.reshape(-1, 1))
+    found = shape.with_ranks(ranks) if budget is not None else shape
+    return TTDecomposition(
+        cores=_as_cores(cores, ranks, found),
+        shape=found,
+        relative_error=math.sqrt(lost) / norm if norm else 0.0,
+    )
+
+
+def _first_gram(table: np.ndarray, shape: TTShape, chunk_rows: int) -> tuple[np.ndarray, Any]:
+    """Gram matrix of the first unfolding, ((i_1, j_1), everything else), and its pieces, column block by column block.
+
+    The columns of a piece are (inner row, j_2 .. j_d).
+    """
+    first, width = shape.row_factors[0], shape.dim_factors[0]
+    inner = shape.capacity // first
+    step = max(1, chunk_rows // first)
+
+    def pieces() -> Iterator[np.ndarray]:
+        for begin in range(0, inner, step):
+            end = min(inner, begin + step)
+            block = np.zeros((first, end - begin, shape.dim), np.float64)
+            for i in range(first):
+                rows = table[i * inner + begin : min(i * inner + end, shape.rows)]
+                block[i, : len(rows)] = rows
+            split = block.reshape(first, end - begin, width, shape.dim // width)
+            yield split.swapaxes(1, 2).reshape(first * width, -1)
+
+    gram = np.zeros((first * width, first * width), np.float64)
+    for piece in pieces():
+        gram += piece @ piece.T
+    return gram, pieces
+
+
+def _split_columns(rest: np.ndarray, shape: TTShape, core: int) -> np.ndarray:
+    """(R, (i_k .. i_d, j_k .. j_d)) to ((R, i_k, j_k), (i_(k+1) .. i_d, j_(k+1) .. j_d))."""
+    m, n = shape.row_factors[core], shape.dim_factors[core]
+    rows, dims = math.prod(shape.row_factors[core + 1 :]), math.prod(shape.dim_factors[core + 1 :])
+    split = rest.reshape(rest.shape[0], m, rows, n, dims).swapaxes(2, 3)
+    return split.reshape(rest.shape[0] * m * n, rows * dims)
+
+
+def _basis(gram: np.ndarray, rank: int, budget: float | None) -> tuple[np.ndarray, float]:
+    """Leading eigenvectors as columns, and the sum of the eigenvalues left out."""
+    values, vectors = np.linalg.eigh(gram)
+    values, vectors = np.maximum(values[::-1], 0), vectors[:, ::-1]
+    rank = _rank(values, rank, budget)
+    return np.ascontiguousarray(vectors[:, :rank]), float(values[rank:].sum())
+
+
+def _truncate(matrix: np.ndarray, rank: int, budget: float | None) -> tuple[np.ndarray, np.ndarray, float]:
+    """``matrix`` as orthonormal columns times the rest, and the squared error."""
+    if matrix.shape[0] <= matrix.shape[1]:
+        basis, lost = _basis(matrix @ matrix.T, rank, budget)
+        return basis, basis.T @ matrix, lost
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    rank = _rank(values**2, rank, budget)
+    return left[:, :rank], values[:rank, None] * right[:rank], float((values[rank:] ** 2).sum())
+
+
+def _rank(squares: np.ndarray, rank: int, budget: float | None) -> int:
+    if budget is None:
+        return min(rank, len(squares))
+    tails = np.append(np.cumsum(squares[::-1])[::-1], 0.0)
+    return max(1, int(np.argmax(tails <= budget)))
+
+
+def _as_cores(matrices: list[np.ndarray], ranks: list[int], shape: TTShape) -> tuple[np.ndarray, ...]:
+    """((R, i, j), R') matrices as float32 cores (i, R, j, R'), zero where a rank was not needed."""
+    cores = []
+    found = (1, *ranks, 1)
+    for k, (matrix, core_shape) in enumerate(zip(matrices, shape.core_shapes, strict=True)):
+        m, _, n, _ = core_shape
+        core = np.zeros(core_shape, np.float32)
+        core[:, : found[k], :, : found[k + 1]] = matrix.reshape(found[k], m, n, found[k + 1]).swapaxes(0, 1)
+        cores.append(core)
+    return tuple(cores)
+
+
+def _chain(cores: Sequence[np.ndarray]) -> np.ndarray:
+    """Product of neighbouring cores over all their digits: (rows, R, dim, R')."""
+    out = cores[0]
+    for core in cores[1:]:
+        product = np.tensordot(out, core, axes=(3, 1))  # (i, R, j, i', j', R')
+        i, left, j, m, n, right = product.shape
+        out = product.transpose(0, 3, 1, 2, 4, 5).reshape(i * m, left, j * n, right)
+    return out
+
+
+def _host_cores(cores: Sequence[Any], shape: TTShape) -> list[np.ndarray]:
+    check_cores(cores, shape)
+    return [np.asarray(core).astype(np.float32) for core in cores]
+
+
+def check_cores(cores: Sequence[Any], shape: TTShape) -> None:
+    """Raises ValueError unless there is an array of the right shape for every core."""
+    found = tuple(tuple(core.shape) for core in cores)
+    if found != shape.core_shapes:
+        raise ValueError(
+            f"the cores have shapes {list(found)}, but this tensor train has {list(shape.core_shapes)},"
+            " (m, R, n, R') each"
+        )

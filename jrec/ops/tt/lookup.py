@@ -1,0 +1,398 @@
+"""Tensor-train embedding bags: one-phase with ``jax.grad``, and in the two phases of ``jrec.ops.lookup``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jrec.ops.dispatch import IMPLEMENTATIONS, Implementation, native_unavailable
+from jrec.ops.embedding_bag import bag_weight_gradient, check_concrete_ids, normalized_weights
+from jrec.ops.gather_reduce import check_segments, gather_reduce
+from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.row_update import casted_gather_reduce, row_update
+from jrec.ops.tt.contract import TTResiduals, bags_by_shared_prefix, core_gradients, naive_bag, unique_rows
+from jrec.ops.tt.cost import CONTRACTIONS, Contraction, TTTraffic, dense_fits, explain
+from jrec.ops.tt.decompose import check_cores
+from jrec.ops.tt.init import Cores
+from jrec.ops.tt.plan import TTPlan, tt_plan
+from jrec.ops.tt.products import Method, expand
+from jrec.ops.tt.shape import TTShape
+from jrec.ops.types import Bags, Cast
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Config:
+    """Static arguments of a lookup."""
+
+    shape: TTShape
+    contraction: Contraction | None
+    traffic: TTTraffic | None
+    implementation: Implementation | None
+    unique_capacity: int | None = None
+
+
+def tt_embedding_bag(
+    cores: Cores,
+    shape: TTShape,
+    ids: jax.Array,
+    offsets: jax.Array | None = None,
+    *,
+    weights: jax.Array | None = None,
+    combiner: Literal["sum", "mean", "sqrtn"] = "sum",
+    contraction: Contraction | None = None,
+    traffic: TTTraffic | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Pools rows of a tensor-train table into bags, differentiable in ``cores`` and ``weights``.
+
+    Args:
+      cores: float32 or bfloat16, ``shape.core_shapes`` each (``tt_init``, ``tt_svd``). Products and sums are float32.
+      shape: of the table.
+      ids: int32, (num_bags, length) with negative ids as padding, or (capacity,) with ``offsets``.
+      offsets: (num_bags + 1,) int32 ascending from 0, or None.
+      weights: float32 of the shape of ``ids``, or None.
+      combiner: "sum"; "mean" divides by the number of ids in the bag, "sqrtn" by its square root. Empty bags are zero.
+      contraction: "unique" makes the product of each unique prefix and row once; "dense" all products of the first two
+        cores as one GEMM, the rest as "unique"; "sample" sums the last slices of a bag's rows with a common prefix
+        first, the rest as "unique"; "naive" works id by id, as TT-Rec. None for what ``explain`` chooses.
+      traffic: what a batch asks of the table, for the choice; None for ``TTTraffic.expected``.
+      implementation: "xla", "native" (CPU), or None for the platform's fastest.
+
+    Returns:
+      (num_bags, dim) float32. A bag with an id past the table is NaN; outside jit such an id raises.
+
+    Raises:
+      ValueError: on shapes or dtypes that do not fit, unknown names, or, outside jit, an id past the table.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> shape = TTShape.search(1000, 8, ranks=4)
+      >>> cores = tt_init(shape, jax.random.key(0))
+      >>> tt_embedding_bag(cores, shape, jnp.array([[0, 999], [5, -1]], jnp.int32)).shape
+      (2, 8)
+    """
+    check_segments(ids, offsets, weights)
+    if combiner not in ("sum", "mean", "sqrtn"):
+        raise ValueError(f"combiner {combiner!r} is unknown to tensor-train tables; choose sum, mean or sqrtn")
+    check_concrete_ids(ids, offsets, shape.rows)
+    config = _checked(cores, shape, contraction, traffic, implementation)
+    if combiner != "sum":
+        weights = normalized_weights(ids, offsets, weights, combiner)
+    if contraction == "naive":
+        return naive_bag(cores, shape, ids, offsets, weights)
+    return _bag(config, tuple(cores), ids, offsets, weights)
+
+
+def tt_lookup(
+    cores: Cores,
+    shape: TTShape,
+    bags: Bags,
+    *,
+    contraction: Contraction | None = None,
+    traffic: TTTraffic | None = None,
+    unique_capacity: int | None = None,
+    implementation: Implementation | None = None,
+) -> tuple[jax.Array, TTResiduals]:
+    """Phase one: pooled rows of every bag, and what their backward pass needs.
+
+    Args:
+      cores: as for ``tt_embedding_bag``.
+      shape: of the table.
+      bags: what to look up; a cast made ahead of time, over ``shape.rows`` rows, is used.
+      contraction: as for ``tt_embedding_bag``, "naive" excepted.
+      traffic: as for ``tt_embedding_bag``.
+      unique_capacity: how many unique rows fit; None for as many as there can be. Bags of rows that do not fit are NaN,
+        and ``residuals.plan.cast.num_unique`` passes the capacity.
+      implementation: as for ``tt_embedding_bag``.
+
+    Returns:
+      Activations, (num_bags, dim) float32, and residuals for ``tt_core_gradients`` or ``tt_apply_gradients``.
+
+    Raises:
+      ValueError: on shapes or dtypes that do not fit, or unknown names.
+    """
+    check_segments(bags.ids, bags.offsets, bags.weights)
+    config = _checked(cores, shape, contraction, traffic, implementation)
+    _refuse_naive(contraction)
+    config = dataclasses.replace(config, unique_capacity=unique_capacity)
+    return _forward(config, tuple(cores), bags.ids, bags.offsets, bags.weights, bags.cast)
+
+
+def tt_core_gradients(
+    cores: Cores,
+    shape: TTShape,
+    residuals: TTResiduals,
+    gradients: jax.Array,
+    *,
+    contraction: Contraction | None = None,
+    traffic: TTTraffic | None = None,
+    implementation: Implementation | None = None,
+) -> Cores:
+    """Gradients of the cores, for any optax optimizer: ordinary float32 arrays of their shapes.
+
+    Args:
+      cores: as given to ``tt_lookup``.
+      shape: of the table.
+      residuals: from ``tt_lookup``.
+      gradients: (num_bags, dim) float32, of the activations.
+      contraction: as for ``tt_lookup``.
+      traffic: as for ``tt_lookup``.
+      implementation: as for ``tt_lookup``.
+
+    Raises:
+      ValueError: on shapes or dtypes that do not fit, or unknown names.
+    """
+    config = _checked(cores, shape, contraction, traffic, implementation)
+    _refuse_naive(contraction)
+    _check_gradients(shape, gradients)
+
+    def run(method: Method) -> Callable[..., Cores]:
+        return lambda *args: tuple(g for _, g in sorted(_backward(config, method, *args), key=lambda kg: kg[0]))
+
+    return _by_platform(config, "backward", residuals.plan, run, (tuple(cores), residuals, gradients))
+
+
+def tt_apply_gradients(
+    optimizer: RowOptimizer,
+    cores: Cores,
+    slots: tuple[Slots, ...],
+    shape: TTShape,
+    residuals: TTResiduals,
+    gradients: jax.Array,
+    *,
+    step: jax.Array | int = 0,
+    gradient_scale: jax.Array | float = 1.0,
+    contraction: Contraction | None = None,
+    traffic: TTTraffic | None = None,
+    implementation: Implementation | None = None,
+) -> tuple[Cores, tuple[Slots, ...]]:
+    """Phase two with a fused core update: each core is updated as soon as its gradient is there, in place if donated.
+
+    To the optimizer a core is a table whose rows are its slices; those that no id of the batch chose keep their bits.
+
+    Args:
+      optimizer: any row optimizer.
+      cores: as given to ``tt_lookup``.
+      slots: as ``tt_init_slots`` makes them.
+      shape: of the table.
+      residuals: from ``tt_lookup``.
+      gradients: (num_bags, dim) float32, of the activations.
+      step: () int32, how many steps were taken before.
+      gradient_scale: multiplies the gradients: one over the loss scale.
+      contraction: as for ``tt_lookup``.
+      traffic: as for ``tt_lookup``.
+      implementation: as for ``tt_lookup``.
+
+    Returns:
+      The new cores and slots.
+
+    Raises:
+      ValueError: on shapes, dtypes or slots that do not fit, or unknown names.
+    """
+    config = _checked(cores, shape, contraction, traffic, implementation)
+    _refuse_naive(contraction)
+    _check_gradients(shape, gradients)
+    if len(slots) != shape.num_cores:
+        raise ValueError(f"there are slots of {len(slots)} cores, but {shape.num_cores} cores; use tt_init_slots")
+
+    def run(method: Method) -> Callable[..., tuple[Cores, tuple[Slots, ...]]]:
+        def update(cores: Cores, residuals: TTResiduals, gradients: jax.Array, slots: Any, step: Any, scale: Any):
+            new_cores, new_slots = list(cores), list(slots)
+            for k, gradient in _backward(config, method, cores, residuals, gradients):
+                m = shape.row_factors[k]
+                touched = _touched(residuals.plan, k, m)
+                rows = jnp.nonzero(touched, size=m, fill_value=m)[0].astype(jnp.int32)
+                values = gradient.reshape(m, -1).at[rows].get(mode="fill", fill_value=0)
+                table, new_slots[k] = row_update(
+                    optimizer,
+                    cores[k].reshape(m, -1),
+                    slots[k],
+                    rows,
+                    values,
+                    step=step,
+                    gradient_scale=scale,
+                    implementation=implementation,
+                )
+                new_cores[k] = table.reshape(cores[k].shape)
+            return tuple(new_cores), tuple(new_slots)
+
+        return update
+
+    args = (
+        tuple(cores),
+        residuals,
+        gradients,
+        tuple(slots),
+        jnp.asarray(step, jnp.int32),
+        jnp.asarray(gradient_scale, jnp.float32),
+    )
+    return _by_platform(config, "backward", residuals.plan, run, args)
+
+
+def tt_init_slots(optimizer: RowOptimizer, cores: Cores) -> tuple[Slots, ...]:
+    """Fresh slots for every core, whose slices are the optimizer's rows."""
+    return tuple(optimizer.init(core.reshape(core.shape[0], -1)) for core in cores)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _bag(
+    config: _Config, cores: Cores, ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
+) -> jax.Array:
+    return _forward(config, cores, ids, offsets, weights, None)[0]
+
+
+def _bag_forward(config, cores, ids, offsets, weights):
+    out, residuals = _forward(config, cores, ids, offsets, weights, None)
+    return out, (cores, residuals, offsets)
+
+
+def _bag_backward(config, saved, gradient):
+    cores, residuals, offsets = saved
+    shape, plan = config.shape, residuals.plan
+    gradients = tt_core_gradients(
+        cores,
+        shape,
+        residuals,
+        gradient,
+        contraction=config.contraction,
+        traffic=config.traffic,
+        implementation=config.implementation,
+    )
+    weight_gradient = None
+    if residuals.weights is not None:
+        below = residuals.products[-1] if residuals.products else cores[0].astype(jnp.float32)[:, 0]
+        rows = expand(
+            below,
+            cores[-1].astype(jnp.float32),
+            plan.levels[-1],
+            method="grouped",
+            implementation=config.implementation,
+        )
+        weight_gradient = bag_weight_gradient(rows.reshape(-1, shape.dim), plan.sources, offsets, gradient)
+    return tuple(g.astype(core.dtype) for g, core in zip(gradients, cores, strict=True)), None, None, weight_gradient
+
+
+_bag.defvjp(_bag_forward, _bag_backward)
+
+
+def _forward(
+    config: _Config,
+    cores: Cores,
+    ids: jax.Array,
+    offsets: jax.Array | None,
+    weights: jax.Array | None,
+    cast: Cast | None,
+) -> tuple[jax.Array, TTResiduals]:
+    shape, implementation = config.shape, config.implementation
+    plan = tt_plan(
+        shape, ids, offsets, cast=cast, unique_capacity=config.unique_capacity, implementation=implementation
+    )
+
+    def run(method: str) -> Callable[..., tuple[jax.Array, tuple[jax.Array, ...]]]:
+        def forward(cores: Cores, plan: TTPlan, offsets: Any, weights: Any):
+            if method == "sample":
+                below, products = unique_rows(
+                    cores, shape, plan.levels[:-1], method="grouped", implementation=implementation
+                )
+                last = cores[-1].astype(jnp.float32)
+                out = bags_by_shared_prefix(below, last, plan, offsets, weights, implementation=implementation)
+                return out, (*products, below) if len(plan.levels) > 1 else ()
+            rows, products = unique_rows(
+                cores, shape, plan.levels, method="dense" if method == "dense" else "grouped",
+                implementation=implementation,
+            )  # fmt: skip
+            rows = rows.reshape(-1, shape.dim)
+            return gather_reduce(rows, plan.sources, offsets, weights=weights, implementation=implementation), products
+
+        return forward
+
+    out, products = _by_platform(config, "forward", plan, run, (cores, plan, offsets, weights))
+    return out, TTResiduals(plan=plan, weights=weights, products=products)
+
+
+def _backward(config: _Config, method: str, cores: Cores, residuals: TTResiduals, gradients: jax.Array) -> Any:
+    row_gradients = casted_gather_reduce(
+        residuals.plan.cast, gradients, residuals.weights, implementation=config.implementation
+    )
+    return core_gradients(
+        cores,
+        config.shape,
+        residuals.plan.levels,
+        residuals.products,
+        row_gradients,
+        method="dense" if method == "dense" else "grouped",
+        implementation=config.implementation,
+    )
+
+
+def _by_platform(
+    config: _Config, which: Literal["forward", "backward"], plan: TTPlan, run: Callable[[Any], Any], args: Any
+) -> Any:
+    """Runs the contraction that is named, or the one chosen for the platform that the program is lowered for."""
+    if config.contraction is not None:
+        return run(config.contraction)(*args)
+    lookups = plan.sources.size
+
+    def chosen(platform: Literal["cpu", "gpu"], native: bool) -> str:
+        choice = explain(config.shape, lookups, platform=platform, native=native, traffic=config.traffic)
+        name = choice.forward if which == "forward" else choice.backward
+        return "unique" if name == "naive" else name  # what no id repeats, "unique" makes as often, with less memory
+
+    if config.implementation == "native":
+        return run(chosen("cpu", True))(*args)
+    native = config.implementation is None and native_unavailable() is None
+    cpu, gpu = chosen("cpu", native), chosen("gpu", False)
+    if cpu == gpu:
+        return run(cpu)(*args)
+    return jax.lax.platform_dependent(*args, cpu=run(cpu), default=run(gpu))
+
+
+def _touched(plan: TTPlan, core: int, slices: int) -> jax.Array:
+    """Which slices of a core the batch's ids chose, (m,) bool."""
+    chosen = plan.levels[0].parents if core == 0 else plan.levels[core - 1].digits
+    return jnp.zeros(slices, bool).at[chosen].set(True, mode="drop")
+
+
+def _checked(
+    cores: Cores,
+    shape: TTShape,
+    contraction: Contraction | None,
+    traffic: TTTraffic | None,
+    implementation: Implementation | None,
+) -> _Config:
+    check_cores(cores, shape)
+    for k, core in enumerate(cores):
+        if core.dtype not in (jnp.float32, jnp.bfloat16):
+            raise ValueError(f"core {k} is {core.dtype}; cores are float32 or bfloat16")
+    if contraction is not None and contraction not in CONTRACTIONS:
+        raise ValueError(f"contraction {contraction!r} is unknown; choose None or one of {', '.join(CONTRACTIONS)}")
+    if contraction == "dense" and shape.num_cores == 2:
+        raise ValueError("two cores have no prefix product, so contraction 'dense' does not apply; use 'unique'")
+    if contraction == "dense" and not dense_fits(shape):
+        raise ValueError(
+            f"the dense product of cores of {shape.row_factors[0]} and {shape.row_factors[1]} slices has more rows than"
+            " int32 numbers; use contraction 'unique'"
+        )
+    if implementation == "pallas":
+        raise NotImplementedError("tensor-train tables have no Pallas implementation; use 'xla' or None")
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation={implementation!r} is unknown; choose None, 'xla' or 'native'")
+    return _Config(shape=shape, contraction=contraction, traffic=traffic, implementation=implementation)
+
+
+def _refuse_naive(contraction: Contraction | None) -> None:
+    if contraction == "naive":
+        raise ValueError("contraction 'naive' exists in tt_embedding_bag alone; use 'unique' or None here")
+
+
+def _check_gradients(shape: TTShape, gradients: jax.Array) -> None:
+    if gradients.ndim != 2 or gradients.shape[1] != shape.dim or gradients.dtype != jnp.float32:
+        raise ValueError(
+            f"gradients must be float32 of shape (num_bags, {shape.dim}), but are"
+            f" {gradients.dtype}{list(gradients.shape)}"
+        )

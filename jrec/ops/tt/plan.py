@@ -1,0 +1,118 @@
+"""The index work of a tensor-train lookup: unique rows, unique prefixes of them, and who belongs to whom.
+
+EL-Rec's Algorithm 1 finds reusable prefixes with atomic flags. Here rows are sorted once (``tensor_cast``); a prefix is
+a row divided by the factors of the cores after it, so prefixes come out sorted too, and whatever belongs to one of them
+is a contiguous run. All arithmetic is in integers, one division a core: no stride is ever multiplied out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jrec.ops.dispatch import Implementation
+from jrec.ops.gather_reduce import segment_of_entries
+from jrec.ops.tensor_cast import tensor_cast
+from jrec.ops.tt.shape import TTShape
+from jrec.ops.types import Cast
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Level:
+    """The unique products of the first ``k`` cores that a batch needs: entry ``u`` is ``parents[u]`` by one slice.
+
+    Attributes:
+      parents: (capacity,) int32 ascending, the entry of the level below, or of the first core at level 2; padding
+        holds the size of the level below.
+      digits: (capacity,) int32, the slice of core ``k``; padding holds m_k.
+      count: () int32, how many entries are real.
+    """
+
+    parents: jax.Array
+    digits: jax.Array
+    count: jax.Array
+
+    @property
+    def capacity(self) -> int:
+        """How many entries fit."""
+        return self.parents.shape[0]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TTPlan:
+    """Who needs which product: depends on ids alone.
+
+    Attributes:
+      cast: of the ids, over the table's rows.
+      sources: int32 of the ids' shape, the unique row of every lookup; negative for padding, and one past the unique
+        rows for an id past the table or past ``unique_capacity``.
+      levels: of cores 2 to d; the last one's entries are the unique rows.
+    """
+
+    cast: Cast
+    sources: jax.Array
+    levels: tuple[Level, ...]
+
+
+def tt_plan(
+    shape: TTShape,
+    ids: jax.Array,
+    offsets: jax.Array | None = None,
+    *,
+    cast: Cast | None = None,
+    unique_capacity: int | None = None,
+    implementation: Implementation | None = None,
+) -> TTPlan:
+    """Plans a lookup.
+
+    Args:
+      shape: of the table.
+      ids: int32, (num_bags, length), or (capacity,) with ``offsets``; negative ids are padding.
+      offsets: (num_bags + 1,) int32 or None.
+      cast: of these ids over ``shape.rows`` rows, where the loader made it ahead of time.
+      unique_capacity: how many unique rows fit; see ``tensor_cast``. Lookups of rows that do not fit become NaN.
+      implementation: of the cast.
+
+    Returns:
+      The plan.
+    """
+    if cast is None:
+        named = None if implementation == "pallas" else implementation  # XLA's sort is the GPU's cast
+        cast = tensor_cast(ids, offsets, num_rows=shape.rows, unique_capacity=unique_capacity, implementation=named)
+    capacity = cast.rows.shape[0]
+    segments = segment_of_entries(cast.offsets, ids.size)
+    sources = jnp.full(ids.size, capacity, jnp.int32).at[cast.positions].set(segments, unique_indices=True)
+    sources = jnp.where(ids < 0, jnp.int32(-1), sources.reshape(ids.shape))
+    levels = []
+    entries, count = cast.rows, jnp.minimum(cast.num_unique, jnp.int32(capacity))
+    for core in range(shape.num_cores - 1, 0, -1):
+        level, entries, count = _level(shape, core, entries, count)
+        levels.append(level)
+    return TTPlan(cast=cast, sources=sources, levels=tuple(reversed(levels)))
+
+
+def _level(shape: TTShape, core: int, entries: jax.Array, count: jax.Array) -> tuple[Level, jax.Array, jax.Array]:
+    """The level of a (0-based) core with these sorted unique entries; then the sorted unique prefixes of it."""
+    capacity, factor = entries.shape[0], shape.row_factors[core]
+    below = shape.row_factors[0] if core == 1 else min(capacity, shape.prefixes(core))
+    real = jnp.arange(capacity, dtype=jnp.int32) < count
+    prefixes = entries // jnp.int32(factor)
+    digits = jnp.where(real, entries % jnp.int32(factor), jnp.int32(factor))
+    if core == 1:
+        parents = jnp.where(real, prefixes, jnp.int32(below))
+        return Level(parents=parents, digits=digits, count=count), entries, count
+    first = real & jnp.concatenate([jnp.ones(min(1, capacity), bool), prefixes[1:] != prefixes[:-1]])
+    ranks = jnp.cumsum(first, dtype=jnp.int32) - 1
+    parents = jnp.where(real, ranks, jnp.int32(below))
+    unique = jnp.zeros(below, jnp.int32).at[jnp.where(first, ranks, below)].set(prefixes, mode="drop")
+    return Level(parents=parents, digits=digits, count=count), unique, jnp.sum(first, dtype=jnp.int32)
+
+
+def digit_cast(level: Level, factor: int, implementation: Implementation | None = None) -> Cast:
+    """Entries of a level sorted by digit, so that the gradient of a core's slice is a sum over one segment."""
+    named = None if implementation == "pallas" else implementation
+    return tensor_cast(level.digits[:, None], num_rows=factor, unique_capacity=factor, implementation=named)

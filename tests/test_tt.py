@@ -1,0 +1,414 @@
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+import tt_reference
+
+from jrec.ops import SGD, Adagrad, Adam, Bags, RowWiseAdagrad, tensor_cast
+from jrec.ops.tt import (
+    TTShape,
+    TTTraffic,
+    explain,
+    tt_apply_gradients,
+    tt_core_gradients,
+    tt_embedding_bag,
+    tt_init,
+    tt_init_slots,
+    tt_lookup,
+)
+from jrec.ops.tt import contract as contractions
+
+SHAPES = {
+    "2 cores": TTShape.search(300, 12, num_cores=2, ranks=5),
+    "3 cores": TTShape.search(997, 16, ranks=(6, 9)),
+    "4 cores": TTShape.search(1003, 24, num_cores=4, ranks=(3, 8, 5)),
+    "flat": TTShape(rows=50, dim=6, row_factors=(5, 3, 4), dim_factors=(1, 6, 1), ranks=(5, 4)),
+    "one row": TTShape(rows=1, dim=8, row_factors=(1, 1, 1), dim_factors=(2, 2, 2), ranks=(2, 2)),
+    "wide": TTShape.search(500, 128, ranks=(17, 40)),
+}
+WAYS = [
+    ("unique", "xla"),
+    ("unique", "native"),
+    ("dense", "xla"),
+    ("dense", "native"),
+    ("sample", "xla"),
+    ("sample", "native"),
+    ("naive", "xla"),
+    (None, None),
+]
+
+
+def _cores(shape, seed=0, dtype="float32"):
+    return tt_init(shape, jax.random.key(seed), variance=1.0, dtype=dtype)
+
+
+def _case(shape, bags, *, length=None, capacity=None, weighted=False, kind="uniform", seed=0):
+    """As ``reference.make_case``, without the table itself."""
+    fields = reference.Shape(rows=1, dim=shape.dim, bags=bags, length=length, capacity=capacity, weighted=weighted)
+    rng = np.random.default_rng(seed)
+    case = reference.make_case(fields, rng, kind=kind)
+    return dataclasses.replace(
+        case, ids=reference.draw_ids(rng, shape.rows, case.ids.size, kind).reshape(case.ids.shape)
+    )
+
+
+def _run(shape, cores, case, combiner="sum", contraction=None, implementation=None):
+    """Output, core gradients, weight gradients."""
+    program = _program(shape, combiner, contraction, implementation)
+    return program(cores, case.ids, case.offsets, case.weights, case.bag_gradients)
+
+
+@functools.cache
+def _program(shape, combiner, contraction, implementation):
+    @jax.jit
+    def run(cores, ids, offsets, weights, gradient):
+        def bag(cores, weights):
+            return tt_embedding_bag(
+                cores,
+                shape,
+                ids,
+                offsets,
+                weights=weights,
+                combiner=combiner,
+                contraction=contraction,
+                implementation=implementation,
+            )
+
+        out, transpose = jax.vjp(bag, cores, weights)
+        return out, *transpose(gradient)
+
+    return run
+
+
+def _check(shape, cores, case, way, combiner="sum", tolerance=2e-5):
+    out, gradients, of_weights = _run(shape, cores, case, combiner, *way)
+    host = [np.asarray(core).astype(np.float64) for core in cores]
+    want, want_gradients, want_weights = tt_reference.bags(host, case.bags(), case.bag_gradients, combiner)
+    np.testing.assert_allclose(out, want, rtol=tolerance, atol=tolerance * max(1, np.abs(want).max()))
+    for got, wanted in zip(gradients, want_gradients, strict=True):
+        scale = max(1, np.abs(wanted).max())
+        np.testing.assert_allclose(np.asarray(got, np.float64), wanted, rtol=tolerance, atol=tolerance * scale)
+    if of_weights is not None:
+        flat = np.asarray(of_weights).reshape(-1)
+        for position, wanted in want_weights.items():
+            assert flat[position] == pytest.approx(wanted, rel=1e-4, abs=1e-3)
+        assert not np.delete(flat, list(want_weights)).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *itertools.product(SHAPES, [("unique", "xla"), ("unique", "native")]),
+        *itertools.product(["3 cores", "4 cores"], [("dense", "xla"), ("sample", "native"), ("naive", "xla")]),
+        *itertools.product(["3 cores"], [("dense", "native"), (None, None)]),
+        ("2 cores", ("sample", "xla")),
+    ],
+    ids=str,
+)
+def test_padded_bags_and_every_gradient(name, way):
+    shape = SHAPES[name]
+    _check(shape, _cores(shape), _case(shape, 30, length=3, weighted=name != "flat", kind="half padding"), way)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), [*itertools.product(["3 cores"], WAYS), ("4 cores", ("unique", "native"))], ids=str
+)
+def test_ragged_bags_and_every_gradient(name, way):
+    shape = SHAPES[name]
+    for kind, seed in (("power law", 0), ("identical", 1), ("all padding", 2)):
+        case = _case(shape, 25, capacity=80, weighted=True, kind=kind, seed=seed)
+        _check(shape, _cores(shape), case, way, tolerance=1e-4 if kind == "identical" else 2e-5)
+
+
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
+@pytest.mark.parametrize("contraction", ["unique", "sample", "naive"])
+def test_combiners(combiner, contraction):
+    shape = SHAPES["3 cores"]
+    _check(shape, _cores(shape), _case(shape, 20, length=4, kind="half padding"), (contraction, None), combiner)
+    _check(shape, _cores(shape), _case(shape, 20, capacity=50, weighted=True), (contraction, None), combiner)
+
+
+@pytest.mark.parametrize(("contraction", "implementation"), [("unique", "native"), ("unique", "xla"), ("dense", "xla")])
+@pytest.mark.parametrize("rank", [8, 32])
+def test_largest_kaggle_table(rank, contraction, implementation):
+    """200 x 220 x 250 slices: shapes at which fused updates elsewhere are known to miss slices."""
+    shape = TTShape(rows=10_131_227, dim=16, row_factors=(200, 220, 250), dim_factors=(2, 2, 4), ranks=(rank, rank))
+    case = _case(shape, 300, length=1)
+    case.ids[:4, 0] = [0, 10_131_226, 10_999_999 - 868_773, 2**23 + 1]
+    _check(shape, _cores(shape), case, (contraction, implementation), tolerance=5e-5)
+
+
+@pytest.mark.parametrize("contraction", ["unique", "sample", "naive"])
+def test_rows_beyond_what_float32_counts(contraction):
+    shape = TTShape.search(2**31 - 1, 8, ranks=4)
+    case = _case(shape, 12, length=1)
+    case.ids[:6, 0] = [2**24 - 1, 2**24, 2**24 + 1, 2**24 + 3, 2**31 - 3, 2**31 - 2]
+    _check(shape, _cores(shape), case, (contraction, None))
+
+
+def test_a_table_whose_strides_pass_int32():
+    shape = TTShape(rows=2**31 - 1, dim=4, row_factors=(1, 46341, 46341), dim_factors=(1, 2, 2), ranks=(1, 2))
+    case = _case(shape, 8, length=1)
+    case.ids[:2, 0] = [2**31 - 2, 46340]
+    _check(shape, _cores(shape), case, ("unique", None))
+
+
+def test_gradients_equal_autodiff_in_float64():
+    shape = SHAPES["4 cores"]
+    case = _case(shape, 20, length=3)
+    cores = _cores(shape)
+    out, gradients, _ = _run(shape, cores, case, contraction="unique")
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        wide = [jnp.asarray(np.asarray(core), jnp.float64) for core in cores]
+
+        def table_loss(cores):
+            whole = jnp.einsum("aibj,cjdk,ekfl,glhm->acegbdfh", *cores).reshape(-1, shape.dim)
+            pooled = jnp.where((case.ids >= 0)[..., None], whole[case.ids], 0.0).sum(1)
+            return jnp.sum(pooled * jnp.asarray(case.bag_gradients, jnp.float64)), pooled
+
+        (_, pooled), want = jax.value_and_grad(table_loss, has_aux=True)(wide)
+        pooled, want = np.asarray(pooled), [np.asarray(g) for g in want]
+    np.testing.assert_allclose(out, pooled, rtol=1e-5, atol=1e-5)
+    for got, wanted in zip(gradients, want, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("way", [("unique", "native"), ("dense", "xla"), ("sample", "xla"), ("naive", "xla")], ids=str)
+def test_bfloat16_cores_are_multiplied_and_summed_in_float32(way):
+    shape = SHAPES["3 cores"]
+    cores, case = _cores(shape, dtype="bfloat16"), _case(shape, 30, length=3)
+    out, gradients, _ = _run(shape, cores, case, "sum", *way)
+    wide = tuple(core.astype(jnp.float32) for core in cores)
+    want, want_gradients, _ = _run(shape, wide, case, "sum", *way)
+    assert out.dtype == jnp.float32
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
+    for got, wanted in zip(gradients, want_gradients, strict=True):
+        assert got.dtype == jnp.bfloat16
+        np.testing.assert_allclose(got.astype(jnp.float32), wanted, rtol=2**-7, atol=2**-7 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("way", [("unique", "native"), ("unique", "xla"), ("sample", "xla"), ("naive", "xla")], ids=str)
+def test_ids_past_the_table_make_their_bag_nan_and_no_other(way):
+    shape = SHAPES["3 cores"]
+    case = _case(shape, 10, length=2)
+    case.ids[4, 1] = shape.rows
+    case.ids[7, 0] = 2**31 - 1
+    out, gradients, _ = _run(shape, _cores(shape), case, "sum", *way)
+    bad = np.isin(np.arange(10), [4, 7])
+    assert np.isnan(np.asarray(out)[bad]).all()
+    assert np.isfinite(np.asarray(out)[~bad]).all()
+    if way[0] != "naive":
+        assert all(np.isfinite(g).all() for g in gradients)
+    with pytest.raises(ValueError, match=r"ids\[7, 0\] is 2147483647, but the table has 997 rows"):
+        tt_embedding_bag(_cores(shape), shape, jnp.asarray(case.ids))
+
+
+def test_no_lookups_and_no_bags():
+    shape = SHAPES["3 cores"]
+    cores = _cores(shape)
+    for contraction in ("unique", "dense", "naive"):
+        empty = tt_embedding_bag(cores, shape, jnp.zeros((3, 0), jnp.int32), contraction=contraction)
+        np.testing.assert_array_equal(empty, np.zeros((3, 16)))
+    gradient = jax.grad(lambda c: tt_embedding_bag(c, shape, jnp.zeros((0, 1), jnp.int32)).sum())(cores)
+    assert all(not np.asarray(g).any() for g in gradient)
+
+
+def test_native_results_do_not_depend_on_threads(monkeypatch):
+    shape = TTShape.search(200_000, 16, ranks=16)
+    case = _case(shape, 4000, length=1, kind="power law")
+    runs = []
+    for threads in ("1", "2"):
+        monkeypatch.setenv("JREC_NUM_THREADS", threads)
+        _program.cache_clear()
+        runs.append(_run(shape, _cores(shape), case, "sum", "unique", "native")[:2])
+    for one, two in zip(*map(jax.tree.leaves, runs), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_xla_works_piece_by_piece(monkeypatch):
+    """More entries than a piece holds, and a last piece that overlaps the one before."""
+    from jrec.ops.tt import products
+
+    shape = SHAPES["3 cores"]
+    monkeypatch.setattr(products, "_PIECE_FLOATS", 900)
+    for bags in (7, 64, 301):
+        _check(shape, _cores(shape), _case(shape, bags, length=1, seed=bags), ("unique", "xla"))
+
+
+def test_two_phases_equal_one_and_optax_takes_the_gradients():
+    shape = SHAPES["3 cores"]
+    cores, case = _cores(shape), _case(shape, 40, capacity=90, weighted=True)
+    out, gradients, _ = _run(shape, cores, case, "sum", "unique")
+    bags = Bags(ids=jnp.asarray(case.ids), offsets=jnp.asarray(case.offsets), weights=jnp.asarray(case.weights))
+    for cast in (None, tensor_cast(bags.ids, bags.offsets, num_rows=shape.rows)):
+        given = Bags(ids=bags.ids, offsets=bags.offsets, weights=bags.weights, cast=cast)
+        activations, residuals = tt_lookup(cores, shape, given, contraction="unique")
+        np.testing.assert_array_equal(activations, out)
+        got = tt_core_gradients(cores, shape, residuals, jnp.asarray(case.bag_gradients), contraction="unique")
+        for one, two in zip(got, gradients, strict=True):
+            np.testing.assert_array_equal(one, two)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = optax.adam(0.1).update(got, optax.adam(0.1).init(cores), cores)
+    assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, cores)
+
+
+@pytest.mark.parametrize(("contraction", "implementation"), [("unique", "xla"), ("unique", None), ("dense", "xla")])
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD(learning_rate=0.1), Adagrad(learning_rate=0.1), RowWiseAdagrad(learning_rate=0.1), Adam(learning_rate=0.1)],
+    ids=lambda o: type(o).__name__,
+)
+def test_fused_update_steps_every_chosen_slice_and_no_other(optimizer, contraction, implementation):
+    shape = TTShape(rows=10_131_227, dim=16, row_factors=(200, 220, 250), dim_factors=(2, 2, 4), ranks=(8, 8))
+    cores, case = _cores(shape), _case(shape, 700, length=1)
+    slots = tt_init_slots(optimizer, cores)
+
+    @functools.partial(jax.jit, static_argnames=("contraction", "implementation"))
+    def step(cores, slots, ids, gradient, number, contraction, implementation):
+        ways = {"contraction": contraction, "implementation": implementation}
+        _, residuals = tt_lookup(cores, shape, Bags(ids=ids), **ways)
+        return tt_apply_gradients(optimizer, cores, slots, shape, residuals, gradient, step=number, **ways)
+
+    gradients = [np.asarray(g) for g in _run(shape, cores, case, "sum", "unique", "xla")[1]]
+    new_cores, new_slots = step(cores, slots, case.ids, case.bag_gradients, 3, contraction, implementation)
+    chosen = [set() for _ in cores]
+    for row in case.ids[:, 0]:
+        for k, digit in enumerate(tt_reference.digits_of(int(row), shape.row_factors)):
+            chosen[k].add(digit)
+    for k, (old, new) in enumerate(zip(cores, new_cores, strict=True)):
+        table, updated = np.asarray(old).reshape(len(old), -1), np.asarray(new).reshape(len(old), -1)
+        for digit in range(len(old)):
+            row_slots = {name: np.asarray(slot)[digit].astype(np.float64) for name, slot in slots[k].items()}
+            if digit not in chosen[k]:
+                np.testing.assert_array_equal(updated[digit], table[digit])
+                for name, slot in row_slots.items():
+                    np.testing.assert_array_equal(np.asarray(new_slots[k][name])[digit], slot.astype(np.float32))
+                continue
+            slope = gradients[k].reshape(len(old), -1)[digit].astype(np.float64)
+            want, want_slots = reference.step_row(
+                optimizer, table[digit].astype(np.float64), slope, row_slots, step=3, scale=1.0
+            )
+            # Adam and Adagrad divide by the gradient's own size, which magnifies its rounding where it is near zero.
+            np.testing.assert_allclose(updated[digit], want, rtol=1e-4, atol=1e-3 * 0.1)
+            for name, slot in want_slots.items():
+                np.testing.assert_allclose(np.asarray(new_slots[k][name])[digit], slot, rtol=1e-3, atol=1e-4)
+
+
+def test_unique_capacity_overflow_is_nan_and_told():
+    shape = SHAPES["3 cores"]
+    ids = jnp.asarray([[5], [900], [5], [31]], jnp.int32)
+    out, residuals = tt_lookup(_cores(shape), shape, Bags(ids=ids), unique_capacity=2)
+    assert int(residuals.plan.cast.num_unique) == 3
+    assert np.isnan(out).all(axis=1).tolist() == [False, True, False, False]
+
+
+def test_gradients_hold_no_core_slice_per_lookup():
+    """TT-Rec makes (lookups, R, n, R') of core gradients; here memory grows with the products of unique prefixes."""
+    shape = TTShape(rows=10_131_227, dim=16, row_factors=(200, 220, 250), dim_factors=(2, 2, 4), ranks=(32, 32))
+    cores = _cores(shape)
+
+    def temporary(lookups, contraction, table=shape):
+        def gradients(cores, ids, gradient):
+            bag = functools.partial(
+                tt_embedding_bag, shape=table, ids=ids, contraction=contraction, implementation="xla"
+            )
+            return jax.vjp(bag, cores)[1](gradient)
+
+        arrays = (cores, jnp.zeros((lookups, 1), jnp.int32), jnp.zeros((lookups, 16)))
+        return jax.jit(gradients).lower(*arrays).compile().memory_analysis().temp_size_in_bytes
+
+    lookups = 1 << 15
+    slices = 4 * lookups * 32 * 2 * 32
+    assert temporary(lookups, "naive") > slices
+    unique = temporary(lookups, "unique")
+    assert unique < slices / 2
+    products = 4 * lookups * 4 * 32
+    assert temporary(2 * lookups, "unique") - unique < 6 * products
+    same_cores = TTShape(rows=1_000_000, dim=16, row_factors=(200, 220, 250), dim_factors=(2, 2, 4), ranks=(32, 32))
+    assert temporary(lookups, "unique", same_cores) == unique
+
+
+def test_explain_says_what_and_why():
+    shape = TTShape(rows=10_131_227, dim=16, row_factors=(200, 220, 250), dim_factors=(2, 2, 4), ranks=(32, 32))
+    choice = explain(shape, 32768, platform="cpu")
+    assert (choice.forward, choice.backward) == ("unique", "unique")
+    assert "32,768 lookups with" in str(choice)
+    assert "unique rows, on CPU, native kernels" in str(choice)
+    assert set(choice.forward_seconds) == {"naive", "unique", "dense", "sample"}
+    assert choice.forward_seconds[choice.forward] == min(choice.forward_seconds.values())
+    assert set(explain(shape.search(1000, 16, num_cores=2, ranks=4), 64).backward_seconds) == {"unique"}
+    # Bags of a thousand rows with one prefix each, that no other bag has.
+    alone = TTTraffic(lookups=32768, entries=(200, 32768), pairs=200)
+    assert explain(shape, 32768, traffic=alone).forward == "sample"
+    with pytest.raises(ValueError, match="platform 'tpu' is unknown"):
+        explain(shape, 32768, platform="tpu")
+
+
+def test_traffic_is_counted_and_expected():
+    shape = TTShape(rows=10_131_227, dim=16, row_factors=(200, 220, 250), dim_factors=(2, 2, 4), ranks=(32, 32))
+    ids = np.array([[0, 249, 250], [0, 0, -1]])
+    assert TTTraffic.of(shape, ids) == TTTraffic(lookups=5, entries=(2, 3), pairs=3)
+    assert TTTraffic.of(shape, np.array([0, 249, 250, 7]), np.array([0, 1, 3])) == TTTraffic(
+        lookups=3, entries=(2, 3), pairs=3
+    )
+    rng = np.random.default_rng(0)
+    weights = np.arange(1, shape.rows + 1, dtype=np.float64) ** -1.05
+    draws = np.searchsorted(np.cumsum(weights), rng.random((8192, 1)) * weights.sum())
+    counted, expected = TTTraffic.of(shape, draws), TTTraffic.expected(shape, 8192)
+    np.testing.assert_allclose(expected.entries, counted.entries, rtol=0.05)
+
+
+def test_the_choice_is_made_for_the_platform_of_lowering(monkeypatch):
+    shape = SHAPES["3 cores"]
+    cores, ids = _cores(shape), jnp.asarray([[3], [900]], jnp.int32)
+    seen = []
+    original = contractions.expand
+    monkeypatch.setattr(contractions, "expand", lambda *a, **k: seen.append(k["method"]) or original(*a, **k))
+    many = TTTraffic(lookups=10**9, entries=(10**8, 10**9), pairs=10**9)
+    out = jax.jit(lambda c: tt_embedding_bag(c, shape, ids, traffic=many))(cores)
+    assert {"grouped", "dense"} <= set(seen)
+    np.testing.assert_allclose(out, tt_embedding_bag(cores, shape, ids, contraction="naive"), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ids": jnp.zeros(3, jnp.int32)}, "ids must have shape"),
+        ({"ids": jnp.zeros((3, 1), jnp.int16)}, "ids must be int32"),
+        ({"combiner": "max"}, "combiner 'max' is unknown to tensor-train tables"),
+        ({"contraction": "fast"}, "contraction 'fast' is unknown"),
+        ({"implementation": "cuda"}, "implementation='cuda' is unknown"),
+        ({"cores": _cores(SHAPES["2 cores"])}, "the cores have shapes"),
+        ({"cores": tuple(c.astype(jnp.float16) for c in _cores(SHAPES["3 cores"]))}, "core 0 is float16"),
+        ({"weights": jnp.ones((2, 1))}, "weights must be float32"),
+    ],
+)
+def test_bad_arguments_raise(change, message):
+    arguments = {"cores": _cores(SHAPES["3 cores"]), "shape": SHAPES["3 cores"], "ids": jnp.zeros((3, 1), jnp.int32)}
+    with pytest.raises(ValueError, match=message):
+        tt_embedding_bag(**{**arguments, **change})
+
+
+def test_what_does_not_apply_raises():
+    shape = SHAPES["2 cores"]
+    cores, bags = _cores(shape), Bags(ids=jnp.zeros((3, 1), jnp.int32))
+    with pytest.raises(ValueError, match="two cores have no prefix product"):
+        tt_lookup(cores, shape, bags, contraction="dense")
+    with pytest.raises(ValueError, match="'naive' exists in tt_embedding_bag alone"):
+        tt_lookup(cores, shape, bags, contraction="naive")
+    with pytest.raises(NotImplementedError, match="no Pallas implementation"):
+        tt_lookup(cores, shape, bags, implementation="pallas")
+    _, residuals = tt_lookup(cores, shape, bags)
+    with pytest.raises(ValueError, match="gradients must be float32 of shape"):
+        tt_core_gradients(cores, shape, residuals, jnp.zeros((3, 5)))
+    with pytest.raises(ValueError, match="use tt_init_slots"):
+        tt_apply_gradients(SGD(learning_rate=1.0), cores, (), shape, residuals, jnp.zeros((3, 12)))
+    huge = TTShape(rows=2**31 - 1, dim=4, row_factors=(46341, 46341, 1), dim_factors=(2, 2, 1), ranks=(1, 1))
+    with pytest.raises(ValueError, match="use contraction 'unique'"):
+        tt_lookup(tt_init(huge, jax.random.key(0)), huge, bags, contraction="dense")
