@@ -113,8 +113,9 @@ def test_a_run_learns_logs_checkpoints_and_evaluates(configure):
     assert not np.array_equal(earlier.scores.logits, again.scores.logits)
 
 
-def test_a_run_interrupted_anywhere_resumes_to_the_same_bits(configure, monkeypatch):
-    config = configure("epochs=2", out="whole")
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_a_run_interrupted_anywhere_resumes_to_the_same_bits(configure, monkeypatch, dtype):
+    config = configure("epochs=2", f"model.table_dtype={dtype!r}", out="whole")
     whole = train(config).folder
     expected = final_arrays(whole)
 
@@ -122,7 +123,7 @@ def test_a_run_interrupted_anywhere_resumes_to_the_same_bits(configure, monkeypa
         """As sudden as a kill: nothing in the loop handles it."""
 
     rng = np.random.default_rng(0)
-    config = configure("epochs=2", out="killed")
+    config = configure("epochs=2", f"model.table_dtype={dtype!r}", out="killed")
     absorb = loop._Run._absorb
     deaths = 0
     while deaths < 40:
@@ -151,11 +152,25 @@ def test_a_run_interrupted_anywhere_resumes_to_the_same_bits(configure, monkeypa
     assert (outcome.folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
+def test_16_bit_tables_are_rounded_stochastically_unless_the_configuration_says_otherwise(configure):
+    def tables(*overrides, out):
+        config = configure("max_steps=6", "model.table_dtype='bfloat16'", *overrides, out=out)
+        arrays = final_arrays(train(config).folder)[1]
+        return [value for name, value in sorted(arrays.items()) if "stacks" in name]
+
+    stochastic = tables(out="stochastic")
+    assert stochastic
+    assert tables("optimizer.embedding.stochastic_rounding=false", out="nearest") != stochastic
+
+
 @pytest.mark.slow
 def test_kill_9_at_ten_random_moments_then_resume_gives_the_same_bits(configure, tmp_path, dataset):
     overrides = [f"data.path={dataset}", "epochs=40", "checkpoint.every_steps=20", "evaluate.every_steps=50"]
     command = [sys.executable, "-m", "jrec", "train", str(tmp_path / "tiny.toml"), *overrides]
-    subprocess.run([*command, f"out={tmp_path / 'whole'}"], check=True, capture_output=True)
+    # As in ``compilation_cache``; the processes differ in where they are killed, not in what they compile.
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment = {**os.environ, **cache}
+    subprocess.run([*command, f"out={tmp_path / 'whole'}"], check=True, capture_output=True, env=environment)
     rng = np.random.default_rng(1)
     killed = [*command, f"out={tmp_path / 'killed'}", "--resume"]
     configure()
@@ -163,7 +178,9 @@ def test_kill_9_at_ten_random_moments_then_resume_gives_the_same_bits(configure,
     while kills < 10:
         checkpoints = tmp_path / "killed" / "checkpoints"
         before = set(checkpoints.iterdir()) if checkpoints.exists() else set()
-        process = subprocess.Popen(killed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            killed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+        )
         while process.poll() is None and not (checkpoints.exists() and set(checkpoints.iterdir()) - before):
             time.sleep(0.02)  # until training is on its way
         time.sleep(float(rng.uniform(0, 0.3)))
@@ -174,7 +191,7 @@ def test_kill_9_at_ten_random_moments_then_resume_gives_the_same_bits(configure,
         process.wait()
         kills += 1
     assert kills >= 5, "the run finished before it could be killed often enough"
-    subprocess.run(killed, check=True, capture_output=True)
+    subprocess.run(killed, check=True, capture_output=True, env=environment)
     assert final_arrays(tmp_path / "killed") == final_arrays(tmp_path / "whole")
     for name in ("metrics.jsonl", "report/metrics.json"):
         texts = [(tmp_path / run / name).read_text() for run in ("whole", "killed")]
