@@ -167,20 +167,6 @@ def test_stochastic_rounding_stores_the_bits_of_the_xla_implementation(dtype):
     assert np.any(np.asarray(want) != np.asarray(nearest))
 
 
-def test_the_rounding_key_has_no_native_kernel():
-    table, key = jnp.ones((3, 4), jnp.bfloat16), jnp.zeros(2, jnp.uint32)
-    with pytest.raises(NotImplementedError, match="row_update has no native implementation for these arguments"):
-        ops.row_update(
-            ops.SGD(learning_rate=1.0),
-            table,
-            {},
-            jnp.arange(1),
-            jnp.ones((1, 4)),
-            rounding_key=key,
-            implementation="native",
-        )
-
-
 def test_nothing_to_update():
     table, none = jnp.ones((3, 4)), jnp.zeros(0, jnp.int32)
     optimizer = ops.SGD(learning_rate=1.0)

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jrec.ops.rounding import random_bits, stochastic_round
+from jrec import ops
+from jrec.native import host
+from jrec.ops.rounding import derived_key, random_bits, stochastic_round
 
 NUMPY = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 KEY = jax.random.key_data(jax.random.key(3))
@@ -76,3 +78,105 @@ KNOWN = ["0xf345cafb", "0x4c037c71"]
 def test_other_dtypes_are_refused():
     with pytest.raises(ValueError, match="goes to bfloat16 or float16, not to float8_e5m2"):
         stochastic_round(jnp.ones((1, 1)), jnp.float8_e5m2, KEY, jnp.arange(1))
+
+
+SGD = ops.SGD(learning_rate=1.0)  # so that every sum is one float32 addition, the same in every implementation
+
+
+def _values(rng, shape, dtype):
+    """Numbers of every size that ``dtype`` has, subnormal ones, zeros and its largest ones among them."""
+    kind = NUMPY[dtype]
+    exponents = rng.uniform(-26, 16, shape) if dtype == "float16" else rng.uniform(-100, 127, shape)
+    values = (rng.normal(size=shape) * np.exp2(exponents)).clip(
+        float(ml_dtypes.finfo(kind).min), float(ml_dtypes.finfo(kind).max)
+    )
+    values[rng.random(shape) < 0.05] = 0
+    return values.astype(kind)
+
+
+@pytest.mark.parametrize("dim", [1, 5, 33])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_native_kernels_store_the_bits_of_the_xla_implementation(dtype, dim):
+    rng = np.random.default_rng(dim)
+    num_rows = 70_000
+    rows = np.sort(rng.choice(num_rows, 900, replace=False)).astype(np.int32)
+    table = _values(rng, (num_rows, dim), dtype)
+    gradients = (rng.normal(size=(900, dim)) * np.abs(table[rows].astype(np.float32)) * 0.1).astype(np.float32)
+    gradients += (rng.normal(size=gradients.shape) * 2.0**-25).astype(np.float32)
+    bags = rng.permutation(900)
+    cast = ops.tensor_cast(jnp.asarray(rows[bags])[:, None], num_rows=num_rows, implementation="xla")
+    args = SGD, jnp.asarray(table), {}
+
+    def updated(implementation, key=KEY):
+        plain = ops.row_update(
+            *args, jnp.asarray(rows), jnp.asarray(gradients), rounding_key=key, implementation=implementation
+        )[0]
+        casted = ops.casted_update(
+            *args, cast, jnp.asarray(gradients[bags]), rounding_key=key, implementation=implementation
+        )[0]
+        return [np.asarray(new).view(np.uint16) for new in (plain, casted)]
+
+    want, casted = updated("xla")
+    np.testing.assert_array_equal(casted, want)
+    assert np.mean(want != updated("xla", None)[0]) > 1e-3
+    on_host = [table.copy(), table.copy()]
+    key = np.asarray(KEY)
+    host.row_update(SGD, on_host[0], {}, rows, gradients, rounding_key=key)
+    host.casted_update(SGD, on_host[1], {}, cast, gradients[bags], rounding_key=key, threads=2)
+    for got in (*updated("native"), *updated(None), *(new.view(np.uint16) for new in on_host)):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_native_kernels_keep_special_values_and_float32_tables():
+    for dtype in NUMPY:
+        table = np.array([[0, -0.0, np.inf, -np.inf, np.nan, 1, -2.5]], NUMPY[dtype])
+        new = table.copy()
+        host.row_update(SGD, new, {}, np.zeros(1, np.int32), np.zeros((1, 7), np.float32), rounding_key=np.asarray(KEY))
+        np.testing.assert_array_equal(new.astype(np.float32), table.astype(np.float32))
+        assert list(np.signbit(new[0, :2])) == [False, True]
+        largest = np.full((1, 64), ml_dtypes.finfo(NUMPY[dtype]).max)
+        up = -largest.astype(np.float32) * np.float32(2.0**-13)  # a sum between the largest number and infinity
+        host.row_update(SGD, largest, {}, np.zeros(1, np.int32), up, rounding_key=np.asarray(KEY))
+        assert not np.isnan(largest).any()
+        assert np.isinf(largest).any()
+        assert np.isfinite(largest).any()
+    table, gradients = np.ones((1, 7), np.float32), np.full((1, 7), 2.0**-20, np.float32)
+    host.row_update(SGD, table, {}, np.zeros(1, np.int32), gradients, rounding_key=np.asarray(KEY))
+    np.testing.assert_array_equal(table, np.full((1, 7), 1 - 2.0**-20, np.float32))
+
+
+@pytest.mark.parametrize("implementation", ["xla", "native"])
+def test_every_table_of_a_step_has_a_key_of_its_own(implementation):
+    bags = ops.Bags(ids=jnp.arange(50, dtype=jnp.int32)[:, None])
+    tables = {"b": jnp.ones((50, 8), jnp.bfloat16), "a": jnp.ones((50, 8), jnp.bfloat16), "c": jnp.ones((50, 8))}
+    gradients = {name: jnp.full((50, 8), 2.0**-10) for name in tables}
+    slots = ops.init_slots(SGD, tables)
+    _, residuals = ops.lookup(tables, dict.fromkeys(tables, bags), implementation=implementation)
+    new, _ = jax.jit(
+        lambda key: ops.apply_gradients(
+            SGD, tables, slots, residuals, gradients, rounding_key=key, implementation=implementation
+        )
+    )(KEY)
+    for i, name in enumerate("ab"):
+        want = stochastic_round(jnp.full((50, 8), 1 - 2.0**-10), jnp.bfloat16, derived_key(KEY, i), jnp.arange(50))
+        np.testing.assert_array_equal(new[name], want)
+    assert np.any(np.asarray(new["a"]) != np.asarray(new["b"]))
+    np.testing.assert_array_equal(new["c"], np.full((50, 8), 1 - 2.0**-10, np.float32))
+
+
+def test_what_is_no_key_is_refused():
+    table, row = jnp.ones((3, 4), jnp.bfloat16), jnp.zeros(1, jnp.int32)
+    for bad in (jnp.zeros(4, jnp.uint32), jnp.zeros(2, jnp.int32), jax.random.key(0)):
+        with pytest.raises(ValueError, match=r"a rounding key must be uint32 of shape \(2,\)"):
+            ops.row_update(SGD, table, {}, row, jnp.ones((1, 4)), rounding_key=bad)
+        with pytest.raises(ValueError, match="a rounding key must be"):
+            ops.apply_gradients(SGD, {}, {}, {}, {}, rounding_key=bad)
+    with pytest.raises(ValueError, match="rounding_key must be uint32 of shape"):
+        host.row_update(
+            SGD,
+            np.ones((3, 4), ml_dtypes.bfloat16),
+            {},
+            np.zeros(1, np.int32),
+            np.ones((1, 4), np.float32),
+            rounding_key=np.zeros(2, np.int32),
+        )

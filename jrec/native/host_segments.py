@@ -70,6 +70,7 @@ def row_update(
     *,
     step: int = 0,
     gradient_scale: float = 1.0,
+    rounding_key: np.ndarray | None = None,
     threads: int | None = None,
 ) -> None:
     """One optimizer step on ``table[rows]``, in place; see ``jrec.ops.row_update``.
@@ -80,7 +81,7 @@ def row_update(
     _check_array("rows", rows, (rows.size,), np.int32)
     _check_array("gradients", gradients, (rows.size, table.shape[1]))
     rows, gradients = np.ascontiguousarray(rows), np.ascontiguousarray(gradients)
-    hyper = host_hyperparameters(optimizer, step, gradient_scale)
+    hyper = host_hyperparameters(optimizer, step, gradient_scale, _checked_key(rounding_key))
     job = np.zeros(kernels.JOB_WORDS, np.int64)
     job[kernels.Job.SEGMENTS] = rows.size
     job[kernels.Job.GRADIENTS] = pointer(gradients)
@@ -98,6 +99,7 @@ def casted_update(
     weights: np.ndarray | None = None,
     step: int = 0,
     gradient_scale: float = 1.0,
+    rounding_key: np.ndarray | None = None,
     threads: int | None = None,
 ) -> None:
     """The whole backward pass of a lookup, in place and in one pass over the rows; see ``jrec.ops.casted_update``.
@@ -114,7 +116,7 @@ def casted_update(
         if weights.size != positions.size:
             raise ValueError(f"weights of shape {weights.shape} do not fit a cast of {positions.size} lookups")
         weights = np.ascontiguousarray(weights)
-    hyper = host_hyperparameters(optimizer, step, gradient_scale)
+    hyper = host_hyperparameters(optimizer, step, gradient_scale, _checked_key(rounding_key))
     job = _segment_job(bag_gradients, sources, offsets, weights)
     job[kernels.Job.SEGMENTS] = min(int(cast.num_unique), rows.size)
     job[kernels.Job.POSITIONS] = pointer(positions)
@@ -189,6 +191,13 @@ def _check_matrix(name: str, array: np.ndarray) -> None:
 def _check_array(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: type = np.float32) -> None:
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(f"{name} must be {np.dtype(dtype)} of shape {shape}, but is {array.dtype}{list(array.shape)}")
+
+
+def _checked_key(key: np.ndarray | None) -> np.ndarray | None:
+    if key is None:
+        return None
+    _check_array("rounding_key", key, (2,), np.uint32)
+    return np.ascontiguousarray(key)
 
 
 def _check_writable(name: str, array: np.ndarray) -> None:

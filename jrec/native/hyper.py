@@ -34,14 +34,21 @@ def kind_of(optimizer: RowOptimizer) -> int:
     return kinds[type(optimizer)]
 
 
-def hyperparameters(optimizer: RowOptimizer, step: jax.Array, scale: jax.Array) -> jax.Array:
-    """What the kernels need to know of one step, (HYPER_SIZE,) float32; see ``optimizer_steps.Hyper``."""
+def hyperparameters(
+    optimizer: RowOptimizer, step: jax.Array, scale: jax.Array, rounding_key: jax.Array | None = None
+) -> jax.Array:
+    """What the kernels need to know of one step, (len(Hyper),) int32; see ``optimizer_steps.Hyper``."""
     corrections = optimizer.bias_corrections(step) if isinstance(optimizer, Adam) else (1.0, 1.0)
     values = _values(optimizer, optimizer.learning_rate_at(step), scale, corrections)
-    return jnp.stack([jnp.asarray(value, jnp.float32) for value in values])
+    floats = jnp.stack([jnp.asarray(value, jnp.float32) for value in values])
+    key = jnp.zeros(2, jnp.uint32) if rounding_key is None else rounding_key
+    flag = jnp.full(1, rounding_key is not None, jnp.int32)
+    return jnp.concatenate([jax.lax.bitcast_convert_type(part, jnp.int32) for part in (floats, flag, key)])
 
 
-def host_hyperparameters(optimizer: RowOptimizer, step: int, scale: float) -> np.ndarray:
+def host_hyperparameters(
+    optimizer: RowOptimizer, step: int, scale: float, rounding_key: np.ndarray | None = None
+) -> np.ndarray:
     """As ``hyperparameters``, without a trip to the device where the learning rate is no schedule."""
     rate = optimizer.learning_rate
     if callable(rate):
@@ -50,11 +57,13 @@ def host_hyperparameters(optimizer: RowOptimizer, step: int, scale: float) -> np
     if isinstance(optimizer, Adam):
         t, one = np.float32(step + 1), np.float32(1)
         corrections = (one - np.float32(optimizer.b1) ** t, one - np.float32(optimizer.b2) ** t)
-    return np.array(_values(optimizer, rate, scale, corrections), np.float32)
+    floats = np.array(_values(optimizer, rate, scale, corrections), np.float32)
+    key = np.zeros(2, np.uint32) if rounding_key is None else rounding_key
+    return np.concatenate([floats.view(np.int32), [np.int32(rounding_key is not None)], key.view(np.int32)])
 
 
 def _values(optimizer: RowOptimizer, rate: Any, scale: Any, corrections: tuple[Any, Any]) -> list[Any]:
-    from jrec.native.optimizer_steps import HYPER_SIZE, Hyper
+    from jrec.native.optimizer_steps import HYPER_FLOATS, Hyper
 
     values: dict[int, Any] = {
         Hyper.LEARNING_RATE: rate,
@@ -74,4 +83,4 @@ def _values(optimizer: RowOptimizer, rate: Any, scale: Any, corrections: tuple[A
         case Adam():
             values |= {Hyper.A: optimizer.b1, Hyper.B: optimizer.b2, Hyper.C: optimizer.eps}
             values |= {Hyper.REST_A: 1 - optimizer.b1, Hyper.REST_B: 1 - optimizer.b2}
-    return [values.get(i, 0.0) for i in range(HYPER_SIZE)]
+    return [values.get(i, 0.0) for i in range(HYPER_FLOATS)]

@@ -9,13 +9,17 @@ import numpy as np
 
 from jrec.native.accumulate import BF16, F32
 from jrec.native.compile import inlined
-from jrec.native.memory import get_bf16, get_f16, get_f32, put_bf16, put_f16, put_f32
+from jrec.native.memory import get_bf16, get_f16, get_f32, get_i32, put_bf16, put_f16, put_f32
+from jrec.native.rounding import round_bf16, round_f16
 
 SGD, MOMENTUM, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM = range(6)
 
 
 class Hyper(enum.IntEnum):
-    """Elements of the float32 array of hyperparameters. What A, B and C are depends on the optimizer."""
+    """Words of the int32 array of hyperparameters: bits of float32 up to REST_B, then integers.
+
+    What A, B and C are depends on the optimizer.
+    """
 
     LEARNING_RATE = 0
     SCALE = 1  # of the gradients
@@ -28,12 +32,16 @@ class Hyper(enum.IntEnum):
     CORRECTION2 = 8
     REST_A = 9  # 1 - A and 1 - B, subtracted before they are rounded to float32
     REST_B = 10
+    STOCHASTIC = 11  # 1 to round 16-bit rows with the key, 0 to round them to nearest
+    KEY0 = 12
+    KEY1 = 13
 
 
-HYPER_SIZE = len(Hyper)
-LEARNING_RATE, SCALE, WEIGHT_DECAY, MAX_NORM, A, B, C, CORRECTION1, CORRECTION2, REST_A, REST_B = (
-    int(word) for word in Hyper
-)
+HYPER_FLOATS = int(Hyper.STOCHASTIC)
+(
+    LEARNING_RATE, SCALE, WEIGHT_DECAY, MAX_NORM, A, B, C, CORRECTION1, CORRECTION2, REST_A, REST_B,
+    STOCHASTIC, KEY0, KEY1,
+) = (int(word) for word in Hyper)  # fmt: skip
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
@@ -129,8 +137,21 @@ def update_row(kind, table, dtype, row, dim, gradient, slot0, slot1, hyper, scra
         put_f32(scratch, d, get_bf16(stored, d) if dtype == BF16 else get_f16(stored, d))
     _prepare(scratch, gradient, dim, hyper)
     _step(kind, scratch, gradient, dim, slot0, slot1, hyper)
+    if get_i32(hyper, STOCHASTIC) != 0:
+        _round(dtype, scratch, row, dim, get_i32(hyper, KEY0), get_i32(hyper, KEY1))
     for d in range(dim):
         if dtype == BF16:
             put_bf16(stored, d, get_f32(scratch, d))
         else:
             put_f16(stored, d, get_f32(scratch, d))
+
+
+@inlined
+def _round(dtype, values, row, dim, key0, key1):
+    """Moves values to the 16-bit grid at random, in place; storing them then changes nothing."""
+    if dtype == BF16:
+        for d in range(dim):
+            put_f32(values, d, round_bf16(get_f32(values, d), key0, key1, row, d))
+    else:
+        for d in range(dim):
+            put_f32(values, d, round_f16(get_f32(values, d), key0, key1, row, d))

@@ -51,7 +51,7 @@ class Job(enum.IntEnum):
     KIND = 20
     SLOT0 = 21
     SLOT1 = 22
-    HYPER = 23  # float32, see optimizer_steps
+    HYPER = 23  # int32, see optimizer_steps
     GRADIENTS = 24  # float32, one row a segment in place of a sum, or 0
 
 

@@ -98,9 +98,10 @@ def row_update(
     gradients: jax.Array,
     step: jax.Array,
     scale: jax.Array,
+    rounding_key: jax.Array | None,
 ) -> tuple[jax.Array, Slots]:
     """See ``jrec.ops.row_update``."""
-    operands = [hyperparameters(optimizer, step, scale), rows, gradients]
+    operands = [hyperparameters(optimizer, step, scale, rounding_key), rows, gradients]
     return _update("row_update", optimizer, _supported(table), slots, operands, [])
 
 
@@ -113,6 +114,7 @@ def casted_update(
     weights: jax.Array | None,
     step: jax.Array,
     scale: jax.Array,
+    rounding_key: jax.Array | None,
 ) -> tuple[jax.Array, Slots]:
     """See ``jrec.ops.casted_update``: gather-reduce and step in one pass over the rows."""
     from jrec.native import segment_kernels as kernels
@@ -120,8 +122,8 @@ def casted_update(
     capacity = cast.sources.shape[0]
     chunks, pieces = _split(capacity, cast.rows.shape[0], capacity, kernels.UPDATE_COST)
     operands = [
-        hyperparameters(optimizer, step, scale), cast.rows, cast.offsets, cast.sources, cast.positions, bag_gradients,
-        _or_empty(None if weights is None else weights.reshape(-1), jnp.float32), cast.num_unique,
+        hyperparameters(optimizer, step, scale, rounding_key), cast.rows, cast.offsets, cast.sources, cast.positions,
+        bag_gradients, _or_empty(None if weights is None else weights.reshape(-1), jnp.float32), cast.num_unique,
     ]  # fmt: skip
     scratch = [_f32(pieces, table.shape[1]), _i32(chunks if pieces else 0)]
     return _update("casted_update", optimizer, _supported(table), slots, operands, scratch)

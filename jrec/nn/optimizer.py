@@ -13,10 +13,13 @@ from flax import nnx
 from jrec.batch import Batch
 from jrec.nn.embeddings import EmbeddingCollection
 from jrec.ops.lookup import apply_gradients, init_slots
+from jrec.ops.rounding import derived_key
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.types import Bags
 
 Loss = Callable[[jax.Array, Batch], jax.Array]
+
+_ROUNDING = 0x726F756E  # "roun": sets the keys of rounding apart from those of the initial parameters of the same seed
 
 
 class SparseModel(Protocol):
@@ -40,9 +43,19 @@ class SparseOptimizer(nnx.Module):
       model: whose ``nnx.Param`` variables and tables are trained.
       dense: an optax transformation.
       embedding: a row optimizer from ``jrec.ops``.
+      rounding_seed: updated rows of 16-bit tables are rounded stochastically, so that updates below half of the
+        last bit survive on average; None rounds to nearest. Tables of float32 are not rounded.
     """
 
-    def __init__(self, model: Any, *, dense: optax.GradientTransformation, embedding: RowOptimizer):
+    def __init__(
+        self,
+        model: Any,
+        *,
+        dense: optax.GradientTransformation,
+        embedding: RowOptimizer,
+        rounding_seed: int | None = None,
+    ):
+        self.rounding_seed = rounding_seed
         self.dense = nnx.Optimizer(model, dense, wrt=nnx.Param)
         self.embedding = embedding
         slots = init_slots(embedding, model.embeddings.arrays())
@@ -54,6 +67,16 @@ class SparseOptimizer(nnx.Module):
     def step(self) -> jax.Array:
         """() uint32, steps taken."""
         return self.dense.step[...]
+
+    def rounding_key(self) -> jax.Array | None:
+        """The key of the next step's rounding, (2,) uint32, or None for round to nearest.
+
+        A function of the seed and the number of the step alone: a resumed run rounds as it would have without a break.
+        """
+        if self.rounding_seed is None:
+            return None
+        seed = jax.random.key_data(jax.random.key(self.rounding_seed, impl="threefry2x32"))
+        return derived_key(derived_key(seed, _ROUNDING), self.step)
 
 
 def binary_cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
@@ -94,6 +117,7 @@ def train_step(
         residuals,
         activation_gradients,
         step=optimizer.step.astype(jnp.int32),
+        rounding_key=optimizer.rounding_key(),
         implementation=model.embeddings.implementation,
     )
     model.embeddings.set_arrays(tables)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 import jax
 
+from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_optimizers import RowOptimizer, Slots
@@ -76,6 +77,7 @@ def apply_gradients(
     *,
     step: jax.Array | int = 0,
     gradient_scale: jax.Array | float = 1.0,
+    rounding_key: jax.Array | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[dict[str, jax.Array], dict[str, Slots]]:
     """Updates the rows that were looked up; see ``casted_update``.
@@ -88,18 +90,27 @@ def apply_gradients(
       gradients: (num_bags, dim) float32 by table: the loss's gradient of the activations.
       step: () int32, how many steps were taken before.
       gradient_scale: multiplies the gradients: one over the loss scale.
+      rounding_key: (2,) uint32, a new one for every step: tables of 16 bits are rounded stochastically, each with
+        ``jrec.ops.rounding.derived_key(rounding_key, i)``, where ``i`` is its place among the sorted names. None
+        rounds to nearest; float32 tables are never rounded.
       implementation: see ``casted_update``.
 
     Returns:
       The new tables and slots.
 
     Raises:
-      ValueError: if names, shapes or slots do not fit.
+      ValueError: if names, shapes or slots do not fit, or the rounding key is not (2,) uint32.
     """
+    if rounding_key is not None:
+        rounding.check_key(rounding_key)
     for what, named in (("slots", slots), ("residuals", residuals), ("gradients", gradients)):
         _same_names(what, named, tables)
     new_tables, new_slots = {}, {}
+    number = {name: i for i, name in enumerate(sorted(tables))}
     for name, table in tables.items():
+        key = None
+        if rounding_key is not None and table.dtype.itemsize < 4:
+            key = rounding.derived_key(rounding_key, number[name])
         new_tables[name], new_slots[name] = casted_update(
             optimizer,
             table,
@@ -109,6 +120,7 @@ def apply_gradients(
             weights=residuals[name].weights,
             step=step,
             gradient_scale=gradient_scale,
+            rounding_key=key,
             implementation=implementation,
         )
     return new_tables, new_slots

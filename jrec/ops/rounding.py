@@ -68,6 +68,21 @@ def round_values(
     raise ValueError(f"stochastic rounding goes to bfloat16 or float16, not to {dtype}")
 
 
+def check_key(key: jax.Array) -> None:
+    """Raises ValueError where ``key`` is not (2,) uint32."""
+    if key.shape != (2,) or key.dtype != jnp.uint32:
+        raise ValueError(
+            f"a rounding key must be uint32 of shape (2,), but is {key.dtype}{list(key.shape)}; make it with"
+            " jax.random.key_data(jax.random.key(seed, impl='threefry2x32'))"
+        )
+
+
+def derived_key(key: jax.Array, number: jax.Array | int) -> jax.Array:
+    """The rounding key number ``number`` that follows from ``key``, (2,) uint32: for each table, for each step."""
+    typed = jax.random.wrap_key_data(key, impl="threefry2x32")
+    return jax.random.key_data(jax.random.fold_in(typed, number))
+
+
 def random_bits(key0: jax.Array, key1: jax.Array, addresses: jax.Array, columns: jax.Array) -> jax.Array:
     """32 random bits for every (address, column), uint32; integer hashes with murmur3's and lowbias32's finishers."""
     hashed = addresses.astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + key0

@@ -35,7 +35,7 @@ def row_update(
       step: () int32, how many steps were taken before; feeds schedules and Adam's bias correction.
       gradient_scale: multiplies the gradients: one over the loss scale.
       rounding_key: (2,) uint32, a new one for every step: 16-bit rows are rounded stochastically with it (see
-        ``jrec.ops.rounding``); None rounds to nearest. The native kernels do not take one.
+        ``jrec.ops.rounding``); None rounds to nearest.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
     Returns:
@@ -44,7 +44,7 @@ def row_update(
     Raises:
       ValueError: if shapes, dtypes or slots do not fit the table and optimizer.
     """
-    _check(optimizer, table, slots, rows, gradients.shape[-1])
+    _check(optimizer, table, slots, rows, gradients.shape[-1], rounding_key)
     if gradients.shape != (rows.shape[0], table.shape[1]) or gradients.dtype != jnp.float32:
         raise ValueError(
             f"gradients must be float32 of shape {(rows.shape[0], table.shape[1])}, but are"
@@ -55,10 +55,10 @@ def row_update(
     def xla(table, slots, rows, gradients, step, scale, key):
         return _xla(optimizer, table, slots, rows, gradients, step, scale, key)
 
-    def native(table, slots, rows, gradients, step, scale, _):
+    def native(table, slots, rows, gradients, step, scale, key):
         from jrec.native import xla as kernels
 
-        return kernels.row_update(optimizer, table, slots, rows, gradients, step, scale)
+        return kernels.row_update(optimizer, table, slots, rows, gradients, step, scale, key)
 
     def pallas(table, slots, rows, gradients, step, scale, key):
         from jrec.pallas.row_update import row_update as kernel
@@ -73,7 +73,7 @@ def row_update(
         implementation,
         args,
         xla=xla,
-        native=native if _has_native(optimizer, table, rounding_key) else None,
+        native=native if _has_native(optimizer, table) else None,
         pallas=pallas,
     )
 
@@ -105,7 +105,7 @@ def casted_update(
       step: () int32, how many steps were taken before.
       gradient_scale: multiplies the gradients: one over the loss scale.
       rounding_key: (2,) uint32, a new one for every step: 16-bit rows are rounded stochastically with it (see
-        ``jrec.ops.rounding``); None rounds to nearest. The native kernels do not take one.
+        ``jrec.ops.rounding``); None rounds to nearest.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
     Returns:
@@ -114,7 +114,7 @@ def casted_update(
     Raises:
       ValueError: if shapes, dtypes or slots do not fit the table and optimizer.
     """
-    _check(optimizer, table, slots, cast.rows, bag_gradients.shape[-1])
+    _check(optimizer, table, slots, cast.rows, bag_gradients.shape[-1], rounding_key)
     if weights is not None and weights.size != cast.positions.shape[0]:
         raise ValueError(f"weights of shape {weights.shape} do not fit a cast of {cast.positions.shape[0]} lookups")
     step, scale = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32)
@@ -123,10 +123,10 @@ def casted_update(
         gradients = casted_gather_reduce(cast, bag_gradients, weights, implementation="xla")
         return _xla(optimizer, table, slots, cast.rows, gradients, step, scale, key)
 
-    def native(table, slots, cast, bag_gradients, weights, step, scale, _):
+    def native(table, slots, cast, bag_gradients, weights, step, scale, key):
         from jrec.native import xla as kernels
 
-        return kernels.casted_update(optimizer, table, slots, cast, bag_gradients, weights, step, scale)
+        return kernels.casted_update(optimizer, table, slots, cast, bag_gradients, weights, step, scale, key)
 
     def pallas(table, slots, cast, bag_gradients, weights, step, scale, key):
         from jrec.pallas.casted_update import casted_update as kernel
@@ -153,14 +153,14 @@ def casted_update(
         implementation,
         args,
         xla=xla,
-        native=native if _has_native(optimizer, table, rounding_key) else None,
+        native=native if _has_native(optimizer, table) else None,
         pallas=pallas,
     )
 
 
-def _has_native(optimizer: RowOptimizer, table: jax.Array, rounding_key: jax.Array | None) -> bool:
+def _has_native(optimizer: RowOptimizer, table: jax.Array) -> bool:
     known = type(optimizer) in (SGD, Momentum, Adagrad, RowWiseAdagrad, RMSProp, Adam)
-    return known and rounding_key is None and table.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
+    return known and table.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
 def casted_gather_reduce(
@@ -209,7 +209,16 @@ def _xla(
     return put(table, new), {name: put(slot, new_slots[name]) for name, slot in slots.items()}
 
 
-def _check(optimizer: RowOptimizer, table: jax.Array, slots: Slots, rows: jax.Array, dim: int) -> None:
+def _check(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    rows: jax.Array,
+    dim: int,
+    rounding_key: jax.Array | None,
+) -> None:
+    if rounding_key is not None:
+        rounding.check_key(rounding_key)
     if table.ndim != 2 or table.shape[1] != dim:
         raise ValueError(f"table must be (rows, {dim}) for gradients of dim {dim}, but has shape {table.shape}")
     if rows.ndim != 1 or rows.dtype != jnp.int32:

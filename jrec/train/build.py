@@ -83,8 +83,12 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
 def build_optimizer(config: TrainConfig, model: nnx.Module, total_steps: int) -> SparseOptimizer:
     """Dense and row optimizers whose learning rates follow ``[schedule]`` over ``total_steps``."""
     factor = config.schedule.build(total_steps)
+    rows = config.optimizer.embedding
     return SparseOptimizer(
-        model, dense=config.optimizer.build(factor), embedding=_row_optimizer(config.optimizer.embedding, factor)
+        model,
+        dense=config.optimizer.build(factor),
+        embedding=_row_optimizer(rows, factor),
+        rounding_seed=config.seed if rows.stochastic_rounding else None,
     )
 
 

@@ -181,7 +181,7 @@ class TrainConfig(Section):
 
     Attributes:
       name: what to call it; the file's name without ``.toml`` unless given.
-      seed: of the initial parameters and the order of the data.
+      seed: of the initial parameters, the order of the data and stochastic rounding.
       epochs: passes over the training split.
       max_steps: stop after so many steps at the latest; 0 for no limit.
       out: the run folder, ``runs/NAME`` unless given.

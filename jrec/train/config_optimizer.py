@@ -76,12 +76,16 @@ class EmbeddingOptimizerConfig(_Optimizer):
 
     Attributes:
       max_row_norm: gradient rows of greater Euclidean norm are scaled down to it; no clipping unless given.
+      stochastic_rounding: whether updated rows of 16-bit tables (``model.table_dtype``) are rounded up or down with the
+        probability that makes the mean right, from ``seed`` and the number of the step; false rounds to nearest, where
+        small updates vanish. Tables of float32 are not rounded.
     """
 
     SECTION: ClassVar[str] = "optimizer.embedding"
 
     name: Literal["sgd", "momentum", "adagrad", "rowwise_adagrad", "rmsprop", "adam"] = "rowwise_adagrad"
     max_row_norm: Above0 | None = None
+    stochastic_rounding: bool = True
 
     @override
     def hyperparameters(self) -> dict[str, Any]:
