@@ -178,17 +178,16 @@ def test_kill_9_at_ten_random_moments_then_resume_gives_the_same_bits(configure,
     while kills < 10:
         checkpoints = tmp_path / "killed" / "checkpoints"
         before = set(checkpoints.iterdir()) if checkpoints.exists() else set()
-        process = subprocess.Popen(
+        with subprocess.Popen(
             killed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
-        )
-        while process.poll() is None and not (checkpoints.exists() and set(checkpoints.iterdir()) - before):
-            time.sleep(0.02)  # until training is on its way
-        time.sleep(float(rng.uniform(0, 0.3)))
-        if process.poll() is not None:
-            assert process.returncode == 0, process.stderr.read()
-            break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        ) as process:
+            while process.poll() is None and not (checkpoints.exists() and set(checkpoints.iterdir()) - before):
+                time.sleep(0.02)  # until training is on its way
+            time.sleep(float(rng.uniform(0, 0.3)))
+            if process.poll() is not None:
+                assert process.returncode == 0, process.stderr.read()
+                break
+            process.send_signal(signal.SIGKILL)
         kills += 1
     assert kills >= 5, "the run finished before it could be killed often enough"
     subprocess.run(killed, check=True, capture_output=True, env=environment)
