@@ -129,7 +129,7 @@ def _set_table(job, frame, buffers):
     put_i64(job, seg.TABLE, data(table))
     put_i64(job, seg.TABLE_DTYPE, _dtype_code(table))
     put_i64(job, seg.TABLE_ROWS, dim(table, 0))
-    put_i64(job, seg.DIM, dim(table, 1))
+    put_i64(job, seg.STRIDE, dim(table, 1))
     put_i64(job, seg.SEGMENT_COST, seg.UPDATE_COST)
     put_i64(job, seg.KIND, integer_attribute(frame, 0))
     put_i64(job, seg.HYPER, data(argument(frame, 0)))
@@ -153,6 +153,7 @@ def row_update_handler(frame):
     _set_table(job, frame, get_i64(frame + RESULTS + 16, 0))
     put_i64(job, seg.SEGMENTS, dim(argument(frame, 1), 0))
     put_i64(job, seg.GRADIENTS, data(argument(frame, 2)))
+    put_i64(job, seg.DIM, dim(argument(frame, 2), 1))
     return _run_segments(frame, job, integer_attribute(frame, 1))
 
 

@@ -12,6 +12,7 @@ from jrec.native.compile import pointer
 from jrec.native.host_cast import checked_ids, thread_count
 from jrec.native.hyper import host_hyperparameters, kind_of
 from jrec.ops.row_optimizers import RowOptimizer
+from jrec.ops.row_update import real_dim
 from jrec.ops.types import Cast
 
 _DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
@@ -71,6 +72,7 @@ def row_update(
     step: int = 0,
     gradient_scale: float = 1.0,
     rounding_key: np.ndarray | None = None,
+    dim: int | None = None,
     threads: int | None = None,
 ) -> None:
     """One optimizer step on ``table[rows]``, in place; see ``jrec.ops.row_update``.
@@ -79,12 +81,12 @@ def row_update(
       ValueError: if shapes, dtypes or slots do not fit, or an array to be written is not writable and C-contiguous.
     """
     _check_array("rows", rows, (rows.size,), np.int32)
-    _check_array("gradients", gradients, (rows.size, table.shape[1]))
+    _check_array("gradients", gradients, (rows.size, real_dim(table.shape[1], dim)))
     rows, gradients = np.ascontiguousarray(rows), np.ascontiguousarray(gradients)
     hyper = host_hyperparameters(optimizer, step, gradient_scale, _checked_key(rounding_key))
     job = np.zeros(kernels.JOB_WORDS, np.int64)
     job[kernels.Job.SEGMENTS] = rows.size
-    job[kernels.Job.GRADIENTS] = pointer(gradients)
+    job[kernels.Job.GRADIENTS], job[kernels.Job.DIM] = pointer(gradients), gradients.shape[1]
     _set_table(job, optimizer, table, slots, rows, hyper)
     _run(job, 0, threads)
 
@@ -100,6 +102,7 @@ def casted_update(
     step: int = 0,
     gradient_scale: float = 1.0,
     rounding_key: np.ndarray | None = None,
+    dim: int | None = None,
     threads: int | None = None,
 ) -> None:
     """The whole backward pass of a lookup, in place and in one pass over the rows; see ``jrec.ops.casted_update``.
@@ -109,7 +112,7 @@ def casted_update(
     """
     rows, positions = np.ascontiguousarray(cast.rows), np.ascontiguousarray(cast.positions)
     sources, offsets = checked_ids(np.asarray(cast.sources), np.asarray(cast.offsets))
-    _check_array("bag_gradients", bag_gradients, (bag_gradients.shape[0], table.shape[1]))
+    _check_array("bag_gradients", bag_gradients, (bag_gradients.shape[0], real_dim(table.shape[1], dim)))
     bag_gradients = np.ascontiguousarray(bag_gradients)
     if weights is not None:
         _check_array("weights", weights, weights.shape)
@@ -162,7 +165,7 @@ def _set_table(
         _check_writable(f"slot {name!r}", slots[name])
         job[word] = pointer(slots[name])
     job[J.TABLE], job[J.TABLE_DTYPE] = pointer(table), _DTYPES[table.dtype.name]
-    job[J.TABLE_ROWS], job[J.DIM] = table.shape
+    job[J.TABLE_ROWS], job[J.STRIDE] = table.shape
     job[J.ROWS], job[J.HYPER] = pointer(rows), pointer(hyper)
     job[J.KIND], job[J.SEGMENT_COST] = kind_of(optimizer), kernels.UPDATE_COST
 

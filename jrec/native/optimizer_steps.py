@@ -122,9 +122,12 @@ def _step(kind, row, gradient, dim, slot0, slot1, hyper):
 
 
 @inlined
-def update_row(kind, table, dtype, row, dim, gradient, slot0, slot1, hyper, scratch):
-    """Steps row number ``row`` of the table; ``gradient`` is overwritten, ``scratch`` holds ``dim`` float32."""
-    at = row * dim
+def update_row(kind, table, dtype, row, dim, stride, gradient, slot0, slot1, hyper, scratch):
+    """Steps ``dim`` elements of row number ``row`` of the table, whose rows begin every ``stride`` elements.
+
+    ``gradient`` is overwritten, ``scratch`` holds ``dim`` float32.
+    """
+    at = row * stride
     slot0 += 4 * (row if kind == ROWWISE_ADAGRAD else at)
     slot1 += 4 * at
     if dtype == F32:

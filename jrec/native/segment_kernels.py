@@ -53,12 +53,14 @@ class Job(enum.IntEnum):
     SLOT1 = 22
     HYPER = 23  # int32, see optimizer_steps
     GRADIENTS = 24  # float32, one row a segment in place of a sum, or 0
+    STRIDE = 25  # elements from row to row of the table and of its slots; at least DIM
 
 
 JOB_WORDS = len(Job)
 (
     SOURCE, DTYPE, DIM, SOURCE_ROWS, INDICES, CAPACITY, OFFSETS, LENGTH, SEGMENTS, WEIGHTS, POSITIONS, OUT,
     SEGMENT_COST, PARTIALS, LONG, ERROR, ROWS, TABLE, TABLE_DTYPE, TABLE_ROWS, KIND, SLOT0, SLOT1, HYPER, GRADIENTS,
+    STRIDE,
 ) = (int(word) for word in Job)  # fmt: skip
 
 malloc = c_function("malloc", types.int64, types.int64)
@@ -130,8 +132,8 @@ def _update(job, s, gradient, scratch):
     row = np.int64(get_i32(get_i64(job, ROWS), s))
     if (row >= 0) & (row < get_i64(job, TABLE_ROWS)):
         update_row(
-            get_i64(job, KIND), get_i64(job, TABLE), get_i64(job, TABLE_DTYPE), row, get_i64(job, DIM), gradient,
-            get_i64(job, SLOT0), get_i64(job, SLOT1), get_i64(job, HYPER), scratch,
+            get_i64(job, KIND), get_i64(job, TABLE), get_i64(job, TABLE_DTYPE), row, get_i64(job, DIM),
+            get_i64(job, STRIDE), gradient, get_i64(job, SLOT0), get_i64(job, SLOT1), get_i64(job, HYPER), scratch,
         )  # fmt: skip
 
 
@@ -146,14 +148,15 @@ def _prefetch_row(job, s):
     """Asks for the row and the slots of segment s, if there is one."""
     if s < get_i64(job, SEGMENTS):
         row, dim, kind = np.int64(get_i32(get_i64(job, ROWS), s)), get_i64(job, DIM), get_i64(job, KIND)
-        stride = dim * (4 if get_i64(job, TABLE_DTYPE) == F32 else 2)
-        _prefetch_lines(get_i64(job, TABLE) + row * stride, stride)
+        size = 4 if get_i64(job, TABLE_DTYPE) == F32 else 2
+        at = row * get_i64(job, STRIDE)
+        _prefetch_lines(get_i64(job, TABLE) + size * at, size * dim)
         if kind == ROWWISE_ADAGRAD:
             prefetch(get_i64(job, SLOT0) + 4 * row)
         elif kind != SGD:
-            _prefetch_lines(get_i64(job, SLOT0) + 4 * dim * row, 4 * dim)
+            _prefetch_lines(get_i64(job, SLOT0) + 4 * at, 4 * dim)
         if kind == ADAM:
-            _prefetch_lines(get_i64(job, SLOT1) + 4 * dim * row, 4 * dim)
+            _prefetch_lines(get_i64(job, SLOT1) + 4 * at, 4 * dim)
 
 
 @inlined

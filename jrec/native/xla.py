@@ -125,7 +125,7 @@ def casted_update(
         hyperparameters(optimizer, step, scale, rounding_key), cast.rows, cast.offsets, cast.sources, cast.positions,
         bag_gradients, _or_empty(None if weights is None else weights.reshape(-1), jnp.float32), cast.num_unique,
     ]  # fmt: skip
-    scratch = [_f32(pieces, table.shape[1]), _i32(chunks if pieces else 0)]
+    scratch = [_f32(pieces, bag_gradients.shape[1]), _i32(chunks if pieces else 0)]
     return _update("casted_update", optimizer, _supported(table), slots, operands, scratch)
 
 

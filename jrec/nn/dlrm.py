@@ -53,6 +53,7 @@ class DLRM(nnx.Module):
       config: of the dense part.
       layout: of the embedding tables (``EmbeddingLayout.build``).
       implementation: of the embedding ops; None for the platform's fastest.
+      pad_rows: of the embedding tables, see ``EmbeddingCollection``.
       rngs: whose ``params`` stream initializes everything.
 
     Raises:
@@ -65,10 +66,11 @@ class DLRM(nnx.Module):
         layout: EmbeddingLayout,
         *,
         implementation: Implementation | None = None,
+        pad_rows: bool | None = None,
         rngs: nnx.Rngs,
     ):
         self.config = config
-        self.embeddings = EmbeddingCollection(layout, implementation=implementation, rngs=rngs)
+        self.embeddings = EmbeddingCollection(layout, implementation=implementation, pad_rows=pad_rows, rngs=rngs)
         dtype = jnp.dtype(config.compute_dtype)
         bottom_sizes = (config.num_dense, *config.bottom_mlp)
         self.bottom = MLP(bottom_sizes, activate_last=True, dtype=dtype, rngs=rngs) if config.num_dense else None

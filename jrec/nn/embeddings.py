@@ -12,6 +12,7 @@ from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.lookup import Residuals, lookup
 from jrec.ops.types import Bags
+from jrec.pallas.storage import pad, strip
 
 
 class Table(nnx.Variable):
@@ -22,16 +23,37 @@ class EmbeddingCollection(nnx.Module):
     """All embedding tables of a model that live whole on the device.
 
     Every table starts uniform in ±1/sqrt(rows), as in the reference DLRM.
+
+    Args:
+      layout: the tables and features.
+      implementation: of the embedding ops; None for the platform's fastest.
+      pad_rows: whether rows are stored with zeros up to a multiple of 16 bytes, for the widest accesses of a GPU; None
+        does so for the Pallas kernels. Activations, gradients and results are those of rows that are not padded.
+      rngs: ``params`` of the initial rows.
     """
 
-    def __init__(self, layout: EmbeddingLayout, *, implementation: Implementation | None = None, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        layout: EmbeddingLayout,
+        *,
+        implementation: Implementation | None = None,
+        pad_rows: bool | None = None,
+        rngs: nnx.Rngs,
+    ):
         self.layout = layout
         self.implementation: Implementation | None = implementation
-        self.stacks = nnx.Dict({name: Table(init_stack(stack, rngs.params())) for name, stack in layout.stacks.items()})
+        self.pad_rows = implementation == "pallas" if pad_rows is None else pad_rows
+        stacks = {name: init_stack(stack, rngs.params()) for name, stack in layout.stacks.items()}
+        self.stacks = nnx.Dict({name: Table(pad(rows) if self.pad_rows else rows) for name, rows in stacks.items()})
 
     def arrays(self) -> dict[str, jax.Array]:
-        """The stacks as plain arrays, (rows, dim) by name."""
+        """The stacks as they are stored: plain arrays, (rows, dim or more) by name; see ``dims``."""
         return {name: table[...] for name, table in self.stacks.items()}
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """How many elements of a stored row are real, by stack; zeros follow where rows are padded."""
+        return {name: stack.dim for name, stack in self.layout.stacks.items()}
 
     def set_arrays(self, arrays: Mapping[str, jax.Array]) -> None:
         """Replaces the stacks, after ``apply_gradients``."""
@@ -40,7 +62,8 @@ class EmbeddingCollection(nnx.Module):
 
     def lookup(self, bags: Mapping[str, Bags]) -> tuple[dict[str, jax.Array], dict[str, Residuals]]:
         """Phase one: activations (num_bags, dim) by stack, and what their backward pass needs."""
-        return lookup(self.arrays(), bags, implementation=self.implementation)
+        activations, residuals = lookup(self.arrays(), bags, implementation=self.implementation)
+        return {name: strip(rows, self.dims[name]) for name, rows in activations.items()}, residuals
 
     def features(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> dict[str, jax.Array]:
         """Activations by feature: (batch, dim) where pooled, (batch, max_length, dim) where not; see ``masks``."""

@@ -118,6 +118,7 @@ def train_step(
         activation_gradients,
         step=optimizer.step.astype(jnp.int32),
         rounding_key=optimizer.rounding_key(),
+        dims=model.embeddings.dims,
         implementation=model.embeddings.implementation,
     )
     model.embeddings.set_arrays(tables)

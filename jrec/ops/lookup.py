@@ -78,6 +78,7 @@ def apply_gradients(
     step: jax.Array | int = 0,
     gradient_scale: jax.Array | float = 1.0,
     rounding_key: jax.Array | None = None,
+    dims: Mapping[str, int] | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[dict[str, jax.Array], dict[str, Slots]]:
     """Updates the rows that were looked up; see ``casted_update``.
@@ -93,6 +94,7 @@ def apply_gradients(
       rounding_key: (2,) uint32, a new one for every step: tables of 16 bits are rounded stochastically, each with
         ``jrec.ops.rounding.derived_key(rounding_key, i)``, where ``i`` is its place among the sorted names. None
         rounds to nearest; float32 tables are never rounded.
+      dims: by table, how many elements of a row are real, where tables and slots are padded; None for all of them.
       implementation: see ``casted_update``.
 
     Returns:
@@ -103,8 +105,9 @@ def apply_gradients(
     """
     if rounding_key is not None:
         rounding.check_key(rounding_key)
-    for what, named in (("slots", slots), ("residuals", residuals), ("gradients", gradients)):
-        _same_names(what, named, tables)
+    named = {"slots": slots, "residuals": residuals, "gradients": gradients}
+    for what, values in (named if dims is None else {**named, "dims": dims}).items():
+        _same_names(what, values, tables)
     new_tables, new_slots = {}, {}
     number = {name: i for i, name in enumerate(sorted(tables))}
     for name, table in tables.items():
@@ -121,6 +124,7 @@ def apply_gradients(
             step=step,
             gradient_scale=gradient_scale,
             rounding_key=key,
+            dim=None if dims is None else dims[name],
             implementation=implementation,
         )
     return new_tables, new_slots

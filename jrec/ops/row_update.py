@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -22,6 +24,7 @@ def row_update(
     step: jax.Array | int = 0,
     gradient_scale: jax.Array | float = 1.0,
     rounding_key: jax.Array | None = None,
+    dim: int | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, Slots]:
     """One optimizer step on ``table[rows]``; all other rows and slots keep their bits.
@@ -36,6 +39,8 @@ def row_update(
       gradient_scale: multiplies the gradients: one over the loss scale.
       rounding_key: (2,) uint32, a new one for every step: 16-bit rows are rounded stochastically with it (see
         ``jrec.ops.rounding``); None rounds to nearest.
+      dim: how many elements of a row are real, where the table and its slots are padded behind them (see
+        ``jrec.pallas.storage``); the others keep what they hold. None for all.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
     Returns:
@@ -44,10 +49,10 @@ def row_update(
     Raises:
       ValueError: if shapes, dtypes or slots do not fit the table and optimizer.
     """
-    _check(optimizer, table, slots, rows, gradients.shape[-1], rounding_key)
-    if gradients.shape != (rows.shape[0], table.shape[1]) or gradients.dtype != jnp.float32:
+    _check(optimizer, table, slots, rows, gradients.shape[-1], dim, rounding_key)
+    if gradients.shape != (rows.shape[0], gradients.shape[-1]) or gradients.dtype != jnp.float32:
         raise ValueError(
-            f"gradients must be float32 of shape {(rows.shape[0], table.shape[1])}, but are"
+            f"gradients must be float32 of shape {(rows.shape[0], real_dim(table.shape[1], dim))}, but are"
             f" {gradients.dtype}{list(gradients.shape)}"
         )
     step, scale = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32)
@@ -64,7 +69,16 @@ def row_update(
         from jrec.pallas.row_update import row_update as kernel
 
         return kernel(
-            optimizer, table, slots, rows, gradients, step, scale, rounding=rounding.round_values, rounding_key=key
+            optimizer,
+            table,
+            slots,
+            rows,
+            _widened(gradients, table),
+            step,
+            scale,
+            rounding=rounding.round_values,
+            rounding_key=key,
+            dim=dim,
         )
 
     args = (table, slots, rows, gradients, step, scale, rounding_key)
@@ -89,6 +103,7 @@ def casted_update(
     step: jax.Array | int = 0,
     gradient_scale: jax.Array | float = 1.0,
     rounding_key: jax.Array | None = None,
+    dim: int | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, Slots]:
     """The whole backward pass of a lookup: casted gather-reduce of the bag gradients, then the optimizer's step.
@@ -106,6 +121,8 @@ def casted_update(
       gradient_scale: multiplies the gradients: one over the loss scale.
       rounding_key: (2,) uint32, a new one for every step: 16-bit rows are rounded stochastically with it (see
         ``jrec.ops.rounding``); None rounds to nearest.
+      dim: how many elements of a row are real, where the table and its slots are padded behind them (see
+        ``jrec.pallas.storage``); the others keep what they hold. None for all.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
     Returns:
@@ -114,7 +131,7 @@ def casted_update(
     Raises:
       ValueError: if shapes, dtypes or slots do not fit the table and optimizer.
     """
-    _check(optimizer, table, slots, cast.rows, bag_gradients.shape[-1], rounding_key)
+    _check(optimizer, table, slots, cast.rows, bag_gradients.shape[-1], dim, rounding_key)
     if weights is not None and weights.size != cast.positions.shape[0]:
         raise ValueError(f"weights of shape {weights.shape} do not fit a cast of {cast.positions.shape[0]} lookups")
     step, scale = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32)
@@ -139,12 +156,13 @@ def casted_update(
             cast.offsets,
             cast.sources,
             cast.num_unique,
-            bag_gradients,
+            _widened(bag_gradients, table),
             None if weights is None else weights.reshape(-1)[cast.positions],
             step,
             scale,
             rounding=rounding.round_values,
             rounding_key=key,
+            dim=dim,
         )
 
     args = (table, slots, cast, bag_gradients, weights, step, scale, rounding_key)
@@ -156,6 +174,23 @@ def casted_update(
         native=native if _has_native(optimizer, table) else None,
         pallas=pallas,
     )
+
+
+def real_dim(width: int, dim: int | None) -> int:
+    """How many elements of a row of ``width`` are real.
+
+    Raises:
+      ValueError: if ``dim`` is not from 1 to ``width``.
+    """
+    if dim is not None and not 1 <= dim <= width:
+        raise ValueError(f"dim is {dim}, but rows hold {width} elements; it counts those that are not padding")
+    return width if dim is None else dim
+
+
+def _widened(gradients: jax.Array, table: jax.Array) -> jax.Array:
+    """Gradients of a padded table with zeros for the padding."""
+    missing = table.shape[1] - gradients.shape[1]
+    return jnp.pad(gradients, ((0, 0), (0, missing))) if missing else gradients
 
 
 def _has_native(optimizer: RowOptimizer, table: jax.Array) -> bool:
@@ -193,12 +228,16 @@ def _xla(
     # Padding becomes distinct rows past the end, which are dropped: so the promise of unique rows holds for all.
     rows = jnp.where(rows < num_rows, rows, num_rows + jnp.arange(rows.shape[0], dtype=jnp.int32))
 
+    def place(array: jax.Array) -> Any:
+        return rows if array.shape[1:] in ((), gradients.shape[1:]) else (rows, slice(gradients.shape[1]))
+
     def take(array: jax.Array) -> jax.Array:
-        return array.at[rows].get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
+        at = array.at[place(array)]
+        return at.get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
 
     def put(array: jax.Array, values: jax.Array) -> jax.Array:
-        values = values.astype(array.dtype)
-        return array.at[rows].set(values, mode="drop", unique_indices=True, indices_are_sorted=True)
+        at, values = array.at[place(array)], values.astype(array.dtype)
+        return at.set(values, mode="drop", unique_indices=True, indices_are_sorted=True)
 
     old = take(table).astype(jnp.float32)
     gradients = optimizer.prepare(old, gradients, gradient_scale)
@@ -214,13 +253,17 @@ def _check(
     table: jax.Array,
     slots: Slots,
     rows: jax.Array,
-    dim: int,
+    given: int,
+    dim: int | None,
     rounding_key: jax.Array | None,
 ) -> None:
     if rounding_key is not None:
         rounding.check_key(rounding_key)
-    if table.ndim != 2 or table.shape[1] != dim:
-        raise ValueError(f"table must be (rows, {dim}) for gradients of dim {dim}, but has shape {table.shape}")
+    if table.ndim != 2 or real_dim(table.shape[1], dim) != given:
+        real = "" if dim is None else f" of which {dim} columns are real"
+        raise ValueError(
+            f"table must be (rows, {given}) for gradients of dim {given}, but has shape {table.shape}{real}"
+        )
     if rows.ndim != 1 or rows.dtype != jnp.int32:
         raise ValueError(f"rows must be (n,) int32, but are {rows.dtype}{list(rows.shape)}")
     if slots.keys() != optimizer.slots.keys():

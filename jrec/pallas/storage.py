@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrec.pallas.tile import ACCESS_BYTES
+ALIGNMENT = 16  # bytes: the widest load or store of one GPU thread
 
 
 def padded_dim(dim: int, itemsize: int) -> int:
     """The least dim not below ``dim`` whose rows are a multiple of 16 bytes."""
-    elements = ACCESS_BYTES // itemsize
+    elements = ALIGNMENT // itemsize
     return -(-dim // elements) * elements
 
 

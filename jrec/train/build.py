@@ -119,5 +119,6 @@ def parameter_counts(model: DLRM) -> dict[str, dict[str, Any]]:
         "dense": {"parameters": sum(x.size for x in dense), "bytes": sum(x.nbytes for x in dense)}
     }
     for name, array in model.embeddings.arrays().items():
-        counts[name] = {"parameters": array.size, "bytes": array.nbytes, "rows": array.shape[0]}
+        rows, dim = array.shape[0], model.embeddings.dims[name]
+        counts[name] = {"parameters": rows * dim, "bytes": array.nbytes, "rows": rows}
     return counts
