@@ -32,16 +32,10 @@ SHAPES = {
     "one row": TTShape(rows=1, dim=8, row_factors=(1, 1, 1), dim_factors=(2, 2, 2), ranks=(2, 2)),
     "wide": TTShape.search(500, 128, ranks=(17, 40)),
 }
-WAYS = [
-    ("unique", "xla"),
-    ("unique", "native"),
-    ("dense", "xla"),
-    ("dense", "native"),
-    ("sample", "xla"),
-    ("sample", "native"),
-    ("naive", "xla"),
-    (None, None),
-]
+
+
+def _slow(cases):
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 def _cores(shape, seed=0, dtype="float32"):
@@ -104,10 +98,13 @@ def _check(shape, cores, case, way, combiner="sum", tolerance=2e-5):
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        *itertools.product(SHAPES, [("unique", "xla"), ("unique", "native")]),
-        *itertools.product(["3 cores", "4 cores"], [("dense", "xla"), ("sample", "native"), ("naive", "xla")]),
-        *itertools.product(["3 cores"], [("dense", "native"), (None, None)]),
+        *itertools.product(["2 cores", "4 cores", "wide"], [("unique", "native"), ("unique", "xla")]),
+        ("one row", ("unique", "native")),
         ("2 cores", ("sample", "xla")),
+        ("4 cores", ("dense", "xla")),
+        ("3 cores", (None, None)),
+        *_slow(itertools.product(["flat", "4 cores"], [("sample", "native"), ("naive", "xla"), ("unique", "native")])),
+        *_slow([("flat", ("unique", "xla")), ("wide", ("dense", "native")), ("one row", ("unique", "xla"))]),
     ],
     ids=str,
 )
@@ -117,7 +114,13 @@ def test_padded_bags_and_every_gradient(name, way):
 
 
 @pytest.mark.parametrize(
-    ("name", "way"), [*itertools.product(["3 cores"], WAYS), ("4 cores", ("unique", "native"))], ids=str
+    ("name", "way"),
+    [
+        *itertools.product(["3 cores"], [("unique", "native"), ("dense", "xla"), ("sample", "xla"), ("naive", "xla")]),
+        *_slow(itertools.product(["3 cores"], [("unique", "xla"), ("dense", "native"), ("sample", "native")])),
+        *_slow([("4 cores", ("unique", "native")), ("2 cores", ("unique", "xla"))]),
+    ],
+    ids=str,
 )
 def test_ragged_bags_and_every_gradient(name, way):
     shape = SHAPES[name]
@@ -126,16 +129,18 @@ def test_ragged_bags_and_every_gradient(name, way):
         _check(shape, _cores(shape), case, way, tolerance=1e-4 if kind == "identical" else 2e-5)
 
 
-@pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
-@pytest.mark.parametrize("contraction", ["unique", "sample", "naive"])
+@pytest.mark.parametrize(("combiner", "contraction"), [("mean", "unique"), ("sqrtn", "sample"), ("mean", "naive")])
 def test_combiners(combiner, contraction):
     shape = SHAPES["3 cores"]
-    _check(shape, _cores(shape), _case(shape, 20, length=4, kind="half padding"), (contraction, None), combiner)
+    if combiner == "mean":
+        _check(shape, _cores(shape), _case(shape, 20, length=4, kind="half padding"), (contraction, None), combiner)
     _check(shape, _cores(shape), _case(shape, 20, capacity=50, weighted=True), (contraction, None), combiner)
 
 
-@pytest.mark.parametrize(("contraction", "implementation"), [("unique", "native"), ("unique", "xla"), ("dense", "xla")])
-@pytest.mark.parametrize("rank", [8, 32])
+@pytest.mark.parametrize(
+    ("rank", "contraction", "implementation"),
+    [(8, "unique", "native"), (32, "unique", "native"), (32, "unique", "xla"), (8, "dense", "xla")],
+)
 def test_largest_kaggle_table(rank, contraction, implementation):
     """200 x 220 x 250 slices: shapes at which fused updates elsewhere are known to miss slices."""
     shape = TTShape(rows=10_131_227, dim=16, row_factors=(200, 220, 250), dim_factors=(2, 2, 4), ranks=(rank, rank))
@@ -184,13 +189,14 @@ def test_bfloat16_cores_are_multiplied_and_summed_in_float32(way):
     shape = SHAPES["3 cores"]
     cores, case = _cores(shape, dtype="bfloat16"), _case(shape, 30, length=3)
     out, gradients, _ = _run(shape, cores, case, "sum", *way)
-    wide = tuple(core.astype(jnp.float32) for core in cores)
-    want, want_gradients, _ = _run(shape, wide, case, "sum", *way)
+    host = [np.asarray(core).astype(np.float64) for core in cores]
+    want, want_gradients, _ = tt_reference.bags(host, case.bags(), case.bag_gradients, "sum")
     assert out.dtype == jnp.float32
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
     for got, wanted in zip(gradients, want_gradients, strict=True):
         assert got.dtype == jnp.bfloat16
-        np.testing.assert_allclose(got.astype(jnp.float32), wanted, rtol=2**-7, atol=2**-7 * np.abs(wanted).max())
+        scale = np.abs(wanted).max()
+        np.testing.assert_allclose(got.astype(jnp.float32), wanted, rtol=2**-8, atol=1e-5 * scale)
 
 
 @pytest.mark.parametrize("way", [("unique", "native"), ("unique", "xla"), ("sample", "xla"), ("naive", "xla")], ids=str)
@@ -237,7 +243,7 @@ def test_xla_works_piece_by_piece(monkeypatch):
 
     shape = SHAPES["3 cores"]
     monkeypatch.setattr(products, "_PIECE_FLOATS", 900)
-    for bags in (7, 64, 301):
+    for bags in (7, 301):
         _check(shape, _cores(shape), _case(shape, bags, length=1, seed=bags), ("unique", "xla"))
 
 
@@ -258,11 +264,17 @@ def test_two_phases_equal_one_and_optax_takes_the_gradients():
     assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, cores)
 
 
-@pytest.mark.parametrize(("contraction", "implementation"), [("unique", "xla"), ("unique", None), ("dense", "xla")])
 @pytest.mark.parametrize(
-    "optimizer",
-    [SGD(learning_rate=0.1), Adagrad(learning_rate=0.1), RowWiseAdagrad(learning_rate=0.1), Adam(learning_rate=0.1)],
-    ids=lambda o: type(o).__name__,
+    ("optimizer", "contraction", "implementation"),
+    [
+        (SGD(learning_rate=0.1), "unique", "xla"),
+        (SGD(learning_rate=0.1), "dense", "xla"),
+        (SGD(learning_rate=0.1), "unique", None),
+        (Adagrad(learning_rate=0.1), "unique", None),
+        (RowWiseAdagrad(learning_rate=0.1), "unique", None),
+        (Adam(learning_rate=0.1), "unique", None),
+    ],
+    ids=lambda value: str(value) if value is None or isinstance(value, str) else type(value).__name__,
 )
 def test_fused_update_steps_every_chosen_slice_and_no_other(optimizer, contraction, implementation):
     shape = TTShape(rows=10_131_227, dim=16, row_factors=(200, 220, 250), dim_factors=(2, 2, 4), ranks=(8, 8))

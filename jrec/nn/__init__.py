@@ -10,3 +10,4 @@ from jrec.nn.mlp import MLP as MLP
 from jrec.nn.optimizer import SparseOptimizer as SparseOptimizer
 from jrec.nn.optimizer import binary_cross_entropy as binary_cross_entropy
 from jrec.nn.optimizer import train_step as train_step
+from jrec.nn.tt import TTEmbeddingBag as TTEmbeddingBag

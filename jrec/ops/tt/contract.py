@@ -92,7 +92,8 @@ def naive_rows(cores: Cores, shape: TTShape, ids: jax.Array) -> jax.Array:
         rest = rest // jnp.int32(factor)
     out = jnp.ones((ids.shape[0], 1, 1), jnp.float32)
     for core, digit in zip(cores, reversed(digits), strict=True):
-        slices = core.at[digit].get(mode="clip").astype(jnp.float32)
+        # Widened before the gather, so that the transpose adds up slices' gradients in float32 too.
+        slices = core.astype(jnp.float32).at[digit].get(mode="clip")
         out = jnp.einsum("uar,urns->uans", out, slices, preferred_element_type=jnp.float32)
         out = out.reshape(out.shape[0], out.shape[1] * out.shape[2], out.shape[3])
     rows = out.reshape(ids.shape[0], shape.dim)
