@@ -6,6 +6,8 @@ import argparse
 import shlex
 import sys
 
+from jrec.commands.arguments import fractions
+
 DESCRIPTION = "Turn a raw click log into a dataset that `jrec train` reads. docs/data.md describes every format."
 EPILOG = """examples:
   jrec prepare criteo-kaggle --input train.txt --out data/kaggle
@@ -61,7 +63,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", required=True, nargs="+", metavar="FILE", help="plain or gzip, in order of time")
     parser.add_argument("--out", required=True, metavar="DIR", help="the dataset folder to make")
     parser.add_argument(
-        "--split", type=_fractions, default=default.split, metavar="A,B,C",
+        "--split", type=fractions, default=default.split, metavar="A,B,C",
         help="fractions of the examples, in order of time, for train, valid and test (default 0.8,0.1,0.1)",
     )  # fmt: skip
     parser.add_argument(
@@ -86,13 +88,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-
-
-def _fractions(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not three fractions like 0.8,0.1,0.1") from None
 
 
 def run(args: argparse.Namespace) -> int:

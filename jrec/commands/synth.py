@@ -6,6 +6,8 @@ import argparse
 import shlex
 import sys
 
+from jrec.commands.arguments import fractions
+
 DESCRIPTION = """\
 Make a synthetic dataset that `jrec train` reads: tables of published sizes, power-law ids whose popularity drifts from
 day to day, correlated features, and labels from a planted teacher. The teacher's own AUC and log loss on each split,
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--no-drift", action="store_true", help="popularity stays the same from day to day")
     parser.add_argument(
-        "--split", type=_fractions, default=(0.8, 0.1, 0.1), metavar="A,B,C",
+        "--split", type=fractions, default=(0.8, 0.1, 0.1), metavar="A,B,C",
         help="fractions of the examples, in order of time, for train, valid and test (default 0.8,0.1,0.1)",
     )  # fmt: skip
     parser.add_argument(
@@ -50,13 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="default: the cores, at most 8")
     parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset at DIR")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-
-
-def _fractions(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not three fractions like 0.8,0.1,0.1") from None
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,30 +7,22 @@ release the GIL, so that the loader's threads run them side by side.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from jrec.data.compiled import compiled
 
 RAISE, CLIP, OOV = 0, 1, 2  # what to do with an id outside of its table
 SUM, MEAN, SQRTN = 0, 1, 2  # how weights are scaled by the bag's length
 BAD_ID, BAD_LENGTH, BAD_NUMBER = 0, 1, 2  # kinds of fault
 
 
-def _compiled(function):
-    try:
-        return njit(nogil=True, cache=True)(function)
-    except RuntimeError as error:  # neither the package's folder nor the user's cache folder can be written
-        if "no locator available" not in str(error):
-            raise
-        return njit(nogil=True)(function)
-
-
-@_compiled
+@compiled
 def _report(fault, position, kind, value):
     fault[0] = position
     fault[1] = kind
     fault[2] = value
 
 
-@_compiled
+@compiled
 def gather_numbers(values, indices, out, column, fault):
     """``out[k, column] = values[indices[k]]``; NaN and infinity are faults."""
     for k in range(indices.size):
@@ -41,7 +33,7 @@ def gather_numbers(values, indices, out, column, fault):
             return
 
 
-@_compiled
+@compiled
 def gather_ids(values, indices, base, rows, policy, oov_row, out, fault):
     """``out[k] = base + values[indices[k]]`` for features of one id an example."""
     for k in range(indices.size):
@@ -54,7 +46,7 @@ def gather_ids(values, indices, base, rows, policy, oov_row, out, fault):
         out[k] = base + raw
 
 
-@_compiled
+@compiled
 def gather_padded(
     offsets, values, weights, indices, base, rows, policy, oov_row, exact, scale, out, out_weights, fault
 ):
@@ -92,7 +84,7 @@ def gather_padded(
                 out_weights[k, j] = weight
 
 
-@_compiled
+@compiled
 def gather_ragged(
     offsets,
     values,
@@ -150,7 +142,7 @@ def gather_ragged(
     return position
 
 
-@_compiled
+@compiled
 def _factor(scale, length):
     if scale == SUM or length == 0:
         return np.float32(1.0)
@@ -159,7 +151,7 @@ def _factor(scale, length):
     return np.float32(1.0 / np.sqrt(length))
 
 
-@_compiled
+@compiled
 def _next(state):
     """SplitMix64: the next state and a random 64-bit number."""
     state = state + np.uint64(0x9E3779B97F4A7C15)
@@ -169,7 +161,7 @@ def _next(state):
     return state, z ^ (z >> np.uint64(31))
 
 
-@_compiled
+@compiled
 def _permute(key, out):
     """Fisher-Yates; written out because NumPy's own may change from version to version, and a resumed run may not."""
     state = np.uint64(0)

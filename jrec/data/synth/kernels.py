@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+
+from jrec.data.compiled import compiled
 
 LATENT = 2  # elements of a row's planted vector
 CLUSTERS = 8
@@ -17,16 +18,7 @@ _CORRELATED = 0.5  # share of the ids that follow the example's cluster
 _ROTATING = 5  # every fifth rank takes part in the drift
 
 
-def _compiled(function):
-    try:
-        return njit(nogil=True, cache=True)(function)
-    except RuntimeError as error:  # neither the package's folder nor the user's cache folder can be written
-        if "no locator available" not in str(error):
-            raise
-        return njit(nogil=True)(function)
-
-
-@_compiled
+@compiled
 def mix(a, b):
     """A hash of two 64-bit numbers: SplitMix64's finalizer."""
     z = np.uint64(a) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(b) + np.uint64(0x632BE59BD9B4E019)
@@ -35,13 +27,13 @@ def mix(a, b):
     return z ^ (z >> np.uint64(31))
 
 
-@_compiled
+@compiled
 def uniform(bits):
     """A number in [0, 1) from 64 random bits."""
     return np.float64(bits >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@_compiled
+@compiled
 def normal(bits):
     """A nearly normal number, mean 0 and variance 1: four 16-bit uniforms added up."""
     mask = np.uint64(0xFFFF)
@@ -50,7 +42,7 @@ def normal(bits):
     return (total / 65536.0 - 2.0) * 1.7320508075688772
 
 
-@_compiled
+@compiled
 def power_rank(u, rows, exponent):
     """The rank in [0, rows) at quantile ``u`` of a power law."""
     if abs(exponent - 1.0) < 1e-9:
@@ -61,14 +53,14 @@ def power_rank(u, rows, exponent):
     return min(max(np.int64(x) - 1, 0), rows - 1)
 
 
-@_compiled
+@compiled
 def draw_clusters(seed, numbers, out):
     """The latent cluster of each example; popular ones come first."""
     for k in range(numbers.size):
         out[k] = power_rank(uniform(mix(seed, numbers[k])), CLUSTERS, 0.7)
 
 
-@_compiled
+@compiled
 def draw_lengths(seed, numbers, max_length, out_offsets):
     """Offsets of lists of 0 to ``max_length`` ids, short ones being more common."""
     out_offsets[0] = 0
@@ -77,7 +69,7 @@ def draw_lengths(seed, numbers, max_length, out_offsets):
         out_offsets[k + 1] = out_offsets[k] + np.int64(u * u * (max_length + 1))
 
 
-@_compiled
+@compiled
 def draw_ids(seed, numbers, offsets, origin, rows, exponent, total, days, drift, clusters, parents, out):
     """The items of a feature, numbered by their popularity before drift.
 
@@ -118,7 +110,7 @@ def draw_ids(seed, numbers, offsets, origin, rows, exponent, total, days, drift,
             out[j] = rank
 
 
-@_compiled
+@compiled
 def draw_weights(seed, numbers, offsets, out):
     """Weights of ids, in (0.5, 1.5)."""
     for k in range(numbers.size):
@@ -127,7 +119,7 @@ def draw_weights(seed, numbers, offsets, out):
             out[j] = 0.5 + uniform(mix(key, j - offsets[k]))
 
 
-@_compiled
+@compiled
 def draw_dense(seed, numbers, clusters, out):
     """log1p of counts, (n, features) float32: log-normal with a mean by cluster, and many zeros."""
     for k in range(numbers.size):
@@ -143,7 +135,7 @@ def draw_dense(seed, numbers, clusters, out):
             out[k, j] = 0.0 if uniform(mix(bits, 5)) < zeros else math.log1p(count)
 
 
-@_compiled
+@compiled
 def add_rows(seed, offsets, items, weights, strength, head, first_order, sums, squares):
     """Adds a feature's planted effects: a scalar a row to ``first_order``, a vector a row to the interaction's sums.
 
@@ -170,7 +162,7 @@ def add_rows(seed, offsets, items, weights, strength, head, first_order, sums, s
             squares[k] += vector[d] * vector[d]
 
 
-@_compiled
+@compiled
 def add_dense(seed, dense, means, deviations, effect, sums, squares):
     """Adds the dense features' planted effects: bends of their own, and one vector of the interaction."""
     vector = np.empty(LATENT)
@@ -187,21 +179,21 @@ def add_dense(seed, dense, means, deviations, effect, sums, squares):
             squares[k] += vector[d] * vector[d]
 
 
-@_compiled
+@compiled
 def draw_labels(seed, numbers, logits, out):
     """A click with the probability that the teacher gives it."""
     for k in range(numbers.size):
         out[k] = 1.0 if uniform(mix(seed, numbers[k])) < 1.0 / (1.0 + math.exp(-logits[k])) else 0.0
 
 
-@_compiled
+@compiled
 def count_items(items, counts):
     """``counts[item] += 1``."""
     for item in items:
         counts[item] += 1
 
 
-@_compiled
+@compiled
 def count_scores(logits, labels, low, high, positives, negatives):
     """Histograms of clicks and others by logit; what lies outside goes to the ends."""
     scale = positives.size / (high - low)
