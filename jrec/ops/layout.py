@@ -1,9 +1,10 @@
-"""How tables are stacked: one array per (dim, dtype), so that all tables of a kind go through one kernel launch.
+"""How tables are stacked: one array per (tier, dim, dtype), so that all tables of a kind go through one kernel launch.
 
-Tables of equal dim and dtype lie one below the other in a stack; table ``t`` starts at row ``base`` of it, and the
-*address* of its row ``i`` is ``base + i``. The bags of a stack are *feature-major*: all bags of the first feature, then
-all of the second. Features follow the order of their tables, so the address ranges of successive tables ascend and
-the cast of a stack is the concatenation of its tables' casts.
+Tables of equal tier, dim and dtype lie one below the other in a stack; table ``t`` starts at row ``base`` of it, and
+the *address* of its row ``i`` is ``base + i``. A tensor-train table, whose cores are its own, is a stack of its own. The
+bags of a stack are *feature-major*: all bags of the first feature, then all of the second. Features follow the order
+of their tables, so the address ranges of successive tables ascend and the cast of a stack is the concatenation of its
+tables' casts.
 """
 
 from __future__ import annotations
@@ -14,20 +15,29 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
+from jrec.ops.tt.shape import MAX_ROWS, TTShape
+
+Tier = Literal["device", "tt", "host"]
+TIERS: tuple[str, ...] = get_args(Tier)
 Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 DTYPES = ("float32", "bfloat16", "float16")
-MAX_ROWS = 2**31 - 1  # addresses are int32, and one value past the end marks padding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableConfig:
-    """One embedding table: ``rows`` vectors of ``dim`` elements of ``dtype``."""
+    """One embedding table: ``rows`` vectors of ``dim`` elements of ``dtype``.
+
+    Its ``tier`` says where the rows live: whole on the "device", as tensor-train cores of ``tt_shape`` ("tt"), or in
+    "host" memory.
+    """
 
     name: str
     rows: int
     dim: int
     dtype: str = "float32"
+    tier: Tier = "device"
+    tt_shape: TTShape | None = None
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -36,6 +46,21 @@ class TableConfig:
             raise ValueError(f"table {self.name!r} has dim {self.dim}; dims from 1 to 4096 are supported")
         if self.dtype not in DTYPES:
             raise ValueError(f"table {self.name!r} has dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}")
+        if self.tier not in TIERS:
+            raise ValueError(f"table {self.name!r} has tier {self.tier!r}; choose one of {', '.join(TIERS)}")
+        if (self.tier == "tt") != (self.tt_shape is not None):
+            raise ValueError(
+                f"table {self.name!r} of tier {self.tier!r} has tt_shape {self.tt_shape}; tensor-train tables, and no"
+                " others, have one (TTShape.search)"
+            )
+        if self.tt_shape is not None:
+            if (self.tt_shape.rows, self.tt_shape.dim) != (self.rows, self.dim):
+                raise ValueError(
+                    f"table {self.name!r} is {self.rows:,} x {self.dim}, but its tt_shape is of {self.tt_shape.rows:,}"
+                    f" x {self.tt_shape.dim}"
+                )
+            if self.dtype == "float16":
+                raise ValueError(f"table {self.name!r} is float16; cores are float32 or bfloat16")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +107,10 @@ class StackedFeature:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Tables of one (dim, dtype) in one array of (rows, dim), and the features that read them, feature-major."""
+    """Tables of one (tier, dim, dtype), and the features that read them, feature-major.
+
+    On the device a stack is one array of (rows, dim); of tier "tt" it is one table.
+    """
 
     name: str
     dim: int
@@ -91,6 +119,16 @@ class Stack:
     tables: tuple[TableConfig, ...]
     bases: tuple[int, ...]
     features: tuple[StackedFeature, ...]
+
+    @property
+    def tier(self) -> Tier:
+        """Where the rows live."""
+        return self.tables[0].tier
+
+    @property
+    def tt_shape(self) -> TTShape | None:
+        """The shape of a tensor-train table, None of other tiers."""
+        return self.tables[0].tt_shape
 
     @property
     def bags_per_example(self) -> int:
@@ -131,7 +169,7 @@ class EmbeddingLayout:
 
     @staticmethod
     def build(tables: Iterable[TableConfig], features: Iterable[FeatureConfig]) -> EmbeddingLayout:
-        """Groups tables by (dim, dtype) in their given order and places every feature behind its table.
+        """Groups tables by (tier, dim, dtype) in their given order and places every feature behind its table.
 
         Raises:
           ValueError: on duplicate names, a feature of an unknown table, a table that no feature reads, or a stack of
@@ -152,8 +190,15 @@ class EmbeddingLayout:
             raise ValueError(f"no feature reads table(s) {', '.join(unread)}; remove them or add a feature")
         groups: dict[str, list[TableConfig]] = {}
         for table in tables:
-            groups.setdefault(f"d{table.dim}_{table.dtype}", []).append(table)
+            groups.setdefault(_stack_name(table), []).append(table)
         return EmbeddingLayout(members=tuple(_stack(name, group, readers) for name, group in groups.items()))
+
+
+def _stack_name(table: TableConfig) -> str:
+    if table.tier == "tt":
+        return f"tt_{table.name}"
+    kind = f"d{table.dim}_{table.dtype}"
+    return kind if table.tier == "device" else f"{table.tier}_{kind}"
 
 
 def _stack(name: str, tables: list[TableConfig], readers: Mapping[str, list[FeatureConfig]]) -> Stack:

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jrec.ops.layout import MAX_ROWS
-
+MAX_ROWS = 2**31 - 1  # addresses are int32, and one value past the end marks padding
 SEARCHED_CORES = (2, 3, 4)
 DEFAULT_IMBALANCE = 1.5
 
