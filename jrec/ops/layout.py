@@ -1,10 +1,10 @@
 """How tables are stacked: one array per (tier, dim, dtype), so that all tables of a kind go through one kernel launch.
 
 Tables of equal tier, dim and dtype lie one below the other in a stack; table ``t`` starts at row ``base`` of it, and
-the *address* of its row ``i`` is ``base + i``. A tensor-train table, whose cores are its own, is a stack of its own. The
-bags of a stack are *feature-major*: all bags of the first feature, then all of the second. Features follow the order
-of their tables, so the address ranges of successive tables ascend and the cast of a stack is the concatenation of its
-tables' casts.
+the *address* of its row ``i`` is ``base + i``. A tensor-train table, whose cores are its own, is a stack of its own.
+The bags of a stack are *feature-major*: all bags of the first feature, then all of the second. Features follow the
+order of their tables, so the address ranges of successive tables ascend and the cast of a stack is the concatenation
+of its tables' casts.
 """
 
 from __future__ import annotations
