@@ -11,6 +11,7 @@ from flax import nnx
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.lookup import Residuals, lookup
+from jrec.ops.row_init import init_rows
 from jrec.ops.types import Bags
 from jrec.pallas.storage import pad, strip
 
@@ -43,7 +44,8 @@ class EmbeddingCollection(nnx.Module):
         self.layout = layout
         self.implementation: Implementation | None = implementation
         self.pad_rows = implementation == "pallas" if pad_rows is None else pad_rows
-        stacks = {name: init_stack(stack, rngs.params()) for name, stack in layout.stacks.items()}
+        key = rngs.params()
+        stacks = {name: init_stack(stack, key) for name, stack in layout.stacks.items()}
         self.stacks = nnx.Dict({name: Table(pad(rows) if self.pad_rows else rows) for name, rows in stacks.items()})
 
     def arrays(self) -> dict[str, jax.Array]:
@@ -108,17 +110,11 @@ class EmbeddingCollection(nnx.Module):
 
 
 def init_stack(stack: Stack, key: jax.Array) -> jax.Array:
-    """(rows, dim) of the stack's dtype, each table uniform in ±1/sqrt(its rows), from a key per table."""
+    """(rows, dim) of the stack's dtype, the initial rows of its tables."""
 
     @jax.jit
     def init(key: jax.Array) -> jax.Array:
-        keys = jax.random.split(key, len(stack.tables))
-        parts = []
-        for table_key, table in zip(keys, stack.tables, strict=True):
-            bound = table.rows**-0.5
-            values = jax.random.uniform(table_key, (table.rows, table.dim), jnp.float32, -bound, bound)
-            parts.append(values.astype(stack.dtype))
-        return jnp.concatenate(parts)
+        return jnp.concatenate([init_rows(table, key) for table in stack.tables])
 
     return init(key)
 
