@@ -158,9 +158,16 @@ class Stack:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingLayout:
-    """The stacks of a model. Hashable, so that modules and jitted functions can hold it as static data."""
+    """The stacks of a model. Hashable, so that modules and jitted functions can hold it as static data.
+
+    Attributes:
+      members: the stacks.
+      order: the features' names in the order of their tables, whatever stacks these are in: what a model computes from
+        features in this order does not depend on the tiers.
+    """
 
     members: tuple[Stack, ...]
+    order: tuple[str, ...]
 
     @functools.cached_property
     def stacks(self) -> Mapping[str, Stack]:
@@ -191,7 +198,10 @@ class EmbeddingLayout:
         groups: dict[str, list[TableConfig]] = {}
         for table in tables:
             groups.setdefault(_stack_name(table), []).append(table)
-        return EmbeddingLayout(members=tuple(_stack(name, group, readers) for name, group in groups.items()))
+        return EmbeddingLayout(
+            members=tuple(_stack(name, group, readers) for name, group in groups.items()),
+            order=tuple(feature.name for table in tables for feature in readers[table.name]),
+        )
 
 
 def _stack_name(table: TableConfig) -> str:

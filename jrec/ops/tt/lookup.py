@@ -10,6 +10,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jrec.ops import rounding
 from jrec.ops.dispatch import IMPLEMENTATIONS, Implementation, native_unavailable
 from jrec.ops.embedding_bag import bag_weight_gradient, check_concrete_ids, normalized_weights
 from jrec.ops.gather_reduce import check_segments, gather_reduce
@@ -167,6 +168,7 @@ def tt_apply_gradients(
     *,
     step: jax.Array | int = 0,
     gradient_scale: jax.Array | float = 1.0,
+    rounding_key: jax.Array | None = None,
     contraction: Contraction | None = None,
     traffic: TTTraffic | None = None,
     implementation: Implementation | None = None,
@@ -184,6 +186,8 @@ def tt_apply_gradients(
       gradients: (num_bags, dim) float32, of the activations.
       step: () int32, how many steps were taken before.
       gradient_scale: multiplies the gradients: one over the loss scale.
+      rounding_key: (2,) uint32, a new one for every step: bfloat16 cores are rounded stochastically, core ``k`` with
+        ``jrec.ops.rounding.derived_key(rounding_key, k)``. None rounds to nearest; float32 cores are never rounded.
       contraction: as for ``tt_lookup``.
       traffic: as for ``tt_lookup``.
       implementation: as for ``tt_lookup``.
@@ -192,7 +196,7 @@ def tt_apply_gradients(
       The new cores and slots.
 
     Raises:
-      ValueError: on shapes, dtypes or slots that do not fit, or unknown names.
+      ValueError: on shapes, dtypes or slots that do not fit, unknown names, or a rounding key that is not (2,) uint32.
     """
     config = _checked(cores, shape, contraction, traffic, implementation)
     _refuse_naive(contraction)
@@ -201,7 +205,8 @@ def tt_apply_gradients(
         raise ValueError(f"there are slots of {len(slots)} cores, but {shape.num_cores} cores; use tt_init_slots")
 
     def run(method: Method) -> Callable[..., tuple[Cores, tuple[Slots, ...]]]:
-        def update(cores: Cores, residuals: TTResiduals, gradients: jax.Array, slots: Any, step: Any, scale: Any):
+        def update(cores: Cores, residuals: TTResiduals, gradients: jax.Array, slots: Any, *scalars: Any):
+            step, scale, keys = scalars
             new_cores, new_slots = list(cores), list(slots)
             for k, gradient in _backward(config, method, cores, residuals, gradients):
                 m = shape.row_factors[k]
@@ -216,6 +221,7 @@ def tt_apply_gradients(
                     values,
                     step=step,
                     gradient_scale=scale,
+                    rounding_key=keys[k],
                     implementation=implementation,
                 )
                 new_cores[k] = table.reshape(cores[k].shape)
@@ -230,8 +236,17 @@ def tt_apply_gradients(
         tuple(slots),
         jnp.asarray(step, jnp.int32),
         jnp.asarray(gradient_scale, jnp.float32),
+        _core_keys(rounding_key, cores),
     )
     return _by_platform(config, "backward", residuals.plan, run, args)
+
+
+def _core_keys(key: jax.Array | None, cores: Cores) -> tuple[jax.Array | None, ...]:
+    """The rounding key of every core, None for those that are not rounded."""
+    if key is None:
+        return (None,) * len(cores)
+    rounding.check_key(key)
+    return tuple(rounding.derived_key(key, k) if core.dtype.itemsize < 4 else None for k, core in enumerate(cores))
 
 
 def tt_init_slots(optimizer: RowOptimizer, cores: Cores) -> tuple[Slots, ...]:
