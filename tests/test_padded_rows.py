@@ -1,5 +1,7 @@
 """Rows padded in storage: the same bits as without, padding that stays as it was, and none of it in results."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +12,13 @@ from pallas_interpreter import interpreted
 
 import jrec
 from jrec import ops
+from jrec.errors import CheckpointError
 from jrec.native import host
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step
 from jrec.pallas import tile
 from jrec.pallas.storage import ALIGNMENT, pad, padded_dim, strip
 from jrec.train.build import parameter_counts
+from jrec.train.checkpoint import Checkpoints
 
 COMMON = {"learning_rate": lambda step: 0.5 / (step + 1), "weight_decay": 0.01, "max_row_norm": 1.5}
 OPTIMIZERS = [
@@ -151,3 +155,15 @@ def test_dims_that_rows_do_not_have_are_refused(dim):
         ops.row_update(OPTIMIZERS[0], table, {}, row, jnp.ones((1, 8)), dim=5)
     with pytest.raises(ValueError, match="the names must agree"):
         ops.apply_gradients(OPTIMIZERS[0], {}, {}, {}, {}, dims={"t": 4})
+
+
+def test_a_checkpoint_of_padded_rows_is_refused_without_padding(tmp_path):
+    layout = jrec.EmbeddingLayout.build(
+        [jrec.TableConfig(name="a", rows=3, dim=5)], [jrec.FeatureConfig(name="a", table="a", fixed_length=True)]
+    )
+    padded, plain = (jrec.nn.EmbeddingCollection(layout, pad_rows=pad, rngs=nnx.Rngs(0)) for pad in (True, False))
+    with contextlib.closing(Checkpoints(tmp_path, keep=1, fingerprint={})) as checkpoints:
+        checkpoints.save(1, nnx.state(padded), progress={"n": np.zeros(1)}, meta={})
+        message = r"stacks\.d5_float32.* has shape \(3, 8\), but this run expects \(3, 5\)"
+        with pytest.raises(CheckpointError, match=message):
+            checkpoints.restore(nnx.state(plain))
