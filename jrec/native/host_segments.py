@@ -15,7 +15,7 @@ from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import real_dim
 from jrec.ops.types import Cast
 
-_DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 
 
 def gather_reduce(
@@ -134,7 +134,7 @@ def _segment_job(
     J = kernels.Job
     job = np.zeros(kernels.JOB_WORDS, np.int64)
     job[J.SOURCE], job[J.INDICES] = pointer(source), pointer(indices)
-    job[J.DTYPE] = _DTYPES[source.dtype.name]
+    job[J.DTYPE] = DTYPES[source.dtype.name]
     job[J.SOURCE_ROWS], job[J.DIM] = source.shape
     job[J.CAPACITY] = indices.size
     job[J.WEIGHTS] = 0 if weights is None else pointer(weights)
@@ -164,7 +164,7 @@ def _set_table(
         _check_array(f"slot {name!r}", slots[name], table.shape if shape == "element" else table.shape[:1])
         _check_writable(f"slot {name!r}", slots[name])
         job[word] = pointer(slots[name])
-    job[J.TABLE], job[J.TABLE_DTYPE] = pointer(table), _DTYPES[table.dtype.name]
+    job[J.TABLE], job[J.TABLE_DTYPE] = pointer(table), DTYPES[table.dtype.name]
     job[J.TABLE_ROWS], job[J.STRIDE] = table.shape
     job[J.ROWS], job[J.HYPER] = pointer(rows), pointer(hyper)
     job[J.KIND], job[J.SEGMENT_COST] = kind_of(optimizer), kernels.UPDATE_COST
@@ -184,7 +184,7 @@ def _run(job: np.ndarray, longest: int, threads: int | None) -> None:
 
 
 def _check_matrix(name: str, array: np.ndarray) -> None:
-    if array.ndim != 2 or array.dtype.name not in _DTYPES or not array.flags.c_contiguous:
+    if array.ndim != 2 or array.dtype.name not in DTYPES or not array.flags.c_contiguous:
         raise ValueError(
             f"{name} must be a C-contiguous (rows, dim) array of float32, bfloat16 or float16, but is"
             f" {array.dtype}{list(array.shape)} with strides {array.strides}"

@@ -52,6 +52,7 @@ def _put(numba_type: Any, kind: ir.Type) -> Any:
     return put
 
 
+get_i16, put_i16 = _get(types.int16, _I16), _put(types.int16, _I16)
 get_i32, put_i32 = _get(types.int32, _I32), _put(types.int32, _I32)
 get_i64, put_i64 = _get(types.int64, _I64), _put(types.int64, _I64)
 get_u64, put_u64 = _get(types.uint64, _I64), _put(types.uint64, _I64)
@@ -80,6 +81,17 @@ def fetch_add(typing_context, address, value):
     def codegen(context, builder, signature, args):
         pointer = builder.inttoptr(args[0], _I64.as_pointer())
         return builder.atomic_rmw("add", pointer, args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@_intrinsic
+def fetch_or(typing_context, address, value):
+    """Atomically sets the bits of ``value`` in the int64 at ``address`` and returns what was there before."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], _I64.as_pointer())
+        return builder.atomic_rmw("or", pointer, args[1], "seq_cst")
 
     return types.int64(types.int64, types.int64), codegen
 

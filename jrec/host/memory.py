@@ -1,0 +1,93 @@
+"""Zeroed arrays of any size that no pass over them creates: pages come into being when they are first written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import mmap
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+
+from jrec.errors import ConfigError
+
+_NORESERVE = 0x4000  # Linux's MAP_NORESERVE, which Python 3.12 does not name: the pages may outnumber the memory
+
+
+def allocate(
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    *,
+    name: str,
+    folder: str | os.PathLike[str] | None = None,
+    huge_pages: bool = False,
+) -> np.ndarray:
+    """An array of zeros, in anonymous memory or in a file of its own.
+
+    The file has no name once it is mapped: its space returns to the disk when the array is dropped or the process dies,
+    however it dies. The space is reserved beforehand, since a mapped write to a full disk kills the process.
+
+    Args:
+      shape: of the array.
+      dtype: of the array.
+      name: what to call it in errors.
+      folder: where to put the file, made if absent; None for anonymous memory.
+      huge_pages: ask for pages of 2 MiB, which rows gathered at random read faster, but of which every one that is
+        touched is there whole. Anonymous memory only.
+
+    Raises:
+      ConfigError: if memory or disk cannot hold it.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if folder is None:
+        mapping = _anonymous(size, name)
+        with contextlib.suppress(OSError):  # advice: kernels without huge pages refuse it
+            mapping.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
+    else:
+        mapping = _file(size, name, pathlib.Path(folder))
+    return np.frombuffer(mapping, dtype).reshape(shape)
+
+
+def _anonymous(size: int, name: str) -> mmap.mmap:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    try:
+        return mmap.mmap(-1, size, flags=flags)
+    except OSError as error:
+        raise ConfigError(
+            f"{name} needs {_gib(size)} of address space, which the system refuses ({error}); raise `ulimit -v`, or"
+            " give the host tier a folder"
+        ) from error
+
+
+def _file(size: int, name: str, folder: pathlib.Path) -> mmap.mmap:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, path = tempfile.mkstemp(prefix=f"{name.replace('/', '_')[:100]}.", dir=folder)
+    except OSError as error:
+        raise ConfigError(f"{name} cannot have a file in {folder}: {error}; choose another folder") from error
+    try:
+        pathlib.Path(path).unlink()
+        os.posix_fallocate(descriptor, 0, size)
+        return mmap.mmap(descriptor, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM):
+            raise
+        status = os.statvfs(folder)
+        raise ConfigError(
+            f"{name} needs {_gib(size)} in {folder}, where {_gib(status.f_bavail * status.f_frsize)} are free"
+            f" ({error.strerror}); free some, or choose another folder"
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def physical_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.2f} GiB"

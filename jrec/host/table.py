@@ -1,0 +1,305 @@
+"""A stack of tables in host memory: rows and optimizer slots, which come into being when they are first written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrec.host.checks import checked_bags, checked_rows, checked_values
+from jrec.host.local import local_ids
+from jrec.host.memory import allocate, physical_memory
+from jrec.native import host
+from jrec.native.host_cast import thread_count
+from jrec.native.host_rows import RowStore, table_records
+from jrec.ops.layout import Stack
+from jrec.ops.row_init import scale, table_key
+from jrec.ops.row_optimizers import RowOptimizer
+from jrec.ops.types import Bags, Cast
+
+
+class HostTable:
+    """The rows of one stack and their slots, in host memory.
+
+    A row that was never written has its first values, a function of (key, table name, row) alone and bit-identical to
+    ``jrec.ops.row_init.init_rows``; it takes no memory, and reading it gives it none. So a table may be larger than
+    memory as long as the rows that training touches are not, and larger still in a ``folder`` of a fast disk.
+
+    Methods may run at the same time as long as no row is written by one and read or written by another.
+
+    Args:
+      stack: the tables; of any tier, since it says no more here than names, rows and places.
+      optimizer: whose slots the rows have.
+      key: of the model's initial rows, as ``EmbeddingCollection`` draws it.
+      folder: where memory-mapped files hold rows and slots, for tables larger than memory; None for memory itself. The
+        files are scratch space that vanishes with the process: what lasts is a checkpoint (``HostCheckpoints``).
+      threads: of the native kernels; None for all CPUs, see ``jrec.native.threads``.
+      huge_pages: whether memory comes in pages of 2 MiB: faster, but a page is there whole once a row of it is. None
+        does so where the whole of the table would take no more than half of the machine's memory.
+
+    Raises:
+      ConfigError: if memory or disk cannot hold it.
+      ValueError: if the key is not one of Threefry.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jrec.ops import SGD
+      >>> from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+      >>> tables = [TableConfig(name="site", rows=1_000_000_000, dim=16, tier="host")]
+      >>> layout = EmbeddingLayout.build(tables, [FeatureConfig(name="site", table="site")])
+      >>> table = HostTable(layout.stacks["host_d16_float32"], SGD(learning_rate=0.1), jax.random.key(0))
+      >>> rows, slots = table.fetch(np.array([3, 999_999_999], np.int32))
+      >>> rows.shape
+      (2, 16)
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        optimizer: RowOptimizer,
+        key: jax.Array,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        threads: int | None = None,
+        huge_pages: bool | None = None,
+    ) -> None:
+        self.stack, self.optimizer = stack, optimizer
+        self.threads = thread_count(threads)
+        keys = table_keys(stack, key)
+        shapes = {n: (stack.rows, stack.dim)[: 1 + (s == "element")] for n, s in optimizer.slots.items()}
+        size = _bytes(stack, shapes)
+        if huge_pages is None:
+            huge_pages = size <= physical_memory() // 2
+        place = {"folder": folder, "huge_pages": huge_pages}
+        slots = {
+            name: allocate(shape, np.dtype(np.float32), name=f"{stack.name}.{name}", **place)
+            for name, shape in shapes.items()
+        }
+        words = -(-stack.rows // 64)
+        self._store = RowStore(
+            values=allocate((stack.rows, stack.dim), np.dtype(jnp.dtype(stack.dtype)), name=stack.name, **place),
+            slots=slots,
+            initial_slots={name: optimizer.initial_slot(name) for name in shapes},
+            tables=table_records(stack.bases, keys, np.array([scale(t.rows) for t in stack.tables], np.float32)),
+            made=np.zeros(words, np.int64),
+            dirty=np.zeros(words, np.int64),
+        )
+        self.keys = keys
+
+    @property
+    def rows(self) -> int:
+        """Rows of the stack, made or not."""
+        return self.stack.rows
+
+    @property
+    def dim(self) -> int:
+        """Elements of a row."""
+        return self.stack.dim
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the rows; slots are float32."""
+        return self._store.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows and slots, were they all made."""
+        return self._store.values.nbytes + sum(slot.nbytes for slot in self._store.slots.values())
+
+    @property
+    def num_made(self) -> int:
+        """How many rows memory holds."""
+        return int(np.bitwise_count(self._store.made).sum())
+
+    def fetch(
+        self,
+        rows: np.ndarray,
+        out_rows: np.ndarray | None = None,
+        out_slots: Mapping[str, np.ndarray] | None = None,
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Reads rows and their slots; makes none.
+
+        Args:
+          rows: (n,) int32 addresses, ascending and unique.
+          out_rows: (n, dim) of the table's dtype to write to, or None for a new array.
+          out_slots: float32, (n, dim) or (n,) by name, or None for new arrays.
+
+        Returns:
+          The rows, and their slots as ``optimizer.init`` shapes them.
+
+        Raises:
+          ValueError: on addresses outside the stack or out of order, or arrays that do not fit.
+        """
+        rows = checked_rows(rows, self.stack)
+        if out_rows is None:
+            out_rows = np.empty((rows.size, self.dim), self.dtype)
+        if out_slots is None:
+            out_slots = {n: np.empty((rows.size, *s.shape[1:]), np.float32) for n, s in self._store.slots.items()}
+        self._check_values(rows, "out_rows", out_rows, "out_slots", out_slots, written=True)
+        self._store.fetch(rows, out_rows, out_slots, self.threads)
+        return out_rows, dict(out_slots)
+
+    def store(self, rows: np.ndarray, values: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
+        """Writes rows and slots, as a device updated them.
+
+        Args:
+          rows: (n,) int32 addresses, ascending and unique.
+          values: (n, dim) of the table's dtype.
+          slots: float32, (n, dim) or (n,), all that the optimizer has.
+
+        Raises:
+          ValueError: on addresses outside the stack or out of order, or arrays that do not fit; nothing is written.
+        """
+        rows = checked_rows(rows, self.stack)
+        self._check_values(rows, "values", values, "slots", slots, written=False)
+        self._store.store(rows, values, slots, self.threads)
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """The (n, dim) rows at (n,) int32 addresses in any order, repeated or not, without slots; makes none."""
+        rows = checked_rows(rows, self.stack, ascending=False)
+        out = np.empty((rows.size, self.dim), self.dtype)
+        self._store.fetch(rows, out, {}, self.threads)
+        return out
+
+    def gather_reduce(self, bags: Bags, *, make: bool = False, out: np.ndarray | None = None) -> np.ndarray:
+        """Sums (weighted) rows per bag.
+
+        Args:
+          bags: NumPy arrays; ids are addresses. With its cast at hand, lookups of rows not made are cheaper.
+          make: whether rows that are not made become so: for training, which will update them. Otherwise they are
+            read as what they would be, and take no memory.
+          out: (num_bags, dim) float32 to write to, or None for a new array.
+
+        Returns:
+          (num_bags, dim) float32; the same bits with and without ``make``, for any number of threads.
+
+        Raises:
+          ValueError: on an id that the stack does not have, or arrays that do not fit.
+        """
+        ids, offsets, lookups = checked_bags(bags, self.stack)
+        cast, options = bags.cast, {"weights": bags.weights, "out": out, "threads": self.threads}
+        if cast is None and make:
+            cast = self._cast(ids, offsets)
+        unique = lookups if cast is None else _unique(cast)
+        if make:
+            self._store.make(unique, self.threads, mark=False)
+        elif not self._store.holds(unique, self.threads):
+            cast = self._cast(ids, offsets) if cast is None else cast
+            rows = self.read(_unique(cast))
+            return host.gather_reduce(rows, local_ids(cast, ids.shape), offsets, **options)
+        return host.gather_reduce(self._store.values, ids, offsets, **options)
+
+    def casted_update(
+        self,
+        cast: Cast,
+        bag_gradients: np.ndarray,
+        *,
+        weights: np.ndarray | None = None,
+        step: int = 0,
+        gradient_scale: float = 1.0,
+        rounding_key: np.ndarray | None = None,
+    ) -> None:
+        """The backward pass of a lookup and the optimizer's step in one pass over the rows, in place.
+
+        Bit-identical to ``jrec.ops.casted_update(implementation="native")`` on a table on the device.
+
+        Args:
+          cast: of the lookup's addresses, NumPy arrays.
+          bag_gradients: (num_bags, dim) float32, the gradient of the lookup's output.
+          weights: the lookup's weights in the order of its ids, or None.
+          step: how many steps the table took before.
+          gradient_scale: multiplies the gradients: one over the loss scale.
+          rounding_key: (2,) uint32, for stochastic rounding of 16-bit rows; None rounds to nearest.
+
+        Raises:
+          ValueError: on addresses outside the stack, or arrays that do not fit.
+        """
+        self._store.make(checked_rows(_unique(cast), self.stack), self.threads, mark=True)
+        host.casted_update(
+            self.optimizer,
+            self._store.values,
+            self._store.slots,
+            cast,
+            bag_gradients,
+            weights=weights,
+            step=step,
+            gradient_scale=gradient_scale,
+            rounding_key=rounding_key,
+            threads=self.threads,
+        )
+
+    def made_rows(self) -> np.ndarray:
+        """Addresses of the rows that memory holds, int32 ascending."""
+        return _numbers(self._store.made)
+
+    def dirty_rows(self) -> np.ndarray:
+        """Addresses of the rows written since ``clear_dirty``, int32 ascending."""
+        return _numbers(self._store.dirty)
+
+    def clear_dirty(self) -> None:
+        """Calls all rows saved. Not while another thread writes rows."""
+        self._store.dirty[:] = 0
+
+    def reset(self) -> None:
+        """Back to the first values of all rows and slots. Not while another thread uses the table."""
+        self._store.made[:] = 0
+        self._store.dirty[:] = 0
+
+    def _cast(self, ids: np.ndarray, offsets: np.ndarray | None) -> Cast:
+        return host.tensor_cast(ids, offsets, num_rows=self.rows, threads=self.threads)
+
+    def _check_values(
+        self,
+        rows: np.ndarray,
+        name: str,
+        values: np.ndarray,
+        slots_name: str,
+        slots: Mapping[str, np.ndarray],
+        *,
+        written: bool,
+    ) -> None:
+        checked_values(name, values, (rows.size, self.dim), self.dtype, written=written)
+        own = self._store.slots
+        if slots.keys() != own.keys():
+            raise ValueError(
+                f"{slots_name} are {sorted(slots)}, but {type(self.optimizer).__name__} keeps {sorted(own)}"
+            )
+        for slot, array in slots.items():
+            shape = (rows.size, *own[slot].shape[1:])
+            checked_values(f"{slots_name}[{slot!r}]", array, shape, np.dtype(np.float32), written=written)
+
+
+def table_keys(stack: Stack, key: jax.Array) -> np.ndarray:
+    """The two words of every table's key of initial rows, (tables, 2) uint32.
+
+    Raises:
+      ValueError: if the key is not one of Threefry.
+    """
+    kind = str(jax.random.key_impl(key))
+    if kind != "threefry2x32":
+        raise ValueError(
+            f"a host table makes its rows with Threefry, but its key is of {kind}; use"
+            " jax.random.key(seed, impl='threefry2x32')"
+        )
+    return np.stack([np.asarray(jax.random.key_data(table_key(key, t.name)), np.uint32) for t in stack.tables])
+
+
+def _bytes(stack: Stack, slots: Mapping[str, tuple[int, ...]]) -> int:
+    values = stack.rows * stack.dim * jnp.dtype(stack.dtype).itemsize
+    return values + sum(4 * stack.rows * (stack.dim if len(shape) > 1 else 1) for shape in slots.values())
+
+
+def _unique(cast: Cast) -> np.ndarray:
+    rows = np.asarray(cast.rows)
+    return np.ascontiguousarray(rows[: min(int(cast.num_unique), rows.size)])
+
+
+def _numbers(bitmap: np.ndarray) -> np.ndarray:
+    """The numbers of the bits that are set, int32 ascending."""
+    words = np.flatnonzero(bitmap)
+    bits = np.unpackbits(bitmap[words].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+    at, bit = np.nonzero(bits)
+    return (words[at] * 64 + bit).astype(np.int32)
