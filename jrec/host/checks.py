@@ -21,7 +21,8 @@ def checked_rows(rows: np.ndarray, stack: Stack, *, ascending: bool = True) -> n
     if ascending and np.any(rows[1:] <= rows[:-1]):
         at = 1 + int(np.argmax(rows[1:] <= rows[:-1]))
         raise ValueError(
-            f"rows[{at}] is {rows[at]} after {rows[at - 1]}; addresses must ascend without repeats, as those of a cast do"
+            f"rows[{at}] is {rows[at]} after {rows[at - 1]}; addresses must ascend without repeats, as those of a"
+            " cast do"
         )
     ends = rows[[0, -1]] if ascending and rows.size else rows
     if ends.size and (ends.min() < 0 or ends.max() >= stack.rows):
@@ -56,6 +57,6 @@ def checked_values(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: 
 
 def _outside(what: str, value: int, stack: Stack) -> ValueError:
     return ValueError(
-        f"{what} is {value:,}, but stack {stack.name} has rows 0 to {stack.rows - 1:,}; addresses are a table's base and"
-        " an id below the table's rows"
+        f"{what} is {value:,}, but stack {stack.name} has rows 0 to {stack.rows - 1:,}; addresses are a table's base"
+        " and an id below the table's rows"
     )
