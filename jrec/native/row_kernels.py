@@ -214,7 +214,8 @@ def absent_chunks(job, begin, end):
     rows, made = get_i64(job, ROWS), get_i64(job, MADE)
     for i in range(begin * LOOKUPS_PER_CHUNK, min(end * LOOKUPS_PER_CHUNK, get_i64(job, COUNT))):
         row = np.int64(get_i32(rows, i))
-        if row >= 0:
-            if not _has(made, row):
-                put_i64(job, ABSENT, 1)
-                return
+        if row < 0:
+            continue
+        if not _has(made, row):
+            put_i64(job, ABSENT, 1)
+            return
