@@ -11,3 +11,5 @@ from jrec.nn.optimizer import SparseOptimizer as SparseOptimizer
 from jrec.nn.optimizer import binary_cross_entropy as binary_cross_entropy
 from jrec.nn.optimizer import train_step as train_step
 from jrec.nn.tt import TTEmbeddingBag as TTEmbeddingBag
+from jrec.nn.tt_stack import TTCore as TTCore
+from jrec.nn.tt_stack import TTOptions as TTOptions

@@ -14,6 +14,7 @@ from jrec.batch import Batch
 from jrec.nn.embeddings import EmbeddingCollection
 from jrec.nn.interaction import concat_interaction, dot_interaction
 from jrec.nn.mlp import MLP
+from jrec.nn.tt_stack import TTOptions
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.types import Bags
@@ -54,6 +55,7 @@ class DLRM(nnx.Module):
       layout: of the embedding tables (``EmbeddingLayout.build``).
       implementation: of the embedding ops; None for the platform's fastest.
       pad_rows: of the embedding tables, see ``EmbeddingCollection``.
+      tt: of the tensor-train tables among them.
       rngs: whose ``params`` stream initializes everything.
 
     Raises:
@@ -67,10 +69,13 @@ class DLRM(nnx.Module):
         *,
         implementation: Implementation | None = None,
         pad_rows: bool | None = None,
+        tt: TTOptions | None = None,
         rngs: nnx.Rngs,
     ):
         self.config = config
-        self.embeddings = EmbeddingCollection(layout, implementation=implementation, pad_rows=pad_rows, rngs=rngs)
+        self.embeddings = EmbeddingCollection(
+            layout, implementation=implementation, pad_rows=pad_rows, tt=tt, rngs=rngs
+        )
         dtype = jnp.dtype(config.compute_dtype)
         bottom_sizes = (config.num_dense, *config.bottom_mlp)
         self.bottom = MLP(bottom_sizes, activate_last=True, dtype=dtype, rngs=rngs) if config.num_dense else None

@@ -1,17 +1,22 @@
-"""The embedding tables of a model: one stacked array per (dim, dtype), in a Variable type of their own."""
+"""The embedding tables of a model: stacked arrays on the device, tensor-train cores; in Variable types of their own."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jrec.nn.tt_stack import TTOptions, TTStack
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, Stack
-from jrec.ops.lookup import Residuals, lookup
+from jrec.ops.lookup import Residuals, apply_gradients, init_slots, lookup
 from jrec.ops.row_init import init_rows
+from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.tt import TTResiduals
 from jrec.ops.types import Bags
 from jrec.pallas.storage import pad, strip
 
@@ -21,15 +26,16 @@ class Table(nnx.Variable):
 
 
 class EmbeddingCollection(nnx.Module):
-    """All embedding tables of a model that live whole on the device.
+    """All embedding tables of a model, each in its tier: whole on the device, or as the cores of a tensor train.
 
-    Every table starts uniform in ±1/sqrt(rows), as in the reference DLRM.
+    Every table starts uniform in ±1/sqrt(rows), as in the reference DLRM, or, of tier "tt", as ``tt_init`` draws it.
 
     Args:
       layout: the tables and features.
       implementation: of the embedding ops; None for the platform's fastest.
       pad_rows: whether rows are stored with zeros up to a multiple of 16 bytes, for the widest accesses of a GPU; None
         does so for the Pallas kernels. Activations, gradients and results are those of rows that are not padded.
+      tt: of the tensor-train tables.
       rngs: ``params`` of the initial rows.
     """
 
@@ -39,33 +45,112 @@ class EmbeddingCollection(nnx.Module):
         *,
         implementation: Implementation | None = None,
         pad_rows: bool | None = None,
+        tt: TTOptions | None = None,
         rngs: nnx.Rngs,
     ):
+        if host := [stack.name for stack in layout.members if stack.tier == "host"]:
+            raise ValueError(
+                f"stack(s) {', '.join(host)} are of tier 'host', which an EmbeddingCollection does not hold"
+            )
         self.layout = layout
         self.implementation: Implementation | None = implementation
         self.pad_rows = implementation == "pallas" if pad_rows is None else pad_rows
         key = rngs.params()
-        stacks = {name: init_stack(stack, key) for name, stack in layout.stacks.items()}
+        stacks = {stack.name: init_stack(stack, key) for stack in layout.members if stack.tier == "device"}
         self.stacks = nnx.Dict({name: Table(pad(rows) if self.pad_rows else rows) for name, rows in stacks.items()})
+        options = TTOptions() if tt is None else tt
+        self.tt = nnx.Dict(
+            {
+                stack.name: TTStack(stack, key, options=options, implementation=implementation)
+                for stack in layout.members
+                if stack.tier == "tt"
+            }
+        )
 
     def arrays(self) -> dict[str, jax.Array]:
-        """The stacks as they are stored: plain arrays, (rows, dim or more) by name; see ``dims``."""
+        """The device's stacks as they are stored: plain arrays, (rows, dim or more) by name; see ``dims``."""
         return {name: table[...] for name, table in self.stacks.items()}
 
     @property
     def dims(self) -> dict[str, int]:
-        """How many elements of a stored row are real, by stack; zeros follow where rows are padded."""
-        return {name: stack.dim for name, stack in self.layout.stacks.items()}
+        """How many elements of a stored row are real, by stack of the device; zeros follow where rows are padded."""
+        return {name: self.layout.stacks[name].dim for name in self.stacks}
 
     def set_arrays(self, arrays: Mapping[str, jax.Array]) -> None:
-        """Replaces the stacks, after ``apply_gradients``."""
+        """Replaces the device's stacks."""
         for name, table in self.stacks.items():
             table[...] = arrays[name]
 
-    def lookup(self, bags: Mapping[str, Bags]) -> tuple[dict[str, jax.Array], dict[str, Residuals]]:
+    def lookup(self, bags: Mapping[str, Bags]) -> tuple[dict[str, jax.Array], dict[str, Residuals | TTResiduals]]:
         """Phase one: activations (num_bags, dim) by stack, and what their backward pass needs."""
-        activations, residuals = lookup(self.arrays(), bags, implementation=self.implementation)
-        return {name: strip(rows, self.dims[name]) for name, rows in activations.items()}, residuals
+        if missing := [name for name in self.tt if name not in bags]:
+            raise ValueError(f"there are no bags for tensor-train table(s) {', '.join(missing)}, only {sorted(bags)}")
+        on_device = {name: of for name, of in bags.items() if name not in self.tt}
+        activations, device_residuals = lookup(self.arrays(), on_device, implementation=self.implementation)
+        activations = {name: strip(rows, self.dims[name]) for name, rows in activations.items()}
+        residuals: dict[str, Residuals | TTResiduals] = {**device_residuals}
+        for name, stack in self.tt.items():
+            activations[name], residuals[name] = stack.lookup(bags[name])
+        return activations, residuals
+
+    def init_slots(self, optimizer: RowOptimizer, *, cores: RowOptimizer | None = None) -> dict[str, Slots]:
+        """Fresh slots by stack.
+
+        Args:
+          optimizer: of rows.
+          cores: of the slices of tensor-train cores; None for the same.
+        """
+        slots = init_slots(optimizer, self.arrays())
+        return slots | {name: stack.init_slots(cores or optimizer) for name, stack in self.tt.items()}
+
+    def apply_gradients(
+        self,
+        optimizer: RowOptimizer,
+        slots: Mapping[str, Slots],
+        residuals: Mapping[str, Residuals | TTResiduals],
+        gradients: Mapping[str, jax.Array],
+        *,
+        cores: RowOptimizer | None = None,
+        step: jax.Array | int = 0,
+        rounding_key: jax.Array | None = None,
+    ) -> dict[str, Slots]:
+        """Phase two, in place on the tables: updates what was looked up, tier by tier.
+
+        Args:
+          optimizer: of rows.
+          slots: as ``init_slots`` makes them.
+          residuals: from ``lookup``.
+          gradients: (num_bags, dim) float32 by stack: the loss's gradient of the activations.
+          cores: of the slices of tensor-train cores; None for the same.
+          step: () int32, how many steps were taken before.
+          rounding_key: (2,) uint32, a new one for every step: 16-bit rows and cores are rounded stochastically; None
+            rounds to nearest.
+
+        Returns:
+          The new slots.
+        """
+        tables, new_slots = apply_gradients(
+            optimizer,
+            self.arrays(),
+            {name: slots[name] for name in self.stacks},
+            cast("dict[str, Residuals]", {name: residuals[name] for name in self.stacks}),
+            {name: gradients[name] for name in self.stacks},
+            step=step,
+            rounding_key=rounding_key,
+            dims=self.dims,
+            implementation=self.implementation,
+        )
+        self.set_arrays(tables)
+        for name, stack in self.tt.items():
+            new_slots[name] = stack.apply_gradients(
+                cores or optimizer,
+                slots[name],
+                cast(TTResiduals, residuals[name]),
+                gradients[name],
+                step=step,
+                rounding_key=rounding_key,
+            )
+        return new_slots
 
     def features(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> dict[str, jax.Array]:
         """Activations by feature: (batch, dim) where pooled, (batch, max_length, dim) where not; see ``masks``."""
@@ -95,18 +180,33 @@ class EmbeddingCollection(nnx.Module):
         return out
 
     def pooled(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> list[jax.Array]:
-        """Pooled features grouped by stack, (batch, features, dim) each: what interactions take."""
-        groups = []
+        """Pooled features in the layout's order, (batch, features, dim) each: what interactions take.
+
+        Neighbours in the order and in their stack come as one array, so that one stack is one array.
+        """
         by_feature: dict[str, jax.Array] | None = None
+        groups = {}
         for name, stack in self.layout.stacks.items():
             if any(f.config.unpooled for f in stack.features):
                 if by_feature is None:
                     by_feature = self.features(activations, bags)
-                group = jnp.stack([by_feature[f.config.name] for f in stack.features], axis=1)
+                groups[name] = jnp.stack([by_feature[f.config.name] for f in stack.features], axis=1)
             else:
-                group = activations[name].reshape(len(stack.features), -1, stack.dim).swapaxes(0, 1)
-            groups.append(group)
-        return groups
+                groups[name] = activations[name].reshape(len(stack.features), -1, stack.dim).swapaxes(0, 1)
+        return [groups[name][:, begin:stop] for name, begin, stop in _runs(self.layout)]
+
+
+def _runs(layout: EmbeddingLayout) -> list[tuple[str, int, int]]:
+    """The layout's order as pieces of stacks: (stack, first feature, one past the last)."""
+    places = {f.config.name: (stack.name, i) for stack in layout.members for i, f in enumerate(stack.features)}
+    ordered = [places[name] for name in layout.order]
+    runs = []
+    for _, run in itertools.groupby(
+        enumerate(ordered), key=lambda numbered: (numbered[1][0], numbered[1][1] - numbered[0])
+    ):
+        run = [place for _, place in run]
+        runs.append((run[0][0], run[0][1], run[-1][1] + 1))
+    return runs
 
 
 def init_stack(stack: Stack, key: jax.Array) -> jax.Array:

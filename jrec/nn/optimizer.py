@@ -12,7 +12,6 @@ from flax import nnx
 
 from jrec.batch import Batch
 from jrec.nn.embeddings import EmbeddingCollection
-from jrec.ops.lookup import apply_gradients, init_slots
 from jrec.ops.rounding import derived_key
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.types import Bags
@@ -33,7 +32,7 @@ class SparseModel(Protocol):
 
 
 class RowSlot(nnx.Variable):
-    """An optimizer slot of an embedding stack."""
+    """An optimizer slot of an embedding stack, or of a core of one."""
 
 
 class SparseOptimizer(nnx.Module):
@@ -43,8 +42,9 @@ class SparseOptimizer(nnx.Module):
       model: whose ``nnx.Param`` variables and tables are trained.
       dense: an optax transformation.
       embedding: a row optimizer from ``jrec.ops``.
-      rounding_seed: updated rows of 16-bit tables are rounded stochastically, so that updates below half of the
-        last bit survive on average; None rounds to nearest. Tables of float32 are not rounded.
+      cores: the row optimizer of tensor-train cores, to which a slice is a row; None for ``embedding``.
+      rounding_seed: updated rows of 16-bit tables and slices of 16-bit cores are rounded stochastically, so that
+        updates below half of the last bit survive on average; None rounds to nearest. float32 is not rounded.
     """
 
     def __init__(
@@ -53,12 +53,14 @@ class SparseOptimizer(nnx.Module):
         *,
         dense: optax.GradientTransformation,
         embedding: RowOptimizer,
+        cores: RowOptimizer | None = None,
         rounding_seed: int | None = None,
     ):
         self.rounding_seed = rounding_seed
         self.dense = nnx.Optimizer(model, dense, wrt=nnx.Param)
         self.embedding = embedding
-        slots = init_slots(embedding, model.embeddings.arrays())
+        self.cores = cores
+        slots = model.embeddings.init_slots(embedding, cores=cores)
         self.slots = nnx.Dict(
             {stack: nnx.Dict({name: RowSlot(slot) for name, slot in of.items()}) for stack, of in slots.items()}
         )
@@ -110,18 +112,15 @@ def train_step(
 
     value_and_grad = nnx.value_and_grad(objective, argnums=(nnx.DiffState(0, nnx.Param), 1), has_aux=True)
     (value, logits), (dense_gradients, activation_gradients) = value_and_grad(model, activations)
-    tables, slots = apply_gradients(
+    slots = model.embeddings.apply_gradients(
         optimizer.embedding,
-        model.embeddings.arrays(),
         {stack: {name: slot[...] for name, slot in of.items()} for stack, of in optimizer.slots.items()},
         residuals,
         activation_gradients,
+        cores=optimizer.cores,
         step=optimizer.step.astype(jnp.int32),
         rounding_key=optimizer.rounding_key(),
-        dims=model.embeddings.dims,
-        implementation=model.embeddings.implementation,
     )
-    model.embeddings.set_arrays(tables)
     for stack, of in optimizer.slots.items():
         for name, slot in of.items():
             slot[...] = slots[stack][name]
