@@ -16,7 +16,11 @@ from numba.extending import intrinsic
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
-_intrinsic: Callable[[Any], Any] = intrinsic  # what kernels call has not the signature of what is written here
+
+
+def _intrinsic(function: Callable[..., Any]) -> Any:
+    """As numba's, for type checkers: what kernels call has not the signature of what is written here."""
+    return intrinsic(function)
 
 
 def _rotated(builder: Any, word: Any, distance: int) -> Any:
