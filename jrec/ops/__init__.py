@@ -16,8 +16,14 @@ from jrec.ops.row_optimizers import RowWiseAdagrad as RowWiseAdagrad
 from jrec.ops.row_update import casted_update as casted_update
 from jrec.ops.row_update import row_update as row_update
 from jrec.ops.tensor_cast import tensor_cast as tensor_cast
+from jrec.ops.tt import TTCache as TTCache
+from jrec.ops.tt import TTCacheConfig as TTCacheConfig
 from jrec.ops.tt import TTShape as TTShape
 from jrec.ops.tt import tt_apply_gradients as tt_apply_gradients
+from jrec.ops.tt import tt_cache_init as tt_cache_init
+from jrec.ops.tt import tt_cache_step as tt_cache_step
+from jrec.ops.tt import tt_cached_apply_gradients as tt_cached_apply_gradients
+from jrec.ops.tt import tt_cached_lookup as tt_cached_lookup
 from jrec.ops.tt import tt_core_gradients as tt_core_gradients
 from jrec.ops.tt import tt_embedding_bag as tt_embedding_bag
 from jrec.ops.tt import tt_init as tt_init

@@ -83,16 +83,19 @@ def tt_plan(
     if cast is None:
         named = None if implementation == "pallas" else implementation  # XLA's sort is the GPU's cast
         cast = tensor_cast(ids, offsets, num_rows=shape.rows, unique_capacity=unique_capacity, implementation=named)
-    capacity = cast.rows.shape[0]
-    segments = segment_of_entries(cast.offsets, ids.size)
-    sources = jnp.full(ids.size, capacity, jnp.int32).at[cast.positions].set(segments, unique_indices=True)
-    sources = jnp.where(ids < 0, jnp.int32(-1), sources.reshape(ids.shape))
     levels = []
-    entries, count = cast.rows, jnp.minimum(cast.num_unique, jnp.int32(capacity))
+    entries, count = cast.rows, jnp.minimum(cast.num_unique, jnp.int32(cast.rows.shape[0]))
     for core in range(shape.num_cores - 1, 0, -1):
         level, entries, count = _level(shape, core, entries, count)
         levels.append(level)
-    return TTPlan(cast=cast, sources=sources, levels=tuple(reversed(levels)))
+    return TTPlan(cast=cast, sources=unique_row_of_lookups(cast, ids), levels=tuple(reversed(levels)))
+
+
+def unique_row_of_lookups(cast: Cast, ids: jax.Array) -> jax.Array:
+    """The place of every lookup's row among the cast's unique rows, of the ids' shape; see ``TTPlan.sources``."""
+    segments = segment_of_entries(cast.offsets, ids.size)
+    places = jnp.full(ids.size, cast.rows.shape[0], jnp.int32).at[cast.positions].set(segments, unique_indices=True)
+    return jnp.where(ids < 0, jnp.int32(-1), places.reshape(ids.shape))
 
 
 def _level(shape: TTShape, core: int, entries: jax.Array, count: jax.Array) -> tuple[Level, jax.Array, jax.Array]:

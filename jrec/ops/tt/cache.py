@@ -1,0 +1,290 @@
+"""A least-frequently-used cache of full rows for a tensor-train table (TT-Rec, Section 4.2).
+
+The rows looked up most often are kept uncompressed and trained by a row optimizer, which saves their products and
+recovers accuracy. Frequencies are tracked over the steps of a warm-up, then the most frequent rows enter the cache, and
+again every so many steps: rows that stay keep what they learned, rows that enter begin as the cores have them, with
+fresh slots. Rows that leave are discarded, as in the paper, or folded back into the cores.
+
+All state is in arrays of static shapes: a step is pure, compiles once, and checkpoints as any pytree.
+
+    cache = tt_cache_init(config, shape, optimizer)
+    activations, residuals = tt_cached_lookup(cores, cache, shape, bags)
+    cores, slots, cache = tt_cached_apply_gradients(
+        optimizer, cores, slots, cache, shape, residuals, gradients, step=step
+    )
+    cores, cache = tt_cache_step(config, optimizer, cores, cache, shape, residuals.cast, step=step)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from jrec.ops.dispatch import Implementation
+from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.tt.cache_fold import fold_rows
+from jrec.ops.tt.cache_tracker import TTTracker, compact, empty_tracker, find, most_frequent, take, track
+from jrec.ops.tt.contract import TTResiduals
+from jrec.ops.tt.cost import Contraction, TTTraffic
+from jrec.ops.tt.init import Cores
+from jrec.ops.tt.lookup import tt_lookup
+from jrec.ops.tt.shape import TTShape
+from jrec.ops.types import Bags, Cast
+
+OnEvict = Literal["discard", "fold"]
+ON_EVICT: tuple[str, ...] = get_args(OnEvict)
+TRACKED_PER_CACHED = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TTCacheConfig:
+    """What the cache of one table holds, and when that changes.
+
+    Attributes:
+      cache_rows: rows of the cache; TT-Rec found a ten-thousandth of the table enough. At most the table's rows.
+      tracked_rows: rows whose lookups are counted; None for 8 times ``cache_rows``. With as many as distinct rows are
+        ever seen, counts are exact; with fewer, see ``TTTracker``.
+      warmup_steps: steps of tracking before rows enter the cache for the first time.
+      refresh_every: steps between later choices of rows; None keeps those of the warm-up's end for good.
+      track_every: track one step in so many.
+      on_evict: "discard" forgets what an evicted row learned; "fold" moves the cores towards it (``fold_rows``).
+      fold_ridge: how much a change of any other row weighs against one of an evicted row, see ``fold_rows``.
+      fold_iterations: of conjugate gradients, a core.
+
+    Raises:
+      ValueError: on a value out of its range.
+    """
+
+    cache_rows: int
+    tracked_rows: int | None = None
+    warmup_steps: int = 1000
+    refresh_every: int | None = 1000
+    track_every: int = 1
+    on_evict: OnEvict = "discard"
+    fold_ridge: float = 1e-3
+    fold_iterations: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("cache_rows", "tracked_rows", "warmup_steps", "refresh_every", "track_every", "fold_iterations"):
+            value = getattr(self, name)
+            if value is None and name in ("tracked_rows", "refresh_every"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                hint = "; a table without a cache uses tt_lookup" if name == "cache_rows" else ""
+                raise ValueError(f"{name} is {value!r}; it must be an integer of at least 1{hint}")
+        if self.tracked_rows is not None and self.tracked_rows < self.cache_rows:
+            raise ValueError(
+                f"tracked_rows is {self.tracked_rows}, but {self.cache_rows} cache_rows are chosen from the tracked"
+                " ones; track at least as many, or leave it out"
+            )
+        if self.on_evict not in ON_EVICT:
+            raise ValueError(f"on_evict {self.on_evict!r} is unknown; choose one of {', '.join(ON_EVICT)}")
+        if not 0 < self.fold_ridge < float("inf"):
+            raise ValueError(f"fold_ridge is {self.fold_ridge}; it must be positive and finite")
+
+    def tracked(self, rows: int) -> int:
+        """Rows that are tracked of a table of ``rows``."""
+        wanted = TRACKED_PER_CACHED * self.cache_rows if self.tracked_rows is None else self.tracked_rows
+        return min(wanted, rows)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TTCache:
+    """State of a cache: arrays only.
+
+    Attributes:
+      ids: (C,) int32, the cached rows' numbers, ascending; padding holds the table's rows.
+      rows: (C, dim) float32, what they have learned.
+      slots: of the row optimizer, for ``rows``.
+      tracker: of the frequencies.
+    """
+
+    ids: jax.Array
+    rows: jax.Array
+    slots: Slots
+    tracker: TTTracker
+
+
+def tt_cache_init(config: TTCacheConfig, shape: TTShape, optimizer: RowOptimizer) -> TTCache:
+    """An empty cache.
+
+    Args:
+      config: of the cache.
+      shape: of the table.
+      optimizer: of the cached rows.
+
+    Raises:
+      ValueError: if the cache is greater than the table.
+    """
+    if config.cache_rows > shape.rows:
+        raise ValueError(f"cache_rows is {config.cache_rows:,}, but the table has {shape.rows:,} rows")
+    rows = jnp.zeros((config.cache_rows, shape.dim), jnp.float32)
+    return TTCache(
+        ids=jnp.full(config.cache_rows, shape.rows, jnp.int32),
+        rows=rows,
+        slots=optimizer.init(rows),
+        tracker=empty_tracker(config.tracked(shape.rows), shape.rows),
+    )
+
+
+def tt_cache_step(
+    config: TTCacheConfig,
+    optimizer: RowOptimizer,
+    cores: Cores,
+    cache: TTCache,
+    shape: TTShape,
+    cast: Cast,
+    *,
+    step: jax.Array | int,
+    implementation: Implementation | None = None,
+) -> tuple[Cores, TTCache]:
+    """What a cache does at the end of a training step: tracks its lookups, and chooses rows anew when it is time.
+
+    Steps 0 to ``warmup_steps - 1`` run without cached rows; the first choice is made at the end of the last of them.
+
+    Args:
+      config: of the cache.
+      optimizer: of the cached rows.
+      cores: after the step's update.
+      cache: after the step's update.
+      shape: of the table.
+      cast: of the step's lookups, ``residuals.cast``.
+      step: () int32, how many steps were taken before this one.
+      implementation: as for ``tt_lookup``.
+
+    Returns:
+      The cores, which are new where an evicted row was folded back, and the cache.
+
+    Raises:
+      ValueError: on shapes that do not fit.
+    """
+    check_cache(cache, shape)
+    step = jnp.asarray(step, jnp.int32)
+    since = step + 1 - jnp.int32(config.warmup_steps)
+    if config.refresh_every is None:
+        tracks, refreshes = since <= 0, since == 0  # nobody would read later counts
+    else:
+        tracks, refreshes = None, (since >= 0) & (since % jnp.int32(config.refresh_every) == 0)
+    if config.track_every > 1:
+        due = step % jnp.int32(config.track_every) == 0
+        tracks = due if tracks is None else tracks & due
+
+    def tracked(tracker: TTTracker) -> TTTracker:
+        return track(tracker, cast, shape.rows)
+
+    tracker = tracked(cache.tracker) if tracks is None else _only_if(tracks, tracked, cache.tracker)
+
+    def refreshed(state: tuple[Cores, TTCache]) -> tuple[Cores, TTCache]:
+        return tt_cache_refresh(config, optimizer, *state, shape, implementation=implementation)
+
+    return _only_if(refreshes, refreshed, (tuple(cores), dataclasses.replace(cache, tracker=tracker)))
+
+
+def tt_cache_refresh(
+    config: TTCacheConfig,
+    optimizer: RowOptimizer,
+    cores: Cores,
+    cache: TTCache,
+    shape: TTShape,
+    *,
+    implementation: Implementation | None = None,
+) -> tuple[Cores, TTCache]:
+    """Chooses the most frequent rows now; ``tt_cache_step`` does it on schedule.
+
+    Of rows looked up equally often, those of lower numbers are chosen.
+
+    Args:
+      config: of the cache.
+      optimizer: of the cached rows; entering rows get its fresh slots.
+      cores: of the table.
+      cache: with its tracker.
+      shape: of the table.
+      implementation: as for ``tt_lookup``.
+
+    Returns:
+      The cores, which are new where evicted rows are folded back, and the cache.
+
+    Raises:
+      ValueError: on shapes that do not fit.
+    """
+    check_cache(cache, shape)
+    size = cache.ids.shape[0]
+    ids = most_frequent(cache.tracker, size, shape.rows)
+    if config.on_evict == "fold":
+        leaving = compact((cache.ids < shape.rows) & (find(ids, cache.ids, shape.rows) == size), size)
+        cores = fold_rows(
+            cores,
+            shape,
+            take(cache.ids, leaving, shape.rows),
+            take(cache.rows, leaving, 0),
+            ridge=config.fold_ridge,
+            iterations=config.fold_iterations,
+            implementation=implementation,
+        )
+    before = find(cache.ids, ids, shape.rows)
+    stays = before < size
+    enters = compact(~stays & (ids < shape.rows), size)
+    entering, _ = lookup_rows(cores, shape, take(ids, enters, shape.rows), implementation=implementation)
+    rows = take(cache.rows, before, 0).at[enters].set(entering, mode="drop")
+    slots = {name: take(slot, before, optimizer.initial_slot(name)) for name, slot in cache.slots.items()}
+    return tuple(cores), dataclasses.replace(cache, ids=ids, rows=rows, slots=slots)
+
+
+def lookup_rows(
+    cores: Cores,
+    shape: TTShape,
+    rows: jax.Array,
+    *,
+    contraction: Contraction | None = None,
+    traffic: TTTraffic | None = None,
+    implementation: Implementation | None = None,
+) -> tuple[jax.Array, TTResiduals]:
+    """Rows made from the cores, by ``tt_lookup`` in bags of one.
+
+    Args:
+      cores: of the table.
+      shape: of the table.
+      rows: (n,) int32, ascending and unique; padding holds ``shape.rows``.
+      contraction: as for ``tt_lookup``.
+      traffic: as for ``tt_lookup``.
+      implementation: as for ``tt_lookup``.
+
+    Returns:
+      (n, dim) float32, zero for padding, and the residuals.
+    """
+    n = rows.shape[0]
+    places = jnp.arange(n, dtype=jnp.int32)
+    real = rows < shape.rows
+    count = jnp.sum(real, dtype=jnp.int32)
+    cast = Cast(
+        rows=rows,
+        offsets=jnp.minimum(jnp.arange(n + 1, dtype=jnp.int32), count),
+        sources=jnp.where(real, places, jnp.int32(n)),
+        positions=places,
+        num_unique=count,
+    )
+    bags = Bags(ids=jnp.where(real, rows, jnp.int32(-1))[:, None], cast=cast)
+    return tt_lookup(cores, shape, bags, contraction=contraction, traffic=traffic, implementation=implementation)
+
+
+def check_cache(cache: TTCache, shape: TTShape) -> None:
+    """Raises ValueError unless the cache is one of a table of this shape."""
+    ids, rows = cache.ids, cache.rows
+    if ids.ndim != 1 or ids.dtype != jnp.int32 or ids.shape[0] > shape.rows:
+        raise ValueError(
+            f"cache ids must be (cache_rows,) int32, at most the table's {shape.rows:,} rows, but are"
+            f" {ids.dtype}{list(ids.shape)}; make the cache with tt_cache_init"
+        )
+    if rows.shape != (ids.shape[0], shape.dim) or rows.dtype != jnp.float32:
+        raise ValueError(
+            f"cached rows must be float32 of shape {(ids.shape[0], shape.dim)}, but are"
+            f" {rows.dtype}{list(rows.shape)}; make the cache with tt_cache_init for this table"
+        )
+
+
+def _only_if(condition, change, state):
+    return jax.lax.cond(condition, change, lambda state: state, state)

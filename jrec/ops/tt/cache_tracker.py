@@ -1,0 +1,153 @@
+"""How often rows are looked up, in bounded memory: sorted ids with counts, merged batch by batch without a sort.
+
+While the distinct rows seen fit the tracker, counts are exact. Past that it is Space-Saving (Metwally et al. 2005),
+batch by batch: a row that was not tracked enters with its lookups in the batch plus ``floor``, the most it may have had
+before; then the T greatest counts are kept, of equal ones those of the lowest ids, and ``floor`` rises to the greatest
+that is dropped. Counts never fall short of the truth and pass it by ``floor`` at most, and that is at most
+lookups / T: every row of more lookups is tracked. Nothing is random.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jrec.ops.types import Cast
+
+_HALVED_FROM = 1 << 30
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TTTracker:
+    """Frequencies of at most T rows.
+
+    Attributes:
+      ids: (T,) int32, ascending; padding holds the table's rows.
+      counts: (T,) int32, 0 for padding. Once one reaches 2**30 all are halved, rounding up.
+      floor: () int32, the most lookups a row that is not tracked may have had, and the most by which a count may be too
+        high; 0 for as long as counts are exact.
+    """
+
+    ids: jax.Array
+    counts: jax.Array
+    floor: jax.Array
+
+
+def empty_tracker(tracked_rows: int, rows: int) -> TTTracker:
+    """A tracker that has seen nothing, of a table of ``rows`` rows."""
+    return TTTracker(
+        ids=jnp.full(tracked_rows, rows, jnp.int32),
+        counts=jnp.zeros(tracked_rows, jnp.int32),
+        floor=jnp.int32(0),
+    )
+
+
+def track(tracker: TTTracker, cast: Cast, rows: int) -> TTTracker:
+    """Counts a batch's lookups.
+
+    Args:
+      tracker: before.
+      cast: of the batch, over ``rows`` rows.
+      rows: of the table.
+    """
+    ids, counts, capacity, batch = tracker.ids, tracker.counts, tracker.ids.shape[0], cast.rows.shape[0]
+    before = count_below(ids, cast.rows)
+    known = (before < capacity) & (take(ids, before, rows) == cast.rows) & (cast.rows < rows)
+    added = lookups_of_rows(cast)
+    counts = counts.at[jnp.where(known, before, jnp.int32(capacity))].add(added, mode="drop")
+    fresh = (cast.rows < rows) & ~known
+    fresh_up_to = jnp.cumsum(fresh, dtype=jnp.int32)
+    # Merging two sorted lists: an entry goes behind its own predecessors and behind those of the other list.
+    fresh_below = jnp.concatenate([jnp.zeros(1, jnp.int32), fresh_up_to])[count_below(cast.rows, ids)]
+    old_places = jnp.arange(capacity, dtype=jnp.int32) + fresh_below
+    new_places = jnp.where(fresh, before + fresh_up_to - 1, jnp.int32(capacity + batch))
+
+    def merged(old: jax.Array, new: jax.Array, padding: int) -> jax.Array:
+        empty = jnp.full(capacity + batch, padding, jnp.int32)
+        return empty.at[old_places].set(old, unique_indices=True).at[new_places].set(new, mode="drop")
+
+    ids, counts = merged(ids, cast.rows, rows), merged(counts, added + tracker.floor, 0)
+    chosen = _greatest(counts, capacity)
+    floor = jnp.maximum(tracker.floor, jnp.max(counts, where=~chosen, initial=0))
+    kept = compact(chosen, capacity)
+    ids, counts = take(ids, kept, rows), take(counts, kept, 0)
+    halvings = (jnp.max(counts, initial=0) >= _HALVED_FROM).astype(jnp.int32)
+    return TTTracker(
+        ids=ids,
+        counts=jax.lax.shift_right_arithmetic(counts + halvings, jnp.full_like(counts, halvings)),
+        floor=jax.lax.shift_right_arithmetic(floor + halvings, halvings),
+    )
+
+
+def most_frequent(tracker: TTTracker, size: int, rows: int) -> jax.Array:
+    """The ``size`` rows of the greatest counts, of equal ones those of the lowest ids.
+
+    Returns:
+      (size,) int32, ascending; padding holds ``rows``.
+    """
+    return take(tracker.ids, compact(_greatest(tracker.counts, size), size), rows)
+
+
+def _greatest(counts: jax.Array, size: int) -> jax.Array:
+    """Which are the ``size`` greatest counts, the first ones of equal ones; bool of their shape, never true for 0."""
+    least = jnp.maximum(kth_greatest(counts, size), 1)
+    above, level = counts > least, counts == least
+    room = jnp.int32(size) - jnp.sum(above, dtype=jnp.int32)
+    return above | (level & (jnp.cumsum(level, dtype=jnp.int32) <= room))
+
+
+def lookups_of_rows(cast: Cast) -> jax.Array:
+    """How many lookups each unique row of a cast has, (unique_capacity,) int32."""
+    return cast.offsets[1:] - cast.offsets[:-1]
+
+
+def find(keys: jax.Array, queries: jax.Array, limit: int) -> jax.Array:
+    """Where ascending ``queries`` lie among ascending unique ``keys``, int32 of the queries' shape.
+
+    Queries that are absent, or of ``limit`` and more (padding), get ``len(keys)``.
+    """
+    places = count_below(keys, queries)
+    found = (queries < limit) & (take(keys, places, limit) == queries)
+    return jnp.where(found, places, jnp.int32(keys.shape[0]))
+
+
+def count_below(keys: jax.Array, queries: jax.Array) -> jax.Array:
+    """How many of the ascending keys are less than each of the ascending queries, (q,) int32.
+
+    The shorter list is searched for in the longer one.
+    """
+    n, q = keys.shape[0], queries.shape[0]
+    if q * max(1, n).bit_length() <= n * max(1, q).bit_length():
+        return jnp.searchsorted(keys, queries, side="left").astype(jnp.int32)
+    reached = jnp.searchsorted(queries, keys, side="right").astype(jnp.int32)
+    return jnp.cumsum(jnp.zeros(q + 1, jnp.int32).at[reached].add(1, indices_are_sorted=True), dtype=jnp.int32)[:q]
+
+
+def kth_greatest(values: jax.Array, k: int) -> jax.Array:
+    """The k-th greatest of values of at least 0, () int32; 0 where there are fewer than ``k``.
+
+    One bit at a time, by counting: 31 passes, where a sort costs many times that.
+    """
+
+    def with_bit(i: jax.Array, least: jax.Array) -> jax.Array:
+        higher = least | jax.lax.shift_left(jnp.int32(1), jnp.int32(30) - i)
+        return jnp.where(jnp.sum(values >= higher, dtype=jnp.int32) >= k, higher, least)
+
+    return jax.lax.fori_loop(jnp.int32(0), jnp.int32(31), with_bit, jnp.int32(0))
+
+
+def compact(mask: jax.Array, size: int) -> jax.Array:
+    """Ascending places of the first ``size`` true entries, (size,) int32; padding holds ``len(mask)``."""
+    n = mask.shape[0]
+    places = jnp.where(mask, jnp.cumsum(mask, dtype=jnp.int32) - 1, jnp.int32(size))
+    return jnp.full(size, n, jnp.int32).at[places].set(jnp.arange(n, dtype=jnp.int32), mode="drop")
+
+
+def take(values: jax.Array, places: jax.Array, padding: float) -> jax.Array:
+    """``values[places]``, ``padding`` where a place is past the end."""
+    if values.shape[0] == 0:
+        return jnp.full((*places.shape, *values.shape[1:]), padding, values.dtype)
+    return values.at[places].get(mode="fill", fill_value=padding, wrap_negative_indices=False)

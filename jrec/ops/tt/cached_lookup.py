@@ -1,0 +1,203 @@
+"""The two phases of a tensor-train table with a cache of full rows: hits read and train rows, misses cores.
+
+The ids are cast once. Unique rows in the cache are gathered from it; the others are looked up by ``tt_lookup`` as bags
+of one id each, so that their index work, their products and their backward pass are those of a table without a cache,
+over the misses alone. Pooling reads both from one list of the batch's unique rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jrec.ops.dispatch import Implementation
+from jrec.ops.gather_reduce import check_segments, gather_reduce
+from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.row_update import casted_gather_reduce, row_update
+from jrec.ops.tensor_cast import tensor_cast
+from jrec.ops.tt.cache import TTCache, check_cache, lookup_rows
+from jrec.ops.tt.cache_tracker import compact, find, lookups_of_rows, take
+from jrec.ops.tt.contract import TTResiduals
+from jrec.ops.tt.cost import Contraction, TTTraffic
+from jrec.ops.tt.init import Cores
+from jrec.ops.tt.lookup import tt_apply_gradients
+from jrec.ops.tt.plan import unique_row_of_lookups
+from jrec.ops.tt.shape import TTShape
+from jrec.ops.types import Bags, Cast
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TTCachedResiduals:
+    """What a cached lookup leaves for its backward pass and for ``tt_cache_step``, and its hit rate.
+
+    Attributes:
+      cast: of all lookups.
+      weights: of the lookups, or None.
+      places: (unique_capacity,) int32, the cached row of each unique row; cache_rows for misses and padding.
+      missed: (unique_capacity,) int32 ascending, which unique rows are misses; padding holds unique_capacity.
+      misses: of the misses' lookup, one bag each.
+      hits: () int32, lookups that found their row in the cache.
+      lookups: () int32, all lookups of rows of the table.
+    """
+
+    cast: Cast
+    weights: jax.Array | None
+    places: jax.Array
+    missed: jax.Array
+    misses: TTResiduals
+    hits: jax.Array
+    lookups: jax.Array
+
+
+def tt_cached_lookup(
+    cores: Cores,
+    cache: TTCache,
+    shape: TTShape,
+    bags: Bags,
+    *,
+    contraction: Contraction | None = None,
+    traffic: TTTraffic | None = None,
+    unique_capacity: int | None = None,
+    implementation: Implementation | None = None,
+) -> tuple[jax.Array, TTCachedResiduals]:
+    """Phase one: pooled rows of every bag, from the cache where it holds them, else from the cores.
+
+    Args:
+      cores: as for ``tt_lookup``.
+      cache: of this table, from ``tt_cache_init`` or ``tt_cache_step``.
+      shape: of the table.
+      bags: as for ``tt_lookup``; a cast made ahead of time is used. "mean" and "sqrtn" are weights.
+      contraction: of the misses: None, "unique" or "dense".
+      traffic: of the misses, for the choice of their contraction.
+      unique_capacity: how many unique rows fit, hits and misses together; see ``tt_lookup``.
+      implementation: as for ``tt_lookup``.
+
+    Returns:
+      Activations, (num_bags, dim) float32, and residuals; ``residuals.hits / residuals.lookups`` is the hit rate. A
+      bag with an id past the table is NaN.
+
+    Raises:
+      ValueError: on shapes or dtypes that do not fit, or unknown names.
+    """
+    check_segments(bags.ids, bags.offsets, bags.weights)
+    check_cache(cache, shape)
+    if contraction == "sample":
+        raise ValueError(
+            "contraction 'sample' sums slices bag by bag, which cached rows have none of; use None, 'unique' or 'dense'"
+        )
+    cast = bags.cast
+    if cast is None:
+        named = None if implementation == "pallas" else implementation  # XLA's sort is the GPU's cast
+        cast = tensor_cast(
+            bags.ids, bags.offsets, num_rows=shape.rows, unique_capacity=unique_capacity, implementation=named
+        )
+    size, cached = cast.rows.shape[0], cache.ids.shape[0]
+    places = find(cache.ids, cast.rows, shape.rows)
+    hit = places < cached
+    missing = ~hit & (cast.rows < shape.rows)
+    missed = compact(missing, size)
+    from_cores, misses = lookup_rows(
+        cores,
+        shape,
+        take(cast.rows, missed, shape.rows),
+        contraction=contraction,
+        traffic=traffic,
+        implementation=implementation,
+    )
+    among_misses = jnp.where(missing, jnp.cumsum(missing, dtype=jnp.int32) - 1, jnp.int32(size))
+    rows = jnp.where(hit[:, None], take(cache.rows, places, 0), take(from_cores, among_misses, 0))
+    out = gather_reduce(
+        rows,
+        unique_row_of_lookups(cast, bags.ids),
+        bags.offsets,
+        weights=bags.weights,
+        implementation=implementation,
+    )
+    lookups = lookups_of_rows(cast)
+    return out, TTCachedResiduals(
+        cast=cast,
+        weights=bags.weights,
+        places=places,
+        missed=missed,
+        misses=misses,
+        hits=jnp.sum(jnp.where(hit, lookups, jnp.int32(0)), dtype=jnp.int32),
+        lookups=jnp.sum(lookups, dtype=jnp.int32),
+    )
+
+
+def tt_cached_apply_gradients(
+    optimizer: RowOptimizer,
+    cores: Cores,
+    slots: tuple[Slots, ...],
+    cache: TTCache,
+    shape: TTShape,
+    residuals: TTCachedResiduals,
+    gradients: jax.Array,
+    *,
+    step: jax.Array | int = 0,
+    gradient_scale: jax.Array | float = 1.0,
+    rounding_key: jax.Array | None = None,
+    contraction: Contraction | None = None,
+    traffic: TTTraffic | None = None,
+    implementation: Implementation | None = None,
+) -> tuple[Cores, tuple[Slots, ...], TTCache]:
+    """Phase two: the optimizer's step on the cached rows that were hit, and the fused core update for the misses.
+
+    Args:
+      optimizer: any row optimizer; the one given to ``tt_cache_init``.
+      cores: as given to ``tt_cached_lookup``.
+      slots: of the cores, as ``tt_init_slots`` makes them.
+      cache: as given to ``tt_cached_lookup``.
+      shape: of the table.
+      residuals: from ``tt_cached_lookup``.
+      gradients: (num_bags, dim) float32, of the activations.
+      step: () int32, how many steps were taken before.
+      gradient_scale: multiplies the gradients: one over the loss scale.
+      rounding_key: as for ``tt_apply_gradients``; cached rows are float32 and never rounded.
+      contraction: as for ``tt_cached_lookup``.
+      traffic: as for ``tt_cached_lookup``.
+      implementation: as for ``tt_lookup``.
+
+    Returns:
+      The new cores, their slots, and the cache; its tracker and its choice of rows change in ``tt_cache_step`` alone.
+
+    Raises:
+      ValueError: on shapes, dtypes or slots that do not fit, or unknown names.
+    """
+    check_cache(cache, shape)
+    if gradients.ndim != 2 or gradients.shape[1] != shape.dim or gradients.dtype != jnp.float32:
+        raise ValueError(
+            f"gradients must be float32 of shape (num_bags, {shape.dim}), but are"
+            f" {gradients.dtype}{list(gradients.shape)}"
+        )
+    cached, size = cache.ids.shape[0], residuals.places.shape[0]
+    of_rows = casted_gather_reduce(residuals.cast, gradients, residuals.weights, implementation=implementation)
+    hits = compact(residuals.places < cached, min(cached, size))
+    rows, row_slots = row_update(
+        optimizer,
+        cache.rows,
+        cache.slots,
+        take(residuals.places, hits, cached),
+        take(of_rows, hits, 0),
+        step=step,
+        gradient_scale=gradient_scale,
+        implementation=implementation,
+    )
+    cores, slots = tt_apply_gradients(
+        optimizer,
+        cores,
+        slots,
+        shape,
+        residuals.misses,
+        take(of_rows, residuals.missed, 0),
+        step=step,
+        gradient_scale=gradient_scale,
+        rounding_key=rounding_key,
+        contraction=contraction,
+        traffic=traffic,
+        implementation=implementation,
+    )
+    return cores, slots, dataclasses.replace(cache, rows=rows, slots=row_slots)
