@@ -13,6 +13,7 @@ from jrec.data.loader_checks import check_layout, check_split
 from jrec.data.loader_order import OrderConfig
 from jrec.data.loader_source import BatchSource, windows_needed
 from jrec.data.packing import CastPlace, OnBadId, Packer
+from jrec.data.reorder_file import load_orders, table_checksums
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
 from jrec.ops.layout import EmbeddingLayout
@@ -99,6 +100,7 @@ def make_loader(
         dense=[f.name for f in schema.dense],
         on_bad_id=config.on_bad_id,
         oov_rows={t.name: t.oov_row for t in schema.tables},
+        orders=load_orders(folder, schema, [t.name for stack in layout.members for t in stack.tables]),
         cast=config.cast,
     )
     source = BatchSource(
@@ -134,6 +136,7 @@ def make_loader(
         "window_blocks": config.window_blocks,
         "drop_remainder": config.drop_remainder,
         "process_count": process_count,
+        "reordered": table_checksums(schema),
     }
     return Loader(source, config, identity)
 

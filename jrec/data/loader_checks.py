@@ -74,6 +74,11 @@ def _check_table(schema: Schema, table: TableConfig, on_bad_id: str) -> None:
             f"table {table.name!r} has {table.rows:,} rows in the model, but {stored.rows:,} in the dataset; make them"
             " equal (fewer rows in the model need on_bad_id 'clip' or 'oov')"
         )
+    if table.rows != stored.rows and stored.bijection is not None:
+        raise DatasetError(
+            f"table {table.name!r} has {table.rows:,} rows in the model, but the dataset renumbers its {stored.rows:,}"
+            " rows (`jrec reorder`), so that none of them can be left out; make them equal"
+        )
     if on_bad_id == "oov" and (stored.oov_row is None or stored.oov_row >= table.rows):
         has = "no OOV row" if stored.oov_row is None else f"its OOV row at {stored.oov_row}"
         raise DatasetError(

@@ -26,6 +26,8 @@ _POLICIES = {"raise": kernels.RAISE, "clip": kernels.CLIP, "oov": kernels.OOV}
 _SCALES = {"mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
 _NO_WEIGHTS = np.empty(0, np.float32)
 _NO_WEIGHTS_2D = np.empty((0, 0), np.float32)
+_STORED_ORDER = np.empty(0, np.uint32)
+_STORED_ORDER.flags.writeable = False  # as bijections are: Numba compiles for each kind anew
 
 
 def pack_batch(
@@ -37,6 +39,7 @@ def pack_batch(
     batch_size: int | None = None,
     on_bad_id: OnBadId = "raise",
     oov_rows: Mapping[str, int | None] | None = None,
+    orders: Mapping[str, np.ndarray] | None = None,
     cast: CastPlace = "none",
 ) -> Batch:
     """Packs examples into one batch of NumPy arrays.
@@ -53,6 +56,8 @@ def pack_batch(
       batch_size: static size; missing examples are padding with mask 0. Default: as many as there are.
       on_bad_id: ids outside of their table "raise", are clipped to its ends, or go to its OOV row.
       oov_rows: OOV row by table; needed for "oov".
+      orders: by table, where ``jrec reorder`` renumbered its rows: (rows,) uint32, the row in the place of every id,
+        OOV rows and clipped ids included (``jrec.data.reorder_file.load_orders``).
       cast: "host" computes the cast of every stack here, "none" leaves it to the device.
 
     Raises:
@@ -68,7 +73,7 @@ def pack_batch(
       array([[5],
              [7]], dtype=int32)
     """
-    packer = Packer(layout, dense=dense, label=label, on_bad_id=on_bad_id, oov_rows=oov_rows, cast=cast)
+    packer = Packer(layout, dense=dense, label=label, on_bad_id=on_bad_id, oov_rows=oov_rows, orders=orders, cast=cast)
     prepared = packer.prepare(columns)
     size = prepared.examples if batch_size is None else batch_size
     return packer.pack(prepared, np.arange(prepared.examples, dtype=np.int32), size)
@@ -85,6 +90,7 @@ class Packer:
         label: str | None = LABEL,
         on_bad_id: OnBadId = "raise",
         oov_rows: Mapping[str, int | None] | None = None,
+        orders: Mapping[str, np.ndarray] | None = None,
         cast: CastPlace = "none",
     ):
         if on_bad_id not in _POLICIES:
@@ -97,6 +103,7 @@ class Packer:
         self.cast = cast
         self.policy = _POLICIES[on_bad_id]
         self.oov_rows = _checked_oov_rows(layout, oov_rows or {}) if on_bad_id == "oov" else {}
+        self.orders = _checked_orders(layout, orders or {})
         self._features = [f.config for stack in layout.stacks.values() for f in stack.features]
         self._numbers = [*([] if label is None else [label]), *self.dense]
         self.table_bounds = {name: _table_bounds(stack) for name, stack in layout.stacks.items()}
@@ -262,9 +269,11 @@ class _Pack:
         ids[position:] = -1
         return ids, offsets
 
-    def _address(self, feature: StackedFeature) -> tuple[int, int, int, int]:
-        """Base, rows, policy and OOV row, as the kernels take them."""
-        return feature.base, feature.rows, self.packer.policy, self.packer.oov_rows.get(feature.config.table, 0)
+    def _address(self, feature: StackedFeature) -> tuple[int, int, int, int, np.ndarray]:
+        """Base, rows, policy, OOV row and order, as the kernels take them."""
+        packer, table = self.packer, feature.config.table
+        order = packer.orders.get(table, _STORED_ORDER)
+        return feature.base, feature.rows, packer.policy, packer.oov_rows.get(table, 0), order
 
     def _check(self, feature: StackedFeature) -> None:
         k, kind, value = (int(v) for v in self.fault)
@@ -308,4 +317,19 @@ def _checked_oov_rows(layout: EmbeddingLayout, given: Mapping[str, int | None]) 
         if not 0 <= row < table.rows:
             raise ValueError(f"the OOV row of table {table.name!r} is {row}, but it has {table.rows:,} rows")
         found[table.name] = row
+    return found
+
+
+def _checked_orders(layout: EmbeddingLayout, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Read-only views of the orders of the layout's tables; none may lead out of its table."""
+    found = {}
+    for table in (t for stack in layout.stacks.values() for t in stack.tables if t.name in given):
+        order = np.asarray(given[table.name]).view()
+        if order.dtype != np.uint32 or order.shape != (table.rows,) or (order >= table.rows).any():
+            raise ValueError(
+                f"the order of table {table.name!r} must be ({table.rows:,},) uint32 rows of that table, but is"
+                f" {order.dtype}{list(order.shape)}"
+            )
+        order.flags.writeable = False
+        found[table.name] = np.require(order, requirements=["C", "A"])
     return found

@@ -1,7 +1,8 @@
 """Numba kernels that pack columns into batches: one pass gathers, checks the range and adds the table's address.
 
 Every kernel reports its first fault in ``fault``, (3,) int64: position in the batch, kind, offending value. The kernels
-release the GIL, so that the loader's threads run them side by side.
+release the GIL, so that the loader's threads run them side by side. ``order`` is the row that takes the place of every
+row, (rows,) uint32 (see ``jrec.data.reorder_file``), or of size 0 where rows keep their places.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def gather_numbers(values, indices, out, column, fault):
 
 
 @compiled
-def gather_ids(values, indices, base, rows, policy, oov_row, out, fault):
-    """``out[k] = base + values[indices[k]]`` for features of one id an example."""
+def gather_ids(values, indices, base, rows, policy, oov_row, order, out, fault):
+    """``out[k] = base + order[values[indices[k]]]`` for features of one id an example."""
     for k in range(indices.size):
         raw = np.int64(values[indices[k]])
         if raw < 0 or raw >= rows:
@@ -43,12 +44,12 @@ def gather_ids(values, indices, base, rows, policy, oov_row, out, fault):
                 _report(fault, k, BAD_ID, raw)
                 return
             raw = oov_row if policy == OOV else (0 if raw < 0 else rows - 1)
-        out[k] = base + raw
+        out[k] = base + (np.int64(order[raw]) if order.size else raw)
 
 
 @compiled
 def gather_padded(
-    offsets, values, weights, indices, base, rows, policy, oov_row, exact, scale, out, out_weights, fault
+    offsets, values, weights, indices, base, rows, policy, oov_row, order, exact, scale, out, out_weights, fault
 ):
     """Fills ``out``, (examples, max_length), with addresses, -1 behind an example's last id; and the weights.
 
@@ -75,7 +76,7 @@ def gather_padded(
                     _report(fault, k, BAD_ID, raw)
                     return
                 raw = oov_row if policy == OOV else (0 if raw < 0 else rows - 1)
-            out[k, j] = base + raw
+            out[k, j] = base + (np.int64(order[raw]) if order.size else raw)
             if out_weights.size:
                 weight = factor * weights[start + j] if weights.size else factor
                 if not np.isfinite(weight):
@@ -94,6 +95,7 @@ def gather_ragged(
     rows,
     policy,
     oov_row,
+    order,
     max_length,
     exact,
     scale,
@@ -124,7 +126,7 @@ def gather_ragged(
                     _report(fault, k, BAD_ID, raw)
                     return position
                 raw = oov_row if policy == OOV else (0 if raw < 0 else rows - 1)
-            out[position] = base + raw
+            out[position] = base + (np.int64(order[raw]) if order.size else raw)
             if out_weights.size:
                 weight = factor * weights[start + j] if weights.size else factor
                 if not np.isfinite(weight):

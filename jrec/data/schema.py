@@ -6,8 +6,10 @@
       valid-…, test-…
       counts/TABLE.npy                   (rows,) int64, accesses of every row in the training split
       vocabulary/TABLE.parquet           value, row, count; absent for synthetic data and hashed tables
+      reorder/TABLE-CHECKSUM.npy         (rows,) uint32, the row that takes the place of every stored one (`jrec reorder`)
 
-Rows of a table descend by frequency, so row 0 is the most accessed.
+Rows of a table descend by frequency, so row 0 is the most accessed. Shards, counts, vocabularies and ``oov_row`` speak
+of these stored rows, also where a bijection renumbers what the loader yields.
 """
 
 from __future__ import annotations
@@ -56,14 +58,27 @@ class CategoricalFeature:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Bijection:
+    """A file that renumbers a table's rows (``jrec.data.reorder_file``), and the SHA-256 of its bytes."""
+
+    file: str
+    sha256: str
+    version: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """An id space of ``rows`` rows. ``oov_row`` is where values outside the vocabulary went, if anywhere."""
+    """An id space of ``rows`` rows. ``oov_row`` is where values outside the vocabulary went, if anywhere.
+
+    Where there is a ``bijection``, the loader applies it to every id.
+    """
 
     name: str
     rows: int
     oov_row: int | None = None
     counts: str | None = None
     vocabulary: str | None = None
+    bijection: Bijection | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,13 +195,18 @@ def _from_json(content: dict[str, Any]) -> Schema:
         block_size=content.pop("block_size"),
         dense=tuple(DenseFeature(**f) for f in content.pop("dense")),
         categorical=tuple(CategoricalFeature(**f) for f in content.pop("categorical")),
-        tables=tuple(Table(**t) for t in content.pop("tables")),
+        tables=tuple(map(_table, content.pop("tables"))),
         splits={
             name: Split(shards=tuple(Shard(**s) for s in split["shards"]))
             for name, split in content.pop("splits").items()
         },
         **content,
     )
+
+
+def _table(content: dict[str, Any]) -> Table:
+    bijection = content.pop("bijection", None)
+    return Table(**content, bijection=None if bijection is None else Bijection(**bijection))
 
 
 def _check_shards(folder: pathlib.Path, schema: Schema) -> None:

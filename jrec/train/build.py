@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 
 from jrec import ops
+from jrec.data.reorder_file import table_checksums
 from jrec.data.schema import CategoricalFeature, Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
@@ -102,13 +103,14 @@ def _scheduled(rate: float, factor: optax.Schedule) -> optax.Schedule:
     return lambda step: rate * factor(step)
 
 
-def fingerprint(config: TrainConfig, layout: EmbeddingLayout, num_dense: int) -> dict[str, Any]:
-    """What must agree between a checkpoint and the run that loads it: shapes, optimizers, nothing else."""
+def fingerprint(config: TrainConfig, layout: EmbeddingLayout, schema: Schema) -> dict[str, Any]:
+    """What must agree between a checkpoint and the run that loads it: shapes, optimizers, how rows are numbered."""
     return {
         "model": dataclasses.asdict(config.model),
         "optimizer": {"dense": config.optimizer.name, "embedding": config.optimizer.embedding.name},
-        "num_dense": num_dense,
+        "num_dense": len(schema.dense),
         "tables": {t.name: t.rows for stack in layout.members for t in stack.tables},
+        "reordered": table_checksums(schema),
     }
 
 

@@ -95,7 +95,7 @@ def evaluate_checkpoint(
         checkpoints = Checkpoints(
             folder / CHECKPOINT_FOLDER,
             keep=config.checkpoint.keep,
-            fingerprint=fingerprint(config, layout, len(schema.dense)),
+            fingerprint=fingerprint(config, layout, schema),
         )
         try:
             restored = checkpoints.restore(initial, step)

@@ -95,7 +95,7 @@ class _Run:
         self.checkpoints = Checkpoints(
             folder / CHECKPOINT_FOLDER,
             keep=config.checkpoint.keep,
-            fingerprint=fingerprint(config, self.layout, len(schema.dense)),
+            fingerprint=fingerprint(config, self.layout, schema),
         )
         self.log = MetricLog(folder, tensorboard=config.log.tensorboard)
         self.auc = RunningAuc()
