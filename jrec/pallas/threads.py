@@ -39,7 +39,7 @@ def butterfly(value: ir.Value, lanes: int, combine: Callable[[ir.Value, ir.Value
 
 
 def guarded(condition: ir.Value, kind: ir.Type, value: Callable[[], ir.Value], otherwise: ir.Value) -> ir.Value:
-    """``value()`` of type ``kind`` where the condition holds; elsewhere it is not computed, and ``otherwise`` counts."""
+    """``value()`` of type ``kind`` where the condition holds; elsewhere ``otherwise``, and it is not computed."""
     branch: Any = scf.IfOp(condition, [kind], has_else=True)
     with ir.InsertionPoint(branch.then_block):
         scf.yield_([value()])

@@ -1,0 +1,136 @@
+"""The primitives of ``segments`` for blocks of products: what a kernel's threads do for one block of every item."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrec.pallas import segments, tt_inline, tt_twins
+from jrec.pallas.launch import Interpret, ops_for
+from jrec.pallas.segments import Gather
+from jrec.pallas.tile import Tile
+from jrec.pallas.tt_block import Block
+
+
+def tt_ops_for(interpret: Interpret) -> ModuleType:
+    """The primitives on blocks of compiled kernels, or their twins."""
+    return tt_inline if interpret is None else tt_twins
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What products a kernel is compiled for.
+
+    Attributes:
+      block: how blocks cover a product.
+      contraction: terms of an element.
+      transposed: whether left factors are stored transposed.
+    """
+
+    block: Block
+    contraction: int
+    transposed: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Stands for ``inline`` or ``twins`` in ``segments``: the rows that are added there are blocks of products here.
+
+    Attributes:
+      spec: of the products.
+      ops: ``inline`` or ``twins``.
+      tt_ops: ``tt_inline`` or ``tt_twins``.
+      rows: of the matrix, block scalars.
+      columns: of the matrix, each thread's first, block scalars.
+    """
+
+    spec: Spec
+    ops: ModuleType
+    tt_ops: ModuleType
+    rows: jax.Array
+    columns: jax.Array
+
+    @staticmethod
+    def at(spec: Spec, interpret: Interpret, item: jax.Array) -> tuple[Engine, jax.Array]:
+        """The engine for the blocks that items number, and the matrices these are blocks of (-1 for no item)."""
+        block, ops = spec.block, tt_ops_for(interpret)
+        matrix = _divide(item, block.chunks)
+        chunk = item - matrix * block.chunks
+        down = _divide(chunk, block.column_chunks)
+        first_row = ops.repeat(block, down * block.rows)
+        first_column = ops.repeat(block, (chunk - down * block.column_chunks) * block.columns)
+        engine = Engine(
+            spec=spec,
+            ops=ops_for(interpret),
+            tt_ops=ops,
+            rows=first_row + block.row_numbers(),
+            columns=first_column + block.column_numbers(),
+        )
+        return engine, jnp.where(item >= 0, matrix, -1)
+
+    def add_range(self, gather: Gather, low: jax.Array, high: jax.Array) -> jax.Array:
+        """The sum of positions ``[low, high)``, values."""
+        block: Any = self.spec.block
+        return segments.add_range(block.items, self, gather, low, high, block.values.zeros(), unroll=1)  # type: ignore[arg-type]
+
+    def load_scalars(self, tile: Tile, ref: Any, positions: jax.Array, *, fill: float = 0) -> jax.Array:
+        """Item scalars, see ``inline``."""
+        return self.ops.load_scalars(tile, ref, positions, fill=fill)
+
+    def most(self, tile: Tile, scalars: jax.Array) -> jax.Array:
+        """See ``inline``."""
+        return self.ops.most(tile, scalars)
+
+    def spread(self, tile: Tile, scalars: jax.Array) -> jax.Array:
+        """Item scalars as values."""
+        del tile
+        return self.ops.spread(self.spec.block.values, self.tt_ops.repeat(self.spec.block, scalars))
+
+    def load_rows(self, tile: Tile, source: Any, positions: jax.Array) -> jax.Array:
+        """The block of each position's product, or of its stored sum where ``source`` is a ref of such."""
+        if not hasattr(source, "left_index"):
+            return self.tt_ops.load_blocks(self.spec.block, source, self.stored_rows(positions), self.columns)
+        left, right = (
+            positions if index is None else self.ops.load_scalars(tile, index, positions, fill=-1)
+            for index in (source.left_index, source.right_index)
+        )
+        return self.multiply(source.left, source.right, left, right)
+
+    def multiply(self, left_factors: Any, right_factors: Any, left: jax.Array, right: jax.Array) -> jax.Array:
+        """Blocks of ``left_factors[left] @ right_factors[right]``; zero where either number is none."""
+        block, terms = self.spec.block, self.spec.contraction
+        height = terms if self.spec.transposed else block.height
+        taken = (left >= 0) & (left < left_factors.shape[0] // height)
+        taken = taken & (right >= 0) & (right < right_factors.shape[0] // terms)
+        left_row = self.tt_ops.repeat(block, jnp.where(taken, left * height, 0))
+        row = jnp.minimum(self.rows, block.height - 1)
+        return self.tt_ops.multiply(
+            block,
+            left_factors,
+            right_factors,
+            left_row if self.spec.transposed else left_row + row,
+            row if self.spec.transposed else None,
+            jnp.where(taken, right * terms, 0),
+            jnp.minimum(self.columns, block.width - block.vector),
+            jnp.where(taken, 0, -1),
+            contraction=terms,
+        )
+
+    def stored_rows(self, matrices: jax.Array) -> jax.Array:
+        """Where the rows of matrices lie in an array of them, block scalars; -1 for no matrix and past the height."""
+        height = self.spec.block.height
+        matrix = self.tt_ops.repeat(self.spec.block, matrices)
+        return jnp.where((matrix >= 0) & (self.rows < height), matrix * height + self.rows, -1)
+
+    def store(self, out: Any, matrices: jax.Array, values: jax.Array) -> None:
+        """Writes blocks to (matrices * height, width)."""
+        self.tt_ops.store_blocks(self.spec.block, out, self.stored_rows(matrices), self.columns, values)
+
+
+def _divide(value: jax.Array, by: int) -> jax.Array:
+    """``value // by`` for values that are not negative; 0 for -1."""
+    return value if by == 1 else jax.lax.div(value, jnp.full_like(value, by))

@@ -1,0 +1,187 @@
+"""Sums of products on a GPU: for every segment, products of small matrices that its positions name, added in order.
+
+    out[s] = sum_j weights[j] * left[l(j)] @ right[r(j)]        j from offsets[s] to offsets[s + 1]
+
+This one primitive is a tensor-train table's last product fused with pooling (segments are bags), its products entry by
+entry (segments of one), the gradient of the level below (segments are parents) and, with the left factors transposed,
+that of a core's slices (segments are digits). No product reaches memory. Long segments are split as in ``segments``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrec.pallas import segments
+from jrec.pallas.interpret import interpret_params
+from jrec.pallas.launch import Interpret, launch
+from jrec.pallas.segments import Gather
+from jrec.pallas.tt_engine import Engine, Spec
+from jrec.pallas.tt_tuning import ReduceConfig, check_int32, tune_reduce
+
+
+class Products(NamedTuple):
+    """What is multiplied: arrays outside a kernel, refs inside. A product that either index leaves out is zero.
+
+    Attributes:
+      left: (L, height, contraction), or transposed (L, contraction, height); float32 or bfloat16. Flat inside: (rows,
+        columns).
+      right: (M, contraction, width), float32 or bfloat16. Flat inside.
+      left_index: (entries,) int32, the left factor of an entry; None where it is the entry's number.
+      right_index: (entries,) int32, the right factor of an entry; None where it is the entry's number.
+    """
+
+    left: Any
+    right: Any
+    left_index: Any
+    right_index: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(entries,)."""
+        return (self.right_index if self.left_index is None else self.left_index).shape
+
+    def flat(self) -> Products:
+        """With factors below one another."""
+        left, right = (x.reshape(x.shape[0] * x.shape[1], x.shape[2]) for x in (self.left, self.right))
+        return self._replace(left=left, right=right)
+
+
+def reduce_products(
+    products: Products,
+    indices: jax.Array | None,
+    offsets: jax.Array,
+    weights: jax.Array | None = None,
+    *,
+    transposed: bool = False,
+    config: ReduceConfig | None = None,
+) -> jax.Array:
+    """Sums products per segment. Deterministic run to run: no atomics, and an order that depends on offsets alone.
+
+    Args:
+      products: of every entry.
+      indices: (capacity,) int32, the entry of every position; negative ones are skipped, one past the entries makes its
+        segment NaN. None where a position is an entry.
+      offsets: (segments + 1,) int32, ascending from 0.
+      weights: (capacity,) float32, or None for ones. Only with indices.
+      transposed: whether ``left`` holds transposed factors.
+      config: tuning, or None for ``tune_reduce``'s.
+
+    Returns:
+      (segments, height, width) float32; empty segments are zero.
+
+    Raises:
+      ValueError: where int32 does not number the rows of an operand or the blocks of the result.
+    """
+    contraction, width = products.right.shape[1:]
+    height = products.left.shape[2 if transposed else 1]
+    num_segments = offsets.shape[0] - 1
+    capacity = products.shape[0] if indices is None else indices.shape[0]
+    if num_segments == 0 or capacity == 0 or 0 in products.left.shape or 0 in products.right.shape:
+        return jnp.zeros((num_segments, height, width), jnp.float32)
+    if config is None:
+        config = tune_reduce(height=height, width=width, positions=capacity)
+    check_int32("rows of left factors", products.left.shape[0] * products.left.shape[1])
+    check_int32("rows of right factors", products.right.shape[0] * contraction)
+    check_int32("rows and blocks of the result", num_segments * max(height, config.block.chunks))
+    out = _reduce(
+        Gather(products.flat(), indices, weights),
+        offsets,
+        spec=Spec(block=config.block, contraction=contraction, transposed=transposed),
+        config=config,
+        interpret=interpret_params(),
+    )
+    return out.reshape(num_segments, height, width)
+
+
+@functools.partial(jax.jit, static_argnames=("spec", "config", "interpret"))
+def _reduce(gather: Gather, offsets: jax.Array, *, spec: Spec, config: ReduceConfig, interpret: Interpret) -> jax.Array:
+    out = _short(gather, offsets, spec, config, interpret)
+    capacity = gather.rows.shape[0] if gather.indices is None else gather.indices.shape[0]
+    sizes = segments.level_sizes(capacity, config.split)
+    if not sizes:
+        return out
+    runs = segments.full_runs(offsets, sizes, config.split)
+    levels = [gather]
+    for of_node in runs:
+        levels.append(Gather(_pieces(levels[-1], of_node, spec, config, interpret)))
+    return _long(out, levels, runs[0], offsets, spec, config, interpret)
+
+
+def _short(gather: Gather, offsets: jax.Array, spec: Spec, config: ReduceConfig, interpret: Interpret) -> jax.Array:
+    """Sums of short and empty segments; the rows of long ones stay unwritten."""
+    block, num_segments = spec.block, offsets.shape[0] - 1
+
+    def tt_reduce_short(item: jax.Array, gather: Gather, offsets: Any, out: Any) -> None:
+        engine, segment = Engine.at(spec, interpret, item)
+        low, high = segments.bounds(block.items, engine.ops, offsets, segment)
+        mine = (segment >= 0) & segments.is_short(low, high, config.split)
+        total = engine.add_range(gather, low, jnp.where(mine, high, low))
+        engine.store(out, jnp.where(mine, segment, -1), total)
+
+    return _launch(tt_reduce_short, spec, num_segments, (gather, offsets), config, interpret, rows=num_segments)
+
+
+def _pieces(children: Gather, runs: jax.Array, spec: Spec, config: ReduceConfig, interpret: Interpret) -> jax.Array:
+    """(nodes * height, width): sums of ``split`` children each, where a node lies within one segment; else unwritten."""
+    nodes = runs.shape[0]
+
+    def tt_reduce_pieces(item: jax.Array, children: Gather, runs: Any, out: Any) -> None:
+        engine, node = Engine.at(spec, interpret, item)
+        full = engine.ops.load_scalars(spec.block.items, runs, node, fill=-1) >= 0
+        low = jnp.where(full, node * config.split, 0)
+        total = engine.add_range(children, low, jnp.where(full, low + config.split, 0))
+        engine.store(out, jnp.where(full, node, -1), total)
+
+    return _launch(tt_reduce_pieces, spec, nodes, (children, runs), config, interpret, rows=nodes)
+
+
+def _long(
+    out: jax.Array,
+    levels: list[Gather],
+    runs: jax.Array,
+    offsets: jax.Array,
+    spec: Spec,
+    config: ReduceConfig,
+    interpret: Interpret,
+) -> jax.Array:
+    """Writes the sums of long segments into ``out``, in place."""
+    items = spec.block.items
+
+    def tt_reduce_long(item: jax.Array, levels: list[Gather], runs: Any, offsets: Any, out: Any) -> None:
+        engine, run = Engine.at(spec, interpret, item)
+        segment, low, high = segments.long_segment(items, engine.ops, runs, offsets, run, split=config.split)
+        total = segments.add_nodes(items, engine, levels, low, high, split=config.split, unroll=1)
+        engine.store(out, segment, total)
+
+    target = jax.new_ref(out)
+    _launch(tt_reduce_long, spec, runs.shape[0], (levels, runs, offsets, target), config, interpret, rows=None)
+    return jax.freeze(target)
+
+
+def _launch(
+    body: Callable[..., None],
+    spec: Spec,
+    count: int,
+    operands: Any,
+    config: ReduceConfig,
+    interpret: Interpret,
+    *,
+    rows: int | None,
+) -> Any:
+    """Launches over all blocks of ``count`` matrices, of which ``rows`` are made."""
+    block = spec.block
+    out_type = () if rows is None else jax.ShapeDtypeStruct((rows * block.height, block.width), jnp.float32)
+    return launch(
+        body,
+        block.items,
+        count * block.chunks,
+        operands,
+        out_type=out_type,
+        blocks=config.blocks,
+        interpret=interpret,
+    )
