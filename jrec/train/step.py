@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from flax import nnx
 
 from jrec.batch import Batch
+from jrec.host.ring import Rows
 from jrec.nn import SparseOptimizer, train_step
+from jrec.train.host_step import predict_on_rows, train_step_on_rows
 
 State = Any  # an nnx.State of (model, optimizer): every array of the run
+HostRows = Mapping[str, Rows]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,11 +26,16 @@ class CompiledRun:
     Attributes:
       step: ``state, batch -> state, loss, logits``. The old state is donated: tables and slots change in place.
       predict: ``state, batch -> logits``, (batch,) float32.
+      step_on_rows: ``state, rows, batch -> state, rows, loss, logits``, for models with host stacks, whose rows of this
+        batch are given by stack. State and rows are donated.
+      predict_on_rows: ``state, rows, batch -> logits``.
       merge: the (model, optimizer) modules over a state.
     """
 
     step: Callable[[State, Batch], tuple[State, jax.Array, jax.Array]]
     predict: Callable[[State, Batch], jax.Array]
+    step_on_rows: Callable[[State, HostRows, Batch], tuple[State, HostRows, jax.Array, jax.Array]]
+    predict_on_rows: Callable[[State, HostRows, Batch], jax.Array]
     merge: Callable[[State], tuple[Any, SparseOptimizer]]
 
 
@@ -51,4 +59,21 @@ def compile_run(model: Any, optimizer: SparseOptimizer) -> tuple[State, Compiled
         model, _ = nnx.merge(graph, state)
         return model(batch)
 
-    return state, CompiledRun(step=step, predict=predict, merge=lambda state: nnx.merge(graph, state))
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step_on_rows(state: State, rows: HostRows, batch: Batch) -> tuple[State, HostRows, jax.Array, jax.Array]:
+        model, optimizer = nnx.merge(graph, state)
+        rows, loss, logits = train_step_on_rows(model, optimizer, rows, batch)
+        return nnx.state((model, optimizer)), rows, loss, logits
+
+    @jax.jit
+    def on_rows(state: State, rows: HostRows, batch: Batch) -> jax.Array:
+        model, _ = nnx.merge(graph, state)
+        return predict_on_rows(model, rows, batch)
+
+    return state, CompiledRun(
+        step=step,
+        predict=predict,
+        step_on_rows=step_on_rows,
+        predict_on_rows=on_rows,
+        merge=lambda state: nnx.merge(graph, state),
+    )

@@ -1,0 +1,290 @@
+"""Training on tables in host memory: stages that overlap and still compute what one after the other would.
+
+    read → plan → host gather → transfer → (the caller's device step) → transfer back → host store
+
+Every stage is a thread; bounded channels join them. With queue length ``Q`` the *gather* of batch ``b`` begins after
+the *store* of batch ``b - Q`` has ended, so at most ``Q`` batches are between the two, and memory is bounded.
+
+    with HostPipeline(source, layout, tables, queue=3) as pipeline:
+        while (ready := pipeline.get()) is not None:
+            rows, ... = step(ready.tables, ready.batch)
+            pipeline.put_back(ready, rows)
+        pipeline.settle()
+
+**Every row is read as the sequential program would read it.** Let ``L`` be the length of the ring
+(``jrec.host.ring``), ``L >= Q - 1``, and let batch ``b`` use row ``r``. Call ``a < b`` the last batch before ``b`` that
+used ``r``, and so the last that changed it.
+
+1. ``a >= b - L``: the plan names entry ``a mod L`` of the ring. Batch ``a`` wrote it after its step, and the next batch
+   to write it is ``a + L >= b``, whose step comes after the assembly of ``b``'s rows (where ``a + L = b``, batch ``b``
+   itself reads the entry and then writes it). The plan asks later batches first, so it finds ``a``, no earlier copy.
+2. ``a < b - L``, or there is no such ``a``: the row is fetched. Then ``a <= b - L - 1 <= b - Q``. Stores happen in the
+   order of the batches, and that of ``b - Q`` has ended before the gather begins: so has that of ``a``, and the host
+   holds ``r`` as ``a`` left it.
+3. Meanwhile the host may be storing batches ``b - Q + 1`` to ``b - 1``. All of them are among the last ``L``, so each
+   of their rows that ``b`` uses comes from the ring (case 1) and none is fetched: the gather never reads a row that is
+   being written.
+
+``L = Q - 1`` is enough; a longer ring saves more transfers. With ``Q = 1`` a batch is gathered when the one before is
+stored, and nothing overlaps but reading and planning, which touch no row. After ``settle`` the host holds every row as
+the last step left it, while batches ahead wait, unharmed: their rows are as the plan said. No stage decides anything
+by the clock, so neither timing nor threads change a bit.
+
+**Nothing hangs.** A gather waits for an earlier batch's store, every other wait is for the neighbour's next item or a
+free place, so the oldest batch can always move on, unless a stage failed; that wakes and ends all (``stages``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from jrec.batch import Batch
+from jrec.host.pipeline_batch import (
+    Gathered,
+    Planned,
+    Ready,
+    Retrieved,
+    StackPlan,
+    Transferred,
+    Updated,
+    fetched,
+    localized,
+    transfers,
+)
+from jrec.host.ring import DeviceRing, RingPlan, Rows, bucket, head
+from jrec.host.stages import Channel, Finished, Monitor, Progress, Stage
+from jrec.host.table import HostTable
+from jrec.host.timeline import Timeline
+from jrec.ops.layout import EmbeddingLayout
+
+READ, PLAN, GATHER, TRANSFER, STEP, BACK, STORE = (
+    "read", "plan", "host gather", "transfer", "device step", "transfer back", "host store",
+)  # fmt: skip
+DISPATCH = "dispatch"
+"""The caller's thread: assembling rows, and whatever the caller does between ``get`` and ``put_back``."""
+
+
+class HostPipeline:
+    """Prepares batches ahead of the device's step and stores their rows behind it; the module says why it is exact.
+
+    Use it from one thread. Threads begin with the first ``get``.
+
+    Args:
+      source: yields (batch of NumPy arrays, position): the position comes back from ``position`` once the batch's step
+        is taken. The pipeline reads ahead of the steps.
+      layout: of the batches.
+      tables: the rows of every stack of tier "host", by stack.
+      queue: how many batches may be between gather and store; 1 is sequential.
+      cached: how many batches' rows the device keeps, at least ``queue - 1``; None for ``queue``.
+      device: to compute on; None for JAX's default.
+      timeline: what records the stages; None for one of its own.
+
+    Raises:
+      ValueError: if the tables are not those of the layout, or ``queue`` or ``cached`` is too small.
+    """
+
+    def __init__(
+        self,
+        source: Iterator[tuple[Batch, Any]],
+        layout: EmbeddingLayout,
+        tables: Mapping[str, HostTable],
+        *,
+        queue: int,
+        cached: int | None = None,
+        device: Any = None,
+        timeline: Timeline | None = None,
+    ):
+        self._stacks = {stack.name: stack for stack in layout.members if stack.tier == "host"}
+        if self._stacks.keys() != tables.keys():
+            raise ValueError(
+                f"the layout's host stacks are {sorted(self._stacks)}, but the tables are {sorted(tables)}"
+            )
+        if queue < 1:
+            raise ValueError(f"the queue has length {queue}; it must be at least 1")
+        self._cached = queue if cached is None else cached
+        if self._cached < queue - 1:
+            raise ValueError(
+                f"the rows of {self._cached} batches are kept on the device, but with a queue of length {queue} up to"
+                f" {queue - 1} batches are not stored when rows are fetched; keep at least as many"
+            )
+        self.timeline = Timeline() if timeline is None else timeline
+        self._source, self._tables, self._queue = source, dict(tables), queue
+        self._to_device, self._begin_return = transfers(jax.devices()[0] if device is None else device)
+        self._plans: dict[str, RingPlan] = {}
+        self._rings: dict[str, DeviceRing] = {}
+        self._position: Any = None
+        self._taken = self._returned = 0
+        self._dispatched = 0.0
+        self._monitor = Monitor()
+        self._stored = Progress(self._monitor)
+        self._step_end = 0.0
+        self._started = False
+        self._make_stages()
+
+    def get(self) -> Ready | None:
+        """The next batch with its rows on the device, or None behind the last; ``put_back`` takes it after its step.
+
+        Raises:
+          Exception: whatever a stage failed with; a note says which stage, at which batch.
+        """
+        if self._taken != self._returned:
+            raise RuntimeError("give the batch before to put_back first: the rows of this one depend on its step")
+        if not self._started:
+            self._started = True
+            for stage in self._stages:
+                stage.start()
+        start = time.perf_counter()
+        with self._monitor.guarded():
+            try:
+                number, item = self._ready.get()
+            except Finished:
+                return None
+        self._dispatched = time.perf_counter()
+        self.timeline.waited(DISPATCH, self._dispatched - start)
+        self._taken += 1
+        tables = {}
+        for name, rows in item.fetched.items():
+            source = item.sources[name]
+            if name not in self._rings:
+                self._rings[name] = DeviceRing(length=self._cached, capacity=source.shape[0], like=rows)
+            tables[name] = self._rings[name].assemble(source, rows)
+        return Ready(number=number, batch=item.batch, tables=tables, planned=item.planned)
+
+    def put_back(self, ready: Ready, tables: Mapping[str, Rows]) -> None:
+        """Takes a batch's rows and slots after its step, shaped as they were given; they are on their way to the host.
+
+        Raises:
+          Exception: whatever a stage failed with.
+        """
+        if ready.number != self._returned or self._taken == self._returned:
+            raise RuntimeError(f"batch {ready.number} was put back, but the pipeline waits for batch {self._returned}")
+        rows = {}
+        for name, plan in ready.planned.plans.items():
+            self._rings[name].push(ready.number, tables[name])
+            rows[name] = head(tables[name], bucket(plan.rows.size, plan.source.size))
+        item = Updated(
+            planned=ready.planned, rows=rows, returning=self._begin_return(rows), dispatched=self._dispatched
+        )
+        with self._monitor.guarded():
+            self._updated.put((ready.number, item))
+        self._returned += 1
+        self._position = ready.planned.position
+        self.timeline.worked(DISPATCH, ready.number, self._dispatched, time.perf_counter())
+
+    @property
+    def position(self) -> Any:
+        """The source's position behind the last batch that was put back; None before the first."""
+        return self._position
+
+    def settle(self) -> None:
+        """Waits until the host holds every row as the last step left it, for a checkpoint or an evaluation.
+
+        Raises:
+          Exception: whatever a stage failed with.
+        """
+        with self._monitor.guarded():
+            self._stored.wait_for(self._returned)
+
+    def close(self) -> None:
+        """Ends the threads. What was not stored is abandoned; ``settle`` first to keep it."""
+        self._monitor.close()
+        if self._started:
+            for stage in self._stages:
+                stage.join()
+            self._started = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _make_stages(self) -> None:
+        def channel(after: str, before: str, capacity: int) -> Channel[Any]:
+            return Channel(self._monitor, f"{after} > {before}", capacity, self.timeline)
+
+        stage = functools.partial(Stage, self._monitor, timeline=self.timeline)
+        read, planned = channel(READ, PLAN, 1), channel(PLAN, GATHER, 1)
+        gathered, self._ready = channel(GATHER, TRANSFER, self._queue), channel(TRANSFER, STEP, self._queue)
+        self._updated, back = channel(STEP, BACK, self._queue), channel(BACK, STORE, self._queue)
+        numbers = ((number, None) for number in itertools.count())
+        self._stages = [
+            stage(READ, take=numbers.__next__, work=self._read, give=read.put, finish=read.finish),
+            stage(PLAN, take=read.get, work=self._plan, give=planned.put, finish=planned.finish),
+            stage(
+                GATHER,
+                take=lambda: self._admit(planned),
+                work=self._gather,
+                give=gathered.put,
+                finish=gathered.finish,
+            ),
+            stage(TRANSFER, take=gathered.get, work=self._transfer, give=self._ready.put, finish=self._ready.finish),
+            stage(BACK, take=self._await_step, work=self._retrieve, give=back.put, finish=back.finish),
+            stage(STORE, take=back.get, work=self._store, give=lambda _: self._stored.advance(), finish=lambda: None),
+        ]
+
+    def _read(self, number: int, item: None) -> tuple[Batch, Any]:
+        del number, item
+        try:
+            return next(self._source)
+        except StopIteration:
+            raise Finished from None
+
+    def _plan(self, number: int, item: tuple[Batch, Any]) -> Planned:
+        batch, position = item
+        bags, plans = dict(batch.bags), {}
+        for name, stack in self._stacks.items():
+            bags[name], rows, capacity = localized(bags[name], stack)
+            if name not in self._plans:
+                self._plans[name] = RingPlan(length=self._cached, capacity=capacity)
+            source, missing = self._plans[name].next(number, rows, capacity)
+            plans[name] = StackPlan(rows=rows, source=source, missing=missing)
+            self.timeline.rows(name, unique=rows.size, cached=rows.size - missing.size)
+        return Planned(batch=dataclasses.replace(batch, bags=bags), position=position, plans=plans)
+
+    def _admit(self, planned: Channel[tuple[int, Planned]]) -> tuple[int, Planned]:
+        number, item = planned.get()
+        self._stored.wait_for(number - self._queue + 1)
+        return number, item
+
+    def _gather(self, number: int, item: Planned) -> Gathered:
+        del number
+        rows = {n: fetched(self._tables[n], plan.missing, plan.source.size) for n, plan in item.plans.items()}
+        return Gathered(planned=item, fetched=rows)
+
+    def _transfer(self, number: int, item: Gathered) -> Transferred:
+        del number
+        sources = {name: plan.source for name, plan in item.planned.plans.items()}
+        batch, fetched, sources = self._to_device((item.planned.batch, item.fetched, sources))
+        jax.block_until_ready(fetched)  # so that the span is that of the transfer
+        return Transferred(planned=item.planned, batch=batch, fetched=fetched, sources=sources)
+
+    def _await_step(self) -> tuple[int, Updated]:
+        number, item = self._updated.get()
+        jax.block_until_ready(item.rows)
+        now = time.perf_counter()
+        self.timeline.worked(STEP, number, max(item.dispatched, self._step_end), now)
+        self._step_end = now
+        return number, item
+
+    def _retrieve(self, number: int, item: Updated) -> Retrieved:
+        del number
+        return Retrieved(planned=item.planned, rows=jax.tree.map(np.asarray, item.returning))
+
+    def _store(self, number: int, item: Retrieved) -> None:
+        del number
+        for name, plan in item.planned.plans.items():
+            count, rows = plan.rows.size, item.rows[name]
+            slots = {slot: array[:count] for slot, array in rows.slots.items()}
+            self._tables[name].store(plan.rows, rows.values[:count], slots)

@@ -1,0 +1,175 @@
+"""What travels through the host pipeline: a batch, its plan, and its rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrec.batch import Batch
+from jrec.host.local import local_ids
+from jrec.host.ring import Rows, bucket
+from jrec.host.table import HostTable
+from jrec.native import host as native
+from jrec.ops.layout import Stack
+from jrec.ops.types import Bags, Cast
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StackPlan:
+    """One stack's part in one batch.
+
+    Attributes:
+      rows: (n,) int32, the unique rows, ascending.
+      source: (capacity,) int32, where each comes from; see ``RingPlan.next``.
+      missing: (m,) int32, those to fetch.
+    """
+
+    rows: np.ndarray
+    source: np.ndarray
+    missing: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A batch that was read and planned.
+
+    Attributes:
+      batch: NumPy arrays; the ids of host stacks number their unique rows (see ``localized``).
+      position: of the source behind this batch, for ``HostPipeline.position``.
+      plans: by host stack.
+    """
+
+    batch: Batch
+    position: Any
+    plans: dict[str, StackPlan]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """A planned batch with the rows that come from the host, by stack, padded to a bucket."""
+
+    planned: Planned
+    fetched: dict[str, Rows]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transferred:
+    """A batch on the device: itself, the fetched rows and the sources of all rows."""
+
+    planned: Planned
+    batch: Batch
+    fetched: dict[str, Rows]
+    sources: dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A batch to take a step with.
+
+    Attributes:
+      number: counted from 0, where the pipeline began.
+      batch: on the device; ids of host stacks number the rows of ``tables``, casts name those of the stacks.
+      tables: by host stack its unique rows as of now, (capacity, dim), with their slots.
+      planned: the batch on the host, and its plan.
+    """
+
+    number: int
+    batch: Batch
+    tables: dict[str, Rows]
+    planned: Planned
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Updated:
+    """A batch's rows after its step, on the device.
+
+    Attributes:
+      planned: the batch and its plan.
+      rows: by stack.
+      returning: the same, on their way to the host.
+      dispatched: when the step was, in seconds of ``time.perf_counter``.
+    """
+
+    planned: Planned
+    rows: dict[str, Rows]
+    returning: dict[str, Rows]
+    dispatched: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Retrieved:
+    """A batch's rows after its step, NumPy arrays."""
+
+    planned: Planned
+    rows: dict[str, Rows]
+
+
+def localized(bags: Bags, stack: Stack) -> tuple[Bags, np.ndarray, int]:
+    """Bags whose ids number the batch's unique rows, 0 for the least, and those rows.
+
+    Their cast, computed here unless the loader did, is that of the ids as they were: ``rows`` names rows of the stack.
+
+    Args:
+      bags: NumPy arrays.
+      stack: which they read.
+
+    Returns:
+      The bags; (n,) int32, ascending; and how large ``n`` could be.
+    """
+    cast: Cast | None = bags.cast
+    if cast is None:
+        ids, offsets = np.asarray(bags.ids), None if bags.offsets is None else np.asarray(bags.offsets)
+        cast = native.tensor_cast(ids, offsets, num_rows=stack.rows)
+    count = int(cast.num_unique)
+    return (
+        dataclasses.replace(bags, ids=local_ids(cast, bags.ids.shape), cast=cast),
+        np.asarray(cast.rows)[:count],
+        cast.rows.size,
+    )
+
+
+def fetched(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
+    """Rows of a host table with their slots, NumPy arrays, zeros behind them up to a bucket.
+
+    Args:
+      table: which is only read.
+      rows: (n,) int32, ascending.
+      capacity: the largest ``n`` there can be.
+    """
+    size = bucket(rows.size, capacity)
+
+    def space(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        out = np.empty((size, *shape), dtype)
+        out[rows.size :] = 0
+        return out
+
+    values = space((table.dim,), table.dtype)
+    slots = {
+        name: space((table.dim,) if shape == "element" else (), np.dtype(np.float32))
+        for name, shape in table.optimizer.slots.items()
+    }
+    table.fetch(rows, values[: rows.size], {name: slot[: rows.size] for name, slot in slots.items()})
+    return Rows(values=values, slots=slots)
+
+
+def transfers(device: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """How arrays reach ``device``, and how they begin their way back while it computes.
+
+    On the way there the runtime stages NumPy arrays in page-locked memory of its own. On the way back an array goes to
+    the device's ``pinned_host`` memory where it has one, in one copy that waits for nothing but the step; without one,
+    and on a CPU, where "there" is here, it stays.
+    """
+    here = jax.sharding.SingleDeviceSharding(device)
+
+    def to_device(tree: Any) -> Any:
+        return jax.device_put(tree, here)
+
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    if device.platform == "cpu" or "pinned_host" not in kinds:
+        return to_device, lambda tree: tree
+    pinned = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+    return to_device, lambda tree: jax.device_put(tree, pinned)

@@ -1,0 +1,152 @@
+"""The cache of updated rows on the device: a ring of the last batches' rows and slots (EL-Rec, section V-B).
+
+Batch ``b`` writes its updated unique rows to entry ``b mod length``, so a row lives for ``length`` batches after the
+last one that used it (the paper's life cycle) and then is evicted by being written over. Which rows are there is known
+on the host: a batch's rows follow from its ids alone. So the host says beforehand, row by row, where the device finds
+it (``RingPlan``), the device searches no index, and rows that it holds never travel.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrec.native.row_plan import RowSources
+
+LEAST_BUCKET = 64  # rows; below that a transfer costs the same whatever its size
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows with their optimizer slots, NumPy or JAX arrays.
+
+    Attributes:
+      values: (n, dim) of the table's dtype.
+      slots: float32 by name, (n, dim) or (n,).
+    """
+
+    values: Any
+    slots: dict[str, Any]
+
+
+def bucket(count: int, capacity: int) -> int:
+    """The static size in which ``count`` rows travel: a power of two or one and a half, at most ``capacity``.
+
+    So a run compiles two programs per doubling, and at most a third of what travels is padding.
+    """
+    size = LEAST_BUCKET
+    while size < count:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size // 3 * 4
+    return min(size, capacity)
+
+
+class RingPlan:
+    """The host's knowledge of one stack's ring.
+
+    Args:
+      length: batches whose rows the device keeps; 0 for none.
+      capacity: unique rows a batch has at most.
+    """
+
+    def __init__(self, *, length: int, capacity: int):
+        if length * capacity >= 2**31:
+            raise ValueError(
+                f"{length} batches of up to {capacity:,} unique rows exceed the {2**31 - 1:,} rows that int32 can"
+                " number; keep fewer batches on the device, or use smaller ones"
+            )
+        self._length, self._capacity = length, capacity
+        self._held: collections.deque[tuple[int, np.ndarray]] = collections.deque(maxlen=length)
+
+    def next(self, batch: int, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+        """Plans the next batch; call it once for each, in order.
+
+        Args:
+          batch: its number, counted from 0.
+          rows: (n,) int32, ascending: its unique rows.
+          capacity: how many they could be; the same for all batches.
+
+        Returns:
+          ``source``, (capacity,) int32: for each row its place in the ring of ``length * capacity`` rows, or ``-1 - i``
+          for row ``i`` of ``missing``; and ``missing``, (m,) int32 ascending, the rows to fetch from the host.
+
+        Raises:
+          ValueError: on a batch of another static size.
+        """
+        if capacity != self._capacity:
+            raise ValueError(
+                f"batch {batch} may have {capacity:,} unique rows, but those before it {self._capacity:,}; the batches"
+                " of a pipeline have one static size"
+            )
+        sources = RowSources(rows, self._capacity)
+        for number, held in reversed(self._held):  # the latest copy of a row is the one that counts
+            sources.match(held, (number % self._length) * self._capacity)
+        missing = sources.missing()
+        self._held.append((batch, rows))
+        return sources.source, missing
+
+
+class DeviceRing:
+    """The device's part: the rows of one stack's last batches.
+
+    Args:
+      length: batches that it holds; 0 for none.
+      capacity: unique rows a batch has at most.
+      like: rows of the stack, of which dtypes and trailing shapes are taken.
+    """
+
+    def __init__(self, *, length: int, capacity: int, like: Rows):
+        self._length, self._capacity = length, capacity
+        self._kept: Rows | None = None
+        if length:
+            self._kept = jax.tree.map(lambda array: jnp.zeros((length * capacity, *array.shape[1:]), array.dtype), like)
+
+    def assemble(self, source: jax.Array, fetched: Rows) -> Rows:
+        """A batch's unique rows as of now, (capacity, ...), from the ring and from what was fetched for it."""
+        return _merge(source, fetched) if self._kept is None else _assemble(source, fetched, self._kept)
+
+    def push(self, batch: int, updated: Rows) -> None:
+        """Writes the updated rows of a batch over those of the batch ``length`` before."""
+        if self._kept is not None:
+            self._kept = _write(self._kept, updated, (batch % self._length) * self._capacity)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def head(rows: Rows, size: int) -> Rows:
+    """The first ``size`` rows."""
+    return jax.tree.map(lambda array: array[:size], rows)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def expand(rows: Rows, size: int) -> Rows:
+    """Rows with zeros up to ``size``."""
+    return jax.tree.map(lambda array: jnp.pad(array, [(0, size - array.shape[0]), *[(0, 0)] * (array.ndim - 1)]), rows)
+
+
+@jax.jit
+def _merge(source: jax.Array, fetched: Rows) -> Rows:
+    return jax.tree.map(lambda new: new.at[-1 - source].get(mode="clip"), fetched)
+
+
+@jax.jit
+def _assemble(source: jax.Array, fetched: Rows, kept: Rows) -> Rows:
+    def pick(new: jax.Array, old: jax.Array) -> jax.Array:
+        from_ring = jnp.expand_dims(source >= 0, tuple(range(1, new.ndim)))
+        old_rows = old.at[jnp.maximum(source, 0)].get(mode="promise_in_bounds")
+        return jnp.where(from_ring, old_rows, new.at[jnp.maximum(-1 - source, 0)].get(mode="promise_in_bounds"))
+
+    return jax.tree.map(pick, fetched, kept)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _write(kept: Rows, updated: Rows, start: jax.Array) -> Rows:
+    def write(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=0)
+
+    return jax.tree.map(write, kept, updated)

@@ -1,0 +1,219 @@
+"""Threads that pass items on through bounded channels, and stop together.
+
+All waits are on the condition of one ``Monitor``. Whoever fails tells the monitor, which wakes everyone: every wait
+raises ``Stopped``, threads end on it, and the pipeline's caller gets the failure itself (``Monitor.guarded``), with the
+traceback of where it happened. So no wait outlives its reason.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from jrec.host.timeline import Timeline
+
+JOIN_SECONDS = 60.0
+"""How long ``Stage.join`` waits for work that is under way, such as a read from a slow disk."""
+
+
+class Stopped(Exception):  # noqa: N818, a message to threads
+    """A wait ended because the pipeline failed or was closed."""
+
+
+class Finished(Exception):  # noqa: N818, as StopIteration
+    """A channel is empty and will stay so."""
+
+
+class Monitor:
+    """What the threads of one pipeline share: a lock, a condition, and whether to go on."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    def fail(self, error: BaseException, note: str) -> None:
+        """Stops everything because of ``error``; the first one counts."""
+        with self._condition:
+            if self._failure is None and not self._closed:
+                error.add_note(note)
+                self._failure = error
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """Stops everything."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+    def change(self, action: Callable[[], None]) -> None:
+        """Runs ``action`` under the lock and lets every waiter look again."""
+        with self._condition:
+            action()
+            self._condition.notify_all()
+
+    def wait[T](self, ready: Callable[[], bool], action: Callable[[], T]) -> T:
+        """Waits until ``ready()`` and returns ``action()``, both under the lock; others look again afterwards.
+
+        Raises:
+          Stopped: if the pipeline failed or was closed.
+        """
+        with self._condition:
+            while True:
+                if self._failure is not None or self._closed:
+                    raise Stopped
+                if ready():
+                    break
+                self._condition.wait()
+            result = action()
+            self._condition.notify_all()
+            return result
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Around the waits of the pipeline's caller: raises what made the pipeline fail in place of ``Stopped``."""
+        try:
+            yield
+            return
+        except Stopped:
+            failure = self._failure
+        if failure is None:
+            raise RuntimeError("this host pipeline is closed; make another one")
+        raise failure
+
+
+class Channel[T]:
+    """A bounded queue between two stages.
+
+    Args:
+      monitor: of the pipeline.
+      name: in the timeline.
+      capacity: how many items it holds at most.
+      timeline: which records its depths.
+    """
+
+    def __init__(self, monitor: Monitor, name: str, capacity: int, timeline: Timeline):
+        if capacity < 1:
+            raise ValueError(f"channel {name!r} has capacity {capacity}; it must be at least 1")
+        self.name = name
+        self._monitor, self._capacity, self._timeline = monitor, capacity, timeline
+        self._items: collections.deque[T] = collections.deque()
+        self._finished = False
+
+    def put(self, item: T) -> None:
+        """Adds an item, as soon as there is room."""
+        self._monitor.wait(lambda: len(self._items) < self._capacity, lambda: self._items.append(item))
+
+    def get(self) -> T:
+        """Takes the oldest item, as soon as there is one.
+
+        Raises:
+          Finished: if there are none, and never will be.
+        """
+
+        def take() -> T:
+            if not self._items:
+                raise Finished
+            self._timeline.depth(self.name, len(self._items))
+            return self._items.popleft()
+
+        return self._monitor.wait(lambda: bool(self._items) or self._finished, take)
+
+    def finish(self) -> None:
+        """Says that no more items will come."""
+
+        def end() -> None:
+            self._finished = True
+
+        self._monitor.change(end)
+
+
+class Progress:
+    """A count of finished items that others wait for."""
+
+    def __init__(self, monitor: Monitor):
+        self._monitor = monitor
+        self._count = 0
+
+    def advance(self) -> None:
+        """One more."""
+
+        def add() -> None:
+            self._count += 1
+
+        self._monitor.change(add)
+
+    def wait_for(self, count: int) -> None:
+        """Waits until ``count`` items are finished."""
+        self._monitor.wait(lambda: self._count >= count, lambda: None)
+
+
+class Stage:
+    """A thread that makes items from items.
+
+    Args:
+      monitor: of the pipeline.
+      name: of the stage, for the timeline, errors and debuggers.
+      take: gives the next (number, item); raises ``Finished`` at the end.
+      work: makes the next stage's item from a number and an item; it too may raise ``Finished``.
+      give: takes what ``work`` made.
+      finish: called after the last item.
+      timeline: which records when it worked and when it waited.
+    """
+
+    def __init__[A, B](
+        self,
+        monitor: Monitor,
+        name: str,
+        *,
+        take: Callable[[], tuple[int, A]],
+        work: Callable[[int, A], B],
+        give: Callable[[tuple[int, B]], None],
+        finish: Callable[[], None],
+        timeline: Timeline,
+    ):
+        self.name = name
+
+        def run() -> None:
+            number: int | None = None
+            try:
+                while True:
+                    start = time.perf_counter()
+                    number, item = take()
+                    timeline.waited(name, time.perf_counter() - start)
+                    with timeline.working(name, number):
+                        made = work(number, item)
+                    start = time.perf_counter()
+                    give((number, made))
+                    timeline.waited(name, time.perf_counter() - start)
+            except Finished:
+                finish()
+            except Stopped:
+                pass
+            except BaseException as error:
+                where = (
+                    "before its first batch" if number is None else f"at batch {number}, counted from where it began"
+                )
+                monitor.fail(error, f"in stage {name!r} of the host pipeline, {where}")
+
+        self._thread = threading.Thread(target=run, name=f"jrec-{name.replace(' ', '-')}", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Waits for the thread, which ends after the item it is working on.
+
+        Raises:
+          RuntimeError: if that takes longer than ``JOIN_SECONDS``.
+        """
+        self._thread.join(JOIN_SECONDS)
+        if self._thread.is_alive():
+            raise RuntimeError(
+                f"stage {self.name!r} of the host pipeline did not end within {JOIN_SECONDS:.0f} seconds of the request"
+                " to stop; whatever it is waiting for (a file system, a device) does not answer"
+            )

@@ -1,0 +1,170 @@
+"""What the stages of a pipeline did and when: totals for the report, and a trace for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+MAX_EVENTS = 500_000
+"""Spans a trace keeps: the latest, some 100 bytes each."""
+
+
+@dataclasses.dataclass
+class _Stage:
+    busy: float = 0.0
+    wait: float = 0.0
+    batches: int = 0
+
+
+@dataclasses.dataclass
+class _Depth:
+    total: int = 0
+    count: int = 0
+    most: int = 0
+
+
+@dataclasses.dataclass
+class _Rows:
+    unique: int = 0
+    cached: int = 0
+
+
+class Timeline:
+    """Collects from all threads of a pipeline.
+
+    Args:
+      trace: whether to keep every span, for ``write_trace``, and not only the totals.
+    """
+
+    def __init__(self, *, trace: bool = False):
+        self.trace = trace
+        self._lock = threading.Lock()
+        self._events: collections.deque[tuple[str, int, float, float]] = collections.deque(maxlen=MAX_EVENTS)
+        self._depth_events: collections.deque[tuple[str, float, int]] = collections.deque(maxlen=MAX_EVENTS)
+        self._origin = time.perf_counter()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the totals (not the trace), so that they begin after a warm-up."""
+        with self._lock:
+            self._stages: collections.defaultdict[str, _Stage] = collections.defaultdict(_Stage)
+            self._depths: collections.defaultdict[str, _Depth] = collections.defaultdict(_Depth)
+            self._rows: collections.defaultdict[str, _Rows] = collections.defaultdict(_Rows)
+
+    @contextlib.contextmanager
+    def working(self, stage: str, batch: int) -> Iterator[None]:
+        """Around a stage's work on a batch."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.worked(stage, batch, start, time.perf_counter())
+
+    def worked(self, stage: str, batch: int, start: float, stop: float) -> None:
+        """Records that a stage worked on a batch from ``start`` to ``stop``, seconds of ``time.perf_counter``."""
+        with self._lock:
+            of = self._stages[stage]
+            of.busy += stop - start
+            of.batches += 1
+            if self.trace:
+                self._events.append((stage, batch, start, stop))
+
+    def waited(self, stage: str, seconds: float) -> None:
+        """Records that a stage waited for its neighbours."""
+        with self._lock:
+            self._stages[stage].wait += seconds
+
+    def depth(self, channel: str, items: int) -> None:
+        """Records how many items a channel held when one was taken, that one included."""
+        with self._lock:
+            of = self._depths[channel]
+            of.total += items
+            of.count += 1
+            of.most = max(of.most, items)
+            if self.trace:
+                self._depth_events.append((channel, time.perf_counter(), items))
+
+    def rows(self, stack: str, *, unique: int, cached: int) -> None:
+        """Records how many unique rows a batch has, and how many of them the device holds already."""
+        with self._lock:
+            of = self._rows[stack]
+            of.unique += unique
+            of.cached += cached
+
+    def summary(self, seconds: float) -> dict[str, Any]:
+        """Totals since the last ``reset``, in JSON types.
+
+        Args:
+          seconds: of training that they cover.
+
+        Returns:
+          By stage its busy and waiting seconds; ``overlap_efficiency``, the busiest stage's share of ``seconds`` (1
+          where everything else hides behind it), and its name; by stack the unique rows and those found on the
+          device; by channel its mean and greatest depth.
+        """
+        with self._lock:
+            stages = {
+                name: {"busy_seconds": of.busy, "wait_seconds": of.wait, "batches": of.batches}
+                for name, of in self._stages.items()
+            }
+            busiest = max(self._stages, key=lambda name: self._stages[name].busy, default=None)
+            return {
+                "seconds": seconds,
+                "stages": stages,
+                "busiest_stage": busiest,
+                "overlap_efficiency": self._stages[busiest].busy / seconds if busiest and seconds else None,
+                "rows": {
+                    name: {
+                        "unique": of.unique,
+                        "cached_on_device": of.cached,
+                        "fetched": of.unique - of.cached,
+                        "hit_rate": of.cached / of.unique if of.unique else None,
+                    }
+                    for name, of in self._rows.items()
+                },
+                "queue_depths": {
+                    name: {"mean": of.total / of.count, "max": of.most} for name, of in self._depths.items()
+                },
+            }
+
+    def write_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes the spans and queue depths as Chrome trace events (JSON), which https://ui.perfetto.dev opens."""
+        with self._lock:
+            events, depths = list(self._events), list(self._depth_events)
+        stages = list(dict.fromkeys(stage for stage, _, _, _ in events))
+        names: list[dict[str, Any]] = [
+            {"name": "thread_name", "ph": "M", "pid": 0, "tid": i, "args": {"name": stage}}
+            for i, stage in enumerate(stages)
+        ]
+        spans = [
+            {
+                "name": f"{stage} {batch}",
+                "cat": stage,
+                "ph": "X",
+                "pid": 0,
+                "tid": stages.index(stage),
+                "ts": self._microseconds(start),
+                "dur": 1e6 * (stop - start),
+                "args": {"batch": batch},
+            }
+            for stage, batch, start, stop in events
+        ]
+        counters = [
+            {"name": f"queue {channel}", "ph": "C", "pid": 0, "ts": self._microseconds(at), "args": {"items": items}}
+            for channel, at, items in depths
+        ]
+        path = pathlib.Path(path)
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_text(json.dumps({"traceEvents": names + spans + counters, "displayTimeUnit": "ms"}))
+        partial.replace(path)
+
+    def _microseconds(self, at: float) -> float:
+        return 1e6 * (at - self._origin)
