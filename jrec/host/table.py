@@ -78,14 +78,14 @@ class HostTable:
             name: allocate(shape, np.dtype(np.float32), name=f"{stack.name}.{name}", **place)
             for name, shape in shapes.items()
         }
-        words = -(-stack.rows // 64)
+        bitmap = {"shape": (-(-stack.rows // 64),), "dtype": np.dtype(np.int64), "huge_pages": huge_pages}
         self._store = RowStore(
             values=allocate((stack.rows, stack.dim), np.dtype(jnp.dtype(stack.dtype)), name=stack.name, **place),
             slots=slots,
             initial_slots={name: optimizer.initial_slot(name) for name in shapes},
             tables=table_records(stack.bases, keys, np.array([scale(t.rows) for t in stack.tables], np.float32)),
-            made=np.zeros(words, np.int64),
-            dirty=np.zeros(words, np.int64),
+            made=allocate(name=f"{stack.name}.made", **bitmap),
+            dirty=allocate(name=f"{stack.name}.dirty", **bitmap),
         )
         self.keys = keys
 
@@ -112,7 +112,7 @@ class HostTable:
     @property
     def num_made(self) -> int:
         """How many rows memory holds."""
-        return int(np.bitwise_count(self._store.made).sum())
+        return int(np.bitwise_count(self._store.made.view(np.uint64)).sum())
 
     def fetch(
         self,
