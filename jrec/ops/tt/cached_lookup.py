@@ -139,6 +139,7 @@ def tt_cached_apply_gradients(
     *,
     step: jax.Array | int = 0,
     gradient_scale: jax.Array | float = 1.0,
+    core_optimizer: RowOptimizer | None = None,
     rounding_key: jax.Array | None = None,
     contraction: Contraction | None = None,
     traffic: TTTraffic | None = None,
@@ -156,6 +157,7 @@ def tt_cached_apply_gradients(
       gradients: (num_bags, dim) float32, of the activations.
       step: () int32, how many steps were taken before.
       gradient_scale: multiplies the gradients: one over the loss scale.
+      core_optimizer: of the cores, for which ``slots`` are, if it is another one than that of the cached rows.
       rounding_key: as for ``tt_apply_gradients``; cached rows are float32 and never rounded.
       contraction: as for ``tt_cached_lookup``.
       traffic: as for ``tt_cached_lookup``.
@@ -187,7 +189,7 @@ def tt_cached_apply_gradients(
         implementation=implementation,
     )
     cores, slots = tt_apply_gradients(
-        optimizer,
+        core_optimizer or optimizer,
         cores,
         slots,
         shape,
