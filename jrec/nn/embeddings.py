@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jrec.nn.tt_stack import TTOptions, TTStack
+from jrec.nn.tt_stack import TTOptions, TTStack, TTStackResiduals
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.lookup import Residuals, apply_gradients, init_slots, lookup
 from jrec.ops.row_init import init_rows
 from jrec.ops.row_optimizers import RowOptimizer, Slots
-from jrec.ops.tt import TTResiduals
 from jrec.ops.types import Bags
 from jrec.pallas.storage import pad, strip
 
@@ -78,7 +77,7 @@ class EmbeddingCollection(nnx.Module):
         for name, table in self.stacks.items():
             table[...] = arrays[name]
 
-    def lookup(self, bags: Mapping[str, Bags]) -> tuple[dict[str, jax.Array], dict[str, Residuals | TTResiduals]]:
+    def lookup(self, bags: Mapping[str, Bags]) -> tuple[dict[str, jax.Array], dict[str, Residuals | TTStackResiduals]]:
         """Phase one: activations (num_bags, dim) by stack, and what their backward pass needs."""
         if missing := [name for name in self.tt if name not in bags]:
             raise ValueError(f"there are no bags for tensor-train table(s) {', '.join(missing)}, only {sorted(bags)}")
@@ -91,7 +90,7 @@ class EmbeddingCollection(nnx.Module):
         on_device = {name: of for name, of in bags.items() if name not in self.tt}
         activations, device_residuals = lookup(self.arrays(), on_device, implementation=self.implementation)
         activations = {name: strip(rows, self.dims[name]) for name, rows in activations.items()}
-        residuals: dict[str, Residuals | TTResiduals] = {**device_residuals}
+        residuals: dict[str, Residuals | TTStackResiduals] = {**device_residuals}
         for name, stack in self.tt.items():
             activations[name], residuals[name] = stack.lookup(bags[name])
         return activations, residuals
@@ -104,13 +103,13 @@ class EmbeddingCollection(nnx.Module):
           cores: of the slices of tensor-train cores; None for the same.
         """
         slots = init_slots(optimizer, self.arrays())
-        return slots | {name: stack.init_slots(cores or optimizer) for name, stack in self.tt.items()}
+        return slots | {name: stack.init_slots(optimizer, cores=cores) for name, stack in self.tt.items()}
 
     def apply_gradients(
         self,
         optimizer: RowOptimizer,
         slots: Mapping[str, Slots],
-        residuals: Mapping[str, Residuals | TTResiduals],
+        residuals: Mapping[str, Residuals | TTStackResiduals],
         gradients: Mapping[str, jax.Array],
         *,
         cores: RowOptimizer | None = None,
@@ -146,10 +145,11 @@ class EmbeddingCollection(nnx.Module):
         self.set_arrays(tables)
         for name, stack in self.tt.items():
             new_slots[name] = stack.apply_gradients(
-                cores or optimizer,
+                optimizer,
                 slots[name],
-                cast(TTResiduals, residuals[name]),
+                cast("TTStackResiduals", residuals[name]),
                 gradients[name],
+                cores=cores,
                 step=step,
                 rounding_key=rounding_key,
             )

@@ -1,11 +1,13 @@
-"""A tensor-train table among the stacks of a model: its cores, and the two phases of a step on them."""
+"""A tensor-train table among the stacks of a model: its cores, a cache of rows, and the two phases of a step."""
 
 from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jrec.ops import rounding
@@ -13,28 +15,52 @@ from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import Stack
 from jrec.ops.row_init import table_key
 from jrec.ops.row_optimizers import RowOptimizer, Slots
-from jrec.ops.tt import TTResiduals, TTShape, tt_apply_gradients, tt_init, tt_init_slots, tt_lookup
+from jrec.ops.tt import (
+    TTCache,
+    TTCacheConfig,
+    TTCachedResiduals,
+    TTResiduals,
+    TTShape,
+    tt_apply_gradients,
+    tt_cache_init,
+    tt_cache_step,
+    tt_cached_apply_gradients,
+    tt_cached_lookup,
+    tt_init,
+    tt_init_slots,
+    tt_lookup,
+)
+from jrec.ops.tt.cache_tracker import TTTracker, empty_tracker
 from jrec.ops.tt.init import Cores, Initializer
 from jrec.ops.types import Bags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TTOptions:
-    """What the tensor-train tables of a model have in common.
+    """How the tensor-train tables of a model start, and which of them have a cache.
 
     Attributes:
       initializer: of the cores, see ``tt_init``.
+      caches: of full rows, by name of the table; a table that is not named has none.
     """
 
     initializer: Initializer = "sampled_gaussian"
+    caches: Mapping[str, TTCacheConfig] = dataclasses.field(default_factory=dict)
 
 
 class TTCore(nnx.Variable):
     """A core of a tensor-train table. Not an ``nnx.Param``: it is updated in the backward pass, as a ``Table`` is."""
 
 
+class TTCached(nnx.Variable):
+    """Rows that a tensor-train table keeps in full, or their numbers."""
+
+
 class TTStack(nnx.Module):
     """A tensor-train table whose cores a row optimizer updates in place; ``EmbeddingCollection`` makes it.
+
+    A table with a cache holds the cached rows and their numbers as well, which predictions need; their slots and the
+    tracker of frequencies are among the optimizer's slots.
 
     (``TTEmbeddingBag`` is the module to use alone, with gradients and any optax optimizer.)
 
@@ -50,13 +76,19 @@ class TTStack(nnx.Module):
     ):
         if stack.tt_shape is None:
             raise ValueError(f"stack {stack.name} is of tier {stack.tier!r}, not a tensor-train table")
+        table = stack.tables[0].name
         self.name = stack.name
         self.shape: TTShape = stack.tt_shape
         self.implementation: Implementation | None = implementation
-        cores = tt_init(
-            self.shape, table_key(key, stack.tables[0].name), initializer=options.initializer, dtype=stack.dtype
-        )
+        cores = tt_init(self.shape, table_key(key, table), initializer=options.initializer, dtype=stack.dtype)
         self.cores = nnx.List([TTCore(core) for core in cores])
+        self.cache_config: TTCacheConfig | None = options.caches.get(table)
+        self.cached = nnx.Dict({})
+        if self.cache_config is not None:
+            size = self.cache_config.cache_rows
+            ids = jnp.full(size, self.shape.rows, jnp.int32)
+            rows = jnp.zeros((size, self.shape.dim), jnp.float32)
+            self.cached = nnx.Dict({"ids": TTCached(ids), "rows": TTCached(rows)})
 
     def arrays(self) -> Cores:
         """The cores as plain arrays."""
@@ -67,31 +99,44 @@ class TTStack(nnx.Module):
         for variable, core in zip(self.cores, cores, strict=True):
             variable[...] = core
 
-    def lookup(self, bags: Bags) -> tuple[jax.Array, TTResiduals]:
+    def lookup(self, bags: Bags) -> tuple[jax.Array, TTStackResiduals]:
         """Phase one: activations (num_bags, dim) float32, and what ``apply_gradients`` needs."""
-        return tt_lookup(self.arrays(), self.shape, bags, implementation=self.implementation)
+        if self.cache_config is None:
+            return tt_lookup(self.arrays(), self.shape, bags, implementation=self.implementation)
+        cache = self._cache({})
+        return tt_cached_lookup(self.arrays(), cache, self.shape, bags, implementation=self.implementation)
 
-    def init_slots(self, optimizer: RowOptimizer) -> Slots:
-        """Fresh slots of all cores, by core and name."""
-        return _named(tt_init_slots(optimizer, self.arrays()))
+    def init_slots(self, optimizer: RowOptimizer, *, cores: RowOptimizer | None = None) -> Slots:
+        """Fresh slots of all cores and of the cached rows, and the tracker, by name.
+
+        Args:
+          optimizer: of cached rows.
+          cores: to which a slice of a core is a row; None for the same.
+        """
+        slots = _named(tt_init_slots(cores or optimizer, self.arrays()))
+        if self.cache_config is None:
+            return slots
+        return slots | _state_beside_rows(tt_cache_init(self.cache_config, self.shape, optimizer))
 
     def apply_gradients(
         self,
         optimizer: RowOptimizer,
         slots: Slots,
-        residuals: TTResiduals,
+        residuals: TTStackResiduals,
         gradients: jax.Array,
         *,
+        cores: RowOptimizer | None = None,
         step: jax.Array | int = 0,
         rounding_key: jax.Array | None = None,
     ) -> Slots:
-        """Phase two, in place on the cores; see ``tt_apply_gradients``.
+        """Phase two, in place on the cores and the cached rows; see ``tt_apply_gradients`` and ``tt_cache_step``.
 
         Args:
-          optimizer: to which a slice of a core is a row.
+          optimizer: of cached rows.
           slots: as ``init_slots`` makes them.
           residuals: from ``lookup``.
           gradients: (num_bags, dim) float32, of the activations.
+          cores: to which a slice of a core is a row; None for ``optimizer``.
           step: () int32, how many steps were taken before.
           rounding_key: (2,) uint32 of this step, the same for all tables; None rounds bfloat16 cores to nearest.
 
@@ -100,19 +145,56 @@ class TTStack(nnx.Module):
         """
         if rounding_key is not None:
             rounding_key = rounding.derived_key(rounding_key, zlib.crc32(self.name.encode()))
-        cores, new_slots = tt_apply_gradients(
+        of_cores = _by_core(slots, self.shape.num_cores)
+        how = {"step": step, "rounding_key": rounding_key, "implementation": self.implementation}
+        if isinstance(residuals, TTResiduals):
+            new_cores, of_cores = tt_apply_gradients(
+                cores or optimizer, self.arrays(), of_cores, self.shape, residuals, gradients, **how
+            )
+            self.set_arrays(new_cores)
+            return _named(of_cores)
+        if self.cache_config is None:
+            raise ValueError(f"{self.name} has no cache, but the residuals are of a cached lookup")
+        new_cores, of_cores, cache = tt_cached_apply_gradients(
             optimizer,
             self.arrays(),
-            _by_core(slots, self.shape.num_cores),
+            of_cores,
+            self._cache(slots),
             self.shape,
             residuals,
             gradients,
+            core_optimizer=cores,
+            **how,
+        )
+        new_cores, cache = tt_cache_step(
+            self.cache_config,
+            optimizer,
+            new_cores,
+            cache,
+            self.shape,
+            residuals.cast,
             step=step,
-            rounding_key=rounding_key,
             implementation=self.implementation,
         )
-        self.set_arrays(cores)
-        return _named(new_slots)
+        self.set_arrays(new_cores)
+        self.cached["ids"][...], self.cached["rows"][...] = cache.ids, cache.rows
+        return _named(of_cores) | _state_beside_rows(cache)
+
+    def _cache(self, slots: Slots) -> TTCache:
+        """The cache's state; of the optimizer's part, what ``slots`` has of it."""
+        tracked = {name: slots[f"tracked_{name}"] for name in _TRACKER if f"tracked_{name}" in slots}
+        tracker = TTTracker(**tracked) if tracked else empty_tracker(1, self.shape.rows)
+        of_rows = {n.removeprefix("cached_"): slot for n, slot in slots.items() if n.startswith("cached_")}
+        return TTCache(ids=self.cached["ids"][...], rows=self.cached["rows"][...], slots=of_rows, tracker=tracker)
+
+
+TTStackResiduals = TTResiduals | TTCachedResiduals
+_TRACKER = tuple(field.name for field in dataclasses.fields(TTTracker))
+
+
+def _state_beside_rows(cache: TTCache) -> Slots:
+    tracker = {f"tracked_{name}": getattr(cache.tracker, name) for name in _TRACKER}
+    return {f"cached_{name}": slot for name, slot in cache.slots.items()} | tracker
 
 
 def _named(slots: tuple[Slots, ...]) -> Slots:

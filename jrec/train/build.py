@@ -13,9 +13,10 @@ from jrec import ops
 from jrec.data.reorder_file import table_checksums
 from jrec.data.schema import CategoricalFeature, Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
-from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
+from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, TTOptions
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.train.config import EmbeddingOptimizerConfig, ModelConfig, TrainConfig
+from jrec.train.config import EmbeddingOptimizerConfig, ModelConfig, TrainConfig, TTSection
+from jrec.train.tables import plan_tables, tt_options
 
 ROW_OPTIMIZERS: dict[str, type[ops.RowOptimizer]] = {
     "sgd": ops.SGD,
@@ -27,27 +28,20 @@ ROW_OPTIMIZERS: dict[str, type[ops.RowOptimizer]] = {
 }
 
 
-def build_layout(config: ModelConfig, schema: Schema) -> EmbeddingLayout:
-    """The stacked tables of a model on this dataset.
+def build_layout(config: TrainConfig, schema: Schema) -> EmbeddingLayout:
+    """The tables of a model on this dataset, each in its tier (``plan_tables``).
 
     Raises:
-      ConfigError: if ``[model.features]`` names a feature that the dataset lacks, or the tables cannot be stacked.
+      ConfigError: if ``[model.features]`` names a feature that the dataset lacks, or the tables cannot be placed.
     """
     names = [f.name for f in schema.categorical]
-    if unknown := sorted(set(config.features) - set(names)):
+    if unknown := sorted(set(config.model.features) - set(names)):
         raise ConfigError(
             f"model.features.{unknown[0]}: the dataset has no categorical feature of that name, only {', '.join(names)}"
         )
-    read = {f.table for f in schema.categorical}
     with value_errors_are_config_errors("the dataset's tables do not fit the model"):
-        return EmbeddingLayout.build(
-            [
-                TableConfig(name=t.name, rows=t.rows, dim=config.embedding_dim, dtype=config.table_dtype)
-                for t in schema.tables
-                if t.name in read
-            ],
-            [_feature(config, f) for f in schema.categorical],
-        )
+        features = [_feature(config.model, f) for f in schema.categorical]
+        return EmbeddingLayout.build(plan_tables(config, schema).tables, features)
 
 
 def _feature(config: ModelConfig, feature: CategoricalFeature) -> FeatureConfig:
@@ -78,7 +72,8 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
             interaction=model.interaction,
             compute_dtype=model.compute_dtype,
         )
-        return DLRM(dense, layout, implementation=implementation, rngs=nnx.Rngs(params=config.seed))
+        options = tt_options(config, layout)
+        return DLRM(dense, layout, implementation=implementation, tt=options, rngs=nnx.Rngs(params=config.seed))
 
 
 def build_optimizer(config: TrainConfig, model: nnx.Module, total_steps: int) -> SparseOptimizer:
@@ -89,6 +84,7 @@ def build_optimizer(config: TrainConfig, model: nnx.Module, total_steps: int) ->
         model,
         dense=config.optimizer.build(factor),
         embedding=_row_optimizer(rows, factor),
+        cores=_row_optimizer(_of_cores(rows, config.tables.tt), factor),
         rounding_seed=config.seed if rows.stochastic_rounding else None,
     )
 
@@ -99,19 +95,35 @@ def _row_optimizer(config: EmbeddingOptimizerConfig, factor: optax.Schedule) -> 
     return ROW_OPTIMIZERS[config.name](learning_rate=_scheduled(rate, factor), **hyperparameters)
 
 
+def _of_cores(config: EmbeddingOptimizerConfig, tt: TTSection) -> EmbeddingOptimizerConfig:
+    given = {"learning_rate": tt.learning_rate, "weight_decay": tt.weight_decay}
+    return dataclasses.replace(config, **{key: value for key, value in given.items() if value is not None})
+
+
 def _scheduled(rate: float, factor: optax.Schedule) -> optax.Schedule:
     return lambda step: rate * factor(step)
 
 
 def fingerprint(config: TrainConfig, layout: EmbeddingLayout, schema: Schema) -> dict[str, Any]:
     """What must agree between a checkpoint and the run that loads it: shapes, optimizers, how rows are numbered."""
+    options = tt_options(config, layout)
     return {
         "model": dataclasses.asdict(config.model),
         "optimizer": {"dense": config.optimizer.name, "embedding": config.optimizer.embedding.name},
         "num_dense": len(schema.dense),
-        "tables": {t.name: t.rows for stack in layout.members for t in stack.tables},
+        "tables": {t.name: _table_fingerprint(t, options) for stack in layout.members for t in stack.tables},
         "reordered": table_checksums(schema),
     }
+
+
+def _table_fingerprint(table: TableConfig, options: TTOptions) -> Any:
+    shape = table.tt_shape
+    if shape is None:
+        return table.rows
+    factors = {"row_factors": list(shape.row_factors), "dim_factors": list(shape.dim_factors)}
+    cache = options.caches.get(table.name)
+    cached = {} if cache is None else {"cache_rows": cache.cache_rows}
+    return {"rows": table.rows, "dtype": table.dtype, **factors, "ranks": list(shape.ranks), **cached}
 
 
 def parameter_counts(model: DLRM) -> dict[str, dict[str, Any]]:
@@ -123,4 +135,8 @@ def parameter_counts(model: DLRM) -> dict[str, dict[str, Any]]:
     for name, array in model.embeddings.arrays().items():
         rows, dim = array.shape[0], model.embeddings.dims[name]
         counts[name] = {"parameters": rows * dim, "bytes": array.nbytes, "rows": rows}
+    for name, stack in model.embeddings.tt.items():
+        arrays = [*stack.arrays(), *(x[...] for x in stack.cached.values())]
+        rows = stack.shape.rows
+        counts[name] = {"parameters": sum(x.size for x in arrays), "bytes": sum(x.nbytes for x in arrays), "rows": rows}
     return counts

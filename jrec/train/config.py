@@ -1,7 +1,8 @@
 """The configuration of a training run: ``load_config`` reads it from TOML and ``section.key=value`` overrides.
 
-Sections: ``[data]``, ``[model]``, ``[tables]``, ``[optimizer]``, ``[optimizer.embedding]``, ``[schedule]``,
-``[evaluate]``, ``[checkpoint]``, ``[log]``. Only ``data.path`` has no default. This module imports no JAX.
+Sections: ``[data]``, ``[model]``, ``[tables]`` (``config_tables``), ``[optimizer]``, ``[optimizer.embedding]`` and
+``[schedule]`` (``config_optimizer``), ``[evaluate]``, ``[checkpoint]``, ``[log]``. Only ``data.path`` has no default.
+This module imports no JAX.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal, override
 
 from jrec.errors import ConfigError
 from jrec.train.config_optimizer import EmbeddingOptimizerConfig, OptimizerConfig, ScheduleConfig
+from jrec.train.config_tables import TableOverride, TablesConfig, TTCacheSection, TTSection
 from jrec.train.overrides import read_tables
 from jrec.train.typed_toml import Range, Section, describe
 
@@ -28,6 +30,9 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "ScheduleConfig",
+    "TTCacheSection",
+    "TTSection",
+    "TableOverride",
     "TablesConfig",
     "TrainConfig",
     "differences",
@@ -118,19 +123,6 @@ class ModelConfig(Section):
             )
         if not self.top_mlp or self.top_mlp[-1] != 1:
             raise ConfigError(f"model.top_mlp is {list(self.top_mlp)}, but its last width must be 1, the logit")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TablesConfig(Section):
-    """``[tables]``: where the rows live and which implementation of the embedding ops works on them.
-
-    Attributes:
-      tier: "device" keeps every full row on the device.
-      implementation: "auto" chooses by platform and shape; a named one never falls back to another.
-    """
-
-    tier: Literal["device"] = "device"
-    implementation: Literal["auto", "xla", "native", "pallas"] = "auto"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

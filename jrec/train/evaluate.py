@@ -88,7 +88,7 @@ def evaluate_checkpoint(
     config = load_config(folder / CONFIG_FILE, [f"data.path={str(data)!r}"])
     config = dataclasses.replace(config, schedule=ScheduleConfig())  # no step is taken
     schema = Schema.load(data)
-    layout = build_layout(config.model, schema)
+    layout = build_layout(config, schema)
     with eval_loader(config, schema, layout, split) as loader:
         model = build_model(config, schema, layout)
         initial, compiled = compile_run(model, build_optimizer(config, model, total_steps=1))

@@ -1,6 +1,6 @@
 """The report of a finished run: ``metrics.json`` and plots.
 
-REPORT/metrics.json      final metrics, units, the teacher's ceiling, data, parameters, throughput, configuration
+REPORT/metrics.json      metrics, units, the teacher's ceiling, data, parameters, tables, throughput, configuration
 REPORT/loss.png          where the run logged its loss
 REPORT/roc.png, calibration.png
 """
@@ -20,6 +20,7 @@ from jrec.train.config import TrainConfig
 from jrec.train.logs import read_records
 from jrec.train.metrics import UNITS, Scores, evaluate
 from jrec.train.plots import plot_calibration, plot_loss, plot_roc
+from jrec.train.tables import describe_tables, tables_total
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +35,7 @@ _UNITS = {
     "parameters": "count",
     "bytes": "bytes",
     "rows": "count",
+    "compression": "elements of the whole table by those that are stored",
     "steps": "count",
     "seconds": "seconds of training, without evaluations and checkpoints",
     "examples_per_second": "examples per second of training",
@@ -87,6 +89,8 @@ def write_report(
         "versions": environment.versions(),
         "config": config.to_dict(),
     }
+    described = describe_tables(config, schema)
+    content |= {"tables": described, "tables_total": tables_total(described)}
     title = f"{config.name} on {schema.name}"
     if scores:
         _save(plot_roc(scores, title=title, ceiling=schema.ceiling), folder / "roc.png")
@@ -101,7 +105,7 @@ def write_report(
 
 
 def summary(content: Mapping[str, Any]) -> str:
-    """A few lines for the terminal: the metrics of every split, the AUC beside the teacher's ceiling.
+    """A few lines for the terminal: the metrics of every split beside the teacher's ceiling, and compressed tables.
 
     Args:
       content: of ``metrics.json``.
@@ -116,7 +120,27 @@ def summary(content: Mapping[str, Any]) -> str:
         ]
         lines.append("".join(cells))
         lines += [f"  {name} is undefined: {reason}" for name, reason in metrics.get("undefined", {}).items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_table_lines(content["tables"], content["tables_total"])])
+
+
+def _table_lines(tables: Mapping[str, Mapping[str, Any]], total: Mapping[str, Any]) -> list[str]:
+    """What was compressed, and what a rule did otherwise than the configuration says; none of plain tables."""
+    lines = []
+    for name, table in tables.items():
+        if table["tier"] == "tt":
+            factors, ranks = (" x ".join(map(str, table[key])) for key in ("row_factors", "ranks"))
+            lines.append(
+                f"table {name}: {table['rows']:,} rows as a tensor train of {factors}, rank {ranks}:"
+                f" {table['parameters']:,} parameters, {table['compression']:,.1f} times fewer"
+            )
+        if "note" in table:
+            lines.append(f"table {name}: {table['note']}")
+    if lines:
+        lines.append(
+            f"tables: {total['bytes']:,} bytes instead of {total['uncompressed_bytes']:,},"
+            f" {total['compression']:,.1f} times fewer parameters"
+        )
+    return lines
 
 
 def _cell(value: float | None, width: int) -> str:

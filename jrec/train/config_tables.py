@@ -1,0 +1,135 @@
+"""The ``[tables]`` section: which tables live where, and how tensor-train tables are shaped, started and cached."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Literal, override
+
+from jrec.errors import ConfigError
+from jrec.train.typed_toml import Range, Section
+
+Count = Annotated[int, Range(minimum=0)]
+Positive = Annotated[int, Range(minimum=1)]
+Amount = Annotated[float, Range(minimum=0)]
+Cores = Annotated[int, Range(minimum=2, maximum=4)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TTCacheSection(Section):
+    """``[tables.tt.cache]``: rows that tensor-train tables keep in full, those looked up most (TT-Rec, Section 4.2).
+
+    Attributes:
+      rows: of every tensor-train table; 0 for no cache. Of a smaller table all rows.
+      fraction: of the table's rows, instead; TT-Rec found 0.0001 enough.
+      warmup_steps: steps during which lookups are only counted.
+      refresh_every: steps between later choices of the rows; 0 keeps those chosen first.
+      track_every: count the lookups of one step in so many.
+      on_evict: what a row that leaves has learned is forgotten ("discard"), or the cores are moved towards it ("fold").
+    """
+
+    rows: Count = 0
+    fraction: Annotated[float, Range(minimum=0, maximum=1)] = 0.0
+    warmup_steps: Positive = 1000
+    refresh_every: Count = 1000
+    track_every: Positive = 1
+    on_evict: Literal["discard", "fold"] = "discard"
+
+    @override
+    def check(self) -> None:
+        if self.rows and self.fraction:
+            raise ConfigError(
+                f"tables.tt.cache.rows is {self.rows} and tables.tt.cache.fraction {self.fraction}; set one of them"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TTSection(Section):
+    """``[tables.tt]``: which tables are tensor trains, and of what shape.
+
+    A table is one if ``largest`` or ``min_rows`` selects it; ``tables.overrides`` adds and exempts single tables. A
+    table whose cores would be no smaller than itself is not selected, and where ``rank`` is more than any table of the
+    shape needs, the selected table takes what it needs; the report says both.
+
+    Attributes:
+      largest: compress the so many largest tables.
+      min_rows: compress tables of so many rows or more; 0 for none.
+      rank: between neighbouring cores.
+      cores: of a table; 2, 3 or 4.
+      dtype: of the cores; ``model.table_dtype`` unless given.
+      initializer: what the cores are drawn from, so that the table's elements have the variance of a plain table's.
+      learning_rate: of the cores; that of ``optimizer.embedding`` unless given.
+      weight_decay: of the cores; that of ``optimizer.embedding`` unless given.
+      cache: of full rows.
+    """
+
+    largest: Count = 0
+    min_rows: Count = 0
+    rank: Positive = 32
+    cores: Cores = 3
+    dtype: Literal["float32", "bfloat16"] | None = None
+    initializer: Literal["sampled_gaussian", "gaussian", "uniform"] = "sampled_gaussian"
+    learning_rate: Amount | None = None
+    weight_decay: Amount | None = None
+    cache: TTCacheSection = dataclasses.field(default_factory=TTCacheSection)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableOverride(Section):
+    """``[tables.overrides.NAME]``: what is different with one table.
+
+    Attributes:
+      tier: where it lives, whatever the rules select; unless given, the rules decide.
+      rank: of a tensor-train table, instead of ``tables.tt.rank``. More than a table of the shape needs is an error.
+      ranks: one a bond, instead of ``rank``.
+      cores: instead of ``tables.tt.cores``.
+      row_factors, dim_factors: of every core, for a shape that is not searched for; both or none.
+    """
+
+    tier: Literal["device", "tt"] | None = None
+    rank: Positive | None = None
+    ranks: tuple[Positive, ...] | None = None
+    cores: Cores | None = None
+    row_factors: tuple[Positive, ...] | None = None
+    dim_factors: tuple[Positive, ...] | None = None
+
+    @property
+    def shaped(self) -> tuple[str, ...]:
+        """The keys that are set of those that shape a tensor train."""
+        keys = ("rank", "ranks", "cores", "row_factors", "dim_factors")
+        return tuple(key for key in keys if getattr(self, key) is not None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TablesConfig(Section):
+    """``[tables]``: where the rows live and which implementation of the embedding ops works on them.
+
+    Attributes:
+      tier: of the tables that neither a rule nor an override places elsewhere; "device" keeps every full row there.
+      implementation: "auto" chooses by platform and shape; a named one never falls back to another.
+      tt: tensor-train tables.
+      overrides: by name of the table.
+    """
+
+    tier: Literal["device"] = "device"
+    implementation: Literal["auto", "xla", "native", "pallas"] = "auto"
+    tt: TTSection = dataclasses.field(default_factory=TTSection)
+    overrides: Mapping[str, TableOverride] = dataclasses.field(default_factory=dict)
+
+    @override
+    def check(self) -> None:
+        for name, of in self.overrides.items():
+            key = f"tables.overrides.{name}"
+            if of.shaped and of.tier not in (None, "tt"):
+                raise ConfigError(f"{key}.{of.shaped[0]} shapes a tensor-train table, but {key}.tier is {of.tier!r}")
+            for one, other in (("rank", "ranks"), ("cores", "row_factors"), ("cores", "dim_factors")):
+                if one in of.shaped and other in of.shaped:
+                    raise ConfigError(
+                        f"{key}.{one} is {getattr(of, one)} and {key}.{other} is {list(getattr(of, other))}; set one"
+                    )
+            alone = {"row_factors", "dim_factors"} & set(of.shaped)
+            if len(alone) == 1:
+                raise ConfigError(
+                    f"{key}.{alone.pop()} is set alone; a shape that is not searched for needs row_factors and"
+                    " dim_factors"
+                )
