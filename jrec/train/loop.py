@@ -84,7 +84,7 @@ class _Run:
 
     def __init__(self, config: TrainConfig, schema: Schema, folder: pathlib.Path):
         self.config, self.schema, self.folder = config, schema, folder
-        self.layout = build_layout(config.model, schema)
+        self.layout = build_layout(config, schema)
         self.loader = train_loader(config, schema, self.layout)
         self.total = self.loader.total_batches or 0
         if config.max_steps:
