@@ -40,7 +40,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -134,7 +134,8 @@ class HostPipeline:
         """The next batch with its rows on the device, or None behind the last; ``put_back`` takes it after its step.
 
         Raises:
-          Exception: whatever a stage failed with; a note says which stage, at which batch.
+          Exception: whatever a stage failed with; a note says which stage, at which batch. A failure to prepare this
+            batch comes after all batches before it, as it would without threads.
         """
         if self._taken != self._returned:
             raise RuntimeError("give the batch before to put_back first: the rows of this one depend on its step")
@@ -143,11 +144,9 @@ class HostPipeline:
             for stage in self._stages:
                 stage.start()
         start = time.perf_counter()
-        with self._monitor.guarded():
-            try:
-                number, item = self._ready.get()
-            except Finished:
-                return None
+        if (ready := self._next()) is None:
+            return None
+        number, item = ready
         self._dispatched = time.perf_counter()
         self.timeline.waited(DISPATCH, self._dispatched - start)
         self._taken += 1
@@ -190,7 +189,10 @@ class HostPipeline:
 
         Raises:
           Exception: whatever a stage failed with.
+          RuntimeError: if the pipeline was closed before it could settle.
         """
+        if self._stored.count == self._returned:
+            return
         with self._monitor.guarded():
             self._stored.wait_for(self._returned)
 
@@ -214,25 +216,37 @@ class HostPipeline:
         def channel(after: str, before: str, capacity: int) -> Channel[Any]:
             return Channel(self._monitor, f"{after} > {before}", capacity, self.timeline)
 
-        stage = functools.partial(Stage, self._monitor, timeline=self.timeline)
+        def ahead(name: str, take: Callable[[], Any], work: Callable[[int, Any], Any], out: Channel[Any]) -> Stage:
+            ends = {"finish": out.finish, "fail": out.finish}
+            return Stage(name, take=take, work=work, give=out.put, timeline=self.timeline, **ends)
+
+        behind = functools.partial(Stage, fail=self._monitor.fail, timeline=self.timeline)
         read, planned = channel(READ, PLAN, 1), channel(PLAN, GATHER, 1)
         gathered, self._ready = channel(GATHER, TRANSFER, self._queue), channel(TRANSFER, STEP, self._queue)
         self._updated, back = channel(STEP, BACK, self._queue), channel(BACK, STORE, self._queue)
         numbers = ((number, None) for number in itertools.count())
         self._stages = [
-            stage(READ, take=numbers.__next__, work=self._read, give=read.put, finish=read.finish),
-            stage(PLAN, take=read.get, work=self._plan, give=planned.put, finish=planned.finish),
-            stage(
-                GATHER,
-                take=lambda: self._admit(planned),
-                work=self._gather,
-                give=gathered.put,
-                finish=gathered.finish,
-            ),
-            stage(TRANSFER, take=gathered.get, work=self._transfer, give=self._ready.put, finish=self._ready.finish),
-            stage(BACK, take=self._await_step, work=self._retrieve, give=back.put, finish=back.finish),
-            stage(STORE, take=back.get, work=self._store, give=lambda _: self._stored.advance(), finish=lambda: None),
+            ahead(READ, numbers.__next__, self._read, read),
+            ahead(PLAN, read.get, self._plan, planned),
+            ahead(GATHER, lambda: self._admit(planned), self._gather, gathered),
+            ahead(TRANSFER, gathered.get, self._transfer, self._ready),
+            behind(BACK, take=self._await_step, work=self._retrieve, give=back.put, finish=back.finish),
+            behind(STORE, take=back.get, work=self._store, give=self._count_stored, finish=lambda _: None),
         ]
+
+    def _next(self) -> tuple[int, Transferred] | None:
+        try:
+            with self._monitor.guarded():
+                return self._ready.get()
+        except Finished as end:
+            failure = end.reason
+        if failure is not None:
+            raise failure
+        return None
+
+    def _count_stored(self, stored: tuple[int, None]) -> None:
+        del stored
+        self._stored.advance()
 
     def _read(self, number: int, item: None) -> tuple[Batch, Any]:
         del number, item

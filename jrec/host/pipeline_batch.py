@@ -156,6 +156,13 @@ def fetched(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
     return Rows(values=values, slots=slots)
 
 
+def read(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
+    """As ``fetched``, without slots."""
+    values = np.zeros((bucket(rows.size, capacity), table.dim), table.dtype)
+    values[: rows.size] = table.read(rows)
+    return Rows(values=values, slots={})
+
+
 def transfers(device: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """How arrays reach ``device``, and how they begin their way back while it computes.
 

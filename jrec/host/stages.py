@@ -1,8 +1,10 @@
 """Threads that pass items on through bounded channels, and stop together.
 
-All waits are on the condition of one ``Monitor``. Whoever fails tells the monitor, which wakes everyone: every wait
-raises ``Stopped``, threads end on it, and the pipeline's caller gets the failure itself (``Monitor.guarded``), with the
-traceback of where it happened. So no wait outlives its reason.
+All waits are on the condition of one ``Monitor``, and whoever fails wakes whom that concerns. A stage that makes items
+fails as it would without threads: its channel ends with the failure, and whoever takes the items gets all that were
+made before it, then the failure itself. A stage behind whose back the taker goes on (``Monitor.fail``) stops everyone
+at once: every wait raises ``Stopped``, threads end on it, and the taker gets the failure (``Monitor.guarded``). Either
+way it comes with the traceback of where it happened, and no wait outlives its reason.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ class Stopped(Exception):  # noqa: N818, a message to threads
 
 
 class Finished(Exception):  # noqa: N818, as StopIteration
-    """A channel is empty and will stay so."""
+    """A channel is empty and will stay so; ``reason`` is what made it end early, if anything did."""
+
+    def __init__(self, reason: BaseException | None = None):
+        super().__init__()
+        self.reason = reason
 
 
 class Monitor:
@@ -35,12 +41,10 @@ class Monitor:
         self._failure: BaseException | None = None
         self._closed = False
 
-    def fail(self, error: BaseException, note: str) -> None:
+    def fail(self, error: BaseException) -> None:
         """Stops everything because of ``error``; the first one counts."""
         with self._condition:
-            if self._failure is None and not self._closed:
-                error.add_note(note)
-                self._failure = error
+            self._failure = error if self._failure is None else self._failure
             self._condition.notify_all()
 
     def close(self) -> None:
@@ -101,7 +105,7 @@ class Channel[T]:
         self.name = name
         self._monitor, self._capacity, self._timeline = monitor, capacity, timeline
         self._items: collections.deque[T] = collections.deque()
-        self._finished = False
+        self._end: Finished | None = None
 
     def put(self, item: T) -> None:
         """Adds an item, as soon as there is room."""
@@ -116,17 +120,17 @@ class Channel[T]:
 
         def take() -> T:
             if not self._items:
-                raise Finished
+                raise Finished(None if self._end is None else self._end.reason)
             self._timeline.depth(self.name, len(self._items))
             return self._items.popleft()
 
-        return self._monitor.wait(lambda: bool(self._items) or self._finished, take)
+        return self._monitor.wait(lambda: bool(self._items) or self._end is not None, take)
 
-    def finish(self) -> None:
-        """Says that no more items will come."""
+    def finish(self, reason: BaseException | None = None) -> None:
+        """Says that no more items will come, and why if that is a failure."""
 
         def end() -> None:
-            self._finished = True
+            self._end = Finished(reason)
 
         self._monitor.change(end)
 
@@ -136,49 +140,49 @@ class Progress:
 
     def __init__(self, monitor: Monitor):
         self._monitor = monitor
-        self._count = 0
+        self.count = 0
 
     def advance(self) -> None:
         """One more."""
 
         def add() -> None:
-            self._count += 1
+            self.count += 1
 
         self._monitor.change(add)
 
     def wait_for(self, count: int) -> None:
         """Waits until ``count`` items are finished."""
-        self._monitor.wait(lambda: self._count >= count, lambda: None)
+        self._monitor.wait(lambda: self.count >= count, lambda: None)
 
 
 class Stage:
     """A thread that makes items from items.
 
     Args:
-      monitor: of the pipeline.
       name: of the stage, for the timeline, errors and debuggers.
       take: gives the next (number, item); raises ``Finished`` at the end.
       work: makes the next stage's item from a number and an item; it too may raise ``Finished``.
       give: takes what ``work`` made.
-      finish: called after the last item.
+      finish: called after the last item, with the reason if there are no more because a stage failed.
+      fail: called if this stage fails.
       timeline: which records when it worked and when it waited.
     """
 
     def __init__[A, B](
         self,
-        monitor: Monitor,
         name: str,
         *,
         take: Callable[[], tuple[int, A]],
         work: Callable[[int, A], B],
         give: Callable[[tuple[int, B]], None],
-        finish: Callable[[], None],
+        finish: Callable[[BaseException | None], None],
+        fail: Callable[[BaseException], None],
         timeline: Timeline,
     ):
         self.name = name
 
         def run() -> None:
-            number: int | None = None
+            done = 0
             try:
                 while True:
                     start = time.perf_counter()
@@ -189,15 +193,14 @@ class Stage:
                     start = time.perf_counter()
                     give((number, made))
                     timeline.waited(name, time.perf_counter() - start)
-            except Finished:
-                finish()
+                    done += 1
+            except Finished as end:
+                finish(end.reason)
             except Stopped:
                 pass
             except BaseException as error:
-                where = (
-                    "before its first batch" if number is None else f"at batch {number}, counted from where it began"
-                )
-                monitor.fail(error, f"in stage {name!r} of the host pipeline, {where}")
+                error.add_note(f"(in stage {name!r} of the host pipeline, after {done} batches)")
+                fail(error)
 
         self._thread = threading.Thread(target=run, name=f"jrec-{name.replace(' ', '-')}", daemon=True)
 

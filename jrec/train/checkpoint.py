@@ -51,6 +51,10 @@ class Checkpoints:
             },
         )
 
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
+
     def latest_step(self) -> int | None:
         """The step of the newest complete checkpoint."""
         return self._manager.latest_step()

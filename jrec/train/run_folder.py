@@ -2,6 +2,7 @@
 
 RUN/config.toml     the resolved configuration
 RUN/checkpoints/    see jrec.train.checkpoint
+RUN/host_checkpoints/   of tables in host memory, see jrec.train.host_run
 RUN/metrics.jsonl, timing.jsonl, tensorboard/
 RUN/report/         metrics.json and plots, written at the end
 """
@@ -19,10 +20,15 @@ from jrec.train.config import TrainConfig, differences, load_config, save_config
 
 CONFIG_FILE = "config.toml"
 CHECKPOINT_FOLDER = "checkpoints"
+HOST_CHECKPOINT_FOLDER = "host_checkpoints"
+TRACE_FILE = "trace.json"
 LOCK_FILE = ".lock"
 
 # What a resumed run may change: how it is watched and saved, not what it computes.
-FREE = ("log.", "evaluate.", "checkpoint.", "data.workers", "data.prefetch", "data.eval_batch_size", "data.path", "out")
+FREE = (
+    "log.", "evaluate.", "checkpoint.", "tables.host.",
+    "data.workers", "data.prefetch", "data.eval_batch_size", "data.path", "out",
+)  # fmt: skip
 LENGTH = ("epochs", "max_steps")
 
 
@@ -68,9 +74,9 @@ def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> It
 
 def _clear(folder: pathlib.Path) -> None:
     """Deletes what runs write, and nothing else that someone may have put there."""
-    for name in (CHECKPOINT_FOLDER, "report", "tensorboard"):
+    for name in (CHECKPOINT_FOLDER, HOST_CHECKPOINT_FOLDER, "report", "tensorboard"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (CONFIG_FILE, "metrics.jsonl", "timing.jsonl"):
+    for name in (CONFIG_FILE, "metrics.jsonl", "timing.jsonl", TRACE_FILE):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -1,0 +1,150 @@
+"""Runs whose tables lie in host memory, in whole or in part: steps through the pipeline, checkpoints in two parts.
+
+RUN/host_checkpoints/STEP/   the host tables' rows and slots (``jrec.host.checkpoint``), written first
+RUN/checkpoints/STEP/        everything else; a checkpoint counts once this part is complete
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jrec.batch import Batch
+from jrec.data.loader import Loader
+from jrec.host import HostCheckpoints, HostTable
+from jrec.host.pipeline import HostPipeline
+from jrec.host.pipeline_batch import localized, read
+from jrec.host.ring import expand
+from jrec.host.timeline import Timeline
+from jrec.ops.layout import EmbeddingLayout
+from jrec.ops.row_optimizers import RowOptimizer
+from jrec.train.config import TrainConfig
+from jrec.train.run_folder import HOST_CHECKPOINT_FOLDER, TRACE_FILE
+from jrec.train.step import CompiledRun, State
+
+
+def host_tables(config: TrainConfig, layout: EmbeddingLayout, optimizer: RowOptimizer) -> dict[str, HostTable]:
+    """The rows of every stack of tier "host", as they begin: bit-identical to those of the same run on the device."""
+    stacks = [stack for stack in layout.members if stack.tier == "host"]
+    key = nnx.Rngs(params=config.seed).params()  # the first of the stream is the collection's: models make it first
+    host = config.tables.host
+    folder, threads = host.folder or None, host.threads or None
+    return {s.name: HostTable(s, optimizer, key, folder=folder, threads=threads) for s in stacks}
+
+
+def host_predict(
+    compiled: CompiledRun, layout: EmbeddingLayout, tables: Mapping[str, HostTable]
+) -> Callable[[State, Batch], jax.Array]:
+    """``state, batch -> logits`` with rows read from the host; makes none. Not while another thread writes rows."""
+
+    def predict(state: State, batch: Batch) -> jax.Array:
+        bags, rows = dict(batch.bags), {}
+        for name, table in tables.items():
+            bags[name], unique, capacity = localized(bags[name], layout.stacks[name])
+            rows[name] = expand(read(table, unique, capacity), capacity)
+        return compiled.predict_on_rows(state, rows, dataclasses.replace(batch, bags=bags))
+
+    return predict
+
+
+class HostStepper:
+    """Steps of a model with tables in host memory; see ``jrec.train.stepper.Stepper``.
+
+    Args:
+      state, compiled: of the model; see ``compile_run``.
+      loader: of the training batches.
+      config: of the run.
+      layout: of the model.
+      tables: see ``host_tables``.
+      total: steps of the whole run, so that no batch is read that none will take.
+      folder: of the run.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        compiled: CompiledRun,
+        loader: Loader,
+        *,
+        config: TrainConfig,
+        layout: EmbeddingLayout,
+        tables: Mapping[str, HostTable],
+        total: int,
+        folder: pathlib.Path,
+    ):
+        self.state = state
+        self.timeline = Timeline(trace=config.log.trace)
+        self._compiled, self._loader, self._total = compiled, loader, total
+        self._checkpoints = HostCheckpoints(folder / HOST_CHECKPOINT_FOLDER, tables)
+        self._trace = folder / TRACE_FILE if config.log.trace else None
+        self._predict = host_predict(compiled, layout, tables)
+        host = config.tables.host
+        self._pipeline = HostPipeline(
+            self._batches(),
+            layout,
+            tables,
+            queue=host.queue,
+            cached=host.cached_batches or None,
+            timeline=self.timeline,
+        )
+
+    def step(self) -> tuple[jax.Array, jax.Array, Batch]:
+        """See ``Stepper``."""
+        ready = self._pipeline.get()
+        if ready is None:
+            raise RuntimeError(f"all {self._total} steps of the run are taken")
+        self.state, rows, loss, logits = self._compiled.step_on_rows(self.state, ready.tables, ready.batch)
+        self._pipeline.put_back(ready, rows)
+        return loss, logits, ready.planned.batch
+
+    def predict(self, state: State, batch: Batch) -> jax.Array:
+        """See ``Stepper``."""
+        self.settle()
+        return self._predict(state, batch)
+
+    def settle(self) -> None:
+        """See ``Stepper``."""
+        self._pipeline.settle()
+
+    def position(self) -> dict[str, Any]:
+        """See ``Stepper``. The loader itself is ahead."""
+        position = self._pipeline.position
+        return self._loader.state() if position is None else position
+
+    def save(self, step: int) -> None:
+        """See ``Stepper``."""
+        self.settle()
+        self._checkpoints.save(step)
+
+    def saved(self, steps: list[int]) -> None:
+        """See ``Stepper``."""
+        if steps:
+            self._checkpoints.prune(sum(step >= min(steps) for step in self._checkpoints.steps()))
+
+    def restore(self, state: State, position: dict[str, Any], step: int) -> None:
+        """See ``Stepper``."""
+        self.state = state
+        self._loader.restore(position)
+        self._checkpoints.restore(step)
+
+    def pipeline(self, seconds: float) -> dict[str, Any] | None:
+        """See ``Stepper``."""
+        return self.timeline.summary(seconds)
+
+    def close(self) -> None:
+        """See ``Stepper``."""
+        self._pipeline.close()
+        self._loader.close()
+        if self._trace is not None:
+            self.timeline.write_trace(self._trace)
+
+    def _batches(self) -> Iterator[tuple[Batch, dict[str, Any]]]:
+        """The run's remaining batches; runs in a thread of the pipeline."""
+        while self._loader.position < self._total:
+            batch = next(self._loader)
+            yield batch, self._loader.state()
