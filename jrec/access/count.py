@@ -1,0 +1,153 @@
+"""Counting a dataset: exactly, from the counts that preparation left or by reading all, or from a sample of blocks."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from jrec.access.profile import AccessProfile, ProfileError, TableProfile, fingerprint
+from jrec.access.sparse import SparseCounter
+from jrec.data.progress import Progress
+from jrec.data.schema import DatasetError, Schema
+
+_SILENT = Progress(show=False)
+
+
+def exact_profile(
+    folder: str | os.PathLike[str],
+    schema: Schema | None = None,
+    *,
+    split: str = "train",
+    progress: Progress = _SILENT,
+) -> AccessProfile:
+    """Counts every access of a split.
+
+    Of the training split it takes the counts that the dataset holds, where it holds them for all tables.
+
+    Args:
+      folder: of the dataset.
+      schema: its description; None reads and checks it.
+      split: which split.
+      progress: shows how far it is.
+
+    Raises:
+      DatasetError: if the split is missing or empty, or counts do not fit the schema.
+    """
+    schema = Schema.load(folder) if schema is None else schema
+    examples = _examples(schema, split)
+    stored = [(t, t.counts) for t in schema.tables]
+    if split != "train" or any(counts is None for _, counts in stored):
+        blocks = _blocks(schema, split)
+        tables = _read(folder, schema, split, blocks, progress)
+        source = f"exact, {examples:,} examples of split {split}"
+        return AccessProfile(tables=tables, examples=examples, source=source, dataset=fingerprint(schema))
+    tables = []
+    with progress.stage("reading counts", len(stored)) as advance:
+        for done, (table, file) in enumerate(stored, start=1):
+            path = pathlib.Path(folder) / str(file)
+            try:
+                counts = np.load(path, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError) as error:
+                raise DatasetError(f"{path} cannot be read ({error}); prepare the dataset again") from error
+            if counts.shape != (table.rows,):
+                raise DatasetError(
+                    f"{path} holds counts of shape {counts.shape}, but table {table.name!r} has {table.rows:,} rows;"
+                    " prepare the dataset again"
+                )
+            tables.append(TableProfile.from_counts(table.name, counts))
+            advance(done)
+    return AccessProfile(
+        tables=tuple(tables),
+        examples=examples,
+        source=f"exact, {examples:,} examples, counted in preparation",
+        dataset=fingerprint(schema),
+    )
+
+
+def sampled_profile(
+    folder: str | os.PathLike[str],
+    schema: Schema | None = None,
+    *,
+    fraction: float = 0.05,
+    split: str = "train",
+    seed: int = 0,
+    smooth: bool = True,
+    progress: Progress = _SILENT,
+) -> AccessProfile:
+    """Counts a random sample of a split's blocks and reads no others.
+
+    Args:
+      folder: of the dataset.
+      schema: its description; None reads and checks it.
+      fraction: of the blocks, above 0 up to 1; at least one block is read.
+      split: which split.
+      seed: of the sample.
+      smooth: average the counts of rarely sampled rows, see ``TableProfile.smoothed``.
+      progress: shows how far it is.
+
+    Raises:
+      DatasetError: if the split is missing or empty.
+      ProfileError: on a fraction out of range.
+    """
+    if not 0 < fraction <= 1:
+        raise ProfileError(f"the sampled fraction is {fraction}; give one above 0, up to 1")
+    schema = Schema.load(folder) if schema is None else schema
+    total = _examples(schema, split)
+    blocks = _blocks(schema, split)
+    chosen = np.random.default_rng(seed).permutation(len(blocks))[: max(1, round(fraction * len(blocks)))]
+    sample = [blocks[i] for i in sorted(chosen)]
+    tables = _read(folder, schema, split, sample, progress)
+    shards = schema.splits[split].shards
+    size = schema.block_size
+    examples = sum(min(size, shards[shard].examples - block * size) for shard, block in sample)
+    if smooth and examples < total:
+        tables = tuple(t.smoothed() for t in tables)
+    return AccessProfile(
+        tables=tables,
+        examples=examples,
+        source=f"sampled, {examples:,} of {total:,} examples of split {split}, seed {seed}",
+        dataset=fingerprint(schema),
+    )
+
+
+def _examples(schema: Schema, split: str) -> int:
+    if split not in schema.splits:
+        raise DatasetError(f"dataset {schema.name!r} has no split {split!r}; it has {', '.join(schema.splits)}")
+    if not schema.splits[split].examples:
+        raise DatasetError(f"split {split!r} of dataset {schema.name!r} is empty; prepare it with another --split")
+    return schema.splits[split].examples
+
+
+def _blocks(schema: Schema, split: str) -> list[tuple[int, int]]:
+    return [
+        (number, block)
+        for number, shard in enumerate(schema.splits[split].shards)
+        for block in range(math.ceil(shard.examples / schema.block_size))
+    ]
+
+
+def _read(
+    folder: str | os.PathLike[str],
+    schema: Schema,
+    split: str,
+    blocks: Sequence[tuple[int, int]],
+    progress: Progress,
+) -> tuple[TableProfile, ...]:
+    from jrec.data.blocks import ListColumn, ShardReader
+
+    readers = [ShardReader(folder, shard) for shard in schema.splits[split].shards]
+    counters = {t.name: SparseCounter() for t in schema.tables}
+    with progress.stage(f"counting {split}", len(blocks)) as advance:
+        for done, (shard, block) in enumerate(blocks, start=1):
+            columns = readers[shard].read(block)
+            for feature in schema.categorical:
+                if feature.name not in columns:
+                    raise DatasetError(f"block {block} of {readers[shard].path} has no column {feature.name}")
+                column = columns[feature.name]
+                counters[feature.table].add(column.values if isinstance(column, ListColumn) else column)
+            advance(done)
+    return tuple(TableProfile.from_sparse(t.name, t.rows, *counters[t.name].counts()) for t in schema.tables)

@@ -1,0 +1,227 @@
+"""Access profiles: how often every row of every table was accessed, as runs of rows with equal counts.
+
+Rows descend by their frequency in the training split, so an exact profile of it has one run a distinct count, some
+thousands for tables of millions of rows. A sampled profile is in row order too, but its counts need not descend.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from typing import Any
+
+import numpy as np
+
+from jrec.access.container import read_container, write_container
+from jrec.data.schema import Schema
+from jrec.errors import JrecError
+
+KIND, VERSION = "jrec-access", 1
+_CHUNK = 1 << 22
+_REMEDY = "count the dataset again with `jrec access`"
+
+
+class ProfileError(JrecError):
+    """An access profile that is damaged or does not belong to what it is used with."""
+
+
+def fingerprint(schema: Schema) -> str:
+    """Identifies a dataset by what a plan depends on: its name, tables, features and training examples."""
+    train = schema.splits.get("train")
+    content = [
+        schema.name,
+        [(t.name, t.rows, t.oov_row) for t in schema.tables],
+        [(f.name, f.table, f.max_length, f.fixed_length) for f in schema.categorical],
+        train.examples if train is not None else 0,
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TableProfile:
+    """The accesses of one table's rows.
+
+    Attributes:
+      name: of the table.
+      starts: (runs + 1,) int64 ascending from 0 to the table's rows; run ``i`` is rows ``starts[i]`` to
+        ``starts[i + 1]``.
+      counts: (runs,) float64, accesses of each row of a run; finite and not negative.
+    """
+
+    name: str
+    starts: np.ndarray
+    counts: np.ndarray
+
+    def __post_init__(self) -> None:
+        starts = np.asarray(self.starts, np.int64)
+        counts = np.asarray(self.counts, np.float64)
+        object.__setattr__(self, "starts", starts)
+        object.__setattr__(self, "counts", counts)
+        if starts.ndim != 1 or counts.shape != (len(starts) - 1,) or len(counts) == 0:
+            raise ProfileError(f"table {self.name!r}: {starts.shape} starts do not go with {counts.shape} counts")
+        if starts[0] != 0 or (np.diff(starts) <= 0).any():
+            raise ProfileError(f"table {self.name!r}: starts of runs do not ascend from 0")
+        if not np.isfinite(counts).all() or (counts < 0).any():
+            raise ProfileError(f"table {self.name!r}: counts are negative or not finite")
+
+    @property
+    def rows(self) -> int:
+        """Of the table."""
+        return int(self.starts[-1])
+
+    @property
+    def accesses(self) -> float:
+        """Of all rows together."""
+        return float(np.diff(self.starts) @ self.counts)
+
+    @property
+    def descending(self) -> bool:
+        """Whether no row is accessed more often than the one before it."""
+        return bool((np.diff(self.counts) <= 0).all())
+
+    @staticmethod
+    def from_counts(name: str, counts: np.ndarray) -> TableProfile:
+        """From the (rows,) counts of single rows, which may be a memory-mapped file."""
+        if counts.ndim != 1 or len(counts) == 0:
+            raise ProfileError(f"table {name!r}: counts have shape {counts.shape}, but should be one for every row")
+        parts = [np.zeros(1, np.int64)]
+        for at in range(0, len(counts) - 1, _CHUNK):
+            chunk = counts[at : at + _CHUNK + 1]
+            parts.append(np.flatnonzero(chunk[1:] != chunk[:-1]) + (at + 1))
+        starts = np.concatenate([*parts, [len(counts)]])
+        return TableProfile(name=name, starts=starts, counts=counts[starts[:-1]].astype(np.float64))
+
+    @staticmethod
+    def from_sparse(name: str, rows: int, ids: np.ndarray, counts: np.ndarray) -> TableProfile:
+        """From ascending distinct (n,) ids and their (n,) counts; all other rows were not accessed."""
+        if len(ids) and not 0 <= ids[0] <= ids[-1] < rows:
+            raise ProfileError(f"table {name!r} of {rows:,} rows was accessed at rows {ids[0]} to {ids[-1]}")
+        ids = ids.astype(np.int64)
+        edges = np.stack([ids, ids + 1], axis=1).reshape(-1)
+        values = np.stack([counts.astype(np.float64), np.zeros(len(ids))], axis=1).reshape(-1)
+        edges, values = np.concatenate([[0], edges]), np.concatenate([[0.0], values])
+        last = np.append(edges[1:] != edges[:-1], True)  # where two begin at one row, the later one holds
+        edges, values = edges[last], values[last]
+        inside = edges < rows
+        edges, values = edges[inside], values[inside]
+        fresh = np.append(True, values[1:] != values[:-1])
+        return TableProfile(name=name, starts=np.append(edges[fresh], rows), counts=values[fresh])
+
+    def count_of(self, rows: np.ndarray) -> np.ndarray:
+        """The counts of (n,) rows."""
+        return self.counts[np.searchsorted(self.starts, rows, side="right") - 1]
+
+    def dense(self) -> np.ndarray:
+        """The (rows,) float64 counts of single rows."""
+        return np.repeat(self.counts, np.diff(self.starts))
+
+    def smoothed(self, *, hit: float = 1.0, min_hits: int = 64, ratio: float = 1.05) -> TableProfile:
+        """A sampled profile without most of its noise: rows hit rarely get the mean of their neighbourhood.
+
+        Rows hit at least ``min_hits`` times keep their own count. The others are averaged over blocks whose bounds grow
+        by ``ratio``; as rows descend by frequency in training, a block's rows are nearly equally frequent there.
+
+        Args:
+          hit: the count that one sampled access stands for.
+          min_hits: hits from which a row's count is trusted; 64 mean a standard error of 1/8.
+          ratio: of the bounds of successive blocks.
+        """
+        edges = np.geomspace(1, self.rows + 1, 2 + int(np.log(self.rows + 1) / np.log(ratio))).astype(np.int64) - 1
+        edges = np.unique(np.append(edges, self.rows))
+        frequent = self.counts >= hit * min_hits
+        lengths = np.diff(self.starts)
+        mass = np.append(0.0, np.cumsum(np.where(frequent, 0.0, self.counts * lengths)))
+        size = np.append(0, np.cumsum(np.where(frequent, 0, lengths)))
+        block_mass = np.diff(np.interp(edges, self.starts, mass))
+        block_size = np.diff(np.interp(edges, self.starts, size.astype(np.float64)))
+        mean = np.divide(block_mass, block_size, out=np.zeros_like(block_mass), where=block_size > 0)
+        kept = np.stack([self.starts[:-1][frequent], self.starts[1:][frequent]])
+        bounds = np.unique(np.concatenate([edges, kept.reshape(-1)]))
+        run = np.searchsorted(self.starts, bounds[:-1], side="right") - 1
+        block = np.searchsorted(edges, bounds[:-1], side="right") - 1
+        counts = np.where(frequent[run], self.counts[run], mean[block])
+        return TableProfile(name=self.name, starts=bounds, counts=counts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class AccessProfile:
+    """The accesses of all tables of a dataset.
+
+    Attributes:
+      tables: one a table of the dataset.
+      examples: in which these accesses happened; counts by this are accesses an example.
+      source: how it was counted, for people.
+      dataset: the ``fingerprint`` of the dataset, empty where there is none.
+    """
+
+    tables: tuple[TableProfile, ...]
+    examples: float
+    source: str = ""
+    dataset: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.examples > 0:
+            raise ProfileError(f"an access profile of {self.examples} examples says nothing; count at least one")
+
+    def table(self, name: str) -> TableProfile:
+        """The profile of a table.
+
+        Raises:
+          ProfileError: if there is none.
+        """
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise ProfileError(f"the access profile has no table {name!r}; it has {', '.join(t.name for t in self.tables)}")
+
+    def check_dataset(self, schema: Schema) -> None:
+        """Refuses to be used with another dataset than the one counted.
+
+        Raises:
+          ProfileError: naming the difference.
+        """
+        rows = {t.name: t.rows for t in self.tables}
+        for table in schema.tables:
+            if rows.get(table.name) != table.rows:
+                found = f"{rows[table.name]:,} rows" if table.name in rows else "no such table"
+                raise ProfileError(
+                    f"the access profile has {found} where dataset {schema.name!r} has table {table.name!r} of"
+                    f" {table.rows:,} rows; {_REMEDY}"
+                )
+        if self.dataset and self.dataset != fingerprint(schema):
+            raise ProfileError(f"the access profile is of another dataset than {schema.name!r}; {_REMEDY}")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a versioned, checksummed file."""
+        header: dict[str, Any] = {"examples": self.examples, "source": self.source, "dataset": self.dataset}
+        header["tables"] = [t.name for t in self.tables]
+        arrays = {}
+        for number, table in enumerate(self.tables):
+            arrays[f"lengths/{number}"] = np.diff(table.starts)
+            arrays[f"counts/{number}"] = table.counts
+        write_container(path, kind=KIND, version=VERSION, header=header, arrays=arrays)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> AccessProfile:
+        """Reads a file of ``save``.
+
+        Raises:
+          ProfileError: if it is damaged or no access profile.
+        """
+        header, arrays = read_container(path, kind=KIND, version=VERSION, error=ProfileError, remedy=_REMEDY)
+        try:
+            tables = tuple(
+                TableProfile(
+                    name=name,
+                    starts=np.append(0, np.cumsum(arrays[f"lengths/{number}"])),
+                    counts=arrays[f"counts/{number}"],
+                )
+                for number, name in enumerate(header["tables"])
+            )
+            return AccessProfile(
+                tables=tables, examples=header["examples"], source=header["source"], dataset=header["dataset"]
+            )
+        except KeyError as error:
+            raise ProfileError(f"{path} lacks {error}; {_REMEDY}") from error

@@ -1,0 +1,242 @@
+"""What a plan is made for: devices, their memory, and what it costs to fetch a row from one another."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrec.errors import ConfigError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_KEYS = ("name", "devices", "devices_per_node", "memory", "lookup", "within", "between", "all_reduce", "host", "fetch")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """Devices and links.
+
+    Attributes:
+      name: for people.
+      memory: bytes of every device that embedding tables, with optimizer slots, may take.
+      fetch: OPER's L, seconds per byte: ``fetch[i][j]`` is what device ``i`` pays for a byte of a row of device ``j``;
+        the diagonal is a local lookup.
+      all_reduce: bytes a second of a dense all-reduce over all devices (OPER's BW_AR).
+      host: bytes a second between a device and host memory; 0 where there is no host tier.
+
+    Raises:
+      ConfigError: on sizes that do not fit together, or values that are not positive.
+    """
+
+    name: str
+    memory: tuple[int, ...]
+    fetch: tuple[tuple[float, ...], ...]
+    all_reduce: float
+    host: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "memory", tuple(int(m) for m in self.memory))
+        object.__setattr__(self, "fetch", tuple(tuple(float(c) for c in row) for row in self.fetch))
+        if not self.memory:
+            raise ConfigError(f"hardware {self.name!r} has no devices; memory needs one figure a device")
+        if len(self.fetch) != self.devices or any(len(row) != self.devices for row in self.fetch):
+            raise ConfigError(f"hardware {self.name!r}: fetch must be {self.devices} rows of {self.devices} costs")
+        if min(self.memory) <= 0:
+            raise ConfigError(f"hardware {self.name!r}: memory {list(self.memory)} must be positive on every device")
+        costs = np.array(self.fetch)
+        if not (np.isfinite(costs).all() and (costs > 0).all()):
+            raise ConfigError(f"hardware {self.name!r}: every cost in fetch must be a positive number of seconds")
+        for key, least in (("all_reduce", 1e-300), ("host", 0.0)):
+            if not least <= getattr(self, key) < float("inf"):
+                raise ConfigError(f"hardware {self.name!r}: {key} is {getattr(self, key)} bytes a second")
+
+    @property
+    def devices(self) -> int:
+        """How many there are, OPER's M."""
+        return len(self.memory)
+
+    @functools.cached_property
+    def L(self) -> np.ndarray:  # noqa: N802 - the paper's symbol
+        """``fetch`` as a read-only (devices, devices) float64 array."""
+        costs = np.array(self.fetch, np.float64)
+        costs.setflags(write=False)
+        return costs
+
+    @property
+    def remote(self) -> np.ndarray:
+        """(devices, devices) bool: the links between different devices."""
+        return ~np.eye(self.devices, dtype=bool)
+
+    @property
+    def p2p(self) -> float:
+        """Bytes a second between two devices, the harmonic mean over links (OPER's BW_P2P); 0 for a single device."""
+        return float(1 / self.L[self.remote].mean()) if self.devices > 1 else 0.0
+
+    def with_memory(self, memory: int | Sequence[int]) -> Hardware:
+        """The same with another budget, one for all devices or one each."""
+        each = (memory,) * self.devices if isinstance(memory, int) else tuple(memory)
+        return dataclasses.replace(self, memory=each)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, in JSON types; ``Hardware(**fields)`` is the inverse."""
+        return dataclasses.asdict(self)
+
+
+def grid(
+    name: str,
+    *,
+    devices: int,
+    devices_per_node: int | None = None,
+    memory: int | Sequence[int],
+    lookup: float,
+    within: float,
+    between: float | None = None,
+    all_reduce: float,
+    host: float = 0.0,
+) -> Hardware:
+    """Nodes of equal devices: one bandwidth within a node, one between nodes.
+
+    Args:
+      name: for people.
+      devices: in all nodes together.
+      devices_per_node: a divisor of ``devices``; None for one node.
+      memory: bytes for tables, one figure for all devices or one each.
+      lookup: bytes a second of gathering rows from a device's own memory.
+      within, between: bytes a second from device to device in one node and between nodes.
+      all_reduce: bytes a second of an all-reduce over all devices.
+      host: bytes a second between a device and host memory.
+
+    Raises:
+      ConfigError: on figures that do not describe a machine.
+    """
+    per_node = devices if devices_per_node is None else devices_per_node
+    if devices < 1 or per_node < 1 or devices % per_node:
+        raise ConfigError(f"hardware {name!r}: {devices} devices do not make nodes of {per_node}")
+    if per_node < devices and between is None:
+        raise ConfigError(f"hardware {name!r} has {devices // per_node} nodes; say the bandwidth `between` them")
+    speeds = {"lookup": lookup, "within": within, "between": within if between is None else between}
+    for key, value in speeds.items():
+        if not value > 0:
+            raise ConfigError(f"hardware {name!r}: {key} is {value} bytes a second; it must be positive")
+    node = np.arange(devices) // per_node
+    costs = np.where(node[:, None] == node[None, :], 1 / speeds["within"], 1 / speeds["between"])
+    np.fill_diagonal(costs, 1 / lookup)
+    return Hardware(
+        name=name,
+        memory=(memory,) * devices if isinstance(memory, int) else tuple(memory),
+        fetch=tuple(map(tuple, costs.tolist())),
+        all_reduce=all_reduce,
+        host=host,
+    )
+
+
+def _presets() -> dict[str, Hardware]:
+    """Makers' figures, in one direction; a fifth of the memory is left for the model, activations and buffers.
+
+    A100 40 GB: 1.555 TB/s HBM, NVLink 3 at 300 GB/s, PCIe 4. H200: 141 GB, 4.8 TB/s, NVLink 4 at 450 GB/s, PCIe 5, one
+    400 Gbit/s adapter a device. 4x4 is OPER's cluster: 4 NVLinks of 25 GB/s from A100 to A100, and 4.21 times the cost
+    between nodes (Figure 8). All-reduce: what a ring through the slowest link reaches, as a rule three quarters of it.
+    """
+    gb = 10**9
+    found = (
+        grid("dgx-a100", devices=8, memory=32 * gb, lookup=1555e9, within=300e9, all_reduce=225e9, host=31.5e9),
+        grid("h200x8", devices=8, memory=112 * gb, lookup=4800e9, within=450e9, all_reduce=340e9, host=63e9),
+        grid(
+            "a100-4x4", devices=16, devices_per_node=4, memory=32 * gb, lookup=1555e9, within=100e9,
+            between=100e9 / 4.21, all_reduce=18e9, host=31.5e9,
+        ),
+        grid(
+            "h200-2x8", devices=16, devices_per_node=8, memory=112 * gb, lookup=4800e9, within=450e9, between=50e9,
+            all_reduce=37e9, host=63e9,
+        ),
+    )  # fmt: skip
+    return {hardware.name: hardware for hardware in found}
+
+
+PRESETS: Mapping[str, Hardware] = _presets()
+
+
+def parse_bytes(value: Any, what: str = "size") -> float:
+    """``"32GB"``, ``"1.5TB/s"``, ``"40GiB"`` or a number, in bytes (a second).
+
+    Raises:
+      ConfigError: if it is none of these.
+    """
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([kmgt]i?)?b?(?:/s)?\s*", str(value).lower())
+    if match is None:
+        raise ConfigError(f"{what} is {value!r}; give bytes as a number or like 32GB, 40GiB, 1.5TB/s")
+    return float(match[1]) * _UNITS[match[2] or ""]
+
+
+def load_hardware(name: str | os.PathLike[str], *, devices: int | None = None) -> Hardware:
+    """A preset, or the hardware that a TOML file describes.
+
+    Args:
+      name: of a preset, or the path of a file that ends in ``.toml``.
+      devices: take the first so many devices only.
+
+    Raises:
+      ConfigError: if there is no such preset, or the file is wrong.
+    """
+    text = os.fspath(name)
+    if text in PRESETS:
+        hardware = PRESETS[text]
+    elif text.endswith(".toml"):
+        hardware = _read(pathlib.Path(text))
+    else:
+        raise ConfigError(f"hardware {text!r} is unknown; give a .toml file or one of {', '.join(PRESETS)}")
+    if devices is None or devices == hardware.devices:
+        return hardware
+    if not 1 <= devices <= hardware.devices:
+        raise ConfigError(f"hardware {text!r} has {hardware.devices} devices, not {devices}")
+    return dataclasses.replace(
+        hardware,
+        name=f"{hardware.name}, {devices} devices",
+        memory=hardware.memory[:devices],
+        fetch=tuple(row[:devices] for row in hardware.fetch[:devices]),
+    )
+
+
+def _read(path: pathlib.Path) -> Hardware:
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
+    if unknown := sorted(set(found) - set(_KEYS)):
+        raise ConfigError(f"{path}: unknown key(s) {', '.join(unknown)}; hardware has {', '.join(_KEYS)}")
+    wanted = ("memory", "all_reduce", *(() if "fetch" in found else ("devices", "lookup", "within")))
+    if missing := [key for key in wanted if key not in found]:
+        raise ConfigError(f"{path} lacks {', '.join(missing)}")
+    values = {
+        k: parse_bytes(found[k], f"{path}: {k}") for k in ("lookup", "within", "between", "all_reduce") if k in found
+    }
+    given = found["memory"]
+    memory = [int(parse_bytes(m, f"{path}: memory")) for m in (given if isinstance(given, list) else [given])]
+    host = parse_bytes(found.get("host", 0), f"{path}: host")
+    name = str(found.get("name", path.stem))
+    try:
+        if "fetch" in found:
+            if clash := [k for k in ("lookup", "within", "between", "devices_per_node") if k in found]:
+                raise ConfigError(f"{path} has fetch and also {', '.join(clash)}; give one or the other")
+            costs = tuple(tuple(float(c) for c in row) for row in found["fetch"])
+            each = tuple(memory * len(costs) if len(memory) == 1 else memory)
+            return Hardware(name=name, memory=each, fetch=costs, all_reduce=values["all_reduce"], host=host)
+        return grid(
+            name,
+            devices=int(found["devices"]),
+            devices_per_node=found.get("devices_per_node"),
+            memory=memory[0] if len(memory) == 1 else memory,
+            host=host,
+            **values,
+        )
+    except (TypeError, ValueError) as error:
+        raise error if isinstance(error, ConfigError) else ConfigError(f"{path}: {error}") from error

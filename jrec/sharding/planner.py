@@ -1,0 +1,175 @@
+"""OPER's planner: tiers, replicas, balanced model parallelism with threshold refinement, copies for inference."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+
+from jrec.errors import ConfigError
+from jrec.sharding.balance import assign, loads_of, polish
+from jrec.sharding.cost import Cost, degree_of_balance, evaluate
+from jrec.sharding.inference import copy_for_inference
+from jrec.sharding.partition import partition, span
+from jrec.sharding.pieces import HOST, REPLICATED, TT, Pieces, Placement, join
+from jrec.sharding.problem import Problem
+from jrec.sharding.replicate import FrequencyRule, replicated_ranks
+from jrec.sharding.tiers import Tiers, TTOption, choose_tiers
+
+DEFAULT_THRESHOLD = 0.001
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """How hard to try, and what is allowed.
+
+    Attributes:
+      threshold: of partitioning at first (OPER §4.1), a share of memory and of accesses.
+      target: the degree of balance at which refinement ends.
+      refinements: how often the threshold may be halved.
+      exchanges: pairs of pieces that may change places after the greedy assignment; 0 is the paper's algorithm.
+      rule: which rows are worth an all-reduce, see ``jrec.sharding.replicate.pays``.
+      host: whether rows may live in host memory where they do not fit.
+      tt: tables that may live as tensor-train cores.
+    """
+
+    threshold: float = DEFAULT_THRESHOLD
+    target: float = 0.995
+    refinements: int = 5
+    exchanges: int = 400
+    rule: FrequencyRule = "oper"
+    host: bool = True
+    tt: tuple[TTOption, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise ConfigError(f"threshold is {self.threshold}; give a share above 0, up to 1")
+        if not 0 <= self.target <= 1:
+            raise ConfigError(f"target is {self.target}; a degree of balance lies between 0 and 1")
+        for name in ("refinements", "exchanges"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if self.rule not in ("oper", "per-device"):
+            raise ConfigError(f"rule is {self.rule!r}; choose oper or per-device")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Planned:
+    """A placement and how it came about.
+
+    Attributes:
+      placement: where every row lives.
+      cost: what it costs.
+      tiers: what was chosen where memory was short.
+      threshold: at which refinement ended.
+      tried: (threshold, degree of balance) of every round.
+      seconds: that planning took.
+    """
+
+    placement: Placement
+    cost: Cost
+    tiers: Tiers
+    threshold: float
+    tried: tuple[tuple[float, float], ...]
+    seconds: float
+
+
+def plan_placement(problem: Problem, options: PlanOptions | None = None) -> Planned:
+    """Plans.
+
+    The paper balances all rows and replicates afterwards. For training, replicas are set apart here first, since
+    taking the hottest rows out of a balanced placement leaves the fetches of the others unbalanced.
+
+    Args:
+      problem: tables, accesses, devices, purpose.
+      options: None for the defaults.
+
+    Returns:
+      The best round's placement.
+
+    Raises:
+      PlanError: if the tables do not fit.
+    """
+    options = PlanOptions() if options is None else options
+    began = time.perf_counter()
+    tiers = choose_tiers(problem, options.tt, host=options.host, rule=options.rule)
+    training = problem.purpose == "training"
+    hot = replicated_ranks(problem, tiers.kept, tiers.extra, options.rule)
+    none = np.zeros_like(hot)
+    apart = _apart(problem, tiers, hot if training else none)
+    # Rows that inference will copy are balanced for themselves: a device that owned more of them would fetch less.
+    groups = [(hot, tiers.kept)] if training else [(none, hot), (hot, tiers.kept)]
+    reserved = np.full(problem.devices, float(tiers.core_bytes))
+    if training:
+        reserved += float((hot * problem.memory_bytes).sum())
+    best: tuple[float, float, Placement] | None = None
+    tried, threshold = [], options.threshold
+    for _ in range(options.refinements + 1):
+        placed = _balanced(problem, options, threshold, groups, reserved)
+        balance = balance_of(problem, placed, reserved)
+        tried.append((threshold, balance))
+        if best is None or balance > best[0]:
+            best = (balance, threshold, placed)
+        if best[0] >= options.target or bool((placed.pieces.stop - placed.pieces.start <= 1).all()):
+            break
+        threshold /= 2
+    assert best is not None
+    placement = join([*apart, best[2]], core_bytes=tiers.core_bytes, core_seconds=tiers.core_seconds)
+    if not training:
+        used = placement.pieces.memory @ placement.holders() + tiers.core_bytes
+        room = np.minimum(tiers.extra / problem.devices, np.array(problem.hardware.memory) - used)
+        placement = copy_for_inference(problem, placement, np.maximum(room, 0.0))
+    return Planned(
+        placement=placement,
+        cost=evaluate(problem, placement),
+        tiers=tiers,
+        threshold=best[1],
+        tried=tuple(tried),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def balance_of(problem: Problem, placed: Placement, reserved: np.ndarray) -> float:
+    """The lesser degree of balance of sharded rows: of lookups, and of memory beside the (devices,) reserved bytes."""
+    loads = loads_of(problem, placed.pieces, placed.owner, np.zeros_like(reserved))
+    return min(degree_of_balance(loads.lookup), degree_of_balance((loads.memory + reserved) / loads.budget))
+
+
+def _balanced(
+    problem: Problem,
+    options: PlanOptions,
+    threshold: float,
+    groups: list[tuple[np.ndarray, np.ndarray]],
+    reserved: np.ndarray,
+) -> Placement:
+    """One round of §4.1 and §4.2 for each group of ranks."""
+    parts: list[Placement] = []
+    for first, last in groups:
+        pieces = partition(problem, threshold, first, last)
+        if not len(pieces):
+            continue
+        pieces, owner = assign(problem, pieces, reserved=reserved)
+        owner = polish(problem, pieces, owner, reserved=reserved, rounds=options.exchanges)
+        reserved = reserved + np.bincount(owner, pieces.memory, problem.devices)
+        parts.append(Placement.owned(pieces, owner, problem.devices))
+    return (
+        join(parts)
+        if parts
+        else Placement.owned(Pieces.of(problem, none := np.empty(0), none, none), none, problem.devices)
+    )
+
+
+def _apart(problem: Problem, tiers: Tiers, near: np.ndarray) -> list[Placement]:
+    """The rows that no single device owns."""
+    rows = np.array([t.rows for t in problem.tables], np.int64)
+    parts = (
+        (REPLICATED, np.zeros_like(near), near),
+        (HOST, tiers.kept, tiers.tt_from),
+        (TT, tiers.tt_from, rows),
+    )
+    return [
+        Placement.everywhere(span(problem, first, last), tier, problem.devices)
+        for tier, first, last in parts
+        if (last > first).any()
+    ]
