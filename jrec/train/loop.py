@@ -15,6 +15,7 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.schema import Schema
 from jrec.errors import DivergedError
+from jrec.nn import SparseOptimizer
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
 from jrec.train.checkpoint import Checkpoints
 from jrec.train.config import TrainConfig
@@ -27,6 +28,7 @@ from jrec.train.progress import TrainingProgress
 from jrec.train.run_folder import CHECKPOINT_FOLDER, open_run_folder
 from jrec.train.running_auc import RunningAuc
 from jrec.train.step import compile_run
+from jrec.train.stepper import DeviceStepper, Stepper
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ class Outcome:
       parameters: counts and bytes, see ``parameter_counts``.
       schema: of the dataset.
       seconds, examples: training time and examples of this process, evaluations and checkpoints left out.
+      pipeline: what the stages of the host tier did meanwhile (``Timeline.summary``); None without host tables.
     """
 
     folder: pathlib.Path
@@ -51,6 +54,7 @@ class Outcome:
     schema: Schema
     seconds: float
     examples: int
+    pipeline: dict[str, Any] | None = None
 
 
 def train(config: TrainConfig, *, resume: bool = False, overwrite: bool = False) -> Outcome:
@@ -90,8 +94,9 @@ class _Run:
         if config.max_steps:
             self.total = min(self.total, config.max_steps)
         model = build_model(config, schema, self.layout)
+        optimizer = build_optimizer(config, model, self.total)
         self.parameters = parameter_counts(model)
-        self.state, self.compiled = compile_run(model, build_optimizer(config, model, self.total))
+        self.stepper = self._make_stepper(model, optimizer)
         self.checkpoints = Checkpoints(
             folder / CHECKPOINT_FOLDER,
             keep=config.checkpoint.keep,
@@ -104,15 +109,31 @@ class _Run:
         self.saved = -1
         self.seconds, self.examples = 0.0, 0
 
+    def _make_stepper(self, model: Any, optimizer: SparseOptimizer) -> Stepper:
+        state, compiled = compile_run(model, optimizer)
+        if all(stack.tier != "host" for stack in self.layout.members):
+            return DeviceStepper(state, compiled, self.loader)
+        from jrec.train.host_run import HostStepper, host_tables
+
+        return HostStepper(
+            state,
+            compiled,
+            self.loader,
+            config=self.config,
+            layout=self.layout,
+            tables=host_tables(self.config, self.layout, optimizer.embedding),
+            total=self.total,
+            folder=self.folder,
+        )
+
     def restore(self) -> None:
         """Goes back to the latest checkpoint, if there is one; forgets what was logged after it."""
         if self.checkpoints.latest_step() is None:
             self.log.truncate_after(-1)
             return
-        restored = self.checkpoints.restore(self.state)
-        self.state = restored.state
+        restored = self.checkpoints.restore(self.stepper.state)
+        self.stepper.restore(restored.state, restored.meta["loader"], restored.step)
         self.auc.restore(restored.progress)
-        self.loader.restore(restored.meta["loader"])
         self.losses = list(restored.meta["losses"])
         self.step = self.saved = restored.step
         self.log.truncate_after(self.step)
@@ -132,16 +153,16 @@ class _Run:
             schema=self.schema,
             seconds=self.seconds,
             examples=self.examples,
+            pipeline=self.stepper.pipeline(self.seconds),
         )
 
     def _train(self, stop: StopRequest, progress: TrainingProgress) -> bool:
         config = self.config
         pending: tuple[jax.Array, jax.Array, Batch] | None = None
         clock = time.perf_counter()
-        with contextlib.closing(self.loader):
+        with contextlib.closing(self.stepper):
             while self.step < self.total and not stop:
-                batch = next(self.loader)
-                self.state, loss, logits = self.compiled.step(self.state, batch)
+                loss, logits, batch = self.stepper.step()
                 self.step += 1
                 # Reading a step's results back only after the next one is under way keeps the device busy.
                 if pending is not None:
@@ -160,6 +181,8 @@ class _Run:
                     clock = time.perf_counter()
             if pending is not None:
                 self._absorb(self.step, *pending)
+            self.stepper.settle()
+            if pending is not None:
                 self._count_time(clock)
         return self.step < self.total
 
@@ -201,15 +224,17 @@ class _Run:
         if self.saved == self.step:
             return
         self.log.sync()
-        meta = {"loader": self.loader.state(), "losses": self.losses}
-        self.checkpoints.save(self.step, self.state, progress=self.auc.state(), meta=meta)
+        meta = {"loader": self.stepper.position(), "losses": self.losses}
+        self.stepper.save(self.step)
+        self.checkpoints.save(self.step, self.stepper.state, progress=self.auc.state(), meta=meta)
+        self.stepper.saved(self.checkpoints.steps())
         self.saved = self.step
 
     def _score(self, split: str, limit: int, progress: TrainingProgress) -> Scores:
         with eval_loader(self.config, self.schema, self.layout, split) as loader:
             batches = min(limit, loader.batches_per_epoch) if limit else loader.batches_per_epoch
             with progress.evaluating(split, batches) as advance:
-                return score(self.compiled.predict, self.state, loader, limit=limit, on_batch=advance)
+                return score(self.stepper.predict, self.stepper.state, loader, limit=limit, on_batch=advance)
 
     def _final_scores(self, progress: TrainingProgress) -> dict[str, Scores]:
         splits = [s for s in self.config.evaluate.final_splits if s in self.schema.splits]
@@ -217,6 +242,6 @@ class _Run:
 
     def close(self) -> None:
         """Releases threads and files."""
-        self.loader.close()
+        self.stepper.close()
         self.checkpoints.close()
         self.log.close()
