@@ -33,6 +33,7 @@ class Command:
 COMMANDS = (
     Command(name="prepare", module="jrec.commands.prepare", help="turn a raw click log into a dataset"),
     Command(name="synth", module="jrec.commands.synth", help="make a synthetic dataset of published table sizes"),
+    Command(name="reorder", module="jrec.commands.reorder", help="let rows that are read together lie together"),
     Command(name="train", module="jrec.commands.train", help="train and evaluate a model, write a report"),
     Command(name="eval", module="jrec.commands.eval", help="evaluate a checkpoint on a dataset"),
 )

@@ -6,7 +6,7 @@
       valid-…, test-…
       counts/TABLE.npy                   (rows,) int64, accesses of every row in the training split
       vocabulary/TABLE.parquet           value, row, count; absent for synthetic data and hashed tables
-      reorder/TABLE-CHECKSUM.npy         (rows,) uint32, the row that takes the place of every stored one (`jrec reorder`)
+      reorder/TABLE-CHECKSUM.npy         (rows,) uint32, the new row of every stored one (`jrec reorder`)
 
 Rows of a table descend by frequency, so row 0 is the most accessed. Shards, counts, vocabularies and ``oov_row`` speak
 of these stored rows, also where a bijection renumbers what the loader yields.

@@ -44,7 +44,7 @@ def workspace(
     partial, replaced = (out.with_name(f"{out.name}.{suffix}") for suffix in ("partial", "replaced"))
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(out):
+    with locked(out):
         _recover(out, replaced, report)
         _check_out(out, overwrite)
         _discard(partial, report)
@@ -77,7 +77,7 @@ def disk_errors(place: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(out: pathlib.Path) -> Iterator[None]:
+def locked(out: pathlib.Path) -> Iterator[None]:
     """Holds a lock that the operating system drops with the process, however it ends."""
     path = out.with_name(f".{out.name}.lock")
     with disk_errors(path):

@@ -1,0 +1,267 @@
+"""Reordering the rows of a dataset's tables: ``jrec reorder`` (EL-Rec, §IV).
+
+Rows that training reads together come to lie together, so that the lookups of a batch share more of a tensor-train
+table's products. The shards stay as they are: each table gets a bijection, which the loader applies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrec.data.loader import LoaderConfig
+from jrec.data.progress import Progress
+from jrec.data.reorder_effect import Effect, measure_effects, random_order, total_prefixes
+from jrec.data.reorder_file import FOLDER, save_order, table_checksums, write_atomically
+from jrec.data.reorder_log import Reading, stored
+from jrec.data.reorder_options import ReorderOptions
+from jrec.data.reorder_plots import image, plot_prefixes
+from jrec.data.reorder_table import TableOrder, reorder_table
+from jrec.data.reorder_verify import verify
+from jrec.data.schema import SCHEMA_FILE, Bijection, DatasetError, Schema
+from jrec.data.workspace import disk_errors, locked, workspace
+
+REPORT_FILE = "report.json"
+PLOT_FILE = "prefixes.png"
+_VERIFIED_BATCHES = 32  # of every split, before the new schema is in force; `jrec reorder --verify` compares all
+_QUIET = Progress(show=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a reordering did.
+
+    Attributes:
+      schema: of the dataset as it is now.
+      orders: of the tables that were considered.
+      gains: by table, the share of unique prefixes that its new order saves on batches as training reads them.
+      kept: tables whose new order is in force.
+      effects: of the report.
+    """
+
+    schema: Schema
+    orders: tuple[TableOrder, ...]
+    gains: Mapping[str, float]
+    kept: tuple[str, ...]
+    effects: tuple[Effect, ...]
+
+
+def reorder(
+    folder: str | os.PathLike[str],
+    options: ReorderOptions | None = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    command: str = "",
+    progress: Progress = _QUIET,
+    report: Callable[[str], None] = lambda message: None,
+) -> Outcome:
+    """Reorders the large tables of a dataset, in place or in a copy that shares its shards.
+
+    An earlier reordering is replaced, never built upon. The new one is verified, then the schema is replaced in one
+    step; whatever stops this function before leaves the dataset as it was.
+
+    Args:
+      folder: the dataset.
+      options: how.
+      out: a new dataset folder; None changes ``folder``.
+      overwrite: whether a dataset at ``out`` may be replaced.
+      command: what the user typed, for the provenance.
+      progress: shows how far it is.
+      report: takes messages for the user.
+
+    Returns:
+      What was done; ``reorder/report.json`` and ``reorder/prefixes.png`` in the dataset say it too.
+
+    Raises:
+      DatasetError: if the dataset cannot be used, or no table is large enough.
+      MissingIgraphError: if igraph is not installed.
+    """
+    options = options or ReorderOptions()
+    folder = pathlib.Path(folder)
+    if out is not None and pathlib.Path(out).exists() and pathlib.Path(out).samefile(folder):
+        raise DatasetError(f"--out {out} is the dataset itself; leave --out away to reorder it in place")
+    with _target(folder, out, overwrite=overwrite, command=command, report=report) as target:
+        schema = Schema.load(folder)
+        found = _find(folder, stored(schema), options, progress)
+        outcome = _judge(folder, stored(schema), options, found, progress)
+        with disk_errors(target):
+            entries = {o.table: save_order(target, o.table, o.order) for o in found if o.table in outcome.kept}
+            schema = _with_bijections(schema, entries, options, command)
+            (target / FOLDER).mkdir(exist_ok=True)
+            _write_report(target / FOLDER, schema, options, outcome)
+            verify(target, schema, limit=_VERIFIED_BATCHES, progress=progress)
+            schema.save(target)
+            _sweep(target, schema)
+    return dataclasses.replace(outcome, schema=schema)
+
+
+def restore(folder: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Takes a dataset's bijections away: rows have their stored numbers again. Returns the tables that had one."""
+    folder = pathlib.Path(folder)
+    Schema.load(folder)
+    with locked(folder.absolute()), disk_errors(folder):
+        schema = Schema.load(folder)
+        provenance = {k: v for k, v in schema.provenance.items() if k != "reorder"}
+        dataclasses.replace(stored(schema), provenance=provenance).save(folder)
+        shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    return tuple(t.name for t in schema.tables if t.bijection is not None)
+
+
+def choose_tables(schema: Schema, options: ReorderOptions) -> list[str]:
+    """The tables to reorder: those asked for, or all that are large enough and read by some feature.
+
+    Raises:
+      DatasetError: on a table that the dataset lacks, or if there is none.
+    """
+    names = [t.name for t in schema.tables]
+    if options.tables is not None:
+        if unknown := [name for name in options.tables if name not in names]:
+            raise DatasetError(f"the dataset has no table {', '.join(unknown)}; its tables are {', '.join(names)}")
+        return list(dict.fromkeys(options.tables))
+    read = {f.table for f in schema.categorical}
+    large = [t for t in schema.tables if t.rows >= options.min_rows and t.name in read]
+    if not large:
+        most = max((t.rows for t in schema.tables), default=0)
+        raise DatasetError(
+            f"no table has {options.min_rows:,} rows or more, the largest has {most:,}; small tables gain nothing from"
+            " another order. Name some (--tables) or lower the threshold (--min-rows)"
+        )
+    return [t.name for t in sorted(large, key=lambda t: -t.rows)]
+
+
+@contextlib.contextmanager
+def _target(
+    folder: pathlib.Path, out: str | os.PathLike[str] | None, *, overwrite: bool, command: str, report: Callable
+) -> Iterator[pathlib.Path]:
+    """The folder to write to: the dataset itself, locked, or a copy that appears when all is done."""
+    Schema.load(folder)
+    if out is None:
+        with locked(folder.absolute()):
+            yield folder
+        return
+    with workspace(out, {"command": command, "dataset": str(folder)}, overwrite=overwrite, report=report) as target:
+        for path in sorted(folder.iterdir()):
+            if path.name in (FOLDER, SCHEMA_FILE):
+                continue
+            if path.is_dir():
+                shutil.copytree(path, target / path.name, copy_function=_link)
+            else:
+                _link(path, target / path.name)
+        yield target
+
+
+def _link(source: str | pathlib.Path, target: str | pathlib.Path) -> str:
+    """A hard link, or a copy where links cannot be; files of a dataset are replaced, never changed."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return str(target)
+
+
+def _find(folder: pathlib.Path, schema: Schema, options: ReorderOptions, progress: Progress) -> list[TableOrder]:
+    return [reorder_table(folder, schema, table, options, progress) for table in choose_tables(schema, options)]
+
+
+def _judge(
+    folder: pathlib.Path, schema: Schema, options: ReorderOptions, found: Sequence[TableOrder], progress: Progress
+) -> Outcome:
+    """Measures the orders and keeps those that are worth it."""
+    orders = {
+        o.table: {
+            "random": random_order(len(o.order), options.seed),
+            "stored": np.arange(len(o.order), dtype=np.uint32),
+            "frequency": o.frequency_order,
+            "reordered": o.order,
+        }
+        for o in found
+    }
+
+    def read(split: str, readings: list[Reading]) -> list[Effect]:
+        return measure_effects(folder, schema, split, orders, readings, progress=progress)
+
+    decisive = read("train", [_reading(options, options.batch_size, options.window_blocks)])
+    gains = {e.table: 1 - e.prefixes["reordered"] / max(e.prefixes["stored"], 1) for e in decisive}
+    least = options.min_gain
+    kept = tuple(table for table, gain in gains.items() if least is None or gain >= least)
+    ways = dict.fromkeys((0, options.window_blocks, LoaderConfig.window_blocks))
+    effects = []
+    for window_blocks in ways:
+        effects += read("train", [_reading(options, size, window_blocks) for size in options.report_batch_sizes])
+    if "valid" in schema.splits and schema.splits["valid"].examples:
+        effects += read("valid", [_reading(options, size, 0) for size in options.report_batch_sizes])
+    return Outcome(schema=schema, orders=tuple(found), gains=gains, kept=kept, effects=tuple(effects))
+
+
+def _reading(options: ReorderOptions, batch_size: int, window_blocks: int) -> Reading:
+    return Reading(
+        batch_size=batch_size,
+        window_blocks=window_blocks,
+        seed=options.seed,
+        limit=options.report_batches,
+        workers=options.threads,
+    )
+
+
+def _with_bijections(schema: Schema, entries: Mapping[str, Bijection], options: ReorderOptions, command: str) -> Schema:
+    tables = tuple(dataclasses.replace(t, bijection=entries.get(t.name)) for t in schema.tables)
+    provenance = {**schema.provenance, "reorder": {"command": command, "options": _plain(options)}}
+    return dataclasses.replace(schema, tables=tables, provenance=provenance)
+
+
+def _plain(options: ReorderOptions) -> dict[str, Any]:
+    content = {k: v for k, v in dataclasses.asdict(options).items() if k != "threads"}
+    return {**content, "degree": "all" if np.isinf(options.degree) else options.degree}
+
+
+def _write_report(folder: pathlib.Path, schema: Schema, options: ReorderOptions, outcome: Outcome) -> None:
+    """The figures as JSON and the plot; the checksums say which bijections they are of."""
+    content = {
+        "format": "jrec-reorder-report",
+        "version": 1,
+        "dataset": schema.name,
+        "bijections": table_checksums(schema) or {},
+        "options": _plain(options),
+        "tables": {
+            o.table: {**o.figures(), "gain": outcome.gains[o.table], "kept": o.table in outcome.kept}
+            for o in outcome.orders
+        },
+        "effects": [dataclasses.asdict(e) for e in outcome.effects],
+    }
+    figure = plot_prefixes(outcome.effects, title=f"{schema.name}: unique prefixes of a batch")
+    write_atomically(folder / PLOT_FILE, image(figure))
+    write_atomically(folder / REPORT_FILE, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+
+
+def _sweep(folder: pathlib.Path, schema: Schema) -> None:
+    """Removes bijections that the schema does not name: those that were replaced, or that a kill left behind."""
+    named = {t.bijection.file for t in schema.tables if t.bijection is not None}
+    for path in (folder / FOLDER).iterdir():
+        if path.name not in (REPORT_FILE, PLOT_FILE) and f"{FOLDER}/{path.name}" not in named:
+            path.unlink()
+
+
+def summary(outcome: Outcome) -> list[str]:
+    """A line for each table, and one for their sum in order of time."""
+    lines = []
+    for o in outcome.orders:
+        verdict = "reordered" if o.table in outcome.kept else "left alone"
+        lines.append(
+            f"{o.table}: {verdict}; prefixes of a batch {-100 * outcome.gains[o.table]:+.1f} %, {o.communities:,}"
+            f" communities of {o.seen - o.hot:,} rows, modularity {o.modularity:.3f}"
+        )
+    for size in dict.fromkeys(e.batch_size for e in outcome.effects):
+        mine = [e for e in outcome.effects if (e.split, e.window_blocks, e.batch_size) == ("train", 0, size)]
+        if mine:
+            counts = ", ".join(f"{name} {total_prefixes(mine, name):,.0f}" for name in mine[0].prefixes)
+            lines.append(f"batch {size:,} in order of time, unique prefixes of all these tables: {counts}")
+    return lines
