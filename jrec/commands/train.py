@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         seconds=outcome.seconds or None,
         examples=outcome.examples or None,
         history=outcome.folder / METRICS_FILE,
+        pipeline=outcome.pipeline,
     )
     print(summary(content))
     print(f"{outcome.step:,} steps; report: {report}")

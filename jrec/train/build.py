@@ -139,4 +139,9 @@ def parameter_counts(model: DLRM) -> dict[str, dict[str, Any]]:
         arrays = [*stack.arrays(), *(x[...] for x in stack.cached.values())]
         rows = stack.shape.rows
         counts[name] = {"parameters": sum(x.size for x in arrays), "bytes": sum(x.nbytes for x in arrays), "rows": rows}
+    for stack in model.embeddings.layout.members:
+        if stack.tier == "host":
+            parameters = stack.rows * stack.dim
+            size = jax.numpy.dtype(stack.dtype).itemsize
+            counts[stack.name] = {"parameters": parameters, "bytes": size * parameters, "rows": stack.rows}
     return counts

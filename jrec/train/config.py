@@ -160,11 +160,20 @@ class CheckpointConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogConfig(Section):
-    """``[log]``: steps between metric records, TensorBoard files, and the progress bar ("auto": on a terminal)."""
+    """``[log]``: what a run tells.
+
+    Attributes:
+      every_steps: steps between metric records.
+      tensorboard: whether to write TensorBoard files too.
+      progress: the progress bar; "auto" shows it on a terminal.
+      trace: whether to write when each stage of the host tier worked on which batch, as ``trace.json`` in the
+        run's folder, for https://ui.perfetto.dev.
+    """
 
     every_steps: Positive = 50
     tensorboard: bool = True
     progress: Literal["auto", "on", "off"] = "auto"
+    trace: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -75,6 +75,32 @@ class TTSection(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class HostSection(Section):
+    """``[tables.host]``: tables in host memory and the pipeline between them and the device. No key changes a result.
+
+    Attributes:
+      queue: batches that may be under way between reading rows from the host and writing them back; 1 is sequential.
+      cached_batches: how many batches' updated rows the device keeps, so that they need not travel again; at least
+        ``queue - 1``. 0 for as many as ``queue``.
+      folder: where memory-mapped files hold rows and slots, for tables larger than memory; empty for memory itself.
+      threads: that read and write rows; 0 for all CPUs.
+    """
+
+    queue: Positive = 3
+    cached_batches: Count = 0
+    folder: str = ""
+    threads: Count = 0
+
+    @override
+    def check(self) -> None:
+        if self.cached_batches and self.cached_batches < self.queue - 1:
+            raise ConfigError(
+                f"tables.host.cached_batches is {self.cached_batches}, but with tables.host.queue = {self.queue} the"
+                f" rows of up to {self.queue - 1} batches are only on the device; set it to at least that, or to 0"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TableOverride(Section):
     """``[tables.overrides.NAME]``: what is different with one table.
 
@@ -86,7 +112,7 @@ class TableOverride(Section):
       row_factors, dim_factors: of every core, for a shape that is not searched for; both or none.
     """
 
-    tier: Literal["device", "tt"] | None = None
+    tier: Literal["device", "tt", "host"] | None = None
     rank: Positive | None = None
     ranks: tuple[Positive, ...] | None = None
     cores: Cores | None = None
@@ -105,15 +131,18 @@ class TablesConfig(Section):
     """``[tables]``: where the rows live and which implementation of the embedding ops works on them.
 
     Attributes:
-      tier: of the tables that neither a rule nor an override places elsewhere; "device" keeps every full row there.
+      tier: of the tables that neither a rule nor an override places elsewhere: "device" keeps every full row there,
+        "host" in host memory, and lends the device those of the batch.
       implementation: "auto" chooses by platform and shape; a named one never falls back to another.
       tt: tensor-train tables.
+      host: tables in host memory.
       overrides: by name of the table.
     """
 
-    tier: Literal["device"] = "device"
+    tier: Literal["device", "host"] = "device"
     implementation: Literal["auto", "xla", "native", "pallas"] = "auto"
     tt: TTSection = dataclasses.field(default_factory=TTSection)
+    host: HostSection = dataclasses.field(default_factory=HostSection)
     overrides: Mapping[str, TableOverride] = dataclasses.field(default_factory=dict)
 
     @override

@@ -91,7 +91,8 @@ def evaluate_checkpoint(
     layout = build_layout(config, schema)
     with eval_loader(config, schema, layout, split) as loader:
         model = build_model(config, schema, layout)
-        initial, compiled = compile_run(model, build_optimizer(config, model, total_steps=1))
+        optimizer = build_optimizer(config, model, total_steps=1)
+        initial, compiled = compile_run(model, optimizer)
         checkpoints = Checkpoints(
             folder / CHECKPOINT_FOLDER,
             keep=config.checkpoint.keep,
@@ -103,7 +104,12 @@ def evaluate_checkpoint(
             checkpoints.close()
         batches = min(limit, loader.batches_per_epoch) if limit else loader.batches_per_epoch
         with TrainingProgress("auto", total=0, start=0) as progress, progress.evaluating(split, batches) as advance:
-            scores = score(compiled.predict, restored.state, loader, limit=limit, on_batch=advance)
+            predict = compiled.predict
+            if any(stack.tier == "host" for stack in layout.members):
+                from jrec.train.host_run import restored_predict
+
+                predict = restored_predict(config, layout, compiled, optimizer.embedding, folder, restored.step)
+            scores = score(predict, restored.state, loader, limit=limit, on_batch=advance)
     return CheckpointScores(
         step=restored.step, scores=scores, schema=schema, config=config, parameters=parameter_counts(model)
     )

@@ -16,6 +16,7 @@ from flax import nnx
 
 from jrec.batch import Batch
 from jrec.data.loader import Loader
+from jrec.errors import ConfigError
 from jrec.host import HostCheckpoints, HostTable
 from jrec.host.pipeline import HostPipeline
 from jrec.host.pipeline_batch import localized, read
@@ -29,7 +30,16 @@ from jrec.train.step import CompiledRun, State
 
 
 def host_tables(config: TrainConfig, layout: EmbeddingLayout, optimizer: RowOptimizer) -> dict[str, HostTable]:
-    """The rows of every stack of tier "host", as they begin: bit-identical to those of the same run on the device."""
+    """The rows of every stack of tier "host", as they begin: bit-identical to those of the same run on the device.
+
+    Raises:
+      ConfigError: if memory or ``tables.host.folder`` cannot hold them, or several processes train.
+    """
+    if jax.process_count() > 1:
+        raise ConfigError(
+            f"tables of tier 'host' are updated by one process, but this is one of {jax.process_count()}; use tier"
+            " 'device'"
+        )
     stacks = [stack for stack in layout.members if stack.tier == "host"]
     key = nnx.Rngs(params=config.seed).params()  # the first of the stream is the collection's: models make it first
     host = config.tables.host
@@ -50,6 +60,26 @@ def host_predict(
         return compiled.predict_on_rows(state, rows, dataclasses.replace(batch, bags=bags))
 
     return predict
+
+
+def restored_predict(
+    config: TrainConfig,
+    layout: EmbeddingLayout,
+    compiled: CompiledRun,
+    optimizer: RowOptimizer,
+    folder: pathlib.Path,
+    step: int,
+) -> Callable[[State, Batch], jax.Array]:
+    """``state, batch -> logits`` with the host rows of a run's checkpoint.
+
+    Args:
+      config, layout, compiled, optimizer: of the run's model.
+      folder: of the run.
+      step: of the checkpoint.
+    """
+    tables = host_tables(config, layout, optimizer)
+    HostCheckpoints(folder / HOST_CHECKPOINT_FOLDER, tables).restore(step)
+    return host_predict(compiled, layout, tables)
 
 
 class HostStepper:

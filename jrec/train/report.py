@@ -53,6 +53,7 @@ def write_report(
     seconds: float | None = None,
     examples: int | None = None,
     history: str | os.PathLike[str] | None = None,
+    pipeline: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Computes the metrics of the final scores and writes the report, each file atomically, ``metrics.json`` last.
 
@@ -65,6 +66,7 @@ def write_report(
       steps: that the model was trained for.
       seconds, examples: training time of this process and the examples it covers; None where nothing was trained.
       history: the ``metrics.jsonl`` of the run, for the loss plot.
+      pipeline: what the host tier's stages did during training, see ``Timeline.summary``; None without host tables.
 
     Returns:
       the content of ``metrics.json``.
@@ -91,6 +93,8 @@ def write_report(
     }
     described = describe_tables(config, schema)
     content |= {"tables": described, "tables_total": tables_total(described)}
+    if pipeline is not None:
+        content["pipeline"] = dict(pipeline)
     title = f"{config.name} on {schema.name}"
     if scores:
         _save(plot_roc(scores, title=title, ceiling=schema.ceiling), folder / "roc.png")

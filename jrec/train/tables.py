@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jrec.data.schema import Schema, Table
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.nn import TTOptions
-from jrec.ops.layout import EmbeddingLayout, TableConfig
+from jrec.ops.layout import EmbeddingLayout, TableConfig, Tier
 from jrec.ops.tt import TTCacheConfig, TTShape
 from jrec.train.config import TrainConfig
 from jrec.train.config_tables import TableOverride, TTCacheSection
@@ -56,7 +56,7 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
             shape, note = _selected_shape(config, table, override)
         elif override.tier is None and override.shaped:
             note = "stays whole: no rule selects it, so the shape in tables.overrides is not used"
-        placed.append(_table(config, table, shape))
+        placed.append(_table(config, table, shape, override.tier))
         if note is not None:
             notes[table.name] = note
     return TablePlan(tables=tuple(placed), notes=notes)
@@ -110,10 +110,11 @@ def tables_total(described: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _table(config: TrainConfig, table: Table, shape: TTShape | None) -> TableConfig:
+def _table(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier | None) -> TableConfig:
     dim, dtype = config.model.embedding_dim, config.model.table_dtype
     if shape is None:
-        return TableConfig(name=table.name, rows=table.rows, dim=dim, dtype=dtype)
+        tier = config.tables.tier if named is None else named
+        return TableConfig(name=table.name, rows=table.rows, dim=dim, dtype=dtype, tier=tier)
     core_dtype = config.tables.tt.dtype or dtype
     if core_dtype == "float16":
         raise ConfigError(
