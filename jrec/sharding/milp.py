@@ -1,0 +1,210 @@
+"""The exact optimum of small instances by mixed-integer programming (scipy's HiGHS), to measure the heuristics by."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+
+from jrec.errors import ConfigError
+from jrec.sharding.cost import evaluate, replicated_seconds
+from jrec.sharding.pieces import REPLICATED, Pieces, Placement, join
+from jrec.sharding.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Solved:
+    """What the solver found.
+
+    Attributes:
+      placement: the best one, None if there is none in the time given.
+      objective: its seconds, infinite without a placement.
+      bound: no placement of these pieces takes fewer seconds.
+      optimal: whether that is proved.
+      seconds: that solving took.
+    """
+
+    placement: Placement | None
+    objective: float
+    bound: float
+    optimal: bool
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """How far the placement may be from the optimum, relative to the bound."""
+        return self.objective / self.bound - 1 if self.bound > 0 else float(self.objective > 0)
+
+
+def objective(problem: Problem, placement: Placement) -> float:
+    """What is minimized: the costliest link's seconds plus, in training, half the all-reduce (Equations 3 and 5).
+
+    Half, as Equation 3 counts the forward pass of two. With one device it is 0.
+    """
+    cost = evaluate(problem, placement)
+    return float(cost.remote_seconds.max(initial=0.0)) + cost.all_reduce / 2
+
+
+def solve(
+    problem: Problem, pieces: Pieces, *, seconds: float = 60.0, gap: float = 1e-4, memory_slack: float | None = None
+) -> Solved:
+    """The placement of given pieces with the least ``objective``.
+
+    In training a piece has one owner, or all devices have it. In inference every device may fetch any piece from any
+    holder (OPER's full P). Copies fit the extra memory, and budgets are kept, in both.
+
+    Args:
+      problem: tables, devices, purpose, extra memory.
+      pieces: indivisible.
+      seconds: for the solver.
+      gap: relative, at which it may stop.
+      memory_slack: beside copies each device may use at most ``(1 + memory_slack)`` times its even share of the rows;
+        None asks for no balance of memory.
+
+    Raises:
+      ConfigError: if the instance is so large that it would not end.
+    """
+    from scipy.optimize import Bounds, milp
+
+    count, devices = len(pieces), problem.devices
+    pairs = count * devices if problem.purpose == "training" else count * devices * devices
+    if pairs > 200_000:
+        raise ConfigError(
+            f"{count:,} pieces on {devices} devices are {pairs:,} binary variables; partition with a greater threshold"
+        )
+    began = time.perf_counter()
+    make = _training if problem.purpose == "training" else _inference
+    scale = max(float(pieces.fetched.sum()) * float(problem.hardware.L.max()), 1e-300)
+    c, constraints, binaries, read = make(problem, pieces, memory_slack, scale)
+    integrality = np.zeros(len(c))
+    integrality[:binaries] = 1
+    upper = np.full(len(c), np.inf)
+    upper[:binaries] = 1
+    found = milp(
+        c,
+        integrality=integrality,
+        bounds=Bounds(np.zeros(len(c)), upper),  # pyright: ignore[reportArgumentType]
+        constraints=constraints,
+        options={"time_limit": seconds, "mip_rel_gap": gap},
+    )
+    took = time.perf_counter() - began
+    bound = float(getattr(found, "mip_dual_bound", None) or 0.0) * scale
+    if found.x is None:
+        return Solved(placement=None, objective=float("inf"), bound=bound, optimal=False, seconds=took)
+    placement = read(np.round(found.x[:binaries]).astype(np.int64))
+    value = objective(problem, placement)
+    return Solved(
+        placement=placement, objective=value, bound=min(bound, value), optimal=found.status == 0, seconds=took
+    )
+
+
+class _Rows:
+    """Linear constraints over ``columns`` variables, from coordinates."""
+
+    def __init__(self, columns: int) -> None:
+        self._columns = columns
+        self.made: list[Any] = []
+
+    def add(self, row: Any, column: Any, value: Any, low: Any, high: Any) -> None:
+        """``low <= A x <= high``, A given by its entries."""
+        from scipy.optimize import LinearConstraint
+        from scipy.sparse import coo_array
+
+        low, high = np.atleast_1d(low), np.atleast_1d(high)
+        matrix = coo_array((value, (row, column)), shape=(len(high), self._columns)).tocsr()
+        self.made.append(LinearConstraint(matrix, low, high))  # pyright: ignore[reportArgumentType]
+
+
+def _training(problem: Problem, pieces: Pieces, memory_slack: float | None, scale: float):
+    """Variables: own[p, j], all[p], then z, the costliest link, in units of ``scale``."""
+    count, devices = len(pieces), problem.devices
+    own = np.arange(count * devices).reshape(count, devices)
+    every = count * devices + np.arange(count)
+    z = count * (devices + 1)
+    budget = np.array(problem.hardware.memory, np.float64)
+    total = max(float(pieces.memory.sum()), 1.0)
+    none = np.full(devices, -np.inf)
+    rows = _Rows(z + 1)
+    place = np.concatenate([np.repeat(np.arange(count), devices), np.arange(count)])
+    rows.add(place, np.concatenate([own.reshape(-1), every]), np.ones(len(place)), np.ones(count), np.ones(count))
+    j, p = np.divmod(np.arange(devices * count), count)
+    memory = pieces.memory[p] / total
+    rows.add(np.tile(j, 2), np.concatenate([own[p, j], every[p]]), np.tile(memory, 2), none, budget / total)
+    if memory_slack is not None:
+        rows.add(j, own[p, j], memory, none, budget / budget.sum() * (1 + memory_slack))
+    if devices > 1:
+        # From owner j every other device fetches alike, so its costliest link is that of the greatest L.
+        worst = np.where(problem.hardware.remote, problem.hardware.L, 0.0).max(axis=0)
+        rows.add(
+            np.append(j, np.arange(devices)), np.append(own[p, j], np.full(devices, z)),
+            np.append(pieces.fetched[p] * worst[j] / scale, -np.ones(devices)), none, np.zeros(devices),
+        )  # fmt: skip
+        extra = problem.extra_memory * problem.total_bytes / (devices - 1) / total
+        rows.add(np.zeros(count, int), every, pieces.memory / total, -np.inf, extra)
+    size = (pieces.stop - pieces.start) * problem.row_bytes[pieces.table]
+    c = np.zeros(z + 1)
+    c[every] = np.asarray(replicated_seconds(problem, size.astype(np.float64))) / 2 / scale
+    c[z] = 1.0
+
+    def read(x: np.ndarray) -> Placement:
+        replicated = x[every].astype(bool)
+        owner = x[own].argmax(axis=1)
+        return join(
+            [
+                Placement.everywhere(pieces.take(replicated), REPLICATED, devices),
+                Placement.owned(pieces.take(~replicated), owner[~replicated], devices),
+            ]
+        )
+
+    return c, rows.made, z, read
+
+
+def _inference(problem: Problem, pieces: Pieces, memory_slack: float | None, scale: float):
+    """Variables: P[p, i, j], hold[p, j], then z."""
+    count, devices = len(pieces), problem.devices
+    fetch = np.arange(count * devices * devices).reshape(count, devices, devices)
+    hold = fetch.size + np.arange(count * devices).reshape(count, devices)
+    z = fetch.size + hold.size
+    budget = np.array(problem.hardware.memory, np.float64)
+    if memory_slack is not None:
+        share = budget / budget.sum() * problem.total_bytes
+        budget = np.minimum(budget, share * (1 + problem.extra_memory + memory_slack))
+    total = max(float(pieces.memory.sum()), 1.0)
+    rows = _Rows(z + 1)
+    ones = np.ones(count * devices)
+    rows.add(np.arange(fetch.size) // devices, fetch.reshape(-1), np.ones(fetch.size), ones, ones)
+    # A source holds what is fetched from it, and a holder fetches from himself.
+    p, _, j = np.unravel_index(np.arange(fetch.size), fetch.shape)
+    rows.add(
+        np.tile(np.arange(fetch.size), 2), np.concatenate([fetch.reshape(-1), hold[p, j]]),
+        np.concatenate([np.ones(fetch.size), -np.ones(fetch.size)]),
+        np.full(fetch.size, -np.inf), np.zeros(fetch.size),
+    )  # fmt: skip
+    p, j = np.divmod(np.arange(hold.size), devices)
+    rows.add(
+        np.tile(np.arange(hold.size), 2), np.concatenate([fetch[p, j, j], hold.reshape(-1)]),
+        np.concatenate([ones, -ones]), np.zeros(hold.size), np.zeros(hold.size),
+    )  # fmt: skip
+    memory = pieces.memory[p] / total
+    rows.add(j, hold.reshape(-1), memory, np.full(devices, -np.inf), budget / total)
+    most = 1 + problem.extra_memory * problem.total_bytes / total
+    rows.add(np.zeros(hold.size, int), hold.reshape(-1), memory, -np.inf, most)
+    links = np.argwhere(problem.hardware.remote)
+    if len(links):
+        link, p = np.divmod(np.arange(len(links) * count), count)
+        i, j = links[link].T
+        rows.add(
+            np.append(link, np.arange(len(links))), np.append(fetch[p, i, j], np.full(len(links), z)),
+            np.append(pieces.fetched[p] * problem.hardware.L[i, j] / scale, -np.ones(len(links))),
+            np.full(len(links), -np.inf), np.zeros(len(links)),
+        )  # fmt: skip
+    c = np.zeros(z + 1)
+    c[z] = 1.0
+
+    def read(x: np.ndarray) -> Placement:
+        placed = Placement.owned(pieces, x[hold].argmax(axis=1), devices)
+        return dataclasses.replace(placed, path=x[fetch].argmax(axis=2).astype(np.int16))
+
+    return c, rows.made, z, read

@@ -1,0 +1,279 @@
+"""A plan: where every row of every table lives, as ranges of rows, and the vectorized way from rows to addresses.
+
+A device holds, of each stack (tables of equal dim and dtype), one array of sharded rows, its own first, then its copies
+of others' rows; and one array of replicated rows, which is the same on every device. Host memory holds one array of
+each stack, and a tensor-train table numbers its own rows. An *offset* is a row of such an array.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrec.sharding.errors import PlanError
+from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TIER_NAMES, TT, Pieces, Placement
+from jrec.sharding.problem import PlanTable, Problem, Purpose
+
+
+class Located(NamedTuple):
+    """Where rows live.
+
+    Attributes:
+      tier: (n,) uint8, positions in ``TIER_NAMES``.
+      owner: (n,) int16, the device of sharded rows; -1 in other tiers.
+      offset: (n,) int64, row of the array of this tier, stack and owner.
+    """
+
+    tier: np.ndarray
+    owner: np.ndarray
+    offset: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """A placement of rows, by range.
+
+    Attributes:
+      tables: what is placed, in order.
+      devices: for which it is made.
+      purpose: "training" or "inference".
+      dataset: fingerprint of the dataset whose row order it relies on; empty where there is none.
+      first: (tables + 1,) int64, positions of each table's segments.
+      start: (segments,) int64, the row each begins with; it ends where the table's next one begins.
+      tier: (segments,) uint8.
+      owner: (segments,) int16, -1 in other tiers than "sharded".
+      offset: (segments,) int64, of the first row.
+      path: (paths, devices) int16, the ways to fetch that segments use: device ``i`` takes it from ``path[w, i]``; -1
+        in tiers that are not fetched.
+      way: (segments,) int32, positions in ``path``.
+      copy_segment, copy_device, copy_offset: (copies,) the further holders of sharded segments, in inference, and the
+        offset of the segment's first row there.
+      info: what it was made from, in JSON types.
+    """
+
+    tables: tuple[PlanTable, ...]
+    devices: int
+    purpose: Purpose
+    dataset: str
+    first: np.ndarray
+    start: np.ndarray
+    tier: np.ndarray
+    owner: np.ndarray
+    offset: np.ndarray
+    path: np.ndarray
+    way: np.ndarray
+    copy_segment: np.ndarray
+    copy_device: np.ndarray
+    copy_offset: np.ndarray
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def stop(self) -> np.ndarray:
+        """(segments,) int64, the row after each segment's last."""
+        ends = np.append(self.start[1:], 0)
+        ends[self.first[1:] - 1] = [t.rows for t in self.tables]
+        return ends
+
+    @functools.cached_property
+    def table(self) -> np.ndarray:
+        """(segments,) int32, each one's table."""
+        return np.repeat(np.arange(len(self.tables), dtype=np.int32), np.diff(self.first))
+
+    def number(self, name: str) -> int:
+        """The position of a table.
+
+        Raises:
+          PlanError: if the plan has none of this name.
+        """
+        names = [t.name for t in self.tables]
+        if name not in names:
+            raise PlanError(f"the plan has no table {name!r}; it has {', '.join(names)}")
+        return names.index(name)
+
+    def segments_of(self, table: int, rows: np.ndarray) -> np.ndarray:
+        """The segments of (n,) rows of a table.
+
+        Raises:
+          PlanError: on rows outside of the table.
+        """
+        rows = np.asarray(rows, np.int64)
+        if rows.size and not 0 <= rows.min() <= rows.max() < self.tables[table].rows:
+            raise PlanError(
+                f"rows {int(rows.min()):,} to {int(rows.max()):,} are not all in table {self.tables[table].name!r} of"
+                f" {self.tables[table].rows:,} rows"
+            )
+        low, high = self.first[table], self.first[table + 1]
+        return low + np.searchsorted(self.start[low:high], rows, side="right") - 1
+
+    def locate(self, table: str, rows: np.ndarray) -> Located:
+        """Where (n,) rows of a table live.
+
+        Raises:
+          PlanError: on an unknown table or rows outside of it.
+        """
+        rows = np.asarray(rows, np.int64)
+        segment = self.segments_of(self.number(table), rows)
+        return Located(self.tier[segment], self.owner[segment], self.offset[segment] + rows - self.start[segment])
+
+    def route(self, table: str, rows: np.ndarray, device: int) -> Located:
+        """As ``locate``, but by the source that one device fetches from, which may be a copy, its own or another's."""
+        rows = np.asarray(rows, np.int64)
+        if not 0 <= device < self.devices:
+            raise PlanError(f"device {device} is not one of the plan's {self.devices}")
+        segment = self.segments_of(self.number(table), rows)
+        tier = self.tier[segment]
+        source = np.where(tier == SHARDED, self.path[self.way[segment], device], -1).astype(np.int16)
+        offset = self.offset[segment]
+        copied = np.flatnonzero((tier == SHARDED) & (source != self.owner[segment]))
+        if copied.size:
+            at = np.searchsorted(self._copy_keys, segment[copied] * self.devices + source[copied])
+            offset[copied] = self.copy_offset[at]
+        return Located(tier, source, offset + rows - self.start[segment])
+
+    @functools.cached_property
+    def _copy_keys(self) -> np.ndarray:
+        return self.copy_segment.astype(np.int64) * self.devices + self.copy_device
+
+    @functools.cached_property
+    def stacks(self) -> tuple[str, ...]:
+        """Names of the stacks, in order of first use."""
+        return tuple(dict.fromkeys(t.stack for t in self.tables))
+
+    def shard_rows(self, stack: str) -> np.ndarray:
+        """(devices,) int64: rows of a stack in each device's array of sharded rows, copies included."""
+        length = self.stop - self.start
+        mine = self._in(stack) & (self.tier == SHARDED)
+        rows = np.bincount(self.owner[mine], length[mine], self.devices)
+        copied = mine[self.copy_segment]
+        rows += np.bincount(self.copy_device[copied], length[self.copy_segment[copied]], self.devices)
+        return rows.astype(np.int64)
+
+    def replicated_rows(self, stack: str) -> int:
+        """Rows of a stack that every device has."""
+        return int((self.stop - self.start)[self._in(stack) & (self.tier == REPLICATED)].sum())
+
+    def host_rows(self, stack: str) -> int:
+        """Rows of a stack in host memory."""
+        return int((self.stop - self.start)[self._in(stack) & (self.tier == HOST)].sum())
+
+    def rows_in(self, tier: str) -> int:
+        """Rows of all tables in a tier."""
+        return int((self.stop - self.start)[self.tier == TIER_NAMES.index(tier)].sum())
+
+    def _in(self, stack: str) -> np.ndarray:
+        if stack not in self.stacks:
+            raise PlanError(f"the plan has no stack {stack!r}; it has {', '.join(self.stacks)}")
+        return np.array([t.stack == stack for t in self.tables])[self.table]
+
+    def placement(self, problem: Problem) -> Placement:
+        """The plan as a placement under a problem's accesses, so that ``evaluate`` tells what it costs now.
+
+        Pieces are the plan's segments; their ``start`` and ``stop`` are rows, not ranks.
+        """
+        if [(t.name, t.rows) for t in problem.tables] != [(t.name, t.rows) for t in self.tables]:
+            raise PlanError("the problem has other tables than the plan")
+        if problem.devices != self.devices:
+            raise PlanError(f"the plan is for {self.devices} devices, not the {problem.devices} of this hardware")
+        rows, fetched = self.stop - self.start, np.empty(len(self.start))
+        for t, ranked in enumerate(problem.by_row):
+            of = slice(self.first[t], self.first[t + 1])
+            mass = ranked.mass_before(self.stop[of]) - ranked.mass_before(self.start[of])
+            fetched[of] = mass * problem.row_bytes[t]
+        pieces = Pieces(
+            table=self.table,
+            start=self.start,
+            stop=self.stop,
+            memory=rows * problem.memory_bytes[self.table].astype(np.float64),
+            fetched=fetched,
+        )
+        return Placement(
+            pieces=pieces,
+            tier=self.tier,
+            owner=self.owner,
+            path=self.path[self.way],
+            core_bytes=float(self.info.get("core_bytes", 0.0)),
+            core_seconds=float(self.info.get("core_seconds", 0.0)),
+        )
+
+
+def build_plan(problem: Problem, placement: Placement, info: Mapping[str, Any] | None = None) -> Plan:
+    """Turns a placement of ranks into ranges of rows with offsets; neighbouring ranges that live alike are joined."""
+    path, way = np.unique(placement.path, axis=0, return_inverse=True)
+    table, start, piece = _row_ranges(problem, placement.pieces)
+    tier, owner, way = placement.tier[piece], placement.owner[piece], way.reshape(-1)[piece]
+    fresh = np.append(True, (np.diff(table) != 0) | (np.diff(way) != 0) | (np.diff(owner) != 0))
+    fresh[1:] |= tier[1:] != tier[:-1]
+    table, start, tier, owner, way = table[fresh], start[fresh], tier[fresh], owner[fresh], way[fresh]
+    first = np.searchsorted(table, np.arange(len(problem.tables) + 1))
+    stop = np.append(start[1:], 0)
+    stop[first[1:] - 1] = [t.rows for t in problem.tables]
+    stacks = list(dict.fromkeys(t.stack for t in problem.tables))
+    stack = np.array([stacks.index(t.stack) for t in problem.tables])[table]
+    # One array per (stack, owner) of sharded rows, per stack of replicated and host rows, per table of others.
+    array = np.where(tier == TT, len(stacks) + table, stack) * (problem.devices + 1) + owner + 1
+    array = array * len(TIER_NAMES) + tier
+    offset = _running(array, stop - start)
+    holds = path[way] == np.arange(problem.devices)
+    holds &= ((tier == SHARDED)[:, None]) & (np.arange(problem.devices) != owner[:, None])
+    copy_segment, copy_device = np.nonzero(holds)
+    length = (stop - start)[copy_segment]
+    kept = stack * problem.devices + owner
+    sizes = np.bincount(kept[tier == SHARDED], (stop - start)[tier == SHARDED], len(stacks) * problem.devices).astype(
+        np.int64
+    )
+    where = stack[copy_segment] * problem.devices + copy_device
+    return Plan(
+        tables=problem.tables,
+        devices=problem.devices,
+        purpose=problem.purpose,
+        dataset=problem.profile.dataset,
+        first=first.astype(np.int64),
+        start=start.astype(np.int64),
+        tier=tier.astype(np.uint8),
+        owner=owner.astype(np.int16),
+        offset=offset,
+        path=path.astype(np.int16),
+        way=way.astype(np.int32),
+        copy_segment=copy_segment.astype(np.int32),
+        copy_device=copy_device.astype(np.int16),
+        copy_offset=sizes[where] + _running(where, length),
+        info=dict(info or {}) | {"core_bytes": placement.core_bytes, "core_seconds": placement.core_seconds},
+    )
+
+
+def _running(group: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """(n,) int64: how much the earlier members of each one's group take."""
+    order = np.argsort(group, kind="stable")
+    total = np.cumsum(length[order]) - length[order]
+    new = np.append(True, group[order][1:] != group[order][:-1]) if len(order) else np.empty(0, bool)
+    base = np.repeat(total[new], np.diff(np.append(np.flatnonzero(new), len(order))))
+    out = np.empty(len(order), np.int64)
+    out[order] = total - base
+    return out
+
+
+def _row_ranges(problem: Problem, pieces: Pieces) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(table, first row, piece) of ranges that cover every table in row order."""
+    tables, rows, members = [], [], []
+    for t, ranked in enumerate(problem.ranked):
+        of = np.flatnonzero(pieces.table == t)
+        of = of[np.argsort(pieces.start[of], kind="stable")]
+        bounds = np.append(pieces.start[of], pieces.stop[of[-1]] if len(of) else 0)
+        whole = len(of) and bounds[0] == 0 and bounds[-1] == problem.tables[t].rows
+        if not whole or (pieces.stop[of] != bounds[1:]).any():
+            raise PlanError(f"the placement does not hold every row of table {problem.tables[t].name!r} exactly once")
+        # Ranks are rows in runs: a range of rows begins with a piece or with a run that does not go on from the last.
+        jump = ranked.first_row[1:] != ranked.first_row[:-1] + np.diff(ranked.starts)[:-1]
+        ranks = np.union1d(bounds[:-1], ranked.starts[1:-1][jump])
+        run = np.searchsorted(ranked.starts, ranks, side="right") - 1
+        row = ranked.first_row[run] + ranks - ranked.starts[run]
+        member = of[np.searchsorted(bounds, ranks, side="right") - 1]
+        order = np.argsort(row)
+        tables.append(np.full(len(ranks), t, np.int64))
+        rows.append(row[order])
+        members.append(member[order])
+    return np.concatenate(tables), np.concatenate(rows), np.concatenate(members)
