@@ -15,7 +15,7 @@ full run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -118,17 +118,23 @@ def add_nodes(
     *,
     split: int,
     unroll: int,
+    zeros: Callable[[], jax.Array] | None = None,
 ) -> jax.Array:
-    """Sums of the nodes that cover lookups ``[low, high)``: ``levels[0]`` are the lookups, then their pieces."""
+    """Sums of the nodes that cover lookups ``[low, high)``: ``levels[0]`` are the lookups, then their pieces.
+
+    ``zeros`` makes a sum of nothing, where that is not ``tile.zeros``.
+    """
     source, *upper = levels
+    nothing = (tile.zeros if zeros is None else zeros)()
     if not upper:
-        return add_range(tile, ops, source, low, high, tile.zeros(), unroll=unroll)
+        return add_range(tile, ops, source, low, high, nothing, unroll=unroll)
     up_low, up_high = _shift_right(low + (split - 1), split), _shift_right(high, split)
     inner = up_low < up_high
-    total = add_range(tile, ops, source, low, jnp.where(inner, up_low * split, high), tile.zeros(), unroll=unroll)
+    total = add_range(tile, ops, source, low, jnp.where(inner, up_low * split, high), nothing, unroll=unroll)
     upper_total = add_nodes(
-        tile, ops, upper, jnp.where(inner, up_low, 0), jnp.where(inner, up_high, 0), split=split, unroll=unroll
-    )
+        tile, ops, upper, jnp.where(inner, up_low, 0), jnp.where(inner, up_high, 0), split=split, unroll=unroll,
+        zeros=zeros,
+    )  # fmt: skip
     total = total + upper_total
     return add_range(tile, ops, source, jnp.where(inner, up_high * split, high), high, total, unroll=unroll)
 

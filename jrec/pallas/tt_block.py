@@ -1,8 +1,8 @@
 """Blocks of a product: which thread computes which elements of a (height, width) matrix, and how blocks cover it.
 
-An *item* is one block of one product's matrix. ``lanes`` neighbouring threads of a warp share it: ``across`` of them lie
-side by side along the columns, ``vector`` neighbouring elements each, the rest below one another; each thread goes on
-``lanes // across`` rows further down, ``down`` times:
+An *item* is one block of one product's matrix. ``lanes`` neighbouring threads of a warp share it: ``across`` of them
+lie side by side along the columns, ``vector`` neighbouring elements each, the rest below one another; each thread goes
+on ``lanes // across`` rows further down, ``down`` times:
 
     row 0   thread 0 | thread 1 | .. across          an item of lanes=4, across=2, down=2
     row 1   thread 2 | thread 3
@@ -116,13 +116,14 @@ class Block:
     def row_numbers(self) -> jax.Array:
         """Row of every value within its block, block scalars."""
         number, lane = self._iota(0), self._iota(1)
-        step = number // (THREADS // self.lanes)
-        return step * (self.lanes // self.across) + lane // self.across
+        return divide(number, THREADS // self.lanes) * (self.lanes // self.across) + divide(lane, self.across)
 
     def column_numbers(self) -> jax.Array:
         """First column of a thread within its block, block scalars."""
         lane = self._iota(1)
-        return (lane - lane // self.across * self.across) * self.vector
+        if self.across == 1:  # folded to a constant, its layout would be lost to inline code
+            return self.values.row_scalars(0, jnp.int32)
+        return (lane - divide(lane, self.across) * self.across) * self.vector
 
     def _iota(self, axis: int) -> jax.Array:
         shape = self.values.scalar_shape
@@ -143,3 +144,8 @@ class Block:
         rows = -(-height // (lanes // across))  # that a thread would have, were the block as high as the matrix
         rows = -(-rows // -(-rows // down))
         return Block(height=height, width=width, vector=vector, lanes=lanes, across=across, down=rows)
+
+
+def divide(value: jax.Array, by: int) -> jax.Array:
+    """``value // by`` for values that are not negative, 0 for -1 by more than 1: floor division is not lowered."""
+    return value if by == 1 else jax.lax.div(value, jnp.full_like(value, by))

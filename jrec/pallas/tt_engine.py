@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jrec.pallas import segments, tt_inline, tt_twins
 from jrec.pallas.launch import Interpret, ops_for
 from jrec.pallas.segments import Gather
 from jrec.pallas.tile import Tile
-from jrec.pallas.tt_block import Block
+from jrec.pallas.tt_block import Block, divide
 
 
 def tt_ops_for(interpret: Interpret) -> ModuleType:
@@ -58,27 +58,32 @@ class Engine:
     def at(spec: Spec, interpret: Interpret, item: jax.Array) -> tuple[Engine, jax.Array]:
         """The engine for the blocks that items number, and the matrices these are blocks of (-1 for no item)."""
         block, ops = spec.block, tt_ops_for(interpret)
-        matrix = _divide(item, block.chunks)
-        chunk = item - matrix * block.chunks
-        down = _divide(chunk, block.column_chunks)
-        first_row = ops.repeat(block, down * block.rows)
-        first_column = ops.repeat(block, (chunk - down * block.column_chunks) * block.columns)
-        engine = Engine(
-            spec=spec,
-            ops=ops_for(interpret),
-            tt_ops=ops,
-            rows=first_row + block.row_numbers(),
-            columns=first_column + block.column_numbers(),
-        )
+        matrix = divide(item, block.chunks)
+        rows, columns = block.row_numbers(), block.column_numbers()
+        # Where one chunk covers an axis it is skipped: folded to a constant, its layout would be lost to inline code.
+        if block.chunks > block.column_chunks:
+            chunk_row = divide(item - matrix * block.chunks, block.column_chunks)
+            rows = rows + ops.repeat(block, chunk_row * block.rows)
+        if block.column_chunks > 1:
+            chunk_column = item - divide(item, block.column_chunks) * block.column_chunks
+            columns = columns + ops.repeat(block, chunk_column * block.columns)
+        engine = Engine(spec=spec, ops=ops_for(interpret), tt_ops=ops, rows=rows, columns=columns)
         return engine, jnp.where(item >= 0, matrix, -1)
 
     def add_range(self, gather: Gather, low: jax.Array, high: jax.Array) -> jax.Array:
         """The sum of positions ``[low, high)``, values."""
-        block: Any = self.spec.block
-        return segments.add_range(block.items, self, gather, low, high, block.values.zeros(), unroll=1)  # type: ignore[arg-type]
+        block, ops = self.spec.block, cast(ModuleType, self)
+        return segments.add_range(block.items, ops, gather, low, high, block.values.zeros(), unroll=1)
+
+    def add_nodes(self, levels: list[Gather], low: jax.Array, high: jax.Array, *, split: int) -> jax.Array:
+        """The sum of positions ``[low, high)``, of which long runs were summed before; see ``segments``."""
+        values, ops = self.spec.block.values, cast(ModuleType, self)
+        return segments.add_nodes(
+            self.spec.block.items, ops, levels, low, high, split=split, unroll=1, zeros=values.zeros
+        )
 
     def load_scalars(self, tile: Tile, ref: Any, positions: jax.Array, *, fill: float = 0) -> jax.Array:
-        """Item scalars, see ``inline``."""
+        """Scalars of the tile's geometry, see ``inline``."""
         return self.ops.load_scalars(tile, ref, positions, fill=fill)
 
     def most(self, tile: Tile, scalars: jax.Array) -> jax.Array:
@@ -88,7 +93,7 @@ class Engine:
     def spread(self, tile: Tile, scalars: jax.Array) -> jax.Array:
         """Item scalars as values."""
         del tile
-        return self.ops.spread(self.spec.block.values, self.tt_ops.repeat(self.spec.block, scalars))
+        return self.ops.spread(self.spec.block.values, self.repeat(scalars))
 
     def load_rows(self, tile: Tile, source: Any, positions: jax.Array) -> jax.Array:
         """The block of each position's product, or of its stored sum where ``source`` is a ref of such."""
@@ -106,31 +111,33 @@ class Engine:
         height = terms if self.spec.transposed else block.height
         taken = (left >= 0) & (left < left_factors.shape[0] // height)
         taken = taken & (right >= 0) & (right < right_factors.shape[0] // terms)
-        left_row = self.tt_ops.repeat(block, jnp.where(taken, left * height, 0))
+        left_row = self.repeat(jnp.where(taken, left * height, 0))
         row = jnp.minimum(self.rows, block.height - 1)
+        if not self.spec.transposed:
+            left_row, row = left_row + row, None
+        return self.multiply_rows(left_factors, right_factors, left_row, row, jnp.where(taken, right, -1))
+
+    def multiply_rows(
+        self, left: Any, right: Any, left_rows: jax.Array, left_columns: jax.Array | None, factor: jax.Array
+    ) -> jax.Array:
+        """See ``tt_inline.multiply``; ``factor`` is the right factor's number, item scalars, -1 for a zero product."""
+        block, terms = self.spec.block, self.spec.contraction
+        first = jnp.maximum(factor, 0) * terms
+        columns = jnp.minimum(self.columns, block.width - block.vector)
         return self.tt_ops.multiply(
-            block,
-            left_factors,
-            right_factors,
-            left_row if self.spec.transposed else left_row + row,
-            row if self.spec.transposed else None,
-            jnp.where(taken, right * terms, 0),
-            jnp.minimum(self.columns, block.width - block.vector),
-            jnp.where(taken, 0, -1),
-            contraction=terms,
+            block, left, right, left_rows, left_columns, first, columns, factor, contraction=terms
         )
+
+    def repeat(self, scalars: jax.Array) -> jax.Array:
+        """Item scalars as block scalars."""
+        return self.tt_ops.repeat(self.spec.block, scalars)
 
     def stored_rows(self, matrices: jax.Array) -> jax.Array:
         """Where the rows of matrices lie in an array of them, block scalars; -1 for no matrix and past the height."""
         height = self.spec.block.height
-        matrix = self.tt_ops.repeat(self.spec.block, matrices)
+        matrix = self.repeat(matrices)
         return jnp.where((matrix >= 0) & (self.rows < height), matrix * height + self.rows, -1)
 
     def store(self, out: Any, matrices: jax.Array, values: jax.Array) -> None:
         """Writes blocks to (matrices * height, width)."""
         self.tt_ops.store_blocks(self.spec.block, out, self.stored_rows(matrices), self.columns, values)
-
-
-def _divide(value: jax.Array, by: int) -> jax.Array:
-    """``value // by`` for values that are not negative; 0 for -1."""
-    return value if by == 1 else jax.lax.div(value, jnp.full_like(value, by))

@@ -13,9 +13,19 @@ import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, math, memref, scf, vector
+from jaxlib.mlir.dialects import arith, memref, scf, vector
 
-from jrec.pallas.threads import constant, element_of, fragment, guarded, inline_op, not_negative, scalars_of, to_index
+from jrec.pallas.threads import (
+    constant,
+    element_of,
+    fragment,
+    guarded,
+    i32,
+    inline_op,
+    not_negative,
+    scalars_of,
+    to_index,
+)
 from jrec.pallas.threads import when as when_true
 from jrec.pallas.tt_block import Block
 
@@ -81,14 +91,11 @@ def multiply(
         right_row, column = to_index(scalars_of(right_rows)[0]), to_index(scalars_of(columns)[0])
         kind = ir.VectorType.get((block.vector,), ir.F32Type.get())
         zero = vector.broadcast(kind, constant(0, ir.F32Type.get()))
-        index = ir.IndexType.get()
-        terms = arith.select(
-            not_negative(scalars_of(taken)[0]), constant(contraction, index), constant(0, index)
-        )
-        loop: Any = scf.ForOp(constant(0, index), terms, constant(steps, index), [zero] * block.down)
+        terms = arith.select(not_negative(scalars_of(taken)[0]), i32(contraction), i32(0))
+        loop: Any = scf.ForOp(i32(0), terms, i32(steps), [zero] * block.down)
         with ir.InsertionPoint(loop.body):
-            k = loop.induction_variable
-            places = [arith.addi(k, constant(step, index)) for step in range(steps)]
+            k = to_index(loop.induction_variable)
+            places = [arith.addi(k, constant(step, k.type)) for step in range(steps)]
             rights = [_load(right, [arith.addi(right_row, place), column], block.vector) for place in places]
             totals = []
             for row, of_row, total in zip(left_row, left_column, loop.inner_iter_args, strict=True):
@@ -98,7 +105,7 @@ def multiply(
                 else:
                     lefts = [element_of(_load(left, [arith.addi(row, p), of_row], 1), 0) for p in places]
                 for one, many in zip(lefts, rights, strict=True):
-                    total = math.fma(vector.broadcast(kind, one), many, total)
+                    total = vector.fma(vector.broadcast(kind, one), many, total)
                 totals.append(total)
             scf.yield_(totals)
         registers = np.empty(block.down, dtype=object)

@@ -127,7 +127,7 @@ def _short(gather: Gather, offsets: jax.Array, spec: Spec, config: ReduceConfig,
 
 
 def _pieces(children: Gather, runs: jax.Array, spec: Spec, config: ReduceConfig, interpret: Interpret) -> jax.Array:
-    """(nodes * height, width): sums of ``split`` children each, where a node lies within one segment; else unwritten."""
+    """(nodes * height, width): sums of ``split`` children each, where a node lies in one segment; else unwritten."""
     nodes = runs.shape[0]
 
     def tt_reduce_pieces(item: jax.Array, children: Gather, runs: Any, out: Any) -> None:
@@ -155,7 +155,7 @@ def _long(
     def tt_reduce_long(item: jax.Array, levels: list[Gather], runs: Any, offsets: Any, out: Any) -> None:
         engine, run = Engine.at(spec, interpret, item)
         segment, low, high = segments.long_segment(items, engine.ops, runs, offsets, run, split=config.split)
-        total = segments.add_nodes(items, engine, levels, low, high, split=config.split, unroll=1)
+        total = engine.add_nodes(levels, low, high, split=config.split)
         engine.store(out, segment, total)
 
     target = jax.new_ref(out)

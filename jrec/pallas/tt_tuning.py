@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 
 from jrec.pallas.tt_block import Block
+from jrec.pallas.tuning import H200, MULTIPROCESSORS
 
+WIDE = 32  # columns from which slices fill a warp's lanes, so that multiplying slice by slice pays
 _SPLIT = 64
 _PIECE_FLOATS = 1 << 24  # of the lowest level's partial sums: 64 MiB
 
@@ -40,6 +42,38 @@ def tune_reduce(*, height: int, width: int, positions: int) -> ReduceConfig:
     while positions // split * height * width > _PIECE_FLOATS and split < positions:
         split *= 2
     return ReduceConfig(block=Block.of(height, width), split=split)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProductConfig:
+    """How ``grouped_products`` is laid out.
+
+    Attributes:
+      block: how blocks cover the products of one run of entries, below one another.
+      entries: of one right factor that are multiplied together, a run.
+      blocks: see ``TuningConfig``.
+    """
+
+    block: Block
+    entries: int
+    blocks: int = 16 * MULTIPROCESSORS[H200]
+
+    def __post_init__(self) -> None:
+        if self.entries < 1 or self.block.height % self.entries:
+            raise ValueError(
+                f"entries={self.entries} must be at least 1 and divide the block's {self.block.height} rows"
+            )
+
+
+def tune_single(*, height: int, width: int) -> ReduceConfig:
+    """The config for (height, width) products that are not summed: no segment is ever split."""
+    return ReduceConfig(block=Block.of(height, width), split=2**30)
+
+
+def tune_product(*, height: int, width: int) -> ProductConfig:
+    """The config for (height, width) products: as many entries a run as fill 8 rows of every thread."""
+    entries = max(1, Block.of(1 << 20, width).rows // height)
+    return ProductConfig(block=Block.of(entries * height, width), entries=entries)
 
 
 def check_int32(what: str, count: int) -> None:

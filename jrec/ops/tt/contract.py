@@ -34,8 +34,9 @@ def unique_rows(
     below, products = _first(cores, shape), []
     for k, level in enumerate(levels):
         products.append(below)
-        core = cores[k + 1].astype(jnp.float32)
-        below = expand(below, core, level, method=method if k == 0 else "grouped", implementation=implementation)
+        way = method if k == 0 else "grouped"
+        core = _factor(cores[k + 1], way, implementation)
+        below = expand(below, core, level, method=way, implementation=implementation)
     return below, tuple(products[1:])
 
 
@@ -67,13 +68,14 @@ def core_gradients(
     lower = (_first(cores, shape), *products)
     counts = (jnp.int32(shape.row_factors[0]), *(level.count for level in levels))
     for k in range(len(levels) - 1, -1, -1):
+        way = method if k == 0 else "grouped"
         gradient, core_gradient = expand_transpose(
             gradient,
             lower[k],
-            cores[k + 1].astype(jnp.float32),
+            _factor(cores[k + 1], way, implementation),
             levels[k],
             below_count=counts[k],
-            method=method if k == 0 else "grouped",
+            method=way,
             implementation=implementation,
         )
         yield k + 1, core_gradient
@@ -180,6 +182,32 @@ def bags_by_shared_prefix(
     pair_bags = of_pairs(bags, num_bags)
     ends = jnp.searchsorted(pair_bags, jnp.arange(num_bags + 1, dtype=jnp.int32), side="left").astype(jnp.int32)
     return gather_reduce(rows, jnp.arange(capacity, dtype=jnp.int32), ends, implementation=implementation)
+
+
+def bags_of_products(
+    below: jax.Array, last_core: jax.Array, plan: TTPlan, offsets: jax.Array | None, weights: jax.Array | None
+) -> jax.Array:
+    """The last products fused with pooling, a Pallas kernel: rows are added to their bags and never written.
+
+    Args:
+      below: (P, A, R) float32, the level below the last.
+      last_core: (m, R, n, 1) float32 or bfloat16.
+      plan: of the lookup.
+      offsets: of the bags, or None.
+      weights: of the lookups, or None.
+
+    Returns:
+      (num_bags, dim) float32.
+    """
+    from jrec.pallas import tt
+
+    level = plan.levels[-1]
+    return tt.bags(below, last_core, level.parents, level.digits, plan.sources, offsets, weights)
+
+
+def _factor(core: jax.Array, method: Method, implementation: Implementation | None) -> jax.Array:
+    """A core as its products take it: Pallas kernels widen bfloat16 in registers, the others want float32."""
+    return core if implementation == "pallas" and method == "grouped" else core.astype(jnp.float32)
 
 
 def _first(cores: Cores, shape: TTShape) -> jax.Array:

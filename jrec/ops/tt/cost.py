@@ -213,6 +213,19 @@ def contraction_seconds(
     return forwards, backwards
 
 
+def fuses_pooling(shape: TTShape, lookups: int, traffic: TTTraffic | None = None) -> bool:
+    """Whether the Pallas kernels multiply the last slices anew for every lookup, inside the pooling.
+
+    That saves writing each unique row and reading it again; where lookups far outnumber unique rows it costs more than
+    it saves. Rests on the GPU's published rates: no measurement stands behind it yet.
+    """
+    traffic = TTTraffic.expected(shape, lookups) if traffic is None else traffic
+    machine, level = MACHINES["gpu", False], _levels(shape)[-1]
+    product = level.products / machine.grouped + (level.slice + level.below) / machine.gathered
+    row = level.out / machine.gathered
+    return traffic.lookups * product <= traffic.entries[-1] * (product + row) + traffic.lookups * row
+
+
 def dense_fits(shape: TTShape) -> bool:
     """Whether int32 can number the rows of the dense product of the first two cores."""
     return shape.prefixes(2) * shape.dim_factors[0] < 2**31
