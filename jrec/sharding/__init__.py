@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from jrec.sharding.cost import Cost as Cost
     from jrec.sharding.cost import evaluate as evaluate
     from jrec.sharding.drift import Drift as Drift
-    from jrec.sharding.drift import drift as drift
+    from jrec.sharding.drift import measure_drift as measure_drift
     from jrec.sharding.errors import PlanError as PlanError
     from jrec.sharding.hardware import PRESETS as PRESETS
     from jrec.sharding.hardware import Hardware as Hardware
@@ -30,7 +30,7 @@ __getattr__, __dir__ = attach(
     {
         "BASELINES": "jrec.sharding.baselines",
         **dict.fromkeys(("Cost", "evaluate"), "jrec.sharding.cost"),
-        "Drift": "jrec.sharding.drift",
+        **dict.fromkeys(("Drift", "measure_drift"), "jrec.sharding.drift"),
         "PlanError": "jrec.sharding.errors",
         **dict.fromkeys(("PRESETS", "Hardware", "load_hardware"), "jrec.sharding.hardware"),
         **dict.fromkeys(("Located", "Plan", "build_plan"), "jrec.sharding.plan"),

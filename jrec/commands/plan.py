@@ -1,0 +1,213 @@
+"""``jrec plan``: which device keeps which rows."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from typing import Any
+
+DESCRIPTION = """\
+Decide where every row of every table lives: on one device, on all, in host memory or as tensor-train cores (OPER).
+
+Prints how evenly memory, lookups and communication fall on the devices, beside the strategies of other systems, what
+was chosen where memory is short, and what more memory would buy. Draws the comparison as OPER's Figure 10. With
+--explain and an existing plan it says where a table or a row lives instead. docs/placement.md describes it all."""
+EPILOG = """examples:
+  jrec plan data/kaggle --hardware dgx-a100 --config configs/criteo_kaggle.toml --out plan
+  jrec plan data/kaggle --hardware h200x8 --devices 4 --dim 16 --batch-size 65536 --out plan
+  jrec plan data/kaggle --hardware cluster.toml --dim 16 --memory 300MB --tt C3=32 --tt C12=32 --out plan
+  jrec plan data/kaggle --hardware a100-4x4 --dim 16 --for inference --extra-memory 0.1 --out serving_plan
+  jrec plan data/kaggle --hardware h200x8 --dim 16 --profile sampled.access --out plan
+  jrec plan --out plan --explain C3
+  jrec plan data/kaggle --out plan --explain C3:1000
+
+hardware: dgx-a100, h200x8, a100-4x4, h200-2x8, or a TOML file such as
+  devices = 8
+  devices_per_node = 4
+  memory = "30GB"        # or a list, one a device
+  lookup = "1.5TB/s"     # of rows of a device's own memory
+  within = "300GB/s"     # from device to device in a node
+  between = "25GB/s"     # between nodes
+  all_reduce = "20GB/s"
+  host = "25GB/s"        # to host memory; leave out for no host tier
+"""
+PER_DEVICE = 16_384  # examples, OPER's setting: Table 2's 3.25 MB are 16,384 x 26 x 64 bytes / 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("data", metavar="DATA", nargs="?", help="a dataset folder")
+    parser.add_argument("--hardware", metavar="H", help="a preset or a TOML file, see below")
+    parser.add_argument("--devices", type=int, metavar="N", help="use the first N devices only")
+    parser.add_argument("--memory", metavar="SIZE", help="for tables on each device, such as 30GB (default: of H)")
+    parser.add_argument("--out", metavar="FILE", default="plan", help="the plan file (default plan)")
+    parser.add_argument("--for", dest="purpose", choices=("training", "inference"), default="training")
+    parser.add_argument("--profile", metavar="FILE", help="accesses by `jrec access` (default: the training counts)")
+    model = parser.add_argument_group("tables")
+    model.add_argument("--config", metavar="CONFIG.toml", help="take dim, dtype, batch size and slots from a run's")
+    model.add_argument("--dim", type=int, metavar="N", help="elements of a row")
+    model.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default float32")
+    model.add_argument("--slot-bytes", type=int, metavar="N", help="of the optimizer, a row (default 0)")
+    model.add_argument(
+        "--batch-size", type=int, metavar="N",
+        help=f"examples of a step over all devices (default {PER_DEVICE:,} a device)",
+    )  # fmt: skip
+    search = parser.add_argument_group("search")
+    search.add_argument(
+        "--extra-memory", type=float, default=0.05, metavar="X", help="for copies, of the tables' size (default 0.05)"
+    )
+    search.add_argument("--threshold", type=float, default=0.001, metavar="X", help="of partitions (default 0.001)")
+    search.add_argument("--target", type=float, default=0.995, metavar="X", help="degree of balance (default 0.995)")
+    search.add_argument(
+        "--rule", choices=("oper", "per-device"), default="oper", help="of replication in training (default oper)"
+    )
+    search.add_argument(
+        "--dedup", action="store_true", help="a device fetches a row once a step, however often it is used"
+    )
+    search.add_argument("--no-host", action="store_true", help="keep all rows on the devices, or fail")
+    search.add_argument(
+        "--tt", action="append", default=[], metavar="TABLE=RANK[:FROM]",
+        help="where memory is short, TABLE may be tensor-train of RANK, its rows from FROM on; with '!' behind, always",
+    )  # fmt: skip
+    parser.add_argument("--figure", metavar="FILE", help="of the comparison (default OUT.svg); 'none' draws none")
+    parser.add_argument("--explain", metavar="TABLE[:ROW]", help="where it lives, in the plan of --out")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plans or explains."""
+    from jrec.errors import ConfigError
+
+    if args.explain and not args.hardware:
+        return _explain(args)
+    if args.data is None or args.hardware is None:
+        raise ConfigError("give DATA and --hardware to make a plan, or --out PLAN --explain TABLE to read one")
+
+    from jrec.data.schema import Schema
+    from jrec.sharding.baselines import BASELINES
+    from jrec.sharding.cost import evaluate
+    from jrec.sharding.drift import describe
+    from jrec.sharding.explain import balance_table, explain, summary
+    from jrec.sharding.plan import build_plan
+    from jrec.sharding.plan_file import check_budget, save_plan
+    from jrec.sharding.planner import plan_placement
+
+    schema = Schema.load(args.data, check_files=False)
+    problem = _problem(args, schema)
+    options = _options(args, problem)
+    planned = plan_placement(problem, options)
+    plan = build_plan(problem, planned.placement, describe(problem, options, data=schema.name))
+    check_budget(plan, problem.hardware.memory)
+    save_plan(plan, args.out)
+    costs = {"oper": planned.cost}
+    costs |= {name: evaluate(problem, place(problem)) for name, place in BASELINES.items()}
+    print(balance_table(costs))
+    print(summary(problem, planned, plan))
+    size = pathlib.Path(args.out).stat().st_size
+    print(f"{args.out}: {len(plan.start):,} ranges of {len(plan.tables)} tables, {size:,} bytes")
+    if args.figure != "none":
+        from jrec.sharding.figure import draw_balance
+
+        figure = args.figure or f"{args.out}.svg"
+        title = f"{schema.name} on {problem.hardware.name}, {problem.purpose}"
+        draw_balance(costs, figure, title=title)
+        print(f"{figure}: OPER's Figure 10")
+    if args.explain:
+        print(explain(plan, args.explain, problem))
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from jrec.data.schema import Schema
+    from jrec.sharding.drift import problem_of_plan
+    from jrec.sharding.explain import explain
+    from jrec.sharding.plan_file import load_plan
+
+    problem = schema = None
+    if args.data is not None:
+        schema = Schema.load(args.data, check_files=False)
+    plan = load_plan(args.out, schema=schema)
+    if schema is not None:
+        problem = problem_of_plan(plan, _profile(args, schema))
+    print(explain(plan, args.explain, problem))
+    return 0
+
+
+def _profile(args: argparse.Namespace, schema: Any) -> Any:
+    from jrec.access.count import exact_profile
+    from jrec.access.profile import AccessProfile
+    from jrec.data.progress import Progress
+
+    if args.profile is None:
+        return exact_profile(args.data, schema, progress=Progress())
+    profile = AccessProfile.load(args.profile)
+    profile.check_dataset(schema)
+    return profile
+
+
+def _problem(args: argparse.Namespace, schema: Any) -> Any:
+    from jrec.errors import ConfigError
+    from jrec.sharding.hardware import load_hardware, parse_bytes
+    from jrec.sharding.problem import Problem, tables_of
+
+    hardware = load_hardware(args.hardware, devices=args.devices)
+    if args.memory:
+        hardware = hardware.with_memory(int(parse_bytes(args.memory, "--memory")))
+    settings = _settings(args)
+    if settings["dim"] is None:
+        raise ConfigError("say how long rows are: --dim N, or --config CONFIG.toml of the run to be planned")
+    return Problem(
+        tables=tables_of(
+            [(t.name, t.rows) for t in schema.tables],
+            settings["dim"],
+            dtype=settings["dtype"],
+            slot_bytes=settings["slot_bytes"],
+        ),
+        profile=_profile(args, schema),
+        hardware=hardware,
+        batch_size=settings["batch_size"] or PER_DEVICE * hardware.devices,
+        purpose=args.purpose,
+        extra_memory=args.extra_memory,
+        dedup=args.dedup,
+    )
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Dim, dtype, slots and batch size, of the arguments or else the configuration."""
+    found: dict[str, Any] = {"dim": None, "dtype": "float32", "slot_bytes": 0, "batch_size": None}
+    if args.config:
+        from jrec.train.build import ROW_OPTIMIZERS
+        from jrec.train.config import load_config
+
+        config = load_config(args.config, () if args.data is None else (f"data.path={args.data}",))
+        found |= {"dim": config.model.embedding_dim, "dtype": config.model.table_dtype}
+        found["batch_size"] = config.data.batch_size
+        if args.purpose == "training":
+            shapes = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots.values()
+            found["slot_bytes"] = sum(4 * (found["dim"] if shape == "element" else 1) for shape in shapes)
+    given = {key: getattr(args, key) for key in found}
+    return found | {key: value for key, value in given.items() if value is not None}
+
+
+def _options(args: argparse.Namespace, problem: Any) -> Any:
+    from jrec.sharding.planner import PlanOptions
+
+    return PlanOptions(
+        threshold=args.threshold,
+        target=args.target,
+        rule=args.rule,
+        host=not args.no_host,
+        tt=tuple(_tt(text, problem) for text in args.tt),
+    )
+
+
+def _tt(text: str, problem: Any) -> Any:
+    """``TABLE=RANK``, ``TABLE=RANK:FROM``, ``TABLE=RANK!``."""
+    from jrec.errors import ConfigError
+    from jrec.sharding.tiers import tt_option
+
+    name, _, value = text.removesuffix("!").rpartition("=")
+    rank, _, first = value.partition(":")
+    if not name or not rank.isdigit() or not (first or "0").isdigit():
+        raise ConfigError(f"--tt {text!r} is not TABLE=RANK or TABLE=RANK:FROM, such as C3=32")
+    return tt_option(problem, name, int(rank), first_rank=int(first or 0), required=text.endswith("!"))

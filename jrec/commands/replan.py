@@ -1,0 +1,49 @@
+"""``jrec replan``: what present accesses do to a plan, and a new plan."""
+
+from __future__ import annotations
+
+import argparse
+
+DESCRIPTION = """\
+Say how balanced a plan is under present accesses and what it costs, make the plan that they ask for, and say how many
+rows would move. The hardware and options are those that the plan was made with.
+
+PROFILE is an access profile: of `jrec access` on newer data, or of a training's own monitor."""
+EPILOG = """examples:
+  jrec access data/tuesday --out tuesday.access
+  jrec replan plan tuesday.access
+  jrec replan plan tuesday.access --before monday.access --out plan_tuesday
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("plan", metavar="PLAN", help="the plan in force")
+    parser.add_argument("profile", metavar="PROFILE", help="the present accesses")
+    parser.add_argument("--before", metavar="PROFILE", help="the accesses that the plan was made from, to compare")
+    parser.add_argument("--out", metavar="FILE", help="write the new plan there")
+    parser.add_argument(
+        "--min-gain", type=float, default=0.0, metavar="X",
+        help="write it only if it saves more than this share of a step's embedding work (default 0)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compares, and writes the new plan if asked to."""
+    from jrec.access.profile import AccessProfile
+    from jrec.sharding.drift import measure_drift, report
+    from jrec.sharding.plan_file import load_plan, save_plan
+
+    plan = load_plan(args.plan)
+    before = AccessProfile.load(args.before) if args.before else None
+    found = measure_drift(plan, AccessProfile.load(args.profile), before=before)
+    print(report(found))
+    if not args.out:
+        return 0
+    if found.relative_gain <= args.min_gain:
+        print(f"not written: {args.plan} is good enough, a new plan would gain {100 * found.relative_gain:.2f} %")
+        return 0
+    save_plan(found.plan, args.out)
+    print(f"{args.out}: {len(found.plan.start):,} ranges")
+    return 0

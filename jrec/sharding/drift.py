@@ -1,0 +1,167 @@
+"""Drift: what a plan made for yesterday's accesses costs under today's, and a new plan."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jrec.access.profile import AccessProfile
+from jrec.errors import ConfigError
+from jrec.sharding.cost import Cost, evaluate
+from jrec.sharding.errors import PlanError
+from jrec.sharding.hardware import Hardware
+from jrec.sharding.plan import Plan, build_plan
+from jrec.sharding.planner import Planned, PlanOptions, plan_placement
+from jrec.sharding.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Drift:
+    """A plan under two access profiles, and the plan that the second one asks for.
+
+    Attributes:
+      then: the cost that the plan was made for; None where its profile is not at hand.
+      now: the plan's cost under the present accesses.
+      best: the cost of a new plan under them.
+      planned: the new plan's placement.
+      plan: the new plan.
+      moved_rows, moved_bytes: what changes its device or tier from the old to the new one, slots included.
+    """
+
+    then: Cost | None
+    now: Cost
+    best: Cost
+    planned: Planned
+    plan: Plan
+    moved_rows: int
+    moved_bytes: int
+
+    @property
+    def gain(self) -> float:
+        """Seconds of a step that the new plan saves."""
+        return self.now.seconds - self.best.seconds
+
+    @property
+    def relative_gain(self) -> float:
+        """The same as a share of the step's embedding work."""
+        return self.gain / self.now.seconds if self.now.seconds > 0 else 0.0
+
+
+def problem_of_plan(plan: Plan, profile: AccessProfile) -> Problem:
+    """What a plan was made for, with another access profile.
+
+    Raises:
+      PlanError: if the plan does not say what it was made for.
+      ProfileError: if the profile lacks a table.
+    """
+    try:
+        info = plan.info
+        hardware = Hardware(**info["hardware"])
+        return Problem(
+            tables=plan.tables,
+            profile=profile,
+            hardware=hardware,
+            batch_size=info["batch_size"],
+            purpose=plan.purpose,
+            extra_memory=info["extra_memory"],
+            dedup=info["dedup"],
+        )
+    except (KeyError, TypeError) as error:
+        raise PlanError(
+            f"the plan does not say what it was made for ({error}); make it again with `jrec plan`"
+        ) from error
+    except ConfigError as error:
+        raise PlanError(f"the plan and the access profile do not go together: {error}") from error
+
+
+def describe(problem: Problem, options: PlanOptions, **more: object) -> dict[str, object]:
+    """What ``problem_of_plan`` and ``options_of_plan`` need, for ``Plan.info``."""
+    return {
+        "hardware": problem.hardware.to_json(),
+        "batch_size": problem.batch_size,
+        "extra_memory": problem.extra_memory,
+        "dedup": problem.dedup,
+        "options": dataclasses.asdict(options),
+        "profile": problem.profile.source,
+        **more,
+    }
+
+
+def options_of_plan(plan: Plan) -> PlanOptions:
+    """The options that a plan was made with.
+
+    Raises:
+      PlanError: if it does not say.
+    """
+    from jrec.sharding.tiers import TTOption
+
+    try:
+        found = dict(plan.info["options"])
+        return PlanOptions(**found | {"tt": tuple(TTOption(**o) for o in found["tt"])})
+    except (KeyError, TypeError) as error:
+        raise PlanError(f"the plan does not say how it was made ({error}); make it again with `jrec plan`") from error
+
+
+def measure_drift(plan: Plan, profile: AccessProfile, *, before: AccessProfile | None = None) -> Drift:
+    """What present accesses do to a plan, and the plan they ask for, by the same options.
+
+    Args:
+      plan: in force.
+      profile: of the present accesses, for example of ``jrec.access.AccessMonitor``.
+      before: the profile that the plan was made from.
+
+    Raises:
+      PlanError: if the plan was not made by ``jrec plan``, or the tables do not fit.
+      ProfileError: if a profile is of other tables.
+    """
+    problem, options = problem_of_plan(plan, profile), options_of_plan(plan)
+    then = None
+    if before is not None:
+        old = problem_of_plan(plan, before)
+        then = evaluate(old, plan.placement(old))
+    planned = plan_placement(problem, options)
+    new = dataclasses.replace(build_plan(problem, planned.placement, describe(problem, options)), dataset=plan.dataset)
+    rows, size = moved(plan, new)
+    return Drift(
+        then=then,
+        now=evaluate(problem, plan.placement(problem)),
+        best=planned.cost,
+        planned=planned,
+        plan=new,
+        moved_rows=rows,
+        moved_bytes=size,
+    )
+
+
+def moved(old: Plan, new: Plan) -> tuple[int, int]:
+    """Rows whose tier or owner differs between two plans of the same tables, and their bytes with slots."""
+    rows = size = 0
+    for t, table in enumerate(old.tables):
+        bounds = np.union1d(_starts(old, t), _starts(new, t))
+        a, b = old.segments_of(t, bounds), new.segments_of(t, bounds)
+        other = (old.tier[a] != new.tier[b]) | (old.owner[a] != new.owner[b])
+        count = int(np.diff(np.append(bounds, table.rows))[other].sum())
+        rows += count
+        size += count * table.memory_bytes
+    return rows, size
+
+
+def _starts(plan: Plan, table: int) -> np.ndarray:
+    return plan.start[plan.first[table] : plan.first[table + 1]]
+
+
+def report(found: Drift) -> str:
+    """The drift for people."""
+    from jrec.sharding.explain import balance_table, human_bytes, human_seconds
+
+    costs = {"planned for": found.then} if found.then is not None else {}
+    costs |= {"plan now": found.now, "new plan": found.best}
+    return "\n".join(
+        (
+            balance_table(costs),
+            f"a new plan saves {human_seconds(max(found.gain, 0.0))} of {human_seconds(found.now.seconds)} a step"
+            f" ({100 * found.relative_gain:.1f} %) and moves {found.moved_rows:,} rows,"
+            f" {human_bytes(found.moved_bytes)}",
+        )
+    )

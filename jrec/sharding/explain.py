@@ -1,0 +1,180 @@
+"""What a plan says for people: the comparison with the baselines, the tiers chosen, one table or row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from jrec.sharding.cost import Cost
+from jrec.sharding.errors import PlanError
+from jrec.sharding.pieces import SHARDED, TIER_NAMES
+from jrec.sharding.plan import Plan
+from jrec.sharding.planner import Planned
+from jrec.sharding.problem import Problem
+
+_MOST = 12  # ranges of a table that are listed
+
+
+def human_bytes(value: float) -> str:
+    """``1.50 GB``."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(value) < 999.5 or unit == "TB":
+            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def human_seconds(value: float) -> str:
+    """``12.3 µs``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if value >= 0.9995 / scale:
+            return f"{value * scale:.3g} {unit}"
+    return f"{value * 1e9:.3g} ns"
+
+
+def balance_table(costs: Mapping[str, Cost]) -> str:
+    """The degrees of balance and what they cost, a line a strategy."""
+    header = ("strategy", "memory", "lookup", "links", "largest device", "per link", "a step", "fits")
+    lines = [header]
+    for name, cost in costs.items():
+        remote = cost.remote_bytes
+        lines.append(
+            (
+                name,
+                f"{100 * cost.memory_balance:.2f} %",
+                f"{100 * cost.lookup_balance:.2f} %",
+                f"{100 * cost.communication_balance:.2f} %",
+                human_bytes(float(cost.memory.max())),
+                human_bytes(float(remote.mean()) if remote.size else 0.0),
+                human_seconds(cost.seconds),
+                "yes" if bool((cost.memory <= cost.budget).all()) else "no",
+            )
+        )
+    widths = [max(len(line[c]) for line in lines) for c in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if c == 0 else cell.rjust(w) for c, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def summary(problem: Problem, planned: Planned, plan: Plan) -> str:
+    """What was chosen, what it costs, and what the next byte of memory would buy."""
+    cost, tiers = planned.cost, planned.tiers
+    rows = ", ".join(f"{name} {plan.rows_in(name):,}" for name in TIER_NAMES if plan.rows_in(name))
+    rounds = ", ".join(f"{100 * t:.3g} % -> {100 * b:.2f} %" for t, b in planned.tried)
+    shares = [
+        f"lookups {human_seconds(float(cost.lookup.max()))}",
+        f"fetches {human_seconds(cost.communication)}",
+        f"all-reduce {human_seconds(cost.all_reduce)}",
+    ]
+    if cost.host:
+        shares.append(f"host memory {human_seconds(cost.host)}")
+    if cost.tt:
+        shares.append(f"tensor-train products {human_seconds(cost.tt)}")
+    lines = [
+        f"rows: {rows}",
+        f"copies: {human_bytes(cost.copies)}, {100 * cost.copies / problem.total_bytes:.2f} % of the tables'"
+        f" {human_bytes(problem.total_bytes)} (allowed {100 * problem.extra_memory:g} %)",
+        f"degree of balance by threshold: {rounds}",
+        f"a step of {problem.batch_size:,} examples: {', '.join(shares)}, if nothing overlaps",
+    ]
+    if tiers.host_bytes:
+        lines.append(f"host memory: {human_bytes(tiers.host_bytes)} of rows, since the devices cannot hold all")
+    lines.extend(
+        f"tensor-train: table {o.table!r}"
+        f"{f' from row {o.first_rank:,} on' if o.first_rank else ''} at rank {o.rank}, {human_bytes(o.memory_bytes)} on"
+        f" each device, {human_seconds(o.seconds)} a step"
+        for o in tiers.tt
+    )
+    saved = tiers.marginal.seconds_per_byte * 2**20
+    gain = f"the next MiB saves up to {human_seconds(saved)} a step: it " if saved > 0 else "the next byte of memory "
+    lines.append(gain + tiers.marginal.what)
+    lines.append(f"planned in {planned.seconds:.2f} s")
+    return "\n".join(lines)
+
+
+def explain(plan: Plan, what: str, problem: Problem | None = None) -> str:
+    """Where a table or one of its rows lives, and why.
+
+    Args:
+      plan: the plan.
+      what: ``TABLE`` or ``TABLE:ROW``.
+      problem: what was planned, for accesses; None leaves them out.
+
+    Raises:
+      PlanError: on an unknown table or row.
+    """
+    name, colon, text = what.rpartition(":") if what not in [t.name for t in plan.tables] else (what, "", "")
+    if not colon:
+        return _explain_table(plan, name or text, problem)
+    if not text.isdigit():
+        raise PlanError(f"{text!r} is no row; ask for TABLE or TABLE:ROW, such as {plan.tables[0].name}:0")
+    return _explain_row(plan, name, int(text), problem)
+
+
+def _explain_table(plan: Plan, name: str, problem: Problem | None) -> str:
+    number = plan.number(name)
+    table = plan.tables[number]
+    of = np.arange(plan.first[number], plan.first[number + 1])
+    lines = [f"table {name}: {table.rows:,} rows of {table.dim} {table.dtype}, {len(of):,} ranges"]
+    fetched = None
+    if problem is not None:
+        fetched = plan.placement(problem).pieces.fetched[of] / table.row_bytes * plan.devices
+    rows = (plan.stop - plan.start)[of]
+    for code, tier in enumerate(TIER_NAMES):
+        mine = plan.tier[of] == code
+        if not mine.any():
+            continue
+        part = f"  {tier}: {int(rows[mine].sum()):,} rows"
+        if fetched is not None:
+            share = fetched[mine].sum() / max(fetched.sum(), 1e-300)
+            part += f", {100 * share:.2f} % of its accesses"
+        lines.append(part)
+        if code == SHARDED:
+            owners = np.bincount(plan.owner[of][mine], rows[mine], plan.devices)
+            lines.append("    by device: " + ", ".join(f"{int(n):,}" for n in owners))
+    for place in range(min(len(of), _MOST)):
+        at = of[place]
+        where = TIER_NAMES[plan.tier[at]] + (f" on device {plan.owner[at]}" if plan.owner[at] >= 0 else "")
+        copies = plan.copy_device[plan.copy_segment == at]
+        more = f", copied to {', '.join(map(str, copies))}" if len(copies) else ""
+        often = "" if fetched is None else f", {fetched[place]:.4g} accesses a step"
+        lines.append(f"  rows {plan.start[at]:,} to {plan.stop[at] - 1:,}: {where}{more}{often}")
+    if len(of) > _MOST:
+        lines.append(f"  and {len(of) - _MOST:,} ranges more")
+    return "\n".join(lines)
+
+
+def _explain_row(plan: Plan, name: str, row: int, problem: Problem | None) -> str:
+    found = plan.locate(name, np.array([row]))
+    tier, owner, offset = TIER_NAMES[found.tier[0]], int(found.owner[0]), int(found.offset[0])
+    stack = plan.tables[plan.number(name)].stack
+    places = {
+        "sharded": f"row {offset:,} of device {owner}'s shard of stack {stack}",
+        "replicated": f"row {offset:,} of the replicated rows of stack {stack} on every device",
+        "host": f"row {offset:,} of stack {stack} in host memory",
+        "tt": f"row {offset:,} of the table's tensor train, whose cores every device has",
+    }
+    lines = [f"{name}:{row}: {tier}, {places[tier]}"]
+    if tier == "sharded":
+        sources = [int(plan.route(name, np.array([row]), d).owner[0]) for d in range(plan.devices)]
+        if len(set(sources)) > 1:
+            lines.append("  fetched from: " + ", ".join(f"device {d} from {s}" for d, s in enumerate(sources)))
+    if problem is None:
+        return "\n".join(lines)
+    number = plan.number(name)
+    ranked = problem.by_row[number]
+    access = float(ranked.access_at(np.array(row)))
+    lines.append(f"  {access * plan.devices:.4g} accesses a step of {problem.batch_size:,} examples over all devices")
+    if plan.purpose == "training" and plan.devices > 1:
+        needed = problem.hardware.p2p / problem.hardware.all_reduce
+        if plan.info.get("options", {}).get("rule") == "per-device":
+            needed *= plan.devices
+        verdict = "pays" if access * plan.devices > needed else "does not pay"
+        lines.append(f"  a replica {verdict}: an all-reduce costs as much as fetching it {needed:.3g} times a step")
+        if verdict == "pays" and tier == "sharded":
+            lines.append("  but the extra memory went to rows accessed more often")
+    return "\n".join(lines)
