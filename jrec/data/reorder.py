@@ -208,6 +208,7 @@ def _reading(options: ReorderOptions, batch_size: int, window_blocks: int) -> Re
         window_blocks=window_blocks,
         seed=options.seed,
         limit=options.report_batches,
+        full=True,
         workers=options.threads,
     )
 

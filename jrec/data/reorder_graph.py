@@ -128,9 +128,10 @@ class GraphBuilder:
             order = np.argsort(keys, kind="stable")
             keys, weights = keys[order], weights[order]
             del order
-            starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-            self._keys, self._weights = [keys[starts]], [np.add.reduceat(weights, starts)]
-            self._held = self._merged = len(starts)
+            first = np.concatenate([[True], keys[1:] != keys[:-1]])
+            # bincount adds one after the other, so that the sums do not depend on when edges were merged.
+            self._keys, self._weights = [keys[first]], [np.bincount(np.cumsum(first) - 1, weights)]
+            self._held = self._merged = len(self._keys[0])
         if self._held > self._max_edges:
             raise DatasetError(
                 f"the index graph of table {self._table!r} has more than {self._max_edges:,} edges after"

@@ -27,6 +27,7 @@ class Reading:
       window_blocks: 0 reads in order of time, more as training does with that ``data.window_blocks``.
       seed: of the permutations of training.
       limit: batches at most, spread evenly over the split where it has more; 0 for all.
+      full: leave a short last batch out.
       workers: threads that read; the batches do not depend on them.
     """
 
@@ -34,6 +35,7 @@ class Reading:
     window_blocks: int = 0
     seed: int = 0
     limit: int = 0
+    full: bool = False
     workers: int = 2
 
 
@@ -73,8 +75,8 @@ def batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields the ids of every batch by table: (lookups,) int32 rows, of all features that read the table.
 
-    Ids are those that the schema's loader yields: pass ``stored(schema)`` for the stored ones. A short last batch is
-    left out unless it is the only one.
+    Ids are those that the schema's loader yields: pass ``stored(schema)`` for the stored ones. A split of fewer
+    examples than a batch is one batch.
     """
     layout = log_layout(schema, tables)
     names = {stack.tables[0].name: name for name, stack in layout.stacks.items()}
@@ -84,7 +86,7 @@ def batches(
         seed=reading.seed,
         window_blocks=max(1, reading.window_blocks),
         workers=reading.workers,
-        drop_remainder=True,
+        drop_remainder=reading.full,
     )
     with make_loader(folder, schema, layout, split, config) as loader:
         total = loader.batches_per_epoch
