@@ -1,0 +1,162 @@
+"""Which tables a configuration compresses, into what shapes, and what it answers to rules that cannot be followed."""
+
+import types
+
+import pytest
+
+from jrec.errors import ConfigError
+from jrec.ops.tt import TTShape
+from jrec.train.build import build_layout
+from jrec.train.config import TrainConfig
+from jrec.train.tables import describe_tables, plan_tables, tables_total, tt_options
+
+ROWS = {"country": 200, "user": 100_000, "item": 30_000, "tiny": 3, "unread": 10**6}
+
+
+def schema(rows=ROWS):
+    features = [
+        types.SimpleNamespace(name=f"f_{n}", table=n, max_length=1, fixed_length=True, weighted=False)
+        for n in rows
+        if n != "unread"
+    ]
+    return types.SimpleNamespace(
+        tables=[types.SimpleNamespace(name=n, rows=r) for n, r in rows.items()], categorical=features
+    )
+
+
+def config(tables, **model):
+    return TrainConfig.from_dict({"data": {"path": "d"}, "tables": tables, "model": model})
+
+
+def placed(tables, **model):
+    plan = plan_tables(config(tables, **model), schema())
+    assert [t.name for t in plan.tables] == [n for n in ROWS if n != "unread"]
+    return {t.name: t for t in plan.tables}, plan.notes
+
+
+@pytest.mark.parametrize(
+    ("rules", "compressed"),
+    [
+        ({}, set()),
+        ({"tt": {"largest": 1}}, {"user"}),
+        ({"tt": {"largest": 2}}, {"user", "item"}),
+        ({"tt": {"min_rows": 30_000}}, {"user", "item"}),
+        ({"tt": {"min_rows": 30_001}}, {"user"}),
+        ({"tt": {"largest": 1, "min_rows": 30_000}}, {"user", "item"}),
+        ({"tt": {"largest": 1}, "overrides": {"user": {"tier": "device"}}}, set()),
+        ({"tt": {"rank": 4}, "overrides": {"item": {"tier": "tt"}}}, {"item"}),
+    ],
+)
+def test_rules_and_overrides_choose_tables_among_those_that_features_read(rules, compressed):
+    tables, notes = placed(rules)
+    assert {name for name, t in tables.items() if t.tier == "tt"} == compressed
+    assert not notes
+
+
+def test_shapes_are_those_of_the_search_unless_an_override_gives_its_own():
+    rules = {
+        "tt": {"rank": 6, "cores": 2, "largest": 2, "dtype": "bfloat16"},
+        "overrides": {
+            "item": {"ranks": [4, 8], "row_factors": [30, 25, 40], "dim_factors": [2, 4, 2]},
+            "country": {"tier": "tt", "rank": 3, "cores": 4},
+        },
+    }
+    tables, notes = placed(rules)
+    assert tables["user"].tt_shape == TTShape.search(100_000, 16, num_cores=2, ranks=6)
+    assert tables["item"].tt_shape == TTShape(
+        rows=30_000, dim=16, row_factors=(30, 25, 40), dim_factors=(2, 4, 2), ranks=(4, 8)
+    )
+    assert tables["country"].tt_shape == TTShape.search(200, 16, num_cores=4, ranks=(3, 3, 3))
+    assert {t.dtype for t in tables.values() if t.tier == "tt"} == {"bfloat16"}
+    assert tables["tiny"].dtype == "float32"
+    assert not notes
+
+
+def test_a_selected_table_takes_at_most_the_ranks_it_needs_and_says_so():
+    tables, notes = placed({"tt": {"rank": 100, "largest": 1}})
+    shape = tables["user"].tt_shape
+    assert shape.max_ranks[0] < 100 < shape.max_ranks[1]
+    assert shape.ranks == (shape.max_ranks[0], 100)
+    assert f"ranks [{shape.max_ranks[0]}, 100] instead of [100, 100]" in notes["user"]
+
+
+def test_a_selected_table_whose_cores_are_no_smaller_stays_whole_and_says_so():
+    tables, notes = placed({"tt": {"rank": 8, "largest": 4}})
+    assert tables["tiny"].tier == "device"
+    assert "stays whole: cores of ranks" in notes["tiny"]
+    assert tables["country"].tier == "tt"
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"overrides": {"usr": {"tier": "tt"}}}, ["tables.overrides.usr", "no table of that name", "user"]),
+        (
+            {"overrides": {"country": {"tier": "tt", "rank": 64}}},
+            ["tables.overrides.country", "ranks[0] is 64, but 10 already", "[10, "],
+        ),
+        (
+            {"overrides": {"user": {"tier": "tt", "ranks": [8]}}},
+            ["tables.overrides.user", "3 row_factors need", "2 ranks"],
+        ),
+        (
+            {"overrides": {"user": {"tier": "tt", "row_factors": [10, 10], "dim_factors": [4, 4]}}},
+            ["tables.overrides.user", "hold 100 rows, but the table has 100,000"],
+        ),
+        ({"overrides": {"user": {"tier": "device", "rank": 8}}}, ["user.rank shapes", "tier is 'device'"]),
+        ({"overrides": {"user": {"rank": 8, "ranks": [8, 8]}}}, ["user.rank is 8 and", "ranks is [8, 8]; set one"]),
+        ({"overrides": {"user": {"row_factors": [400, 400]}}}, ["row_factors is set alone"]),
+        ({"tt": {"cache": {"rows": 5, "fraction": 0.1}}}, ["cache.rows is 5", "fraction 0.1; set one"]),
+        ({"tt": {"cores": 5}}, ["tables.tt.cores is 5", "at most 4"]),
+        ({"tt": {"rank": 0}}, ["tables.tt.rank is 0", "at least 1"]),
+        ({"tt": {"ranks": 8}}, ["unknown key tables.tt.ranks", "tables.tt.rank"]),
+        ({"tt": {"initializer": "normal"}}, ["tables.tt.initializer must be one of", "sampled_gaussian"]),
+        ({"tt": {"dtype": "float16"}}, ["tables.tt.dtype must be one of"]),
+    ],
+)
+def test_what_cannot_be_is_refused_with_key_value_and_bound(rules, words):
+    with pytest.raises(ConfigError) as caught:
+        build_layout(config(rules), schema())
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_cores_follow_the_tables_dtype_and_half_precision_needs_another():
+    tables, _ = placed({"tt": {"largest": 1}}, table_dtype="bfloat16")
+    assert tables["user"].dtype == tables["tiny"].dtype == "bfloat16"
+    with pytest.raises(ConfigError, match=r"table_dtype is 'float16'.*tables.tt.dtype"):
+        placed({"tt": {"largest": 1}}, table_dtype="float16")
+    tables, _ = placed({"tt": {"largest": 1, "dtype": "bfloat16"}}, table_dtype="float16")
+    assert (tables["user"].dtype, tables["tiny"].dtype) == ("bfloat16", "float16")
+
+
+def test_caches_by_rows_or_fraction_never_pass_their_table():
+    def cached(cache, **overrides):
+        whole = config({"tt": {"largest": 3, "rank": 4, "cache": cache}, "overrides": overrides})
+        return {n: c.cache_rows for n, c in tt_options(whole, build_layout(whole, schema())).caches.items()}
+
+    assert cached({}) == {}
+    assert cached({"rows": 500}) == {"user": 500, "item": 500, "country": 200}
+    assert cached({"fraction": 0.0001}) == {"user": 10, "item": 3}  # a 10,000th of 200 rows is none
+    whole = config(
+        {"tt": {"largest": 1, "cache": {"rows": 9, "refresh_every": 0, "warmup_steps": 7, "on_evict": "fold"}}}
+    )
+    (cache,) = tt_options(whole, build_layout(whole, schema())).caches.values()
+    assert (cache.refresh_every, cache.warmup_steps, cache.on_evict) == (None, 7, "fold")
+
+
+def test_tables_are_described_with_what_they_hold_and_what_that_saves():
+    rules = {"tt": {"largest": 1, "rank": 8, "cache": {"rows": 10}}}
+    described = describe_tables(config(rules, table_dtype="bfloat16"), schema())
+    shape = TTShape.search(100_000, 16, ranks=8)
+    user = described["user"]
+    assert user["parameters"] == shape.num_parameters + 160
+    assert user["bytes"] == 2 * shape.num_parameters + 4 * 160  # cached rows are float32
+    assert user["compression"] == pytest.approx(1_600_000 / user["parameters"])
+    assert (user["row_factors"], user["ranks"], user["cache_rows"]) == (list(shape.row_factors), [8, 8], 10)
+    assert (described["tiny"]["parameters"], described["tiny"]["bytes"]) == (48, 96)
+    total = tables_total(described)
+    whole = 16 * (200 + 100_000 + 30_000 + 3)
+    assert total["uncompressed_parameters"] == whole
+    assert total["uncompressed_bytes"] == 2 * whole
+    assert total["parameters"] == whole - 1_600_000 + user["parameters"]

@@ -1,0 +1,103 @@
+"""Runs with tensor-train tables: they learn, resume to the same bits, are evaluated and reported, and compressed."""
+
+import json
+
+import numpy as np
+import pytest
+from test_train import CONFIG, compilation_cache, dataset, final_arrays  # noqa: F401
+
+from jrec import cli
+from jrec.errors import CheckpointError
+from jrec.train import loop
+from jrec.train.config import load_config
+from jrec.train.evaluate import evaluate_checkpoint
+from jrec.train.loop import train
+from jrec.train.metrics import evaluate
+
+TT = """
+[tables.tt]
+largest = 1
+rank = 4
+[tables.tt.cache]
+rows = 20
+warmup_steps = 6
+refresh_every = 4
+"""
+
+
+@pytest.fixture
+def configure(tmp_path, dataset):  # noqa: F811
+    path = tmp_path / "tiny.toml"
+    path.write_text(CONFIG + TT)
+
+    def load(*overrides, out="run"):
+        return load_config(path, [f"data.path={str(dataset)!r}", f"out={str(tmp_path / out)!r}", *overrides])
+
+    return load
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "on_evict"), [("float32", "discard"), ("bfloat16", "fold")])
+def test_a_compressed_run_learns_resumes_to_the_same_bits_and_is_evaluated(configure, monkeypatch, dtype, on_evict):
+    def configured(out):
+        rules = f"tables.tt.dtype={dtype!r}", f"tables.tt.cache.on_evict={on_evict!r}"
+        return configure("epochs=2", "evaluate.every_steps=0", *rules, out=out)
+
+    outcome = train(configured("whole"))
+    assert evaluate(outcome.scores["test"]).auc > 0.55
+    step, arrays, meta = final_arrays(outcome.folder)
+    (cached,) = [np.frombuffer(bits, np.int32) for name, bits in arrays.items() if "cached.ids" in name]
+    rows = max(t.rows for t in outcome.schema.tables)
+    assert np.all(np.diff(cached) > 0)
+    assert cached[-1] < rows
+
+    class Killed(BaseException):
+        """As sudden as a kill: nothing in the loop handles it."""
+
+    absorb = loop._Run._absorb
+
+    def dies(self, *args):
+        absorb(self, *args)
+        if self.step in (8, 22):
+            self.saved = -2  # the checkpoint of this step is not written
+            raise Killed
+
+    for deadly in (True, False):  # once in the cached rows' first life, then to the end
+        monkeypatch.setattr(loop._Run, "_absorb", dies if deadly else absorb)
+        if deadly:
+            with pytest.raises(Killed):
+                train(configured("killed"), resume=True)
+        else:
+            resumed = train(configured("killed"), resume=True)
+    again = final_arrays(resumed.folder)
+    assert (again[0], again[2]) == (step, meta)
+    assert again[1].keys() == arrays.keys()
+    assert [name for name in arrays if arrays[name] != again[1][name]] == []
+
+    evaluated = evaluate_checkpoint(resumed.folder, configured("killed").data.path, split="test")
+    np.testing.assert_array_equal(evaluated.scores.logits, outcome.scores["test"].logits)
+
+
+def test_the_report_shows_what_was_compressed_and_a_checkpoint_of_another_rank_is_refused(configure, capsys, tmp_path):
+    overrides = [
+        "epochs=1",
+        "max_steps=4",
+        "tables.tt.cache.rows=0",
+        "checkpoint.every_steps=0",
+        "evaluate.every_steps=0",
+    ]
+    config = configure(*overrides)
+    path = tmp_path / "tiny.toml"
+    assert cli.main(["train", str(path), f"data.path={config.data.path}", f"out={config.out}", *overrides]) == 0
+    out = capsys.readouterr().out
+    content = json.loads((tmp_path / "run" / "report" / "metrics.json").read_text())
+    (name,) = [n for n, t in content["tables"].items() if t["tier"] == "tt"]
+    table = content["tables"][name]
+    assert table["rows"] == max(t["rows"] for t in content["tables"].values())
+    assert table["ranks"] == [4, 4]
+    assert f"table {name}: {table['rows']:,} rows as a tensor train" in out
+    assert content["parameters"][f"tt_{name}"]["bytes"] == table["bytes"] == 4 * table["parameters"]
+    assert content["tables_total"]["bytes"] < content["tables_total"]["uncompressed_bytes"]
+    (tmp_path / "run" / "config.toml").write_text(configure(*overrides, "tables.tt.rank=5").to_toml())
+    with pytest.raises(CheckpointError, match=r"ranks was \[4, 4\] and is \[5, 5\]"):
+        evaluate_checkpoint(tmp_path / "run", config.data.path, split="test")
