@@ -85,7 +85,8 @@ class HostPipeline:
       tables: the rows of every stack of tier "host", by stack.
       queue: how many batches may be between gather and store; 1 is sequential.
       cached: how many batches' rows the device keeps, at least ``queue - 1``; None for ``queue``.
-      device: to compute on; None for JAX's default.
+      device: to compute on; None for JAX's first.
+      pinned: whether rows come back through page-locked host memory; None for what suits the device.
       timeline: what records the stages; None for one of its own.
 
     Raises:
@@ -101,6 +102,7 @@ class HostPipeline:
         queue: int,
         cached: int | None = None,
         device: Any = None,
+        pinned: bool | None = None,
         timeline: Timeline | None = None,
     ):
         self._stacks = {stack.name: stack for stack in layout.members if stack.tier == "host"}
@@ -118,7 +120,7 @@ class HostPipeline:
             )
         self.timeline = Timeline() if timeline is None else timeline
         self._source, self._tables, self._queue = source, dict(tables), queue
-        self._to_device, self._begin_return = transfers(jax.devices()[0] if device is None else device)
+        self._to_device, self._begin_return = transfers(jax.devices()[0] if device is None else device, pinned=pinned)
         self._plans: dict[str, RingPlan] = {}
         self._rings: dict[str, DeviceRing] = {}
         self._position: Any = None
@@ -199,10 +201,10 @@ class HostPipeline:
     def close(self) -> None:
         """Ends the threads. What was not stored is abandoned; ``settle`` first to keep it."""
         self._monitor.close()
+        stages, self._stages = self._stages, []
         if self._started:
-            for stage in self._stages:
+            for stage in stages:
                 stage.join()
-            self._started = False
 
     def __enter__(self) -> Self:
         return self

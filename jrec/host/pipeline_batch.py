@@ -163,20 +163,23 @@ def read(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
     return Rows(values=values, slots={})
 
 
-def transfers(device: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """How arrays reach ``device``, and how they begin their way back while it computes.
+def transfers(device: Any, *, pinned: bool | None = None) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """How arrays reach a device, and how they begin their way back while it computes.
 
     On the way there the runtime stages NumPy arrays in page-locked memory of its own. On the way back an array goes to
-    the device's ``pinned_host`` memory where it has one, in one copy that waits for nothing but the step; without one,
-    and on a CPU, where "there" is here, it stays.
+    the device's ``pinned_host`` memory, in one copy that waits for nothing but the step.
+
+    Args:
+      device: one of ``jax.devices()``.
+      pinned: whether it has such memory and gains by it; None for accelerators that have it. For a CPU the way back is
+        no way at all.
     """
     here = jax.sharding.SingleDeviceSharding(device)
-
-    def to_device(tree: Any) -> Any:
-        return jax.device_put(tree, here)
-
-    kinds = {memory.kind for memory in device.addressable_memories()}
-    if device.platform == "cpu" or "pinned_host" not in kinds:
-        return to_device, lambda tree: tree
-    pinned = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
-    return to_device, lambda tree: jax.device_put(tree, pinned)
+    if pinned is None:
+        kinds = {memory.kind for memory in device.addressable_memories()}
+        pinned = device.platform != "cpu" and "pinned_host" in kinds
+    there = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host") if pinned else None
+    return (
+        lambda tree: jax.device_put(tree, here),
+        lambda tree: tree if there is None else jax.device_put(tree, there),
+    )

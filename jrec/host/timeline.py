@@ -61,12 +61,10 @@ class Timeline:
 
     @contextlib.contextmanager
     def working(self, stage: str, batch: int) -> Iterator[None]:
-        """Around a stage's work on a batch."""
+        """Around a stage's work on a batch; work that fails does not count."""
         start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.worked(stage, batch, start, time.perf_counter())
+        yield
+        self.worked(stage, batch, start, time.perf_counter())
 
     def worked(self, stage: str, batch: int, start: float, stop: float) -> None:
         """Records that a stage worked on a batch from ``start`` to ``stop``, seconds of ``time.perf_counter``."""
