@@ -38,7 +38,7 @@ class HostTable:
         files are scratch space that vanishes with the process: what lasts is a checkpoint (``HostCheckpoints``).
       threads: of the native kernels; None for all CPUs, see ``jrec.native.threads``.
       huge_pages: whether memory comes in pages of 2 MiB: faster, but a page is there whole once a row of it is. None
-        does so where the whole of the table would take no more than half of the machine's memory.
+        does so where the whole of the table would take no more than a quarter of the machine's memory.
 
     Raises:
       ConfigError: if memory or disk cannot hold it.
@@ -72,7 +72,7 @@ class HostTable:
         shapes = {n: (stack.rows, stack.dim)[: 1 + (s == "element")] for n, s in optimizer.slots.items()}
         size = _bytes(stack, shapes)
         if huge_pages is None:
-            huge_pages = size <= physical_memory() // 2
+            huge_pages = size <= physical_memory() // 4
         place = {"folder": folder, "huge_pages": huge_pages}
         slots = {
             name: allocate(shape, np.dtype(np.float32), name=f"{stack.name}.{name}", **place)
