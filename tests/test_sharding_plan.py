@@ -3,71 +3,21 @@
 import dataclasses
 
 import hypothesis
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jrec.access.profile import AccessProfile, TableProfile, fingerprint
+from jrec.access.profile import fingerprint
 from jrec.data.schema import CategoricalFeature, Schema, Shard, Split, Table
 from jrec.sharding.baselines import BASELINES
 from jrec.sharding.cost import evaluate
 from jrec.sharding.errors import PlanError
-from jrec.sharding.hardware import grid
 from jrec.sharding.pieces import REPLICATED, SHARDED, TIER_NAMES
 from jrec.sharding.plan import build_plan
 from jrec.sharding.plan_file import check_budget, load_plan, plan_memory, save_plan
 from jrec.sharding.planner import PlanOptions, plan_placement
-from jrec.sharding.problem import PlanTable, Problem
+from tests.sharding_problems import problem_of, problems, zipf_counts
 
-FEW = hypothesis.settings(max_examples=25, deadline=None)
-
-
-def hardware(devices=4, memory=10**9, *, nodes=1, host=0.0):
-    return grid(
-        "test", devices=devices, devices_per_node=devices // nodes, memory=memory, lookup=1e12, within=1e11,
-        between=2.5e10, all_reduce=8e10, host=host,
-    )  # fmt: skip
-
-
-def problem_of(counts, *, devices=4, dims=None, memory=10**9, nodes=1, host=0.0, examples=1000, batch=64, **options):
-    """A problem of tables with these (rows,) counts."""
-    dims = dims or [8] * len(counts)
-    tables = [PlanTable(name=f"t{i}", rows=len(c), dim=d) for i, (c, d) in enumerate(zip(counts, dims, strict=True))]
-    profiles = [TableProfile.from_counts(f"t{i}", np.asarray(c)) for i, c in enumerate(counts)]
-    return Problem(
-        tables=tuple(tables),
-        profile=AccessProfile(tables=tuple(profiles), examples=examples),
-        hardware=hardware(devices, memory, nodes=nodes, host=host),
-        batch_size=batch,
-        **options,
-    )
-
-
-def zipf_counts(rows, seed=0, total=20_000):
-    rng = np.random.default_rng(seed)
-    weights = np.arange(1, rows + 1) ** -1.1
-    return rng.multinomial(total, weights / weights.sum())
-
-
-@st.composite
-def problems(draw):
-    """Tables of any sizes and dims, counts in any order, devices in one or two nodes."""
-    tables = draw(st.integers(1, 4))
-    counts = []
-    for _ in range(tables):
-        rows = draw(st.integers(1, 60))
-        counts.append(draw(st.lists(st.integers(0, 40), min_size=rows, max_size=rows)))
-    devices = draw(st.sampled_from([1, 2, 3, 4, 8]))
-    nodes = draw(st.sampled_from([1, 2])) if devices % 2 == 0 else 1
-    return problem_of(
-        [np.array(c) for c in counts],
-        devices=devices,
-        nodes=nodes,
-        dims=draw(st.lists(st.sampled_from([4, 8]), min_size=tables, max_size=tables)),
-        purpose=draw(st.sampled_from(["training", "inference"])),
-        extra_memory=draw(st.sampled_from([0.0, 0.05, 0.5, 3.0])),
-        batch=draw(st.sampled_from([1, 64, 4096])),
-    )
+FEW = hypothesis.settings(max_examples=15, deadline=None)
 
 
 def brute_force_addresses(plan):

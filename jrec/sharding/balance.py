@@ -13,7 +13,7 @@ from jrec.sharding.pieces import Pieces
 from jrec.sharding.problem import Problem
 
 _TIE = 0.5  # of a piece: devices whose memory differs by less count as equally full
-_CANDIDATES = 192  # pieces of a device that an exchange considers
+_CANDIDATES = 96  # pieces of a device that an exchange considers
 _NEIGHBOURS = 3  # devices at the other end that an exchange considers
 
 

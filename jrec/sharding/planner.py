@@ -18,6 +18,7 @@ from jrec.sharding.replicate import FrequencyRule, replicated_ranks
 from jrec.sharding.tiers import Tiers, TTOption, choose_tiers
 
 DEFAULT_THRESHOLD = 0.001
+_PROGRESS = 1e-3  # two rounds that gain less end the refinement: single rows are too hot for any threshold
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,11 +108,12 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None) -> Plan
     tried, threshold = [], options.threshold
     for _ in range(options.refinements + 1):
         placed = _balanced(problem, options, threshold, groups, reserved)
-        balance = balance_of(problem, placed, reserved)
+        balance = balance_of(problem, placed, groups[-1][0], reserved)
         tried.append((threshold, balance))
         if best is None or balance > best[0]:
             best = (balance, threshold, placed)
-        if best[0] >= options.target or bool((placed.pieces.stop - placed.pieces.start <= 1).all()):
+        stuck = len(tried) > 2 and best[0] < tried[-3][1] + _PROGRESS
+        if best[0] >= options.target or stuck or bool((placed.pieces.stop - placed.pieces.start <= 1).all()):
             break
         threshold /= 2
     assert best is not None
@@ -130,10 +132,21 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None) -> Plan
     )
 
 
-def balance_of(problem: Problem, placed: Placement, reserved: np.ndarray) -> float:
-    """The lesser degree of balance of sharded rows: of lookups, and of memory beside the (devices,) reserved bytes."""
-    loads = loads_of(problem, placed.pieces, placed.owner, np.zeros_like(reserved))
-    return min(degree_of_balance(loads.lookup), degree_of_balance((loads.memory + reserved) / loads.budget))
+def balance_of(problem: Problem, placed: Placement, first: np.ndarray, reserved: np.ndarray) -> float:
+    """The lesser degree of balance of lookups of sharded ranks and of memory.
+
+    Args:
+      problem: tables and devices.
+      placed: sharded rows.
+      first: (tables,) ranks before these are replicated or about to be copied, so that their owner matters to memory
+        alone.
+      reserved: (devices,) bytes taken otherwise.
+    """
+    pieces = placed.pieces
+    memory = loads_of(problem, pieces, placed.owner).memory + reserved
+    cold = pieces.start >= first[pieces.table]
+    lookup = loads_of(problem, pieces.take(cold), placed.owner[cold]).lookup
+    return min(degree_of_balance(lookup), degree_of_balance(memory / np.array(problem.hardware.memory)))
 
 
 def _balanced(

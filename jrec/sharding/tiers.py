@@ -180,8 +180,7 @@ def choose_tiers(
 def _subsets(problem: Problem, options: Sequence[TTOption]) -> Iterator[tuple[TTOption, ...]]:
     required = tuple(o for o in options if o.required)
     free = [o for o in options if not o.required]
-    fits = problem.total_bytes <= sum(problem.hardware.memory)
-    if fits:
+    if problem.total_bytes <= _capacity(problem, 0.0):
         yield required
         return
     if len(free) <= _ALL_SUBSETS:
@@ -206,11 +205,13 @@ def _with(problem: Problem, taken: tuple[TTOption, ...], host: bool, rule: Frequ
     for option in taken:
         tt_from[table_number(problem, option.table)] = option.first_rank
     cores = sum(o.memory_bytes for o in taken)
-    capacity = sum(problem.hardware.memory) - problem.devices * cores
+    capacity = _capacity(problem, cores)
     runs = runs_of(problem, tt_from)
     dense = float(runs.memory.sum())
     wanted = problem.extra_memory * problem.total_bytes if problem.devices > 1 else 0.0
-    tightest = max(0.0, min(problem.hardware.memory) - cores) * (problem.devices - 1)
+    tightest = max(0.0, min(problem.hardware.memory) - cores - float(problem.memory_bytes.max())) * (
+        problem.devices - 1
+    )
     core_seconds = sum(o.seconds for o in taken)
     if capacity >= dense:
         extra = min(wanted, capacity - dense, tightest)
@@ -218,10 +219,8 @@ def _with(problem: Problem, taken: tuple[TTOption, ...], host: bool, rule: Frequ
             kept=tt_from.copy(), tt_from=tt_from, tt=taken, extra=extra, host_bytes=0.0, seconds=core_seconds,
             marginal=_next_copy(problem, runs, extra, wanted, rule),
         )  # fmt: skip
-    if capacity < 0 or not host or not problem.hardware.host:
+    if min(problem.hardware.memory) < cores or not host or not problem.hardware.host:
         return None
-    # Rows of different sizes can leave up to one row of each device's memory unused.
-    capacity = max(0.0, capacity - problem.devices * float(problem.memory_bytes.max()))
     amounts = np.linspace(0.0, min(wanted, tightest, capacity), _GRID)
     seconds = [_seconds(problem, runs, capacity, float(x), rule) for x in amounts]
     best = int(np.argmin(seconds))
@@ -237,6 +236,15 @@ def _with(problem: Problem, taken: tuple[TTOption, ...], host: bool, rule: Frequ
         seconds=core_seconds + seconds[best],
         marginal=_next_kept(problem, runs, kept_bytes),
     )
+
+
+def _capacity(problem: Problem, cores: float) -> float:
+    """Bytes that rows can surely fill: whole rows of each device or, where tables differ, all but a row of each."""
+    room = np.maximum(np.array(problem.hardware.memory, np.float64) - cores, 0.0)
+    row = float(problem.memory_bytes.max())
+    if (problem.memory_bytes == row).all():
+        return float((np.floor(room / row) * row).sum())
+    return float(np.maximum(room - row, 0.0).sum())
 
 
 def _seconds(problem: Problem, runs: Runs, capacity: float, extra: float, rule: FrequencyRule) -> float:
