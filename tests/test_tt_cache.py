@@ -38,6 +38,7 @@ _track = jax.jit(trackers.track, static_argnums=2)
 XLA = {"implementation": "xla"}
 
 SMALL = TTShape.search(60, 8, ranks=(3, 4))
+TWO_CORES = TTShape.search(56, 6, num_cores=2, ranks=3)
 SHAPE = TTShape.search(997, 16, ranks=(6, 9))
 
 
@@ -64,13 +65,13 @@ def _draw(rng, shape, form, bags=48):
     return device, case.bags(), case.bag_gradients / 8
 
 
-def _train_step(config, shape, optimizer, implementation=None):
+def _train_step(config, shape, optimizer, core_optimizer=None, implementation=None):
     @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
     def train(cores, slots, cache, bags, gradients, step, scale):
         out, residuals = tt_cached_lookup(cores, cache, shape, bags, implementation=implementation)
         cores, slots, cache = tt_cached_apply_gradients(
             optimizer, cores, slots, cache, shape, residuals, gradients,
-            step=step, gradient_scale=scale, implementation=implementation,
+            step=step, gradient_scale=scale, core_optimizer=core_optimizer, implementation=implementation,
         )  # fmt: skip
         cores, cache = tt_cache_step(
             config, optimizer, cores, cache, shape, residuals.cast, step=step, implementation=implementation
@@ -102,30 +103,37 @@ def _compare(table, cores, slots, cache, tolerance=2e-4):
             np.testing.assert_allclose(got, slot, rtol=tolerance, atol=tolerance * max(1, np.abs(slot).max()))
 
 
+CLIPPED = SGD(learning_rate=0.02, weight_decay=0.01, max_row_norm=0.5)
 EXACT = TTCacheConfig(cache_rows=12, tracked_rows=997, warmup_steps=4, refresh_every=3)
 BOUNDED = TTCacheConfig(cache_rows=12, tracked_rows=20, warmup_steps=3, refresh_every=2)
 FOLDING = TTCacheConfig(
-    cache_rows=5, tracked_rows=20, warmup_steps=2, refresh_every=1, on_evict="fold", fold_ridge=0.02, fold_iterations=60
+    cache_rows=5, tracked_rows=20, warmup_steps=2, refresh_every=3, on_evict="fold", fold_ridge=0.02, fold_iterations=60
 )
 
 
 @pytest.mark.parametrize(
-    ("config", "shape", "optimizer", "form", "implementation"),
+    ("config", "shape", "optimizers", "form", "implementation"),
     [
-        (EXACT, SHAPE, RowWiseAdagrad(learning_rate=0.05), "padded past", None),
-        (BOUNDED, SHAPE, SGD(learning_rate=0.02, weight_decay=0.01, max_row_norm=0.5), "ragged weighted", "xla"),
-        (FOLDING, SMALL, Adagrad(learning_rate=0.05), "padded cast", "xla"),
+        (EXACT, SHAPE, (RowWiseAdagrad(learning_rate=0.05), None), "padded past", None),
+        (
+            BOUNDED,
+            SHAPE,
+            (SGD(learning_rate=0.02, weight_decay=0.01, max_row_norm=0.5), None),
+            "ragged weighted",
+            "xla",
+        ),
+        (FOLDING, TWO_CORES, (Adagrad(learning_rate=0.05), SGD(learning_rate=0.03)), "padded cast", "xla"),
         (
             dataclasses.replace(BOUNDED, track_every=2),
             SHAPE,
-            Momentum(learning_rate=lambda step: 0.02 / (1 + step)),
+            (Momentum(learning_rate=lambda step: 0.02 / (1 + step)), None),
             "ragged cast weighted past",
             None,
         ),
         pytest.param(
             dataclasses.replace(EXACT, refresh_every=None),
             SHAPE,
-            Adam(learning_rate=0.01),
+            (Adam(learning_rate=0.01), None),
             "padded weighted",
             "native",
             marks=pytest.mark.slow,
@@ -133,13 +141,15 @@ FOLDING = TTCacheConfig(
     ],
     ids=["exact", "bounded", "folding", "every second", "once"],
 )
-def test_every_step_equals_the_reference(config, shape, optimizer, form, implementation):
+def test_every_step_equals_the_reference(config, shape, optimizers, form, implementation):
     """Outputs, hits, cores, rows, slots, ids and counts, step after step."""
     rng = np.random.default_rng(7)
+    optimizer, core_optimizer = optimizers
     cores = tt_init(shape, jax.random.key(1), variance=1.0)
-    slots, cache = tt_init_slots(optimizer, cores), tt_cache_init(config, shape, optimizer)
-    table = CachedTable(config, shape, optimizer, cores)
-    train, scale, hit_steps, evictions = _train_step(config, shape, optimizer, implementation), 0.5, 0, 0
+    slots, cache = tt_init_slots(core_optimizer or optimizer, cores), tt_cache_init(config, shape, optimizer)
+    table = CachedTable(config, shape, optimizer, cores, core_optimizer)
+    train, scale = _train_step(config, shape, optimizer, core_optimizer, implementation), 0.5
+    hit_steps = evictions = 0
     for step in range(14):
         bags, lookups, gradients = _draw(rng, shape, form)
         before = set(table.cache)
@@ -216,7 +226,7 @@ def test_counts_are_halved_before_int32_ends():
 
 def test_long_lists_are_searched_from_either_side():
     rng = np.random.default_rng(0)
-    for n, q in ((1, 1), (3, 400), (400, 3), (128, 128)):
+    for n, q in ((3, 400), (400, 3)):
         keys = np.sort(rng.choice(1000, n, replace=False)).astype(np.int32)
         queries = np.sort(rng.choice(1000, q, replace=False)).astype(np.int32)
         got = trackers.count_below(jnp.asarray(keys), jnp.asarray(queries))
@@ -235,7 +245,7 @@ def _filled(config, shape, optimizer, cores, ids):
     return dataclasses.replace(cache, rows=cache.rows + jnp.float32(0.25))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_without_a_hit_a_cached_table_is_a_plain_one(dtype):
     optimizer, config = Adagrad(learning_rate=0.1), TTCacheConfig(cache_rows=4)
     cores = tt_init(SHAPE, jax.random.key(0), variance=1.0, dtype=dtype)
@@ -295,7 +305,7 @@ def test_no_lookups_no_bags_and_too_small_a_unique_capacity():
 
 def test_folding_equals_the_normal_equations_and_keeps_its_bounds():
     rng = np.random.default_rng(5)
-    for shape in (SMALL, TTShape.search(56, 6, num_cores=2, ranks=3)):
+    for shape in (SMALL, TWO_CORES):
         cores = tt_init(shape, jax.random.key(2), variance=1.0)
         host = [np.asarray(core).astype(np.float64) for core in cores]
         ids = np.sort(rng.choice(shape.rows, 7, replace=False)).astype(np.int32)
@@ -317,17 +327,15 @@ def test_folding_equals_the_normal_equations_and_keeps_its_bounds():
 
 
 def test_folding_changes_nothing_where_nothing_was_learned_or_what_was_is_nan():
-    for dtype in ("float32", "bfloat16"):
-        cores = tt_init(SMALL, jax.random.key(2), variance=1.0, dtype=dtype)
-        ids = jnp.asarray([3, 17, 60], jnp.int32)
-        host = [np.asarray(core).astype(np.float64) for core in cores]
-        known = [tt_reference.row_of(host, row) for row in (3, 17)]
-        for learned in ([*known, known[0]], np.full((3, 8), np.nan)):
-            rows = jnp.asarray(learned, jnp.float32)
-            got = _fold(cores, SMALL, ids, rows, ridge=0.1, **XLA)
-            for one, two in zip(got, cores, strict=True):
-                assert one.dtype == two.dtype
-                np.testing.assert_allclose(np.float32(one), np.float32(two), rtol=1e-5, atol=1e-6)
+    cores = tt_init(SMALL, jax.random.key(2), variance=1.0, dtype="bfloat16")
+    ids = jnp.asarray([3, 17, 60], jnp.int32)
+    host = [np.asarray(core).astype(np.float64) for core in cores]
+    known = [tt_reference.row_of(host, row) for row in (3, 17)]
+    for learned in ([*known, known[0]], np.full((3, 8), np.nan)):
+        got = _fold(cores, SMALL, ids, jnp.asarray(learned, jnp.float32), ridge=0.1, **XLA)
+        for one, two in zip(got, cores, strict=True):
+            assert one.dtype == two.dtype
+            np.testing.assert_allclose(np.float32(one), np.float32(two), rtol=1e-5, atol=1e-6)
     zeros = tuple(jnp.zeros_like(core) for core in cores)
     got = _fold(zeros, SMALL, ids, jnp.ones((3, 8), jnp.float32), ridge=0.1, **XLA)
     assert not any(np.asarray(core, np.float32).any() for core in got)
@@ -372,7 +380,7 @@ def test_what_does_not_fit_the_table_raises():
         tt_cached_lookup(cores, tt_cache_init(config, SHAPE, optimizer), SMALL, bags)
     with pytest.raises(ValueError, match="cache ids must be"):
         tt_cached_lookup(cores, dataclasses.replace(cache, ids=cache.ids[:, None]), SMALL, bags)
-    _, residuals = tt_cached_lookup(cores, cache, SMALL, bags)
+    _, residuals = _lookup(cores, cache, SMALL, bags, **XLA)
     with pytest.raises(ValueError, match="gradients must be float32 of shape"):
         tt_cached_apply_gradients(
             optimizer, cores, tt_init_slots(optimizer, cores), cache, SMALL, residuals, jnp.zeros((3, 4), jnp.float32)

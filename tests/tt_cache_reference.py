@@ -12,10 +12,11 @@ import tt_reference
 class CachedTable:
     """What ``jrec.ops.tt.cache`` does, with dictionaries in place of sorted arrays."""
 
-    def __init__(self, config, shape, optimizer, cores):
+    def __init__(self, config, shape, optimizer, cores, core_optimizer=None):
         self.config, self.shape, self.optimizer = config, shape, optimizer
+        self.core_optimizer = core_optimizer or optimizer
         self.cores = [np.asarray(core).astype(np.float64) for core in cores]
-        self.slots = [self._fresh(len(core), core[0].size) for core in self.cores]
+        self.slots = [self._fresh(self.core_optimizer, len(core), core[0].size) for core in self.cores]
         self.cache = {}  # id -> (row, slots)
         self.counts, self.floor = {}, 0
         self.capacity = min(config.tracked_rows or 8 * config.cache_rows, shape.rows)
@@ -52,13 +53,14 @@ class CachedTable:
         self.cache = {row: self.cache.get(row) or self._entry(row) for row in sorted(chosen)}
 
     def _entry(self, row):
-        slots = {name: slot[0] for name, slot in self._fresh(1, self.shape.dim).items()}
+        slots = {name: slot[0] for name, slot in self._fresh(self.optimizer, 1, self.shape.dim).items()}
         return tt_reference.row_of(self.cores, row), slots
 
-    def _fresh(self, rows, width):
-        start = getattr(self.optimizer, "initial_accumulator", 0.0)
+    @staticmethod
+    def _fresh(optimizer, rows, width):
+        start = getattr(optimizer, "initial_accumulator", 0.0)
         shapes = {"element": (rows, width), "row": (rows,)}
-        return {name: np.full(shapes[kind], start) for name, kind in self.optimizer.slots.items()}
+        return {name: np.full(shapes[kind], start) for name, kind in optimizer.slots.items()}
 
     def _update(self, of_rows, step, scale):
         sums = [np.zeros(core.shape) for core in self.cores]
@@ -76,7 +78,12 @@ class CachedTable:
             for digit in chosen[k]:
                 slots = {name: slot[digit] for name, slot in self.slots[k].items()}
                 new, slots = reference.step_row(
-                    self.optimizer, core[digit].reshape(-1), sums[k][digit].reshape(-1), slots, step=step, scale=scale
+                    self.core_optimizer,
+                    core[digit].reshape(-1),
+                    sums[k][digit].reshape(-1),
+                    slots,
+                    step=step,
+                    scale=scale,
                 )
                 core[digit] = new.reshape(core[digit].shape)
                 for name, slot in slots.items():

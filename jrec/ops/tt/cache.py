@@ -64,7 +64,7 @@ class TTCacheConfig:
     refresh_every: int | None = 1000
     track_every: int = 1
     on_evict: OnEvict = "discard"
-    fold_ridge: float = 1e-3
+    fold_ridge: float = 1e-2
     fold_iterations: int = 8
 
     def __post_init__(self) -> None:
