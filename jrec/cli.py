@@ -41,6 +41,7 @@ COMMANDS = (
     ),
     Command(name="train", module="jrec.commands.train", help="train and evaluate a model, write a report"),
     Command(name="eval", module="jrec.commands.eval", help="evaluate a checkpoint on a dataset"),
+    Command(name="compress", module="jrec.commands.compress", help="compress trained tables into tensor trains"),
 )
 
 EXAMPLES = """\

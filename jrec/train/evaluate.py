@@ -14,14 +14,16 @@ import jax
 from jrec.batch import Batch
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
+from jrec.nn import DLRM, SparseOptimizer
+from jrec.ops.layout import EmbeddingLayout
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
-from jrec.train.checkpoint import Checkpoints
+from jrec.train.checkpoint import Checkpoints, Restored
 from jrec.train.config import ScheduleConfig, TrainConfig, load_config
 from jrec.train.loaders import eval_loader
 from jrec.train.metrics import ScoreAccumulator, Scores
 from jrec.train.progress import TrainingProgress
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE
-from jrec.train.step import compile_run
+from jrec.train.step import CompiledRun, compile_run
 
 
 def score(
@@ -69,49 +71,104 @@ class CheckpointScores:
     parameters: dict[str, dict[str, Any]]
 
 
-def evaluate_checkpoint(
-    checkpoint: str | os.PathLike[str], data: str | os.PathLike[str], *, split: str, limit: int = 0
-) -> CheckpointScores:
-    """Scores a split with a checkpoint's model.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RestoredRun:
+    """A run as one of its checkpoints has it.
+
+    Attributes:
+      folder: the run's.
+      config: of the run, its schedule left out: no step is taken.
+      schema: of the dataset.
+      layout: of the tables.
+      model, optimizer: over the state.
+      compiled: their functions.
+      checkpoint: step, state and progress.
+    """
+
+    folder: pathlib.Path
+    config: TrainConfig
+    schema: Schema
+    layout: EmbeddingLayout
+    model: DLRM
+    optimizer: SparseOptimizer
+    compiled: CompiledRun
+    checkpoint: Restored
+
+    def scores(self, split: str, *, limit: int = 0) -> Scores:
+        """Scores a split with this model.
+
+        Args:
+          split: "train", "valid" or "test".
+          limit: batches to read at most; 0 for all.
+
+        Raises:
+          DatasetError: if the split cannot be used.
+          DivergedError: if a logit is NaN or infinite.
+        """
+        with eval_loader(self.config, self.schema, self.layout, split) as loader:
+            batches = min(limit, loader.batches_per_epoch) if limit else loader.batches_per_epoch
+            with TrainingProgress("auto", total=0, start=0) as progress, progress.evaluating(split, batches) as advance:
+                return score(self._predict(), self.checkpoint.state, loader, limit=limit, on_batch=advance)
+
+    def _predict(self) -> Callable[[Any, Batch], jax.Array]:
+        if all(stack.tier != "host" for stack in self.layout.members):
+            return self.compiled.predict
+        from jrec.train.host_run import restored_predict
+
+        rows, step = self.optimizer.embedding, self.checkpoint.step
+        return restored_predict(self.config, self.layout, self.compiled, rows, self.folder, step)
+
+
+def restore_run(checkpoint: str | os.PathLike[str], data: str | os.PathLike[str] | None = None) -> RestoredRun:
+    """Reads a checkpoint.
 
     Args:
       checkpoint: a run folder, or one checkpoint in it.
-      data: a dataset with the features and tables of the training data.
-      split: "train", "valid" or "test".
-      limit: batches to read at most; 0 for all.
+      data: a dataset with the features and tables of the training data; None for the training data.
 
     Raises:
       CheckpointError: if there is no such checkpoint, or it is of a model for other data.
-      DatasetError: if the dataset or split cannot be used.
+      DatasetError: if the dataset cannot be used.
     """
     folder, step = _find(pathlib.Path(checkpoint))
-    config = load_config(folder / CONFIG_FILE, [f"data.path={str(data)!r}"])
-    config = dataclasses.replace(config, schedule=ScheduleConfig())  # no step is taken
-    schema = Schema.load(data)
+    config = load_config(folder / CONFIG_FILE, [] if data is None else [f"data.path={str(data)!r}"])
+    config = dataclasses.replace(config, schedule=ScheduleConfig())
+    schema = Schema.load(config.data.path)
     layout = build_layout(config, schema)
-    with eval_loader(config, schema, layout, split) as loader:
-        model = build_model(config, schema, layout)
-        optimizer = build_optimizer(config, model, total_steps=1)
-        initial, compiled = compile_run(model, optimizer)
-        checkpoints = Checkpoints(
-            folder / CHECKPOINT_FOLDER,
-            keep=config.checkpoint.keep,
-            fingerprint=fingerprint(config, layout, schema),
-        )
-        try:
-            restored = checkpoints.restore(initial, step)
-        finally:
-            checkpoints.close()
-        batches = min(limit, loader.batches_per_epoch) if limit else loader.batches_per_epoch
-        with TrainingProgress("auto", total=0, start=0) as progress, progress.evaluating(split, batches) as advance:
-            predict = compiled.predict
-            if any(stack.tier == "host" for stack in layout.members):
-                from jrec.train.host_run import restored_predict
+    model = build_model(config, schema, layout)
+    optimizer = build_optimizer(config, model, total_steps=1)
+    initial, compiled = compile_run(model, optimizer)
+    checkpoints = Checkpoints(
+        folder / CHECKPOINT_FOLDER, keep=config.checkpoint.keep, fingerprint=fingerprint(config, layout, schema)
+    )
+    try:
+        restored = checkpoints.restore(initial, step)
+    finally:
+        checkpoints.close()
+    model, optimizer = compiled.merge(restored.state)
+    return RestoredRun(
+        folder=folder,
+        config=config,
+        schema=schema,
+        layout=layout,
+        model=model,
+        optimizer=optimizer,
+        compiled=compiled,
+        checkpoint=restored,
+    )
 
-                predict = restored_predict(config, layout, compiled, optimizer.embedding, folder, restored.step)
-            scores = score(predict, restored.state, loader, limit=limit, on_batch=advance)
+
+def evaluate_checkpoint(
+    checkpoint: str | os.PathLike[str], data: str | os.PathLike[str], *, split: str, limit: int = 0
+) -> CheckpointScores:
+    """Scores a split with a checkpoint's model; see ``restore_run`` and ``RestoredRun.scores``."""
+    run = restore_run(checkpoint, data)
     return CheckpointScores(
-        step=restored.step, scores=scores, schema=schema, config=config, parameters=parameter_counts(model)
+        step=run.checkpoint.step,
+        scores=run.scores(split, limit=limit),
+        schema=run.schema,
+        config=run.config,
+        parameters=parameter_counts(run.model),
     )
 
 

@@ -1,0 +1,301 @@
+"""Trained tables into tensor trains: a run's checkpoint becomes that of a run whose configuration compresses them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jrec.data.progress import Progress
+from jrec.data.schema import Schema
+from jrec.errors import ConfigError, value_errors_are_config_errors
+from jrec.nn import DLRM, SparseOptimizer
+from jrec.ops.layout import Stack, TableConfig
+from jrec.ops.tt import TTDecomposition, TTShape, tt_dense_chunks, tt_svd
+from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint
+from jrec.train.checkpoint import Checkpoints
+from jrec.train.config import TableOverride, TrainConfig, load_config
+from jrec.train.evaluate import RestoredRun, restore_run
+from jrec.train.metrics import Scores
+from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, open_run_folder
+from jrec.train.step import compile_run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which whole tables to compress, and how far.
+
+    Attributes:
+      rank: between neighbouring cores; None where ``relative_error`` alone decides.
+      relative_error: take the least ranks whose product is within this part of the table's Frobenius norm; with a
+        ``rank`` as well, none above it.
+      cores: of a table.
+      largest: the so many largest tables.
+      min_rows: tables of so many rows or more; 0 for none.
+      tables: by name.
+    """
+
+    rank: int | None = None
+    relative_error: float | None = None
+    cores: int = 3
+    largest: int = 0
+    min_rows: int = 0
+    tables: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rank is None and self.relative_error is None:
+            raise ConfigError("give --rank, --relative-error, or both")
+        if self.rank is not None and self.rank < 1:
+            raise ConfigError(f"--rank is {self.rank}; it must be at least 1")
+        if self.relative_error is not None and not 0 <= self.relative_error < 1:
+            raise ConfigError(f"--relative-error is {self.relative_error}; it must be in [0, 1)")
+        for name in ("largest", "min_rows"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 0")
+        if not (self.largest or self.min_rows or self.tables):
+            raise ConfigError("say which tables: --largest K, --min-rows N or --tables A,B")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompressedTable:
+    """What became of a table.
+
+    Attributes:
+      rows, dim: of it.
+      shape: of the tensor train; None where it stays whole, for the reason in ``note``.
+      relative_error: Frobenius norm of (table - its train, as stored) by that of the table.
+      note: what is not as it was asked for.
+    """
+
+    rows: int
+    dim: int
+    shape: TTShape | None = None
+    relative_error: float = 0.0
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compression:
+    """A compressed run beside the one it came from: tables, and scores before and after by split."""
+
+    folder: pathlib.Path
+    step: int
+    config: TrainConfig
+    schema: Schema
+    tables: dict[str, CompressedTable]
+    before: dict[str, Scores]
+    after: dict[str, Scores]
+
+
+def compress_run(
+    checkpoint: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    selection: Selection,
+    *,
+    data: str | os.PathLike[str] | None = None,
+    splits: Sequence[str] = ("valid", "test"),
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Compression:
+    """Compresses tables of a trained run by TT-SVD and writes the outcome as a run of its own.
+
+    Dense parameters, their optimizer, the other tables and their slots stay as they are; slots of cores begin fresh.
+    The tables are read in pieces: beside the checkpoint, memory holds one table's Gram matrices and cores.
+
+    Args:
+      checkpoint: a run folder, or one checkpoint in it.
+      out: the new run's folder, for ``jrec eval`` and ``jrec train --resume``.
+      selection: which tables.
+      data: the dataset, where it is no longer where the run says.
+      splits: to score before and after; those that the dataset lacks are left out.
+      overwrite: replace a run that is there.
+      progress: shows how many rows are done; None shows nothing.
+
+    Raises:
+      ConfigError: if tables cannot be compressed as asked for, or ``out`` holds a run.
+      CheckpointError: if the checkpoint cannot be read or written.
+    """
+    if (pathlib.Path(out) / CONFIG_FILE).exists() and not overwrite:
+        raise ConfigError(f"{out} holds a run already; replace it with --overwrite, or choose another --out")
+    run = restore_run(checkpoint, data)
+    if host := [stack.name for stack in run.layout.members if stack.tier == "host"]:
+        raise ConfigError(f"{', '.join(host)} live in host memory; jrec compress reads tables of the device")
+    selected = _selected(run, selection)
+    tables, trains, rows = {}, {}, 0
+    with (progress or Progress(False)).stage("compress", sum(t.rows for t in selected)) as advance:
+        for table in selected:
+            tables[table.name], cores = _decompose(run, table, selection)
+            if cores is not None:
+                trains[table.name] = cores
+            rows += table.rows
+            advance(rows)
+    if not trains:
+        raise ConfigError("no table was compressed: " + "; ".join(f"{n}: {t.note}" for n, t in tables.items()))
+    splits = [split for split in splits if split in run.schema.splits]
+    before = {split: run.scores(split) for split in splits}
+    config = _configuration(run, out, data, {n: t.shape for n, t in tables.items() if t.shape is not None})
+    _write(run, config, trains, overwrite=overwrite)
+    compressed = restore_run(out)
+    return Compression(
+        folder=pathlib.Path(out),
+        step=run.checkpoint.step,
+        config=compressed.config,
+        schema=run.schema,
+        tables=tables,
+        before=before,
+        after={split: compressed.scores(split) for split in splits},
+    )
+
+
+def _selected(run: RestoredRun, selection: Selection) -> list[TableConfig]:
+    tables = {t.name: t for stack in run.layout.members for t in stack.tables}
+    whole = {name: t for name, t in tables.items() if t.tier == "device"}
+    for name in selection.tables:
+        if name not in tables:
+            raise ConfigError(f"--tables: the run has no table {name!r}, only {', '.join(tables)}")
+        if name not in whole:
+            raise ConfigError(f"--tables: {name} is of tier {tables[name].tier!r}; only whole tables are compressed")
+    largest = sorted(whole.values(), key=lambda t: -t.rows)[: selection.largest]
+    chosen = {t.name for t in largest} | set(selection.tables)
+    chosen |= {name for name, t in whole.items() if selection.min_rows and t.rows >= selection.min_rows}
+    if not chosen:
+        raise ConfigError(
+            f"--min-rows {selection.min_rows:,} selects no table; the largest has"
+            f" {max((t.rows for t in whole.values()), default=0):,} rows"
+        )
+    return [t for t in whole.values() if t.name in chosen]
+
+
+def _decompose(
+    run: RestoredRun, table: TableConfig, selection: Selection
+) -> tuple[CompressedTable, tuple[jax.Array, ...] | None]:
+    """A table's train, its cores of equal scale and of the dtype they are stored in."""
+    shape = TTShape.search(table.rows, table.dim, num_cores=selection.cores, ranks=1)
+    ranks, note = shape.ranks, ""
+    if selection.rank is not None:
+        ranks = tuple(min(selection.rank, bound) for bound in shape.max_ranks)
+        if min(ranks) < selection.rank:
+            if table.name in selection.tables:
+                with value_errors_are_config_errors(f"--rank {selection.rank} for table {table.name}"):
+                    shape.with_ranks(selection.rank)
+            note = f"ranks {list(ranks)}: more represent no further table of it"
+    rows = _rows(run, table)
+    with value_errors_are_config_errors(f"table {table.name}"):
+        found = tt_svd(rows, shape.with_ranks(ranks), relative_error=selection.relative_error)
+        limited = tuple(min(pair) for pair in zip(found.shape.ranks, ranks, strict=True))
+        if selection.rank is not None and limited != found.shape.ranks:
+            found = tt_svd(rows, shape.with_ranks(limited))
+            note = f"ranks {list(limited)} by --rank; the error asked for would need more"
+    described = CompressedTable(rows=table.rows, dim=table.dim, shape=found.shape, note=note)
+    if found.shape.num_parameters >= table.rows * table.dim:
+        why = (
+            f"stays whole: cores of ranks {list(found.shape.ranks)} would have {found.shape.num_parameters:,}"
+            f" elements, the table has {table.rows * table.dim:,}"
+        )
+        return dataclasses.replace(described, shape=None, note=why), None
+    dtype = run.config.tables.tt.dtype or table.dtype
+    if dtype == "float16":
+        raise ConfigError(f"table {table.name} is float16, but cores are float32 or bfloat16; set tables.tt.dtype")
+    cores = tuple(jnp.asarray(core, dtype) for core in _balanced(found))
+    return dataclasses.replace(described, relative_error=_error(rows, cores, found.shape)), cores
+
+
+def _rows(run: RestoredRun, table: TableConfig) -> np.ndarray:
+    """(rows, dim) of the stored dtype, without padding."""
+    stack, base = _place(run, table.name)
+    return np.asarray(run.model.embeddings.arrays()[stack.name])[base : base + table.rows, : table.dim]
+
+
+def _place(run: RestoredRun, table: str) -> tuple[Stack, int]:
+    return next(
+        (stack, base)
+        for stack in run.layout.members
+        for of, base in zip(stack.tables, stack.bases, strict=True)
+        if of.name == table
+    )
+
+
+def _balanced(found: TTDecomposition) -> list[np.ndarray]:
+    """The cores, scaled to one root mean square without changing their product: what optimizers want."""
+    scales = [math.sqrt(float(np.mean(np.square(core)))) for core in found.cores]
+    if not all(scales):
+        return list(found.cores)
+    common = math.exp(math.fsum(map(math.log, scales)) / len(scales))
+    return [core * np.float32(common / scale) for core, scale in zip(found.cores, scales, strict=True)]
+
+
+def _error(rows: np.ndarray, cores: Sequence[Any], shape: TTShape) -> float:
+    squares, lost, begin = 0.0, 0.0, 0
+    for chunk in tt_dense_chunks(cores, shape):
+        wanted = rows[begin : begin + len(chunk)].astype(np.float64)
+        squares += float(np.sum(np.square(wanted)))
+        lost += float(np.sum(np.square(wanted - chunk)))
+        begin += len(chunk)
+    return math.sqrt(lost / squares) if squares else 0.0
+
+
+def _configuration(
+    run: RestoredRun, out: str | os.PathLike[str], data: str | os.PathLike[str] | None, shapes: Mapping[str, TTShape]
+) -> TrainConfig:
+    """The run's configuration with its tables' shapes spelled out."""
+    config = load_config(run.folder / CONFIG_FILE, [] if data is None else [f"data.path={str(data)!r}"])
+    overrides = {
+        name: TableOverride(tier="tt", ranks=shape.ranks, row_factors=shape.row_factors, dim_factors=shape.dim_factors)
+        for name, shape in shapes.items()
+    }
+    tables = dataclasses.replace(config.tables, overrides={**config.tables.overrides, **overrides})
+    return dataclasses.replace(config, tables=tables, out=str(out))
+
+
+def _write(run: RestoredRun, config: TrainConfig, trains: Mapping[str, Sequence[Any]], *, overwrite: bool) -> None:
+    layout = build_layout(config, run.schema)
+    model = build_model(config, run.schema, layout)
+    optimizer = build_optimizer(dataclasses.replace(config, schedule=run.config.schedule), model, total_steps=1)
+    _carry_over(run, model, optimizer, trains)
+    state, _ = compile_run(model, optimizer)
+    with open_run_folder(config, resume=False, overwrite=overwrite) as folder:
+        checkpoints = Checkpoints(
+            folder / CHECKPOINT_FOLDER,
+            keep=config.checkpoint.keep,
+            fingerprint=fingerprint(config, layout, run.schema),
+        )
+        try:
+            restored = run.checkpoint
+            meta = {key: value for key, value in restored.meta.items() if key not in ("version", "fingerprint")}
+            checkpoints.save(restored.step, state, progress=restored.progress, meta=meta)
+        finally:
+            checkpoints.close()
+
+
+def _carry_over(run: RestoredRun, model: DLRM, optimizer: SparseOptimizer, trains: Mapping[str, Sequence[Any]]) -> None:
+    """Fills a fresh model and optimizer with what the run learned, and the new tables' cores."""
+    nnx.update(model, nnx.state(run.model, nnx.Param))
+    nnx.update(optimizer.dense, nnx.state(run.optimizer.dense))
+    old, new = run.model.embeddings, model.embeddings
+    rows = {}
+    for name in new.stacks:
+        stack = new.layout.stacks[name]
+        places = [(_place(run, table.name), table.rows) for table in stack.tables]
+
+        def joined(of: Callable[[str], Any], places: Any = places) -> Any:
+            return jnp.concatenate([of(stack.name)[base : base + n] for (stack, base), n in places])
+
+        rows[name] = joined(lambda stack: old.stacks[stack][...])
+        for slot, variable in optimizer.slots[name].items():
+            variable[...] = joined(lambda stack, slot=slot: run.optimizer.slots[stack][slot][...])
+    new.set_arrays(rows)
+    for name, stack in new.tt.items():
+        table = new.layout.stacks[name].tables[0].name
+        if table in trains:
+            stack.set_arrays(tuple(trains[table]))
+        else:
+            nnx.update(stack, nnx.state(old.tt[name]))
+            nnx.update(optimizer.slots[name], nnx.state(run.optimizer.slots[name]))
