@@ -23,6 +23,7 @@ from jrec.ops.tt import (
     tt_lookup,
 )
 from jrec.ops.tt import contract as contractions
+from jrec.ops.tt.plan import tt_plan
 
 SHAPES = {
     "2 cores": TTShape.search(300, 12, num_cores=2, ranks=5),
@@ -98,11 +99,11 @@ def _check(shape, cores, case, way, combiner="sum", tolerance=2e-5):
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        *itertools.product(["2 cores", "4 cores", "wide"], [("unique", "native"), ("unique", "xla")]),
-        ("one row", ("unique", "native")),
-        ("2 cores", ("sample", "xla")),
-        ("4 cores", ("dense", "xla")),
+        *itertools.product(["2 cores", "4 cores", "wide"], [("unique", "native")]),
         ("3 cores", (None, None)),
+        *_slow([("4 cores", ("unique", "xla"))]),
+        *_slow(itertools.product(["2 cores", "wide"], [("unique", "xla")])),
+        *_slow([("one row", ("unique", "native")), ("2 cores", ("sample", "xla")), ("4 cores", ("dense", "xla"))]),
         *_slow(itertools.product(["flat", "4 cores"], [("sample", "native"), ("naive", "xla"), ("unique", "native")])),
         *_slow([("flat", ("unique", "xla")), ("wide", ("dense", "native")), ("one row", ("unique", "xla"))]),
     ],
@@ -129,17 +130,22 @@ def test_ragged_bags_and_every_gradient(name, way):
         _check(shape, _cores(shape), case, way, tolerance=1e-4 if kind == "identical" else 2e-5)
 
 
-@pytest.mark.parametrize(("combiner", "contraction"), [("mean", "unique"), ("sqrtn", "sample"), ("mean", "naive")])
+@pytest.mark.parametrize(
+    ("combiner", "contraction"), [("mean", "unique"), *_slow([("sqrtn", "sample"), ("mean", "naive")])]
+)
 def test_combiners(combiner, contraction):
     shape = SHAPES["3 cores"]
-    if combiner == "mean":
+    if contraction == "naive":
         _check(shape, _cores(shape), _case(shape, 20, length=4, kind="half padding"), (contraction, None), combiner)
     _check(shape, _cores(shape), _case(shape, 20, capacity=50, weighted=True), (contraction, None), combiner)
 
 
 @pytest.mark.parametrize(
     ("rank", "contraction", "implementation"),
-    [(8, "unique", "native"), (32, "unique", "native"), (32, "unique", "xla"), (8, "dense", "xla")],
+    [
+        (32, "unique", "native"),
+        *_slow([(8, "unique", "native"), (32, "unique", "xla"), (8, "dense", "xla"), (32, "dense", "xla")]),
+    ],
 )
 def test_largest_kaggle_table(rank, contraction, implementation):
     """200 x 220 x 250 slices: shapes at which fused updates elsewhere are known to miss slices."""
@@ -149,7 +155,7 @@ def test_largest_kaggle_table(rank, contraction, implementation):
     _check(shape, _cores(shape), case, (contraction, implementation), tolerance=5e-5)
 
 
-@pytest.mark.parametrize("contraction", ["unique", "sample", "naive"])
+@pytest.mark.parametrize("contraction", ["unique", *_slow([("sample",), ("naive",)])])
 def test_rows_beyond_what_float32_counts(contraction):
     shape = TTShape.search(2**31 - 1, 8, ranks=4)
     case = _case(shape, 12, length=1)
@@ -184,7 +190,9 @@ def test_gradients_equal_autodiff_in_float64():
         np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("way", [("unique", "native"), ("dense", "xla"), ("sample", "xla"), ("naive", "xla")], ids=str)
+@pytest.mark.parametrize(
+    "way", [("unique", "native"), *_slow([(("dense", "xla"),), (("sample", "xla"),), (("naive", "xla"),)])], ids=str
+)
 def test_bfloat16_cores_are_multiplied_and_summed_in_float32(way):
     shape = SHAPES["3 cores"]
     cores, case = _cores(shape, dtype="bfloat16"), _case(shape, 30, length=3)
@@ -199,7 +207,11 @@ def test_bfloat16_cores_are_multiplied_and_summed_in_float32(way):
         np.testing.assert_allclose(got.astype(jnp.float32), wanted, rtol=2**-8, atol=1e-5 * scale)
 
 
-@pytest.mark.parametrize("way", [("unique", "native"), ("unique", "xla"), ("sample", "xla"), ("naive", "xla")], ids=str)
+@pytest.mark.parametrize(
+    "way",
+    [("unique", "native"), *_slow([(("unique", "xla"),), (("sample", "xla"),), (("naive", "xla"),)])],
+    ids=str,
+)
 def test_ids_past_the_table_make_their_bag_nan_and_no_other(way):
     shape = SHAPES["3 cores"]
     case = _case(shape, 10, length=2)
@@ -243,8 +255,7 @@ def test_xla_works_piece_by_piece(monkeypatch):
 
     shape = SHAPES["3 cores"]
     monkeypatch.setattr(products, "_PIECE_FLOATS", 900)
-    for bags in (7, 301):
-        _check(shape, _cores(shape), _case(shape, bags, length=1, seed=bags), ("unique", "xla"))
+    _check(shape, _cores(shape), _case(shape, 301, length=1), ("unique", "xla"))
 
 
 def test_two_phases_equal_one_and_optax_takes_the_gradients():
@@ -265,19 +276,25 @@ def test_two_phases_equal_one_and_optax_takes_the_gradients():
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "contraction", "implementation"),
+    ("optimizer", "rank", "contraction", "implementation"),
     [
-        (SGD(learning_rate=0.1), "unique", "xla"),
-        (SGD(learning_rate=0.1), "dense", "xla"),
-        (SGD(learning_rate=0.1), "unique", None),
-        (Adagrad(learning_rate=0.1), "unique", None),
-        (RowWiseAdagrad(learning_rate=0.1), "unique", None),
-        (Adam(learning_rate=0.1), "unique", None),
+        (Adagrad(learning_rate=0.1), 32, "unique", None),
+        *_slow(
+            [
+                (SGD(learning_rate=0.1), 8, "unique", "xla"),
+                (SGD(learning_rate=0.1), 8, "dense", "xla"),
+                (SGD(learning_rate=0.1), 32, "unique", "xla"),
+                (SGD(learning_rate=0.1), 8, "unique", None),
+                (Adagrad(learning_rate=0.1), 8, "unique", None),
+                (RowWiseAdagrad(learning_rate=0.1), 8, "unique", None),
+                (Adam(learning_rate=0.1), 8, "unique", None),
+            ]
+        ),
     ],
-    ids=lambda value: str(value) if value is None or isinstance(value, str) else type(value).__name__,
+    ids=lambda value: str(value) if value is None or isinstance(value, str | int) else type(value).__name__,
 )
-def test_fused_update_steps_every_chosen_slice_and_no_other(optimizer, contraction, implementation):
-    shape = TTShape(rows=10_131_227, dim=16, row_factors=(200, 220, 250), dim_factors=(2, 2, 4), ranks=(8, 8))
+def test_fused_update_steps_every_chosen_slice_and_no_other(optimizer, rank, contraction, implementation):
+    shape = TTShape(rows=10_131_227, dim=16, row_factors=(200, 220, 250), dim_factors=(2, 2, 4), ranks=(rank, rank))
     cores, case = _cores(shape), _case(shape, 700, length=1)
     slots = tt_init_slots(optimizer, cores)
 
@@ -320,6 +337,31 @@ def test_unique_capacity_overflow_is_nan_and_told():
     assert np.isnan(out).all(axis=1).tolist() == [False, True, False, False]
 
 
+@pytest.mark.parametrize("name", ["2 cores", pytest.param("4 cores", marks=pytest.mark.slow)])
+def test_gradients_summed_by_segments_equal_those_added_in_order(name):
+    """What a GPU runs: no sum depends on the order in which a device adds."""
+    from jrec.ops.tt import products
+
+    shape = SHAPES[name]
+    ids = _case(shape, 300, length=1, kind="power law").ids
+    plan, below = jax.jit(lambda ids: tt_plan(shape, ids))(ids), _cores(shape)[0][:, 0]
+    rng = np.random.default_rng(0)
+    for k, level in enumerate(plan.levels):
+        core = _cores(shape)[k + 1]
+        _, _, n, right = core.shape
+        args = rng.standard_normal((level.capacity, below.shape[1], n * right), np.float32), below, products._flat(core)
+        segmented, added = (
+            jax.jit(way)(*args, level) for way in (products._segmented_transpose, products._scattered_transpose)
+        )
+        for one, two in zip(segmented, added, strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
+        below = rng.standard_normal((level.capacity, below.shape[1] * n, right), np.float32)
+    text = jax.jit(products._segmented_transpose).lower(*args, level).as_text()
+    scatters = [line for line in text.splitlines() if "stablehlo.scatter" in line]
+    assert all("unique_indices = true" in line or "f32" not in line for line in scatters)
+
+
+@pytest.mark.slow
 def test_gradients_hold_no_core_slice_per_lookup():
     """TT-Rec makes (lookups, R, n, R') of core gradients; here memory grows with the products of unique prefixes."""
     shape = TTShape(rows=10_131_227, dim=16, row_factors=(200, 220, 250), dim_factors=(2, 2, 4), ranks=(32, 32))
@@ -414,11 +456,13 @@ def test_what_does_not_apply_raises():
         tt_lookup(cores, shape, bags, contraction="dense")
     with pytest.raises(ValueError, match="'naive' exists in tt_embedding_bag alone"):
         tt_lookup(cores, shape, bags, contraction="naive")
-    with pytest.raises(NotImplementedError, match="no Pallas implementation"):
-        tt_lookup(cores, shape, bags, implementation="pallas")
     _, residuals = tt_lookup(cores, shape, bags)
     with pytest.raises(ValueError, match="gradients must be float32 of shape"):
         tt_core_gradients(cores, shape, residuals, jnp.zeros((3, 5)))
+    with pytest.raises(ValueError, match=r"Adagrad keeps slots .* of core 0, but was given \{\}"):
+        tt_apply_gradients(
+            Adagrad(learning_rate=1.0), cores, ({}, {}), shape, residuals, jnp.zeros((3, 12)), contraction="unique"
+        )
     with pytest.raises(ValueError, match="use tt_init_slots"):
         tt_apply_gradients(SGD(learning_rate=1.0), cores, (), shape, residuals, jnp.zeros((3, 12)))
     huge = TTShape(rows=2**31 - 1, dim=4, row_factors=(46341, 46341, 1), dim_factors=(2, 2, 1), ranks=(1, 1))

@@ -129,7 +129,10 @@ def _set_table(job, frame, buffers):
     put_i64(job, seg.TABLE, data(table))
     put_i64(job, seg.TABLE_DTYPE, _dtype_code(table))
     put_i64(job, seg.TABLE_ROWS, dim(table, 0))
-    put_i64(job, seg.STRIDE, dim(table, 1))
+    stride = np.int64(1)  # a core of a tensor train has rows of three axes
+    for axis in range(1, rank(table)):
+        stride *= dim(table, axis)
+    put_i64(job, seg.STRIDE, stride)
     put_i64(job, seg.SEGMENT_COST, seg.UPDATE_COST)
     put_i64(job, seg.KIND, integer_attribute(frame, 0))
     put_i64(job, seg.HYPER, data(argument(frame, 0)))

@@ -1,12 +1,15 @@
-"""Products of matrices too small for a GEMM library: a register tile of sums, as LLVM vectors.
+"""Products of matrices too small for a GEMM library: register tiles of sums, as LLVM vectors.
 
-Tensor-train slices are matrices of 2 to 64 rows and columns. As in ``accumulate``, the sums stay in vector registers
-because the loop is written as vectors: columns in blocks of 32, 16, .., 1, and as many rows at once as leave half of
-AVX2's sixteen registers to the sums.
+Tensor-train slices are matrices of 2 to 64 rows and columns, and entries that share one lie scattered. So operands are
+given by lists of addresses: the rows of ``product_rows`` lie anywhere, as do the terms that ``product_sum`` adds up. As
+in ``accumulate``, the sums stay in vector registers because the loops are written as vectors: a tile has eight
+registers of 8 floats, as many as two multiply-adds a cycle of latency four keep busy, which leaves half of AVX2's
+sixteen to the operands.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -14,8 +17,29 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+LIST = 512  # addresses a list holds
+
 _I64, _FLOAT = ir.IntType(64), ir.FloatType()
-_ROWS = {32: 2, 16: 4, 8: 4, 4: 4, 2: 4, 1: 4}  # of a tile, by its columns
+_TALLEST = {32: 2, 16: 4, 8: 8, 4: 8, 2: 8, 1: 8}  # rows of a tile, by its columns
+
+# Emits the depth loop of a tile: calls the function it is given with the address of every line of the right operand
+# and the addresses of the left operand's factors of the tile's rows.
+_Depth = Callable[[Any, int, Any, Callable[[Any, list[Any]], None]], None]
+
+
+def _intrinsic(function: Callable[..., Any]) -> Any:
+    """As numba's, for type checkers: what kernels call has not the signature of what is written here."""
+    return intrinsic(function)
+
+
+def _offset(builder: Any, base: Any, elements: Any) -> Any:
+    return builder.add(base, builder.mul(elements, _I64(4)))
+
+
+def _load(builder: Any, address: Any, kind: ir.Type) -> Any:
+    value = builder.load(builder.inttoptr(address, kind.as_pointer()))
+    value.align = 8 if kind == _I64 else 4
+    return value
 
 
 def _splat(builder: Any, scalar: Any, width: int) -> Any:
@@ -25,71 +49,137 @@ def _splat(builder: Any, scalar: Any, width: int) -> Any:
     return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), zeros)
 
 
-def _vector(builder: Any, base: Any, index: Any, width: int) -> Any:
-    """Pointer to the vector at element ``index`` of the float32 array at ``base``."""
-    address = builder.add(base, builder.mul(index, _I64(4)))
-    return builder.inttoptr(address, ir.VectorType(_FLOAT, width).as_pointer())
-
-
-def _tile(builder: Any, rows: int, width: int, row: Any, column: Any, args: Any, accumulate: bool) -> None:
-    """Emits the sums of ``rows`` by ``width`` elements of the product from (row, column) on."""
-    out, left, right, depth, columns, row_step, depth_step = args
+def _tile(builder: Any, width: int, places: list[Any], row: Any, column: Any, depth: _Depth, fresh: Any) -> None:
+    """Emits the sums of ``width`` columns from ``column`` on of the rows at ``places``, which begin at ``row``."""
     vector = ir.VectorType(_FLOAT, width)
-    places = [_vector(builder, out, builder.add(builder.mul(builder.add(row, _I64(i)), columns), column), width)
-              for i in range(rows)]  # fmt: skip
-    sums = []
+    places = [_offset(builder, place, column) for place in places]
+    zero, sums = ir.Constant(vector, [0.0] * width), []
     for place in places:
-        start = ir.Constant(vector, [0.0] * width)
-        if accumulate:
-            start = builder.load(place)
-            start.align = 4
+        start = zero if fresh is None else builder.select(fresh, zero, _load(builder, place, vector))
         sums.append(cgutils.alloca_once_value(builder, start))
-    with cgutils.for_range(builder, depth, intp=_I64) as loop:
-        line = builder.load(_vector(builder, right, builder.add(builder.mul(loop.index, columns), column), width))
-        line.align = 4
-        for i, total in enumerate(sums):
-            at = builder.add(builder.mul(builder.add(row, _I64(i)), row_step), builder.mul(loop.index, depth_step))
-            factor = builder.load(builder.gep(builder.inttoptr(left, _FLOAT.as_pointer()), [at]))
-            product = builder.fmul(line, _splat(builder, factor, width), flags=("contract",))
+
+    def add(line: Any, factors: list[Any]) -> None:
+        right = _load(builder, _offset(builder, line, column), vector)
+        for total, factor in zip(sums, factors, strict=True):
+            product = builder.fmul(right, _splat(builder, _load(builder, factor, _FLOAT), width), flags=("contract",))
             builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
+
+    depth(builder, len(places), row, add)
     for place, total in zip(places, sums, strict=True):
-        store = builder.store(builder.load(total), place)
+        store = builder.store(builder.load(total), builder.inttoptr(place, vector.as_pointer()))
         store.align = 4
 
 
-def _columns_block(builder: Any, width: int, column: Any, count: Any, args: Any, accumulate: bool) -> None:
-    """Emits all rows of the columns [column, column + width)."""
-    tall = _ROWS[width]
-    full = builder.and_(count, _I64(-tall))
-    with cgutils.for_range_slice(builder, _I64(0), full, _I64(tall), intp=_I64) as (row, _):
-        _tile(builder, tall, width, row, column, args, accumulate)
-    with cgutils.for_range_slice(builder, full, count, _I64(1), intp=_I64) as (row, _):
-        _tile(builder, 1, width, row, column, args, accumulate)
+def _product(
+    builder: Any, rows: Any, columns: Any, places: Callable[[Any, int], list[Any]], depth: _Depth, fresh: Any = None
+) -> None:
+    """Emits a product, tile by tile: columns in blocks of 32 (where rows are few), 16, 8, .., and rows likewise."""
+
+    def block(width: int, column: Any) -> None:
+        tall, done = _TALLEST[width], _I64(0)
+        while tall:
+            end = builder.and_(rows, _I64(-tall))
+            with cgutils.for_range_slice(builder, done, end, _I64(tall), intp=_I64) as (row, _):
+                _tile(builder, width, places(row, tall), row, column, depth, fresh)
+            tall, done = tall // 2, end
+
+    few = builder.icmp_signed("<=", rows, _I64(_TALLEST[32]))
+    wide = builder.select(few, builder.and_(columns, _I64(-32)), _I64(0))
+    with cgutils.for_range_slice(builder, _I64(0), wide, _I64(32), intp=_I64) as (column, _):
+        block(32, column)
+    done = wide
+    for width in (16, 8, 4, 2, 1):
+        end = builder.and_(columns, _I64(-width))
+        with cgutils.for_range_slice(builder, done, end, _I64(width), intp=_I64) as (column, _):
+            block(width, column)
+        done = end
 
 
-def _multiply(accumulate: bool) -> Any:
-    @intrinsic
-    def multiply(typing_context, out, left, right, rows, depth, columns, row_step, depth_step):
-        """``out[i, j] (+)= sum_k left[i * row_step + k * depth_step] * right[k, j]``.
+@_intrinsic
+def product_rows(typing_context, outs, lefts, rows, right, depth, columns):
+    """``outs[i][j] = sum_k lefts[i][k] * right[k, j]``: int64 lists of ``rows`` addresses, of float32.
 
-        ``out`` is (rows, columns) and ``right`` (depth, columns), both float32 in one piece; they do not overlap.
-        """
+    ``right`` is (depth, columns), in one piece. No operand overlaps a result.
+    """
 
-        def codegen(context, builder, signature, args):
-            out, left, right, rows, depth, columns, row_step, depth_step = args
-            rest = (out, left, right, depth, columns, row_step, depth_step)
-            widest = max(_ROWS)
-            with cgutils.for_range(builder, builder.sdiv(columns, _I64(widest)), intp=_I64) as loop:
-                _columns_block(builder, widest, builder.mul(loop.index, _I64(widest)), rows, rest, accumulate)
-            for width in sorted(_ROWS, reverse=True)[1:]:
-                with builder.if_then(builder.icmp_signed("!=", builder.and_(columns, _I64(width)), _I64(0))):
-                    column = builder.and_(columns, _I64(-2 * width))
-                    _columns_block(builder, width, column, rows, rest, accumulate)
-            return context.get_dummy_value()
+    def codegen(context, builder, signature, args):
+        outs, lefts, rows, right, depth, columns = args
 
-        return types.void(*[types.int64] * 8), codegen
+        def listed(addresses: Any, row: Any, tall: int) -> list[Any]:
+            at = builder.add(addresses, builder.mul(row, _I64(8)))
+            return [_load(builder, builder.add(at, _I64(8 * i)), _I64) for i in range(tall)]
 
-    return multiply
+        def run(builder: Any, tall: int, row: Any, add: Callable[[Any, list[Any]], None]) -> None:
+            starts = listed(lefts, row, tall)
+            with cgutils.for_range(builder, depth, intp=_I64) as loop:
+                line = _offset(builder, right, builder.mul(loop.index, columns))
+                add(line, [_offset(builder, start, loop.index) for start in starts])
+
+        _product(builder, rows, columns, lambda row, tall: listed(outs, row, tall), run)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), codegen
 
 
-multiply, multiply_add = _multiply(accumulate=False), _multiply(accumulate=True)
+@_intrinsic
+def product_sum(typing_context, out, lefts, rights, terms, rows, columns, depth, row_step, depth_step, fresh):
+    """``out[i, j] (+)= sum_t sum_k lefts[t][i * row_step + k * depth_step] * rights[t][k * columns + j]``.
+
+    ``out`` is (rows, columns) float32 in one piece, and overwritten where ``fresh`` is not 0. ``lefts`` and ``rights``
+    are int64 lists of ``terms`` addresses.
+    """
+
+    def codegen(context, builder, signature, args):
+        out, lefts, rights, terms, rows, columns, depth, row_step, depth_step, fresh = args
+
+        def places(row: Any, tall: int) -> list[Any]:
+            return [_offset(builder, out, builder.mul(builder.add(row, _I64(i)), columns)) for i in range(tall)]
+
+        def run(builder: Any, tall: int, row: Any, add: Callable[[Any, list[Any]], None]) -> None:
+            steps = [builder.mul(builder.add(row, _I64(i)), row_step) for i in range(tall)]
+            with cgutils.for_range(builder, terms, intp=_I64) as loop:
+                at = builder.mul(loop.index, _I64(8))
+                left, right = (_load(builder, builder.add(base, at), _I64) for base in (lefts, rights))
+                starts = [_offset(builder, left, step) for step in steps]
+                with cgutils.for_range(builder, depth, intp=_I64) as inner:
+                    shift = builder.mul(inner.index, depth_step)
+                    line = _offset(builder, right, builder.mul(inner.index, columns))
+                    add(line, [_offset(builder, start, shift) for start in starts])
+
+        _product(builder, rows, columns, places, run, builder.icmp_signed("!=", fresh, _I64(0)))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 10), codegen
+
+
+@_intrinsic
+def outer_sum(typing_context, out, lefts, rights, terms, rows, columns, fresh):
+    """``out[i, j] (+)= sum_t lefts[t][i] * rights[t][j]``: ``product_sum`` of depth one and left rows in one piece."""
+
+    def codegen(context, builder, signature, args):
+        out, lefts, rights, terms, rows, columns, fresh = args
+
+        def places(row: Any, tall: int) -> list[Any]:
+            return [_offset(builder, out, builder.mul(builder.add(row, _I64(i)), columns)) for i in range(tall)]
+
+        def run(builder: Any, tall: int, row: Any, add: Callable[[Any, list[Any]], None]) -> None:
+            with cgutils.for_range(builder, terms, intp=_I64) as loop:
+                at = builder.mul(loop.index, _I64(8))
+                left, right = (_load(builder, builder.add(base, at), _I64) for base in (lefts, rights))
+                start = _offset(builder, left, row)
+                add(right, [builder.add(start, _I64(4 * i)) for i in range(tall)])
+
+        _product(builder, rows, columns, places, run, builder.icmp_signed("!=", fresh, _I64(0)))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), codegen
+
+
+@_intrinsic
+def address_list(typing_context):
+    """The address of a list on the stack, of ``LIST`` int64; every call of it in the source is a list of its own."""
+
+    def codegen(context, builder, signature, args):
+        return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(_I64, LIST)), _I64)
+
+    return types.int64(), codegen

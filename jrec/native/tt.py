@@ -13,10 +13,18 @@ import numpy as np
 from jrec.ops.types import Cast
 
 
-def expand(below: jax.Array, core: jax.Array, parents: jax.Array, digits: jax.Array, count: jax.Array) -> jax.Array:
-    """(P, A, R) by slices of (m, R, N): (capacity, A, N) float32, undefined from ``count`` on."""
-    result = jax.ShapeDtypeStruct((parents.shape[0], below.shape[1], core.shape[2]), jnp.float32)
-    return _call("tt_expand", [result])(below, core, parents, digits, count, threads=_threads())[0]
+def expand(
+    below: jax.Array, core: jax.Array, parents: jax.Array, digits: jax.Array, count: jax.Array, by_digit: Cast | None
+) -> jax.Array:
+    """(P, A, R) by slices of (m, R, n, R'): (capacity, A * n, R') float32, undefined from ``count`` on.
+
+    With the entries' cast by digit, those of a digit are multiplied together.
+    """
+    # Of this shape at once: XLA copies what is given away in place after a reshape.
+    result = jax.ShapeDtypeStruct((parents.shape[0], below.shape[1] * core.shape[2], core.shape[3]), jnp.float32)
+    empty = jnp.zeros(0, jnp.int32)
+    cast = (empty, empty, empty, jnp.int32(0)) if by_digit is None else _lists(by_digit)
+    return _call("tt_expand", [result])(below, core, parents, digits, count, *cast, threads=_threads())[0]
 
 
 def expand_transpose(
@@ -29,18 +37,26 @@ def expand_transpose(
     below_count: jax.Array,
     by_digit: Cast,
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradients (P, A, R), undefined from ``below_count`` on, and (m, R, N), from that of ``expand``'s output."""
-    results = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (below, core)]
-    lists = by_digit.rows, by_digit.offsets, by_digit.positions, by_digit.num_unique
-    call = _call("tt_expand_transpose", results)
-    of_below, of_core = call(
-        gradient, below, core.swapaxes(1, 2), parents, digits, count, below_count, *lists, threads=_threads()
-    )
+    """Gradients (P, A, R), undefined from ``below_count`` on, and (m, R, n, R'), from that of ``expand``'s output.
+
+    The first takes the place of ``below`` where nothing else needs that any more.
+    """
+    results = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (core, below, core)]
+    operands = gradient, below, core, parents, digits, count, below_count, *_lists(by_digit)
+    of_core, of_below, _ = _call("tt_expand_transpose", results, {1: 1})(*operands, threads=_threads())
     return of_below, of_core
 
 
-def _call(name: str, results: Sequence[jax.ShapeDtypeStruct]) -> Callable[..., Any]:
-    return jax.ffi.ffi_call(_registered(name), results, vmap_method="sequential", has_side_effect=False)
+def _lists(cast: Cast) -> tuple[jax.Array, ...]:
+    return cast.rows, cast.offsets, cast.positions, cast.num_unique
+
+
+def _call(
+    name: str, results: Sequence[jax.ShapeDtypeStruct], aliases: dict[int, int] | None = None
+) -> Callable[..., Any]:
+    return jax.ffi.ffi_call(
+        _registered(name), results, vmap_method="sequential", input_output_aliases=aliases, has_side_effect=False
+    )
 
 
 @functools.cache

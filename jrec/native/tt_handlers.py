@@ -30,8 +30,9 @@ from jrec.native.memory import get_i32, get_i64, put_i64
 SERIAL_CHUNKS = 4
 
 _expand = address_of(tt.tt_expand_chunks.symbol)
+_expand_segments = address_of(tt.tt_expand_segments.symbol)
 _below_gradient = address_of(tt.tt_below_gradient_chunks.symbol)
-_core_gradient = address_of(tt.tt_core_gradient_chunks.symbol)
+_core_gradient = address_of(tt.tt_core_gradient_segments.symbol)
 
 _bad_layout = message("jrec: this jaxlib's FFI call frames have an unknown layout; use implementation='xla'")
 _no_memory = message("jrec: out of memory in a native kernel")
@@ -84,9 +85,19 @@ def _run(frame, function, job, items, products, threads):
     parallel(frame, function, job, (items + size - 1) // size, threads)
 
 
-@kernel(types.int64(types.int64), requires=(pool_task, tt.tt_expand_chunks))
+@inlined
+def _set_segments(job, frame, first):
+    """From the operands of a cast by digit: rows, offsets, positions and num_unique."""
+    rows = argument(frame, first)
+    put_i64(job, tt.SEGMENT_DIGITS, data(rows))
+    put_i64(job, tt.SEGMENT_OFFSETS, data(argument(frame, first + 1)))
+    put_i64(job, tt.SEGMENT_ENTRIES, data(argument(frame, first + 2)))
+    put_i64(job, tt.SEGMENTS, _count(argument(frame, first + 3), dim(rows, 0)))
+
+
+@kernel(types.int64(types.int64), requires=(pool_task, tt.tt_expand_chunks, tt.tt_expand_segments))
 def tt_expand_handler(frame):
-    """(below, core, parents, digits, count) -> (out,)."""
+    """(below, core, parents, digits, count, a cast by digit or empty arrays) -> (out,)."""
     if answered_metadata(frame):
         return np.int64(0)
     if not known_layout(frame):
@@ -96,18 +107,22 @@ def tt_expand_handler(frame):
         return error(frame, _no_memory(), RESOURCE_EXHAUSTED)
     core = argument(frame, 1)
     _set_level(job, argument(frame, 0), core, argument(frame, 2), argument(frame, 3), argument(frame, 4))
-    put_i64(job, tt.COLUMNS, dim(core, 2))
+    put_i64(job, tt.COLUMNS, dim(core, 2) * dim(core, 3))
     put_i64(job, tt.OUT, data(result(frame, 0)))
     products, threads = _entry_products(job), _useful_threads(frame, job)
-    _run(frame, _expand(), job, get_i64(job, tt.COUNT), products, threads)
+    if dim(argument(frame, 5), 0) == 0:
+        _run(frame, _expand(), job, get_i64(job, tt.COUNT), products, threads)
+    else:
+        _set_segments(job, frame, 5)
+        parallel(frame, _expand_segments(), job, get_i64(job, tt.SEGMENTS), threads)
     free(job)
     return np.int64(0)
 
 
-@kernel(types.int64(types.int64), requires=(pool_task, tt.tt_below_gradient_chunks, tt.tt_core_gradient_chunks))
+@kernel(types.int64(types.int64), requires=(pool_task, tt.tt_below_gradient_chunks, tt.tt_core_gradient_segments))
 def tt_expand_transpose_handler(frame):
-    """(gradient, below, core transposed, parents, digits, count, below count, the cast's rows, offsets, positions and
-    num_unique) -> (below gradient, core gradient).
+    """(gradient, below, core, parents, digits, count, below count, a cast by digit) -> (core gradient, below gradient,
+    scratch of the core's size). The below gradient may lie where ``below`` does.
     """
     if answered_metadata(frame):
         return np.int64(0)
@@ -118,19 +133,17 @@ def tt_expand_transpose_handler(frame):
         return error(frame, _no_memory(), RESOURCE_EXHAUSTED)
     below, core = argument(frame, 1), argument(frame, 2)
     _set_level(job, below, core, argument(frame, 3), argument(frame, 4), argument(frame, 5))
-    put_i64(job, tt.COLUMNS, dim(core, 1))
+    put_i64(job, tt.COLUMNS, dim(core, 2) * dim(core, 3))
     put_i64(job, tt.OUT, data(argument(frame, 0)))
-    put_i64(job, tt.BELOW_GRADIENT, data(result(frame, 0)))
     put_i64(job, tt.BELOW_COUNT, _count(argument(frame, 6), dim(below, 0)))
-    put_i64(job, tt.SEGMENT_DIGITS, data(argument(frame, 7)))
-    put_i64(job, tt.SEGMENT_OFFSETS, data(argument(frame, 8)))
-    put_i64(job, tt.SEGMENT_ENTRIES, data(argument(frame, 9)))
-    put_i64(job, tt.SEGMENTS, _count(argument(frame, 10), dim(argument(frame, 7), 0)))
-    put_i64(job, tt.CORE_GRADIENT, data(result(frame, 1)))
+    _set_segments(job, frame, 7)
+    put_i64(job, tt.CORE_GRADIENT, data(result(frame, 0)))
+    put_i64(job, tt.BELOW_GRADIENT, data(result(frame, 1)))
+    put_i64(job, tt.TURNED, data(result(frame, 2)))
     products, threads = _entry_products(job), _useful_threads(frame, job)
+    parallel(frame, _core_gradient(), job, dim(core, 0), threads)
     parents = get_i64(job, tt.BELOW_COUNT)
     children = max(np.int64(1), get_i64(job, tt.COUNT) // max(np.int64(1), parents))
     _run(frame, _below_gradient(), job, parents, products * children, threads)
-    parallel(frame, _core_gradient(), job, dim(core, 0), threads)
     free(job)
     return np.int64(0)

@@ -87,7 +87,7 @@ def row_update(
         implementation,
         args,
         xla=xla,
-        native=native if _has_native(optimizer, table) else None,
+        native=native if has_native(optimizer, table) else None,
         pallas=pallas,
     )
 
@@ -171,7 +171,7 @@ def casted_update(
         implementation,
         args,
         xla=xla,
-        native=native if _has_native(optimizer, table) else None,
+        native=native if has_native(optimizer, table) else None,
         pallas=pallas,
     )
 
@@ -193,7 +193,8 @@ def _widened(gradients: jax.Array, table: jax.Array) -> jax.Array:
     return jnp.pad(gradients, ((0, 0), (0, missing))) if missing else gradients
 
 
-def _has_native(optimizer: RowOptimizer, table: jax.Array) -> bool:
+def has_native(optimizer: RowOptimizer, table: jax.Array) -> bool:
+    """Whether the native kernels know the optimizer and the table's dtype."""
     known = type(optimizer) in (SGD, Momentum, Adagrad, RowWiseAdagrad, RMSProp, Adam)
     return known and table.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
 

@@ -10,14 +10,22 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jrec.ops import rounding
 from jrec.ops.dispatch import IMPLEMENTATIONS, Implementation, native_unavailable
 from jrec.ops.embedding_bag import bag_weight_gradient, check_concrete_ids, normalized_weights
 from jrec.ops.gather_reduce import check_segments, gather_reduce
 from jrec.ops.row_optimizers import RowOptimizer, Slots
-from jrec.ops.row_update import casted_gather_reduce, row_update
-from jrec.ops.tt.contract import TTResiduals, bags_by_shared_prefix, core_gradients, naive_bag, unique_rows
-from jrec.ops.tt.cost import CONTRACTIONS, Contraction, TTTraffic, dense_fits, explain
+from jrec.ops.row_update import casted_gather_reduce
+from jrec.ops.tt.contract import (
+    TTResiduals,
+    bags_by_shared_prefix,
+    bags_of_products,
+    core_gradients,
+    naive_bag,
+    unique_rows,
+)
+from jrec.ops.tt.core_update import check_slots, core_keys, step_core, touched_slices
+from jrec.ops.tt.core_update import tt_init_slots as tt_init_slots
+from jrec.ops.tt.cost import CONTRACTIONS, Contraction, TTTraffic, dense_fits, explain, fuses_pooling
 from jrec.ops.tt.decompose import check_cores
 from jrec.ops.tt.init import Cores
 from jrec.ops.tt.plan import TTPlan, tt_plan
@@ -62,7 +70,7 @@ def tt_embedding_bag(
         cores as one GEMM, the rest as "unique"; "sample" sums the last slices of a bag's rows with a common prefix
         first, the rest as "unique"; "naive" works id by id, as TT-Rec. None for what ``explain`` chooses.
       traffic: what a batch asks of the table, for the choice; None for ``TTTraffic.expected``.
-      implementation: "xla", "native" (CPU), or None for the platform's fastest.
+      implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
     Returns:
       (num_bags, dim) float32. A bag with an id past the table is NaN; outside jit such an id raises.
@@ -201,57 +209,31 @@ def tt_apply_gradients(
     config = _checked(cores, shape, contraction, traffic, implementation)
     _refuse_naive(contraction)
     _check_gradients(shape, gradients)
-    if len(slots) != shape.num_cores:
-        raise ValueError(f"there are slots of {len(slots)} cores, but {shape.num_cores} cores; use tt_init_slots")
+    check_slots(optimizer, cores, slots)
 
     def run(method: Method) -> Callable[..., tuple[Cores, tuple[Slots, ...]]]:
         def update(cores: Cores, residuals: TTResiduals, gradients: jax.Array, slots: Any, *scalars: Any):
             step, scale, keys = scalars
             new_cores, new_slots = list(cores), list(slots)
             for k, gradient in _backward(config, method, cores, residuals, gradients):
-                m = shape.row_factors[k]
-                touched = _touched(residuals.plan, k, m)
-                rows = jnp.nonzero(touched, size=m, fill_value=m)[0].astype(jnp.int32)
-                values = gradient.reshape(m, -1).at[rows].get(mode="fill", fill_value=0)
-                table, new_slots[k] = row_update(
+                new_cores[k], new_slots[k] = step_core(
                     optimizer,
-                    cores[k].reshape(m, -1),
+                    cores[k],
                     slots[k],
-                    rows,
-                    values,
+                    gradient,
+                    touched_slices(residuals.plan, k, shape.row_factors[k]),
                     step=step,
                     gradient_scale=scale,
                     rounding_key=keys[k],
                     implementation=implementation,
                 )
-                new_cores[k] = table.reshape(cores[k].shape)
             return tuple(new_cores), tuple(new_slots)
 
         return update
 
-    args = (
-        tuple(cores),
-        residuals,
-        gradients,
-        tuple(slots),
-        jnp.asarray(step, jnp.int32),
-        jnp.asarray(gradient_scale, jnp.float32),
-        _core_keys(rounding_key, cores),
-    )
+    scalars = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32), core_keys(rounding_key, cores)
+    args = (tuple(cores), residuals, gradients, tuple(slots), *scalars)
     return _by_platform(config, "backward", residuals.plan, run, args)
-
-
-def _core_keys(key: jax.Array | None, cores: Cores) -> tuple[jax.Array | None, ...]:
-    """The rounding key of every core, None for those that are not rounded."""
-    if key is None:
-        return (None,) * len(cores)
-    rounding.check_key(key)
-    return tuple(rounding.derived_key(key, k) if core.dtype.itemsize < 4 else None for k, core in enumerate(cores))
-
-
-def tt_init_slots(optimizer: RowOptimizer, cores: Cores) -> tuple[Slots, ...]:
-    """Fresh slots for every core, whose slices are the optimizer's rows."""
-    return tuple(optimizer.init(core.reshape(core.shape[0], -1)) for core in cores)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -317,6 +299,13 @@ def _forward(
                 last = cores[-1].astype(jnp.float32)
                 out = bags_by_shared_prefix(below, last, plan, offsets, weights, implementation=implementation)
                 return out, (*products, below) if len(plan.levels) > 1 else ()
+            if implementation == "pallas" and fuses_pooling(shape, plan.sources.size, config.traffic):
+                below, products = unique_rows(
+                    cores, shape, plan.levels[:-1], method="dense" if method == "dense" else "grouped",
+                    implementation=implementation,
+                )  # fmt: skip
+                out = bags_of_products(below, cores[-1], plan, offsets, weights)
+                return out, (*products, below) if len(plan.levels) > 1 else ()
             rows, products = unique_rows(
                 cores, shape, plan.levels, method="dense" if method == "dense" else "grouped",
                 implementation=implementation,
@@ -360,17 +349,13 @@ def _by_platform(
 
     if config.implementation == "native":
         return run(chosen("cpu", True))(*args)
+    if config.implementation == "pallas":  # its kernels were asked for, so XLA's dense GEMM is not chosen for them
+        return run("unique")(*args)
     native = config.implementation is None and native_unavailable() is None
     cpu, gpu = chosen("cpu", native), chosen("gpu", False)
     if cpu == gpu:
         return run(cpu)(*args)
     return jax.lax.platform_dependent(*args, cpu=run(cpu), default=run(gpu))
-
-
-def _touched(plan: TTPlan, core: int, slices: int) -> jax.Array:
-    """Which slices of a core the batch's ids chose, (m,) bool."""
-    chosen = plan.levels[0].parents if core == 0 else plan.levels[core - 1].digits
-    return jnp.zeros(slices, bool).at[chosen].set(True, mode="drop")
 
 
 def _checked(
@@ -393,10 +378,9 @@ def _checked(
             f"the dense product of cores of {shape.row_factors[0]} and {shape.row_factors[1]} slices has more rows than"
             " int32 numbers; use contraction 'unique'"
         )
-    if implementation == "pallas":
-        raise NotImplementedError("tensor-train tables have no Pallas implementation; use 'xla' or None")
     if implementation is not None and implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation={implementation!r} is unknown; choose None, 'xla' or 'native'")
+        names = ", ".join(IMPLEMENTATIONS)
+        raise ValueError(f"implementation={implementation!r} is unknown; choose None or one of {names}")
     return _Config(shape=shape, contraction=contraction, traffic=traffic, implementation=implementation)
 
 

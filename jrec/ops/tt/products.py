@@ -17,6 +17,8 @@ from jrec.ops.tt.plan import Level, digit_cast
 
 Method = Literal["grouped", "dense"]
 
+_REPEATS = 2  # room for that many entries of every digit makes native work by digits worth a sort
+_TILE = 32  # entries of a digit whose share of a slice's gradient is one product of a batched GEMM
 _PIECE_FLOATS = 1 << 21  # of the slices gathered at once: 8 MiB, which also bounds the gradients held a piece
 
 
@@ -35,14 +37,10 @@ def expand(
     Returns:
       (capacity, A * n, R') float32. What padding holds is undefined and never to be read.
     """
-    _, rank, n, right = core.shape
-    flat = core.reshape(core.shape[0], rank, n * right)
     if method == "dense":
-        out = _dense(below, flat, level)
-    else:
-        args = (below, flat, level)
-        out = dispatch("tt_expand", _without_pallas(implementation), args, xla=_grouped, native=_native)
-    return out.reshape(level.capacity, below.shape[1] * n, right)
+        return _dense(below, core, level)
+    args = (below, core, level)
+    return dispatch("tt_expand", implementation, args, xla=_grouped, native=_native, pallas=_pallas)
 
 
 def expand_transpose(
@@ -69,27 +67,37 @@ def expand_transpose(
     Returns:
       (P, A, R) and (m, R, n, R') float32.
     """
-    m, rank, n, right = core.shape
-    flat = core.reshape(m, rank, n * right)
-    gradient = gradient.reshape(level.capacity, below.shape[1], n * right)
     if method == "dense":
-        below_gradient, core_gradient = _dense_transpose(gradient, below, flat, level)
-    else:
-        args = (gradient, below, flat, level, below_count)
-        below_gradient, core_gradient = dispatch(
-            "tt_expand", _without_pallas(implementation), args, xla=_grouped_transpose, native=_native_transpose
-        )
-    return below_gradient, core_gradient.reshape(core.shape)
+        return _dense_transpose(gradient, below, core, level)
+    args = (gradient, below, core, level, below_count)
+    return dispatch(
+        "tt_expand", implementation, args, xla=_grouped_transpose, native=_native_transpose, pallas=_pallas_transpose
+    )
 
 
-def _without_pallas(implementation: Implementation | None) -> Implementation | None:
-    return "xla" if implementation == "pallas" else implementation
+def _pallas(below: jax.Array, core: jax.Array, level: Level) -> jax.Array:
+    from jrec.pallas import tt
+
+    order = digit_cast(level, core.shape[0], "pallas").sources
+    return tt.expand(below, core, level.parents, level.digits, order)
+
+
+def _pallas_transpose(
+    gradient: jax.Array, below: jax.Array, core: jax.Array, level: Level, below_count: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    from jrec.pallas import tt
+
+    del below_count
+    order = digit_cast(level, core.shape[0], "pallas").sources
+    return tt.expand_transpose(gradient, below, core, level.parents, level.digits, order)
 
 
 def _native(below: jax.Array, core: jax.Array, level: Level) -> jax.Array:
     from jrec.native import tt
 
-    return tt.expand(below, core, level.parents, level.digits, level.count)
+    repeats = level.capacity >= _REPEATS * core.shape[0]
+    by_digit = digit_cast(level, core.shape[0], "native") if repeats else None
+    return tt.expand(below, core, level.parents, level.digits, level.count, by_digit)
 
 
 def _native_transpose(
@@ -97,7 +105,7 @@ def _native_transpose(
 ) -> tuple[jax.Array, jax.Array]:
     from jrec.native import tt
 
-    by_digit = digit_cast(level, core.shape[0])
+    by_digit = digit_cast(level, core.shape[0], "native")
     return tt.expand_transpose(gradient, below, core, level.parents, level.digits, level.count, below_count, by_digit)
 
 
@@ -115,7 +123,14 @@ def _window(array: jax.Array, begin: jax.Array, size: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(array, begin, size)
 
 
+def _flat(core: jax.Array) -> jax.Array:
+    """(m, R, n, R') as (m, R, n * R')."""
+    return core.reshape(*core.shape[:2], -1)
+
+
 def _grouped(below: jax.Array, core: jax.Array, level: Level) -> jax.Array:
+    shape = level.capacity, below.shape[1] * core.shape[2], core.shape[3]
+    core = _flat(core)
     size, pieces = _pieces(level, core.shape[1] * core.shape[2])
 
     def piece(i: jax.Array, out: jax.Array) -> jax.Array:
@@ -126,19 +141,28 @@ def _grouped(below: jax.Array, core: jax.Array, level: Level) -> jax.Array:
         product = jnp.matmul(left, right, preferred_element_type=jnp.float32)
         return jax.lax.dynamic_update_slice_in_dim(out, product, begin, axis=0)
 
-    empty = jnp.zeros((level.capacity, below.shape[1], core.shape[2]), jnp.float32)
-    if level.capacity == 0:
-        return empty
-    return jax.lax.fori_loop(jnp.int32(0), pieces, piece, empty)
+    out = jnp.zeros((level.capacity, below.shape[1], core.shape[2]), jnp.float32)
+    if level.capacity > 0:
+        out = jax.lax.fori_loop(jnp.int32(0), pieces, piece, out)
+    return out.reshape(shape)
 
 
 def _grouped_transpose(
     gradient: jax.Array, below: jax.Array, core: jax.Array, level: Level, below_count: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     del below_count
-    below_gradient, core_gradient = jnp.zeros(below.shape, jnp.float32), jnp.zeros(core.shape, jnp.float32)
     if level.capacity == 0:
-        return below_gradient, core_gradient
+        return jnp.zeros(below.shape, jnp.float32), jnp.zeros(core.shape, jnp.float32)
+    slope, slices = gradient.reshape(level.capacity, below.shape[1], -1), _flat(core)
+    # A CPU adds in order where indices repeat; a GPU does not, and sums there are made by segments instead.
+    args = (slope, below, slices, level)
+    of_below, of_core = jax.lax.platform_dependent(*args, cpu=_scattered_transpose, default=_segmented_transpose)
+    return of_below, of_core.reshape(core.shape)
+
+
+def _scattered_transpose(
+    slope: jax.Array, below: jax.Array, core: jax.Array, level: Level
+) -> tuple[jax.Array, jax.Array]:
     size, pieces = _pieces(level, core.shape[1] * core.shape[2])
 
     def piece(i: jax.Array, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -147,12 +171,54 @@ def _grouped_transpose(
         fresh = begin + jnp.arange(size, dtype=jnp.int32) >= i * jnp.int32(size)
         parents = jnp.where(fresh, _window(level.parents, begin, size), jnp.int32(below.shape[0]))
         digits = jnp.where(fresh, _window(level.digits, begin, size), jnp.int32(core.shape[0]))
-        slope = _window(gradient, begin, size)
-        of_below = jnp.einsum("uan,urn->uar", slope, _take(core, digits), preferred_element_type=jnp.float32)
-        of_core = jnp.einsum("uar,uan->urn", _take(below, parents), slope, preferred_element_type=jnp.float32)
+        slopes = _window(slope, begin, size)
+        of_below = jnp.einsum("uan,urn->uar", slopes, _take(core, digits), preferred_element_type=jnp.float32)
+        of_core = jnp.einsum("uar,uan->urn", _take(below, parents), slopes, preferred_element_type=jnp.float32)
         return sums[0].at[parents].add(of_below, mode="drop"), sums[1].at[digits].add(of_core, mode="drop")
 
-    return jax.lax.fori_loop(jnp.int32(0), pieces, piece, (below_gradient, core_gradient))
+    zeros = jnp.zeros(below.shape, jnp.float32), jnp.zeros(core.shape, jnp.float32)
+    return jax.lax.fori_loop(jnp.int32(0), pieces, piece, zeros)
+
+
+def _segmented_transpose(
+    slope: jax.Array, below: jax.Array, core: jax.Array, level: Level
+) -> tuple[jax.Array, jax.Array]:
+    """In an order of its own, whatever the device: batched GEMMs of entries, whose sums are made by a scan."""
+    own = Level(parents=jnp.arange(level.capacity, dtype=jnp.int32), digits=level.digits, count=level.count)
+    of_entries = _grouped(slope, core.swapaxes(1, 2)[..., None], own).reshape(level.capacity, -1)
+    of_below = _segment_sums(of_entries, level.parents, below.shape[0]).reshape(below.shape)
+
+    m, places = core.shape[0], level.capacity // _TILE + core.shape[0]
+    cast = digit_cast(level, m, "xla")
+    sizes = cast.offsets[1:] - cast.offsets[:-1]
+    ends = jnp.cumsum((sizes + jnp.int32(_TILE - 1)) // jnp.int32(_TILE), dtype=jnp.int32)
+    tile = jnp.arange(places, dtype=jnp.int32)
+    segment = jnp.searchsorted(ends, tile, side="right").astype(jnp.int32)  # of each tile; m past the last
+    first = jnp.where(segment > 0, _take(ends, segment - 1), 0)
+    start = _take(cast.offsets, segment) + (tile - first) * jnp.int32(_TILE)
+    position = start[:, None] + jnp.arange(_TILE, dtype=jnp.int32)[None, :]
+    real = (segment < m)[:, None] & (position < _take(cast.offsets, segment + 1)[:, None])
+    entry = jnp.where(real, _take(cast.positions, position), jnp.int32(level.capacity))
+    parents = level.parents.at[entry].get(mode="fill", fill_value=below.shape[0])
+    left = _take(below, parents).reshape(places, -1, core.shape[1])
+    right = _take(slope, entry).reshape(places, -1, core.shape[2])
+    of_tiles = jnp.einsum("tkr,tkn->trn", left, right, preferred_element_type=jnp.float32)
+    digits = cast.rows.at[segment].get(mode="fill", fill_value=m)
+    return of_below, _segment_sums(of_tiles.reshape(places, -1), digits, m).reshape(core.shape)
+
+
+def _segment_sums(values: jax.Array, segments: jax.Array, count: int) -> jax.Array:
+    """Sums of rows of ascending segments, (count, width); rows of segment ``count`` are left out."""
+
+    def join(one: tuple[jax.Array, jax.Array], two: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        same = one[0] == two[0]
+        return two[0], jnp.where(same[:, None], one[1] + two[1], two[1])
+
+    _, sums = jax.lax.associative_scan(join, (segments, values))
+    numbers = jnp.arange(count, dtype=jnp.int32)
+    last = jnp.searchsorted(segments, numbers, side="right").astype(jnp.int32) - 1
+    present = (last >= 0) & (segments[jnp.maximum(last, 0)] == numbers)
+    return jnp.where(present[:, None], sums[jnp.maximum(last, 0)], jnp.float32(0))
 
 
 def _dense_places(below: jax.Array, core: jax.Array, level: Level) -> jax.Array:
@@ -169,21 +235,26 @@ def _dense_places(below: jax.Array, core: jax.Array, level: Level) -> jax.Array:
 
 
 def _dense(below: jax.Array, core: jax.Array, level: Level) -> jax.Array:
+    shape = level.capacity, below.shape[1] * core.shape[2], core.shape[3]
+    core = _flat(core)
     parents, rows, rank = below.shape
     m, _, columns = core.shape
     table = below.reshape(parents * rows, rank) @ core.swapaxes(0, 1).reshape(rank, m * columns)
-    return _take(table.reshape(parents * rows * m, columns), _dense_places(below, core, level))
+    taken = _take(table.reshape(parents * rows * m, columns), _dense_places(below, core, level))
+    return taken.reshape(shape)
 
 
 def _dense_transpose(
     gradient: jax.Array, below: jax.Array, core: jax.Array, level: Level
 ) -> tuple[jax.Array, jax.Array]:
+    shape, core = core.shape, _flat(core)
     parents, rows, rank = below.shape
     m, _, columns = core.shape
+    gradient = gradient.reshape(level.capacity, rows, columns)
     places = _dense_places(below, core, level)
     table = jnp.zeros((parents * rows * m, columns), jnp.float32).at[places].set(gradient, mode="drop")
     table = table.reshape(parents * rows, m * columns)
     flat_below, flat_core = below.reshape(parents * rows, rank), core.swapaxes(0, 1).reshape(rank, m * columns)
     of_below = (table @ flat_core.T).reshape(below.shape)
     of_core = (flat_below.T @ table).reshape(rank, m, columns).swapaxes(0, 1)
-    return of_below, of_core
+    return of_below, of_core.reshape(shape)

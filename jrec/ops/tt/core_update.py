@@ -1,0 +1,100 @@
+"""One optimizer step of a core, which to a row optimizer is a table whose rows are its slices."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrec.ops import rounding
+from jrec.ops.dispatch import Implementation, dispatch
+from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.row_update import has_native, row_update
+from jrec.ops.tt.init import Cores
+from jrec.ops.tt.plan import TTPlan
+
+
+def tt_init_slots(optimizer: RowOptimizer, cores: Cores) -> tuple[Slots, ...]:
+    """Fresh slots for every core, whose slices are the optimizer's rows."""
+    return tuple(optimizer.init(core.reshape(core.shape[0], -1)) for core in cores)
+
+
+def check_slots(optimizer: RowOptimizer, cores: Cores, slots: tuple[Slots, ...]) -> None:
+    """Raises ValueError where ``slots`` are not such as ``tt_init_slots`` makes."""
+    if len(slots) != len(cores):
+        raise ValueError(f"there are slots of {len(slots)} cores, but {len(cores)} cores; use tt_init_slots")
+    expected = jax.eval_shape(functools.partial(tt_init_slots, optimizer), tuple(cores))
+    for k, pair in enumerate(zip(slots, expected, strict=True)):
+        given, fresh = (jax.tree.map(jnp.shape, dict(one)) for one in pair)
+        if given != fresh:
+            raise ValueError(
+                f"{type(optimizer).__name__} keeps slots {fresh} of core {k}, but was given {given}; use tt_init_slots"
+            )
+
+
+def core_keys(key: jax.Array | None, cores: Cores) -> tuple[jax.Array | None, ...]:
+    """The rounding key of every core, None for those that are not rounded."""
+    if key is None:
+        return (None,) * len(cores)
+    rounding.check_key(key)
+    return tuple(rounding.derived_key(key, k) if core.dtype.itemsize < 4 else None for k, core in enumerate(cores))
+
+
+def touched_slices(plan: TTPlan, core: int, slices: int) -> jax.Array:
+    """Which slices of a core the batch's ids chose, (m,) bool."""
+    chosen = plan.levels[0].parents if core == 0 else plan.levels[core - 1].digits
+    return jnp.zeros(slices, bool).at[chosen].set(True, mode="drop")
+
+
+def step_core(
+    optimizer: RowOptimizer,
+    core: jax.Array,
+    slots: Slots,
+    gradient: jax.Array,
+    touched: jax.Array,
+    *,
+    step: jax.Array,
+    gradient_scale: jax.Array,
+    rounding_key: jax.Array | None,
+    implementation: Implementation | None,
+) -> tuple[jax.Array, Slots]:
+    """Steps the slices of a core that are ``touched`` and leaves the bits of the others.
+
+    Args:
+      optimizer: any row optimizer.
+      core: (m, R, n, R').
+      slots: of the core.
+      gradient: float32 of the core's shape.
+      touched: (m,) bool.
+      step: () int32.
+      gradient_scale: () float32.
+      rounding_key: (2,) uint32 for cores of 16 bits that are rounded stochastically, or None.
+      implementation: "xla", "native" or None.
+
+    Returns:
+      The new core and slots.
+    """
+    m = core.shape[0]
+
+    def xla(core: jax.Array, slots: Slots, gradient: jax.Array, touched: jax.Array, *rest: Any) -> Any:
+        step, scale, key = rest
+        rows = jnp.nonzero(touched, size=m, fill_value=m)[0].astype(jnp.int32)
+        values = gradient.reshape(m, -1).at[rows].get(mode="fill", fill_value=0)
+        scalars = {"step": step, "gradient_scale": scale, "rounding_key": key}
+        table, slots = row_update(optimizer, core.reshape(m, -1), slots, rows, values, **scalars, implementation="xla")
+        return table.reshape(core.shape), slots
+
+    def native(core: jax.Array, slots: Slots, gradient: jax.Array, touched: jax.Array, *rest: Any) -> Any:
+        from jrec.native import xla as kernels
+
+        # All rows in their places, those left alone past the end, and the core as it is: XLA copies what a kernel
+        # changes in place after a reshape.
+        rows = jnp.where(touched, jnp.arange(m, dtype=jnp.int32), jnp.int32(m))
+        return kernels.row_update(optimizer, core, slots, rows, gradient.reshape(m, -1), *rest)
+
+    args = (core, slots, gradient, touched, step, gradient_scale, rounding_key)
+    known = native if has_native(optimizer, core) else None
+    named: Implementation | None = "xla" if implementation == "pallas" else implementation
+    return dispatch("row_update", named, args, xla=xla, native=known)
