@@ -376,3 +376,31 @@ def test_real_taobao_events_in_order_of_time_share_a_quarter_fewer_prefixes(shar
     assert outcome.gains["user_id"] > 0.25
     assert outcome.gains["item_id"] > 0.2
     assert verify(folder).examples == 96_168
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_prefixes_steps_loader_and_memory(tmp_path, monkeypatch):
+    import argparse
+
+    from benchmarks import harness
+    from benchmarks import reorder as benchmark
+
+    monkeypatch.setattr(harness, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(benchmark, "SESSION", 512)
+    benchmark.sessions(tmp_path / "data", 8192, rows=3000)
+    for degree in ("16", "all"):
+        arguments = argparse.Namespace(measure=(str(tmp_path / "data"), "items", degree), batch=[256], quick=True)
+        found = benchmark.measure(arguments)
+        ways = {line["where"]: line for line in found["prefixes"]}
+        assert set(ways) == {"in order of time", "shuffled", "held out"}
+        first = ways["in order of time"]
+        assert first["reordered"] < 0.9 * first["frequency"] < first["random"]
+        assert found["tables"][0]["edges"] > 0
+        assert found["peak"] > 0
+        if degree == "16":
+            assert found["steps"][0]["ms"] > 0
+            assert found["loader"]["rate"] > 0
+        else:
+            scores = found["modularity"]
+            assert set(scores) == {"4", "16", "all"}
+            assert scores["16"] > 0.8 * scores["all"]

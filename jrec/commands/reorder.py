@@ -26,7 +26,7 @@ EPILOG = """examples:
   jrec reorder --verify data/kaggle
   jrec reorder --remove data/kaggle
 
-Memory: about 200 bytes for each of --max-edges, 40 for each row of the largest table, and the loader's. The same seed
+Memory: about 250 bytes for each of --max-edges, 40 for each row of the largest table, and the loader's. The same seed
 gives the same bijections. An interrupted run leaves DATA as it was.
 """
 
