@@ -1,164 +1,122 @@
-"""Tensor-train tables: against TT-Rec's algorithm in PyTorch, against the uncompressed table, and one by one.
+"""Tensor-train tables beside TT-Rec's algorithm and tensorly-torch in PyTorch and beside the uncompressed table.
 
 The largest Criteo Kaggle table (10,131,227 x 16 as 200 x 220 x 250 slices, rank 32; TT-Rec, Table 2), one id a bag, a
 power law of exponent 1.05 over the rows. Outputs and core gradients of both sides are compared before they are timed.
 
-    forward                     pooled rows
-    forward and backward        those and the cores' gradients; with a contraction's name, that one in place of the
-                                chosen one (EL-Rec's reuse and aggregation switched off: "naive")
-    step                        forward, backward and Adagrad's update of the cores; the peer is jrec's uncompressed
-                                table with row-wise Adagrad
+    peers       forward; forward and backward (outputs and the cores' gradients), beside TT-Rec's algorithm as batched
+                GEMMs in PyTorch and tensorly-torch's FactorizedEmbedding; a step, which is forward, backward and
+                Adagrad's update of the cores, beside jrec's uncompressed table with row-wise Adagrad; and the other
+                contractions in XLA
+    sweep       the step over ranks, dims and rows
+    breakdown   reuse, gradient aggregation and fused update, each switched off (EL-Rec, Figures 14, 17 and 18)
+    memory      of a step, over rows and batches (TT-Rec, Figure 8); footprints of whole models (EL-Rec, Table III)
+    pooling     the step with bags of 1, 10 and 100 ids (TT-Rec, Figure 11)
+    cache       the step with a cache of full rows, at hit rates from 0 to 100 % (TT-Rec, Figure 12)
 
 Examples:
-  python -m benchmarks.tt --device cpu
-  python -m benchmarks.tt --lookups 32768 --rank 8 32 64 128 --rows 10131227 40000000 --dim 16 64
+  python -m benchmarks.tt --device cpu --plot figures
+  python -m benchmarks.tt --parts peers --lookups 32768
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import pathlib
 from collections.abc import Callable
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import harness, workloads
+from benchmarks import harness, tt_breakdown, tt_cache, tt_memory
 from benchmarks.peers import client
-from jrec import ops
+from benchmarks.tt_side import KAGGLE_ROWS, Side, describe, shape_of
 from jrec.ops import tt
 
-KAGGLE_ROWS = 10_131_227
 LOOKUPS = (4096, 32768)
-EXPONENT = 1.05
-TOLERANCE = 1e-4  # of gradients, by the greatest: the peer adds up a hot slice's float32 terms in another order
+RANK, DIM = 32, 16
+TOLERANCE = 1e-4  # of gradients, by the greatest: peers add up a hot slice's float32 terms in another order
 OTHERS = (("unique", "xla"), ("dense", "xla"), ("naive", "xla"))
-PLAIN = ops.RowWiseAdagrad(learning_rate=0.01)
-FUSED = ops.Adagrad(learning_rate=0.01)
-
-
-class Side:
-    """jrec's side of a case: cores, ids and the jitted programs over them."""
-
-    def __init__(self, shape: tt.TTShape, lookups: int) -> None:
-        self.shape = shape
-        self.cores = tt.tt_init(shape, jax.random.key(0))
-        rng = np.random.default_rng(0)
-        self.ids = jnp.asarray(workloads.zipf_ids(rng, shape.rows, lookups, EXPONENT).reshape(-1, 1))
-        self.gradient = jnp.asarray(rng.standard_normal((lookups, shape.dim), np.float32))
-        self._cores = jax.tree.map(jnp.array, self.cores)  # those that are trained
-        self._core_slots = tt.tt_init_slots(FUSED, self._cores)
-        self._table: jax.Array | None = None
-        self._slots: Any = None
-
-        def step(cores: Any, slots: Any, ids: jax.Array, gradient: jax.Array) -> Any:
-            activations, residuals = tt.tt_lookup(cores, shape, ops.Bags(ids=ids))
-            gradient = _after(activations, gradient)
-            return tt.tt_apply_gradients(FUSED, cores, slots, shape, residuals, gradient)
-
-        def plain(table: Any, slots: Any, ids: jax.Array, gradient: jax.Array) -> Any:
-            activations, residuals = ops.lookup({"table": table}, {"table": ops.Bags(ids=ids)})
-            gradient = _after(activations["table"], gradient)
-            updated = ops.casted_update(PLAIN, table, slots, residuals["table"].cast, gradient)
-            return *updated, activations["table"]
-
-        self._step = jax.jit(step, donate_argnums=(0, 1))
-        self._plain = jax.jit(plain, donate_argnums=(0, 1))
-
-    def program(self, backward: bool, contraction: Any = None, implementation: Any = None) -> Callable[[], Any]:
-        """Forward, or forward and backward, as a callable."""
-        bag = functools.partial(
-            tt.tt_embedding_bag, shape=self.shape, contraction=contraction, implementation=implementation
-        )
-
-        @jax.jit
-        def forward(cores: Any, ids: jax.Array, _: jax.Array) -> Any:
-            return bag(cores, ids=ids)
-
-        @jax.jit
-        def both(cores: Any, ids: jax.Array, gradient: jax.Array) -> Any:
-            out, transpose = jax.vjp(functools.partial(bag, ids=ids), cores)
-            return out, transpose(gradient)[0]
-
-        return lambda: (both if backward else forward)(self.cores, self.ids, self.gradient)
-
-    def step(self) -> Any:
-        """One training step of the cores."""
-        self._cores, self._core_slots = self._step(self._cores, self._core_slots, self.ids, self.gradient)
-        return self._cores
-
-    def plain_step(self) -> Any:
-        """One training step of the uncompressed table."""
-        if self._table is None:
-            self._table = jnp.zeros((self.shape.rows, self.shape.dim))
-            self._slots = PLAIN.init(self._table)
-        self._table, self._slots, out = self._plain(self._table, self._slots, self.ids, self.gradient)
-        return self._table, out
-
-
-def _after(activations: jax.Array, gradient: jax.Array) -> jax.Array:
-    """The gradient, known no sooner than the activations, as in training: else XLA updates a copy of the table."""
-    return jax.lax.optimization_barrier((activations, gradient))[1]
+PEERS = {"torch_tt": ("naive", "TT-Rec's"), "tltorch_tt": ("blocktt", "tensorly-torch's")}
+SWEEP_ROWS = 2_500_000  # of the tables of other dims: the uncompressed one must fit beside
+SWEEP = (
+    *((KAGGLE_ROWS, DIM, rank) for rank in (8, 16, 64, 128)),
+    *((SWEEP_ROWS, dim, RANK) for dim in (16, 32, 64, 128)),
+    (40_000_000, DIM, RANK),
+)
+POOLING = (1, 10, 100)
+POOLED_BAGS = 2048
+PARTS = ("peers", "sweep", "breakdown", "memory", "pooling", "cache")
+SECONDS = 3.0  # of a pair of sides where there are many
 
 
 def main() -> None:
     """Runs the benchmark."""
     arguments = _parser().parse_args()
     jax.config.update("jax_platforms", arguments.device)
-    lookups = arguments.lookups or (LOOKUPS[:1] if arguments.quick else LOOKUPS)
-    with harness.Report(arguments, "tt") as report, client.start_or_skip("torch_tt") as peer:
-        for rows in arguments.rows:
-            for dim in arguments.dim:
-                for rank in arguments.rank:
-                    for count in lookups:
-                        _measure(report, _shape(rows, dim, rank), count, peer)
+    with harness.Report(arguments, "tt") as report:
+        for part in arguments.parts:
+            _RUNS[part](report, arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = harness.parser(__doc__)
     parser.add_argument("--device", choices=("cpu",), default="cpu", help="where to run")
-    parser.add_argument("--lookups", nargs="+", type=int, help=f"default: {' '.join(map(str, LOOKUPS))}")
-    parser.add_argument("--rows", nargs="+", type=int, default=(KAGGLE_ROWS,), help="default: %(default)s")
-    parser.add_argument("--dim", nargs="+", type=int, default=(16,), help="default: %(default)s")
-    parser.add_argument("--rank", nargs="+", type=int, default=(32,), help="default: %(default)s")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
+    parser.add_argument("--lookups", nargs="+", type=int, help=f"of peers; default: {' '.join(map(str, LOOKUPS))}")
+    parser.add_argument("--rank", type=int, default=RANK, help="of peers; default: %(default)s")
+    parser.add_argument("--plot", type=pathlib.Path, metavar="FOLDER", help="also write the figures as PNG")
     return parser
 
 
-def _shape(rows: int, dim: int, rank: int) -> tt.TTShape:
-    if (rows, dim) == (KAGGLE_ROWS, 16):
-        return tt.TTShape(rows=rows, dim=dim, row_factors=(200, 220, 250), dim_factors=(2, 2, 4), ranks=(rank, rank))
-    return tt.TTShape.search(rows, dim, ranks=rank)
+def _seconds(report: harness.Report) -> float:
+    return min(SECONDS, report.seconds)
 
 
-def _measure(report: harness.Report, shape: tt.TTShape, lookups: int, peer: client.Peer | None) -> None:
-    side = Side(shape, lookups)
-    case = f"{shape.rows:,} rows x {shape.dim}, rank {shape.ranks[0]}, {lookups:,} lookups"
-    report.note(f"{case}: {tt.explain(shape, lookups)}")
-    report.add(case, "compression", shape.compression, "x")
-    label, versions = None, None
-    if peer is not None:
-        arrays = {f"core{k}": np.asarray(core) for k, core in enumerate(side.cores)}
-        arrays |= {"ids": np.asarray(side.ids[:, 0]), "gradient": np.asarray(side.gradient)}
-        peer.setup("naive", arrays)
-        label, versions = f"TT-Rec's, torch {peer.versions['torch']}", peer.versions
-        _compare(side, peer, case)
+def _peers(report: harness.Report, arguments: argparse.Namespace) -> None:
+    shape = shape_of(KAGGLE_ROWS, DIM, arguments.rank)
+    lookups = arguments.lookups or (LOOKUPS[:1] if report.quick else LOOKUPS)
+    with contextlib.ExitStack() as stack:
+        peers = {name: stack.enter_context(client.start_or_skip(name)) for name in PEERS}
+        for count in lookups:
+            side, case = Side(shape, count), describe(shape, count)
+            report.note(f"{case}: {tt.explain(shape, count)}")
+            report.add(case, "compression", shape.compression, "x")
+            for name, peer in peers.items():
+                if peer is not None:
+                    _beside(report, side, case, name, peer)
+            if not any(peers.values()):
+                _alone(report, side, case)
+            report.compare(
+                case, "step", harness.timed(side.step), peer="uncompressed table", theirs=harness.timed(side.plain_step)
+            )
+            for contraction, implementation in OTHERS:
+                metric = f"forward and backward, {contraction} in XLA"
+                run = harness.timed(side.program(True, contraction, implementation))
+                report.compare(case, metric, run, seconds=_seconds(report))
+
+
+def _alone(report: harness.Report, side: Side, case: str) -> None:
+    for metric, backward in (("forward", False), ("forward and backward", True)):
+        report.compare(case, metric, harness.timed(side.program(backward)))
+
+
+def _beside(report: harness.Report, side: Side, case: str, name: str, peer: client.Peer) -> None:
+    setup, label = PEERS[name]
+    arrays = {f"core{k}": np.asarray(core) for k, core in enumerate(side.cores)}
+    arrays |= {"ids": np.asarray(side.ids[:, 0]), "gradient": np.asarray(side.gradient)}
+    peer.setup(setup, arrays)
+    _compare(side, peer, case)
     for metric, backward in (("forward", False), ("forward and backward", True)):
         report.compare(
             case,
             metric,
             harness.timed(side.program(backward)),
-            peer=label,
-            theirs=functools.partial(peer.run, metric) if peer else None,
-            peer_versions=versions,
+            peer=f"{label}, torch {peer.versions['torch']}",
+            theirs=functools.partial(peer.run, metric),
+            peer_versions=peer.versions,
         )
-    report.compare(
-        case, "step", harness.timed(side.step), peer="uncompressed table", theirs=harness.timed(side.plain_step)
-    )
-    for contraction, implementation in OTHERS:
-        metric = f"forward and backward, {contraction} in XLA"
-        report.compare(case, metric, harness.timed(side.program(True, contraction, implementation)))
 
 
 def _compare(side: Side, peer: client.Peer, case: str) -> None:
@@ -170,6 +128,54 @@ def _compare(side: Side, peer: client.Peer, case: str) -> None:
         own, other = np.asarray(array).ravel(), theirs[name].ravel()
         if np.abs(own - other).max() > TOLERANCE * np.abs(other).max():
             raise SystemExit(f"{case}: jrec's {name} differs from the peer's by up to {np.abs(own - other).max()}")
+
+
+def _steps(report: harness.Report, shape: tt.TTShape, lookups: int, pooling: int = 1) -> None:
+    side, case = Side(shape, lookups, pooling), describe(shape, lookups, pooling)
+    report.add(case, "compression", shape.compression, "x")
+    report.compare(
+        case,
+        "step",
+        harness.timed(side.step),
+        peer="uncompressed table",
+        theirs=harness.timed(side.plain_step),
+        seconds=_seconds(report),
+    )
+
+
+def _sweep(report: harness.Report, arguments: argparse.Namespace) -> None:
+    del arguments
+    for rows, dim, rank in SWEEP[:1] if report.quick else SWEEP:
+        _steps(report, shape_of(rows, dim, rank), LOOKUPS[0] if report.quick else LOOKUPS[1])
+
+
+def _pooling(report: harness.Report, arguments: argparse.Namespace) -> None:
+    del arguments
+    shape, bags = shape_of(KAGGLE_ROWS, DIM, RANK), 256 if report.quick else POOLED_BAGS
+    for pooling in POOLING[1:2] if report.quick else POOLING:
+        _steps(report, shape, bags * pooling, pooling)
+
+
+def _breakdown(report: harness.Report, arguments: argparse.Namespace) -> None:
+    tt_breakdown.run(report, seconds=_seconds(report), plot=arguments.plot)
+
+
+def _cache(report: harness.Report, arguments: argparse.Namespace) -> None:
+    tt_cache.run(report, seconds=_seconds(report), plot=arguments.plot)
+
+
+def _memory(report: harness.Report, arguments: argparse.Namespace) -> None:
+    tt_memory.run(report, plot=arguments.plot)
+
+
+_RUNS: dict[str, Callable[[harness.Report, argparse.Namespace], None]] = {
+    "peers": _peers,
+    "sweep": _sweep,
+    "breakdown": _breakdown,
+    "memory": _memory,
+    "pooling": _pooling,
+    "cache": _cache,
+}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,225 @@
+"""What each of EL-Rec's optimizations of a tensor-train table is worth, by switching it off (Figures 14, 17 and 18).
+
+    reuse         forward, products of unique prefixes and unique rows; off: one of each a lookup
+    aggregation   backward, gradients added up on unique rows and prefixes first; off: one of each a lookup
+    fused update  Adagrad's step on each core as soon as its gradient is there, on the slices that were chosen; off: a
+                  program of its own, over whole cores
+
+The same kernels run either way. Ids are sorted in both, so locality (EL-Rec's index reordering) is not what differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import harness, tt_plots
+from benchmarks.tt_side import FUSED, Side, describe, shape_of, train
+from jrec.ops import Bags, tt
+from jrec.ops.gather_reduce import gather_reduce
+from jrec.ops.tt import contract
+from jrec.ops.tt.plan import Level, TTPlan, tt_plan
+from jrec.ops.types import Cast
+
+ROWS = (2_500_000, 5_000_000, 10_000_000)
+LOOKUPS = (2048, 8192, 32768)
+DIM, RANK = 16, 32
+
+
+def run(report: harness.Report, *, seconds: float, plot: pathlib.Path | None) -> None:
+    """Measures and reports all three figures; plots them into the folder ``plot``."""
+    steps, forward, backward = {}, {}, {}
+    for rows in ROWS[:1] if report.quick else ROWS:
+        side = Side(shape_of(rows, DIM, RANK), LOOKUPS[0] if report.quick else LOOKUPS[-1])
+        steps[f"{rows / 1e6:g} M rows"] = _measure(report, side, "step", steps_of(side), seconds)
+    for lookups in LOOKUPS[:1] if report.quick else LOOKUPS:
+        side = Side(shape_of(ROWS[-1], DIM, RANK), lookups)
+        forward[f"{lookups:,}"] = _measure(report, side, "forward", forwards_of(side), seconds)
+        backward[f"{lookups:,}"] = _measure(report, side, "backward and update", backwards_of(side), seconds)
+    if plot is not None:
+        for name, times, title in (
+            ("tt_figure14_breakdown", steps, "training step"),
+            ("tt_figure17_lookup", forward, "forward, by lookups"),
+            ("tt_figure18_backward", backward, "backward and update, by lookups"),
+        ):
+            report.note(f"wrote {tt_plots.bars(plot, name, times, title)}")
+
+
+def _measure(
+    report: harness.Report, side: Side, what: str, variants: Mapping[str, Callable[[], Any]], seconds: float
+) -> dict[str, float]:
+    """Milliseconds of every variant; each but the first alternates with the first, which is the whole."""
+    case = describe(side.shape, side.ids.size)
+    (whole, run), *others = variants.items()
+    times = {}
+    for name, other in others:
+        measured = report.compare(
+            case, f"{what}, {whole}", harness.timed(run), peer=name, theirs=harness.timed(other), seconds=seconds
+        )
+        times.setdefault(whole, 1e3 * measured.median)
+        times[name] = times[whole] * (measured.ratio or 1.0)
+    return times
+
+
+def steps_of(side: Side) -> dict[str, Callable[[], Any]]:
+    """Whole steps: with everything, and with one optimization switched off."""
+    shape, optimizer = side.shape, FUSED
+    whole = functools.partial(train, shape)
+
+    def without_reuse(cores: Any, slots: Any, ids: jax.Array, targets: jax.Array) -> Any:
+        plan, each = tt_plan(shape, ids), plan_of_lookups(shape, ids)
+        out, products = forward(shape, cores, each)
+        residuals = tt.TTResiduals(plan=plan, weights=None, products=(_of_first_lookups(plan, products[0]),))
+        return tt.tt_apply_gradients(optimizer, cores, slots, shape, residuals, out - targets)
+
+    def without_aggregation(cores: Any, slots: Any, ids: jax.Array, targets: jax.Array) -> Any:
+        out, residuals = tt.tt_lookup(cores, shape, Bags(ids=ids), contraction="unique")
+        residuals = _repeated(shape, ids, residuals)
+        return tt.tt_apply_gradients(optimizer, cores, slots, shape, residuals, out - targets, contraction="unique")
+
+    def gradients(cores: Any, _: Any, ids: jax.Array, targets: jax.Array) -> Any:
+        out, residuals = tt.tt_lookup(cores, shape, Bags(ids=ids))
+        return tt.tt_core_gradients(cores, shape, residuals, out - targets)
+
+    return {
+        "all on": _trained(side, whole),
+        "without reuse": _trained(side, without_reuse),
+        "without aggregation": _trained(side, without_aggregation),
+        "without fused update": _trained_apart(side, gradients),
+    }
+
+
+def forwards_of(side: Side) -> dict[str, Callable[[], Any]]:
+    """Forward passes."""
+    shape = side.shape
+    on = jax.jit(lambda cores, ids: forward(shape, cores, tt_plan(shape, ids))[0])
+    off = jax.jit(lambda cores, ids: forward(shape, cores, plan_of_lookups(shape, ids))[0])
+    return {
+        "with reuse": lambda: on(side.cores, side.ids),
+        "without reuse": lambda: off(side.cores, side.ids),
+        "TT-Rec's, in XLA": side.program(False, "naive", "xla"),
+    }
+
+
+def backwards_of(side: Side) -> dict[str, Callable[[], Any]]:
+    """Backward passes with the update, on residuals of one forward pass."""
+    shape = side.shape
+    _, residuals = jax.jit(lambda cores, ids: tt.tt_lookup(cores, shape, Bags(ids=ids), contraction="unique"))(
+        side.cores, side.ids
+    )
+    repeated = jax.jit(functools.partial(_repeated, shape))(side.ids, residuals)
+
+    def update(residuals: Any) -> Callable[..., Any]:
+        def apply(cores: Any, slots: Any, _: jax.Array, gradient: jax.Array, residuals: Any) -> Any:
+            return tt.tt_apply_gradients(FUSED, cores, slots, shape, residuals, gradient, contraction="unique")
+
+        return _trained(side, apply, residuals)
+
+    def gradients(residuals: Any) -> Callable[..., Any]:
+        def core_gradients(cores: Any, _: Any, __: jax.Array, gradient: jax.Array, residuals: Any) -> Any:
+            return tt.tt_core_gradients(cores, shape, residuals, gradient, contraction="unique")
+
+        return _trained_apart(side, core_gradients, residuals)
+
+    return {
+        "aggregation and fused update": update(residuals),
+        "without fused update": gradients(residuals),
+        "without aggregation": update(repeated),
+        "without either": gradients(repeated),
+    }
+
+
+def forward(shape: tt.TTShape, cores: Any, plan: TTPlan) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Activations and products of a plan."""
+    rows, products = contract.unique_rows(cores, shape, plan.levels, method="grouped", implementation=None)
+    return gather_reduce(rows.reshape(-1, shape.dim), plan.sources), products
+
+
+def plan_of_lookups(shape: tt.TTShape, ids: jax.Array) -> TTPlan:
+    """A plan of (n, 1) ids of a table of three cores in which no product serves two lookups: each is its own "unique"
+    row, of a prefix of its own.
+    """
+    _, middle, last = shape.row_factors
+    count = ids.size
+    each = jnp.arange(count, dtype=jnp.int32)
+    entries, order = jax.lax.sort((ids[:, 0], each), num_keys=1)
+    cast = Cast(
+        rows=entries,
+        offsets=jnp.arange(count + 1, dtype=jnp.int32),
+        sources=order,
+        positions=order,
+        num_unique=jnp.int32(count),
+    )
+    prefixes = entries // jnp.int32(last)
+    levels = (
+        Level(parents=prefixes // jnp.int32(middle), digits=prefixes % jnp.int32(middle), count=jnp.int32(count)),
+        Level(parents=each, digits=entries % jnp.int32(last), count=jnp.int32(count)),
+    )
+    sources = jnp.zeros(count, jnp.int32).at[order].set(each, unique_indices=True)
+    return TTPlan(cast=cast, sources=sources[:, None], levels=levels)
+
+
+def _of_first_lookups(plan: TTPlan, products: jax.Array) -> jax.Array:
+    """Products of the plan's unique prefixes, from those of all lookups in order of their ids."""
+    rows = jnp.searchsorted(plan.levels[1].parents, jnp.arange(plan.levels[0].capacity, dtype=jnp.int32))
+    lookups = plan.cast.offsets.at[rows].get(mode="clip")
+    return products.at[lookups].get(mode="clip")
+
+
+def _repeated(shape: tt.TTShape, ids: jax.Array, residuals: tt.TTResiduals) -> tt.TTResiduals:
+    """The residuals as if no two lookups had anything in common."""
+    plan = plan_of_lookups(shape, ids)
+    rows = residuals.plan.sources.reshape(-1)[plan.cast.positions]
+    products = residuals.products[0].at[residuals.plan.levels[1].parents[rows]].get(mode="clip")
+    return dataclasses.replace(residuals, plan=plan, products=(products,))
+
+
+def _trained(side: Side, step: Callable[..., Any], *extra: Any) -> Callable[[], Any]:
+    """``step`` of (cores, slots, ids, targets, ..) -> (cores, slots) as a callable that goes on training."""
+    jitted = jax.jit(step, donate_argnums=(0, 1))
+    state = [jax.tree.map(jnp.array, side.cores), tt.tt_init_slots(FUSED, side.cores)]
+
+    def run() -> Any:
+        state[:] = jitted(*state, side.ids, side.gradient, *extra)
+        return state
+
+    return run
+
+
+def _trained_apart(side: Side, gradients: Callable[..., Any], *extra: Any) -> Callable[[], Any]:
+    """As ``_trained`` with core gradients, which an Adagrad over whole cores applies in a program of its own."""
+    jitted = jax.jit(gradients)
+    fresh = tt.tt_init_slots(FUSED, side.cores)
+    sums = tuple(slots["sum"].reshape(core.shape) for slots, core in zip(fresh, side.cores, strict=True))
+    state = [jax.tree.map(jnp.array, side.cores), sums]
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def update(cores: Any, sums: Any, slopes: Any) -> Any:
+        sums = jax.tree.map(lambda s, g: s + g * g, sums, slopes)
+        rate, eps = FUSED.learning_rate_at(jnp.int32(0)), FUSED.eps
+
+        def stepped(core: jax.Array, total: jax.Array, slope: jax.Array) -> jax.Array:
+            return core - rate * slope * jnp.where(total > 0, jax.lax.rsqrt(total + eps), 0)
+
+        return jax.tree.map(stepped, cores, sums, slopes), sums
+
+    def run() -> Any:
+        state[:] = update(*state, jitted(state[0], None, side.ids, side.gradient, *extra))
+        return state
+
+    return run
+
+
+def check(variants: Mapping[str, Callable[[], Any]], tolerance: float) -> None:
+    """Raises AssertionError unless every variant computes what the first does."""
+    whole, *others = (jax.tree.leaves(run()) for run in variants.values())
+    for other in others:
+        for one, two in zip(whole[:3], other[:3], strict=True):
+            np.testing.assert_allclose(one, two, rtol=tolerance, atol=tolerance * np.abs(one).max())

@@ -1,0 +1,97 @@
+"""The tensor-train benchmark: its variants compute the same, its figures hold, and every part runs."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import tt as benchmark
+from benchmarks import tt_breakdown, tt_cache, tt_memory, tt_plots, workloads
+from benchmarks.peers import client
+from benchmarks.tt_side import KAGGLE_ROWS, Side, shape_of
+from jrec.ops import tt
+
+
+def _side(lookups=64):
+    return Side(tt.TTShape.search(997, 16, ranks=(6, 9)), lookups)
+
+
+@pytest.mark.parametrize(
+    "variants",
+    [
+        tt_breakdown.forwards_of,
+        pytest.param(tt_breakdown.backwards_of, marks=pytest.mark.slow),
+        pytest.param(tt_breakdown.steps_of, marks=pytest.mark.slow),
+    ],
+)
+def test_every_variant_of_the_breakdown_computes_the_same(variants):
+    tt_breakdown.check(variants(_side()), 1e-3)
+
+
+def test_a_plan_of_lookups_shares_nothing():
+    shape = tt.TTShape.search(997, 16, ranks=4)
+    ids = np.array([[5], [900], [5], [6]], np.int32)
+    plan = jax.jit(lambda ids: tt_breakdown.plan_of_lookups(shape, ids))(ids)
+    assert [int(level.count) for level in plan.levels] == [4, 4]
+    assert sorted(plan.sources.ravel().tolist()) == [0, 1, 2, 3]
+    rows = plan.cast.rows[plan.sources.ravel()]
+    np.testing.assert_array_equal(rows, ids.ravel())
+
+
+@pytest.mark.parametrize("wanted", [0.0, 0.5, 1.0])
+def test_the_cache_is_hit_as_often_as_wanted(wanted):
+    side = _side(128)
+    step, rate = tt_cache.cached_step(side, wanted)
+    assert abs(rate - wanted) < 0.1
+    hits, lookups = step()
+    assert int(hits) / int(lookups) == rate
+
+
+def test_footprints_follow_the_shapes():
+    largest = shape_of(KAGGLE_ROWS, 16, 32)
+    assert largest.num_parameters == 495_360
+    small = sum(n for n in workloads.CRITEO_KAGGLE_ROWS if n <= 1_000_000) * 16
+    above = [n for n in workloads.CRITEO_KAGGLE_ROWS if n > 1_000_000]
+    cores = sum(shape_of(n, 16, 32).num_parameters for n in above)
+    assert tt_memory.model_bytes(workloads.CRITEO_KAGGLE_ROWS, 16, 32) == 4 * (small + cores)
+
+
+def test_memory_of_a_step_grows_with_the_table_only_where_it_is_uncompressed():
+    small, large = (shape_of(rows, 16, 8) for rows in (200_000, 400_000))
+    plain = [tt_memory.plain_step_bytes(shape, 64) for shape in (small, large)]
+    assert plain[1] - plain[0] == 200_000 * 17 * 4
+    assert tt_memory.tt_step_bytes(large, 64) < plain[0] / 4
+
+
+def test_figures_are_written(tmp_path):
+    bars = tt_plots.bars(tmp_path, "bars", {"a": {"on": 1.0, "off": 2.0}, "b": {"on": 1.0, "off": 3.0}}, "title")
+    lines = tt_plots.lines(tmp_path / "more", "lines", {"on": [(1, 2.0), (10, 3.0)]}, x="x", y="y", logarithmic=True)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (bars, lines))
+
+
+def test_tensorly_torch_computes_what_jrec_does():
+    with client.start_or_skip("tltorch_tt") as peer:
+        if peer is None:
+            pytest.skip("the peers' environment lacks tensorly-torch")
+        side = _side()
+        arrays = {f"core{k}": np.asarray(core) for k, core in enumerate(side.cores)}
+        arrays |= {"ids": np.asarray(side.ids[:, 0]), "gradient": np.asarray(side.gradient)}
+        peer.setup("blocktt", arrays)
+        benchmark._compare(side, peer, "tiny")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["sweep", "breakdown", "memory", "pooling", "cache"])
+def test_a_part_runs_quickly(part, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("sys.argv", ["tt", "--quick", "--parts", part, "--plot", str(tmp_path)])
+    monkeypatch.setattr(benchmark, "SECONDS", 0.1)
+    monkeypatch.setattr(benchmark, "SWEEP", ((20_000, 16, 8),))
+    for module in (benchmark, tt_cache, tt_memory):
+        monkeypatch.setattr(module, "KAGGLE_ROWS", 20_000)
+    monkeypatch.setattr(tt_memory, "ROWS", (20_000,))
+    monkeypatch.setattr(tt_breakdown, "ROWS", (20_000,))
+    benchmark.main()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines
+    assert all(line["value"] > 0 for line in lines)
