@@ -5,6 +5,7 @@ import doctest
 import errno
 import importlib
 import itertools
+import json
 import os
 import pathlib
 import sys
@@ -384,3 +385,20 @@ def test_examples_of_the_documentation():
     module = importlib.import_module("jrec.host.table")
     assert doctest.testmod(module).failed == 0
     assert any(itertools.chain(t.examples for t in doctest.DocTestFinder().find(module)))
+
+
+def test_the_benchmark_runs_whole(tmp_path, monkeypatch, capsys):
+    from benchmarks import harness, host_table, workloads
+    from benchmarks.peers import client
+
+    tiny = workloads.Workload(name="tiny", rows=(40, 300), dim=8, ids_per_bag=(3, 3), batch=16)
+    monkeypatch.setattr(host_table, "CASES", {"cpu": tiny})
+    monkeypatch.setattr(host_table, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(harness, "QUICK_SECONDS", 0.05)
+    monkeypatch.setenv(client.PYTHON_VARIABLE, str(tmp_path / "absent"))
+    monkeypatch.setattr(sys, "argv", ["host_table", "--quick", "--out", str(tmp_path / "out.json")])
+    host_table.main()
+    lines = [json.loads(line) for line in (tmp_path / "out.json").read_text().splitlines()]
+    assert {line["metric"] for line in lines} >= {"gather, median", "update, median", "both, bandwidth by copy"}
+    assert all(line["value"] > 0 for line in lines)
+    assert "peer fbgemm_tbe skipped" in capsys.readouterr().err

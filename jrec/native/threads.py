@@ -9,6 +9,8 @@ from concurrent import futures
 
 from jrec.native.compile import Kernel
 
+_GROUPS = 16  # per thread: enough to share the work evenly, few enough that Python's part in it is small
+
 
 def num_threads() -> int:
     """From ``JREC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else all CPUs that this process may use; never more.
@@ -27,16 +29,17 @@ def num_threads() -> int:
 
 
 def run(kernel: Kernel, job: int, chunks: int, threads: int) -> None:
-    """Runs ``kernel(job, begin, end)`` over [0, chunks); threads take one chunk after another."""
+    """Runs ``kernel(job, begin, end)`` over [0, chunks); threads take some chunks, then some more."""
     call = kernel.call
     if threads == 1 or chunks <= 1:
         call(job, 0, chunks)
         return
-    counter = itertools.count()  # next() is atomic
+    group = max(1, chunks // (_GROUPS * threads))
+    counter = itertools.count(0, group)  # next() is atomic
 
     def work() -> None:
-        while (chunk := next(counter)) < chunks:
-            call(job, chunk, chunk + 1)
+        while (begin := next(counter)) < chunks:
+            call(job, begin, min(begin + group, chunks))
 
     helpers = [_pool(os.getpid(), threads - 1).submit(work) for _ in range(min(threads, chunks) - 1)]
     work()
