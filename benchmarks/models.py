@@ -15,15 +15,15 @@ from jrec import ops
 from jrec.batch import Batch
 from jrec.data.packing import CastPlace, pack_batch
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
-from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig, Tier
 from jrec.train.step import CompiledRun, State, compile_run
 
 
-def layout(workload: workloads.Workload) -> EmbeddingLayout:
+def layout(workload: workloads.Workload, *, tier: Tier = "device") -> EmbeddingLayout:
     """Tables t000, t001, … in one stack, each read by a feature of its name."""
     names = [f"t{t:03d}" for t in range(workload.num_tables)]
     return EmbeddingLayout.build(
-        [TableConfig(name=n, rows=r, dim=workload.dim) for n, r in zip(names, workload.rows, strict=True)],
+        [TableConfig(name=n, rows=r, dim=workload.dim, tier=tier) for n, r in zip(names, workload.rows, strict=True)],
         [
             FeatureConfig(
                 name=n, table=n, max_length=length, fixed_length=True, pooling="sum" if workload.pooled else "none"
@@ -33,14 +33,15 @@ def layout(workload: workloads.Workload) -> EmbeddingLayout:
     )
 
 
-def batch(workload: workloads.Workload, *, seed: int, cast: CastPlace = "none") -> Batch:
+def batch(workload: workloads.Workload, *, seed: int, cast: CastPlace = "none", tier: Tier = "device") -> Batch:
     """The batch of ``seed`` as the loader would make it, in NumPy arrays."""
     dense, labels = workloads.dense_batch(workload, seed=seed)
     columns: dict[str, Any] = {"label": labels}
     columns |= {f"d{i}": dense[:, i] for i in range(workload.num_dense)}
     ids = workloads.table_ids(workload, seed=seed)
     columns |= {f"t{t:03d}": table_ids for t, table_ids in enumerate(ids)}
-    return pack_batch(layout(workload), columns, dense=[f"d{i}" for i in range(workload.num_dense)], cast=cast)
+    dense_names = [f"d{i}" for i in range(workload.num_dense)]
+    return pack_batch(layout(workload, tier=tier), columns, dense=dense_names, cast=cast)
 
 
 def table_stack(workload: workloads.Workload, *, seed: int) -> np.ndarray:

@@ -1,0 +1,281 @@
+# ruff: noqa: F811, tests take fixtures of another file
+"""Training runs with host tables: the bits of the device run, resumed, interrupted, failed, and with tiers mixed."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from host_runs import pipeline_threads
+from test_train import CONFIG, compilation_cache, configure, dataset, final_arrays  # noqa: F401, fixtures
+
+from jrec.data.loader import Loader
+from jrec.data.prepare import prepare
+from jrec.data.readers.criteo import Criteo
+from jrec.data.schema import DatasetError, Schema
+from jrec.errors import CheckpointError, ConfigError
+from jrec.host import HostCheckpoints
+from jrec.train import host_run, loop
+from jrec.train.build import build_layout, build_model, build_optimizer
+from jrec.train.config import load_config
+from jrec.train.evaluate import evaluate_checkpoint
+from jrec.train.loop import train
+from jrec.train.report import write_report
+
+
+@pytest.fixture(autouse=True)
+def no_thread_outlives_its_test():
+    yield
+    assert pipeline_threads() == []
+
+
+def host_rows(folder):
+    """The bits of every host table at the last checkpoint, by stack and slot."""
+    config = load_config(folder / "config.toml")
+    schema = Schema.load(config.data.path)
+    layout = build_layout(config, schema)
+    optimizer = build_optimizer(config, build_model(config, schema, layout), 1).embedding
+    tables = host_run.host_tables(config, layout, optimizer)
+    step = final_arrays(folder)[0]
+    HostCheckpoints(folder / "host_checkpoints", tables).restore(step)
+    found = {}
+    for name, table in tables.items():
+        values, slots = table.fetch(np.arange(table.rows, dtype=np.int32))
+        found |= {name: values.tobytes(), **{f"{name}.{slot}": array.tobytes() for slot, array in slots.items()}}
+    return found
+
+
+def test_a_run_on_the_host_is_the_run_on_the_device(configure):
+    device = train(configure("max_steps=14", out="device"))
+    host = train(configure("max_steps=14", "tables.tier=host", "log.trace=true", out="host"))
+    assert (host.folder / "metrics.jsonl").read_bytes() == (device.folder / "metrics.jsonl").read_bytes()
+    for split, scores in device.scores.items():
+        np.testing.assert_array_equal(host.scores[split].logits, scores.logits)
+    on_device, on_host = final_arrays(device.folder), final_arrays(host.folder)
+    assert on_device[2]["losses"] == on_host[2]["losses"]
+    assert on_device[2]["loader"] == on_host[2]["loader"]
+    for name, array in on_host[1].items():
+        assert on_device[1][name] == array, name
+    rows = host_rows(host.folder)
+    only = on_device[1].keys() - on_host[1].keys()
+    stacks = {name: "host_" + re.sub(r".*(stacks|slots)\.|\.value", "", name) for name in only}
+    assert {stacks[name]: on_device[1][name] for name in only} == rows
+    again = evaluate_checkpoint(host.folder, configure().data.path, split="test")
+    np.testing.assert_array_equal(again.scores.logits, device.scores["test"].logits)
+
+    assert device.pipeline is None
+    assert host.pipeline is not None
+    assert host.pipeline["stages"]["host store"]["batches"] == 14
+    assert len(json.loads((host.folder / "trace.json").read_text())["traceEvents"]) > 100
+    report = write_report(
+        host.folder / "report", config=configure("tables.tier=host"), schema=host.schema, scores={},
+        parameters=host.parameters, steps=14, pipeline=host.pipeline,
+    )  # fmt: skip
+    assert report["pipeline"]["rows"]["host_d8_float32"]["hit_rate"] > 0.1
+    assert report["parameters"]["host_d8_float32"] == device.parameters["d8_float32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [
+    ("model.table_dtype='bfloat16'",),
+    ("optimizer.embedding.name='rowwise_adagrad'", "data.cast='device'", "data.workers=0"),
+    ("tables.implementation='xla'",),
+])  # fmt: skip
+def test_other_settings_give_the_device_runs_metrics_too(configure, overrides):
+    device = train(configure("max_steps=14", *overrides, out="device"))
+    host = train(configure("max_steps=14", "tables.tier=host", "tables.host.queue=4", *overrides, out="host"))
+    assert (host.folder / "metrics.jsonl").read_bytes() == (device.folder / "metrics.jsonl").read_bytes()
+    for split, scores in device.scores.items():
+        np.testing.assert_array_equal(host.scores[split].logits, scores.logits)
+
+
+def kept(folder):
+    """All that a run leaves: step, bits of the state, the meta, host rows, and the log."""
+    return final_arrays(folder), host_rows(folder), (folder / "metrics.jsonl").read_bytes()
+
+
+class Killed(BaseException):
+    """As sudden as a kill: nothing in the loop handles it."""
+
+
+@pytest.mark.parametrize("overrides", [
+    ("max_steps=16",),
+    pytest.param(("epochs=3", "tables.host.queue=5", "checkpoint.keep=1"), marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_run_killed_anywhere_resumes_to_the_same_bits_in_host_memory_too(configure, monkeypatch, overrides):
+    overrides = ("tables.tier=host", "checkpoint.every_steps=3", *overrides)
+    whole = train(configure(*overrides, out="whole"))
+    rng, absorb, deaths, outcome = np.random.default_rng(0), loop._Run._absorb, 0, None
+    while outcome is None and deaths < 40:
+        budget = [int(rng.integers(4, 9))]
+
+        def dies(self, *args, budget=budget):
+            budget[0] -= 1
+            if budget[0] < 0:
+                raise Killed
+            absorb(self, *args)
+
+        monkeypatch.setattr(loop._Run, "_absorb", dies)
+        try:  # a resumed run may use other queues and threads
+            queue = int(rng.integers(1, 5))
+            outcome = train(configure(*overrides, f"tables.host.queue={queue}", "tables.host.threads=1"), resume=True)
+        except Killed:
+            deaths += 1
+    assert deaths >= 2
+    assert outcome is not None
+    assert outcome.finished
+    assert kept(outcome.folder) == kept(whole.folder)
+    steps = [sorted(int(p.name) for p in (outcome.folder / d).iterdir()) for d in ("checkpoints", "host_checkpoints")]
+    assert set(steps[0]) <= set(steps[1])
+
+
+def test_a_failing_stage_leaves_a_checkpoint_that_resumes(configure, monkeypatch):
+    overrides = ("tables.tier=host", "max_steps=12", "checkpoint.every_steps=4", "evaluate.every_steps=0")
+    whole = train(configure(*overrides, out="whole"))
+    store, calls = host_run.HostTable.store, []
+
+    def breaks(self, *args):
+        calls.append(1)
+        if len(calls) == 10:
+            raise OSError("the disk of the mapped file is gone")
+        store(self, *args)
+
+    monkeypatch.setattr(host_run.HostTable, "store", breaks)
+    with pytest.raises(OSError, match="the disk of the mapped file is gone") as error:
+        train(configure(*overrides))
+    assert "(in stage 'host store' of the host pipeline, after 9 batches)" in error.value.__notes__
+    monkeypatch.undo()
+    folder = whole.folder.with_name("run")
+    assert final_arrays(folder)[0] == 8
+    resumed = train(configure(*overrides), resume=True)
+    assert kept(resumed.folder) == kept(whole.folder)
+
+
+@pytest.mark.slow
+def test_bad_data_fails_after_the_steps_before_it_as_on_the_device(configure, monkeypatch):
+    real = Loader.__next__
+
+    def breaks(self):
+        if self.position == 11 and self._identity["split"] == "train":
+            raise DatasetError("block 3 is damaged")
+        return real(self)
+
+    monkeypatch.setattr(Loader, "__next__", breaks)
+    runs = {}
+    for tier in ("device", "host"):
+        with pytest.raises(DatasetError, match="block 3 is damaged"):
+            train(configure(f"tables.tier={tier}", "checkpoint.every_steps=10", out=tier))
+        folder = pathlib.Path(configure(out=tier).out)
+        runs[tier] = (folder / "metrics.jsonl").read_bytes(), final_arrays(folder)[0]
+    assert runs["host"] == runs["device"]
+    assert runs["host"][1] == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_drains_the_pipeline_into_a_checkpoint(configure, monkeypatch, number):
+    overrides = ("tables.tier=host", "max_steps=14")
+    whole = train(configure(*overrides, out="whole"))
+    absorb = loop._Run._absorb
+
+    def signals(self, step, *args):
+        absorb(self, step, *args)
+        if step == 6:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(loop._Run, "_absorb", signals)
+    stopped = train(configure(*overrides))
+    assert not stopped.finished
+    assert final_arrays(stopped.folder)[0] == stopped.step < 10
+    monkeypatch.setattr(loop._Run, "_absorb", absorb)
+    assert kept(train(configure(*overrides), resume=True).folder) == kept(whole.folder)
+
+
+@pytest.mark.slow
+def test_device_tensor_train_and_host_tables_in_one_model(configure):
+    overrides = (
+        "max_steps=14",
+        "tables.overrides.C10.tier=host",
+        "tables.overrides.C8.tier=host",
+        "tables.overrides.C9.tier=tt",
+        "tables.tt.rank=4",
+    )
+    runs = [train(configure(*overrides, f"tables.host.queue={q}", out=f"q{q}")) for q in (1, 4)]
+    assert sorted(runs[0].parameters) == ["d8_float32", "dense", "host_d8_float32", "tt_C9"]
+    assert kept(runs[0].folder) == kept(runs[1].folder)
+    device = train(configure("max_steps=14", "tables.overrides.C9.tier=tt", "tables.tt.rank=4", out="device"))
+    for split, scores in device.scores.items():  # the features keep their order, so nothing else differs either
+        np.testing.assert_array_equal(runs[0].scores[split].logits, scores.logits)
+
+
+@pytest.mark.slow
+def test_kill_9_at_random_moments_then_resume_gives_the_same_bits(configure, tmp_path, dataset):
+    overrides = [f"data.path={dataset}", "epochs=30", "checkpoint.every_steps=20", "evaluate.every_steps=0"]
+    overrides += ["tables.tier=host", "tables.host.queue=4"]
+    command = [sys.executable, "-m", "jrec", "train", str(tmp_path / "tiny.toml"), *overrides]
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment = {**os.environ, **cache}
+    subprocess.run([*command, f"out={tmp_path / 'whole'}"], check=True, capture_output=True, env=environment)
+    rng, kills = np.random.default_rng(1), 0
+    killed = [*command, f"out={tmp_path / 'killed'}", "--resume"]
+    folders = [tmp_path / "killed" / name for name in ("host_checkpoints", "checkpoints")]
+
+    def names():
+        return {path for folder in folders if folder.exists() for path in folder.iterdir()}
+
+    while kills < 6:
+        before = names()
+        with subprocess.Popen(
+            killed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+        ) as process:
+            while process.poll() is None and not names() - before:
+                time.sleep(0.005)  # the first sign of a checkpoint: some kills fall between its two parts
+            time.sleep(float(rng.exponential(0.05)))
+            if process.poll() is not None:
+                assert process.returncode == 0, process.stderr.read()
+                break
+            process.send_signal(signal.SIGKILL)
+        kills += 1
+    assert kills >= 3, "the run finished before it could be killed often enough"
+    subprocess.run(killed, check=True, capture_output=True, env=environment)
+    assert kept(tmp_path / "killed") == kept(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_the_real_criteo_sample_on_the_host_has_the_device_runs_metrics(shared_data, tmp_path):
+    folder, runs = tmp_path / "data", {}
+    prepare(Criteo("criteo-kaggle"), [str(shared_data / "criteo_kaggle_80k.tsv.gz")], folder)
+    root = pathlib.Path(__file__).resolve().parents[1]
+    for tier in ("device", "host"):
+        config = load_config(
+            root / "configs" / "criteo_kaggle.toml",
+            [f"data.path={folder}", f"tables.tier={tier}", f"out={tmp_path / tier}", "log.tensorboard=false"],
+        )
+        runs[tier] = train(config)
+    device, host = runs["device"], runs["host"]
+    assert (host.folder / "metrics.jsonl").read_bytes() == (device.folder / "metrics.jsonl").read_bytes()
+    for split, of in device.scores.items():
+        np.testing.assert_array_equal(host.scores[split].logits, of.logits)
+
+
+def test_what_cannot_work_is_refused(configure, monkeypatch):
+    with pytest.raises(ConfigError, match=r"cached_batches is 2, .* rows of up to 4 batches"):
+        configure("tables.host.queue=5", "tables.host.cached_batches=2")
+    config = configure("tables.tier=host", "max_steps=1")
+    with monkeypatch.context() as patch:
+        patch.setattr(host_run.jax, "process_count", lambda: 2)
+        with pytest.raises(ConfigError, match="one of 2"):
+            host_run.host_tables(config, None, None)
+    folder = train(configure("tables.tier=host", "max_steps=1", "evaluate.final_splits=[]")).folder
+    shard = next((folder / "host_checkpoints").rglob("*.shard"))
+    shard.write_bytes(shard.read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match=re.escape(shard.name)):
+        train(configure("tables.tier=host", "max_steps=1", "evaluate.final_splits=[]"), resume=True)
+    with pytest.raises(ConfigError, match=r"tables\.tier was 'host' and is 'device'"):
+        train(configure("max_steps=1", "evaluate.final_splits=[]"), resume=True)
