@@ -3,7 +3,8 @@
     out[u] = left[l(u)] @ right[r(u)]
 
 Entries come sorted by right factor and are cut in runs; the left factors of a run lie below one another as one tall
-matrix, so that a thread uses what it loads of the right factor on many rows.
+matrix, so that a thread uses what it loads of the right factor on many rows. Float32 right factors are multiplied by
+fused multiply-adds in registers; bfloat16 ones on the tensor cores where their tiles fit (``tt_wgmma``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from jrec.pallas.tt_block import divide
 from jrec.pallas.tt_engine import Engine, Spec
 from jrec.pallas.tt_reduce import Products
 from jrec.pallas.tt_runs import Runs, runs_of
-from jrec.pallas.tt_tuning import ProductConfig, check_int32, tune_product
+from jrec.pallas.tt_tuning import ProductConfig, check_int32, fits_wgmma, tune_product
+from jrec.pallas.tt_wgmma import wgmma_products
 
 
 def grouped_products(
@@ -40,7 +42,7 @@ def grouped_products(
       left_index: (capacity,) int32, the left factor of each entry; None where it is the entry's number.
       order: (capacity,) int32, the entries by right factor.
       bounds: (M + 1,) int32, where each right factor's entries begin in ``order``.
-      config: tuning, or None for ``tune_product``'s.
+      config: tuning of multiply-adds in registers, or None for ``tune_product``'s, or the tensor cores.
 
     Returns:
       (capacity, height, width) float32; entries that no bounds hold stay unwritten.
@@ -52,11 +54,14 @@ def grouped_products(
     shape = capacity, height, right.shape[2]
     if 0 in shape or 0 in left.shape or 0 in right.shape:
         return jnp.zeros(shape, jnp.float32)
-    if config is None:
-        config = tune_product(height=height, width=shape[2])
+    fits = right.dtype == jnp.bfloat16 and fits_wgmma(height=height, terms=right.shape[1], width=shape[2])
     check_int32("rows of left factors", left.shape[0] * height)
     check_int32("rows of right factors", right.shape[0] * right.shape[1])
     check_int32("rows of the result", capacity * height)
+    if config is None and fits:
+        return wgmma_products(left, right, left_index, order, bounds, interpret=interpret_params())
+    if config is None:
+        config = tune_product(height=height, width=shape[2])
     products = Products(left, right, left_index, None).flat()
     spec = Spec(block=config.block, contraction=right.shape[1])
     runs = runs_of(order, bounds, config.entries)

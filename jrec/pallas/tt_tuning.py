@@ -11,6 +11,9 @@ from jrec.pallas.tt_block import Block
 from jrec.pallas.tuning import H200, MULTIPROCESSORS
 
 WIDE = 32  # columns from which slices fill a warp's lanes, so that multiplying slice by slice pays
+WGMMA_ROWS = 64  # of a tile of the tensor cores
+WGMMA_TERMS = 256  # that a thread's registers hold of a tile's left rows
+SHARED_BYTES = 227 * 1024  # that one block may have on a Hopper GPU
 _SPLIT = 64
 _PIECE_FLOATS = 1 << 24  # of the lowest level's partial sums: 64 MiB
 
@@ -34,6 +37,53 @@ class ReduceConfig:
             raise ValueError(f"split={self.split} must be a power of two, at least 2")
         if self.blocks < 1:
             raise ValueError(f"blocks={self.blocks} must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WgmmaConfig:
+    """How ``wgmma_products`` is laid out: tiles of 64 rows.
+
+    Attributes:
+      entries: of one right factor that a tile holds.
+      columns: of a tile.
+      swizzle: bytes of the pattern that right factors lie in, in shared memory.
+      shared_bytes: of shared memory.
+    """
+
+    entries: int
+    columns: int
+    swizzle: int
+    shared_bytes: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.entries <= WGMMA_ROWS:
+            raise ValueError(f"entries={self.entries} must be from 1 to {WGMMA_ROWS}")
+        if self.columns % (self.swizzle // 2) or self.columns > 128:
+            raise ValueError(f"columns={self.columns} must be a multiple of {self.swizzle // 2} up to 128")
+        if self.shared_bytes > SHARED_BYTES:
+            raise ValueError(f"shared_bytes={self.shared_bytes} exceed the {SHARED_BYTES} that a block may have")
+
+
+def fits_wgmma(*, height: int, terms: int, width: int) -> bool:
+    """Whether tiles of the tensor cores fit products of (height, terms) by (terms, width) bfloat16 factors."""
+    return height <= WGMMA_ROWS and terms % 16 == 0 and terms <= WGMMA_TERMS and width % 32 == 0
+
+
+def tune_wgmma(*, height: int, terms: int, width: int) -> WgmmaConfig:
+    """The config for products on tensor cores.
+
+    Raises:
+      ValueError: where no tile fits.
+    """
+    if not fits_wgmma(height=height, terms=terms, width=width):
+        raise ValueError(
+            f"products of {height=}, {terms=} and {width=} fit no tile: height must be at most {WGMMA_ROWS}, terms a"
+            f" multiple of 16 up to {WGMMA_TERMS}, width a multiple of 32"
+        )
+    # Instructions come in groups as deep as the swizzle is wide.
+    swizzle = next(s for s in (128, 64, 32) if terms % (s // 2) == 0 and width % (s // 2) == 0)
+    columns = next(c for c in (128, 64, 32) if width % c == 0)
+    return WgmmaConfig(entries=WGMMA_ROWS // height, columns=columns, swizzle=swizzle, shared_bytes=terms * columns * 2)
 
 
 def tune_reduce(*, height: int, width: int, positions: int) -> ReduceConfig:
@@ -60,9 +110,8 @@ class ProductConfig:
 
     def __post_init__(self) -> None:
         if self.entries < 1 or self.block.height % self.entries:
-            raise ValueError(
-                f"entries={self.entries} must be at least 1 and divide the block's {self.block.height} rows"
-            )
+            height = self.block.height
+            raise ValueError(f"entries={self.entries} must be at least 1 and divide the block's {height=}")
 
 
 def tune_single(*, height: int, width: int) -> ReduceConfig:
