@@ -260,7 +260,6 @@ def test_tt_options_come_from_the_cost_model():
 
 @pytest.mark.parametrize("purpose", ["training", "inference"])
 def test_the_optimum_is_no_worse_than_heuristics_and_close(purpose):
-    for seed in range(2):
     problem = problem_of(
         [zipf_counts(120), zipf_counts(30, 9)],
         devices=2,

@@ -12,6 +12,7 @@ from jrec.errors import ConfigError
 from jrec.sharding.cost import evaluate, replicated_seconds
 from jrec.sharding.pieces import REPLICATED, Pieces, Placement, join
 from jrec.sharding.problem import Problem
+from jrec.sharding.replicate import FrequencyRule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,17 +39,30 @@ class Solved:
         return self.objective / self.bound - 1 if self.bound > 0 else float(self.objective > 0)
 
 
-def objective(problem: Problem, placement: Placement) -> float:
-    """What is minimized: the costliest link's seconds plus, in training, half the all-reduce (Equations 3 and 5).
+def objective(problem: Problem, placement: Placement, rule: FrequencyRule = "oper") -> float:
+    """What is minimized: the seconds of the device that others fetch from longest and, in training, of the all-reduce.
 
-    Half, as Equation 3 counts the forward pass of two. With one device it is 0.
+    That is w max_j sum_i C_ij + T_dup / 2, Equations 3 and 5; half, as Equation 3 is the forward pass of two. The
+    weight w of the fetches is what the frequency rule implies: the paper's Equation 4 adds up the fetches of all rows as
+    if one device served them, which in a balanced placement is M times what each serves, so "oper" has w = M in
+    training. Otherwise w is 1.
     """
     cost = evaluate(problem, placement)
-    return float(cost.remote_seconds.max(initial=0.0)) + cost.all_reduce / 2
+    return _weight(problem, rule) * float(cost.links.sum(axis=0).max()) + cost.all_reduce / 2
+
+
+def _weight(problem: Problem, rule: FrequencyRule) -> int:
+    return problem.devices if rule == "oper" and problem.purpose == "training" else 1
 
 
 def solve(
-    problem: Problem, pieces: Pieces, *, seconds: float = 60.0, gap: float = 1e-4, memory_slack: float | None = None
+    problem: Problem,
+    pieces: Pieces,
+    *,
+    seconds: float = 60.0,
+    gap: float = 1e-4,
+    memory_slack: float | None = None,
+    rule: FrequencyRule = "oper",
 ) -> Solved:
     """The placement of given pieces with the least ``objective``.
 
@@ -62,6 +76,7 @@ def solve(
       gap: relative, at which it may stop.
       memory_slack: beside copies each device may use at most ``(1 + memory_slack)`` times its even share of the rows;
         None asks for no balance of memory.
+      rule: see ``objective``.
 
     Raises:
       ConfigError: if the instance is so large that it would not end.
@@ -77,7 +92,7 @@ def solve(
     began = time.perf_counter()
     make = _training if problem.purpose == "training" else _inference
     scale = max(float(pieces.fetched.sum()) * float(problem.hardware.L.max()), 1e-300)
-    c, constraints, binaries, read = make(problem, pieces, memory_slack, scale)
+    c, constraints, binaries, read = make(problem, pieces, memory_slack, scale, rule)
     integrality = np.zeros(len(c))
     integrality[:binaries] = 1
     upper = np.full(len(c), np.inf)
@@ -94,7 +109,7 @@ def solve(
     if found.x is None:
         return Solved(placement=None, objective=float("inf"), bound=bound, optimal=False, seconds=took)
     placement = read(np.round(found.x[:binaries]).astype(np.int64))
-    value = objective(problem, placement)
+    value = objective(problem, placement, rule)
     return Solved(
         placement=placement, objective=value, bound=min(bound, value), optimal=found.status == 0, seconds=took
     )
@@ -117,8 +132,8 @@ class _Rows:
         self.made.append(LinearConstraint(matrix, low, high))  # pyright: ignore[reportArgumentType]
 
 
-def _training(problem: Problem, pieces: Pieces, memory_slack: float | None, scale: float):
-    """Variables: own[p, j], all[p], then z, the costliest link, in units of ``scale``."""
+def _training(problem: Problem, pieces: Pieces, memory_slack: float | None, scale: float, rule: FrequencyRule):
+    """Variables: own[p, j], all[p], then z, what the busiest source serves, in units of ``scale``."""
     count, devices = len(pieces), problem.devices
     own = np.arange(count * devices).reshape(count, devices)
     every = count * devices + np.arange(count)
@@ -135,18 +150,17 @@ def _training(problem: Problem, pieces: Pieces, memory_slack: float | None, scal
     if memory_slack is not None:
         rows.add(j, own[p, j], memory, none, budget / budget.sum() * (1 + memory_slack))
     if devices > 1:
-        # From owner j every other device fetches alike, so its costliest link is that of the greatest L.
-        worst = np.where(problem.hardware.remote, problem.hardware.L, 0.0).max(axis=0)
+        serving = np.where(problem.hardware.remote, problem.hardware.L, 0.0).sum(axis=0)
         rows.add(
             np.append(j, np.arange(devices)), np.append(own[p, j], np.full(devices, z)),
-            np.append(pieces.fetched[p] * worst[j] / scale, -np.ones(devices)), none, np.zeros(devices),
+            np.append(pieces.fetched[p] * serving[j] / scale, -np.ones(devices)), none, np.zeros(devices),
         )  # fmt: skip
         extra = problem.extra_memory * problem.total_bytes / (devices - 1) / total
         rows.add(np.zeros(count, int), every, pieces.memory / total, -np.inf, extra)
     size = (pieces.stop - pieces.start) * problem.row_bytes[pieces.table]
     c = np.zeros(z + 1)
     c[every] = np.asarray(replicated_seconds(problem, size.astype(np.float64))) / 2 / scale
-    c[z] = 1.0
+    c[z] = _weight(problem, rule)
 
     def read(x: np.ndarray) -> Placement:
         replicated = x[every].astype(bool)
@@ -161,7 +175,7 @@ def _training(problem: Problem, pieces: Pieces, memory_slack: float | None, scal
     return c, rows.made, z, read
 
 
-def _inference(problem: Problem, pieces: Pieces, memory_slack: float | None, scale: float):
+def _inference(problem: Problem, pieces: Pieces, memory_slack: float | None, scale: float, rule: FrequencyRule):
     """Variables: P[p, i, j], hold[p, j], then z."""
     count, devices = len(pieces), problem.devices
     fetch = np.arange(count * devices * devices).reshape(count, devices, devices)
@@ -191,17 +205,15 @@ def _inference(problem: Problem, pieces: Pieces, memory_slack: float | None, sca
     rows.add(j, hold.reshape(-1), memory, np.full(devices, -np.inf), budget / total)
     most = 1 + problem.extra_memory * problem.total_bytes / total
     rows.add(np.zeros(hold.size, int), hold.reshape(-1), memory, -np.inf, most)
-    links = np.argwhere(problem.hardware.remote)
-    if len(links):
-        link, p = np.divmod(np.arange(len(links) * count), count)
-        i, j = links[link].T
+    if devices > 1:
+        p, i, j = np.unravel_index(np.arange(fetch.size), fetch.shape)
+        load = np.where(i != j, pieces.fetched[p] * problem.hardware.L[i, j] / scale, 0.0)
         rows.add(
-            np.append(link, np.arange(len(links))), np.append(fetch[p, i, j], np.full(len(links), z)),
-            np.append(pieces.fetched[p] * problem.hardware.L[i, j] / scale, -np.ones(len(links))),
-            np.full(len(links), -np.inf), np.zeros(len(links)),
+            np.append(j, np.arange(devices)), np.append(fetch.reshape(-1), np.full(devices, z)),
+            np.append(load, -np.ones(devices)), np.full(devices, -np.inf), np.zeros(devices),
         )  # fmt: skip
     c = np.zeros(z + 1)
-    c[z] = 1.0
+    c[z] = _weight(problem, rule)
 
     def read(x: np.ndarray) -> Placement:
         placed = Placement.owned(pieces, x[hold].argmax(axis=1), devices)

@@ -1,0 +1,285 @@
+"""OPER's tables: extra memory against communication (Table 2), threshold against time and balance (Table 3), Figure 10.
+
+    python -m benchmarks.oper                         # everything, with power-law accesses
+    python -m benchmarks.oper --quick
+    python -m benchmarks.oper --only table3 --dataset kaggle --milp-seconds 300
+    python -m benchmarks.oper --kaggle-sample FILE --avazu-sample FILE --figures DIR
+
+DGX-A100, 16,384 examples a device and step (which gives the paper's 3.25, 13.0 and 2.5 MiB a link without copies).
+Units are the paper's: what a link fetches in a forward pass, and the variance over links in MiB squared. With samples
+of the real logs their counts are planned too; a sample of 80,000 lines knows a fraction of the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import resource
+import tempfile
+import time
+
+import numpy as np
+
+from benchmarks import harness, workloads
+from jrec.access.count import exact_profile
+from jrec.access.power_law import power_law_profile
+from jrec.access.profile import AccessProfile, TableProfile
+from jrec.data.synth import shape_like
+from jrec.sharding import milp
+from jrec.sharding.balance import assign, loads_of, polish
+from jrec.sharding.baselines import BASELINES
+from jrec.sharding.cost import Cost, degree_of_balance, evaluate
+from jrec.sharding.figure import draw_balance
+from jrec.sharding.hardware import PRESETS, load_hardware
+from jrec.sharding.partition import partition, whole
+from jrec.sharding.pieces import Placement
+from jrec.sharding.plan import build_plan
+from jrec.sharding.planner import PlanOptions, plan_placement
+from jrec.sharding.problem import Problem, tables_of
+
+EXTRA = (0.0, 0.01, 0.02, 0.05, 0.10, 0.15, 0.20)
+THRESHOLDS = (0.05, 0.01, 0.005, 0.001, 0.0005)
+PER_DEVICE = 16_384
+MIB = 2**20
+PARTS = ("table2", "table3", "milp", "figure10", "rows")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Log:
+    """A click log: table sizes, row length, examples, and the paper's mean MiB a link at 0 % and 1 % (Table 2)."""
+
+    name: str
+    rows: dict[str, int]
+    dim: int
+    examples: int
+    paper: tuple[float, float]
+
+
+def _numbered(rows: tuple[int, ...]) -> dict[str, int]:
+    return {f"C{i + 1}": n for i, n in enumerate(rows)}
+
+
+def logs() -> dict[str, Log]:
+    """The three logs of the paper, at the published numbers of examples."""
+    avazu = dict(shape_like("avazu").rows)
+    found = (
+        Log(
+            name="kaggle", rows=_numbered(workloads.CRITEO_KAGGLE_ROWS), dim=16, examples=45_840_617,
+            paper=(3.25, 0.46),
+        ),
+        Log(name="avazu", rows=avazu, dim=16, examples=40_428_967, paper=(2.50, 0.16)),
+        Log(
+            name="terabyte", rows=_numbered(workloads.CRITEO_TERABYTE_ROWS), dim=64, examples=4_373_472_329,
+            paper=(13.0, 0.95),
+        ),
+    )  # fmt: skip
+    return {log.name: log for log in found}
+
+
+def problem_of(log: Log, profile: AccessProfile, **options) -> Problem:
+    """Planning a log on a DGX-A100."""
+    hardware = PRESETS["dgx-a100"].with_memory(200 * 10**9)  # no tier but full rows: their budgets are not the subject
+    options = {"batch_size": PER_DEVICE * hardware.devices} | options
+    return Problem(tables=tables_of(log.rows.items(), log.dim), profile=profile, hardware=hardware, **options)
+
+
+def table2(report: harness.Report, log: Log, profile: AccessProfile, case: str) -> None:
+    """Communication over extra memory, for inference (Algorithm 1) and training (frequency rule)."""
+    for purpose in ("inference", "training"):
+        first = None
+        for extra in EXTRA:
+            problem = problem_of(log, profile, purpose=purpose, extra_memory=extra)
+            planned = plan_placement(problem)
+            cost = planned.cost
+            remote = cost.remote_bytes / MIB
+            first = float(remote.mean()) if first is None else first
+            name = f"{case}, {purpose}, extra {100 * extra:g} %"
+            report.add(name, "table 2: mean a link", remote.mean(), "MiB", peer="0 %", ratio=first / remote.mean())
+            report.add(name, "table 2: variance over links", remote.var(), "MiB^2")
+            report.add(name, "table 2: copies", 100 * cost.copies / problem.total_bytes, "% of tables")
+            report.add(name, "table 2: degree of balance, links", 100 * cost.communication_balance, "%")
+            if purpose == "training":
+                report.add(name, "table 2: all-reduce", 1e6 * cost.all_reduce, "us")
+            if extra == 0.01 and purpose == "inference" and log.paper:
+                paper = log.paper[0] / log.paper[1]
+                report.add(name, "table 2: reduction at 1 %, the paper's", paper, "x")
+
+
+def table3(report: harness.Report, log: Log, profile: AccessProfile, case: str) -> None:
+    """Threshold against time and balance: the paper's algorithm, then with exchanges."""
+    for threshold in THRESHOLDS:
+        for name, exchanges in (("greedy", 0), ("oper", PlanOptions.exchanges)):
+            options = PlanOptions(threshold=threshold, refinements=0, exchanges=exchanges)
+            problem = problem_of(log, profile)
+            problem.ranked  # noqa: B018 - counted below, in `rows`
+            planned = plan_placement(problem, options)
+            cost = planned.cost
+            remote = cost.remote_seconds
+            label = f"{case}, {name}, threshold {100 * threshold:g} %"
+            report.add(label, "table 3: time", planned.seconds, "s")
+            report.add(label, "table 3: max link", 1e6 * remote.max(), "us")
+            report.add(label, "table 3: min link", 1e6 * remote.min(), "us")
+            report.add(label, "table 3: degree of balance, links", 100 * cost.communication_balance, "%")
+            report.add(label, "table 3: degree of balance, lookups", 100 * cost.lookup_balance, "%")
+            report.add(label, "table 3: degree of balance, memory", 100 * cost.memory_balance, "%")
+
+
+def table3_milp(report: harness.Report, log: Log, profile: AccessProfile, case: str, seconds: float) -> None:
+    """The exact optimum beside the planner, which cuts finer pieces, and beside greedy on the very same pieces."""
+    for devices, purpose, rule, threshold in (
+        (2, "training", "oper", 0.1),
+        (2, "training", "oper", 0.002),
+        (2, "training", "per-device", 0.1),
+        (4, "training", "oper", 0.2),
+        (4, "training", "per-device", 0.2),
+        (8, "training", "oper", 0.05),
+        (2, "inference", "oper", 0.2),
+    ):
+        hardware = load_hardware("dgx-a100", devices=devices).with_memory(10**12)
+        batch = PER_DEVICE * devices
+        problem = dataclasses.replace(problem_of(log, profile, purpose=purpose, batch_size=batch), hardware=hardware)
+        pieces = partition(problem, threshold, *whole(problem))
+        label = f"{case}, {devices} devices, {purpose} ({rule}), {100 * threshold:g} %, {len(pieces)} pieces"
+        solved = milp.solve(problem, pieces, seconds=seconds, rule=rule)
+        report.add(label, f"milp: {'proved optimal' if solved.optimal else 'out of time'}", solved.seconds, "s")
+        planned = plan_placement(problem, PlanOptions(rule=rule))
+        ours = milp.objective(problem, planned.placement, rule)
+        report.add(label, "milp: planner's time", planned.seconds, "s")
+        if solved.placement is not None:
+            cost = evaluate(problem, solved.placement)
+            report.add(label, "milp: objective", 1e6 * solved.objective, "us")
+            report.add(label, "milp: degree of balance, links", 100 * cost.communication_balance, "%")
+            report.add(label, "milp: planner above the solver's best", 100 * (ours / solved.objective - 1), "%")
+    for devices, threshold in ((2, 0.05), (2, 0.01), (4, 0.05), (8, 0.05)):
+        _model_parallel_milp(report, log, profile, case, devices, threshold, seconds)
+
+
+def _model_parallel_milp(
+    report: harness.Report, log: Log, profile: AccessProfile, case: str, devices: int, threshold: float, seconds: float
+) -> None:
+    """Without copies, on the very same pieces: how far greedy and exchanges are from the best split of the lookups."""
+    hardware = load_hardware("dgx-a100", devices=devices).with_memory(10**12)
+    problem = dataclasses.replace(problem_of(log, profile, extra_memory=0.0), hardware=hardware)
+    pieces = partition(problem, threshold, *whole(problem))
+    label = f"{case}, {devices} devices, no copies, same {len(pieces)} pieces"
+    solved = milp.solve(problem, pieces, seconds=seconds)
+    report.add(label, f"milp: {'proved optimal' if solved.optimal else 'out of time'}", solved.seconds, "s")
+    same, greedy = assign(problem, pieces)
+    for name, owner in (("greedy", greedy), ("greedy and exchanges", polish(problem, same, greedy))):
+        value = milp.objective(problem, Placement.owned(same, owner, devices))
+        report.add(label, f"milp: {name} above the solver's best", 100 * (value / solved.objective - 1), "%")
+        report.add(label, f"milp: {name} above the solver's bound", 100 * (value / solved.bound - 1), "%")
+        balance = degree_of_balance(loads_of(problem, same, owner).memory)
+        report.add(label, f"milp: {name}, degree of balance, memory", 100 * balance, "%")
+    if solved.placement is not None:
+        balance = degree_of_balance(evaluate(problem, solved.placement).memory)
+        report.add(label, "milp: degree of balance, memory", 100 * balance, "%")
+
+
+def figure10(report: harness.Report, log: Log, profile: AccessProfile, case: str, folder: pathlib.Path | None) -> None:
+    """Memory, lookups and communication of every strategy."""
+    problem = problem_of(log, profile)
+    costs: dict[str, Cost] = {"oper": plan_placement(problem).cost}
+    costs |= {name: evaluate(problem, place(problem)) for name, place in BASELINES.items()}
+    for name, cost in costs.items():
+        label = f"{case}, {name}"
+        for what, values, unit in (
+            ("memory", cost.memory / 1e9, "GB"),
+            ("lookup", 1e3 * cost.lookup, "ms"),
+            ("link", cost.remote_bytes / MIB, "MiB"),
+        ):
+            for statistic in ("max", "mean", "min"):
+                report.add(label, f"figure 10: {what}, {statistic}", float(getattr(values, statistic)()), unit)
+        report.add(label, "figure 10: a step, nothing overlapped", 1e3 * cost.seconds, "ms")
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        draw_balance(costs, folder / f"figure10_{log.name}.svg", title=f"{case} on DGX-A100, training")
+
+
+def from_rows(report: harness.Report, log: Log, exponent: float) -> None:
+    """All of planning from the counts of single rows, as a dataset holds them: one table in memory at a time."""
+    law = power_law_profile(log.rows, examples=log.examples, exponent=exponent)
+    counting, tables = 0.0, []
+    for table in law.tables:
+        counts = table.dense().astype(np.int64)
+        start = time.perf_counter()
+        tables.append(TableProfile.from_counts(table.name, counts))
+        counting += time.perf_counter() - start
+        del counts
+    start = time.perf_counter()
+    problem = problem_of(log, dataclasses.replace(law, tables=tuple(tables)))
+    planned = plan_placement(problem)
+    plan = build_plan(problem, planned.placement)
+    seconds = counting + time.perf_counter() - start
+    case = f"{log.name}, {sum(log.rows.values()):,} rows"
+    report.add(case, "plan from row counts: time", seconds, "s")
+    report.add(case, "plan from row counts: of it, reading counts", counting, "s")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    report.add(case, "plan from row counts: peak memory of the benchmark", peak / 1e9, "GB")
+    report.add(case, "plan from row counts: degree of balance, all three", 100 * planned.cost.balance, "%")
+    report.add(case, "plan from row counts: ranges", len(plan.start), "")
+    rows = np.random.default_rng(0).integers(0, plan.tables[2].rows, 1_000_000)
+    start = time.perf_counter()
+    plan.locate(plan.tables[2].name, rows)
+    report.add(case, "addresses of random rows", 1e-6 * len(rows) / (time.perf_counter() - start), "M/s")
+
+
+def real_counts(kind: str, sample: pathlib.Path, folder: pathlib.Path) -> tuple[Log, AccessProfile]:
+    """Prepares a sample of a real log and takes its counts."""
+    from jrec.data.prepare import prepare
+    from jrec.data.prepare_options import PrepareOptions
+    from jrec.data.readers import Avazu, Criteo
+
+    out = folder / kind
+    reader = Avazu() if kind == "avazu" else Criteo("criteo-kaggle")
+    schema = prepare(reader, [str(sample)], str(out), PrepareOptions(min_count=1))
+    rows = {t.name: t.rows for t in schema.tables}
+    profile = exact_profile(out, schema)
+    known = logs()[kind]
+    return dataclasses.replace(known, name=f"{kind}_sample", rows=rows, examples=int(profile.examples)), profile
+
+
+def _arguments() -> argparse.Namespace:
+    parser = harness.parser(__doc__)
+    parser.add_argument("--dataset", nargs="+", choices=tuple(logs()), help="default all; with --quick Kaggle alone")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="default all")
+    parser.add_argument("--exponent", type=float, default=1.05, help="of the power law (default 1.05)")
+    parser.add_argument("--milp-seconds", type=float, help="for each exact solution (default 60, with --quick 2)")
+    parser.add_argument("--kaggle-sample", type=pathlib.Path, metavar="FILE", help="lines of the real train.txt")
+    parser.add_argument("--avazu-sample", type=pathlib.Path, metavar="FILE", help="lines of the real train.csv")
+    parser.add_argument("--figures", type=pathlib.Path, metavar="DIR", help="draw Figure 10 there")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    arguments = _arguments()
+    parts = arguments.only or PARTS
+    names = arguments.dataset or (("kaggle",) if arguments.quick else tuple(logs()))
+    seconds = arguments.milp_seconds or (2.0 if arguments.quick else 60.0)
+    with harness.Report(arguments, "oper") as report, tempfile.TemporaryDirectory() as folder:
+        cases: list[tuple[Log, AccessProfile, str]] = []
+        for name in names:
+            log = logs()[name]
+            law = power_law_profile(log.rows, examples=log.examples, exponent=arguments.exponent)
+            cases.append((log, law, f"{name}, power law {arguments.exponent:g}"))
+        for kind, sample in (("kaggle", arguments.kaggle_sample), ("avazu", arguments.avazu_sample)):
+            if sample is not None:
+                log, profile = real_counts(kind, sample, pathlib.Path(folder))
+                cases.append((log, profile, f"{kind}, real sample"))
+        for log, profile, case in cases:
+            if "table2" in parts:
+                table2(report, log, profile, case)
+            if "table3" in parts:
+                table3(report, log, profile, case)
+            if "milp" in parts and log.name == "kaggle":
+                table3_milp(report, log, profile, case, seconds)
+            if "figure10" in parts:
+                figure10(report, log, profile, case, arguments.figures)
+            if "rows" in parts and "sample" not in log.name:
+                from_rows(report, log, arguments.exponent)
+
+
+if __name__ == "__main__":
+    main()
