@@ -21,6 +21,8 @@ from jax.experimental import topologies
 import jrec.pallas.casted_update
 import jrec.pallas.gather_reduce
 import jrec.pallas.row_update
+import jrec.pallas.tt_product
+import jrec.pallas.tt_reduce
 from jrec.pallas.launch import launch
 
 # Values that decide code generation. Sizes from NVIDIA's H200 data sheet and the CUDA occupancy tables.
@@ -100,7 +102,10 @@ def ptx_machine_launches():
     """Kernels launched inside are compiled for an H200, and run on the PTX machine. Yields a list of their PTX."""
     modules: list[str] = []
     run = functools.partial(_launch_on_machine, modules)
-    homes = (jrec.pallas.gather_reduce, jrec.pallas.row_update, jrec.pallas.casted_update)
+    kernels = jrec.pallas
+    homes = (
+        kernels.gather_reduce, kernels.row_update, kernels.casted_update, kernels.tt_product, kernels.tt_reduce,
+    )  # fmt: skip
     with contextlib.ExitStack() as stack, jax.disable_jit():
         for home in homes:
             stack.enter_context(mock.patch.object(home, "launch", run))

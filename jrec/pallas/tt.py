@@ -97,13 +97,14 @@ def bags(
       (num_bags, A * n) float32.
     """
     m, rank, n, _ = last_core.shape
-    if offsets is None:
+    bounds = offsets
+    if bounds is None:
         num_bags, length = sources.shape
-        offsets = jnp.arange(num_bags + 1, dtype=jnp.int32) * jnp.int32(length)
+        bounds = jnp.arange(num_bags + 1, dtype=jnp.int32) * jnp.int32(length)
     out = reduce_products(
         Products(below, last_core.reshape(m, rank, n), parents, digits),
         sources.reshape(-1),
-        offsets,
+        bounds,
         None if weights is None else weights.reshape(-1),
     )
     return out.reshape(out.shape[0], below.shape[1] * n)

@@ -67,7 +67,10 @@ def _products(
 ) -> jax.Array:
     _, terms, width = right.shape
     tile = config.columns
-    transforms = (plgpu.TilingTransform((8, config.swizzle // 2)), plgpu.SwizzleTransform(config.swizzle))
+    transforms = (
+        plgpu.TilingTransform((8, config.swizzle // 2)),  # pyright: ignore[reportAbstractUsage]
+        plgpu.SwizzleTransform(config.swizzle),  # pyright: ignore[reportAbstractUsage]
+    )
     compiled = interpret is None
     load, multiply, store = (_load, _multiply, _store) if compiled else (_twin_load, _twin_multiply, _twin_store)
 
@@ -148,7 +151,8 @@ def _multiply(rows: jax.Array, right: Any, pieces: int) -> jax.Array:
             plgpu.wgmma_wait(0)
         return total[...]
 
-    return pl.run_scoped(accumulate, plgpu.ACC((WGMMA_ROWS, right.shape[1]), jnp.float32))
+    total = plgpu.ACC((WGMMA_ROWS, right.shape[1]), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
+    return pl.run_scoped(accumulate, total)
 
 
 def _store(

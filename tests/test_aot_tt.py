@@ -1,0 +1,150 @@
+"""The tensor-train kernels compile for an H200 over ranks, dims and dtypes; their code and memory are checked."""
+
+import functools
+import re
+import sys
+
+import aot
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tt_kernel_cases import make_level
+
+from jrec.ops.tt import TTShape, TTTraffic, tt_core_gradients, tt_lookup
+from jrec.ops.types import Bags
+from jrec.pallas import tt
+from jrec.pallas.tt_tuning import WIDE, fits_wgmma
+
+pytestmark = [pytest.mark.aot, aot.needs_environment()]
+
+ROWS, LOOKUPS = 10_131_227, 8192
+compiled_variants: list[str] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _report():
+    yield
+    sys.stderr.write(f"\n{len(compiled_variants)} tensor-train kernel variants compiled for sm_90a\n")
+
+
+def _compile(name, function, *arguments):
+    """Compiles and checks what holds for every kernel; gives the executable and its PTX modules by kernel."""
+    with aot.dumped_ptx() as dumped:
+        compiled = aot.compile_for_h200(function, *arguments)
+    modules = {}
+    for module, _ in dumped:
+        entry = re.search(r"\.entry (\w+)_mosaic_gpu_kernel\(", module)[1]
+        compiled_variants.append(f"{name} {entry}")
+        assert ".target sm_90a" in module
+        assert ".local" not in module, f"{entry} keeps values in local memory"
+        assert "atom." not in module
+        assert "red." not in module
+        modules.setdefault(entry, module)
+    return compiled, modules
+
+
+def _forward_and_backward(shape, traffic, cores, ids, offsets, weights, gradient):
+    bags = Bags(ids=ids, offsets=offsets, weights=weights)
+    ways = {"traffic": traffic, "implementation": "pallas"}
+    out, residuals = tt_lookup(cores, shape, bags, **ways)
+    return out, tt_core_gradients(cores, shape, residuals, gradient, **ways)
+
+
+VARIANTS = [
+    *((rank, dim, "float32") for rank, dim in ((8, 16), (16, 64), (32, 128), (64, 32), (128, 128))),
+    *((rank, dim, "bfloat16") for rank, dim in ((8, 128), (32, 32), (64, 64), (128, 16))),
+]
+
+
+def _checked(name, modules):
+    for entry, module in modules.items():
+        if entry == "tt_wgmma_products":
+            assert "wgmma.mma_async" in module, name
+        elif entry.startswith("tt_"):
+            assert "fma.rn.f32" in module, name
+            assert re.search(r"ld\.global\.v[248]", module), name
+
+
+@pytest.mark.parametrize(("rank", "dim", "dtype"), VARIANTS)
+def test_levels(rank, dim, dtype):
+    """Products, gradients and fused bags of a table's levels: the second core's, and the last one's."""
+    shape = TTShape.search(ROWS, dim, ranks=rank)
+    n1, n2, n3 = shape.dim_factors
+    m1, m2, m3 = shape.row_factors
+    index, name = aot.shape((LOOKUPS,), jnp.int32), f"rank {rank} dim {dim} {dtype}"
+    below, core = aot.shape((m1, n1, rank)), aot.shape((m2, rank, n2, rank), dtype)
+    last_below, last = aot.shape((LOOKUPS, n1 * n2, rank)), aot.shape((m3, rank, n3, 1), dtype)
+    compiled, modules = _compile(name, tt.expand, below, core, index, index, index)
+    _checked(name, modules)
+    wide = n2 * rank >= WIDE
+    tensor_cores = dtype == "bfloat16" and fits_wgmma(height=n1, terms=rank, width=n2 * rank)
+    assert ("tt_wgmma_products" in modules) == (wide and tensor_cores)
+    assert ("tt_products" in modules) == (wide and not tensor_cores)
+    assert compiled.memory_analysis().temp_size_in_bytes <= 64 * (LOOKUPS + 1000)  # index work alone
+    _, modules = _compile(name, _bags_of_level, last_below, last, index, index, index)
+    _checked(name, modules)
+    gradient = aot.shape((LOOKUPS, n1 * n2, rank))
+    _, modules = _compile(name, tt.expand_transpose, gradient, below, core, index, index, index)
+    _checked(name, modules)
+    if rank != dim:
+        gradient = aot.shape((LOOKUPS, dim, 1))
+        _, modules = _compile(name, tt.expand_transpose, gradient, last_below, last, index, index, index)
+        _checked(name, modules)
+
+
+@pytest.mark.parametrize("num_cores", [2, 4])
+def test_through_the_op(num_cores):
+    shape = TTShape.search(100_000, 32, ranks=8, num_cores=num_cores)
+    traffic = TTTraffic(lookups=1, entries=(1,) * (num_cores - 1), pairs=1)  # so that pooling is fused
+    compiled, modules = _compile(
+        f"{num_cores} cores",
+        functools.partial(_forward_and_backward, shape, traffic),
+        tuple(aot.shape(s) for s in shape.core_shapes),
+        aot.shape((LOOKUPS,), jnp.int32),
+        aot.shape((101,), jnp.int32),
+        aot.shape((LOOKUPS,)),
+        aot.shape((100, 32)),
+    )
+    assert {"tt_reduce_short", "tt_reduce_pieces", "tt_reduce_long"} <= set(modules)
+    # Products and gradients of levels, partial sums, index work: a few rows a lookup, and no slice a lookup.
+    assert compiled.memory_analysis().temp_size_in_bytes <= 40 * 4 * LOOKUPS * 32 * num_cores
+
+
+def _bags_of_level(below, core, parents, digits, sources):
+    return tt.bags(below, core, parents, digits, sources[:, None], None, None)
+
+
+def test_rows_that_lie_past_4_gigabytes_have_64_bit_addresses():
+    """below is 2**31 elements: a row's byte offset is a widening product."""
+    below = aot.shape((1 << 20, 16, 128))
+    level = [aot.shape((LOOKUPS,), jnp.int32)] * 3
+    _, modules = _compile("addresses", _bags_of_level, below, aot.shape((250, 128, 8, 1)), *level)
+    module = modules["tt_reduce_short"]
+    assert not re.findall(r"ld\.global\S* \s*[^\[]*\[%r\d", module)
+    assert re.findall(r"mul\.wide\.[su]32 \s*%rd\d+, %r\d+, 512;|shl\.b64 \s*%rd\d+, %rd\d+, 9;", module)
+
+
+LEVELS = (
+    {"height": 4, "rank": 8, "columns": 4, "lookups": 40},
+    {"height": 3, "rank": 6, "columns": 5, "lookups": 40, "dtype": "bfloat16"},
+    {"height": 2, "rank": 12, "columns": 2, "right_rank": 20},
+    {"height": 2, "rank": 7, "columns": 3, "right_rank": 16, "dtype": "bfloat16"},
+)
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: "-".join(map(str, level.values())))
+def test_numbers_of_the_compiled_code(level):
+    """The PTX that was generated for an H200, run thread by thread on the PTX machine, against float64."""
+    case = make_level(np.random.default_rng(level["rank"]), **level)
+    arrays = [jnp.asarray(a) for a in (case.below, case.core, case.parents, case.digits)]
+    order = jnp.asarray(case.order)
+    with aot.ptx_machine_launches() as modules:
+        out = tt.expand(*arrays, order)
+        of_below, of_core = tt.expand_transpose(jnp.asarray(case.gradient), *arrays, order)
+        if "right_rank" not in level:
+            pooled = tt.bags(*arrays, *(jnp.asarray(a) for a in (case.sources, case.offsets, case.weights)))
+            np.testing.assert_allclose(pooled, case.bags(), rtol=1e-4, atol=1e-4)
+    assert modules
+    np.testing.assert_allclose(out[: case.real], case.products(), rtol=1e-4, atol=1e-5)
+    for got, want in zip((of_below, of_core), case.gradients(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5)
