@@ -66,7 +66,7 @@ def _products(
     interpret: Interpret,
 ) -> jax.Array:
     _, terms, width = right.shape
-    tile = config.columns
+    tile, tiles = config.columns, width // config.columns
     transforms = (
         plgpu.TilingTransform((8, config.swizzle // 2)),  # pyright: ignore[reportAbstractUsage]
         plgpu.SwizzleTransform(config.swizzle),  # pyright: ignore[reportAbstractUsage]
@@ -77,7 +77,9 @@ def _products(
     def tt_wgmma_products(
         left: Any, right: Any, left_index: Any, runs: Runs, out: Any, smem: Any, barrier: Any
     ) -> None:
-        run, first_column = jax.lax.axis_index("run"), jax.lax.axis_index("column") * tile
+        number = jax.lax.axis_index("block")
+        run = jax.lax.div(number, jnp.int32(tiles))
+        first_column = (number - run * tiles) * tile
 
         @pl.when(run < runs.count[0])
         def _() -> None:
@@ -93,8 +95,8 @@ def _products(
     return plgpu.kernel(
         tt_wgmma_products,
         out_type=jax.ShapeDtypeStruct((runs.order.shape[0] * height, width), jnp.float32),
-        grid=(width // tile, runs.factors.shape[0]),
-        grid_names=("column", "run"),
+        grid=(runs.factors.shape[0] * tiles,),
+        grid_names=("block",),
         scratch_types=(plgpu.SMEM((terms, tile), jnp.bfloat16, transforms=transforms), plgpu.Barrier()),
         interpret=interpret,
     )(left, right, left_index, runs)
