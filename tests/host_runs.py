@@ -27,11 +27,11 @@ EXAMPLES, STEPS, SEED = 16, 10, 3
 PROBE = 99  # the batch to evaluate on
 TIMEOUT = 60.0  # seconds; what takes longer hangs
 
-TABLES = (("site", 40, "float32"), ("user", 5, "float32"), ("item", 200, "bfloat16"))
+TABLES = (("site", 40, "float32"), ("user", 5, "float32"), ("item", 300, "bfloat16"))
 FEATURES = (
     FeatureConfig(name="site", table="site"),
     FeatureConfig(name="user", table="user", max_length=3, pooling="mean"),
-    FeatureConfig(name="item", table="item", max_length=4),
+    FeatureConfig(name="item", table="item", max_length=12),
 )
 
 
@@ -88,7 +88,7 @@ def _bags(stack: Any, rng: np.random.Generator) -> Bags:
     for feature in stack.features:
         for _ in range(EXAMPLES):
             count = int(rng.integers(0, feature.config.max_length + 1))
-            ids += list(feature.base + np.minimum(rng.zipf(1.4, count) - 1, feature.rows - 1))
+            ids += list(feature.base + np.minimum(rng.zipf(1.15, count) - 1, feature.rows - 1))
             weights += [1 / max(1, count) if feature.config.pooling == "mean" else 1.0] * count
             offsets.append(len(ids))
     space = stack.capacity(EXAMPLES) - len(ids)

@@ -60,7 +60,7 @@ from jrec.host.pipeline_batch import (
     localized,
     transfers,
 )
-from jrec.host.ring import DeviceRing, RingPlan, Rows, bucket, head
+from jrec.host.ring import DeviceRing, RingPlan, Rows
 from jrec.host.stages import Channel, Finished, Monitor, Progress, Stage
 from jrec.host.table import HostTable
 from jrec.host.timeline import Timeline
@@ -122,7 +122,7 @@ class HostPipeline:
         self._source, self._tables, self._queue = source, dict(tables), queue
         self._to_device, self._begin_return = transfers(jax.devices()[0] if device is None else device, pinned=pinned)
         self._plans: dict[str, RingPlan] = {}
-        self._rings: dict[str, DeviceRing] = {}
+        self._rings = {name: DeviceRing(length=self._cached) for name in tables}
         self._position: Any = None
         self._taken = self._returned = 0
         self._dispatched = 0.0
@@ -154,10 +154,7 @@ class HostPipeline:
         self._taken += 1
         tables = {}
         for name, rows in item.fetched.items():
-            source = item.sources[name]
-            if name not in self._rings:
-                self._rings[name] = DeviceRing(length=self._cached, capacity=source.shape[0], like=rows)
-            tables[name] = self._rings[name].assemble(source, rows)
+            tables[name] = self._rings[name].assemble(item.sources[name], rows)
         return Ready(number=number, batch=item.batch, tables=tables, planned=item.planned)
 
     def put_back(self, ready: Ready, tables: Mapping[str, Rows]) -> None:
@@ -168,13 +165,10 @@ class HostPipeline:
         """
         if ready.number != self._returned or self._taken == self._returned:
             raise RuntimeError(f"batch {ready.number} was put back, but the pipeline waits for batch {self._returned}")
-        rows = {}
-        for name, plan in ready.planned.plans.items():
-            self._rings[name].push(ready.number, tables[name])
-            rows[name] = head(tables[name], bucket(plan.rows.size, plan.source.size))
-        item = Updated(
-            planned=ready.planned, rows=rows, returning=self._begin_return(rows), dispatched=self._dispatched
-        )
+        for name, ring in self._rings.items():
+            ring.push(ready.number, tables[name])
+        returning = {name: self._begin_return(tables[name], p.rows.size) for name, p in ready.planned.plans.items()}
+        item = Updated(planned=ready.planned, rows=dict(tables), returning=returning, dispatched=self._dispatched)
         with self._monitor.guarded():
             self._updated.put((ready.number, item))
         self._returned += 1
@@ -261,10 +255,10 @@ class HostPipeline:
         batch, position = item
         bags, plans = dict(batch.bags), {}
         for name, stack in self._stacks.items():
-            bags[name], rows, capacity = localized(bags[name], stack)
+            bags[name], rows, most = localized(bags[name], stack)
             if name not in self._plans:
-                self._plans[name] = RingPlan(length=self._cached, capacity=capacity)
-            source, missing = self._plans[name].next(number, rows, capacity)
+                self._plans[name] = RingPlan(length=self._cached, most=most)
+            source, missing = self._plans[name].next(number, rows, most)
             plans[name] = StackPlan(rows=rows, source=source, missing=missing)
             self.timeline.rows(name, unique=rows.size, cached=rows.size - missing.size)
         return Planned(batch=dataclasses.replace(batch, bags=bags), position=position, plans=plans)

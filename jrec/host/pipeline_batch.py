@@ -11,7 +11,7 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.host.local import local_ids
-from jrec.host.ring import Rows, bucket
+from jrec.host.ring import Rows, bucket, head
 from jrec.host.table import HostTable
 from jrec.native import host as native
 from jrec.ops.layout import Stack
@@ -73,7 +73,7 @@ class Ready:
     Attributes:
       number: counted from 0, where the pipeline began.
       batch: on the device; ids of host stacks number the rows of ``tables``, casts name those of the stacks.
-      tables: by host stack its unique rows as of now, (capacity, dim), with their slots.
+      tables: by host stack its unique rows as of now, (capacity, dim), with their slots; a capacity that grows is rare.
       planned: the batch on the host, and its plan.
     """
 
@@ -163,23 +163,27 @@ def read(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
     return Rows(values=values, slots={})
 
 
-def transfers(device: Any, *, pinned: bool | None = None) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """How arrays reach a device, and how they begin their way back while it computes.
+def transfers(device: Any, *, pinned: bool | None = None) -> tuple[Callable[[Any], Any], Callable[[Rows, int], Rows]]:
+    """How arrays reach a device, and how the first of a batch's rows begin their way back while it computes.
 
-    On the way there the runtime stages NumPy arrays in page-locked memory of its own. On the way back an array goes to
-    the device's ``pinned_host`` memory, in one copy that waits for nothing but the step.
+    On the way there the runtime stages NumPy arrays in page-locked memory of its own. On the way back a bucket of rows
+    goes to the device's ``pinned_host`` memory, in one copy that waits for nothing but the step. On a CPU there is no
+    way to go.
 
     Args:
       device: one of ``jax.devices()``.
-      pinned: whether it has such memory and gains by it; None for accelerators that have it. For a CPU the way back is
-        no way at all.
+      pinned: whether it has such memory and gains by it; None for accelerators that have it.
     """
     here = jax.sharding.SingleDeviceSharding(device)
     if pinned is None:
         kinds = {memory.kind for memory in device.addressable_memories()}
         pinned = device.platform != "cpu" and "pinned_host" in kinds
     there = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host") if pinned else None
-    return (
-        lambda tree: jax.device_put(tree, here),
-        lambda tree: tree if there is None else jax.device_put(tree, there),
-    )
+
+    def begin_return(rows: Rows, count: int) -> Rows:
+        if there is None and device.platform == "cpu":
+            return rows
+        first = head(rows, bucket(count, rows.values.shape[0]))
+        return first if there is None else jax.device_put(first, there)
+
+    return lambda tree: jax.device_put(tree, here), begin_return

@@ -19,7 +19,7 @@ import numpy as np
 
 from jrec.native.row_plan import RowSources
 
-LEAST_BUCKET = 64  # rows; below that a transfer costs the same whatever its size
+LEAST_BUCKET = 32  # rows; below that a transfer costs the same whatever its size
 
 
 @jax.tree_util.register_dataclass
@@ -52,25 +52,30 @@ class RingPlan:
 
     Args:
       length: batches whose rows the device keeps; 0 for none.
-      capacity: unique rows a batch has at most.
+      most: unique rows a batch can have at most.
+
+    Attributes:
+      capacity: rows of an entry, and of the small table that a step works on: a bucket with some room above the most
+        unique rows that a batch had so far, since a step is compiled for each capacity.
     """
 
-    def __init__(self, *, length: int, capacity: int):
-        if length * capacity >= 2**31:
+    def __init__(self, *, length: int, most: int):
+        if length * most >= 2**31:
             raise ValueError(
-                f"{length} batches of up to {capacity:,} unique rows exceed the {2**31 - 1:,} rows that int32 can"
-                " number; keep fewer batches on the device, or use smaller ones"
+                f"{length} batches of up to {most:,} unique rows exceed the {2**31 - 1:,} rows that int32 can number;"
+                " keep fewer batches on the device, or use smaller ones"
             )
-        self._length, self._capacity = length, capacity
+        self.capacity = min(LEAST_BUCKET, most)
+        self._length, self._most = length, most
         self._held: collections.deque[tuple[int, np.ndarray]] = collections.deque(maxlen=length)
 
-    def next(self, batch: int, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    def next(self, batch: int, rows: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Plans the next batch; call it once for each, in order.
 
         Args:
           batch: its number, counted from 0.
           rows: (n,) int32, ascending: its unique rows.
-          capacity: how many they could be; the same for all batches.
+          most: how many they could be; the same for all batches.
 
         Returns:
           ``source``, (capacity,) int32: for each row its place in the ring of ``length * capacity`` rows, or ``-1 - i``
@@ -79,14 +84,16 @@ class RingPlan:
         Raises:
           ValueError: on a batch of another static size.
         """
-        if capacity != self._capacity:
+        if most != self._most:
             raise ValueError(
-                f"batch {batch} may have {capacity:,} unique rows, but those before it {self._capacity:,}; the batches"
-                " of a pipeline have one static size"
+                f"batch {batch} may have {most:,} unique rows, but those before it {self._most:,}; the batches of a"
+                " pipeline have one static size"
             )
-        sources = RowSources(rows, self._capacity)
+        if rows.size > self.capacity:
+            self.capacity = bucket(rows.size + rows.size // 8, most)
+        sources = RowSources(rows, self.capacity)
         for number, held in reversed(self._held):  # the latest copy of a row is the one that counts
-            sources.match(held, (number % self._length) * self._capacity)
+            sources.match(held, (number % self._length) * self.capacity)
         missing = sources.missing()
         self._held.append((batch, rows))
         return sources.source, missing
@@ -97,24 +104,31 @@ class DeviceRing:
 
     Args:
       length: batches that it holds; 0 for none.
-      capacity: unique rows a batch has at most.
-      like: rows of the stack, of which dtypes and trailing shapes are taken.
     """
 
-    def __init__(self, *, length: int, capacity: int, like: Rows):
-        self._length, self._capacity = length, capacity
+    def __init__(self, *, length: int):
+        self._length = length
         self._kept: Rows | None = None
-        if length:
-            self._kept = jax.tree.map(lambda array: jnp.zeros((length * capacity, *array.shape[1:]), array.dtype), like)
 
     def assemble(self, source: jax.Array, fetched: Rows) -> Rows:
-        """A batch's unique rows as of now, (capacity, ...), from the ring and from what was fetched for it."""
-        return _merge(source, fetched) if self._kept is None else _assemble(source, fetched, self._kept)
+        """A batch's unique rows as of now, (capacity, ...), from the ring and from what was fetched for it.
+
+        A larger ``source`` than before is a larger capacity: entries grow, and their rows keep their places in them.
+        """
+        capacity = source.shape[0]
+        if self._length == 0:
+            return _merge(source, fetched)
+        if self._kept is None:
+            space = self._length * capacity
+            self._kept = jax.tree.map(lambda array: jnp.zeros((space, *array.shape[1:]), array.dtype), fetched)
+        elif self._kept.values.shape[0] != self._length * capacity:
+            self._kept = _grown(self._kept, self._length, capacity)
+        return _assemble(source, fetched, self._kept)
 
     def push(self, batch: int, updated: Rows) -> None:
         """Writes the updated rows of a batch over those of the batch ``length`` before."""
         if self._kept is not None:
-            self._kept = _write(self._kept, updated, (batch % self._length) * self._capacity)
+            self._kept = _write(self._kept, updated, (batch % self._length) * updated.values.shape[0])
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -142,6 +156,16 @@ def _assemble(source: jax.Array, fetched: Rows, kept: Rows) -> Rows:
         return jnp.where(from_ring, old_rows, new.at[jnp.maximum(-1 - source, 0)].get(mode="promise_in_bounds"))
 
     return jax.tree.map(pick, fetched, kept)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _grown(kept: Rows, length: int, capacity: int) -> Rows:
+    def grow(array: jax.Array) -> jax.Array:
+        entries = array.reshape(length, -1, *array.shape[1:])
+        room = [(0, 0), (0, capacity - entries.shape[1]), *[(0, 0)] * (array.ndim - 1)]
+        return jnp.pad(entries, room).reshape(length * capacity, *array.shape[1:])
+
+    return jax.tree.map(grow, kept)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -33,7 +33,7 @@ def train_step_on_rows(
     Args:
       model: a ``SparseModel``.
       optimizer: made for this model.
-      rows: by host stack, (capacity, dim) and slots: the batch's unique rows.
+      rows: by host stack, (capacity, dim) and slots: the batch's unique rows, for which there is room.
       batch: whose ids of host stacks number ``rows``, with casts that name rows of the stack.
 
     Returns:
@@ -46,7 +46,8 @@ def train_step_on_rows(
         updated = {name: _taken(model, optimizer, name) for name in rows}
     for name, of in updated.items():
         of_key = None if key is None else rounding.derived_key(key, names.index(name))  # as ``apply_gradients`` does
-        values = _rounded(of.values, rows[name].values.dtype, of_key, _cast(batch, name).rows)
+        addresses = _cast(batch, name).rows[: of.values.shape[0]]
+        values = _rounded(of.values, rows[name].values.dtype, of_key, addresses)
         updated[name] = dataclasses.replace(of, values=values)
     return updated, loss, logits
 
@@ -95,7 +96,7 @@ def _on_rows(batch: Batch, rows: Mapping[str, Rows]) -> Batch:
     bags = dict(batch.bags)
     for name, of in rows.items():
         cast, capacity = _cast(batch, name), of.values.shape[0]
-        numbers = jnp.arange(capacity, dtype=jnp.int32)
+        numbers = jnp.arange(cast.rows.shape[0], dtype=jnp.int32)
         cast = dataclasses.replace(cast, rows=jnp.where(numbers < cast.num_unique, numbers, jnp.int32(capacity)))
         bags[name] = dataclasses.replace(bags[name], cast=cast)
     return dataclasses.replace(batch, bags=bags)
