@@ -56,16 +56,17 @@ def _parser() -> argparse.ArgumentParser:
 def _train(log: pathlib.Path, folder: pathlib.Path, seed: int, overrides: list[str], report: harness.Report) -> dict:
     data, out = folder / "data", folder / f"run{seed}"
     if not data.exists():
-        _jrec("prepare", "criteo-kaggle", "--input", str(log), "--out", str(data), "--quiet")
+        run_jrec("prepare", "criteo-kaggle", "--input", str(log), "--out", str(data), "--quiet")
     start = time.perf_counter()
-    _jrec("train", str(CONFIG), f"data.path={data}", f"out={out}", f"seed={seed}", "log.progress=off", *overrides)
+    run_jrec("train", str(CONFIG), f"data.path={data}", f"out={out}", f"seed={seed}", "log.progress=off", *overrides)
     metrics = json.loads((out / "report" / "metrics.json").read_text(encoding="utf-8"))
     auc = metrics["splits"]["test"]["auc"]
     report.note(f"seed {seed}: test AUC {auc:.4f} in {time.perf_counter() - start:.0f} s")
     return metrics
 
 
-def _jrec(*arguments: str) -> None:
+def run_jrec(*arguments: str) -> None:
+    """Runs a command in a process of its own; ends the benchmark with its message where it fails."""
     done = subprocess.run([sys.executable, "-m", "jrec", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"`jrec {' '.join(arguments)}` ended with status {done.returncode}:\n{done.stderr}")
