@@ -18,6 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 LIST = 512  # addresses a list holds
+_BLOCK = 8  # rows and columns of a block that is transposed in registers
 
 _I64, _FLOAT = ir.IntType(64), ir.FloatType()
 _TALLEST = {32: 2, 16: 4, 8: 8, 4: 8, 2: 8, 1: 8}  # rows of a tile, by its columns
@@ -173,6 +174,33 @@ def outer_sum(typing_context, out, lefts, rights, terms, rows, columns, fresh):
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 7), codegen
+
+
+@_intrinsic
+def transpose_block(typing_context, out, source, rows, columns):
+    """Eight rows and columns of a (.., columns) float32 matrix from ``source`` on, into a (.., rows) one at ``out``."""
+
+    def codegen(context, builder, signature, args):
+        out, source, rows, columns = args
+        vector, lanes = ir.VectorType(_FLOAT, _BLOCK), range(_BLOCK)
+        lines = [_load(builder, _offset(builder, source, builder.mul(_I64(i), columns)), vector) for i in lanes]
+        # Exchanges the off-diagonal halves of blocks of two, then of four, then of eight.
+        for step in (1, 2, 4):
+            upper = [_BLOCK + lane - step if lane & step else lane for lane in lanes]
+            lower = [_BLOCK + lane if lane & step else lane + step for lane in lanes]
+            for i in lanes:
+                if not i & step:
+                    pair = lines[i], lines[i + step]
+                    lines[i], lines[i + step] = (
+                        builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(ir.IntType(32), _BLOCK), mask))
+                        for mask in (upper, lower)
+                    )
+        for i, line in enumerate(lines):
+            place = _offset(builder, out, builder.mul(_I64(i), rows))
+            builder.store(line, builder.inttoptr(place, vector.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
 
 
 @_intrinsic

@@ -14,7 +14,7 @@ from numba import types
 
 from jrec.native.compile import inlined, kernel
 from jrec.native.memory import get_f32, get_i32, get_i64, put_f32, put_i64
-from jrec.native.small_gemm import LIST, address_list, outer_sum, product_rows, product_sum
+from jrec.native.small_gemm import LIST, address_list, outer_sum, product_rows, product_sum, transpose_block
 
 CHUNK_PRODUCTS = 1 << 18  # multiply-adds of a chunk: ten microseconds
 NARROW = 16  # columns below which a slice's gradient is summed transposed, so that its rank fills the vectors
@@ -59,8 +59,12 @@ def _clear(address, size):
 @inlined
 def _transpose(out, source, rows, columns):
     """(rows, columns) float32 to (columns, rows)."""
+    high, wide = rows - rows % 8, columns - columns % 8
+    for i in range(0, high, 8):
+        for j in range(0, wide, 8):
+            transpose_block(out + 4 * (j * rows + i), source + 4 * (i * columns + j), rows, columns)
     for i in range(rows):
-        for j in range(columns):
+        for j in range(wide if i < high else np.int64(0), columns):
             put_f32(out, j * rows + i, get_f32(source, i * columns + j))
 
 
