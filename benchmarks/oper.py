@@ -18,6 +18,7 @@ import pathlib
 import resource
 import tempfile
 import time
+from typing import Any
 
 import numpy as np
 
@@ -36,13 +37,25 @@ from jrec.sharding.partition import partition, whole
 from jrec.sharding.pieces import Placement
 from jrec.sharding.plan import build_plan
 from jrec.sharding.planner import PlanOptions, plan_placement
-from jrec.sharding.problem import Problem, tables_of
+from jrec.sharding.problem import Problem, Purpose, tables_of
+from jrec.sharding.replicate import FrequencyRule
 
 EXTRA = (0.0, 0.01, 0.02, 0.05, 0.10, 0.15, 0.20)
 THRESHOLDS = (0.05, 0.01, 0.005, 0.001, 0.0005)
 PER_DEVICE = 16_384
 MIB = 2**20
 PARTS = ("table2", "table3", "milp", "figure10", "rows")
+
+
+MILP_CASES: tuple[tuple[int, Purpose, FrequencyRule, float], ...] = (
+    (2, "training", "oper", 0.1),
+    (2, "training", "oper", 0.002),
+    (2, "training", "per-device", 0.1),
+    (4, "training", "oper", 0.2),
+    (4, "training", "per-device", 0.2),
+    (8, "training", "oper", 0.05),
+    (2, "inference", "oper", 0.2),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,10 +90,10 @@ def logs() -> dict[str, Log]:
     return {log.name: log for log in found}
 
 
-def problem_of(log: Log, profile: AccessProfile, **options) -> Problem:
+def problem_of(log: Log, profile: AccessProfile, **options: Any) -> Problem:
     """Planning a log on a DGX-A100."""
     hardware = PRESETS["dgx-a100"].with_memory(200 * 10**9)  # no tier but full rows: their budgets are not the subject
-    options = {"batch_size": PER_DEVICE * hardware.devices} | options
+    options.setdefault("batch_size", PER_DEVICE * hardware.devices)
     return Problem(tables=tables_of(log.rows.items(), log.dim), profile=profile, hardware=hardware, **options)
 
 
@@ -127,15 +140,7 @@ def table3(report: harness.Report, log: Log, profile: AccessProfile, case: str) 
 
 def table3_milp(report: harness.Report, log: Log, profile: AccessProfile, case: str, seconds: float) -> None:
     """The exact optimum beside the planner, which cuts finer pieces, and beside greedy on the very same pieces."""
-    for devices, purpose, rule, threshold in (
-        (2, "training", "oper", 0.1),
-        (2, "training", "oper", 0.002),
-        (2, "training", "per-device", 0.1),
-        (4, "training", "oper", 0.2),
-        (4, "training", "per-device", 0.2),
-        (8, "training", "oper", 0.05),
-        (2, "inference", "oper", 0.2),
-    ):
+    for devices, purpose, rule, threshold in MILP_CASES:
         hardware = load_hardware("dgx-a100", devices=devices).with_memory(10**12)
         batch = PER_DEVICE * devices
         problem = dataclasses.replace(problem_of(log, profile, purpose=purpose, batch_size=batch), hardware=hardware)

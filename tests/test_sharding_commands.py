@@ -138,6 +138,29 @@ def test_drift_measures_the_plan_in_force():
     assert options_of_plan(found.plan) == options
 
 
+@pytest.mark.parametrize("purpose", ["training", "inference"])
+def test_a_new_plan_moves_few_rows_and_is_as_balanced(purpose):
+    rng = np.random.default_rng(0)
+    weights = [np.arange(1, rows + 1) ** -1.1 for rows in (6000, 800)]
+    counts = [rng.poisson(300_000 * w / w.sum()) for w in weights]
+    problem = problem_of(counts, devices=8, extra_memory=0.02, purpose=purpose, memory=10**5)
+    options = PlanOptions()
+    plan = build_plan(problem, plan_placement(problem, options).placement, describe(problem, options))
+    later = []
+    for number, w in enumerate(weights):
+        trend = w * rng.lognormal(0.0, 0.5, len(w))  # everything by half as much again, or as much less
+        later.append(TableProfile.from_counts(f"t{number}", rng.poisson(300_000 * trend / trend.sum())))
+    profile = AccessProfile(tables=tuple(later), examples=1000)
+    kept, anew = measure_drift(plan, profile), measure_drift(plan, profile, anew=True)
+    assert kept.now.balance < 0.95
+    for name in ("memory_balance", "lookup_balance", "communication_balance"):
+        assert getattr(kept.best, name) > getattr(anew.best, name) - 0.02, name
+    assert kept.moved_rows < 0.25 * anew.moved_rows
+    assert (kept.best.memory <= 10**5).all()
+    for table in plan.tables:  # it is a whole plan: every row has an address
+        kept.plan.locate(table.name, np.arange(table.rows))
+
+
 def test_moved_rows_are_counted_one_by_one():
     problem = problem_of([zipf_counts(300), zipf_counts(40, 1)], dims=[8, 4], extra_memory=0.3)
     a = build_plan(problem, plan_placement(problem).placement)

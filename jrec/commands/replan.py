@@ -6,7 +6,8 @@ import argparse
 
 DESCRIPTION = """\
 Say how balanced a plan is under present accesses and what it costs, make the plan that they ask for, and say how many
-rows would move. The hardware and options are those that the plan was made with.
+rows would move. Rows stay where they are as far as balance allows. The hardware and options are those that the plan was
+made with.
 
 PROFILE is an access profile: of `jrec access` on newer data, or of a training's own monitor."""
 EPILOG = """examples:
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("profile", metavar="PROFILE", help="the present accesses")
     parser.add_argument("--before", metavar="PROFILE", help="the accesses that the plan was made from, to compare")
     parser.add_argument("--out", metavar="FILE", help="write the new plan there")
+    parser.add_argument("--anew", action="store_true", help="do not keep rows where they are")
     parser.add_argument(
         "--min-gain", type=float, default=0.0, metavar="X",
         help="write it only if it saves more than this share of a step's embedding work (default 0)",
@@ -37,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     plan = load_plan(args.plan)
     before = AccessProfile.load(args.before) if args.before else None
-    found = measure_drift(plan, AccessProfile.load(args.profile), before=before)
+    found = measure_drift(plan, AccessProfile.load(args.profile), before=before, anew=args.anew)
     print(report(found))
     if not args.out:
         return 0

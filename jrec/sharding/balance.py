@@ -52,13 +52,16 @@ def loads_of(problem: Problem, pieces: Pieces, owner: np.ndarray, reserved: np.n
     return loads
 
 
-def assign(problem: Problem, pieces: Pieces, *, reserved: np.ndarray | float = 0.0) -> tuple[Pieces, np.ndarray]:
+def assign(
+    problem: Problem, pieces: Pieces, *, reserved: np.ndarray | float = 0.0, loads: Loads | None = None
+) -> tuple[Pieces, np.ndarray]:
     """Puts every piece on one device: access-bound ones where lookups are least, the others where memory is.
 
     Args:
       problem: tables and devices.
       pieces: to be placed.
       reserved: bytes of the devices' budgets that are taken already, one figure or (devices,).
+      loads: of pieces that are placed already; raised.
 
     Returns:
       The pieces, more of them where one fitted nowhere as a whole, and their (pieces,) owners.
@@ -66,7 +69,7 @@ def assign(problem: Problem, pieces: Pieces, *, reserved: np.ndarray | float = 0
     Raises:
       PlanError: if the devices are too small together.
     """
-    loads = Loads.empty(problem, reserved)
+    loads = Loads.empty(problem, reserved) if loads is None else loads
     by_access = access_bound(pieces)
     typical = float(pieces.memory.max(initial=0.0))
     small = pieces.memory < typical / 2

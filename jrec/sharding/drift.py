@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -97,19 +98,23 @@ def options_of_plan(plan: Plan) -> PlanOptions:
     from jrec.sharding.tiers import TTOption
 
     try:
-        found = dict(plan.info["options"])
-        return PlanOptions(**found | {"tt": tuple(TTOption(**o) for o in found["tt"])})
+        found: dict[str, Any] = dict(plan.info["options"])
+        found["tt"] = tuple(TTOption(**o) for o in found["tt"])
+        return PlanOptions(**found)
     except (KeyError, TypeError) as error:
         raise PlanError(f"the plan does not say how it was made ({error}); make it again with `jrec plan`") from error
 
 
-def measure_drift(plan: Plan, profile: AccessProfile, *, before: AccessProfile | None = None) -> Drift:
+def measure_drift(
+    plan: Plan, profile: AccessProfile, *, before: AccessProfile | None = None, anew: bool = False
+) -> Drift:
     """What present accesses do to a plan, and the plan they ask for, by the same options.
 
     Args:
       plan: in force.
       profile: of the present accesses, for example of ``jrec.access.AccessMonitor``.
       before: the profile that the plan was made from.
+      anew: plan as if there were no plan in force, instead of moving as few rows as balance allows.
 
     Raises:
       PlanError: if the plan was not made by ``jrec plan``, or the tables do not fit.
@@ -120,7 +125,7 @@ def measure_drift(plan: Plan, profile: AccessProfile, *, before: AccessProfile |
     if before is not None:
         old = problem_of_plan(plan, before)
         then = evaluate(old, plan.placement(old))
-    planned = plan_placement(problem, options)
+    planned = plan_placement(problem, options, previous=None if anew else plan)
     new = dataclasses.replace(build_plan(problem, planned.placement, describe(problem, options)), dataset=plan.dataset)
     rows, size = moved(plan, new)
     return Drift(

@@ -36,7 +36,7 @@ def human_seconds(value: float) -> str:
 def balance_table(costs: Mapping[str, Cost]) -> str:
     """The degrees of balance and what they cost, a line a strategy."""
     header = ("strategy", "memory", "lookup", "links", "largest device", "per link", "a step", "fits")
-    lines = [header]
+    lines: list[tuple[str, ...]] = [header]
     for name, cost in costs.items():
         remote = cost.remote_bytes
         lines.append(

@@ -43,8 +43,8 @@ def objective(problem: Problem, placement: Placement, rule: FrequencyRule = "ope
     """What is minimized: the seconds of the device that others fetch from longest and, in training, of the all-reduce.
 
     That is w max_j sum_i C_ij + T_dup / 2, Equations 3 and 5; half, as Equation 3 is the forward pass of two. The
-    weight w of the fetches is what the frequency rule implies: the paper's Equation 4 adds up the fetches of all rows as
-    if one device served them, which in a balanced placement is M times what each serves, so "oper" has w = M in
+    weight w of the fetches is what the frequency rule implies: the paper's Equation 4 adds up the fetches of all rows
+    as if one device served them, which in a balanced placement is M times what each serves, so "oper" has w = M in
     training. Otherwise w is 1.
     """
     cost = evaluate(problem, placement)

@@ -54,7 +54,7 @@ def partition(
             int(low),
             int(high),
             max_rows=max(1, int(max_memory / problem.memory_bytes[t])),
-            max_mass=max_fetched / problem.row_bytes[t],
+            max_mass=max_fetched / float(problem.row_bytes[t]),
         )
         tables.append(np.full(len(bounds) - 1, t, np.int32))
         starts.append(bounds[:-1])

@@ -11,13 +11,16 @@ from jrec.errors import ConfigError
 from jrec.sharding.balance import assign, loads_of, polish
 from jrec.sharding.cost import Cost, degree_of_balance, evaluate
 from jrec.sharding.inference import copy_for_inference
+from jrec.sharding.inherit import stay
 from jrec.sharding.partition import partition, span
 from jrec.sharding.pieces import HOST, REPLICATED, TT, Pieces, Placement, join
+from jrec.sharding.plan import Plan
 from jrec.sharding.problem import Problem
 from jrec.sharding.replicate import FrequencyRule, replicated_ranks
 from jrec.sharding.tiers import Tiers, TTOption, choose_tiers
 
 DEFAULT_THRESHOLD = 0.001
+_WORTH_MOVING = 0.01  # in degree of balance, for which nearly all rows change their device
 _PROGRESS = 1e-3  # two rounds that gain less end the refinement: single rows are too hot for any threshold
 
 
@@ -76,7 +79,7 @@ class Planned:
     seconds: float
 
 
-def plan_placement(problem: Problem, options: PlanOptions | None = None) -> Planned:
+def plan_placement(problem: Problem, options: PlanOptions | None = None, *, previous: Plan | None = None) -> Planned:
     """Plans.
 
     The paper balances all rows and replicates afterwards. For training, replicas are set apart here first, since
@@ -85,6 +88,8 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None) -> Plan
     Args:
       problem: tables, accesses, devices, purpose.
       options: None for the defaults.
+      previous: an older plan of the same tables and devices whose rows stay where they are as far as balance allows;
+        where that misses the target by more than a hundredth, planning begins anew.
 
     Returns:
       The best round's placement.
@@ -107,7 +112,7 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None) -> Plan
     best: tuple[float, float, Placement] | None = None
     tried, threshold = [], options.threshold
     for _ in range(options.refinements + 1):
-        placed = _balanced(problem, options, threshold, groups, reserved)
+        placed = _balanced(problem, options, threshold, groups, reserved, previous)
         balance = balance_of(problem, placed, groups[-1][0], reserved)
         tried.append((threshold, balance))
         if best is None or balance > best[0]:
@@ -117,6 +122,10 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None) -> Plan
             break
         threshold /= 2
     assert best is not None
+    if previous is not None and best[0] < options.target:
+        fresh = plan_placement(problem, options)
+        if max(balance for _, balance in fresh.tried) > best[0] + _WORTH_MOVING:
+            return fresh
     placement = join([*apart, best[2]], core_bytes=tiers.core_bytes, core_seconds=tiers.core_seconds)
     if not training:
         used = placement.pieces.memory @ placement.holders() + tiers.core_bytes
@@ -155,6 +164,7 @@ def _balanced(
     threshold: float,
     groups: list[tuple[np.ndarray, np.ndarray]],
     reserved: np.ndarray,
+    previous: Plan | None,
 ) -> Placement:
     """One round of §4.1 and §4.2 for each group of ranks."""
     parts: list[Placement] = []
@@ -162,15 +172,19 @@ def _balanced(
         pieces = partition(problem, threshold, first, last)
         if not len(pieces):
             continue
-        pieces, owner = assign(problem, pieces, reserved=reserved)
-        owner = polish(problem, pieces, owner, reserved=reserved, rounds=options.exchanges)
+        kept = None
+        if previous is not None:
+            kept = stay(problem, pieces, previous, reserved=reserved, exchanges=options.exchanges)
+        if kept is None:
+            pieces, owner = assign(problem, pieces, reserved=reserved)
+            kept = pieces, polish(problem, pieces, owner, reserved=reserved, rounds=options.exchanges)
+        pieces, owner = kept
         reserved = reserved + np.bincount(owner, pieces.memory, problem.devices)
         parts.append(Placement.owned(pieces, owner, problem.devices))
-    return (
-        join(parts)
-        if parts
-        else Placement.owned(Pieces.of(problem, none := np.empty(0), none, none), none, problem.devices)
-    )
+    if not parts:
+        none = np.empty(0)
+        return Placement.owned(Pieces.of(problem, none, none, none), none, problem.devices)
+    return join(parts)
 
 
 def _apart(problem: Problem, tiers: Tiers, near: np.ndarray) -> list[Placement]:
