@@ -329,6 +329,7 @@ _PURE = {
     "not": lambda _, a: ~a,
     "neg": lambda _, a: -a,
     "abs": lambda _, a: np.abs(a),
+    "bfe": lambda _, a, first, length: (a >> first) & ((np.uint32(1) << length) - np.uint32(1)),
     "min": lambda _, a, b: np.minimum(a, b),
     "max": _greater,
     "fma": _fused,
