@@ -39,6 +39,10 @@ _UNITS = {
     "steps": "count",
     "seconds": "seconds of training, without evaluations and checkpoints",
     "examples_per_second": "examples per second of training",
+    "busy_seconds": "seconds that a stage of the host tier's pipeline worked",
+    "wait_seconds": "seconds that it waited for its neighbours",
+    "overlap_efficiency": "the busiest stage's busy seconds by those of training",
+    "hit_rate": "share of unique host rows found on the device",
 }
 
 
