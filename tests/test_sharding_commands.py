@@ -32,6 +32,10 @@ def data(tmp_path_factory):
 def test_a_plan_is_made_explained_and_drawn(data, tmp_path, capsys):
     out = tmp_path / "plan"
     command = ["plan", str(data), "--hardware", "dgx-a100", "--dim", "16", "--batch-size", "2048", "--out", str(out)]
+    assert cli.main([*command, "--devices", "2", "--exact", "20", "--figure", "none"]) == 0
+    gap = re.search(r"exact: optimum of \d+ pieces .* the plan .*, ([+-][\d.]+) %", capsys.readouterr().out)
+    assert gap is not None
+    assert float(gap[1]) <= 5
     assert cli.main(command) == 0
     printed = capsys.readouterr().out
     for name in ("oper", "memory-greedy", "access-greedy", "table-wise", "row-wise", "torchrec"):

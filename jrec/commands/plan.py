@@ -31,6 +31,7 @@ hardware: dgx-a100, h200x8, a100-4x4, h200-2x8, or a TOML file such as
   all_reduce = "20GB/s"
   host = "25GB/s"        # to host memory; leave out for no host tier
 """
+_EXACT_PAIRS = 400  # pieces times devices that HiGHS still ends with in a minute or so
 PER_DEVICE = 16_384  # examples, OPER's setting: Table 2's 3.25 MB are 16,384 x 26 x 64 bytes / 8
 
 
@@ -70,6 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tt", action="append", default=[], metavar="TABLE=RANK[:FROM]",
         help="where memory is short, TABLE may be tensor-train of RANK, its rows from FROM on; with '!' behind, always",
     )  # fmt: skip
+    parser.add_argument(
+        "--exact", type=float, metavar="SECONDS", help="also solve a coarser instance exactly, to tell the gap"
+    )
     parser.add_argument("--figure", metavar="FILE", help="of the comparison (default OUT.svg); 'none' draws none")
     parser.add_argument("--explain", metavar="TABLE[:ROW]", help="where it lives, in the plan of --out")
 
@@ -105,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
     print(summary(problem, planned, plan))
     size = pathlib.Path(args.out).stat().st_size
     print(f"{args.out}: {len(plan.start):,} ranges of {len(plan.tables)} tables, {size:,} bytes")
+    if args.exact is not None:
+        print(_exact(args.exact, problem, options, planned))
     if args.figure != "none":
         from jrec.sharding.figure import draw_balance
 
@@ -115,6 +121,34 @@ def run(args: argparse.Namespace) -> int:
     if args.explain:
         print(explain(plan, args.explain, problem))
     return 0
+
+
+def _exact(seconds: float, problem: Any, options: Any, planned: Any) -> str:
+    """The optimum of pieces as fine as the solver can be asked for, beside the plan."""
+    from jrec.errors import ConfigError
+    from jrec.sharding import milp
+    from jrec.sharding.explain import human_seconds
+    from jrec.sharding.partition import partition, whole
+
+    if not seconds > 0:
+        raise ConfigError(f"--exact is {seconds}; give the solver's time in seconds")
+    if planned.tiers.host_bytes or planned.tiers.tt:
+        return "exact: not solved, since rows live in host memory or tensor trains"
+    threshold = 0.32
+    pieces = partition(problem, threshold, *whole(problem))
+    while threshold > options.threshold:
+        finer = partition(problem, threshold / 2, *whole(problem))
+        if len(finer) * problem.devices > _EXACT_PAIRS:
+            break
+        threshold, pieces = threshold / 2, finer
+    solved = milp.solve(problem, pieces, seconds=seconds, rule=options.rule)
+    if solved.placement is None:
+        return f"exact: {len(pieces):,} pieces, nothing found in {solved.seconds:.0f} s"
+    ours = milp.objective(problem, planned.placement, options.rule)
+    state = "optimum" if solved.optimal else f"best found, at most {100 * solved.gap:.1f} % above the optimum,"
+    gap = 100 * (ours / solved.objective - 1) if solved.objective > 0 else 0.0
+    found = f"{state} of {len(pieces):,} pieces {human_seconds(solved.objective)} in {solved.seconds:.1f} s"
+    return f"exact: {found}; the plan {human_seconds(ours)}, {gap:+.1f} %"
 
 
 def _explain(args: argparse.Namespace) -> int:
