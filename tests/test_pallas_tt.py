@@ -96,7 +96,7 @@ def _check_bags(case):
     _close(got, case.bags())
 
 
-@_levels(LEVELS, quick=(1,))
+@_levels(LEVELS)
 def test_products(level):
     _check_products(_case(level))
 
