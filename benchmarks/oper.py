@@ -186,6 +186,7 @@ def figure10(report: harness.Report, log: Log, profile: AccessProfile, case: str
     """Memory, lookups and communication of every strategy."""
     problem = problem_of(log, profile)
     costs: dict[str, Cost] = {"oper": plan_placement(problem).cost}
+    costs["oper, per-device rule"] = plan_placement(problem, PlanOptions(rule="per-device")).cost
     costs |= {name: evaluate(problem, place(problem)) for name, place in BASELINES.items()}
     for name, cost in costs.items():
         label = f"{case}, {name}"

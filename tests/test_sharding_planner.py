@@ -12,12 +12,13 @@ from jrec.errors import ConfigError
 from jrec.sharding import milp
 from jrec.sharding.balance import assign, loads_of, polish
 from jrec.sharding.baselines import BASELINES, access_greedy
-from jrec.sharding.cost import degree_of_balance, evaluate
+from jrec.sharding.cost import degree_of_balance, evaluate, replicated_seconds, sharded_seconds
 from jrec.sharding.hardware import PRESETS
 from jrec.sharding.partition import access_bound, partition, whole
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TT, Placement
 from jrec.sharding.planner import PlanOptions, plan_placement
 from jrec.sharding.problem import Problem, tables_of
+from jrec.sharding.replicate import replicated_ranks
 from jrec.sharding.tiers import TTOption, choose_tiers, tt_option
 from tests.sharding_problems import hardware, problem_of, problems, zipf_counts
 
@@ -211,6 +212,24 @@ def test_the_coldest_rows_go_to_host_memory():
     more = plan_placement(dataclasses.replace(problem, hardware=problem.hardware.with_memory(10_500)))
     saved = planned.tiers.seconds - more.tiers.seconds
     assert 0 < saved <= marginal.seconds_per_byte * 1000 * 1.01
+
+
+def test_the_next_byte_of_copies_saves_what_is_said():
+    problem = problem_of([np.sort(zipf_counts(2000, total=10**6))[::-1]], devices=4, extra_memory=0.02, batch=4096)
+    planned = plan_placement(problem)
+    marginal = planned.tiers.marginal
+    assert "extra_memory is the limit" in marginal.what
+    step = 3 * 32 / problem.total_bytes  # one row more on the three other devices
+    ranks = [
+        replicated_ranks(problem, whole(problem)[1], e * problem.total_bytes)[0] for e in (0.02, 0.02 + step * 1.001)
+    ]
+    assert ranks[1] == ranks[0] + 1
+    access = float(problem.ranked[0].access_at(np.array(ranks[0])))
+    saved = sharded_seconds(problem, access * 32) - replicated_seconds(problem, 32)
+    assert marginal.seconds_per_byte * 3 * 32 == pytest.approx(saved)
+    everything = plan_placement(dataclasses.replace(problem, extra_memory=10.0)).tiers.marginal
+    assert everything.seconds_per_byte == 0
+    assert "buys nothing" in everything.what
 
 
 def test_tensor_train_is_taken_where_it_is_cheaper_than_the_host():

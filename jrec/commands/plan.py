@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -61,7 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--threshold", type=float, default=0.001, metavar="X", help="of partitions (default 0.001)")
     search.add_argument("--target", type=float, default=0.995, metavar="X", help="degree of balance (default 0.995)")
     search.add_argument(
-        "--rule", choices=("oper", "per-device"), default="oper", help="of replication in training (default oper)"
+        "--rule",
+        choices=("oper", "per-device"),
+        default="oper",
+        help="of replication in training: the paper's (default), or one that counts what devices serve at once",
     )
     search.add_argument(
         "--dedup", action="store_true", help="a device fetches a row once a step, however often it is used"
@@ -104,6 +108,9 @@ def run(args: argparse.Namespace) -> int:
     check_budget(plan, problem.hardware.memory)
     save_plan(plan, args.out)
     costs = {"oper": planned.cost}
+    if problem.purpose == "training" and problem.devices > 1:
+        other = "oper" if options.rule == "per-device" else "per-device"
+        costs[f"with --rule {other}"] = plan_placement(problem, dataclasses.replace(options, rule=other)).cost
     costs |= {name: evaluate(problem, place(problem)) for name, place in BASELINES.items()}
     print(balance_table(costs))
     print(summary(problem, planned, plan))
