@@ -10,7 +10,7 @@ import pytest
 import reference
 import tt_reference
 
-from jrec.ops import SGD, Adagrad, Adam, Bags, RowWiseAdagrad, tensor_cast
+from jrec.ops import SGD, Adagrad, Adam, Bags, RowWiseAdagrad, rounding, tensor_cast
 from jrec.ops.tt import (
     TTShape,
     TTTraffic,
@@ -329,6 +329,33 @@ def test_fused_update_steps_every_chosen_slice_and_no_other(optimizer, rank, con
             np.testing.assert_allclose(updated[digit], want, rtol=1e-4, atol=1e-3 * 0.1)
             for name, slot in want_slots.items():
                 np.testing.assert_allclose(np.asarray(new_slots[k][name])[digit], slot, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "native"])
+def test_bfloat16_cores_are_rounded_stochastically_by_key_core_and_slice(implementation):
+    """Equal to the float32 step of the same cores, rounded by ``stochastic_round`` with each core's own key."""
+    shape, optimizer, key = SHAPES["3 cores"], Adagrad(learning_rate=0.1), jnp.array([3, 9], jnp.uint32)
+    cores, case = _cores(shape, dtype="bfloat16"), _case(shape, 40, length=1)
+    slots, bags = tt_init_slots(optimizer, cores), Bags(ids=jnp.asarray(case.ids))
+
+    @jax.jit
+    def step(cores, key):
+        ways = {"contraction": "unique", "implementation": implementation}
+        _, residuals = tt_lookup(cores, shape, bags, **ways)
+        gradients = jnp.asarray(case.bag_gradients)
+        return tt_apply_gradients(optimizer, cores, slots, shape, residuals, gradients, rounding_key=key, **ways)[0]
+
+    rounded = step(cores, key)
+    exact = step(tuple(core.astype(jnp.float32) for core in cores), key)
+    for k, (got, full, old) in enumerate(zip(rounded, exact, cores, strict=True)):
+        values, slices = full.reshape(len(full), -1), jnp.arange(len(full), dtype=jnp.int32)
+        want = rounding.stochastic_round(values, jnp.bfloat16, rounding.derived_key(key, k), slices)
+        untouched = np.all(np.asarray(full) == np.asarray(old, np.float32), axis=(1, 2, 3))
+        want = jnp.where(untouched[:, None], old.reshape(len(old), -1), want)
+        np.testing.assert_array_equal(np.asarray(got.reshape(len(got), -1)), np.asarray(want))
+        assert not np.array_equal(np.asarray(got), np.asarray(full.astype(jnp.bfloat16)))
+    with pytest.raises(ValueError, match="rounding"):
+        step(cores, jnp.zeros(3, jnp.uint32))
 
 
 def test_unique_capacity_overflow_is_nan_and_told():
