@@ -33,6 +33,7 @@ from jrec.sharding.baselines import BASELINES
 from jrec.sharding.cost import Cost, degree_of_balance, evaluate
 from jrec.sharding.figure import draw_balance
 from jrec.sharding.hardware import PRESETS, load_hardware
+from jrec.sharding.locator import Locator
 from jrec.sharding.partition import partition, whole
 from jrec.sharding.pieces import Placement
 from jrec.sharding.plan import build_plan
@@ -225,10 +226,18 @@ def from_rows(report: harness.Report, log: Log, exponent: float) -> None:
     report.add(case, "plan from row counts: peak memory of the benchmark", peak / 1e9, "GB")
     report.add(case, "plan from row counts: degree of balance, all three", 100 * planned.cost.balance, "%")
     report.add(case, "plan from row counts: ranges", len(plan.start), "")
-    rows = np.random.default_rng(0).integers(0, plan.tables[2].rows, 1_000_000)
-    start = time.perf_counter()
-    plan.locate(plan.tables[2].name, rows)
-    report.add(case, "addresses of random rows", 1e-6 * len(rows) / (time.perf_counter() - start), "M/s")
+    largest = max(plan.tables, key=lambda t: t.rows)
+    random = np.random.default_rng(0).integers(0, largest.rows, 1_000_000)
+    skewed = workloads.zipf_ids(np.random.default_rng(0), largest.rows, 1_000_000, exponent)
+    for name, locate in (("NumPy", plan.locate), ("compiled", Locator(plan).locate)):
+        for which, rows in (("random", random), ("power-law", skewed)):
+            locate(largest.name, rows)
+            seconds = []
+            for _ in range(5):
+                start = time.perf_counter()
+                locate(largest.name, rows)
+                seconds.append(time.perf_counter() - start)
+            report.add(case, f"addresses of {which} rows, {name}", 1e-6 * len(rows) / min(seconds), "M/s")
 
 
 def real_counts(kind: str, sample: pathlib.Path, folder: pathlib.Path) -> tuple[Log, AccessProfile]:

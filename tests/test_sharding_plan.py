@@ -3,6 +3,7 @@
 import dataclasses
 
 import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
@@ -106,6 +107,27 @@ def test_unordered_accesses_still_give_every_row_its_due():
     replicated = plan.locate("t0", np.arange(500)).tier == REPLICATED
     assert replicated.any()
     assert counts[replicated].min() >= counts[~replicated].max()
+
+
+@FEW
+@hypothesis.given(problems(max_rows=400), st.integers(1, 6))
+def test_the_locator_is_the_plan(problem, buckets):
+    from jrec.sharding import locator
+
+    plan = build_plan(problem, plan_placement(problem).placement)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(locator, "_BUCKETS", buckets)
+        found = locator.Locator(plan)
+    for table in plan.tables:
+        rows = np.random.default_rng(0).permutation(table.rows).astype(np.uint16)
+        for a, b in zip(found.locate(table.name, rows), plan.locate(table.name, rows), strict=True):
+            np.testing.assert_array_equal(a, b)
+            assert a.dtype == b.dtype
+        for bad in (-1, table.rows):
+            with pytest.raises(PlanError, match=rf"row {bad:,}, at place 1, is not in table '{table.name}'"):
+                found.locate(table.name, np.array([0, bad, -5]))
+    with pytest.raises(PlanError, match="no table 'x'"):
+        found.locate("x", np.array([0]))
 
 
 def test_rows_outside_a_table_are_refused():

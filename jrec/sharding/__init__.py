@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jrec.sharding.hardware import PRESETS as PRESETS
     from jrec.sharding.hardware import Hardware as Hardware
     from jrec.sharding.hardware import load_hardware as load_hardware
+    from jrec.sharding.locator import Locator as Locator
     from jrec.sharding.plan import Located as Located
     from jrec.sharding.plan import Plan as Plan
     from jrec.sharding.plan import build_plan as build_plan
@@ -33,6 +34,7 @@ __getattr__, __dir__ = attach(
         **dict.fromkeys(("Drift", "measure_drift"), "jrec.sharding.drift"),
         "PlanError": "jrec.sharding.errors",
         **dict.fromkeys(("PRESETS", "Hardware", "load_hardware"), "jrec.sharding.hardware"),
+        "Locator": "jrec.sharding.locator",
         **dict.fromkeys(("Located", "Plan", "build_plan"), "jrec.sharding.plan"),
         **dict.fromkeys(("load_plan", "save_plan"), "jrec.sharding.plan_file"),
         **dict.fromkeys(("PlanOptions", "Planned", "plan_placement"), "jrec.sharding.planner"),
