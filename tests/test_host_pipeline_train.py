@@ -216,7 +216,7 @@ def test_device_tensor_train_and_host_tables_in_one_model(configure):
 
 @pytest.mark.slow
 def test_kill_9_at_random_moments_then_resume_gives_the_same_bits(configure, tmp_path, dataset):
-    overrides = [f"data.path={dataset}", "epochs=30", "checkpoint.every_steps=20", "evaluate.every_steps=0"]
+    overrides = [f"data.path={dataset}", "epochs=16", "checkpoint.every_steps=20", "evaluate.every_steps=0"]
     overrides += ["tables.tier=host", "tables.host.queue=4"]
     command = [sys.executable, "-m", "jrec", "train", str(tmp_path / "tiny.toml"), *overrides]
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
@@ -229,7 +229,7 @@ def test_kill_9_at_random_moments_then_resume_gives_the_same_bits(configure, tmp
     def names():
         return {path for folder in folders if folder.exists() for path in folder.iterdir()}
 
-    while kills < 6:
+    while kills < 4:
         before = names()
         with subprocess.Popen(
             killed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
