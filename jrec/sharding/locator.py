@@ -51,7 +51,7 @@ class Locator:
             raise AssertionError
         rows = np.ascontiguousarray(rows, np.int64)
         out = Located(np.empty(rows.size, np.uint8), np.empty(rows.size, np.int16), np.empty(rows.size, np.int64))
-        bad = locate_rows(rows, *found, *out)
+        bad = int(locate_rows(*(rows, *found, *out)))  # pyright: ignore[reportCallIssue]
         if bad >= 0:
             size = int(found[0][-1])
             raise PlanError(f"row {int(rows[bad]):,}, at place {bad:,}, is not in table {table!r} of {size:,} rows")
