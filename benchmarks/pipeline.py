@@ -93,7 +93,7 @@ def _pipelined_or_not(report: harness.Report, workload: workloads.Workload, argu
     batches = _batches(report, workload, "host")
     run = _HostRun(workload)
     timelines: list[dict[str, Any]] = []
-    case, steps = _case(workload), 16 if report.quick else 64
+    case, steps = _case(workload), 16 if report.quick else 48
     named: dict[str, Steps] = {
         "pipelined": lambda n: run.through_pipeline(batches, arguments.queue, n, timelines),
         "sequential": lambda n: run.through_pipeline(batches, 1, n, None),
@@ -115,7 +115,7 @@ def _host_or_device(report: harness.Report, workload: workloads.Workload, argume
         "pipelined": lambda n: host.through_pipeline(on_host, arguments.queue, n, None),
         "device": lambda n: device.steps(on_device, n),
     }
-    seconds = _alternate(named, 16 if report.quick else 64, _rounds(report))
+    seconds = _alternate(named, 16 if report.quick else 48, _rounds(report))
     ratio = statistics.median(p / o for o, p in zip(seconds["pipelined"], seconds["device"], strict=True))
     case = _case(workload)
     report.add(

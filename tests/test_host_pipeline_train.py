@@ -279,3 +279,23 @@ def test_what_cannot_work_is_refused(configure, monkeypatch):
         train(configure("tables.tier=host", "max_steps=1", "evaluate.final_splits=[]"), resume=True)
     with pytest.raises(ConfigError, match=r"tables\.tier was 'host' and is 'device'"):
         train(configure("max_steps=1", "evaluate.final_splits=[]"), resume=True)
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs_whole_on_small_tables(monkeypatch, tmp_path, capsys):
+    from benchmarks import pipeline
+
+    sizes = {"table-gb": 0.002, "device-gb": 0.001, "dim": 8, "tables": 3, "ids": 2, "batch": 32}
+    flags = [f"--{name}={value}" for name, value in sizes.items()]
+    monkeypatch.setattr(sys, "argv", ["pipeline", "--quick", *flags, f"--out={tmp_path / 'out.jsonl'}"])
+    pipeline.main()
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert {line["peer"] for line in lines if line["metric"] == "step, pipelined"} == {
+        "sequential",
+        "plain",
+        "device only",
+    }
+    found = {line["metric"]: line["value"] for line in lines}
+    assert 0 < found["overlap efficiency"] <= 1
+    assert 0 < found["unique rows found on the device"] < 1
+    assert found["rows in host memory"] > found["unique rows"] > 32
