@@ -18,7 +18,7 @@ from jrec.access.sparse import SparseCounter
 from jrec.data.blocks import ListColumn, ShardWriter, shard_file
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 
-FEW = hypothesis.settings(max_examples=40, deadline=None)
+FEW = hypothesis.settings(max_examples=25, deadline=None)
 COUNTS = st.lists(st.integers(0, 5), min_size=1, max_size=60)
 
 

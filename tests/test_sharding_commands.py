@@ -24,7 +24,7 @@ from tests.sharding_problems import problem_of, zipf_counts
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("synth") / "data"
-    command = ["synth", "--like", "criteo-kaggle", "--table-rows", "3000", "--rows", "20000", "--out", str(folder)]
+    command = ["synth", "--like", "criteo-kaggle", "--table-rows", "3000", "--rows", "6000", "--out", str(folder)]
     assert cli.main([*command, "--quiet"]) == 0
     return folder
 
@@ -43,7 +43,7 @@ def test_a_plan_is_made_explained_and_drawn(data, tmp_path, capsys):
     oper = re.search(r"^oper +([\d.]+) % +([\d.]+) % +([\d.]+) %", printed, re.MULTILINE)
     assert oper is not None
     assert min(map(float, oper.groups())) >= 99
-    assert "next" in printed
+    assert "the next byte of memory" in printed or "more memory, 0.1 % of the tables, saves" in printed
     assert "<svg" in (tmp_path / "plan.svg").read_text()
     plan = load_plan(out, schema=Schema.load(data), devices=8)
     assert out.stat().st_size < 60_000

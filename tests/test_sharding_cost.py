@@ -14,7 +14,7 @@ from jrec.sharding.planner import plan_placement
 from jrec.sharding.replicate import pays, replicated_ranks
 from tests.sharding_problems import problem_of, problems, zipf_counts
 
-FEW = hypothesis.settings(max_examples=25, deadline=None)
+FEW = hypothesis.settings(max_examples=15, deadline=None)
 
 
 def by_rows(problem, placement):

@@ -33,7 +33,7 @@ class Loads:
         return Loads(
             memory=np.zeros(devices),
             lookup=np.zeros(devices),
-            budget=np.array(problem.hardware.memory, np.float64) - reserved,
+            budget=np.maximum(np.array(problem.hardware.memory, np.float64) - reserved, 1.0),
             per_byte=np.diag(problem.hardware.L) * devices,
         )
 

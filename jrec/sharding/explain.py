@@ -89,8 +89,11 @@ def summary(problem: Problem, planned: Planned, plan: Plan) -> str:
         f" each device, {human_seconds(o.seconds)} a step"
         for o in tiers.tt
     )
-    saved = tiers.marginal.seconds_per_byte * 2**20
-    gain = f"the next MiB saves up to {human_seconds(saved)} a step: it " if saved > 0 else "the next byte of memory "
+    more = problem.total_bytes / 1000
+    saved = tiers.marginal.seconds_per_byte * more
+    gain = "the next byte of memory "
+    if saved > 0:
+        gain = f"{human_bytes(more)} more memory, 0.1 % of the tables, saves up to {human_seconds(saved)} a step: it "
     lines.append(gain + tiers.marginal.what)
     lines.append(f"planned in {planned.seconds:.2f} s")
     return "\n".join(lines)

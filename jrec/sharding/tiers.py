@@ -205,6 +205,8 @@ def _with(problem: Problem, taken: tuple[TTOption, ...], host: bool, rule: Frequ
     for option in taken:
         tt_from[table_number(problem, option.table)] = option.first_rank
     cores = sum(o.memory_bytes for o in taken)
+    if cores > min(problem.hardware.memory):
+        return None
     capacity = _capacity(problem, cores)
     runs = runs_of(problem, tt_from)
     dense = float(runs.memory.sum())
@@ -219,7 +221,7 @@ def _with(problem: Problem, taken: tuple[TTOption, ...], host: bool, rule: Frequ
             kept=tt_from.copy(), tt_from=tt_from, tt=taken, extra=extra, host_bytes=0.0, seconds=core_seconds,
             marginal=_next_copy(problem, runs, extra, wanted, rule),
         )  # fmt: skip
-    if min(problem.hardware.memory) < cores or not host or not problem.hardware.host:
+    if not host or not problem.hardware.host:
         return None
     amounts = np.linspace(0.0, min(wanted, tightest, capacity), _GRID)
     seconds = [_seconds(problem, runs, capacity, float(x), rule) for x in amounts]
@@ -287,11 +289,16 @@ def _next_copy(problem: Problem, runs: Runs, extra: float, wanted: float, rule: 
         return nothing
     number = int(good.table[run])
     size = float(problem.row_bytes[number])
-    saved = sharded_seconds(problem, float(good.access[run]) * size)
+    # Of a step in which all devices fetch at once: a row costs each of them an M-th of what Equation 4 says.
+    saved = sharded_seconds(problem, float(good.access[run]) * size) / problem.devices
     saved = saved - replicated_seconds(problem, size) if training else saved / 2
+    if saved <= 0:
+        return Marginal(
+            seconds_per_byte=0.0, what="buys nothing: further copies cost more in all-reduce than they save"
+        )
     per_byte = float(saved) / ((problem.devices - 1) * float(problem.memory_bytes[number]))
     limit = "extra_memory" if extra >= wanted else "the devices' memory"
     return Marginal(
-        seconds_per_byte=max(per_byte, 0.0),
+        seconds_per_byte=per_byte,
         what=f"copies further rows of table {problem.tables[number].name!r} to all devices; {limit} is the limit now",
     )
