@@ -25,6 +25,9 @@ import jrec.pallas.tt_product
 import jrec.pallas.tt_reduce
 from jrec.pallas.launch import launch
 
+compiled_variants: list[str] = []
+"""Of the test that runs; ``conftest`` reports how many all tests compiled."""
+
 # Values that decide code generation. Sizes from NVIDIA's H200 data sheet and the CUDA occupancy tables.
 _H200 = """
 gpu_device_info {
@@ -165,3 +168,28 @@ def _host_call(host: str) -> tuple[list[int], int]:
     order = [buffers[stored[place]] for place, _ in sorted(slots, key=lambda slot: int(slot[1]))]
     launched = re.search(r"@mosaic_gpu_launch_kernel\(ptr %0, i32 (\d+), i32 1, i32 1,", host)
     return order, int(launched[1])
+
+
+def compile_checked(name, function, *arguments, **options) -> tuple[jax.stages.Compiled, dict[str, str]]:
+    """Compiles for an H200, counts the kernels, and checks what holds for every one of them.
+
+    Args:
+      name: what is compiled, for the count.
+      function: to compile.
+      *arguments: made by ``shape``.
+      **options: of ``jax.jit``.
+
+    Returns:
+      The executable, and its PTX modules by the name of their kernel.
+    """
+    with dumped_ptx() as dumped:
+        compiled = compile_for_h200(function, *arguments, **options)
+    modules = {}
+    for module, _ in dumped:
+        entry = re.search(r"\.entry (\w+?)(?:_mosaic_gpu_kernel)?\(", module)[1]
+        modules.setdefault(entry, module)
+        compiled_variants.append(f"{name} {entry}")
+        assert ".target sm_90a" in module
+        assert ".local" not in module, f"{entry} keeps values in local memory"
+        assert not re.search(r"\b(atom|red)\.", module), f"{entry} has atomics"
+    return compiled, modules

@@ -15,6 +15,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 hypothesis.settings.register_profile("jrec", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("jrec")
 
+VARIANTS = "kernel variants compiled for sm_90a"
 SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -24,3 +25,21 @@ def shared_data() -> pathlib.Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("the real click-log samples (a shared/data folder beside the checkout) are absent on this machine")
     return SHARED_DATA
+
+
+@pytest.fixture(autouse=True)
+def _compiled_variants(request, record_property):
+    """Takes down how many kernels a test compiled ahead of time, for the summary."""
+    yield
+    if request.node.get_closest_marker("aot"):
+        import aot
+
+        record_property(VARIANTS, len(aot.compiled_variants))
+        aot.compiled_variants.clear()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says how many kernels were compiled, by this process or by workers."""
+    reports = [report for of in terminalreporter.stats.values() for report in of if hasattr(report, "user_properties")]
+    if compiled := [count for report in reports for name, count in report.user_properties if name == VARIANTS]:
+        terminalreporter.write_line(f"{sum(compiled)} {VARIANTS}")

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import re
-import sys
 
 import aot
 import jax
@@ -19,28 +18,6 @@ ROWS, BAGS, LOOKUPS = 40_000_000, 4096, 81_920  # rows times 128 elements pass 2
 DIMS = (4, 8, 16, 20, 64, 100, 128, 256, 1024)
 DTYPES = ("float32", "bfloat16", "float16")
 OPTIMIZERS = (ops.SGD, ops.Momentum, ops.Adagrad, ops.RowWiseAdagrad, ops.RMSProp, ops.Adam)
-compiled_variants: list[str] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _report():
-    yield
-    sys.stderr.write(f"\n{len(compiled_variants)} kernel variants compiled for sm_90a\n")
-
-
-def _compile(name, function, *arguments, **options):
-    """Compiles and checks what holds for every kernel; gives the executable and the PTX modules."""
-    with aot.dumped_ptx() as dumped:
-        compiled = aot.compile_for_h200(function, *arguments, **options)
-    modules = [device for device, _ in dumped]
-    for module in modules:
-        entry = re.search(r"\.entry (\w+)\(", module)[1]
-        compiled_variants.append(f"{name} {entry}")
-        assert ".target sm_90a" in module
-        assert ".local" not in module, f"{entry} keeps values in local memory"
-        assert "atom." not in module
-        assert "red." not in module
-    return compiled, modules
 
 
 def _offsets(segments):
@@ -59,7 +36,7 @@ def test_gather_reduce(dim, dtype):
     )
     run = functools.partial(ops.gather_reduce, implementation="pallas")
     for name, ids, offsets, weights in forms:
-        compiled, modules = _compile(
+        compiled, modules = aot.compile_checked(
             f"gather_reduce {name} {dim} {dtype}",
             lambda t, i, o, w: run(t, i, o, weights=w),
             table,
@@ -71,7 +48,7 @@ def test_gather_reduce(dim, dtype):
         assert compiled.memory_analysis().temp_size_in_bytes <= LOOKUPS // 32 * (dim * 4 + 64) + 4096
         itemsize = jnp.dtype(dtype).itemsize
         access = min(16, (dim * itemsize) & -(dim * itemsize))
-        assert _widest_load(modules[0]) == access or name != "one-hot"
+        assert _widest_load(next(iter(modules.values()))) == access or name != "one-hot"
 
 
 def _widest_load(ptx):
@@ -84,7 +61,8 @@ def test_row_addresses_have_64_bits(dim):
     """A row's byte offset is a widening product: 32 bits would wrap from row 2**32 / (4 * dim) on."""
     ids, table = aot.shape((BAGS, 1), jnp.int32), aot.shape((ROWS, dim))
     run = functools.partial(ops.gather_reduce, implementation="pallas")
-    _, (module,) = _compile(f"addresses {dim}", run, table, ids)
+    modules = aot.compile_checked(f"addresses {dim}", run, table, ids)[1]
+    (module,) = modules.values()
     products = re.findall(rf"mul\.wide\.[su]32 \s*(%rd\d+), %r\d+, {dim * 4};", module)
     assert products
     assert not re.findall(rf"mul\.lo\.[sub]32 \s*%r\d+, %r\d+, {dim * 4};", module)
@@ -131,7 +109,7 @@ def test_updates_are_in_place(kind, dim, dtype):
         ("casted_update", fused, (table, slots, _cast(LOOKUPS, LOOKUPS), aot.shape((BAGS, dim)), key)),
         ("row_update", plain, (table, slots, *unique)),
     ):
-        compiled, modules = _compile(
+        compiled, modules = aot.compile_checked(
             f"{name} {kind.__name__} {dim} {dtype}", function, *arguments, donate_argnums=(0, 1), keep_unused=True
         )
         assert modules
@@ -156,7 +134,7 @@ def test_a_training_step_holds_nothing_of_a_tables_size(implementation):
         )
 
     arguments = tables, slots, bags, aot.shape((), jnp.int32)
-    compiled, _ = _compile(f"step {implementation}", step, *arguments, donate_argnums=(0, 1))
+    compiled, _ = aot.compile_checked(f"step {implementation}", step, *arguments, donate_argnums=(0, 1))
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == rows * dim * 4 + rows * 4
     assert memory.temp_size_in_bytes < 4 * LOOKUPS * dim * 4 < rows * dim * 4 / 10
@@ -180,7 +158,7 @@ def test_a_step_in_a_shard_map_over_8_gpus():
 
     mapped = jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     arguments = sharded((8 * rows, dim)), sharded((8 * rows,)), sharded((8 * BAGS, 2), jnp.int32)
-    compiled, _ = _compile("step in shard_map", mapped, *arguments, donate_argnums=(0, 1))
+    compiled, _ = aot.compile_checked("step in shard_map", mapped, *arguments, donate_argnums=(0, 1))
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes == rows * dim * 4 + rows * 4
     assert memory.temp_size_in_bytes < 4 * BAGS * dim * 4

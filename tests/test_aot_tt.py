@@ -2,7 +2,6 @@
 
 import functools
 import re
-import sys
 
 import aot
 import jax.numpy as jnp
@@ -18,28 +17,6 @@ from jrec.pallas.tt_tuning import WIDE, fits_wgmma
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 
 ROWS, LOOKUPS = 10_131_227, 8192
-compiled_variants: list[str] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _report():
-    yield
-    sys.stderr.write(f"\n{len(compiled_variants)} tensor-train kernel variants compiled for sm_90a\n")
-
-
-def _compile(name, function, *arguments):
-    """Compiles and checks what holds for every kernel; gives the executable and its PTX modules by kernel."""
-    with aot.dumped_ptx() as dumped:
-        compiled = aot.compile_for_h200(function, *arguments)
-    modules = {}
-    for module, _ in dumped:
-        entry = re.search(r"\.entry (\w+)_mosaic_gpu_kernel\(", module)[1]
-        compiled_variants.append(f"{name} {entry}")
-        assert ".target sm_90a" in module
-        assert ".local" not in module, f"{entry} keeps values in local memory"
-        assert not re.search(r"\b(atom|red)\.", module), f"{entry} has atomics"
-        modules.setdefault(entry, module)
-    return compiled, modules
 
 
 def _forward_and_backward(shape, traffic, cores, ids, offsets, weights, gradient):
@@ -73,21 +50,21 @@ def test_levels(rank, dim, dtype):
     index, name = aot.shape((LOOKUPS,), jnp.int32), f"rank {rank} dim {dim} {dtype}"
     below, core = aot.shape((m1, n1, rank)), aot.shape((m2, rank, n2, rank), dtype)
     last_below, last = aot.shape((LOOKUPS, n1 * n2, rank)), aot.shape((m3, rank, n3, 1), dtype)
-    compiled, modules = _compile(name, tt.expand, below, core, index, index, index)
+    compiled, modules = aot.compile_checked(name, tt.expand, below, core, index, index, index)
     _checked(name, modules)
     wide = n2 * rank >= WIDE
     tensor_cores = dtype == "bfloat16" and fits_wgmma(height=n1, terms=rank, width=n2 * rank)
     assert ("tt_wgmma_products" in modules) == (wide and tensor_cores)
     assert ("tt_products" in modules) == (wide and not tensor_cores)
     assert compiled.memory_analysis().temp_size_in_bytes <= 64 * (LOOKUPS + 1000)  # index work alone
-    _, modules = _compile(name, _bags_of_level, last_below, last, index, index, index)
+    _, modules = aot.compile_checked(name, _bags_of_level, last_below, last, index, index, index)
     _checked(name, modules)
     gradient = aot.shape((LOOKUPS, n1 * n2, rank))
-    _, modules = _compile(name, tt.expand_transpose, gradient, below, core, index, index, index)
+    _, modules = aot.compile_checked(name, tt.expand_transpose, gradient, below, core, index, index, index)
     _checked(name, modules)
     if rank != dim:
         gradient = aot.shape((LOOKUPS, dim, 1))
-        _, modules = _compile(name, tt.expand_transpose, gradient, last_below, last, index, index, index)
+        _, modules = aot.compile_checked(name, tt.expand_transpose, gradient, last_below, last, index, index, index)
         _checked(name, modules)
 
 
@@ -95,7 +72,7 @@ def test_levels(rank, dim, dtype):
 def test_through_the_op(num_cores):
     shape = TTShape.search(100_000, 32, ranks=8, num_cores=num_cores)
     traffic = TTTraffic(lookups=1, entries=(1,) * (num_cores - 1), pairs=1)  # so that pooling is fused
-    compiled, modules = _compile(
+    compiled, modules = aot.compile_checked(
         f"{num_cores} cores",
         functools.partial(_forward_and_backward, shape, traffic),
         tuple(aot.shape(s) for s in shape.core_shapes),
@@ -117,7 +94,7 @@ def test_rows_that_lie_past_4_gigabytes_have_64_bit_addresses():
     """below is 2**31 elements: a row's byte offset is a widening product."""
     below = aot.shape((1 << 20, 16, 128))
     level = [aot.shape((LOOKUPS,), jnp.int32)] * 3
-    _, modules = _compile("addresses", _bags_of_level, below, aot.shape((250, 128, 8, 1)), *level)
+    _, modules = aot.compile_checked("addresses", _bags_of_level, below, aot.shape((250, 128, 8, 1)), *level)
     module = modules["tt_reduce_short"]
     assert not re.findall(r"ld\.global\S* \s*[^\[]*\[%r\d", module)
     assert re.findall(r"mul\.wide\.[su]32 \s*%rd\d+, %r\d+, 512;|shl\.b64 \s*%rd\d+, %rd\d+, 9;", module)
