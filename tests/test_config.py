@@ -153,7 +153,7 @@ def test_the_last_override_wins_and_tables_merge(full):
         ("model.top_mlp=[]", ["model.top_mlp is []"]),
         ("model.interaction=dott", ['"dot", "concat"', "'dott'", 'did you mean "dot"?']),
         ("model.kind=tbsm", ['model.kind must be one of "dlrm"', "'tbsm'"]),
-        ("tables.tier=hots", ['tables.tier must be one of "device"', "'hots'", "mean \"host\""]),
+        ("tables.tier=hots", ['tables.tier must be one of "device"', "'hots'", 'mean "host"']),
         ("log.tensorboard=yes", ["log.tensorboard must be true or false", "'yes'"]),
         ("optimizer.learning_rate=-1", ["optimizer.learning_rate is -1.0", "at least 0"]),
         ("optimizer.learning_rate=nan", ["optimizer.learning_rate must be a number", "nan"]),
