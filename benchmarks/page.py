@@ -1,0 +1,118 @@
+"""Writes docs/performance.md from the JSON lines of earlier runs, so that no figure on that page is typed by hand.
+
+Files are NAME.jsonl as ``python -m benchmarks.NAME --out`` wrote it; a section whose files are missing is left out.
+
+Examples:
+  python -m benchmarks.page benchmarks/results/cpu-2-cores
+  python -m benchmarks.page benchmarks/results/cpu-2-cores --check
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from benchmarks.harness import ROOT
+from benchmarks.page_sections import HEAD, SECTIONS, Section
+
+PAGE = ROOT / "docs" / "performance.md"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Results:
+    """The lines of one benchmark, in their order."""
+
+    lines: tuple[dict[str, Any], ...]
+
+    def cases(self) -> list[str]:
+        """Every case once."""
+        return list(dict.fromkeys(line["case"] for line in self.lines))
+
+    def find(self, case: str, metric: str) -> dict[str, Any] | None:
+        """The first line of a case and a metric."""
+        return next((line for line in self.lines if (line["case"], line["metric"]) == (case, metric)), None)
+
+
+def main() -> None:
+    """Writes the page, or compares it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path, help="of the JSON lines of one machine")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page would change")
+    arguments = parser.parse_args()
+    text = render(arguments.folder)
+    if arguments.check:
+        sys.exit(int(PAGE.read_text(encoding="utf-8") != text))
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def render(folder: pathlib.Path) -> str:
+    """The page's text from a folder of results."""
+    found = {path.stem: read(path) for path in sorted(folder.glob("*.jsonl"))}
+    devices = {line["device"] for results in found.values() for line in results.lines}
+    folder = folder.resolve()
+    shown = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
+    parts = [HEAD.format(devices=", ".join(sorted(devices)), folder=shown.as_posix())]
+    for section in SECTIONS:
+        lines = tuple(line for name in section.files if name in found for line in found[name].lines)
+        if lines:
+            parts.append("\n".join(_section(section, Results(lines=lines))))
+    return "\n".join(parts)
+
+
+def read(path: pathlib.Path) -> Results:
+    """One benchmark's lines."""
+    return Results(lines=tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()))
+
+
+def _section(section: Section, results: Results) -> Iterator[str]:
+    commits = ", ".join(dict.fromkeys(line["commit"] for line in results.lines))
+    yield f"## {section.title}\n\n{section.text}\n"
+    yield from _table(section, results) if section.columns else _list(results.lines)
+    for figure in section.figures:
+        yield f"\n![{section.title}](figures/{figure})"
+    yield f"\nMeasured at commit {commits}.\n"
+
+
+def _table(section: Section, results: Results) -> Iterator[str]:
+    """A row a case, a column a metric; a metric with a peer has its ratio beside it."""
+    titles = ["case", *section.columns.values()]
+    yield _row(titles)
+    yield _row("---" for _ in titles)
+    for case in results.cases():
+        lines = [results.find(case, metric) for metric in section.columns]
+        if any(lines):
+            yield _row([case, *("" if line is None else _value(line, section.ratios) for line in lines)])
+
+
+def _list(lines: Iterable[dict[str, Any]]) -> Iterator[str]:
+    yield _row(("case", "metric", "figure"))
+    yield _row(("---",) * 3)
+    for line in lines:
+        yield _row((line["case"], line["metric"], _value(line, True)))
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _value(line: dict[str, Any], ratios: bool) -> str:
+    text = f"{_number(line['value'])} {line['unit']}".rstrip()
+    if ratios and line["ratio"] is not None:
+        text += f" ({line['ratio']:.2f}x {line['peer']})"
+    return text
+
+
+def _number(value: float) -> str:
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 100 else f"{value:.2f}" if size >= 10 else f"{value:.4g}"
+
+
+if __name__ == "__main__":
+    main()

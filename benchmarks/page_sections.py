@@ -1,0 +1,150 @@
+"""What docs/performance.md says around its figures: a section a benchmark."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page.
+
+    Attributes:
+      title: its heading.
+      files: the results it shows, without ``.jsonl``.
+      text: what was measured and how.
+      columns: titles of the table's columns by metric; a row a case. Empty lists every line.
+      ratios: whether a column shows the peer's ratio.
+      figures: files in ``docs/figures``.
+    """
+
+    title: str
+    files: tuple[str, ...]
+    text: str
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ratios: bool = True
+    figures: tuple[str, ...] = ()
+
+
+HEAD = """# Measured speed
+
+Everything here is from one machine, {devices}, a virtual machine with 24 GB that shares its host: believe the ratios,
+not the milliseconds. Times are medians; both sides of a comparison run in turn in one run, on all cores. A ratio in
+brackets is the peer's time by jrec's, so above 1 jrec is faster. The JSON lines are in `{folder}/`; `python -m
+benchmarks.page {folder}` writes this page from them. **Nothing here was measured on a GPU**; what is known of the GPU
+kernels is in [kernels.md](kernels.md).
+"""
+
+SECTIONS = (
+    Section(
+        title="Whole training steps against PyTorch",
+        files=("train_kaggle", "train_rm1", "train_rm2", "train_rm3", "train_rm4"),
+        text="""\
+`python -m benchmarks.train_step --model kaggle` (rm1, ..): DLRM with `EmbeddingBag(sparse=True)`, the same
+weights, batches, MLPs and Adagrad on both sides; losses are compared before anything is timed. "Cast in loader" is
+how `jrec train` runs where loader threads have cores of their own.""",
+        columns={"step, median": "step", "step, cast in loader, median": "cast in loader"},
+    ),
+    Section(
+        title="Embedding forward and backward against FBGEMM and PyTorch",
+        files=("embedding",),
+        text="""\
+`python -m benchmarks.embedding --device cpu`: 8 tables, 2,048 bags, 20 ids a bag (1 in the one-hot case), Zipf 1.2
+unless said. Forward is a jitted lookup; backward is cast, casted gather-reduce and optimizer step, in place.
+FBGEMM is its CPU table-batched embedding with row-wise Adagrad; PyTorch is `EmbeddingBag(sparse=True)` with
+Adagrad.""",
+        columns={"forward, median": "forward", "backward, median": "backward"},
+    ),
+    Section(
+        title="Tensor Casting: the backward pass as a gather-reduce",
+        files=("casting",),
+        text="""\
+`python -m benchmarks.casting --plot docs/figures`: the paper's Figures 6, 12, 16 and 17 on RM1 to RM4 (all tables
+of a model). The baseline expands, sorts, accumulates and scatters; both sides use the same native kernels, threads
+and radix sort, so the ratio is the algorithm's.""",
+        columns={
+            "cast + casted gather-reduce": "cast + casted gather-reduce",
+            "cast + fused update": "cast + fused update",
+        },
+        figures=(
+            "figure06_traffic.png",
+            "figure12_latency.png",
+            "figure16_batch.png",
+            "figure17_dim.png",
+        ),
+    ),
+    Section(
+        title="Tensor-train tables",
+        files=("tt",),
+        text="""\
+`python -m benchmarks.tt --device cpu --plot docs/figures`: the largest Kaggle table (10,131,227 x 16) at rank 32
+against TT-Rec's algorithm in PyTorch (a batched GEMM a lookup), tensorly-torch and the uncompressed table with
+row-wise Adagrad; ranks, dims and rows; EL-Rec's breakdown (Figures 14, 17, 18); memory (TT-Rec, Figure 8; EL-Rec,
+Table III); pooling factors and the cache of full rows (TT-Rec, Figures 11, 12). [tensor_train.md](tensor_train.md)
+says what they mean.""",
+    ),
+    Section(
+        title="Tensor-train tables: accuracy",
+        files=("accuracy_tt",),
+        text="""\
+`python -m benchmarks.accuracy_tt`: the largest tables compressed against whole tables, three seeds, three
+initializations of the cores (TT-Rec, Figure 6c), on public samples.""",
+    ),
+    Section(
+        title="Criteo Terabyte at full size in 24 GB",
+        files=("terabyte_tt",),
+        text="""\
+`python -m benchmarks.terabyte_tt`: 26 tables capped at 40 M rows, dim 64, tables of a million rows and more
+compressed.""",
+    ),
+    Section(
+        title="Host tables against FBGEMM",
+        files=("host_table",),
+        text="""\
+`python -m benchmarks.host_table`: gather(-reduce) and fused row-wise Adagrad on rows in host memory, without a
+device.""",
+        columns={
+            "gather, median": "gather",
+            "update, median": "update",
+            "both, median": "both",
+            "both, bandwidth": "both, bandwidth",
+        },
+    ),
+    Section(
+        title="The host tier's pipeline",
+        files=("pipeline",),
+        text="""\
+`python -m benchmarks.pipeline`: pipelined against sequential (queue length 1), a plain loop that pools and updates
+on the host, and tables on the device at a size that fits. All stages share two cores here, and device memory is
+host memory.""",
+    ),
+    Section(
+        title="Reordering",
+        files=("reorder",),
+        text="""\
+`python -m benchmarks.reorder`: unique prefixes a batch, and step times, before and after `jrec reorder`
+([reordering.md](reordering.md)).""",
+    ),
+    Section(
+        title="Loading",
+        files=("loader",),
+        text="""\
+`python -m benchmarks.loader`: Criteo-shaped examples (13 dense features, 26 ids), batches of 2,048, shuffled.""",
+    ),
+    Section(
+        title="Preparing",
+        files=("prepare",),
+        text="""\
+`python -m benchmarks.prepare`: a synthetic log in Criteo's format, from text to a finished dataset in a process of
+its own.""",
+    ),
+    Section(
+        title="Accuracy on real clicks",
+        files=("accuracy",),
+        text="""\
+`python -m benchmarks.accuracy`: `jrec prepare criteo-kaggle` and `jrec train configs/criteo_kaggle.toml` on a
+public sample of 79,067 lines in time order, the last tenth of it the test, against scikit-learn's logistic
+regression on hashed features of the same lines.""",
+    ),
+)
