@@ -18,6 +18,7 @@ import pathlib
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import harness
@@ -36,12 +37,14 @@ class Setting:
       config: a shipped configuration.
       common: overrides of every variant.
       compressed: overrides of the compressed ones.
+      others: further overrides of more compressed variants, by name: how AUC is bought with memory.
     """
 
     prepare: tuple[str, ...]
     config: str
     common: tuple[str, ...]
     compressed: tuple[str, ...]
+    others: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
 SETTINGS = {
@@ -70,6 +73,10 @@ SETTINGS = {
             "optimizer.embedding.learning_rate=0.005",
         ),
         compressed=("tables.tt.largest=2", "tables.tt.cores=2", "tables.tt.rank=32"),
+        others={
+            f"largest table alone, rank {rank}": ("tables.tt.largest=1", f"tables.tt.rank={rank}")
+            for rank in (32, 64, 128)
+        },
     ),
 }
 
@@ -107,6 +114,8 @@ def _compare(report: harness.Report, name: str, folder: pathlib.Path, arguments:
     variants: dict[str, tuple[str, ...]] = {"whole": ()}
     for initializer in INITIALIZERS[:1] if report.quick else INITIALIZERS:
         variants[f"tensor-train, {initializer}"] = (*compressed, f"tables.tt.initializer={initializer}")
+    if not report.quick:
+        variants |= {f"tensor-train, {name}": (*compressed, *more) for name, more in setting.others.items()}
     aucs: dict[str, list[float]] = {}
     case = f"{name}, {len(seeds)} seed(s)"
     report.note(f"{name}, every variant: {' '.join(setting.common) or 'no overrides'}")
@@ -120,8 +129,8 @@ def _compare(report: harness.Report, name: str, folder: pathlib.Path, arguments:
             losses = [100 * (whole - auc) / whole for whole, auc in zip(aucs["whole"], aucs[variant], strict=True)]
             report.add(case, f"AUC lost, {variant}, mean", statistics.mean(losses), "%")
             report.add(case, f"AUC lost, {variant}, greatest", max(losses), "%")
-    for metric, value in runs[0]["compression"].items():
-        report.add(case, f"compression of {metric}", value, "times smaller")
+            for metric, value in runs[0]["compression"].items():
+                report.add(case, f"compression of {metric}, {variant}", value, "times smaller")
 
 
 def _train(
