@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -72,7 +73,7 @@ def read(path: pathlib.Path) -> Results:
 def _section(section: Section, results: Results) -> Iterator[str]:
     commits = ", ".join(dict.fromkeys(line["commit"] for line in results.lines))
     yield f"## {section.title}\n\n{section.text}\n"
-    yield from _table(section, results) if section.columns else _list(results.lines)
+    yield from _table(section, results) if section.columns else _list(section, results.lines)
     for figure in section.figures:
         yield f"\n![{section.title}](figures/{figure})"
     yield f"\nMeasured at commit {commits}.\n"
@@ -86,23 +87,24 @@ def _table(section: Section, results: Results) -> Iterator[str]:
     for case in results.cases():
         lines = [results.find(case, metric) for metric in section.columns]
         if any(lines):
-            yield _row([case, *("" if line is None else _value(line, section.ratios) for line in lines)])
+            yield _row([case, *("" if line is None else _value(line) for line in lines)])
 
 
-def _list(lines: Iterable[dict[str, Any]]) -> Iterator[str]:
+def _list(section: Section, lines: Iterable[dict[str, Any]]) -> Iterator[str]:
     yield _row(("case", "metric", "figure"))
     yield _row(("---",) * 3)
     for line in lines:
-        yield _row((line["case"], line["metric"], _value(line, True)))
+        if re.search(section.pattern, line["metric"]):
+            yield _row((line["case"], line["metric"], _value(line)))
 
 
 def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _value(line: dict[str, Any], ratios: bool) -> str:
+def _value(line: dict[str, Any]) -> str:
     text = f"{_number(line['value'])} {line['unit']}".rstrip()
-    if ratios and line["ratio"] is not None:
+    if line["ratio"] is not None:
         text += f" ({line['ratio']:.2f}x {line['peer']})"
     return text
 

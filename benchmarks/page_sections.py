@@ -15,7 +15,7 @@ class Section:
       files: the results it shows, without ``.jsonl``.
       text: what was measured and how.
       columns: titles of the table's columns by metric; a row a case. Empty lists every line.
-      ratios: whether a column shows the peer's ratio.
+      pattern: of the metrics that a list shows.
       figures: files in ``docs/figures``.
     """
 
@@ -23,7 +23,7 @@ class Section:
     files: tuple[str, ...]
     text: str
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    ratios: bool = True
+    pattern: str = ""
     figures: tuple[str, ...] = ()
 
 
@@ -83,6 +83,14 @@ against TT-Rec's algorithm in PyTorch (a batched GEMM a lookup), tensorly-torch 
 row-wise Adagrad; ranks, dims and rows; EL-Rec's breakdown (Figures 14, 17, 18); memory (TT-Rec, Figure 8; EL-Rec,
 Table III); pooling factors and the cache of full rows (TT-Rec, Figures 11, 12). [tensor_train.md](tensor_train.md)
 says what they mean.""",
+        pattern=r"^(forward|forward and backward|step|step, all on), median$|^footprint|^memory",
+        figures=(
+            "tt_figure14_breakdown.png",
+            "tt_figure17_lookup.png",
+            "tt_figure18_backward.png",
+            "tt_figure8_memory.png",
+            "tt_figure12_cache.png",
+        ),
     ),
     Section(
         title="Tensor-train tables: accuracy",
