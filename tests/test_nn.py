@@ -308,7 +308,8 @@ def test_concat_joins_dims_that_dot_cannot_and_no_dense_features_are_fine():
     assert model(batch).shape == (BATCH,)
     assert model.bottom is None
     optimizer = SparseOptimizer(model, dense=optax.adagrad(1e-1), embedding=ops.Adam(learning_rate=1e-2))
-    losses = [float(nnx.jit(train_step)(model, optimizer, batch)[0]) for _ in range(30)]
+    step = nnx.jit(train_step)
+    losses = [float(step(model, optimizer, batch)[0]) for _ in range(30)]
     assert losses[-1] < losses[0]
 
 
