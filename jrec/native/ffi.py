@@ -29,6 +29,8 @@ _FRAME_SIZE, _LIST_SIZE = 168, 40
 # XLA_FFI_Api
 _ERROR_CREATE, _ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 48, 64, 136, 144
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 3, 8, 9
+SERIAL_CHUNKS = 4  # of a job; fewer are not worth waking a thread: some tens of microseconds of work
+
 _METADATA_EXTENSION = 1
 
 malloc = c_function("malloc", types.int64, types.int64)
@@ -76,6 +78,10 @@ def message(text: str) -> Any:
         return types.int64(), codegen
 
     return address
+
+
+bad_layout = message("jrec: this jaxlib's FFI call frames have an unknown layout; use implementation='xla'")
+no_memory = message("jrec: out of memory in a native kernel")
 
 
 @inlined
@@ -250,3 +256,13 @@ def parallel(frame, function, job, chunks, threads):
     while load_acquire(state + 8 * _FINISHED) < chunks:
         sched_yield()
     _leave(state)
+
+
+@inlined
+def new_job(words):
+    """A job of zeros, or 0 where there is no memory."""
+    job = malloc(8 * words)
+    if job != 0:
+        for i in range(words):
+            put_i64(job, i, 0)
+    return job

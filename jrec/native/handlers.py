@@ -17,8 +17,10 @@ from jrec.native.ffi import (
     INVALID_ARGUMENT,
     RESOURCE_EXHAUSTED,
     RESULTS,
+    SERIAL_CHUNKS,
     answered_metadata,
     argument,
+    bad_layout,
     call1,
     data,
     dim,
@@ -27,8 +29,9 @@ from jrec.native.ffi import (
     free,
     integer_attribute,
     known_layout,
-    malloc,
     message,
+    new_job,
+    no_memory,
     parallel,
     pool_size,
     pool_task,
@@ -37,15 +40,11 @@ from jrec.native.ffi import (
 )
 from jrec.native.memory import get_i32, get_i64, put_i64
 
-SERIAL_CHUNKS = 4  # fewer are not worth waking a thread: some tens of microseconds of work
-
 _XLA_BF16, _XLA_F16 = 16, 10
 
 _segment_chunks, _finish_segments = address_of(seg.segment_chunks.symbol), address_of(seg.finish_segments.symbol)
 _cast_chunks, _cast_advance = address_of(cast.cast_chunks.symbol), address_of(cast.cast_advance.symbol)
 
-_bad_layout = message("jrec: this jaxlib's FFI call frames have an unknown layout; use implementation='xla'")
-_no_memory = message("jrec: out of memory in a native kernel")
 _bad_offsets = message("jrec: offsets must ascend from 0 to at most the number of ids; these do not")
 
 
@@ -53,15 +52,6 @@ _bad_offsets = message("jrec: offsets must ascend from 0 to at most the number o
 def _dtype_code(buffer):
     kind = dtype(buffer)
     return BF16 if kind == _XLA_BF16 else (F16 if kind == _XLA_F16 else F32)
-
-
-@inlined
-def _new_job(words):
-    job = malloc(8 * words)
-    if job != 0:
-        for i in range(words):
-            put_i64(job, i, 0)
-    return job
 
 
 @inlined
@@ -75,7 +65,7 @@ def _run_segments(frame, job, threads):
     if failure == 1:
         return error(frame, _bad_offsets(), INVALID_ARGUMENT)
     if failure == 2:
-        return error(frame, _no_memory(), RESOURCE_EXHAUSTED)
+        return error(frame, no_memory(), RESOURCE_EXHAUSTED)
     return np.int64(0)
 
 
@@ -109,10 +99,10 @@ def gather_reduce_handler(frame):
     if answered_metadata(frame):
         return np.int64(0)
     if not known_layout(frame):
-        return error(frame, _bad_layout(), FAILED_PRECONDITION)
-    job = _new_job(seg.JOB_WORDS)
+        return error(frame, bad_layout(), FAILED_PRECONDITION)
+    job = new_job(seg.JOB_WORDS)
     if job == 0:
-        return error(frame, _no_memory(), RESOURCE_EXHAUSTED)
+        return error(frame, no_memory(), RESOURCE_EXHAUSTED)
     _set_segments(job, argument(frame, 0), argument(frame, 1), argument(frame, 2), argument(frame, 3))
     put_i64(job, seg.SEGMENT_COST, seg.GATHER_COST)
     put_i64(job, seg.OUT, data(result(frame, 0)))
@@ -149,10 +139,10 @@ def row_update_handler(frame):
     if answered_metadata(frame):
         return np.int64(0)
     if not known_layout(frame):
-        return error(frame, _bad_layout(), FAILED_PRECONDITION)
-    job = _new_job(seg.JOB_WORDS)
+        return error(frame, bad_layout(), FAILED_PRECONDITION)
+    job = new_job(seg.JOB_WORDS)
     if job == 0:
-        return error(frame, _no_memory(), RESOURCE_EXHAUSTED)
+        return error(frame, no_memory(), RESOURCE_EXHAUSTED)
     _set_table(job, frame, get_i64(frame + RESULTS + 16, 0))
     put_i64(job, seg.SEGMENTS, dim(argument(frame, 1), 0))
     put_i64(job, seg.GRADIENTS, data(argument(frame, 2)))
@@ -168,10 +158,10 @@ def casted_update_handler(frame):
     if answered_metadata(frame):
         return np.int64(0)
     if not known_layout(frame):
-        return error(frame, _bad_layout(), FAILED_PRECONDITION)
-    job = _new_job(seg.JOB_WORDS)
+        return error(frame, bad_layout(), FAILED_PRECONDITION)
+    job = new_job(seg.JOB_WORDS)
     if job == 0:
-        return error(frame, _no_memory(), RESOURCE_EXHAUSTED)
+        return error(frame, no_memory(), RESOURCE_EXHAUSTED)
     _set_segments(job, argument(frame, 5), argument(frame, 3), argument(frame, 2), argument(frame, 6))
     _set_table(job, frame, get_i64(frame + RESULTS + 16, 0) - 2)
     unique = np.int64(get_i32(data(argument(frame, 7)), 0))
@@ -188,10 +178,10 @@ def tensor_cast_handler(frame):
     if answered_metadata(frame):
         return np.int64(0)
     if not known_layout(frame):
-        return error(frame, _bad_layout(), FAILED_PRECONDITION)
-    job = _new_job(cast.JOB_WORDS + cast.TABLE_WORDS)
+        return error(frame, bad_layout(), FAILED_PRECONDITION)
+    job = new_job(cast.JOB_WORDS + cast.TABLE_WORDS)
     if job == 0:
-        return error(frame, _no_memory(), RESOURCE_EXHAUSTED)
+        return error(frame, no_memory(), RESOURCE_EXHAUSTED)
     ids, offsets = argument(frame, 0), argument(frame, 1)
     num_rows, threads = integer_attribute(frame, 0), integer_attribute(frame, 1)
     put_i64(job, cast.IDS, data(ids))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from jrec.native.calls import custom_call, threads_attribute
 from jrec.ops.types import Cast
 
 
@@ -24,7 +20,9 @@ def expand(
     result = jax.ShapeDtypeStruct((parents.shape[0], below.shape[1] * core.shape[2], core.shape[3]), jnp.float32)
     empty = jnp.zeros(0, jnp.int32)
     cast = (empty, empty, empty, jnp.int32(0)) if by_digit is None else _lists(by_digit)
-    return _call("tt_expand", [result])(below, core, parents, digits, count, *cast, threads=_threads())[0]
+    return custom_call("tt_handlers", "tt_expand", [result])(
+        below, core, parents, digits, count, *cast, threads=threads_attribute()
+    )[0]
 
 
 def expand_transpose(
@@ -43,36 +41,11 @@ def expand_transpose(
     """
     results = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (core, below, core)]
     operands = gradient, below, core, parents, digits, count, below_count, *_lists(by_digit)
-    of_core, of_below, _ = _call("tt_expand_transpose", results, {1: 1})(*operands, threads=_threads())
+    of_core, of_below, _ = custom_call("tt_handlers", "tt_expand_transpose", results, {1: 1})(
+        *operands, threads=threads_attribute()
+    )
     return of_below, of_core
 
 
 def _lists(cast: Cast) -> tuple[jax.Array, ...]:
     return cast.rows, cast.offsets, cast.positions, cast.num_unique
-
-
-def _call(
-    name: str, results: Sequence[jax.ShapeDtypeStruct], aliases: dict[int, int] | None = None
-) -> Callable[..., Any]:
-    return jax.ffi.ffi_call(
-        _registered(name), results, vmap_method="sequential", input_output_aliases=aliases, has_side_effect=False
-    )
-
-
-@functools.cache
-def _registered(name: str) -> str:
-    """Registers the handler of a call with XLA; its target name."""
-    import ctypes
-
-    from jrec.native import tt_handlers
-
-    target = f"jrec_{name}"
-    capsule = jax.ffi.pycapsule(ctypes.c_void_p(getattr(tt_handlers, f"{name}_handler").address))
-    jax.ffi.register_ffi_target(target, capsule, platform="cpu", api_version=1)
-    return target
-
-
-def _threads() -> np.int64:
-    from jrec.native.threads import num_threads
-
-    return np.int64(num_threads())

@@ -10,16 +10,18 @@ from jrec.native.compile import address_of, inlined, kernel
 from jrec.native.ffi import (
     FAILED_PRECONDITION,
     RESOURCE_EXHAUSTED,
+    SERIAL_CHUNKS,
     answered_metadata,
     argument,
+    bad_layout,
     data,
     dim,
     error,
     free,
     integer_attribute,
     known_layout,
-    malloc,
-    message,
+    new_job,
+    no_memory,
     parallel,
     pool_size,
     pool_task,
@@ -27,24 +29,10 @@ from jrec.native.ffi import (
 )
 from jrec.native.memory import get_i32, get_i64, put_i64
 
-SERIAL_CHUNKS = 4
-
 _expand = address_of(tt.tt_expand_chunks.symbol)
 _expand_segments = address_of(tt.tt_expand_segments.symbol)
 _below_gradient = address_of(tt.tt_below_gradient_chunks.symbol)
 _core_gradient = address_of(tt.tt_core_gradient_segments.symbol)
-
-_bad_layout = message("jrec: this jaxlib's FFI call frames have an unknown layout; use implementation='xla'")
-_no_memory = message("jrec: out of memory in a native kernel")
-
-
-@inlined
-def _new_job():
-    job = malloc(8 * tt.JOB_WORDS)
-    if job != 0:
-        for i in range(tt.JOB_WORDS):
-            put_i64(job, i, 0)
-    return job
 
 
 @inlined
@@ -101,10 +89,10 @@ def tt_expand_handler(frame):
     if answered_metadata(frame):
         return np.int64(0)
     if not known_layout(frame):
-        return error(frame, _bad_layout(), FAILED_PRECONDITION)
-    job = _new_job()
+        return error(frame, bad_layout(), FAILED_PRECONDITION)
+    job = new_job(tt.JOB_WORDS)
     if job == 0:
-        return error(frame, _no_memory(), RESOURCE_EXHAUSTED)
+        return error(frame, no_memory(), RESOURCE_EXHAUSTED)
     core = argument(frame, 1)
     _set_level(job, argument(frame, 0), core, argument(frame, 2), argument(frame, 3), argument(frame, 4))
     put_i64(job, tt.COLUMNS, dim(core, 2) * dim(core, 3))
@@ -127,10 +115,10 @@ def tt_expand_transpose_handler(frame):
     if answered_metadata(frame):
         return np.int64(0)
     if not known_layout(frame):
-        return error(frame, _bad_layout(), FAILED_PRECONDITION)
-    job = _new_job()
+        return error(frame, bad_layout(), FAILED_PRECONDITION)
+    job = new_job(tt.JOB_WORDS)
     if job == 0:
-        return error(frame, _no_memory(), RESOURCE_EXHAUSTED)
+        return error(frame, no_memory(), RESOURCE_EXHAUSTED)
     below, core = argument(frame, 1), argument(frame, 2)
     _set_level(job, below, core, argument(frame, 3), argument(frame, 4), argument(frame, 5))
     put_i64(job, tt.COLUMNS, dim(core, 2) * dim(core, 3))

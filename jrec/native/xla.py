@@ -10,19 +10,16 @@ import functools
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrec.native.calls import custom_call, threads_attribute
 from jrec.native.hyper import hyperparameters, kind_of
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.types import Cast
-
-if TYPE_CHECKING:
-    from jrec.native.compile import Kernel
 
 _ENTRIES_PER_CHUNK = 16384  # of a cast: each chunk costs a scan of its 2,048 counters per pass
 
@@ -68,14 +65,14 @@ def gather_reduce(
     chunks, pieces = _split(indices.size, segments, longest, kernels.GATHER_COST)
     results = [_f32(segments, dim), _f32(pieces, dim), _i32(chunks if pieces else 0)]
     operands = _supported(source), indices, _or_empty(offsets, jnp.int32), _or_empty(weights, jnp.float32)
-    return _custom_call("gather_reduce", results)(*operands, threads=_threads())[0]
+    return custom_call("handlers", "gather_reduce", results)(*operands, threads=threads_attribute())[0]
 
 
 def tensor_cast(ids: jax.Array, offsets: jax.Array | None, *, num_rows: int, unique_capacity: int) -> Cast:
     """See ``jrec.ops.tensor_cast``."""
     from jrec.native import cast_kernels
 
-    capacity, threads = ids.size, int(_threads())
+    capacity, threads = ids.size, int(threads_attribute())
     chunks = max(1, min(4 * threads, capacity // _ENTRIES_PER_CHUNK)) if threads > 1 else 1
     results = [
         _i32(unique_capacity), _i32(unique_capacity + 1), _i32(capacity), _i32(capacity),
@@ -83,7 +80,7 @@ def tensor_cast(ids: jax.Array, offsets: jax.Array | None, *, num_rows: int, uni
         jax.ShapeDtypeStruct((4 * capacity,), jnp.uint32),  # uint64 pairs, twice
         _i32(0 if offsets is None else capacity), _i32(chunks << cast_kernels.MAX_DIGIT_BITS),
     ]  # fmt: skip
-    call = _custom_call("tensor_cast", results)
+    call = custom_call("handlers", "tensor_cast", results)
     rows, bounds, sources, positions, num_unique, *_ = call(
         ids, _or_empty(offsets, jnp.int32), num_rows=np.int64(num_rows), threads=np.int64(threads)
     )
@@ -140,31 +137,9 @@ def _update(
     state = [table, *(slots[slot] for slot in optimizer.slots)]
     results = [*scratch, *(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in state)]
     aliases = {len(operands) + i: len(scratch) + i for i in range(len(state))}
-    call = _custom_call(name, results, aliases)
-    new = call(*operands, *state, kind=np.int64(kind_of(optimizer)), threads=_threads())[len(scratch) :]
+    call = custom_call("handlers", name, results, aliases)
+    new = call(*operands, *state, kind=np.int64(kind_of(optimizer)), threads=threads_attribute())[len(scratch) :]
     return new[0], dict(zip(optimizer.slots, new[1:], strict=True))
-
-
-def _custom_call(
-    name: str, results: Sequence[jax.ShapeDtypeStruct], aliases: dict[int, int] | None = None
-) -> Callable[..., Any]:
-    return jax.ffi.ffi_call(
-        _registered(name), results, vmap_method="sequential", input_output_aliases=aliases, has_side_effect=False
-    )
-
-
-@functools.cache
-def _registered(name: str) -> str:
-    """Registers the handler of an op with XLA, compiling it where the cache has it not; its target name."""
-    import ctypes
-
-    from jrec.native import handlers
-
-    handler: Kernel = getattr(handlers, f"{name}_handler")
-    target = f"jrec_{name}"
-    capsule = jax.ffi.pycapsule(ctypes.c_void_p(handler.address))
-    jax.ffi.register_ffi_target(target, capsule, platform="cpu", api_version=1)
-    return target
 
 
 def _split(capacity: int, segments: int, longest: int, segment_cost: int) -> tuple[int, int]:
@@ -173,12 +148,6 @@ def _split(capacity: int, segments: int, longest: int, segment_cost: int) -> tup
 
     chunks = max_chunks(capacity, segments, segment_cost)
     return chunks, max_pieces(longest, chunks)
-
-
-def _threads() -> np.int64:
-    from jrec.native.threads import num_threads
-
-    return np.int64(num_threads())
 
 
 def _supported(array: jax.Array) -> jax.Array:

@@ -1,0 +1,44 @@
+"""Calls of native handlers from jitted programs; a handler is compiled, or found in the cache, when first called."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def custom_call(
+    module: str, name: str, results: Sequence[jax.ShapeDtypeStruct], aliases: dict[int, int] | None = None
+) -> Callable[..., Any]:
+    """The call of ``jrec.native.MODULE.NAME_handler``, whose ``aliases`` are results by operands in their place."""
+    return jax.ffi.ffi_call(
+        _registered(module, name),
+        results,
+        vmap_method="sequential",
+        input_output_aliases=aliases,
+        has_side_effect=False,
+    )
+
+
+@functools.cache
+def _registered(module: str, name: str) -> str:
+    """Registers a handler with XLA; its target name."""
+    import ctypes
+
+    handler = getattr(importlib.import_module(f"jrec.native.{module}"), f"{name}_handler")
+    target = f"jrec_{name}"
+    jax.ffi.register_ffi_target(
+        target, jax.ffi.pycapsule(ctypes.c_void_p(handler.address)), platform="cpu", api_version=1
+    )
+    return target
+
+
+def threads_attribute() -> np.int64:
+    """How many threads a call may use."""
+    from jrec.native.threads import num_threads
+
+    return np.int64(num_threads())
