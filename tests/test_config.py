@@ -48,7 +48,7 @@ b1 = 0.5
 [optimizer.embedding]
 name = "sgd"
 
-[schedule]
+[lr_schedule]
 kind = "warmup_cosine"
 warmup_steps = 10
 """
@@ -163,7 +163,8 @@ def test_the_last_override_wins_and_tables_merge(full):
         ("optimizer.name=sgd", ["optimizer.b1 is 0.5", "'sgd'"]),
         ("optimizer.name=rowwise_adagrad", ["optimizer.name must be one of"]),
         ("optimizer.embedding.eps=0", ["optimizer.embedding.eps is 0.0", "above 0"]),
-        ("schedule.decay_start=5", ["schedule.decay_start is 5", "schedule.warmup_steps = 10"]),
+        ("lr_schedule.decay_start=5", ["lr_schedule.decay_start is 5", "lr_schedule.warmup_steps = 10"]),
+        ("schedule.kind=constant", ["override 'schedule.kind=constant'", "[schedule] is called [lr_schedule]"]),
         ("evaluate.splits=[]", ["evaluate.every_steps is 5", "evaluate.splits is empty"]),
         ("evaluate.splits=test", ["evaluate.splits must be an array", "'test'"]),
         ('evaluate.final_splits=["test","test"]', ["evaluate.final_splits", "once"]),
@@ -283,7 +284,7 @@ def test_shipped_configurations_load_and_say_where_they_are_from(path):
     config = load_config(path)
     assert config.name == path.stem
     assert path.read_text().startswith("#")
-    config.schedule.build(total_steps=10**6)
+    config.lr_schedule.build(total_steps=10**6)
     assert TrainConfig.from_dict(tomllib.loads(config.to_toml())) == config
 
 
@@ -325,7 +326,7 @@ def test_hyperparameters_fit_the_row_optimizers(name):
 
 @pytest.mark.parametrize("name", [n for n in ROW_OPTIMIZERS if n != "rowwise_adagrad"])
 def test_dense_optimizer_equals_the_row_optimizer_of_its_name(name):
-    factor = configs.ScheduleConfig(warmup_steps=3).build(10)
+    factor = configs.LRScheduleConfig(warmup_steps=3).build(10)
     dense = configs.OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.01)
     optimizer = dense.build(factor)
     values = {**dense.hyperparameters(), "learning_rate": lambda step: 0.1 * factor(step)}
@@ -354,7 +355,7 @@ def mlperf_factor(step_count, warmup, start, length):
 
 
 def test_poly_decay_is_mlperfs():
-    schedule = configs.ScheduleConfig(kind="warmup_poly_decay", warmup_steps=10, decay_start=20, decay_steps=30)
+    schedule = configs.LRScheduleConfig(kind="warmup_poly_decay", warmup_steps=10, decay_start=20, decay_steps=30)
     factors = np.asarray(jax.vmap(schedule.build(100))(jnp.arange(100)))
     for step, factor in enumerate(factors):
         expected = mlperf_factor(step + 1, 10, 20, 30)
@@ -366,7 +367,7 @@ def test_other_schedules():
     steps = np.arange(total)
 
     def factors(**values):
-        return np.asarray(jax.vmap(configs.ScheduleConfig(**values).build(total))(jnp.arange(total)))
+        return np.asarray(jax.vmap(configs.LRScheduleConfig(**values).build(total))(jnp.arange(total)))
 
     up = np.minimum((steps + 1) / 10, 1)
     np.testing.assert_allclose(factors(warmup_steps=10), up, atol=1e-6)
@@ -376,11 +377,11 @@ def test_other_schedules():
     np.testing.assert_allclose(factors(kind="warmup_linear", warmup_steps=10, end_factor=0.1), linear, atol=1e-6)
     cosine = up * (1 + np.cos(np.pi * progress)) / 2
     np.testing.assert_allclose(factors(kind="warmup_cosine", warmup_steps=10), cosine, atol=1e-6)
-    assert configs.ScheduleConfig(kind="warmup_cosine").build(total)(7).dtype == jnp.float32
+    assert configs.LRScheduleConfig(kind="warmup_cosine").build(total)(7).dtype == jnp.float32
 
 
 def test_a_decay_after_the_end_is_an_error():
-    schedule = configs.ScheduleConfig(kind="warmup_linear", warmup_steps=100)
+    schedule = configs.LRScheduleConfig(kind="warmup_linear", warmup_steps=100)
     with pytest.raises(ConfigError, match=r"step 100 of a run of 100 steps"):
         schedule.build(total_steps=100)
 

@@ -16,7 +16,7 @@ Compress tables of a trained model into tensor trains (TT-SVD), and write a run 
 CHECKPOINT is a run folder (its latest checkpoint is taken) or one checkpoint in it, RUN/checkpoints/STEP. Prints each
 table's error and compression, and AUC and log loss before and after on the splits valid and test; the same goes into
 OUT/report/compression.json. To train on, raise epochs: `jrec train OUT/config.toml epochs=2 --resume` (where the
-schedule does not depend on it). The slots of the cores begin fresh."""
+lr_schedule does not depend on it). The slots of the cores begin fresh."""
 EPILOG = """examples:
   jrec compress runs/kaggle --rank 32 --largest 7 --out runs/kaggle_tt32
   jrec compress runs/kaggle --rank 64 --min-rows 1000000 --out runs/kaggle_tt64

@@ -77,8 +77,8 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
 
 
 def build_optimizer(config: TrainConfig, model: nnx.Module, total_steps: int) -> SparseOptimizer:
-    """Dense and row optimizers whose learning rates follow ``[schedule]`` over ``total_steps``."""
-    factor = config.schedule.build(total_steps)
+    """Dense and row optimizers whose learning rates follow ``[lr_schedule]`` over ``total_steps``."""
+    factor = config.lr_schedule.build(total_steps)
     rows = config.optimizer.embedding
     return SparseOptimizer(
         model,

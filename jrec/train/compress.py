@@ -258,7 +258,7 @@ def _configuration(
 def _write(run: RestoredRun, config: TrainConfig, trains: Mapping[str, Sequence[Any]], *, overwrite: bool) -> None:
     layout = build_layout(config, run.schema)
     model = build_model(config, run.schema, layout)
-    optimizer = build_optimizer(dataclasses.replace(config, schedule=run.config.schedule), model, total_steps=1)
+    optimizer = build_optimizer(dataclasses.replace(config, lr_schedule=run.config.lr_schedule), model, total_steps=1)
     _carry_over(run, model, optimizer, trains)
     state, _ = compile_run(model, optimizer)
     with open_run_folder(config, resume=False, overwrite=overwrite) as folder:

@@ -1,7 +1,8 @@
 """The configuration of a training run: ``load_config`` reads it from TOML and ``section.key=value`` overrides.
 
 Sections: ``[data]``, ``[model]``, ``[tables]`` (``config_tables``), ``[optimizer]``, ``[optimizer.embedding]`` and
-``[schedule]`` (``config_optimizer``), ``[evaluate]``, ``[checkpoint]``, ``[log]``. Only ``data.path`` has no default.
+``[lr_schedule]`` (``config_optimizer``), ``[evaluate]``, ``[checkpoint]``, ``[log]``. Only ``data.path`` has no
+default.
 This module imports no JAX.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, override
 
 from jrec.errors import ConfigError
-from jrec.train.config_optimizer import EmbeddingOptimizerConfig, OptimizerConfig, ScheduleConfig
+from jrec.train.config_optimizer import EmbeddingOptimizerConfig, LRScheduleConfig, OptimizerConfig
 from jrec.train.config_tables import TableOverride, TablesConfig, TTCacheSection, TTSection
 from jrec.train.overrides import read_tables
 from jrec.train.typed_toml import Range, Section, describe
@@ -26,10 +27,10 @@ __all__ = [
     "EmbeddingOptimizerConfig",
     "EvaluateConfig",
     "FeatureOverride",
+    "LRScheduleConfig",
     "LogConfig",
     "ModelConfig",
     "OptimizerConfig",
-    "ScheduleConfig",
     "TTCacheSection",
     "TTSection",
     "TableOverride",
@@ -197,7 +198,7 @@ class TrainConfig(Section):
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     tables: TablesConfig = dataclasses.field(default_factory=TablesConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+    lr_schedule: LRScheduleConfig = dataclasses.field(default_factory=LRScheduleConfig)
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     log: LogConfig = dataclasses.field(default_factory=LogConfig)
@@ -225,6 +226,8 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
         names the file or the override, the key, what it takes, and for unknown keys the nearest valid one.
     """
     content, origins = read_tables(path, overrides)
+    if isinstance(content.get("schedule"), Mapping):
+        raise ConfigError(f"{origins['schedule']}: the section [schedule] is called [lr_schedule]; rename it")
     if "name" not in content:
         content["name"] = re.sub(r"[^\w.+-]|^[.+-]+", "_", pathlib.Path(path).stem)
     return TrainConfig.from_dict(content, origins)

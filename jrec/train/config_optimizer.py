@@ -1,4 +1,4 @@
-"""The ``[optimizer]`` and ``[schedule]`` sections, and the optax objects that they describe."""
+"""The ``[optimizer]`` and ``[lr_schedule]`` sections, and the optax objects that they describe."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class OptimizerConfig(_Optimizer):
         """The optax optimizer of the dense parameters.
 
         Args:
-          factor: what multiplies the learning rate, by step (``ScheduleConfig.build``).
+          factor: what multiplies the learning rate, by step (``LRScheduleConfig.build``).
         """
         import optax
 
@@ -132,8 +132,8 @@ def _under_standard_promotion(optimizer: optax.GradientTransformation) -> optax.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScheduleConfig(Section):
-    """``[schedule]``: a factor on the learning rates, by step.
+class LRScheduleConfig(Section):
+    """``[lr_schedule]``: a factor on the learning rates, by step.
 
     The factor climbs linearly to 1 over ``warmup_steps``, stays there until ``decay_start``, and falls to
     ``end_factor`` over ``decay_steps``: along a straight line, half a cosine, or a polynomial of ``power`` (2 in the
@@ -156,8 +156,8 @@ class ScheduleConfig(Section):
     def check(self) -> None:
         if 0 < self.decay_start < self.warmup_steps:
             raise ConfigError(
-                f"schedule.decay_start is {self.decay_start}, before the end of the warm-up at schedule.warmup_steps ="
-                f" {self.warmup_steps}"
+                f"lr_schedule.decay_start is {self.decay_start}, before the end of the warm-up at"
+                f" lr_schedule.warmup_steps = {self.warmup_steps}"
             )
 
     def build(self, total_steps: int) -> optax.Schedule:
@@ -178,9 +178,9 @@ class ScheduleConfig(Section):
         length = self.decay_steps or total_steps - start
         if self.kind != "constant" and length < 1:
             raise ConfigError(
-                f"schedule.kind is {self.kind!r}, but the decay would start at step {start:,} of a run of"
-                f" {total_steps:,} steps; lower schedule.warmup_steps or schedule.decay_start, or set"
-                " schedule.decay_steps"
+                f"lr_schedule.kind is {self.kind!r}, but the decay would start at step {start:,} of a run of"
+                f" {total_steps:,} steps; lower lr_schedule.warmup_steps or lr_schedule.decay_start, or set"
+                " lr_schedule.decay_steps"
             )
 
         def factor(step: Any) -> Any:

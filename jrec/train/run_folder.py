@@ -81,7 +81,7 @@ def _clear(folder: pathlib.Path) -> None:
 
 
 def _check_same_run(old: TrainConfig, new: TrainConfig, folder: pathlib.Path) -> None:
-    schedule_ignores_length = new.schedule.kind == "constant" or new.schedule.decay_steps > 0
+    schedule_ignores_length = new.lr_schedule.kind == "constant" or new.lr_schedule.decay_steps > 0
     free = (*FREE, *LENGTH) if schedule_ignores_length else FREE
     changed = {k: v for k, v in differences(old, new).items() if not k.startswith(free)}
     if changed:
