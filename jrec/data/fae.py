@@ -1,0 +1,254 @@
+"""The FAE form of a dataset: examples that read hot rows alone, apart from all others (FAE, §III-B; ``jrec fae pack``).
+
+    DIR/
+      fae.json            this module; written last
+      hot_rows/TABLE.npy  (hot rows,) uint32 ascending; absent for tables that are hot whole or have no hot row
+      hot/                a dataset of the hot training examples; its tables are the hot rows and no others
+      cold/               a dataset of the source's tables: the other training examples; valid and test of the source
+
+An id of ``hot/`` is the place of its row in the ascending list of the table's hot rows; ``cold/`` has the source's ids
+and bijections. Both are ordinary datasets in order of time unless they were shuffled. A split without examples is
+left out, and ``hot/`` as a whole where no example is hot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jrec.data.reorder_file import write_atomically
+from jrec.data.schema import DatasetError, Schema
+
+FORMAT, VERSION = "jrec-fae", 1
+MANIFEST_FILE = "fae.json"
+HOT, COLD, ROWS = "hot", "cold", "hot_rows"
+_ADVICE = "copy it again, or pack the dataset anew with `jrec fae pack`"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HotTable:
+    """A table's entry.
+
+    Attributes:
+      name: of the table, in the source, in ``hot/`` and in ``cold/``.
+      rows: of the source's table, and of that in ``cold/``.
+      hot: how many of them are hot.
+      file: of the hot rows, relative to the folder; None where all rows are hot or none is.
+      sha256: of the file.
+    """
+
+    name: str
+    rows: int
+    hot: int
+    file: str | None = None
+    sha256: str | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether every row is hot; ids are then the same in ``hot/`` and ``cold/``."""
+        return self.hot == self.rows
+
+    @property
+    def placeholder(self) -> bool:
+        """Whether no row is hot. The table has one row in ``hot/`` all the same, which no example there reads."""
+        return self.hot == 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FaeManifest:
+    """What an FAE folder holds.
+
+    Attributes:
+      folder: where it lies.
+      name: of the source dataset.
+      dataset: the source's ``jrec.access.fingerprint``.
+      tables: in the source's order.
+      hot_examples, cold_examples: of the training split; together each of the source's once.
+      content: checksum of the training examples' content, whatever their order: of the source and of what was written.
+      seed: of the order of the examples; None where hot and cold ones keep the order of time.
+      threshold: a row is hot that at least this share of the inputs accesses; None where the hot rows were just given.
+      calibration: how the hot rows were chosen, JSON types; empty where they were just given.
+      files: SHA-256 of every shard of hot and cold training examples, by path relative to the folder.
+    """
+
+    folder: pathlib.Path
+    name: str
+    dataset: str
+    tables: tuple[HotTable, ...]
+    hot_examples: int
+    cold_examples: int
+    content: str
+    seed: int | None = None
+    threshold: float | None = None
+    calibration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def hot_folder(self) -> pathlib.Path:
+        """The dataset of the hot examples; absent where ``hot_examples`` is 0."""
+        return self.folder / HOT
+
+    @property
+    def cold_folder(self) -> pathlib.Path:
+        """The dataset of the cold examples, and of validation and test."""
+        return self.folder / COLD
+
+    @functools.cached_property
+    def hot_rows(self) -> dict[str, np.ndarray]:
+        """The hot rows of every table: (hot,) uint32 ascending, numbered as the loader of ``cold/`` yields them.
+
+        Raises:
+          DatasetError: naming a file that is missing, damaged or not such a list.
+        """
+        return {table.name: self._rows_of(table) for table in self.tables}
+
+    @functools.cached_property
+    def hot_schema(self) -> Schema | None:
+        """Of ``hot/``: each table has its hot rows, or one where it has none. None where no example is hot.
+
+        Raises:
+          DatasetError: if the dataset is missing, damaged, or does not go with this manifest.
+        """
+        if not self.hot_examples:
+            return None
+        schema = Schema.load(self.hot_folder)
+        self._check(schema, self.hot_folder, {t.name: max(t.hot, 1) for t in self.tables}, self.hot_examples)
+        return schema
+
+    @functools.cached_property
+    def cold_schema(self) -> Schema:
+        """Of ``cold/``: the source's tables. It has no training split where all examples are hot.
+
+        Raises:
+          DatasetError: if the dataset is missing, damaged, or does not go with this manifest.
+        """
+        schema = Schema.load(self.cold_folder)
+        self._check(schema, self.cold_folder, {t.name: t.rows for t in self.tables}, self.cold_examples)
+        return schema
+
+    def save(self) -> None:
+        """Writes ``fae.json`` atomically."""
+        content = dataclasses.asdict(self)
+        del content["folder"]
+        content = {"format": FORMAT, "version": VERSION, **content}
+        text = json.dumps({**content, "sha256": _digest(content)}, indent=1, allow_nan=False) + "\n"
+        write_atomically(self.folder / MANIFEST_FILE, text.encode())
+
+    @staticmethod
+    def load(folder: str | os.PathLike[str]) -> FaeManifest:
+        """Reads and checks ``fae.json``; hot rows and schemas are read when they are first asked for.
+
+        Raises:
+          DatasetError: if the folder is no finished FAE folder, of another version, or the file is damaged.
+        """
+        folder = pathlib.Path(folder)
+        path = folder / MANIFEST_FILE
+        if not path.is_file():
+            raise DatasetError(
+                f"{folder} is not a finished FAE folder: it has no {MANIFEST_FILE}. Make one with `jrec fae pack`; if"
+                " one was interrupted, run the same command again"
+            )
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            found, digest = (content["format"], content["version"]), content.pop("sha256")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise DatasetError(f"{path} is damaged ({error!r}); {_ADVICE}") from error
+        if found != (FORMAT, VERSION):
+            raise DatasetError(
+                f"{path} is of format {found[0]!r} version {found[1]!r}, but this jrec reads {FORMAT!r} version"
+                f" {VERSION}; pack the dataset again or use the jrec that made it"
+            )
+        if digest != _digest(content):
+            raise DatasetError(f"{path} is damaged: its checksum does not fit; {_ADVICE}")
+        del content["format"], content["version"]
+        tables = tuple(HotTable(**table) for table in content.pop("tables"))
+        return FaeManifest(folder=folder, tables=tables, **content)
+
+    def verify_files(self) -> None:
+        """Reads every file of hot rows and hot or cold training examples, and compares its checksum.
+
+        Raises:
+          DatasetError: naming the first file that is missing or damaged.
+        """
+        _ = self.hot_rows
+        for name, digest in self.files.items():
+            check_sha256(self.folder / name, digest)
+
+    def _rows_of(self, table: HotTable) -> np.ndarray:
+        if table.file is None:
+            return np.arange(table.hot, dtype=np.uint32)  # all or none
+        path = self.folder / table.file
+        check_sha256(path, table.sha256)
+        rows = np.load(path, allow_pickle=False)
+        if not is_row_list(rows, table.rows) or len(rows) != table.hot:
+            raise DatasetError(f"{path} is no ascending list of {table.hot:,} of {table.rows:,} rows; {_ADVICE}")
+        return rows
+
+    def _check(self, schema: Schema, folder: pathlib.Path, rows: Mapping[str, int], examples: int) -> None:
+        train = schema.splits.get("train")
+        if {t.name: t.rows for t in schema.tables} != rows or (train.examples if train else 0) != examples:
+            raise DatasetError(f"{folder} does not go with {self.folder / MANIFEST_FILE}; {_ADVICE}")
+
+
+def is_fae_folder(folder: str | os.PathLike[str]) -> bool:
+    """Whether this is a finished folder of ``jrec fae pack``."""
+    return (pathlib.Path(folder) / MANIFEST_FILE).is_file()
+
+
+def is_row_list(rows: np.ndarray, table_rows: int) -> bool:
+    """Whether these are distinct rows of a table, ascending and uint32."""
+    if rows.dtype != np.uint32 or rows.ndim != 1:
+        return False
+    return not len(rows) or (bool((rows[1:] > rows[:-1]).all()) and int(rows[-1]) < table_rows)
+
+
+def save_hot_rows(folder: pathlib.Path, name: str, table_rows: int, rows: np.ndarray) -> HotTable:
+    """Writes a table's hot rows, where its entry needs a file, and returns the entry.
+
+    Raises:
+      ValueError: if ``rows`` is no ascending uint32 list of rows of the table.
+    """
+    if not is_row_list(rows, table_rows):
+        raise ValueError(f"hot rows of table {name!r} must be ascending uint32 numbers below {table_rows:,}")
+    if len(rows) in (0, table_rows):
+        return HotTable(name=name, rows=table_rows, hot=len(rows))
+    content = io.BytesIO()
+    np.save(content, rows, allow_pickle=False)
+    path = folder / ROWS / f"{name}.npy"
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, content.getbuffer())
+    digest = hashlib.sha256(content.getbuffer()).hexdigest()
+    return HotTable(name=name, rows=table_rows, hot=len(rows), file=f"{ROWS}/{path.name}", sha256=digest)
+
+
+def check_sha256(path: pathlib.Path, expected: str | None) -> None:
+    """Refuses a file that is missing or whose SHA-256 is another.
+
+    Raises:
+      DatasetError: naming the file.
+    """
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read ({error.strerror or error}); {_ADVICE}") from error
+    if found != expected:
+        raise DatasetError(f"{path} is damaged: its SHA-256 is {found}, not {expected}; {_ADVICE}")
+
+
+def sha256_of(path: pathlib.Path) -> str:
+    """Of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
