@@ -28,7 +28,8 @@ class EmbeddingCollection(nnx.Module):
     """All embedding tables of a model, each in its tier: whole on the device, or as the cores of a tensor train.
 
     Every table starts uniform in ±1/sqrt(rows), as in the reference DLRM, or, of tier "tt", as ``tt_init`` draws it.
-    Rows of tier "host" are not in here: a step gets those of its batch (``jrec.train.host_step``).
+    Rows of tiers "host" and "planned" are not in here: a step gets those of its batch (``jrec.train.host_step``,
+    ``jrec.train.mesh_step``).
 
     Args:
       layout: the tables and features.
@@ -81,11 +82,13 @@ class EmbeddingCollection(nnx.Module):
         """Phase one: activations (num_bags, dim) by stack, and what their backward pass needs."""
         if missing := [name for name in self.tt if name not in bags]:
             raise ValueError(f"there are no bags for tensor-train table(s) {', '.join(missing)}, only {sorted(bags)}")
-        elsewhere = [n for n, s in self.layout.stacks.items() if s.tier == "host" and n not in self.stacks]
+        elsewhere = [
+            n for n, s in self.layout.stacks.items() if s.tier in ("host", "planned") and n not in self.stacks
+        ]
         if elsewhere:
             raise ValueError(
-                f"the rows of stack(s) {', '.join(elsewhere)} are in host memory; give the step those of its batch"
-                " (jrec.train.host_step, jrec.host.HostPipeline)"
+                f"the rows of stack(s) {', '.join(elsewhere)} are in host memory or on several devices; give the step"
+                " those of its batch (jrec.train.host_step and jrec.host.HostPipeline, jrec.train.mesh_step)"
             )
         on_device = {name: of for name, of in bags.items() if name not in self.tt}
         activations, device_residuals = lookup(self.arrays(), on_device, implementation=self.implementation)

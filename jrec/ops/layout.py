@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from jrec.ops.tt.shape import MAX_ROWS, TTShape
 
-Tier = Literal["device", "tt", "host"]
+Tier = Literal["device", "tt", "host", "planned"]
 TIERS: tuple[str, ...] = get_args(Tier)
 Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
@@ -28,8 +28,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 class TableConfig:
     """One embedding table: ``rows`` vectors of ``dim`` elements of ``dtype``.
 
-    Its ``tier`` says where the rows live: whole on the "device", as tensor-train cores of ``tt_shape`` ("tt"), or in
-    "host" memory.
+    Its ``tier`` says where the rows live: whole on the "device", as tensor-train cores of ``tt_shape`` ("tt"), in
+    "host" memory, or each row where a plan for several devices says ("planned").
     """
 
     name: str

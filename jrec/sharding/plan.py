@@ -216,7 +216,7 @@ def build_plan(problem: Problem, placement: Placement, info: Mapping[str, Any] |
     # One array per (stack, owner) of sharded rows, per stack of replicated and host rows, per table of others.
     array = np.where(tier == TT, len(stacks) + table, stack) * (problem.devices + 1) + owner + 1
     array = array * len(TIER_NAMES) + tier
-    offset = _running(array, stop - start)
+    offset = running_offsets(array, stop - start)
     holds = path[way] == np.arange(problem.devices)
     holds &= ((tier == SHARDED)[:, None]) & (np.arange(problem.devices) != owner[:, None])
     copy_segment, copy_device = np.nonzero(holds)
@@ -240,12 +240,12 @@ def build_plan(problem: Problem, placement: Placement, info: Mapping[str, Any] |
         way=way.astype(np.int32),
         copy_segment=copy_segment.astype(np.int32),
         copy_device=copy_device.astype(np.int16),
-        copy_offset=sizes[where] + _running(where, length),
+        copy_offset=sizes[where] + running_offsets(where, length),
         info=dict(info or {}) | {"core_bytes": placement.core_bytes, "core_seconds": placement.core_seconds},
     )
 
 
-def _running(group: np.ndarray, length: np.ndarray) -> np.ndarray:
+def running_offsets(group: np.ndarray, length: np.ndarray) -> np.ndarray:
     """(n,) int64: how much the earlier members of each one's group take."""
     order = np.argsort(group, kind="stable")
     total = np.cumsum(length[order]) - length[order]

@@ -140,7 +140,7 @@ def parameter_counts(model: DLRM) -> dict[str, dict[str, Any]]:
         rows = stack.shape.rows
         counts[name] = {"parameters": sum(x.size for x in arrays), "bytes": sum(x.nbytes for x in arrays), "rows": rows}
     for stack in model.embeddings.layout.members:
-        if stack.tier == "host":
+        if stack.tier in ("host", "planned"):
             parameters = stack.rows * stack.dim
             size = jax.numpy.dtype(stack.dtype).itemsize
             counts[stack.name] = {"parameters": parameters, "bytes": size * parameters, "rows": stack.rows}

@@ -1,8 +1,8 @@
 """The configuration of a training run: ``load_config`` reads it from TOML and ``section.key=value`` overrides.
 
 Sections: ``[data]``, ``[model]``, ``[tables]`` (``config_tables``), ``[optimizer]``, ``[optimizer.embedding]`` and
-``[lr_schedule]`` (``config_optimizer``), ``[evaluate]``, ``[checkpoint]``, ``[log]``. Only ``data.path`` has no
-default.
+``[lr_schedule]`` (``config_optimizer``), ``[evaluate]``, ``[checkpoint]``, ``[log]`` and ``[mesh]``
+(``config_mesh``). Only ``data.path`` has no default.
 This module imports no JAX.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, override
 
 from jrec.errors import ConfigError
+from jrec.train.config_mesh import MeshConfig
 from jrec.train.config_optimizer import EmbeddingOptimizerConfig, LRScheduleConfig, OptimizerConfig
 from jrec.train.config_tables import TableOverride, TablesConfig, TTCacheSection, TTSection
 from jrec.train.overrides import read_tables
@@ -29,6 +30,7 @@ __all__ = [
     "FeatureOverride",
     "LRScheduleConfig",
     "LogConfig",
+    "MeshConfig",
     "ModelConfig",
     "OptimizerConfig",
     "TTCacheSection",
@@ -187,6 +189,8 @@ class TrainConfig(Section):
       epochs: passes over the training split.
       max_steps: stop after so many steps at the latest; 0 for no limit.
       out: the run folder, ``runs/NAME`` unless given.
+      plan: file of the plan that says which device keeps which rows (``jrec plan``), for a mesh; without one, the rows
+        of every table are dealt to the devices in turn.
     """
 
     data: DataConfig
@@ -195,6 +199,7 @@ class TrainConfig(Section):
     epochs: Positive = 1
     max_steps: Count = 0
     out: str = ""
+    plan: str = ""
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     tables: TablesConfig = dataclasses.field(default_factory=TablesConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -202,11 +207,17 @@ class TrainConfig(Section):
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     log: LogConfig = dataclasses.field(default_factory=LogConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
 
     @override
     def check(self) -> None:
         if not re.fullmatch(r"[\w][\w.+-]*", self.name):
             raise ConfigError(f"name is {self.name!r}; use letters, digits, '_', '.', '+' and '-', and no '.' at first")
+        if self.plan and not self.mesh.on:
+            raise ConfigError(
+                f"plan is {self.plan!r}, but mesh.devices is {self.mesh.devices}: a plan places rows on several"
+                " devices. Set mesh.devices to the plan's number of devices, or leave out plan"
+            )
         if not self.out:
             object.__setattr__(self, "out", f"runs/{self.name}")
 

@@ -26,7 +26,7 @@ LOCK_FILE = ".lock"
 
 # What a resumed run may change: how it is watched and saved, not what it computes.
 FREE = (
-    "log.", "evaluate.", "checkpoint.", "tables.host.",
+    "log.", "evaluate.", "checkpoint.", "tables.host.", "mesh.", "plan",
     "data.workers", "data.prefetch", "data.eval_batch_size", "data.path", "out",
 )  # fmt: skip
 LENGTH = ("epochs", "max_steps")

@@ -44,6 +44,7 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
         raise ConfigError(
             f"tables.overrides.{unknown[0]}: the dataset has no table of that name, only {', '.join(names)}"
         )
+    planned = plan_ranks(config)
     largest = sorted(tables, key=lambda t: -t.rows)[: rules.tt.largest]
     selected = {t.name for t in largest} | {t.name for t in tables if rules.tt.min_rows and t.rows >= rules.tt.min_rows}
     placed, notes = [], {}
@@ -54,12 +55,24 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
             shape = _named_shape(config, table, override)
         elif override.tier is None and table.name in selected:
             shape, note = _selected_shape(config, table, override)
+        elif override.tier is None and table.name in planned:
+            shape = _planned_shape(config, table, planned[table.name])
         elif override.tier is None and override.shaped:
             note = "stays whole: no rule selects it, so the shape in tables.overrides is not used"
         placed.append(_table(config, table, shape, override.tier))
         if note is not None:
             notes[table.name] = note
     return TablePlan(tables=tuple(placed), notes=notes)
+
+
+def plan_ranks(config: TrainConfig) -> dict[str, int]:
+    """The tensor-train tables of the run's plan, with their ranks; see ``jrec.sharding``."""
+    if not config.plan:
+        return {}
+    from jrec.sharding import load_plan
+    from jrec.train.mesh_plan import tt_ranks
+
+    return tt_ranks(load_plan(config.plan))
 
 
 def tt_options(config: TrainConfig, layout: EmbeddingLayout) -> TTOptions:
@@ -114,6 +127,7 @@ def _table(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier
     dim, dtype = config.model.embedding_dim, config.model.table_dtype
     if shape is None:
         tier = config.tables.tier if named is None else named
+        tier = "planned" if tier == "device" and config.mesh.on else tier
         return TableConfig(name=table.name, rows=table.rows, dim=dim, dtype=dtype, tier=tier)
     core_dtype = config.tables.tt.dtype or dtype
     if core_dtype == "float16":
@@ -145,6 +159,12 @@ def _named_shape(config: TrainConfig, table: Table, override: TableOverride) -> 
     with value_errors_are_config_errors(f"tables.overrides.{table.name}"):
         shape = _factored(config, table, override)
         return shape.with_ranks(_ranks(config, override, shape))
+
+
+def _planned_shape(config: TrainConfig, table: Table, rank: int) -> TTShape:
+    """The shape that `jrec plan` reckoned with: as much of the rank as it can use."""
+    shape = TTShape.search(table.rows, config.model.embedding_dim, ranks=1)
+    return shape.with_ranks(tuple(min(rank, bound) for bound in shape.max_ranks))
 
 
 def _selected_shape(config: TrainConfig, table: Table, override: TableOverride) -> tuple[TTShape | None, str | None]:

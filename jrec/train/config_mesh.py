@@ -1,0 +1,32 @@
+"""The ``[mesh]`` section: how many devices train together, and how rows travel between them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Literal
+
+from jrec.train.typed_toml import Range, Section
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig(Section):
+    """``[mesh]``: several devices train one model: dense parameters on all of them, every row where the plan says.
+
+    No key changes a result, beyond the order in which float32 sums are taken.
+
+    Attributes:
+      devices: of all processes together; 0 or 1 trains on one device, without a mesh.
+      headroom: how many times as many rows as in the run's first batches fit the buffers in which rows travel between
+        devices. It counts where several processes train; a single one makes its buffers larger when it must.
+      reduce: how the gradients of replicated rows are summed over the devices: of the rows that some device touched
+        ("local"), as an array of all replicated rows ("dense"), or row by row on every device ("all_gather").
+    """
+
+    devices: Annotated[int, Range(minimum=0)] = 0
+    headroom: Annotated[float, Range(minimum=1)] = 1.5
+    reduce: Literal["local", "dense", "all_gather"] = "local"
+
+    @property
+    def on(self) -> bool:
+        """Whether there is a mesh."""
+        return self.devices > 1

@@ -1,0 +1,184 @@
+"""The plan of a run on a mesh: read and checked, or made without a profile, and cut down to what the run trains."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jrec.access.profile import AccessProfile, TableProfile
+from jrec.data.schema import Schema
+from jrec.errors import ConfigError
+from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.row_optimizers import RowOptimizer
+from jrec.sharding import BASELINES, Plan, PlanTable, Problem, build_plan, load_plan
+from jrec.sharding.hardware import grid
+from jrec.sharding.pieces import TIER_NAMES, TT
+from jrec.sharding.plan import running_offsets
+from jrec.sharding.plan_file import check_budget
+from jrec.train.config import TrainConfig
+
+PREFIX = "planned_"
+"""What the name of a planned stack begins with; the rest is the name of the plan's stack."""
+
+
+def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, optimizer: RowOptimizer) -> Plan:
+    """Where the rows of a run's planned tables live; nothing else is in it.
+
+    Args:
+      config: of the run, with a mesh.
+      schema: of the dataset.
+      layout: of the tables.
+      optimizer: of the rows, whose slots take memory.
+
+    Raises:
+      PlanError: if the plan file is of another dataset or of a mesh of another size, or its devices cannot hold it.
+      ConfigError: if the plan is of other tables than the run's, or for inference.
+    """
+    devices = config.mesh.devices
+    if not config.plan:
+        return dealt(layout, optimizer, devices)
+    plan = load_plan(config.plan, schema=schema, devices=devices)
+    if plan.purpose != "training":
+        raise ConfigError(
+            f"plan: {config.plan} is for {plan.purpose}: its copies of rows would not follow the updates; plan with"
+            " `jrec plan DATA --for training`"
+        )
+    _check_tables(plan, layout, config)
+    tt_ranks(plan)
+    held = planned_part(plan, layout, optimizer)
+    if (memory := dict(plan.info.get("hardware", {})).get("memory")) is not None:
+        cores = dataclasses.replace(held, info={"core_bytes": plan.info.get("core_bytes", 0.0)})
+        check_budget(cores, memory)
+    return held
+
+
+def dealt(layout: EmbeddingLayout, optimizer: RowOptimizer | None, devices: int, how: str = "row-cyclic") -> Plan:
+    """A plan that needs to know nothing of the accesses: one of ``jrec.sharding.BASELINES``.
+
+    Args:
+      layout: whose planned tables are placed.
+      optimizer: of the rows; None without slots.
+      devices: how many.
+      how: the name of the baseline. Rows descend by frequency, so dealing them in turn shares the frequent ones.
+    """
+    tables = plan_tables_of(layout, optimizer)
+    flat = tuple(TableProfile(name=t.name, starts=np.array([0, t.rows]), counts=np.array([1.0])) for t in tables)
+    profile = AccessProfile(tables=flat, examples=1, source="none", dataset="")
+    machine = grid("any", devices=devices, memory=2**62, lookup=1.0, within=1.0, all_reduce=1.0)
+    problem = Problem(tables=tables, profile=profile, hardware=machine, batch_size=devices)
+    return build_plan(problem, BASELINES[how](problem))
+
+
+def plan_tables_of(layout: EmbeddingLayout, optimizer: RowOptimizer | None) -> tuple[PlanTable, ...]:
+    """The planned tables of a layout, stack by stack."""
+    slots = {} if optimizer is None else optimizer.slots
+    return tuple(
+        PlanTable(
+            name=table.name,
+            rows=table.rows,
+            dim=table.dim,
+            dtype=table.dtype,
+            slot_bytes=sum(4 * (table.dim if shape == "element" else 1) for shape in slots.values()),
+        )
+        for stack in planned_stacks(layout)
+        for table in stack.tables
+    )
+
+
+def planned_stacks(layout: EmbeddingLayout) -> tuple[Stack, ...]:
+    """The stacks whose rows a plan places."""
+    return tuple(stack for stack in layout.members if stack.tier == "planned")
+
+
+def plan_stack(stack: Stack | str) -> str:
+    """What a plan calls a planned stack of a layout, and a layout without a mesh, too."""
+    name = stack if isinstance(stack, str) else stack.name
+    return name.removeprefix(PREFIX)
+
+
+def planned_part(plan: Plan, layout: EmbeddingLayout, optimizer: RowOptimizer | None = None) -> Plan:
+    """A plan's ranges of a layout's planned tables alone, in the layout's order, with offsets in arrays without gaps.
+
+    Copies of rows, of plans for inference, keep their devices.
+    """
+    tables = plan_tables_of(layout, optimizer)
+    numbers = [plan.number(t.name) for t in tables]
+    chosen = [np.arange(plan.first[t], plan.first[t + 1]) for t in numbers]
+    segments = np.concatenate(chosen) if chosen else np.empty(0, np.int64)
+    first = np.cumsum([0, *(len(c) for c in chosen)])
+    table = np.repeat(np.arange(len(tables)), np.diff(first))
+    stacks = list(dict.fromkeys(t.stack for t in tables))
+    stack = np.array([stacks.index(t.stack) for t in tables], np.int64)[table]
+    tier, owner, length = plan.tier[segments], plan.owner[segments], (plan.stop - plan.start)[segments]
+    array = (stack * (plan.devices + 1) + owner + 1) * len(TIER_NAMES) + tier
+    number = np.full(len(plan.start), -1)
+    number[segments] = np.arange(len(segments))
+    copied = np.flatnonzero(number[plan.copy_segment] >= 0)
+    held = number[plan.copy_segment[copied]]
+    part = dataclasses.replace(
+        plan,
+        tables=tables,
+        first=first,
+        start=plan.start[segments],
+        tier=tier,
+        owner=owner,
+        offset=running_offsets(array, length),
+        way=plan.way[segments],
+        copy_segment=np.empty(0, np.int32),
+        copy_device=np.empty(0, np.int16),
+        copy_offset=np.empty(0, np.int64),
+        info={},
+    )
+    own = np.concatenate([part.shard_rows(name) for name in stacks]) if stacks else np.empty(0, np.int64)
+    where = stack[held] * plan.devices + plan.copy_device[copied]
+    return dataclasses.replace(
+        part,
+        copy_segment=held.astype(np.int32),
+        copy_device=plan.copy_device[copied],
+        copy_offset=own[where] + running_offsets(where, length[held]),
+    )
+
+
+def tt_ranks(plan: Plan) -> dict[str, int]:
+    """The tables that a plan puts into tensor-train cores, with their ranks.
+
+    Raises:
+      ConfigError: if a table is in cores in part, or the plan does not say their rank.
+    """
+    options = {o["table"]: o for o in dict(plan.info.get("options", {})).get("tt", ())}
+    found = {}
+    for t, table in enumerate(plan.tables):
+        cores = plan.tier[plan.first[t] : plan.first[t + 1]] == TT
+        if not cores.any():
+            continue
+        if not cores.all():
+            raise ConfigError(
+                f"the plan keeps the frequent rows of table {table.name!r} whole and the others in tensor-train cores,"
+                f" but a run trains a table in one form; plan with --tt {table.name}=RANK, without a row to begin from"
+            )
+        if table.name not in options:
+            raise ConfigError(f"the plan does not say the rank of table {table.name!r}; make it again with `jrec plan`")
+        found[table.name] = int(options[table.name]["rank"])
+    return found
+
+
+def _check_tables(plan: Plan, layout: EmbeddingLayout, config: TrainConfig) -> None:
+    for stack in planned_stacks(layout):
+        for table in stack.tables:
+            planned = plan.tables[plan.number(table.name)]
+            for what, key, ours, theirs in (
+                ("dim", "model.embedding_dim", table.dim, planned.dim),
+                ("dtype", "model.table_dtype", table.dtype, planned.dtype),
+            ):
+                if ours != theirs:
+                    raise ConfigError(
+                        f"plan: {config.plan} places rows of {what} {theirs} of table {table.name!r}, but {key} is"
+                        f" {ours}; plan again with `jrec plan DATA --config` of this run"
+                    )
+            segments = plan.tier[plan.first[plan.number(table.name)] : plan.first[plan.number(table.name) + 1]]
+            if (segments == TT).any():
+                raise ConfigError(
+                    f"plan: {config.plan} puts table {table.name!r} into tensor-train cores, but"
+                    f" tables.overrides.{table.name}.tier says otherwise; leave that out, or plan again without --tt"
+                )
