@@ -1,0 +1,88 @@
+"""Rows and gradients between devices: requests go out once a step, values then flow along them in either direction.
+
+One device's values for the others lie in lines, (N, C, dim): line j is for device j. A *swap* turns them into what the
+others have for this device. Both directions are swaps: an owner's answers to requests, and askers' gradients.
+
+"padded" moves whole lines by an all-to-all. "ragged" moves only their real beginnings by a ragged all-to-all, which
+XLA has on GPUs; what it does not fill is zero. Whatever lies in padding, neither form lets it reach a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from jrec.sharding.runtime.route import AXIS, Picks
+
+Kind = Literal["padded", "ragged"]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """One step's requests between the devices, inside ``shard_map``.
+
+    Attributes:
+      asked: (N, C) int32, offsets in this device's shard: line i is what device i asks for; padding holds S or more.
+      sends: (N,) int32, how many values this device has asked of each other.
+      answers: (N,) int32, how many each other has asked of it.
+      axis: of the mesh.
+      kind: "padded" or "ragged".
+    """
+
+    asked: jax.Array
+    sends: jax.Array
+    answers: jax.Array
+    axis: str = dataclasses.field(metadata={"static": True})
+    kind: Kind = dataclasses.field(metadata={"static": True})
+
+    @staticmethod
+    def open(remote: Picks, *, shard_rows: int, axis: str = AXIS, kind: Kind = "padded") -> Exchange:
+        """Sends the requests of a route.
+
+        Args:
+          remote: (N, C); real requests come first in each line.
+          shard_rows: S.
+          axis: of the mesh, of N devices.
+          kind: how values will travel; requests, a fraction of their bytes, are always padded.
+
+        Raises:
+          ValueError: on an unknown kind.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"exchange {kind!r} is unknown; choose one of {', '.join(KINDS)}")
+        asked = _swap_padded(remote.rows, axis)
+        count = jax.tree.map(lambda rows: jnp.sum(rows < shard_rows, axis=1, dtype=jnp.int32), (remote.rows, asked))
+        return Exchange(asked=asked, sends=count[0], answers=count[1], axis=axis, kind=kind)
+
+    def answer(self, values: jax.Array) -> jax.Array:
+        """From owner to asker: (N, C, ...) rows in the order of ``asked``, to those in the order of the requests."""
+        return self._swap(values, self.answers, self.sends)
+
+    def deliver(self, values: jax.Array) -> jax.Array:
+        """From asker to owner: (N, C, ...) in the order of the requests, to those in the order of ``asked``."""
+        return self._swap(values, self.sends, self.answers)
+
+    def _swap(self, values: jax.Array, out: jax.Array, into: jax.Array) -> jax.Array:
+        if self.kind == "padded" or values.size == 0:
+            return _swap_padded(values, self.axis)
+        return _swap_ragged(values, out, into, self.axis)
+
+
+def _swap_padded(values: jax.Array, axis: str) -> jax.Array:
+    if values.size == 0 or values.shape[0] == 1:
+        return values
+    return jax.lax.all_to_all(values, axis, split_axis=0, concat_axis=0, tiled=True)
+
+
+def _swap_ragged(values: jax.Array, out: jax.Array, into: jax.Array, axis: str) -> jax.Array:
+    devices, line = values.shape[:2]
+    flat = values.reshape(devices * line, *values.shape[2:])
+    starts = jnp.arange(devices, dtype=jnp.int32) * line
+    mine = jnp.full(devices, jax.lax.axis_index(axis) * line, jnp.int32)  # my line in everybody's result
+    moved = jax.lax.ragged_all_to_all(flat, jnp.zeros_like(flat), starts, out, mine, into, axis_name=axis)
+    return moved.reshape(values.shape)

@@ -1,0 +1,126 @@
+"""How the unique rows of a batch reach the device that reads them, and the arrays of a stack on a mesh.
+
+The loader routes what one device's part of a batch reads of one stack: U *unique rows*, numbered by the ascending order
+of their addresses, each of which lies in the replicated array, in the device's own shard, in another device's shard,
+or among the batch's rows from host memory. On a mesh every leaf here has a further axis of devices in front, sharded
+over the mesh; ``local_view`` takes it off inside ``shard_map``. Symbols: N devices, S rows of a shard, H replicated
+rows, C requests from one device to another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.sharding.errors import PlanError
+from jrec.sharding.plan import Plan
+
+AXIS = "devices"
+MAX_SHARD_ROWS = 2**31 - 2  # offsets are int32, and one past the last row stands for padding
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Picks:
+    """Rows to read from one array, and where each goes among the unique rows of a batch.
+
+    Attributes:
+      rows: int32 offsets in the array, unique, of any shape; padding holds the array's number of rows.
+      at: int32 of the same shape, places among the U unique rows; padding holds U. Each place that is not padding
+        occurs in one of a route's picks once.
+    """
+
+    rows: jax.Array
+    at: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Route:
+    """Where the unique rows of one stack, in one device's part of a batch, come from.
+
+    Attributes:
+      capacity: U, how many unique rows fit: the static size of what ``retrieve`` returns.
+      replicated: (R,) of the replicated array.
+      own: (O,) of the device's own shard.
+      remote: (N, C) of each device's shard: line j is asked of device j. A device's own line is padding.
+      host: (G,) of the batch's rows from host memory; G is 0 where there is no such tier.
+      addresses: (U,) int32, the unique rows' addresses in the stack, padding anything; only read where rows of 16
+        bits are rounded stochastically, which goes by address, as on a single device. None otherwise.
+      union: how many replicated rows all devices together may touch before the sparse all-reduce falls back to a
+        larger buffer; None for the number that always suffices, the lesser of H and N * R.
+    """
+
+    capacity: int = dataclasses.field(metadata={"static": True})
+    replicated: Picks
+    own: Picks
+    remote: Picks
+    host: Picks
+    addresses: jax.Array | None = None
+    union: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshRows:
+    """The arrays of one stack on a mesh, or one device's view of them inside ``shard_map``.
+
+    Attributes:
+      sharded: (N * S, dim), lines ``j * S`` to ``(j + 1) * S`` on device j; (S, dim) inside ``shard_map``. Device j's
+        offsets are those of ``Plan.locate``; its last rows may be padding, which nothing reads.
+      replicated: (H, dim), equal on all devices. H may be 0, S may not.
+      sharded_slots: as ``optimizer.init(sharded)`` makes them, placed alike; empty in inference.
+      replicated_slots: of the replicated rows.
+    """
+
+    sharded: jax.Array
+    replicated: jax.Array
+    sharded_slots: Slots = dataclasses.field(default_factory=dict)
+    replicated_slots: Slots = dataclasses.field(default_factory=dict)
+
+    @staticmethod
+    def specs(optimizer: RowOptimizer | None, *, axis: str = AXIS) -> MeshRows:
+        """The placement: the same structure with a ``PartitionSpec`` for every array.
+
+        Args:
+          optimizer: whose slots there are; None where there are none.
+          axis: of the mesh.
+        """
+        names = () if optimizer is None else tuple(optimizer.slots)
+
+        def placed(spec: Any) -> tuple[Any, dict[str, Any]]:
+            return spec, {name: spec for name in names}
+
+        sharded, sharded_slots = placed(PartitionSpec(axis))
+        replicated, replicated_slots = placed(PartitionSpec())
+        return MeshRows(
+            sharded=sharded,
+            replicated=replicated,
+            sharded_slots=sharded_slots,
+            replicated_slots=replicated_slots,
+        )
+
+
+def local_view(tree: Any) -> Any:
+    """Leaves without their first axis, of one device: what a device sees of a batch inside ``shard_map``."""
+    return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[1:]), tree)
+
+
+def shard_capacity(plan: Plan, stack: str) -> int:
+    """S, the rows of every device's array: those of the largest shard, and at least one.
+
+    Raises:
+      PlanError: if offsets would not fit into int32.
+    """
+    rows = plan.shard_rows(stack)
+    most = int(rows.max())
+    if most > MAX_SHARD_ROWS:
+        raise PlanError(
+            f"the plan puts {most:,} rows of stack {stack} on device {int(rows.argmax())}, but offsets are int32 and a"
+            f" shard holds {MAX_SHARD_ROWS:,} rows at most; plan for more devices"
+        )
+    return max(1, most)

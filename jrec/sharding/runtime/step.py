@@ -1,0 +1,149 @@
+"""One optimizer step on rows of an array whose lines are not the stack's addresses: a shard, or the replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jrec.ops import rounding
+from jrec.ops.dispatch import Implementation
+from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.row_update import casted_gather_reduce, casted_update, row_update
+from jrec.ops.tensor_cast import tensor_cast
+from jrec.ops.types import Cast
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """What the steps of all arrays of a stack have in common; see ``casted_update``.
+
+    Attributes:
+      step: () int32, how many steps were taken before.
+      gradient_scale: multiplies the gradients.
+      rounding_key: (2,) uint32 of this step and stack, or None to round 16-bit rows to nearest.
+      implementation: of the ops; None for the platform's fastest.
+    """
+
+    step: jax.Array | int = 0
+    gradient_scale: jax.Array | float = 1.0
+    rounding_key: jax.Array | None = None
+    implementation: Implementation | None = dataclasses.field(default=None, metadata={"static": True})
+
+    def rounds(self, table: jax.Array) -> bool:
+        """Whether rows of this table are rounded stochastically."""
+        return self.rounding_key is not None and table.dtype.itemsize < 4
+
+
+def cast_rows(rows: jax.Array, *, num_rows: int, options: StepOptions, unique_capacity: int | None = None) -> Cast:
+    """The cast of (n,) rows, one bag each; rows of ``num_rows`` or more are padding."""
+    named: Implementation | None = None if options.implementation == "pallas" else options.implementation
+    return tensor_cast(rows[:, None], num_rows=num_rows, unique_capacity=unique_capacity, implementation=named)
+
+
+def step_casted(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    cast: Cast,
+    gradients: jax.Array,
+    addresses: jax.Array | None,
+    options: StepOptions,
+) -> tuple[jax.Array, Slots]:
+    """``casted_update``, by one row of gradients for each that was cast.
+
+    Args:
+      optimizer: of the table.
+      table: (rows, dim).
+      slots: of the table.
+      cast: by ``cast_rows``.
+      gradients: (n, dim) float32.
+      addresses: (n,) int32 in the stack of what was cast, by which 16-bit rows are rounded; None where none are.
+      options: of the step.
+    """
+    if not options.rounds(table):
+        return casted_update(
+            optimizer,
+            table,
+            slots,
+            cast,
+            gradients,
+            step=options.step,
+            gradient_scale=options.gradient_scale,
+            implementation=options.implementation,
+        )
+    summed = casted_gather_reduce(cast, gradients, implementation=options.implementation)
+    return step_summed(optimizer, table, slots, cast, summed, addresses, options)
+
+
+def step_summed(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    cast: Cast,
+    gradients: jax.Array,
+    addresses: jax.Array | None,
+    options: StepOptions,
+) -> tuple[jax.Array, Slots]:
+    """As ``step_casted``, by the summed gradients of ``cast.rows``, (unique_capacity, dim) float32."""
+    if not options.rounds(table):
+        return row_update(
+            optimizer,
+            table,
+            slots,
+            cast.rows,
+            gradients,
+            step=options.step,
+            gradient_scale=options.gradient_scale,
+            implementation=options.implementation,
+        )
+    if addresses is None:
+        raise ValueError(
+            f"{table.dtype} rows are rounded stochastically by their addresses in the stack, which the route lacks;"
+            " give it `addresses`, or no rounding key"
+        )
+    return _step_rounded(optimizer, table, slots, cast, gradients, addresses, options)
+
+
+def _step_rounded(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    cast: Cast,
+    gradients: jax.Array,
+    addresses: jax.Array,
+    options: StepOptions,
+) -> tuple[jax.Array, Slots]:
+    """Steps a float32 copy of the touched rows, rounds it by their addresses and writes it back.
+
+    The kernels round by the line of the array they are given, which here says nothing of the row: a line depends on the
+    plan, and equal plans must not be needed for equal numbers.
+    """
+    count, last = cast.rows.shape[0], table.shape[0]
+    numbers = jnp.arange(count, dtype=jnp.int32)
+    real = cast.rows < last
+    lines = jnp.where(real, cast.rows, last + numbers)
+
+    def take(array: jax.Array) -> jax.Array:
+        at = array.at[lines]
+        return at.get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
+
+    def put(array: jax.Array, values: jax.Array) -> jax.Array:
+        return array.at[lines].set(values, mode="drop", unique_indices=True, indices_are_sorted=True)
+
+    new, new_slots = row_update(
+        optimizer,
+        take(table).astype(jnp.float32),
+        {name: take(slot) for name, slot in slots.items()},
+        jnp.where(real, numbers, count),
+        gradients,
+        step=options.step,
+        gradient_scale=options.gradient_scale,
+        implementation=options.implementation,
+    )
+    assert options.rounding_key is not None
+    firsts = cast.positions.at[cast.offsets[:-1]].get(mode="clip")  # of each unique row, the first that was cast
+    new = rounding.stochastic_round(new, table.dtype, options.rounding_key, addresses.at[firsts].get(mode="clip"))
+    return put(table, new), {name: put(slot, new_slots[name]) for name, slot in slots.items()}
