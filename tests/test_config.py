@@ -165,6 +165,8 @@ def test_the_last_override_wins_and_tables_merge(full):
         ("optimizer.embedding.eps=0", ["optimizer.embedding.eps is 0.0", "above 0"]),
         ("lr_schedule.decay_start=5", ["lr_schedule.decay_start is 5", "lr_schedule.warmup_steps = 10"]),
         ("schedule.kind=constant", ["override 'schedule.kind=constant'", "[schedule] is called [lr_schedule]"]),
+        ("schedule=fea", ['schedule must be one of "plain", "fae"', 'did you mean "fae"?']),
+        ("fae.least_rate=60", ["fae.initial_rate is 50", "fae.least_rate = 60"]),
         ("evaluate.splits=[]", ["evaluate.every_steps is 5", "evaluate.splits is empty"]),
         ("evaluate.splits=test", ["evaluate.splits must be an array", "'test'"]),
         ('evaluate.final_splits=["test","test"]', ["evaluate.final_splits", "once"]),

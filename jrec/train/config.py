@@ -1,8 +1,8 @@
 """The configuration of a training run: ``load_config`` reads it from TOML and ``section.key=value`` overrides.
 
 Sections: ``[data]``, ``[model]``, ``[tables]`` (``config_tables``), ``[optimizer]``, ``[optimizer.embedding]`` and
-``[lr_schedule]`` (``config_optimizer``), ``[evaluate]``, ``[checkpoint]``, ``[log]`` and ``[mesh]``
-(``config_mesh``). Only ``data.path`` has no default.
+``[lr_schedule]`` (``config_optimizer``), ``[fae]`` (``config_fae``), ``[evaluate]``, ``[checkpoint]``, ``[log]`` and
+``[mesh]`` (``config_mesh``). Only ``data.path`` has no default.
 This module imports no JAX.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, override
 
 from jrec.errors import ConfigError
+from jrec.train.config_fae import FAEConfig
 from jrec.train.config_mesh import MeshConfig
 from jrec.train.config_optimizer import EmbeddingOptimizerConfig, LRScheduleConfig, OptimizerConfig
 from jrec.train.config_tables import TableOverride, TablesConfig, TTCacheSection, TTSection
@@ -27,6 +28,7 @@ __all__ = [
     "DataConfig",
     "EmbeddingOptimizerConfig",
     "EvaluateConfig",
+    "FAEConfig",
     "FeatureOverride",
     "LRScheduleConfig",
     "LogConfig",
@@ -189,6 +191,9 @@ class TrainConfig(Section):
       epochs: passes over the training split.
       max_steps: stop after so many steps at the latest; 0 for no limit.
       out: the run folder, ``runs/NAME`` unless given.
+      schedule: in which order batches are trained: "plain" takes them as the loader shuffles them; "fae" interleaves
+        hot and cold ones of a dataset that `jrec fae pack` wrote, keeps hot rows on the device, and all others in host
+        memory (``tables.tier`` is then "host").
       plan: file of the plan that says which device keeps which rows (``jrec plan``), for a mesh; without one, the rows
         of every table are dealt to the devices in turn.
     """
@@ -199,11 +204,13 @@ class TrainConfig(Section):
     epochs: Positive = 1
     max_steps: Count = 0
     out: str = ""
+    schedule: Literal["plain", "fae"] = "plain"
     plan: str = ""
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     tables: TablesConfig = dataclasses.field(default_factory=TablesConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     lr_schedule: LRScheduleConfig = dataclasses.field(default_factory=LRScheduleConfig)
+    fae: FAEConfig = dataclasses.field(default_factory=FAEConfig)
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     log: LogConfig = dataclasses.field(default_factory=LogConfig)
@@ -218,6 +225,12 @@ class TrainConfig(Section):
                 f"plan is {self.plan!r}, but mesh.devices is {self.mesh.devices}: a plan places rows on several"
                 " devices. Set mesh.devices to the plan's number of devices, or leave out plan"
             )
+        if self.schedule == "fae":
+            if self.mesh.on:
+                raise ConfigError(
+                    f"schedule is 'fae', which trains on one device, but mesh.devices is {self.mesh.devices}"
+                )
+            object.__setattr__(self, "tables", dataclasses.replace(self.tables, tier="host"))
         if not self.out:
             object.__setattr__(self, "out", f"runs/{self.name}")
 

@@ -83,6 +83,8 @@ def _clear(folder: pathlib.Path) -> None:
 def _check_same_run(old: TrainConfig, new: TrainConfig, folder: pathlib.Path) -> None:
     schedule_ignores_length = new.lr_schedule.kind == "constant" or new.lr_schedule.decay_steps > 0
     free = (*FREE, *LENGTH) if schedule_ignores_length else FREE
+    if new.schedule == "fae":  # the loss of so many evaluation batches decides about the order
+        free = tuple(key for key in free if key != "data.eval_batch_size")
     changed = {k: v for k, v in differences(old, new).items() if not k.startswith(free)}
     if changed:
         texts = [f"{key} was {before!r} and is {after!r}" for key, (before, after) in changed.items()]
