@@ -27,7 +27,7 @@ from jrec.data.reorder_plots import image, plot_prefixes
 from jrec.data.reorder_table import TableOrder, reorder_table
 from jrec.data.reorder_verify import verify
 from jrec.data.schema import SCHEMA_FILE, Bijection, DatasetError, Schema
-from jrec.data.workspace import disk_errors, locked, workspace
+from jrec.data.workspace import disk_errors, link, locked, workspace
 
 REPORT_FILE = "report.json"
 PLOT_FILE = "prefixes.png"
@@ -153,19 +153,10 @@ def _target(
             if path.name in (FOLDER, SCHEMA_FILE):
                 continue
             if path.is_dir():
-                shutil.copytree(path, target / path.name, copy_function=_link)
+                shutil.copytree(path, target / path.name, copy_function=link)
             else:
-                _link(path, target / path.name)
+                link(path, target / path.name)
         yield target
-
-
-def _link(source: str | pathlib.Path, target: str | pathlib.Path) -> str:
-    """A hard link, or a copy where links cannot be; files of a dataset are replaced, never changed."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-    return str(target)
 
 
 def _find(folder: pathlib.Path, schema: Schema, options: ReorderOptions, progress: Progress) -> list[TableOrder]:

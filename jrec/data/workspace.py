@@ -24,41 +24,62 @@ def workspace(
     manifest: Mapping[str, Any],
     *,
     overwrite: bool = False,
+    resume: bool = False,
+    ours: Callable[[pathlib.Path], bool] | None = None,
     report: Callable[[str], None] = lambda message: None,
 ) -> Iterator[pathlib.Path]:
     """A fresh folder beside ``out`` that becomes ``out`` when the block ends without an exception.
 
-    What an interrupted run left is discarded with a word about it. An exception removes the folder again; nothing
-    that existed is touched until the very end.
+    What an interrupted run left is discarded with a word about it, and an exception removes the folder again; with
+    ``resume`` what is left stays, and the next run with the same manifest gets it. Nothing else that existed is touched
+    until the very end.
 
     Args:
       out: where the dataset shall be.
-      manifest: what is being made, written into the folder for people who find it unfinished.
+      manifest: what is being made, written into the folder for people who find it unfinished; JSON types.
       overwrite: whether a finished dataset at ``out`` may be replaced.
+      resume: whether to go on with the work that an interrupted run left.
+      ours: whether a folder is finished work of this kind; by default whether it is a dataset.
       report: takes messages for the user.
 
     Raises:
-      DatasetError: if ``out`` exists and must not be replaced, another run works on it, or there is no room.
+      DatasetError: if ``out`` exists and must not be replaced, another run works on it, there is no room, or, with
+        ``resume``, what an interrupted run left has another manifest.
     """
+    ours = ours or _is_dataset
     out = pathlib.Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that is to be replaced)
     partial, replaced = (out.with_name(f"{out.name}.{suffix}") for suffix in ("partial", "replaced"))
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _recover(out, replaced, report)
-        _check_out(out, overwrite)
-        _discard(partial, report)
+        _check_out(out, overwrite, ours)
+        text = json.dumps(manifest, indent=1)
+        resumed = resume and _resumes(partial, text, report)
+        if not resumed:
+            _discard(partial, ours, report)
         try:
             with disk_errors(partial):
-                partial.mkdir()
-                (partial / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+                if not resumed:
+                    partial.mkdir()
+                    (partial / MANIFEST).write_text(text, encoding="utf-8")
                 yield partial
                 _sync_tree(partial)
                 (partial / MANIFEST).unlink()
                 _exchange(partial, out, replaced)
         except BaseException:
-            _remove(partial, ignore_errors=True)
+            if not resume:
+                _remove(partial, ignore_errors=True)
             raise
+
+
+def link(source: str | pathlib.Path, target: str | pathlib.Path) -> str:
+    """A hard link, or a copy where links cannot be; files of a dataset are replaced, never changed."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return str(target)
 
 
 @contextlib.contextmanager
@@ -107,12 +128,12 @@ def _recover(out: pathlib.Path, replaced: pathlib.Path, report: Callable[[str], 
         replaced.rename(out)
 
 
-def _check_out(out: pathlib.Path, overwrite: bool) -> None:
+def _check_out(out: pathlib.Path, overwrite: bool, ours: Callable[[pathlib.Path], bool]) -> None:
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise DatasetError(f"{out} exists and is not a folder; choose another --out")
     if not out.exists() or not any(out.iterdir()):
         return
-    if not _is_dataset(out):
+    if not ours(out):
         raise DatasetError(f"{out} exists and holds something else than a jrec dataset; choose another --out")
     if not overwrite:
         raise DatasetError(f"{out} is a finished dataset; pass --overwrite to replace it, or choose another --out")
@@ -125,12 +146,26 @@ def _is_dataset(folder: pathlib.Path) -> bool:
         return False
 
 
-def _discard(partial: pathlib.Path, report: Callable[[str], None]) -> None:
+def _resumes(partial: pathlib.Path, manifest: str, report: Callable[[str], None]) -> bool:
+    """Whether an interrupted run left work towards the same end; without a whole manifest it left none."""
+    try:
+        found = json.loads((partial / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if found != json.loads(manifest):
+        raise DatasetError(
+            f"{partial} is an interrupted run that was to make something else; give that run's options again to finish"
+            " it, or remove the folder to start anew"
+        )
+    report(f"going on with what an interrupted run left in {partial}")
+    return True
+
+
+def _discard(partial: pathlib.Path, ours: Callable[[pathlib.Path], bool], report: Callable[[str], None]) -> None:
     if not partial.exists():
         return
     # A run killed at its last step leaves a whole dataset without the manifest, at its first an empty folder.
-    ours = (partial / MANIFEST).is_file() or _is_dataset(partial) or not any(partial.iterdir())
-    if not ours:
+    if not ((partial / MANIFEST).is_file() or ours(partial) or not any(partial.iterdir())):
         raise DatasetError(
             f"{partial} is needed as a workplace, but holds something that jrec did not make; move it away"
         )

@@ -1,0 +1,262 @@
+"""Packing a dataset into the FAE form: ``jrec fae pack`` (FAE, §III-B: embedding classifier and input processor).
+
+Pieces of the training split are read, told apart and written side by side. What is written depends on the dataset, the
+hot rows and the options alone, and a run that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import os
+import pathlib
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrec.data import fae_piece
+from jrec.data.fae import COLD, HOT, FaeManifest, is_fae_folder, save_hot_rows
+from jrec.data.fae_piece import Job, Packed, Piece
+from jrec.data.fae_rows import RowSet, sealed
+from jrec.data.packing_kernels import permutation
+from jrec.data.progress import Progress
+from jrec.data.reorder_file import load_orders
+from jrec.data.schema import DatasetError, Schema, Shard, Split
+from jrec.data.workspace import link, workspace
+from jrec.errors import ConfigError
+
+PIECE_BLOCKS = 64  # some hundred thousand examples: what a kill costs, and what a shuffle keeps in memory, a thread
+_SILENT = Progress(show=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class HotSet:
+    """Which rows are hot, and why.
+
+    Attributes:
+      rows: of every table, (hot,) uint32 ascending, numbered as the dataset's loader yields them.
+      dataset: the ``jrec.access.fingerprint`` of the dataset.
+      threshold: the share of inputs from which a row is hot; None where rows were just given.
+      calibration: how they were chosen, JSON types.
+    """
+
+    rows: Mapping[str, np.ndarray]
+    dataset: str
+    threshold: float | None = None
+    calibration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackOptions:
+    """How to pack.
+
+    Attributes:
+      seed: shuffles the examples of each piece (some hundred thousand that follow each other in time) and the order of
+        the pieces; None keeps the order of time within hot and within cold examples.
+      threads: that read and write; nothing that is written depends on them.
+      overwrite: whether a finished FAE folder may be replaced.
+    """
+
+    seed: int | None = None
+    threads: int = dataclasses.field(default_factory=lambda: min(8, len(os.sched_getaffinity(0))))
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError(f"--threads is {self.threads}; it must be at least 1")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ConfigError(f"the seed is {self.seed}; it must be at least 0 and below 2^63")
+
+
+def pack(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    hot: HotSet,
+    options: PackOptions | None = None,
+    *,
+    command: str = "",
+    progress: Progress = _SILENT,
+    report: Callable[[str], None] = lambda message: None,
+) -> FaeManifest:
+    """Writes the FAE form of a dataset.
+
+    Work is done in ``OUT.partial``, which is renamed at the end. Every shard is read again when it is written, and
+    compared with the source by count and content.
+
+    Args:
+      folder: the dataset.
+      out: the folder to make.
+      hot: its hot rows.
+      options: how.
+      command: what the user typed, for the provenance.
+      progress: shows how far it is.
+      report: takes messages for the user.
+
+    Returns:
+      What was written.
+
+    Raises:
+      DatasetError: if the dataset cannot be used, an id lies past its table, ``out`` must not be replaced, or an
+        interrupted run with other hot rows or options is in the way.
+    """
+    options = options or PackOptions()
+    folder, out = pathlib.Path(folder), pathlib.Path(out)
+    schema = Schema.load(folder)
+    if "train" not in schema.splits or not schema.splits["train"].examples:
+        raise DatasetError(f"{folder} has no training examples to pack; prepare it with another --split")
+    if out.exists() and out.samefile(folder):
+        raise DatasetError(f"--out {out} is the dataset itself; choose another folder")
+    rows = _checked_rows(schema, hot)
+    with workspace(
+        out,
+        _request(schema, rows, options),
+        overwrite=options.overwrite,
+        resume=True,
+        ours=is_fae_folder,
+        report=report,
+    ) as target:
+        job = _job(folder, target, schema, rows, options)
+        tables = tuple(save_hot_rows(target, t.name, t.rows, rows[t.name]) for t in schema.tables)
+        pieces = fae_piece.plan_pieces(schema, PIECE_BLOCKS)
+        packed = _pack_pieces(job, pieces, options.threads, progress)
+        splits = {part: _split(part, packed, options.seed) for part in (HOT, COLD)}
+        provenance = {"source": dict(schema.provenance), "command": command}
+        _finish_cold(job, splits[COLD], provenance)
+        if splits[HOT].examples:
+            dataclasses.replace(
+                job.hot_schema, splits={"train": splits[HOT]}, provenance={**provenance, "part": HOT}
+            ).save(target / HOT)
+        else:
+            shutil.rmtree(target / HOT)
+        shutil.rmtree(fae_piece.journal_folder(target))
+        FaeManifest(
+            folder=target,
+            name=schema.name,
+            dataset=hot.dataset,
+            tables=tables,
+            hot_examples=splits[HOT].examples,
+            cold_examples=splits[COLD].examples,
+            content=f"{sum(p.content for p in packed) % 2**64:016x}",
+            seed=options.seed,
+            threshold=hot.threshold,
+            calibration=hot.calibration,
+            files={f"{part}/{s.file}": p.sha256[part] for p in packed for part, s in p.shards.items() if s},
+        ).save()
+    return FaeManifest.load(out)
+
+
+def _checked_rows(schema: Schema, hot: HotSet) -> dict[str, np.ndarray]:
+    names = {t.name for t in schema.tables}
+    if odd := sorted(names ^ set(hot.rows)):
+        raise DatasetError(
+            f"hot rows of table(s) {', '.join(odd)} do not go with dataset {schema.name!r}: each of its tables needs a"
+            " list, and no other has one; calibrate this dataset with `jrec fae calibrate`"
+        )
+    return {t.name: sealed(np.ascontiguousarray(hot.rows[t.name]).view()) for t in schema.tables}
+
+
+def _request(schema: Schema, rows: Mapping[str, np.ndarray], options: PackOptions) -> dict[str, Any]:
+    """All that the result depends on."""
+    return {
+        "fae": 1,
+        "dataset": schema.name,
+        "shards": [[s.file, s.examples, s.bytes] for s in schema.splits["train"].shards],
+        "bijections": {t.name: t.bijection.sha256 for t in schema.tables if t.bijection is not None},
+        "hot_rows": {name: hashlib.sha256(np.ascontiguousarray(r).data).hexdigest() for name, r in rows.items()},
+        "seed": options.seed,
+        "piece_blocks": PIECE_BLOCKS,
+    }
+
+
+def _job(
+    folder: pathlib.Path, target: pathlib.Path, schema: Schema, rows: Mapping[str, np.ndarray], options: PackOptions
+) -> Job:
+    for part in (HOT, COLD, fae_piece.journal_folder(target).name):
+        (target / part).mkdir(exist_ok=True)
+    orders = load_orders(folder, schema, [t.name for t in schema.tables])
+    sets = {t.name: RowSet.of(t.rows, rows[t.name], orders.get(t.name)) for t in schema.tables}
+    return Job(
+        source=folder,
+        folder=target,
+        schema=schema,
+        hot_schema=_hot_schema(schema, rows),
+        sets=sets,
+        hot_rows={t.name: None if len(rows[t.name]) == t.rows else rows[t.name] for t in schema.tables},
+        orders=orders,
+        seed=options.seed,
+    )
+
+
+def _hot_schema(schema: Schema, rows: Mapping[str, np.ndarray]) -> Schema:
+    """Tables of hot rows, with one row where there is none, and without counts: those were of all examples."""
+    tables = tuple(
+        dataclasses.replace(
+            table, rows=max(len(rows[table.name]), 1), oov_row=None, counts=None, vocabulary=None, bijection=None
+        )
+        for table in schema.tables
+    )
+    return dataclasses.replace(schema, tables=tables, splits={}, ceiling={})
+
+
+def _pack_pieces(job: Job, pieces: Sequence[Piece], threads: int, progress: Progress) -> list[Packed]:
+    """Packs what no earlier run has, several pieces at a time; the result is in the order of the pieces."""
+    lock, stop = threading.Lock(), threading.Event()
+    done = 0
+
+    with progress.stage("packing", sum(p.examples for p in pieces)) as advance:
+
+        def forward(examples: int) -> None:
+            nonlocal done
+            with lock:
+                done += examples
+                advance(done)
+
+        def work(piece: Piece) -> Packed:
+            before = fae_piece.packed_before(job, piece)
+            if before is not None:
+                forward(piece.examples)
+                return before
+            return fae_piece.pack_piece(job, piece, forward, stop)
+
+        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+            pending = [pool.submit(work, piece) for piece in pieces]
+            try:
+                for future in concurrent.futures.as_completed(pending):
+                    future.result()  # the first failure ends the work
+                return [future.result() for future in pending]
+            except BaseException:
+                stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def _split(part: str, packed: Sequence[Packed], seed: int | None) -> Split:
+    shards: list[Shard] = [shard for p in packed if (shard := p.shards[part]) is not None]
+    if seed is not None:
+        shards = [shards[i] for i in permutation(len(shards), seed, len(packed), (HOT, COLD).index(part))]
+    return Split(shards=tuple(shards))
+
+
+def _finish_cold(job: Job, train: Split, provenance: Mapping[str, Any]) -> None:
+    """Completes the dataset of the cold examples with all of the source that stays as it is."""
+    schema, target = job.schema, job.folder / COLD
+    others = {name: split for name, split in schema.splits.items() if name != "train"}
+    files = [shard.file for split in others.values() for shard in split.shards]
+    for table in schema.tables:
+        files += [table.vocabulary] if table.vocabulary else []
+        files += [table.bijection.file] if table.bijection else []
+    for file in files:
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        (target / file).unlink(missing_ok=True)  # of an interrupted run
+        link(job.source / file, target / file)
+    dataclasses.replace(
+        schema,
+        tables=tuple(dataclasses.replace(t, counts=None) for t in schema.tables),
+        splits={**({"train": train} if train.examples else {}), **others},
+        ceiling={name: metrics for name, metrics in schema.ceiling.items() if name != "train"},
+        provenance={**provenance, "part": COLD},
+    ).save(target)

@@ -1,0 +1,249 @@
+"""Packing a piece: some blocks of a source shard into a shard of hot and one of cold examples, and its journal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jrec.data.blocks import Column, ListColumn, ShardReader, ShardWriter, shard_file
+from jrec.data.fae import COLD, HOT, sha256_of
+from jrec.data.fae_rows import RowSet, check_columns, content, hot_examples, take
+from jrec.data.packing_columns import concatenate
+from jrec.data.packing_kernels import permutation
+from jrec.data.reorder_file import write_atomically
+from jrec.data.schema import DatasetError, Schema, Shard
+
+_FLUSH_BLOCKS = 2  # gathered before they go to the writer, whose every call costs the same
+_MASK = (1 << 64) - 1
+_PARTS = (HOT, COLD)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A unit of work: blocks ``start`` to ``stop`` of a shard of the source.
+
+    Attributes:
+      number: among ``count``, in order of time.
+      shard: of the source's training split.
+      examples: in these blocks.
+    """
+
+    number: int
+    count: int
+    shard: Shard
+    start: int
+    stop: int
+    examples: int
+
+    @property
+    def file(self) -> str:
+        """Of the shards written of it."""
+        return shard_file("train", self.number, self.count)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Packed:
+    """What became of a piece.
+
+    Attributes:
+      shards: by part ("hot", "cold"), None without examples.
+      sha256: of the shards that there are.
+      content: checksum of its examples' content.
+    """
+
+    shards: Mapping[str, Shard | None]
+    sha256: Mapping[str, str]
+    content: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """What all pieces share.
+
+    Attributes:
+      source: the dataset's folder.
+      folder: to write into.
+      schema, hot_schema: of the source, and of what hot examples become.
+      sets: the hot rows by table.
+      hot_rows: the same as ascending lists; None for tables that are hot whole.
+      orders: by table that has a bijection.
+      seed: of the order of examples; None keeps that of time.
+    """
+
+    source: pathlib.Path
+    folder: pathlib.Path
+    schema: Schema
+    hot_schema: Schema
+    sets: Mapping[str, RowSet]
+    hot_rows: Mapping[str, np.ndarray | None]
+    orders: Mapping[str, np.ndarray]
+    seed: int | None = None
+
+
+def plan_pieces(schema: Schema, blocks: int) -> list[Piece]:
+    """The training split in pieces of at most ``blocks`` blocks; no shard of the source shares one with another."""
+    bounds = [
+        (shard, start, min(start + blocks, shard.blocks))
+        for shard in schema.splits["train"].shards
+        for start in range(0, shard.blocks, blocks)
+    ]
+    size = schema.block_size
+    return [
+        Piece(
+            number=number,
+            count=len(bounds),
+            shard=shard,
+            start=start,
+            stop=stop,
+            examples=min(stop * size, shard.examples) - start * size,
+        )
+        for number, (shard, start, stop) in enumerate(bounds)
+    ]
+
+
+def pack_piece(job: Job, piece: Piece, advance: Callable[[int], None], stop: threading.Event) -> Packed:
+    """Writes a piece, reads it again and compares, then journals it.
+
+    Args:
+      job: what all pieces share.
+      piece: which one.
+      advance: is told how many more examples were read.
+      stop: when it is set, the piece is given up.
+
+    Raises:
+      DatasetError: if the source cannot be read or what was written says something else.
+      InterruptedError: if ``stop`` was set.
+    """
+    parts = {name: _Part(job, piece, name) for name in _PARTS}
+    total = 0
+    try:
+        for place, columns in _blocks(job.source, job.schema, piece.shard, piece.start, piece.stop):
+            if stop.is_set():
+                raise InterruptedError("packing was stopped")
+            hot = hot_examples(columns, job.schema.categorical, job.sets, place)
+            total += content(columns, job.schema, job.orders.get, place)
+            parts[HOT].add(take(columns, np.flatnonzero(hot), job.schema, job.sets))
+            parts[COLD].add(take(columns, np.flatnonzero(~hot), job.schema, None))
+            advance(len(hot))
+        shards = {name: part.close() for name, part in parts.items()}
+    except BaseException:
+        for part in parts.values():
+            part.abort()
+        raise
+    digests = {name: sha256_of(job.folder / name / shard.file) for name, shard in shards.items() if shard}
+    packed = Packed(shards=shards, sha256=digests, content=total & _MASK)
+    _verify(job, piece, packed)
+    _journal(job, piece, packed)
+    return packed
+
+
+def packed_before(job: Job, piece: Piece) -> Packed | None:
+    """What the journal of an interrupted run says of a piece, if its files are as they were written."""
+    try:
+        entry = json.loads(_journal_file(job, piece).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    shards = {name: Shard(**fields) if fields else None for name, fields in entry.pop("shards").items()}
+    packed = Packed(shards=shards, **entry)
+    for name, shard in packed.shards.items():
+        path = job.folder / name / piece.file
+        if shard and not (path.is_file() and sha256_of(path) == packed.sha256[name]):
+            return None
+    return packed
+
+
+def journal_folder(folder: pathlib.Path) -> pathlib.Path:
+    """Where finished pieces are taken down until all are finished."""
+    return folder / "journal"
+
+
+class _Part:
+    """The hot or cold examples of a piece on their way into a shard."""
+
+    def __init__(self, job: Job, piece: Piece, name: str):
+        self._path = job.folder / name / piece.file
+        self._block_size = job.schema.block_size
+        self._key = None if job.seed is None else (job.seed, piece.number, _PARTS.index(name))
+        self._waiting: list[dict[str, Column]] = []
+        self._examples = 0
+        self._schema = job.schema
+        self._writer: ShardWriter | None = None
+
+    def add(self, columns: dict[str, Column]) -> None:
+        examples = len(columns["label"])
+        if examples:
+            self._waiting.append(columns)
+            self._examples += examples
+        if self._key is None and self._examples >= _FLUSH_BLOCKS * self._block_size:
+            self._flush()
+
+    def close(self) -> Shard | None:
+        """The finished shard, or None if there was no example."""
+        if self._examples:
+            self._flush()
+        if self._writer is None:
+            self._path.unlink(missing_ok=True)  # of an interrupted run, whose journal said nothing
+            return None
+        return self._writer.close()
+
+    def abort(self) -> None:
+        if self._writer is not None:
+            self._writer.abort()
+
+    def _flush(self) -> None:
+        columns = {name: concatenate([part[name] for part in self._waiting]) for name in self._waiting[0]}
+        if self._key is not None:
+            columns = take(columns, permutation(self._examples, *self._key).astype(np.int64), self._schema, None)
+        for name, column in columns.items():
+            if isinstance(column, ListColumn):
+                columns[name] = ListColumn(column.offsets.astype(np.int32), column.values)
+        if self._writer is None:
+            self._writer = ShardWriter(self._path, self._block_size)
+        self._writer.write(columns)
+        self._waiting, self._examples = [], 0
+
+
+def _blocks(
+    folder: pathlib.Path, schema: Schema, shard: Shard, start: int, stop: int
+) -> Iterator[tuple[str, dict[str, Column]]]:
+    """Checked blocks of a shard, each with its name."""
+    reader = ShardReader(folder, shard)
+    for block in range(start, stop):
+        place = f"block {block} of {reader.path}"
+        columns = reader.read(block)
+        check_columns(columns, schema, min(schema.block_size, shard.examples - block * schema.block_size), place)
+        yield place, columns
+
+
+def _verify(job: Job, piece: Piece, packed: Packed) -> None:
+    """Reads what was written: as many examples, with the same content once hot ids are rows again."""
+    found, examples = 0, 0
+    rows_of = {HOT: job.hot_rows.get, COLD: job.orders.get}
+    schemas = {HOT: job.hot_schema, COLD: job.schema}
+    for name, shard in packed.shards.items():
+        if shard is None:
+            continue
+        for place, columns in _blocks(job.folder / name, schemas[name], shard, 0, shard.blocks):
+            found += content(columns, job.schema, rows_of[name], place)
+        examples += shard.examples
+    if examples != piece.examples or found & _MASK != packed.content:
+        raise DatasetError(
+            f"{piece.file} of {job.folder} holds {examples:,} examples of checksum {found & _MASK:016x}, but blocks"
+            f" {piece.start} to {piece.stop - 1} of {job.source / piece.shard.file} hold {piece.examples:,} of"
+            f" {packed.content:016x}; the disk or memory of this machine is at fault, or there is a defect in jrec"
+        )
+
+
+def _journal_file(job: Job, piece: Piece) -> pathlib.Path:
+    return journal_folder(job.folder) / f"{piece.number:05d}.json"
+
+
+def _journal(job: Job, piece: Piece, packed: Packed) -> None:
+    content: dict[str, Any] = dataclasses.asdict(packed)
+    write_atomically(_journal_file(job, piece), json.dumps(content).encode())
