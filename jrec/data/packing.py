@@ -7,6 +7,7 @@ needs no dataset folder; the loader packs with the same code.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -106,7 +107,6 @@ class Packer:
         self.orders = _checked_orders(layout, orders or {})
         self._features = [f.config for stack in layout.stacks.values() for f in stack.features]
         self._numbers = [*([] if label is None else [label]), *self.dense]
-        self.table_bounds = {name: _table_bounds(stack) for name, stack in layout.stacks.items()}
         # Ids of these come from a plain column without a detour over lists.
         self._plain = {
             f.config.name
@@ -152,6 +152,26 @@ def unique_capacity(stack: Stack, batch_size: int) -> int:
     return sum(min(table.rows, lookups[table.name]) for table in stack.tables)
 
 
+def host_cast(stack: Stack, ids: np.ndarray, offsets: np.ndarray | None, batch_size: int) -> Cast:
+    """The cast of a batch's bags of one stack, in the caller's thread: the loader's threads run side by side.
+
+    Args:
+      stack: whose bags these are.
+      ids, offsets: of the bags, feature-major.
+      batch_size: examples.
+    """
+    from jrec.native import host
+
+    return host.tensor_cast(
+        ids,
+        offsets,
+        num_rows=stack.rows,
+        unique_capacity=unique_capacity(stack, batch_size),
+        segments=_table_bounds(stack) * (batch_size, 1),
+        threads=1,
+    )
+
+
 class _Pack:
     """One batch in the making."""
 
@@ -194,21 +214,9 @@ class _Pack:
     def _bags(self, stack: Stack) -> Bags:
         weights = np.zeros(stack.capacity(self.batch_size), np.float32) if stack.weighted else _NO_WEIGHTS
         ids, offsets = (self._ragged if stack.padded_length is None else self._padded)(stack, weights)
-        cast = None if self.packer.cast == "none" else self._host_cast(stack, ids, offsets)
+        cast = None if self.packer.cast == "none" else host_cast(stack, ids, offsets, self.batch_size)
         shaped = weights.reshape(ids.shape) if stack.weighted else None
         return Bags(ids=ids, offsets=offsets, weights=shaped, cast=cast)  # pyright: ignore[reportArgumentType]
-
-    def _host_cast(self, stack: Stack, ids: np.ndarray, offsets: np.ndarray | None) -> Cast:
-        from jrec.native import host
-
-        return host.tensor_cast(
-            ids,
-            offsets,
-            num_rows=stack.rows,
-            unique_capacity=unique_capacity(stack, self.batch_size),
-            segments=self.packer.table_bounds[stack.name] * (self.batch_size, 1),
-            threads=1,  # the loader's own threads run side by side
-        )
 
     def _padded(self, stack: Stack, weights: np.ndarray) -> tuple[np.ndarray, None]:
         ids = np.empty(stack.capacity(self.batch_size), np.int32)
@@ -297,6 +305,7 @@ class _Pack:
         )
 
 
+@functools.cache
 def _table_bounds(stack: Stack) -> np.ndarray:
     """(tables + 1, 2) int64: first bag of every table for a batch of one, and its first row."""
     first_bag: dict[str, int] = {}

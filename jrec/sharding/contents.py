@@ -1,0 +1,66 @@
+"""What a plan's arrays hold: the inverse of ``Plan.locate``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
+from jrec.sharding.plan import Plan
+
+
+def shard_addresses(plan: Plan, tables: Sequence[tuple[str, int]], device: int, *, copies: bool = True) -> np.ndarray:
+    """(rows,) int32: the addresses of what a device's array of sharded rows holds, in the order of offsets.
+
+    Args:
+      plan: whose array it is.
+      tables: name and first address of the stack's tables.
+      device: whose array.
+      copies: whether the copies behind the device's own rows count, too.
+    """
+    held = (plan.tier == SHARDED) & (plan.owner == device)
+    segments, first = _of(plan, tables)
+    mine = held[segments]
+    parts = [(plan.offset[segments[mine]], first[mine], segments[mine])]
+    if copies and len(plan.copy_segment):
+        place = np.full(len(plan.start), -1, np.int64)
+        place[segments] = first
+        here = (plan.copy_device == device) & (place[plan.copy_segment] >= 0)
+        parts.append((plan.copy_offset[here], place[plan.copy_segment[here]], plan.copy_segment[here]))
+    return _filled(plan, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def replicated_addresses(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
+    """(rows,) int32: the addresses of the replicated rows of a stack, in the order of offsets."""
+    return _tier(plan, tables, REPLICATED)
+
+
+def host_addresses(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
+    """(rows,) int32: the addresses of the rows of a stack in host memory, in the order of offsets."""
+    return _tier(plan, tables, HOST)
+
+
+def _tier(plan: Plan, tables: Sequence[tuple[str, int]], tier: int) -> np.ndarray:
+    segments, first = _of(plan, tables)
+    mine = plan.tier[segments] == tier
+    return _filled(plan, plan.offset[segments[mine]], first[mine], segments[mine])
+
+
+def _of(plan: Plan, tables: Sequence[tuple[str, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """The segments of some tables and the address that each begins with."""
+    numbers = [plan.number(name) for name, _ in tables]
+    of = [np.arange(plan.first[t], plan.first[t + 1]) for t in numbers]
+    segments = np.concatenate(of)
+    return segments, plan.start[segments] + np.repeat([base for _, base in tables], [len(s) for s in of])
+
+
+def _filled(plan: Plan, offset: np.ndarray, first: np.ndarray, segment: np.ndarray) -> np.ndarray:
+    """Addresses by offset, of ranges that begin at ``offset`` with address ``first`` and tile an array."""
+    order = np.argsort(offset, kind="stable")
+    length = (plan.stop - plan.start)[segment[order]]
+    ends = np.cumsum(length)
+    if (offset[order] != ends - length).any():
+        raise AssertionError("the ranges of an array overlap or leave gaps")
+    total = int(ends[-1]) if len(ends) else 0
+    return (np.arange(total) + np.repeat(first[order] - offset[order], length)).astype(np.int32)

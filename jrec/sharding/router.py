@@ -1,0 +1,104 @@
+"""The unique rows of a batch, sorted by where one device finds them, at the loader's speed and without the GIL."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jrec.sharding.errors import PlanError
+from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TIER_NAMES
+from jrec.sharding.plan import Plan
+from jrec.sharding.router_kernel import route_rows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Routed:
+    """The unique rows of one stack in one device's part of a batch.
+
+    Attributes:
+      addresses: (n,) int32, ascending.
+      rows: (n,) int32, offsets in the array that each is read from: of device 0, of device 1 and so on, then of the
+        replicated array and of host memory.
+      at: (n,) int32, which of the addresses each is; ascending within an array.
+      starts: (devices + 3,) int64, where the offsets of each array begin.
+    """
+
+    addresses: np.ndarray
+    rows: np.ndarray
+    at: np.ndarray
+    starts: np.ndarray
+
+    def of(self, array: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and places of one array, numbered as in ``starts``."""
+        part = slice(int(self.starts[array]), int(self.starts[array + 1]))
+        return self.rows[part], self.at[part]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """(devices + 2,) int64, rows of every array."""
+        return np.diff(self.starts)
+
+
+class Router:
+    """Routes rows of one stack. Thread-safe.
+
+    Rows of a batch's cast ascend, so one pass over them and the plan's ranges finds all.
+
+    Args:
+      plan: whose rows are routed.
+      tables: name and first address of the stack's tables, ascending, without gaps.
+
+    Raises:
+      PlanError: if the plan keeps some of the rows in tensor-train cores.
+    """
+
+    def __init__(self, plan: Plan, tables: Sequence[tuple[str, int]]) -> None:
+        self.devices = plan.devices
+        numbers = [plan.number(name) for name, _ in tables]
+        of = [np.arange(plan.first[t], plan.first[t + 1]) for t in numbers]
+        segments = np.concatenate(of)
+        bases = np.repeat([base for _, base in tables], [len(s) for s in of])
+        total = tables[-1][1] + plan.tables[numbers[-1]].rows
+        self._ends = np.append(plan.start[segments] + bases, total)
+        tier = plan.tier[segments]
+        if not np.isin(tier, (SHARDED, REPLICATED, HOST)).all():
+            other = TIER_NAMES[int(tier[~np.isin(tier, (SHARDED, REPLICATED, HOST))][0])]
+            raise PlanError(f"rows of tables {', '.join(n for n, _ in tables)} are of tier {other!r}: not routed")
+        path = plan.path[plan.way[segments]]
+        number = np.full(len(plan.start), -1)
+        number[segments] = np.arange(len(segments))
+        self._group, self._shift = [], []
+        for device in range(plan.devices):
+            source = np.where(tier == SHARDED, path[:, device], -1).astype(np.int64)
+            offset = plan.offset[segments].copy()
+            copied = (number[plan.copy_segment] >= 0) & (source[number[plan.copy_segment]] == plan.copy_device)
+            offset[number[plan.copy_segment[copied]]] = plan.copy_offset[copied]
+            host = np.where(tier == HOST, plan.devices + 1, plan.devices)
+            self._group.append(np.where(tier == SHARDED, source, host).astype(np.int16))
+            self._shift.append(offset - self._ends[:-1])
+
+    def route(self, addresses: np.ndarray, device: int) -> Routed:
+        """Sorts (n,) int32 ascending addresses by where one device reads them.
+
+        Raises:
+          PlanError: on addresses outside of the stack, or that do not ascend.
+        """
+        addresses = np.ascontiguousarray(addresses, np.int32)
+        n = addresses.size
+        routed = Routed(
+            addresses=addresses,
+            rows=np.empty(n, np.int32),
+            at=np.empty(n, np.int32),
+            starts=np.empty(self.devices + 3, np.int64),
+        )
+        found = np.empty(n, np.int32)
+        places = (found, routed.starts, routed.rows, routed.at)
+        bad = int(route_rows(addresses, self._ends, self._group[device], self._shift[device], *places))  # pyright: ignore[reportCallIssue, reportArgumentType]
+        if bad >= 0:
+            raise PlanError(
+                f"address {int(addresses[bad]):,}, at place {bad:,}, does not ascend or is not in a stack of"
+                f" {int(self._ends[-1]):,} rows"
+            )
+        return routed

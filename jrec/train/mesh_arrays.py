@@ -1,0 +1,233 @@
+"""Parts of a batch in the static sizes of the compiled step, one line a device, and on the mesh.
+
+Sizes are buckets that grow with the batches, so that few programs are compiled and nothing is ever dropped. Where
+several processes train, each sees its own devices' parts alone, and all must agree: sizes are then settled once, from
+the run's first batches (``settled``), and a batch that needs more is an error that says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jrec.batch import Batch
+from jrec.data.packing import unique_capacity
+from jrec.errors import ConfigError
+from jrec.host.ring import bucket
+from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.types import Bags
+from jrec.sharding.plan import Plan
+from jrec.sharding.router import Routed
+from jrec.sharding.runtime.route import AXIS, Picks, Route, shard_capacity
+from jrec.train.mesh_batch import Part
+from jrec.train.mesh_plan import plan_stack, planned_stacks
+
+_SLACK = 1.125  # on what a batch needed, when a size grows: the next one needs a little more
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshBatch:
+    """A batch on the mesh; every leaf has an axis of devices in front.
+
+    Attributes:
+      batch: the examples of each device; ids and casts of planned stacks number their unique rows.
+      routes: by planned stack.
+    """
+
+    batch: Batch
+    routes: dict[str, Route]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Static sizes of one stack's routes, or counts of rows that must fit them.
+
+    Attributes:
+      unique: rows of a device's part.
+      own, remote, replicated, host: those that come from its shard, from each other device, from the replicated array
+        and from host memory.
+    """
+
+    unique: int
+    own: int
+    remote: int
+    replicated: int
+    host: int
+
+    def most(self, other: Sizes) -> Sizes:
+        """The greater of each."""
+        return Sizes(**{k: max(v, getattr(other, k)) for k, v in dataclasses.asdict(self).items()})
+
+
+NONE = Sizes(unique=0, own=0, remote=0, replicated=0, host=0)
+
+
+def counts(routed: Routed, device: int) -> Sizes:
+    """What one device's rows need."""
+    found = routed.counts
+    devices = len(found) - 2
+    others = [int(n) for j, n in enumerate(found[:devices]) if j != device]
+    return Sizes(
+        unique=routed.addresses.size,
+        own=int(found[device]),
+        remote=max(others, default=0),
+        replicated=int(found[devices]),
+        host=int(found[devices + 1]),
+    )
+
+
+class Shapes:
+    """The static sizes of all stacks, for parts of one size.
+
+    Args:
+      layout: of the batches.
+      plan: where rows live.
+      examples: of a part.
+      fixed: whether sizes stay as they were settled.
+      headroom: see ``MeshConfig``.
+    """
+
+    def __init__(self, layout: EmbeddingLayout, plan: Plan, *, examples: int, fixed: bool, headroom: float):
+        self.plan, self.examples, self._fixed, self._headroom = plan, examples, fixed, headroom
+        self.stacks = {stack.name: stack for stack in planned_stacks(layout)}
+        self.limits = {name: self._limit(stack) for name, stack in self.stacks.items()}
+        self.sizes = {name: self._bucketed(name, NONE, 1.0) for name in self.stacks}
+
+    def _limit(self, stack: Stack) -> Sizes:
+        """What no batch can pass."""
+        name, most = plan_stack(stack), unique_capacity(stack, self.examples)
+        rows = int(self.plan.shard_rows(name).max())
+        return Sizes(
+            unique=most,
+            own=min(most, rows),
+            remote=min(most, rows),
+            replicated=min(most, self.plan.replicated_rows(name)),
+            host=min(most, self.plan.host_rows(name)),
+        )
+
+    def _bucketed(self, name: str, needed: Sizes, factor: float) -> Sizes:
+        limits = dataclasses.asdict(self.limits[name])
+        given = dataclasses.asdict(needed)
+        return Sizes(**{k: bucket(int(np.ceil(given[k] * factor)), limits[k]) for k in given})
+
+    def settle(self, needed: dict[str, Sizes]) -> None:
+        """Makes room for ``headroom`` times what the first batches needed; the same on all processes."""
+        self.sizes = {name: self._bucketed(name, of, self._headroom) for name, of in needed.items()}
+
+    def needed(self, parts: Sequence[Part], devices: Sequence[int]) -> dict[str, Sizes]:
+        """What some devices' parts need."""
+        found = dict.fromkeys(self.stacks, NONE)
+        for part, device in zip(parts, devices, strict=True):
+            for name, routed in part.routes.items():
+                found[name] = found[name].most(counts(routed, device))
+        return found
+
+    def fit(self, parts: Sequence[Part], devices: Sequence[int]) -> None:
+        """Grows to these parts.
+
+        Raises:
+          ConfigError: where sizes are fixed and too small.
+        """
+        for name, needed in self.needed(parts, devices).items():
+            if self.sizes[name].most(needed) == self.sizes[name]:
+                continue
+            if self._fixed:
+                raise ConfigError(self._overflow(name, parts, devices))
+            self.sizes[name] = self.sizes[name].most(self._bucketed(name, needed, _SLACK))
+
+    def _overflow(self, name: str, parts: Sequence[Part], devices: Sequence[int]) -> str:
+        have = dataclasses.asdict(self.sizes[name])
+        for part, device in zip(parts, devices, strict=True):
+            needed = dataclasses.asdict(counts(part.routes[name], device))
+            for kind, count in needed.items():
+                if count > have[kind]:
+                    found = part.routes[name].counts.copy()
+                    found[device] = -1
+                    of = f"of device {int(found[:-2].argmax())} " if kind == "remote" else ""
+                    return (
+                        f"device {device} reads {count:,} rows {of}of stack {name} ({kind}) in one batch, but there is"
+                        f" room for {have[kind]:,}; raise mesh.headroom = {self._headroom} and resume"
+                    )
+        raise AssertionError
+
+
+def stacked(parts: Sequence[Part], devices: Sequence[int], shapes: Shapes) -> MeshBatch:
+    """Parts as one batch of NumPy arrays with an axis of (these) devices in front, padded to the sizes."""
+    batches = [_sized(part, shapes) for part in parts]
+    routes = {
+        name: jax.tree.map(
+            lambda *leaves: np.stack(leaves),
+            *(_route(p.routes[name], d, name, shapes) for p, d in zip(parts, devices, strict=True)),
+        )
+        for name in shapes.stacks
+    }
+    return MeshBatch(batch=jax.tree.map(lambda *leaves: np.stack(leaves), *batches), routes=routes)
+
+
+def _sized(part: Part, shapes: Shapes) -> Batch:
+    """The part's batch, casts of planned stacks numbering as many rows as there is room for."""
+    bags = dict(part.batch.bags)
+    for name in shapes.stacks:
+        bags[name] = _sized_bags(bags[name], shapes.sizes[name].unique)
+    return dataclasses.replace(part.batch, bags=bags)
+
+
+def _sized_bags(bags: Bags, unique: int) -> Bags:
+    cast = bags.cast
+    assert cast is not None  # Parts made it
+    numbers = np.arange(unique, dtype=np.int32)
+    numbers[int(cast.num_unique) :] = unique
+    sized: Any = {"rows": numbers, "offsets": np.asarray(cast.offsets)[: unique + 1]}
+    return dataclasses.replace(bags, cast=dataclasses.replace(cast, **sized))
+
+
+def _route(routed: Routed, device: int, name: str, shapes: Shapes) -> Route:
+    sizes, stack = shapes.sizes[name], shapes.stacks[name]
+    plan, devices = shapes.plan, shapes.plan.devices
+    missing_row = shard_capacity(plan, plan_stack(stack))
+
+    def picks(number: int, size: int, padding: int) -> Picks:
+        rows, at = np.full(size, padding, np.int32), np.full(size, sizes.unique, np.int32)
+        found, places = routed.of(number)
+        rows[: found.size], at[: found.size] = found, places
+        made: Any = (rows, at)
+        return Picks(rows=made[0], at=made[1])
+
+    remote: Any = (
+        np.full((devices, sizes.remote), missing_row, np.int32),
+        np.full((devices, sizes.remote), sizes.unique, np.int32),
+    )
+    for other in range(devices):
+        if other != device:
+            found, places = routed.of(other)
+            remote[0][other, : found.size], remote[1][other, : found.size] = found, places
+    addresses: Any = None
+    if stack.dtype != "float32":
+        addresses = np.zeros(sizes.unique, np.int32)
+        addresses[: routed.addresses.size] = routed.addresses
+    return Route(
+        capacity=sizes.unique,
+        own=picks(device, sizes.own, missing_row),
+        replicated=picks(devices, sizes.replicated, plan.replicated_rows(plan_stack(stack))),
+        remote=Picks(rows=remote[0], at=remote[1]),
+        host=picks(devices + 1, sizes.host, sizes.host),
+        addresses=addresses,
+    )
+
+
+def on_mesh(tree: Any, mesh: Mesh) -> Any:
+    """Arrays whose first axis are this process's devices, as arrays over the mesh's."""
+    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+    count, local = mesh.devices.size, sum(d.process_index == jax.process_index() for d in mesh.devices.flat)
+
+    def place(leaf: np.ndarray) -> jax.Array:
+        shape = (leaf.shape[0] // local * count, *leaf.shape[1:])
+        return jax.make_array_from_process_local_data(sharding, leaf, shape)
+
+    return jax.tree.map(place, tree)
