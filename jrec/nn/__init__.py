@@ -1,4 +1,4 @@
-"""Flax NNX modules of recommendation models: embedding tables, feature interaction, DLRM, and their two-phase step."""
+"""Flax NNX modules of recommendation models: embedding tables, feature interaction, DLRM, TBSM, and their two-phase step."""
 
 from jrec.nn.dlrm import DLRM as DLRM
 from jrec.nn.dlrm import DLRMConfig as DLRMConfig
@@ -10,6 +10,8 @@ from jrec.nn.mlp import MLP as MLP
 from jrec.nn.optimizer import SparseOptimizer as SparseOptimizer
 from jrec.nn.optimizer import binary_cross_entropy as binary_cross_entropy
 from jrec.nn.optimizer import train_step as train_step
+from jrec.nn.tbsm import TBSM as TBSM
+from jrec.nn.tbsm import TBSMConfig as TBSMConfig
 from jrec.nn.tt import TTEmbeddingBag as TTEmbeddingBag
 from jrec.nn.tt_stack import TTCore as TTCore
 from jrec.nn.tt_stack import TTOptions as TTOptions

@@ -1,0 +1,238 @@
+"""TBSM (Ishkhanov et al. 2020, arXiv 2008.11922): a DLRM tower on every step of a history, attention, and a top MLP."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jrec.batch import Batch
+from jrec.nn.embeddings import EmbeddingCollection
+from jrec.nn.interaction import dot_interaction
+from jrec.nn.mlp import MLP
+from jrec.nn.tbsm_layers import Inner, TimeSeriesLayer, on_sphere, places
+from jrec.nn.tt_stack import TTOptions
+from jrec.ops.dispatch import Implementation
+from jrec.ops.layout import EmbeddingLayout, FeatureConfig
+from jrec.ops.types import Bags
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TBSMConfig:
+    """The dense part of a TBSM.
+
+    FAE's Table I writes that of RMC1 as "1-16 & 22-15-15" and "30-60-1". In these words:
+
+    * 1-16, ``bottom_mlp`` (16,): the one dense input of a step is its place in time, ``place / (steps + 1)``, and 16
+      is the embedding dim;
+    * 22-15-15, ``tower_mlp`` (15, 15): a step has four vectors, that of its place, user, item and category. Their 6 dot
+      products beside the first vector's 16 elements are the 22 inputs; the 15 outputs are the step's vector z;
+    * 30-60-1, ``top_mlp`` (60, 1): 30 is the context of 15 beside the target's z of 15.
+
+    The MLP of the time-series layer is not in that table; it is 20-15-15-20, ``attention_mlp`` (15, 15), in the
+    authors' script (bench/tbsm_bench.sh of facebookresearch/tbsm), for histories of 20.
+
+    Attributes:
+      histories: pairs of a feature of the target and the feature, of the same table, with the history's steps.
+      num_dense: dense features an example has; they join the place in every step's bottom MLP.
+      bottom_mlp: layer sizes after the dense inputs; the last must be the embedding dim for "dot".
+      tower_mlp: layer sizes after the interaction of a step.
+      attention_mlp: hidden layer sizes of the time-series layer's MLP.
+      top_mlp: layer sizes after context and target; the last must be 1, the logit.
+      interaction: of the vectors of a step, "dot" or "concat", see ``DLRMConfig``.
+      inner: product of the steps with the target, see ``TimeSeriesLayer``.
+      heads: time-series layers, each with parameters and a top MLP of its own. The probabilities of several go through
+        one more MLP, of ``heads + 4`` hidden units.
+      compute_dtype: of everything but the projection onto the sphere; parameters stay float32.
+    """
+
+    histories: tuple[tuple[str, str], ...]
+    num_dense: int = 0
+    bottom_mlp: tuple[int, ...] = (16,)
+    tower_mlp: tuple[int, ...] = (15, 15)
+    attention_mlp: tuple[int, ...] = (15, 15)
+    top_mlp: tuple[int, ...] = (60, 1)
+    interaction: Literal["dot", "concat"] = "dot"
+    inner: Inner = "definite"
+    heads: int = 1
+    compute_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not self.histories:
+            raise ValueError("histories is empty; name the history of at least one feature of the target")
+        if not self.top_mlp or self.top_mlp[-1] != 1:
+            raise ValueError(f"top_mlp {list(self.top_mlp)} must end in 1, the logit")
+        if not self.bottom_mlp or not self.tower_mlp:
+            raise ValueError(
+                f"bottom_mlp {list(self.bottom_mlp)} and tower_mlp {list(self.tower_mlp)} need a layer each"
+            )
+        for name, choices in (("interaction", ("dot", "concat")), ("inner", ("dot", "indefinite", "definite"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} {getattr(self, name)!r} is unknown; choose {' or '.join(choices)}")
+        if self.heads < 1:
+            raise ValueError(f"heads is {self.heads}; there must be at least one")
+
+    @property
+    def history_of(self) -> dict[str, str]:
+        """Histories by feature of the target."""
+        return dict(self.histories)
+
+
+class TBSM(nnx.Module):
+    """Time-based sequence model: ``model(batch)`` gives the logit that a user turns to the target after the history.
+
+    One DLRM, the *tower*, makes a vector of every step: of its place in time, its own features, and those that all
+    steps share (such as the user). Vectors are projected onto the unit sphere. Time-series layers weigh the history's
+    steps by their products with the target's vector (``TimeSeriesLayer``), and a top MLP sees their sum beside it.
+
+    The steps of a history are in order of time. It may be shorter than ``max_length``, or empty: what is padding never
+    changes a logit, and gets no gradient. A step counts where all features of ``histories`` have an id.
+
+    Args:
+      config: of the dense part.
+      layout: of the embedding tables (``EmbeddingLayout.build``). Histories have pooling "none"; a feature of the
+        target reads the table of its history, so that an item has one vector wherever it stands.
+      implementation: of the embedding ops; None for the platform's fastest.
+      pad_rows: of the embedding tables, see ``EmbeddingCollection``.
+      tt: of the tensor-train tables among them.
+      rngs: whose ``params`` stream initializes everything.
+
+    Raises:
+      ValueError: if histories, features and dims do not fit together.
+    """
+
+    def __init__(
+        self,
+        config: TBSMConfig,
+        layout: EmbeddingLayout,
+        *,
+        implementation: Implementation | None = None,
+        pad_rows: bool | None = None,
+        tt: TTOptions | None = None,
+        rngs: nnx.Rngs,
+    ):
+        self.config = config
+        self.steps = history_steps(config, layout)
+        self.own = tuple(name for name in layout.order if name not in config.history_of.values())
+        self.embeddings = EmbeddingCollection(
+            layout, implementation=implementation, pad_rows=pad_rows, tt=tt, rngs=rngs
+        )
+        dtype = jnp.dtype(config.compute_dtype)
+        self.bottom = MLP((1 + config.num_dense, *config.bottom_mlp), activate_last=True, dtype=dtype, rngs=rngs)
+        self.tower = MLP((tower_width(config, layout), *config.tower_mlp), activate_last=True, dtype=dtype, rngs=rngs)
+        width = config.tower_mlp[-1]
+        self.attention = nnx.List(
+            TimeSeriesLayer(width, self.steps, config.attention_mlp, inner=config.inner, dtype=dtype, rngs=rngs)
+            for _ in range(config.heads)
+        )
+        self.top = nnx.List(
+            MLP((2 * width, *config.top_mlp), activate_last=False, dtype=dtype, rngs=rngs) for _ in range(config.heads)
+        )
+        joint = (config.heads, config.heads + 4, 1)
+        self.joint = MLP(joint, activate_last=False, dtype=dtype, rngs=rngs) if config.heads > 1 else None
+
+    def __call__(self, batch: Batch) -> jax.Array:
+        """Logits, (batch,) float32."""
+        activations, _ = self.embeddings.lookup(batch.bags)
+        return self.logits(batch.dense, activations, batch.bags)
+
+    def logits(self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> jax.Array:
+        """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32."""
+        dtype = jnp.dtype(self.config.compute_dtype)
+        found = {name: x.astype(dtype) for name, x in self.embeddings.features(activations, bags).items()}
+        masks = self.embeddings.masks(bags)
+        present = jnp.all(jnp.stack([masks[name] for _, name in self.config.histories]), axis=0)
+        place = places(present)
+        history = self._vectors(dense, place, {n: found[self.config.history_of.get(n, n)] for n in self.own})
+        target = self._vectors(dense, jnp.full_like(place[:, :1], self.steps), {n: found[n] for n in self.own})[:, 0]
+        taken = present[:, :, None] & (place[:, :, None] == jnp.arange(self.steps, dtype=jnp.int32)[None, None, :])
+        heads = [
+            top(jnp.concatenate([attention(target, history, taken.astype(dtype)), target], axis=1))
+            for attention, top in zip(self.attention, self.top, strict=True)
+        ]
+        logits = heads[0] if self.joint is None else self.joint(jax.nn.sigmoid(jnp.concatenate(heads, axis=1)))
+        return logits[:, 0].astype(jnp.float32)
+
+    def _vectors(self, dense: jax.Array, place: jax.Array, features: Mapping[str, jax.Array]) -> jax.Array:
+        """The tower: vectors of steps, (batch, n, width), of length 1.
+
+        Args:
+          dense: (batch, num_dense) float32.
+          place: (batch, n) int32, of the steps in time.
+          features: by name, (batch, n, dim) of the steps, or (batch, dim) for what all of them share.
+        """
+        batch, n = place.shape
+        dtype = jnp.dtype(self.config.compute_dtype)
+        time = place.astype(dtype) / (self.steps + 1)
+        inputs = jnp.concatenate([time[:, :, None], _each_step(dense.astype(dtype), n)], axis=2)
+        bottom = self.bottom(inputs.reshape(batch * n, -1))
+        own = [(x if x.ndim == 3 else _each_step(x, n)).reshape(batch * n, -1) for x in features.values()]
+        if self.config.interaction == "dot":
+            parts = [bottom, dot_interaction(jnp.stack([bottom, *own], axis=1))]
+        else:
+            parts = [bottom, *own]
+        return on_sphere(self.tower(jnp.concatenate(parts, axis=1))).reshape(batch, n, -1)
+
+
+def _each_step(values: jax.Array, n: int) -> jax.Array:
+    """(batch, dim) to (batch, n, dim)."""
+    return jnp.broadcast_to(values[:, None, :], (values.shape[0], n, values.shape[1]))
+
+
+def history_steps(config: TBSMConfig, layout: EmbeddingLayout) -> int:
+    """The longest history, in steps.
+
+    Raises:
+      ValueError: if the layout's features are not those of targets and histories.
+    """
+    features = {f.config.name: f.config for stack in layout.members for f in stack.features}
+    for target, history in config.histories:
+        if missing := [name for name in (target, history) if name not in features]:
+            raise ValueError(f"histories names feature {missing[0]!r}, but the features are {', '.join(features)}")
+        _check_history(features[target], features[history])
+    named = [name for pair in config.histories for name in pair]
+    if len(set(named)) < len(named):
+        raise ValueError(f"histories {config.history_of} names a feature twice; each has one history, or is one")
+    for name, feature in features.items():
+        if feature.pooling == "none" and name not in config.history_of.values():
+            raise ValueError(
+                f"feature {name!r} has pooling 'none', but histories does not name it; pool it, or name it"
+            )
+    lengths = {name: features[name].max_length for _, name in config.histories}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"histories must have one max_length, but they have {lengths}")
+    return next(iter(lengths.values()))
+
+
+def _check_history(target: FeatureConfig, history: FeatureConfig) -> None:
+    if target.table != history.table:
+        raise ValueError(
+            f"{target.name!r} reads table {target.table!r} and its history {history.name!r} table {history.table!r};"
+            " they must share one"
+        )
+    if history.pooling != "none":
+        raise ValueError(f"the history {history.name!r} has pooling {history.pooling!r}; give it pooling 'none'")
+
+
+def tower_width(config: TBSMConfig, layout: EmbeddingLayout) -> int:
+    """Inputs of the tower's MLP.
+
+    Raises:
+      ValueError: on dims that a dot interaction cannot join.
+    """
+    histories = config.history_of.values()
+    dims = [s.dim for s in layout.members for f in s.features if f.config.name not in histories]
+    bottom = config.bottom_mlp[-1]
+    if config.interaction == "concat":
+        return bottom + sum(dims)
+    if len(found := {*dims, bottom}) > 1:
+        raise ValueError(
+            f"a dot interaction needs one dim for all features and the last bottom layer, but they are {sorted(found)};"
+            " give all tables the dim of the last bottom layer, or use interaction 'concat'"
+        )
+    count = len(dims) + 1
+    return bottom + count * (count - 1) // 2

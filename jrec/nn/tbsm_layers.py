@@ -1,0 +1,79 @@
+"""The time-series layer of TBSM (Ishkhanov et al. 2020): what of a history matters to the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jrec.nn.mlp import MLP
+
+Inner = Literal["dot", "indefinite", "definite"]
+_EPSILON = 1e-12
+
+
+class TimeSeriesLayer(nnx.Module):
+    """One head: a context vector from the steps of a history, weighted by an MLP over their products with the target.
+
+    The products are ``z_i' w`` (inner "dot"), ``z_i' A w`` ("indefinite") or ``z_i' A'A w`` ("definite"), with a square
+    matrix of parameters A. An MLP of ``steps`` inputs, ``mlp`` hidden layers with ReLU and ``steps`` sigmoid outputs
+    turns them into weights. Its inputs are places in time, the latest step last: a shorter history has zeros before it.
+
+    Args:
+      width: of the vectors.
+      steps: the longest history.
+      mlp: widths of the hidden layers.
+      inner: the inner product.
+      dtype: of the computation; parameters are float32.
+      rngs: whose ``params`` stream initializes the parameters.
+    """
+
+    def __init__(self, width: int, steps: int, mlp: Sequence[int], *, inner: Inner, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.inner: Inner = inner
+        self.dtype = dtype
+        start = jax.nn.initializers.normal(width**-0.5)
+        self.matrix = None if inner == "dot" else nnx.Param(start(rngs.params(), (width, width), jnp.float32))
+        self.mlp = MLP((steps, *mlp, steps), activate_last=False, dtype=dtype, rngs=rngs)
+
+    def __call__(self, target: jax.Array, history: jax.Array, place: jax.Array) -> jax.Array:
+        """The context, (batch, width).
+
+        Args:
+          target: (batch, width).
+          history: (batch, steps, width), in any order.
+          place: (batch, steps, steps) of the vectors' dtype, 1 where a step of the history takes a place in time; all 0
+            for what is padding, which then reaches nothing.
+        """
+        scores = jnp.einsum("bld,bd->bl", history, self._transformed(target))
+        weights = jax.nn.sigmoid(self.mlp(jnp.einsum("bl,blq->bq", scores, place)))
+        return jnp.einsum("bl,bld->bd", jnp.einsum("bq,blq->bl", weights, place), history)
+
+    def _transformed(self, target: jax.Array) -> jax.Array:
+        """What the product with ``target`` multiplies the steps by."""
+        if self.matrix is None:
+            return target
+        matrix = self.matrix[...].astype(self.dtype)
+        moved = jnp.einsum("de,be->bd", matrix, target)
+        return jnp.einsum("ed,be->bd", matrix, moved) if self.inner == "definite" else moved
+
+
+def places(present: jax.Array) -> jax.Array:
+    """Where the steps of histories lie in time: their last one at the last place, whatever their lengths.
+
+    Args:
+      present: (batch, steps) bool, which positions hold a step, in order of time.
+
+    Returns:
+      (batch, steps) int32, from 0 to steps - 1; of positions without a step any number up to ``steps``.
+    """
+    following = jnp.flip(jnp.cumsum(jnp.flip(present, axis=1), axis=1, dtype=jnp.int32), axis=1)
+    return present.shape[1] - following
+
+
+def on_sphere(vectors: jax.Array) -> jax.Array:
+    """Vectors of length 1, (..., width); zeros stay zeros, and their gradient is finite."""
+    squares = jnp.sum(jnp.square(vectors.astype(jnp.float32)), axis=-1, keepdims=True)
+    return (vectors.astype(jnp.float32) * jax.lax.rsqrt(jnp.maximum(squares, _EPSILON**2))).astype(vectors.dtype)
