@@ -11,6 +11,7 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.host.local import local_ids
+from jrec.host.resident import Split
 from jrec.host.ring import Rows, bucket, head
 from jrec.host.table import HostTable
 from jrec.native import host as native
@@ -26,11 +27,18 @@ class StackPlan:
       rows: (n,) int32, the unique rows, ascending.
       source: (capacity,) int32, where each comes from; see ``RingPlan.next``.
       missing: (m,) int32, those to fetch.
+      split: which of them are resident; None where the stack has no resident rows.
     """
 
     rows: np.ndarray
     source: np.ndarray
     missing: np.ndarray
+    split: Split | None = None
+
+    @property
+    def stored(self) -> np.ndarray:
+        """(k,) int32, ascending: the rows that the host stores after the step."""
+        return self.rows if self.split is None else self.rows[self.split.others]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,12 +66,13 @@ class Gathered:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transferred:
-    """A batch on the device: itself, the fetched rows and the sources of all rows."""
+    """A batch on the device: itself, the fetched rows, the sources of all rows, and which are resident (padded)."""
 
     planned: Planned
     batch: Batch
     fetched: dict[str, Rows]
     sources: dict[str, jax.Array]
+    splits: dict[str, Split]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,12 +84,14 @@ class Ready:
       batch: on the device; ids of host stacks number the rows of ``tables``, casts name those of the stacks.
       tables: by host stack its unique rows as of now, (capacity, dim), with their slots; a capacity that grows is rare.
       planned: the batch on the host, and its plan.
+      splits: by host stack which rows are resident, padded, on the device.
     """
 
     number: int
     batch: Batch
     tables: dict[str, Rows]
     planned: Planned
+    splits: dict[str, Split]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +101,7 @@ class Updated:
     Attributes:
       planned: the batch and its plan.
       rows: by stack.
-      returning: the same, on their way to the host.
+      returning: those of them that the host stores, on their way to it.
       dispatched: when the step was, in seconds of ``time.perf_counter``.
     """
 
@@ -102,7 +113,7 @@ class Updated:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Retrieved:
-    """A batch's rows after its step, NumPy arrays."""
+    """The rows that the host stores after a batch's step, NumPy arrays."""
 
     planned: Planned
     rows: dict[str, Rows]
@@ -156,11 +167,19 @@ def fetched(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
     return Rows(values=values, slots=slots)
 
 
-def read(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
-    """As ``fetched``, without slots."""
+def read(table: HostTable, rows: np.ndarray, capacity: int, split: Split | None = None) -> Rows:
+    """As ``fetched``, without slots; zeros in the places of resident rows."""
     values = np.zeros((bucket(rows.size, capacity), table.dim), table.dtype)
-    values[: rows.size] = table.read(rows)
+    if split is None:
+        values[: rows.size] = table.read(rows)
+    else:
+        values[split.others] = table.read(rows[split.others])
     return Rows(values=values, slots={})
+
+
+def tree_bytes(tree: Any) -> int:
+    """Of all arrays."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
 def transfers(device: Any, *, pinned: bool | None = None) -> tuple[Callable[[Any], Any], Callable[[Rows, int], Rows]]:

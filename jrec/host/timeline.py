@@ -35,6 +35,9 @@ class _Depth:
 class _Rows:
     unique: int = 0
     cached: int = 0
+    resident: int = 0
+    to_device: int = 0
+    to_host: int = 0
 
 
 class Timeline:
@@ -58,6 +61,7 @@ class Timeline:
             self._stages: collections.defaultdict[str, _Stage] = collections.defaultdict(_Stage)
             self._depths: collections.defaultdict[str, _Depth] = collections.defaultdict(_Depth)
             self._rows: collections.defaultdict[str, _Rows] = collections.defaultdict(_Rows)
+            self._batch_bytes = 0
 
     @contextlib.contextmanager
     def working(self, stage: str, batch: int) -> Iterator[None]:
@@ -90,12 +94,25 @@ class Timeline:
             if self.trace:
                 self._depth_events.append((channel, time.perf_counter(), items))
 
-    def rows(self, stack: str, *, unique: int, cached: int) -> None:
-        """Records how many unique rows a batch has, and how many of them the device holds already."""
+    def rows(self, stack: str, *, unique: int, cached: int, resident: int = 0) -> None:
+        """Records how many unique rows a batch has, how many the device holds already, and how many of those stay."""
         with self._lock:
             of = self._rows[stack]
             of.unique += unique
             of.cached += cached
+            of.resident += resident
+
+    def moved(self, stack: str, *, to_device: int = 0, to_host: int = 0) -> None:
+        """Records bytes of rows and slots, padding of their static sizes included, that travel."""
+        with self._lock:
+            of = self._rows[stack]
+            of.to_device += to_device
+            of.to_host += to_host
+
+    def sent_batch(self, size: int) -> None:
+        """Records bytes of a batch, of all but rows and slots, on their way to the device."""
+        with self._lock:
+            self._batch_bytes += size
 
     def summary(self, seconds: float) -> dict[str, Any]:
         """Totals since the last ``reset``, in JSON types.
@@ -105,8 +122,9 @@ class Timeline:
 
         Returns:
           By stage its busy and waiting seconds; ``overlap_efficiency``, the busiest stage's share of ``seconds`` (1
-          where everything else hides behind it), and its name; by stack the unique rows and those found on the
-          device; by channel its mean and greatest depth.
+          where everything else hides behind it), and its name; by stack the unique rows, those found on the device,
+          those of them that stay there, and bytes of rows and slots that travelled; bytes of the batches themselves;
+          by channel its mean and greatest depth.
         """
         with self._lock:
             stages = {
@@ -123,11 +141,15 @@ class Timeline:
                     name: {
                         "unique": of.unique,
                         "cached_on_device": of.cached,
+                        "resident": of.resident,
                         "fetched": of.unique - of.cached,
                         "hit_rate": of.cached / of.unique if of.unique else None,
+                        "bytes_to_device": of.to_device,
+                        "bytes_to_host": of.to_host,
                     }
                     for name, of in self._rows.items()
                 },
+                "batch_bytes_to_device": self._batch_bytes,
                 "queue_depths": {
                     name: {"mean": of.total / of.count, "max": of.most} for name, of in self._depths.items()
                 },

@@ -41,15 +41,18 @@ class RowSources:
     Args:
       rows: (n,) int32, ascending.
       capacity: length of ``source``, at least ``n``.
+      elsewhere: (m,) int32, places of rows that need no source; they get -1, as padding.
 
     Attributes:
       source: (capacity,) int32: a place among the rows that are held already, or ``-1 - i`` for entry ``i`` of
-        ``missing()``; -1 in the padding.
+        ``missing()``; -1 in the padding. Complete once ``missing`` was called.
     """
 
-    def __init__(self, rows: np.ndarray, capacity: int):
-        self._rows = np.ascontiguousarray(rows)
+    def __init__(self, rows: np.ndarray, capacity: int, elsewhere: np.ndarray | None = None):
+        self._rows, self._elsewhere = np.ascontiguousarray(rows), elsewhere
         self.source = np.full(capacity, -1, np.int32)
+        if elsewhere is not None:
+            self.source[elsewhere] = 0  # so that nobody looks for them
 
     def match(self, held: np.ndarray, base: int) -> int:
         """Gives rows without a source that are in ``held``, (m,) int32 ascending, the place ``base + index in it``.
@@ -65,4 +68,6 @@ class RowSources:
         """The rows that are not held, (m,) int32 ascending; call it once, after all of ``match``."""
         missing = np.empty(self._rows.size, np.int32)
         count = take_missing.call(pointer(self._rows), self._rows.size, pointer(self.source), pointer(missing))
+        if self._elsewhere is not None:
+            self.source[self._elsewhere] = -1
         return missing[:count].copy()

@@ -1,7 +1,8 @@
 """Steps and predictions on tables whose rows come from host memory, batch by batch.
 
 A batch's unique rows stand in for the whole stack: ids and cast number them, and lookup, casted update and everything
-between are the very functions of a stack that lives on the device. So both compute the same bits.
+between are the very functions of a stack that lives on the device. So both compute the same bits. Where all rows of a
+batch stay on the device (``jrec.host.resident``), those stand in as they are.
 """
 
 from __future__ import annotations
@@ -39,39 +40,83 @@ def train_step_on_rows(
     Returns:
       The rows after the step, the loss, () float32, and the logits before the step, (batch,) float32.
     """
-    key = optimizer.rounding_key()
-    names = sorted([*model.embeddings.stacks, *rows])
-    with _resident(model, rows, optimizer):
+    key_of = _rounding_keys(model, optimizer, rows)
+    with _standing_in(model, _widened(model, rows), optimizer):
         loss, logits = train_step(model, optimizer, _on_rows(batch, rows))
         updated = {name: _taken(model, optimizer, name) for name in rows}
+    dims = {name: model.embeddings.layout.stacks[name].dim for name in rows}
     for name, of in updated.items():
-        of_key = None if key is None else rounding.derived_key(key, names.index(name))  # as ``apply_gradients`` does
+        of = jax.tree.map(lambda array, dim=dims[name]: strip(array, dim) if array.ndim == 2 else array, of)
         addresses = _cast(batch, name).rows[: of.values.shape[0]]
-        values = _rounded(of.values, rows[name].values.dtype, of_key, addresses)
+        values = _rounded(of.values, rows[name].values.dtype, key_of[name], addresses)
         updated[name] = dataclasses.replace(of, values=values)
+    return updated, loss, logits
+
+
+def train_step_on_resident(
+    model: Any,
+    optimizer: SparseOptimizer,
+    rows: Mapping[str, Rows],
+    addresses: Mapping[str, jax.Array],
+    batch: Batch,
+) -> tuple[dict[str, Rows], jax.Array, jax.Array]:
+    """``train_step_on_rows`` for batches that read resident rows alone: those are the stacks, updated in place.
+
+    Args:
+      model: a ``SparseModel``.
+      optimizer: made for this model.
+      rows: by host stack, (n, dim or more) float32 and slots, as ``jrec.host.resident`` keeps them. Donated to a jitted
+        function around this, they change without a copy.
+      addresses: by stack, (n,) int32: which rows of the host stack they are.
+      batch: whose ids and casts number ``rows``; stacks of 16 bits need the casts.
+
+    Returns:
+      As of ``train_step_on_rows``, with all of ``rows``: those that the batch did not read keep their bits.
+    """
+    key_of = _rounding_keys(model, optimizer, rows)
+    with _standing_in(model, rows, optimizer):
+        loss, logits = train_step(model, optimizer, batch)
+        updated = {name: _taken(model, optimizer, name) for name in rows}
+    for name, of in updated.items():
+        dtype = jnp.dtype(model.embeddings.layout.stacks[name].dtype)
+        if dtype != jnp.float32:
+            read = _cast(batch, name).rows
+            of_stack = addresses[name].at[read].get(mode="clip")
+            values = _rounded(of.values.at[read].get(mode="clip"), dtype, key_of[name], of_stack)
+            values = of.values.at[read].set(values.astype(jnp.float32), mode="drop")
+            updated[name] = dataclasses.replace(of, values=values)
     return updated, loss, logits
 
 
 def predict_on_rows(model: Any, rows: Mapping[str, Rows], batch: Batch) -> jax.Array:
     """Logits, (batch,) float32, with the rows of host stacks given as to ``train_step_on_rows``, but without slots."""
-    with _resident(model, rows, None):
+    with _standing_in(model, _widened(model, rows), None):
         return model(batch)
 
 
-@contextlib.contextmanager
-def _resident(model: Any, rows: Mapping[str, Rows], optimizer: SparseOptimizer | None) -> Iterator[None]:
-    """Gives the model's collection, and the optimizer, the rows as stacks, for as long as this lasts.
+def _widened(model: Any, rows: Mapping[str, Rows]) -> dict[str, Rows]:
+    """Rows as the model stores its own stacks, but float32, whatever the table's dtype.
 
-    They are float32 there, whatever the table's dtype: widening is exact, and rounding the result once, by the rows'
-    own numbers, is what an update of 16-bit rows does.
+    Widening is exact, and rounding the result once, by the rows' own numbers, is what an update of 16-bit rows does.
     """
+    widen = pad if model.embeddings.pad_rows else (lambda array: array)
+    return {
+        name: Rows(
+            values=widen(of.values.astype(jnp.float32)),
+            slots={slot: widen(array) if array.ndim == 2 else array for slot, array in of.slots.items()},
+        )
+        for name, of in rows.items()
+    }
+
+
+@contextlib.contextmanager
+def _standing_in(model: Any, rows: Mapping[str, Rows], optimizer: SparseOptimizer | None) -> Iterator[None]:
+    """Gives the model's collection, and the optimizer, the rows as stacks, for as long as this lasts."""
     embeddings = model.embeddings
-    widen = pad if embeddings.pad_rows else (lambda array: array)
     for name, of in rows.items():
-        embeddings.stacks[name] = Table(widen(of.values.astype(jnp.float32)))
+        embeddings.stacks[name] = Table(of.values)
         if optimizer is not None:
-            slots = {slot: RowSlot(widen(a) if a.ndim == 2 else a) for slot, a in of.slots.items()}
-            optimizer.slots[name] = nnx.Dict(slots)
+            optimizer.slots[name] = nnx.Dict({slot: RowSlot(array) for slot, array in of.slots.items()})
     try:
         yield
     finally:
@@ -82,13 +127,16 @@ def _resident(model: Any, rows: Mapping[str, Rows], optimizer: SparseOptimizer |
 
 
 def _taken(model: Any, optimizer: SparseOptimizer, name: str) -> Rows:
-    """What ``_resident`` gave, as the step left it."""
-    dim = model.embeddings.dims[name]
+    """What stood in for a stack, as the step left it."""
     slots = {slot: variable[...] for slot, variable in optimizer.slots[name].items()}
-    return Rows(
-        values=strip(model.embeddings.stacks[name][...], dim),
-        slots={slot: strip(array, dim) if array.ndim == 2 else array for slot, array in slots.items()},
-    )
+    return Rows(values=model.embeddings.stacks[name][...], slots=slots)
+
+
+def _rounding_keys(model: Any, optimizer: SparseOptimizer, rows: Mapping[str, Rows]) -> dict[str, jax.Array | None]:
+    """By host stack the key of this step, as ``apply_gradients`` derives it where all stacks are on the device."""
+    key = optimizer.rounding_key()
+    names = sorted([*model.embeddings.stacks, *rows])
+    return {name: None if key is None else rounding.derived_key(key, names.index(name)) for name in rows}
 
 
 def _on_rows(batch: Batch, rows: Mapping[str, Rows]) -> Batch:

@@ -13,7 +13,7 @@ from flax import nnx
 from jrec.batch import Batch
 from jrec.host.ring import Rows
 from jrec.nn import SparseOptimizer, train_step
-from jrec.train.host_step import predict_on_rows, train_step_on_rows
+from jrec.train.host_step import predict_on_rows, train_step_on_resident, train_step_on_rows
 
 State = Any  # an nnx.State of (model, optimizer): every array of the run
 HostRows = Mapping[str, Rows]
@@ -28,6 +28,8 @@ class CompiledRun:
       predict: ``state, batch -> logits``, (batch,) float32.
       step_on_rows: ``state, rows, batch -> state, rows, loss, logits``, for models with host stacks, whose rows of this
         batch are given by stack. State and rows are donated.
+      step_on_resident: ``state, rows, addresses, batch -> state, rows, loss, logits``, for batches that read rows alone
+        that stay on the device (``jrec.host.resident``). State and rows are donated: they change in place.
       predict_on_rows: ``state, rows, batch -> logits``.
       merge: the (model, optimizer) modules over a state.
     """
@@ -35,6 +37,9 @@ class CompiledRun:
     step: Callable[[State, Batch], tuple[State, jax.Array, jax.Array]]
     predict: Callable[[State, Batch], jax.Array]
     step_on_rows: Callable[[State, HostRows, Batch], tuple[State, HostRows, jax.Array, jax.Array]]
+    step_on_resident: Callable[
+        [State, HostRows, Mapping[str, jax.Array], Batch], tuple[State, HostRows, jax.Array, jax.Array]
+    ]
     predict_on_rows: Callable[[State, HostRows, Batch], jax.Array]
     merge: Callable[[State], tuple[Any, SparseOptimizer]]
 
@@ -65,6 +70,14 @@ def compile_run(model: Any, optimizer: SparseOptimizer) -> tuple[State, Compiled
         rows, loss, logits = train_step_on_rows(model, optimizer, rows, batch)
         return nnx.state((model, optimizer)), rows, loss, logits
 
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step_on_resident(
+        state: State, rows: HostRows, addresses: Mapping[str, jax.Array], batch: Batch
+    ) -> tuple[State, HostRows, jax.Array, jax.Array]:
+        model, optimizer = nnx.merge(graph, state)
+        rows, loss, logits = train_step_on_resident(model, optimizer, rows, addresses, batch)
+        return nnx.state((model, optimizer)), rows, loss, logits
+
     @jax.jit
     def on_rows(state: State, rows: HostRows, batch: Batch) -> jax.Array:
         model, _ = nnx.merge(graph, state)
@@ -74,6 +87,7 @@ def compile_run(model: Any, optimizer: SparseOptimizer) -> tuple[State, Compiled
         step=step,
         predict=predict,
         step_on_rows=step_on_rows,
+        step_on_resident=step_on_resident,
         predict_on_rows=on_rows,
         merge=lambda state: nnx.merge(graph, state),
     )
