@@ -152,7 +152,7 @@ def test_the_last_override_wins_and_tables_merge(full):
         ("model.top_mlp=[512, 2]", ["model.top_mlp", "[512, 2]", "must be 1"]),
         ("model.top_mlp=[]", ["model.top_mlp is []"]),
         ("model.interaction=dott", ['"dot", "concat"', "'dott'", 'did you mean "dot"?']),
-        ("model.kind=tbsm", ['model.kind must be one of "dlrm"', "'tbsm'"]),
+        ("model.kind=gru", ['model.kind must be one of "dlrm", "tbsm"', "'gru'"]),
         ("tables.tier=hots", ['tables.tier must be one of "device"', "'hots'", 'mean "host"']),
         ("log.tensorboard=yes", ["log.tensorboard must be true or false", "'yes'"]),
         ("optimizer.learning_rate=-1", ["optimizer.learning_rate is -1.0", "at least 0"]),
@@ -300,10 +300,12 @@ def test_papers_architectures():
         "criteo_kaggle": (16, (512, 256, 64, 16), (512, 256, 1)),
         "criteo_terabyte": (64, (512, 256, 64), (512, 512, 256, 1)),
         "avazu": (16, (512, 256, 64, 16), (512, 256, 1)),
+        "tbsm_taobao": (16, (16,), (60, 1)),
     }
     for name, architecture in expected.items():
         model = shipped[name]
         assert (model.embedding_dim, model.bottom_mlp, model.top_mlp) == architecture
+    assert shipped["tbsm_taobao"].tbsm.tower_mlp == (15, 15)
     assert {"quickstart", "movielens", "taobao"} <= set(shipped)
 
 

@@ -1,4 +1,4 @@
-"""Flax NNX modules of recommendation models: embedding tables, feature interaction, DLRM, TBSM, and their two-phase step."""
+"""Flax NNX modules of recommendation models: embedding tables, interaction, DLRM, TBSM, and their two-phase step."""
 
 from jrec.nn.dlrm import DLRM as DLRM
 from jrec.nn.dlrm import DLRMConfig as DLRMConfig

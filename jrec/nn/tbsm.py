@@ -199,9 +199,7 @@ def history_steps(config: TBSMConfig, layout: EmbeddingLayout) -> int:
         raise ValueError(f"histories {config.history_of} names a feature twice; each has one history, or is one")
     for name, feature in features.items():
         if feature.pooling == "none" and name not in config.history_of.values():
-            raise ValueError(
-                f"feature {name!r} has pooling 'none', but histories does not name it; pool it, or name it"
-            )
+            raise ValueError(f"feature {name!r} has pooling 'none', but is in no histories; pool it, or name it")
     lengths = {name: features[name].max_length for _, name in config.histories}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"histories must have one max_length, but they have {lengths}")

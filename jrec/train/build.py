@@ -13,7 +13,7 @@ from jrec import ops
 from jrec.data.reorder_file import table_checksums
 from jrec.data.schema import CategoricalFeature, Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
-from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, TTOptions
+from jrec.nn import DLRM, TBSM, DLRMConfig, SparseOptimizer, TBSMConfig, TTOptions
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.train.config import EmbeddingOptimizerConfig, ModelConfig, TrainConfig, TTSection
 from jrec.train.tables import plan_tables, tt_options
@@ -39,6 +39,12 @@ def build_layout(config: TrainConfig, schema: Schema) -> EmbeddingLayout:
         raise ConfigError(
             f"model.features.{unknown[0]}: the dataset has no categorical feature of that name, only {', '.join(names)}"
         )
+    histories = config.model.tbsm.histories
+    if unknown := sorted({*histories, *histories.values()} - set(names)):
+        raise ConfigError(
+            f"model.tbsm.histories names {unknown[0]!r}, but the categorical features of the dataset are"
+            f" {', '.join(names)}"
+        )
     with value_errors_are_config_errors("the dataset's tables do not fit the model"):
         features = [_feature(config.model, f) for f in schema.categorical]
         return EmbeddingLayout.build(plan_tables(config, schema).tables, features)
@@ -46,17 +52,19 @@ def build_layout(config: TrainConfig, schema: Schema) -> EmbeddingLayout:
 
 def _feature(config: ModelConfig, feature: CategoricalFeature) -> FeatureConfig:
     override = config.features.get(feature.name)
+    pooling = config.pooling if override is None else override.pooling
+    sequence = feature.name in config.tbsm.histories.values()
     return FeatureConfig(
         name=feature.name,
         table=feature.table,
         max_length=feature.max_length,
         fixed_length=feature.fixed_length,
         weighted=feature.weighted,
-        pooling=config.pooling if override is None else override.pooling,
+        pooling="none" if sequence else pooling,
     )
 
 
-def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> DLRM:
+def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> DLRM | TBSM:
     """A freshly initialized model, seeded by ``config.seed``.
 
     Raises:
@@ -65,15 +73,20 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
     model, tables = config.model, config.tables
     implementation = None if tables.implementation == "auto" else tables.implementation
     with value_errors_are_config_errors("the [model] section does not fit the dataset"):
-        dense = DLRMConfig(
-            num_dense=len(schema.dense),
-            bottom_mlp=model.bottom_mlp,
-            top_mlp=model.top_mlp,
-            interaction=model.interaction,
-            compute_dtype=model.compute_dtype,
-        )
-        options = tt_options(config, layout)
-        return DLRM(dense, layout, implementation=implementation, tt=options, rngs=nnx.Rngs(params=config.seed))
+        dense: dict[str, Any] = {
+            "num_dense": len(schema.dense),
+            "bottom_mlp": model.bottom_mlp,
+            "top_mlp": model.top_mlp,
+            "interaction": model.interaction,
+            "compute_dtype": model.compute_dtype,
+        }
+        embeddings: dict[str, Any] = {"implementation": implementation, "tt": tt_options(config, layout)}
+        rngs = nnx.Rngs(params=config.seed)
+        if model.kind == "dlrm":
+            return DLRM(DLRMConfig(**dense), layout, **embeddings, rngs=rngs)
+        own = {f.name: getattr(model.tbsm, f.name) for f in dataclasses.fields(model.tbsm)}
+        own["histories"] = tuple(model.tbsm.histories.items())
+        return TBSM(TBSMConfig(**dense, **own), layout, **embeddings, rngs=rngs)
 
 
 def build_optimizer(config: TrainConfig, model: nnx.Module, total_steps: int) -> SparseOptimizer:
@@ -107,8 +120,11 @@ def _scheduled(rate: float, factor: optax.Schedule) -> optax.Schedule:
 def fingerprint(config: TrainConfig, layout: EmbeddingLayout, schema: Schema) -> dict[str, Any]:
     """What must agree between a checkpoint and the run that loads it: shapes, optimizers, how rows are numbered."""
     options = tt_options(config, layout)
+    model = dataclasses.asdict(config.model)
+    if config.model.kind == "dlrm":
+        del model["tbsm"]
     return {
-        "model": dataclasses.asdict(config.model),
+        "model": model,
         "optimizer": {"dense": config.optimizer.name, "embedding": config.optimizer.embedding.name},
         "num_dense": len(schema.dense),
         "tables": {t.name: _table_fingerprint(t, options) for stack in layout.members for t in stack.tables},
@@ -126,7 +142,7 @@ def _table_fingerprint(table: TableConfig, options: TTOptions) -> Any:
     return {"rows": table.rows, "dtype": table.dtype, **factors, "ranks": list(shape.ranks), **cached}
 
 
-def parameter_counts(model: DLRM) -> dict[str, dict[str, Any]]:
+def parameter_counts(model: DLRM | TBSM) -> dict[str, dict[str, Any]]:
     """Parameters and bytes of the dense part and of every stack, for the report."""
     dense = jax.tree.leaves(nnx.state(model, nnx.Param))
     counts: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from flax import nnx
 from jrec.data.progress import Progress
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
-from jrec.nn import DLRM, SparseOptimizer
+from jrec.nn import DLRM, TBSM, SparseOptimizer
 from jrec.ops.layout import Stack, TableConfig
 from jrec.ops.tt import TTDecomposition, TTShape, tt_dense_chunks, tt_svd
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint
@@ -275,7 +275,9 @@ def _write(run: RestoredRun, config: TrainConfig, trains: Mapping[str, Sequence[
             checkpoints.close()
 
 
-def _carry_over(run: RestoredRun, model: DLRM, optimizer: SparseOptimizer, trains: Mapping[str, Sequence[Any]]) -> None:
+def _carry_over(
+    run: RestoredRun, model: DLRM | TBSM, optimizer: SparseOptimizer, trains: Mapping[str, Sequence[Any]]
+) -> None:
     """Fills a fresh model and optimizer with what the run learned, and the new tables' cores."""
     nnx.update(model, nnx.state(run.model, nnx.Param))
     nnx.update(optimizer.dense, nnx.state(run.optimizer.dense))

@@ -20,6 +20,7 @@ from jrec.train.config_fae import FAEConfig
 from jrec.train.config_mesh import MeshConfig
 from jrec.train.config_optimizer import EmbeddingOptimizerConfig, LRScheduleConfig, OptimizerConfig
 from jrec.train.config_tables import TableOverride, TablesConfig, TTCacheSection, TTSection
+from jrec.train.config_tbsm import TBSMSection
 from jrec.train.overrides import read_tables
 from jrec.train.typed_toml import Range, Section, describe
 
@@ -95,9 +96,10 @@ class FeatureOverride(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
-    """``[model]``: the DLRM.
+    """``[model]``: the DLRM or TBSM.
 
     Attributes:
+      kind: "dlrm", or "tbsm", a DLRM tower on every step of a history with attention over them.
       embedding_dim: elements of an embedding.
       bottom_mlp: widths of the layers over the dense features, without the input. Under dot interaction the last
         must equal ``embedding_dim``. Empty for a dataset without dense features.
@@ -107,9 +109,10 @@ class ModelConfig(Section):
       table_dtype: how rows are stored. Sums accumulate in float32 always.
       compute_dtype: what the MLPs compute in.
       features: overrides by name of the categorical feature.
+      tbsm: the rest of a TBSM.
     """
 
-    kind: Literal["dlrm"] = "dlrm"
+    kind: Literal["dlrm", "tbsm"] = "dlrm"
     embedding_dim: Annotated[int, Range(minimum=1, maximum=4096)] = 16
     bottom_mlp: tuple[Width, ...] = (64, 16)
     top_mlp: tuple[Width, ...] = (64, 1)
@@ -118,6 +121,7 @@ class ModelConfig(Section):
     table_dtype: Dtype = "float32"
     compute_dtype: Dtype = "float32"
     features: Mapping[str, FeatureOverride] = dataclasses.field(default_factory=dict)
+    tbsm: TBSMSection = dataclasses.field(default_factory=TBSMSection)
 
     @override
     def check(self) -> None:
@@ -128,6 +132,24 @@ class ModelConfig(Section):
             )
         if not self.top_mlp or self.top_mlp[-1] != 1:
             raise ConfigError(f"model.top_mlp is {list(self.top_mlp)}, but its last width must be 1, the logit")
+        if self.kind == "dlrm" and self.tbsm != TBSMSection():
+            raise ConfigError("model.tbsm is set, but model.kind is 'dlrm'; set model.kind to 'tbsm', or leave it out")
+        if self.kind == "tbsm":
+            self._check_tbsm()
+
+    def _check_tbsm(self) -> None:
+        if not self.tbsm.histories:
+            raise ConfigError(
+                "model.kind is 'tbsm', but model.tbsm.histories is empty; name the history of a feature, as"
+                ' histories = {item_id = "item_history"}'
+            )
+        if not self.bottom_mlp or not self.tbsm.tower_mlp:
+            raise ConfigError(
+                f"model.bottom_mlp is {list(self.bottom_mlp)} and model.tbsm.tower_mlp {list(self.tbsm.tower_mlp)};"
+                " a TBSM needs a layer of each"
+            )
+        if pooled := sorted(set(self.tbsm.histories.values()) & set(self.features)):
+            raise ConfigError(f"model.features.{pooled[0]} is pooled, but model.tbsm.histories has it as a history")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import jax
 from jrec.batch import Batch
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
-from jrec.nn import DLRM, SparseOptimizer
+from jrec.nn import DLRM, TBSM, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
 from jrec.train.checkpoint import Checkpoints, Restored
@@ -89,7 +89,7 @@ class RestoredRun:
     config: TrainConfig
     schema: Schema
     layout: EmbeddingLayout
-    model: DLRM
+    model: DLRM | TBSM
     optimizer: SparseOptimizer
     compiled: CompiledRun
     checkpoint: Restored

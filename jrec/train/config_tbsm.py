@@ -1,0 +1,33 @@
+"""The ``[model.tbsm]`` section: what a TBSM has that a DLRM lacks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from jrec.train.typed_toml import Range, Section
+
+Width = Annotated[int, Range(minimum=1, maximum=65536)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TBSMSection(Section):
+    """``[model.tbsm]``: the steps of a history and what weighs them (``jrec.nn.TBSMConfig``).
+
+    ``bottom_mlp``, ``interaction`` and ``top_mlp`` stay in ``[model]``: the bottom MLP and the interaction are those of
+    a step, the top MLP sees context and target.
+
+    Attributes:
+      histories: by feature of the target, the list feature of the same table with the history's steps in order of time.
+      tower_mlp: widths of the layers over the interaction of a step.
+      attention_mlp: hidden widths of the time-series layer's MLP.
+      inner: product of the steps with the target: "dot", or by a matrix A "indefinite" and by A'A "definite".
+      heads: time-series layers.
+    """
+
+    histories: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    tower_mlp: tuple[Width, ...] = (15, 15)
+    attention_mlp: tuple[Width, ...] = (15, 15)
+    inner: Literal["dot", "indefinite", "definite"] = "definite"
+    heads: Annotated[int, Range(minimum=1)] = 1
