@@ -137,7 +137,8 @@ def describe(cls: type[Section], prefix: str = "") -> Iterator[tuple[str, str, s
         if _is_section(base):
             yield from describe(base, f"{prefix}{field.name}.")
         elif typing.get_origin(base) is collections.abc.Mapping:
-            yield from describe(typing.get_args(base)[1], f"{prefix}{field.name}.NAME.")
+            element, place = typing.get_args(base)[1], f"{prefix}{field.name}.NAME"
+            yield from describe(element, f"{place}.") if _is_section(element) else [(place, type_name(element), "")]
         else:
             known = field.default is not dataclasses.MISSING and field.default is not None
             yield f"{prefix}{field.name}", type_name(hint), toml_value(field.default) if known else ""
