@@ -40,6 +40,23 @@ def test_gather_reduce_equals_reference(case, num_threads):
     np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("dim", [1, 16, 31, 64, 130, 256])
+def test_bags_of_one_id_get_the_bits_of_their_row(dtype, dim):
+    rng = np.random.default_rng(dim)
+    table = rng.normal(size=(300, dim)).astype(dtype)
+    table[rng.random(table.shape) < 0.1] = -0.0
+    ids = rng.integers(-20, 320, (9_000, 1)).astype(np.int32)
+    want = np.zeros((9_000, dim), np.float32)
+    inside = (ids[:, 0] >= 0) & (ids[:, 0] < 300)
+    want[inside] = table[ids[inside, 0]].astype(np.float32) + np.float32(0)  # a sum: +0 of -0
+    want[ids[:, 0] >= 300] = np.nan
+    for num_threads in (1, 2):
+        _same(host.gather_reduce(table, ids, threads=num_threads), want)
+    weighted = host.gather_reduce(table, ids, weights=np.ones(ids.shape, np.float32))
+    np.testing.assert_array_equal(weighted, want)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
 def test_updates_equal_those_inside_jit(optimizer):
     @given(case=reference.cases(reference.SHAPES[1:12:2], past=True))

@@ -7,6 +7,7 @@ sixteen vector registers of AVX2, and long enough that reading the indices once 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -20,6 +21,7 @@ F32, BF16, F16 = 0, 1, 2
 _AHEAD = 32  # rows; of the distances 8 to 64 the fastest on rows of 64 floats that caches hold in part
 _LEVEL_2 = 2  # locality of prefetches: more lines may be on their way to the second cache than to the first
 _I8, _I16, _I32, _I64, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_MINUS_ZERO, _NAN = 0x80000000, 0x7FC00000
 _LINE = 64  # bytes of a cache line
 _WIDTHS = (64, 32, 16, 8, 4, 2, 1)
 
@@ -54,16 +56,27 @@ def _prefetch(builder: Any, address: Any, size: int) -> None:
         builder.call(function, [line, _I32(0), _I32(_LEVEL_2), _I32(1)])
 
 
-def _sum_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None:
-    """Emits the loop over a segment's rows for elements [at, at + width)."""
-    out, source, dim, rows, indices, begin, end, limit, weights, positions = args
+def _row_of_block(builder: Any, dtype: int, width: int, at: Any, args: Any, j: Any) -> Any:
+    """Asks for the row ``_AHEAD`` of index ``j``; the index itself, and the address of its row's block."""
+    _, source, dim, _, indices, _, _, limit = args[:8]
     size = 4 if dtype == F32 else 2
-    vector = ir.VectorType(_FLOAT, width)
-    total = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * width))
     index_array = builder.inttoptr(indices, _I32.as_pointer())
     last = builder.sub(limit, _I64(1))
     block = builder.add(source, builder.mul(at, _I64(size)))
     stride = builder.mul(dim, _I64(size))
+    ahead = builder.add(j, _I64(_AHEAD))
+    ahead = builder.select(builder.icmp_signed("<", ahead, last), ahead, last)
+    coming = builder.sext(builder.load(builder.gep(index_array, [ahead])), _I64)
+    _prefetch(builder, builder.add(block, builder.mul(coming, stride)), width * size)
+    index = builder.sext(builder.load(builder.gep(index_array, [j])), _I64)
+    return index, builder.add(block, builder.mul(index, stride))
+
+
+def _sum_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None:
+    """Emits the loop over a segment's rows for elements [at, at + width)."""
+    out, _, _, rows, _, begin, end, _, weights, positions = args
+    vector = ir.VectorType(_FLOAT, width)
+    total = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * width))
 
     def add(value: Any) -> None:
         builder.store(builder.fadd(builder.load(total), value, flags=("contract",)), total)
@@ -76,14 +89,10 @@ def _sum_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None
         return builder.load(builder.gep(builder.inttoptr(weights, _FLOAT.as_pointer()), [builder.load(place)]))
 
     with cgutils.for_range_slice(builder, begin, end, _I64(1), intp=_I64) as (j, _):
-        ahead = builder.add(j, _I64(_AHEAD))
-        ahead = builder.select(builder.icmp_signed("<", ahead, last), ahead, last)
-        coming = builder.sext(builder.load(builder.gep(index_array, [ahead])), _I64)
-        _prefetch(builder, builder.add(block, builder.mul(coming, stride)), width * size)
-        index = builder.sext(builder.load(builder.gep(index_array, [j])), _I64)
+        index, address = _row_of_block(builder, dtype, width, at, args, j)
         with builder.if_else(builder.icmp_unsigned("<", index, rows)) as (inside, outside):
             with inside:
-                row = _load_widened(builder, builder.add(block, builder.mul(index, stride)), dtype, width)
+                row = _load_widened(builder, address, dtype, width)
                 with builder.if_else(builder.icmp_signed("!=", weights, _I64(0))) as (weighted, plain):
                     with weighted:
                         add(builder.fmul(row, _splat(builder, weight_of(j), width), flags=("contract",)))
@@ -96,6 +105,57 @@ def _sum_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None
     store.align = 4
 
 
+def _copy_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None:
+    """Emits the loop over rows for elements [at, at + width) of segments of one index each."""
+    out, _, dim, rows, _, begin, end, _ = args
+    vector = ir.VectorType(_I32, width)  # bits: under the kernels' floating-point rules, -0 would stay what it is
+
+    def bits(constant: int) -> Any:
+        return ir.Constant(vector, [constant] * width)
+
+    value = cgutils.alloca_once(builder, vector)
+    block = builder.add(out, builder.mul(at, _I64(4)))
+    stride = builder.mul(dim, _I64(4))
+    with cgutils.for_range_slice(builder, begin, end, _I64(1), intp=_I64) as (j, _):
+        index, address = _row_of_block(builder, dtype, width, at, args, j)
+        with builder.if_else(builder.icmp_unsigned("<", index, rows)) as (inside, outside):
+            with inside:  # the sum of one row, which is +0 where the row is -0
+                row = builder.bitcast(_load_widened(builder, address, dtype, width), vector)
+                builder.store(builder.select(builder.icmp_unsigned("==", row, bits(_MINUS_ZERO)), bits(0), row), value)
+            with outside:
+                past = builder.icmp_signed(">=", index, _I64(0))
+                builder.store(builder.select(past, bits(_NAN), bits(0)), value)
+        here = builder.inttoptr(builder.add(block, builder.mul(j, stride)), vector.as_pointer())
+        builder.store(builder.load(value), here).align = 4
+
+
+def _for_blocks(builder: Any, dim: Any, emit: Callable[[int, Any], None]) -> None:
+    """Emits the code of ``emit(width, at)`` for blocks that together are a row."""
+    widest = _WIDTHS[0]
+    with cgutils.for_range(builder, builder.sdiv(dim, _I64(widest)), intp=_I64) as loop:
+        emit(widest, builder.mul(loop.index, _I64(widest)))
+    for width in _WIDTHS[1:]:
+        with builder.if_then(builder.icmp_signed("!=", builder.and_(dim, _I64(width)), _I64(0))):
+            emit(width, builder.and_(dim, _I64(-2 * width)))
+
+
+def _copy_rows(dtype: int) -> Any:
+    @intrinsic
+    def copy_rows(typing_context, out, source, dim, rows, indices, begin, end, limit):
+        """Writes ``source[indices[j]]`` to row ``j`` of the float32 array ``out`` for j in [begin, end).
+
+        The sums of segments of one index each: see ``sum_rows`` for what indices outside of the source give.
+        """
+
+        def codegen(context, builder, signature, args):
+            _for_blocks(builder, args[2], lambda width, at: _copy_block(builder, dtype, width, at, args))
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 8), codegen
+
+    return copy_rows
+
+
 def _sum_rows(dtype: int) -> Any:
     @intrinsic
     def sum_rows(typing_context, out, source, dim, rows, indices, begin, end, limit, weights, positions):
@@ -106,13 +166,7 @@ def _sum_rows(dtype: int) -> Any:
         """
 
         def codegen(context, builder, signature, args):
-            dim = args[2]
-            widest = _WIDTHS[0]
-            with cgutils.for_range(builder, builder.sdiv(dim, _I64(widest)), intp=_I64) as loop:
-                _sum_block(builder, dtype, widest, builder.mul(loop.index, _I64(widest)), args)
-            for width in _WIDTHS[1:]:
-                with builder.if_then(builder.icmp_signed("!=", builder.and_(dim, _I64(width)), _I64(0))):
-                    _sum_block(builder, dtype, width, builder.and_(dim, _I64(-2 * width)), args)
+            _for_blocks(builder, args[2], lambda width, at: _sum_block(builder, dtype, width, at, args))
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 10), codegen
@@ -121,3 +175,4 @@ def _sum_rows(dtype: int) -> Any:
 
 
 sum_f32, sum_bf16, sum_f16 = (_sum_rows(dtype) for dtype in (F32, BF16, F16))
+copy_f32, copy_bf16, copy_f16 = (_copy_rows(dtype) for dtype in (F32, BF16, F16))

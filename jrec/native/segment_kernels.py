@@ -13,7 +13,7 @@ import enum
 import numpy as np
 from numba import types
 
-from jrec.native.accumulate import BF16, F32, sum_bf16, sum_f16, sum_f32
+from jrec.native.accumulate import BF16, F32, copy_bf16, copy_f16, copy_f32, sum_bf16, sum_f16, sum_f32
 from jrec.native.compile import c_function, inlined, kernel
 from jrec.native.memory import get_f32, get_i32, get_i64, prefetch, put_f32, put_i32, put_i64
 from jrec.native.optimizer_steps import ADAM, ROWWISE_ADAGRAD, SGD, update_row
@@ -128,6 +128,26 @@ def _sum(job, out, begin, end):
 
 
 @inlined
+def _copied(job):
+    """Whether every segment is one index without a weight, so that its sum is a copy."""
+    plain = (get_i64(job, WEIGHTS) == 0) & (get_i64(job, OFFSETS) == 0) & (get_i64(job, LENGTH) == 1)
+    return plain & (get_i64(job, OUT) != 0)
+
+
+@inlined
+def _copy(job, first, last):
+    """Does segments [first, last) of a job whose segments are copied."""
+    out, source, dim, rows = get_i64(job, OUT), get_i64(job, SOURCE), get_i64(job, DIM), get_i64(job, SOURCE_ROWS)
+    indices, limit, dtype = get_i64(job, INDICES), get_i64(job, CAPACITY), get_i64(job, DTYPE)
+    if dtype == F32:
+        copy_f32(out, source, dim, rows, indices, first, last, limit)
+    elif dtype == BF16:
+        copy_bf16(out, source, dim, rows, indices, first, last, limit)
+    else:
+        copy_f16(out, source, dim, rows, indices, first, last, limit)
+
+
+@inlined
 def _update(job, s, gradient, scratch):
     row = np.int64(get_i32(get_i64(job, ROWS), s))
     if (row >= 0) & (row < get_i64(job, TABLE_ROWS)):
@@ -206,6 +226,7 @@ def _well_formed(job, s):
 def segment_chunks(job, begin, end):
     """Runs chunks [begin, end)."""
     chunks, scratch, split = count_chunks(job), np.int64(0), get_i64(job, LONG) != 0
+    copied = _copied(job)
     if get_i64(job, OUT) == 0:
         scratch = malloc(8 * get_i64(job, DIM) + 8)
         if scratch == 0:
@@ -213,6 +234,9 @@ def segment_chunks(job, begin, end):
             return
     for chunk in range(begin, end):
         first, last = _first_segment(job, chunk, chunks), _first_segment(job, chunk + 1, chunks)
+        if copied:
+            _copy(job, first, last)
+            continue
         long = np.int32(-1)
         if split & (first > 0):
             _carried_piece(job, chunk, first)
