@@ -143,9 +143,9 @@ def device_snapshots(rows: str = "adam") -> list[Snapshot]:
         tables = {}
         for name, array in model.embeddings.arrays().items():
             slots = {slot: np.asarray(variable[...]) for slot, variable in sparse.slots[name].items()}
-            tables |= _bits(name, np.asarray(array), slots)
+            tables |= row_bits(name, np.asarray(array), slots)
         logits = np.asarray(run.predict(state, make_batch(of, PROBE))).tobytes()
-        found.append(Snapshot(loss=loss, logits=logits, tables=tables, dense=_dense(state)))
+        found.append(Snapshot(loss=loss, logits=logits, tables=tables, dense=dense_bits(state)))
     return found
 
 
@@ -177,15 +177,16 @@ class HostRun:
         tables = {}
         for name, table in self.tables.items():
             values, slots = table.fetch(np.arange(table.rows, dtype=np.int32))
-            tables |= _bits(name.removeprefix("host_"), values, slots)
+            tables |= row_bits(name.removeprefix("host_"), values, slots)
         logits = np.asarray(self.predict(self.state, make_batch(self.layout, PROBE))).tobytes()
-        return Snapshot(loss=loss, logits=logits, tables=tables, dense=_dense(self.state))
+        return Snapshot(loss=loss, logits=logits, tables=tables, dense=dense_bits(self.state))
 
 
-def _bits(name: str, values: np.ndarray, slots: dict[str, np.ndarray]) -> dict[str, bytes]:
+def row_bits(name: str, values: np.ndarray, slots: dict[str, np.ndarray]) -> dict[str, bytes]:
     return {name: values.tobytes(), **{f"{name}.{slot}": array.tobytes() for slot, array in slots.items()}}
 
 
-def _dense(state: State) -> dict[str, bytes]:
+def dense_bits(state: State) -> dict[str, bytes]:
+    """Of all that is on the device and no row."""
     leaves = ((jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state))
     return {path: np.asarray(leaf).tobytes() for path, leaf in leaves if "stacks" not in path and "slots" not in path}

@@ -20,6 +20,7 @@ from jrec.errors import ConfigError
 from jrec.host import HostCheckpoints, HostTable
 from jrec.host.pipeline import HostPipeline
 from jrec.host.pipeline_batch import localized, read
+from jrec.host.resident import ResidentRows
 from jrec.host.ring import expand
 from jrec.host.timeline import Timeline
 from jrec.ops.layout import EmbeddingLayout
@@ -48,15 +49,28 @@ def host_tables(config: TrainConfig, layout: EmbeddingLayout, optimizer: RowOpti
 
 
 def host_predict(
-    compiled: CompiledRun, layout: EmbeddingLayout, tables: Mapping[str, HostTable]
+    compiled: CompiledRun,
+    layout: EmbeddingLayout,
+    tables: Mapping[str, HostTable],
+    resident: Mapping[str, ResidentRows] | None = None,
 ) -> Callable[[State, Batch], jax.Array]:
-    """``state, batch -> logits`` with rows read from the host; makes none. Not while another thread writes rows."""
+    """``state, batch -> logits`` with rows read from the host; makes none. Not while another thread writes rows.
+
+    Args:
+      compiled, layout: of the model.
+      tables: by stack.
+      resident: by stack, rows that are read from the device instead.
+    """
+    resident = resident or {}
 
     def predict(state: State, batch: Batch) -> jax.Array:
         bags, rows = dict(batch.bags), {}
         for name, table in tables.items():
             bags[name], unique, capacity = localized(bags[name], layout.stacks[name])
-            rows[name] = expand(read(table, unique, capacity), capacity)
+            split = resident[name].split(unique) if name in resident else None
+            rows[name] = expand(read(table, unique, capacity, split), capacity)
+            if split is not None:
+                rows[name] = resident[name].fill(rows[name], split.padded(capacity))
         return compiled.predict_on_rows(state, rows, dataclasses.replace(batch, bags=bags))
 
     return predict
@@ -91,8 +105,9 @@ class HostStepper:
       config: of the run.
       layout: of the model.
       tables: see ``host_tables``.
-      total: steps of the whole run, so that no batch is read that none will take.
+      total: of the loader's batches, the steps of the whole run, so that no batch is read that none will take.
       folder: of the run.
+      resident: by stack, rows that stay on the device.
     """
 
     def __init__(
@@ -106,13 +121,15 @@ class HostStepper:
         tables: Mapping[str, HostTable],
         total: int,
         folder: pathlib.Path,
+        resident: Mapping[str, ResidentRows] | None = None,
     ):
         self.state = state
         self.timeline = Timeline(trace=config.log.trace)
         self._compiled, self._loader, self._total = compiled, loader, total
         self._checkpoints = HostCheckpoints(folder / HOST_CHECKPOINT_FOLDER, tables)
         self._trace = folder / TRACE_FILE if config.log.trace else None
-        self._predict = host_predict(compiled, layout, tables)
+        self._tables, self._resident = tables, resident or {}
+        self._predict = host_predict(compiled, layout, tables, self._resident)
         host = config.tables.host
         self._pipeline = HostPipeline(
             self._batches(),
@@ -120,6 +137,7 @@ class HostStepper:
             tables,
             queue=host.queue,
             cached=host.cached_batches or None,
+            resident=self._resident,
             timeline=self.timeline,
         )
 
@@ -149,6 +167,8 @@ class HostStepper:
     def save(self, step: int) -> None:
         """See ``Stepper``."""
         self.settle()
+        for name, rows in self._resident.items():
+            rows.store(self._tables[name])
         self._checkpoints.save(step)
 
     def saved(self, steps: list[int]) -> None:
@@ -161,6 +181,8 @@ class HostStepper:
         self.state = state
         self._loader.restore(position)
         self._checkpoints.restore(step)
+        for name, rows in self._resident.items():
+            rows.load(self._tables[name])
 
     def pipeline(self, seconds: float) -> dict[str, Any] | None:
         """See ``Stepper``."""
