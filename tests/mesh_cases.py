@@ -52,8 +52,8 @@ class Placed:
         return int(max(self.offset[self.tier == SHARDED], default=0)) + 2
 
     def rows_in(self, tier: int) -> int:
-        """Of replicated or host rows."""
-        return int((self.tier == tier).sum())
+        """Of replicated or host rows, with one of padding."""
+        return int((self.tier == tier).sum()) + 1
 
     def spread(self, array: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """An array by row of the stack as those of shards, (N * S, ...), replicas and host."""
@@ -62,7 +62,7 @@ class Placed:
         sharded[self.owner[of] * self.shard_rows + self.offset[of]] = array[of]
         others = []
         for tier in (REPLICATED, HOST):
-            others.append(np.zeros((self.rows_in(tier), *array.shape[1:]), array.dtype))
+            others.append(np.full((self.rows_in(tier), *array.shape[1:]), 77, array.dtype))
             others[-1][self.offset[self.tier == tier]] = array[self.tier == tier]
         return sharded, *others
 
@@ -116,7 +116,7 @@ def routes(
 
 
 def _padded(found: list[tuple[np.ndarray, np.ndarray]], rows: int, *, capacity: int, room: int) -> Picks:
-    size = max(r.size for r, _ in found) + room if rows else 0
+    size = max(1, max(r.size for r, _ in found) + room)
     out = np.full((2, len(found), size), np.array([rows, capacity])[:, None, None], np.int32)
     for line, pair in enumerate(found):
         out[0, line, : pair[0].size], out[1, line, : pair[1].size] = pair

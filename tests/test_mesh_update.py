@@ -50,12 +50,13 @@ def _compare(placed, got, want, *, exact=False, tolerance=2e-5):
     st.integers(0, 2**31),
     st.sampled_from([1, 2, 4]),
     st.integers(1, 30),
-    st.sampled_from(["local", "all_gather", "dense"]),
+    st.sampled_from([("local", None), ("local", 3), ("local", 20), ("all_gather", None), ("dense", None)]),
 )
-def test_equals_one_device(name, seed, devices, rows, reduce):
+def test_equals_one_device(name, seed, devices, rows, how):
+    reduce, union = how
     optimizer = OPTIMIZERS[name]
     placed, uniques, capacity, table, slots, gradients = _case(seed, devices, rows, 4, "float32", optimizer)
-    route = mesh_cases.routes(placed, uniques, capacity)
+    route = mesh_cases.routes(placed, uniques, capacity, union=union)
     got = mesh_cases.updated(optimizer, mesh_cases.mesh_rows(placed, table, slots), route, gradients, reduce=reduce)
     _compare(placed, got, mesh_cases.single(optimizer, table, slots, uniques, gradients))
 

@@ -49,8 +49,8 @@ def update_shared(
       gradients: (U, dim) float32 of this device's unique rows.
       axis: of the mesh.
       reduce: "local", "dense" or "all_gather".
-      union: "local": for how many touched rows there is room before a buffer for all that could be is taken; None for
-        that at once.
+      union: for how many touched rows "local" first has room; where a batch touches more, it reduces a buffer for all
+        that could be, which is what None always does.
       addresses: (U,) int32 of the unique rows in the stack; needed where 16-bit rows are rounded stochastically.
       options: of the step.
 
@@ -63,27 +63,21 @@ def update_shared(
     if reduce not in REDUCES:
         raise ValueError(f"reduce={reduce!r} is unknown; choose one of {', '.join(REDUCES)}")
     options = StepOptions() if options is None else options
-    if picks.rows.size == 0 or table.shape[0] == 0:
-        return table, slots
-    rows = jax.lax.all_gather(picks.rows, axis, tiled=True)
-    given = pick(gradients, picks.at)
+    # Behind the gradients, so that no collective of the backward pass takes the network while rows are retrieved.
+    picked, given = jax.lax.optimization_barrier((picks.rows, pick(gradients, picks.at)))
+    rows = jax.lax.all_gather(picked, axis, tiled=True)
+    cast = cast_rows(rows, num_rows=table.shape[0], options=options)
     if options.rounds(table) and addresses is not None:
         addresses = jax.lax.all_gather(pick(addresses, picks.at), axis, tiled=True)
     if reduce == "all_gather":
-        cast = cast_rows(rows, num_rows=table.shape[0], options=options)
         everybody = jax.lax.all_gather(given, axis, tiled=True)
         return step_casted(optimizer, table, slots, cast, everybody, addresses, options)
     if reduce == "dense":
-        cast = cast_rows(rows, num_rows=table.shape[0], options=options)
-        summed = jax.lax.psum(place(jnp.zeros((table.shape[0], given.shape[1]), jnp.float32), picks.rows, given), axis)
-        return step_summed(optimizer, table, slots, cast, pick(summed, cast.rows), addresses, options)
-
-    def step(capacity: int) -> tuple[jax.Array, Slots]:
-        cast = cast_rows(rows, num_rows=table.shape[0], options=options, unique_capacity=capacity)
-        summed = jax.lax.psum(_in_places(cast, given, axis), axis)
-        return step_summed(optimizer, table, slots, cast, summed, addresses, options)
-
-    return step(min(rows.size, table.shape[0]))
+        dense = place(jnp.zeros((table.shape[0], given.shape[1]), jnp.float32), picked, given)
+        summed = pick(jax.lax.psum(dense, axis), cast.rows)
+    else:
+        summed = _local_aggregated(cast, given, axis, union)
+    return step_summed(optimizer, table, slots, cast, summed, addresses, options)
 
 
 def pick(values: jax.Array, at: jax.Array) -> jax.Array:
@@ -91,10 +85,30 @@ def pick(values: jax.Array, at: jax.Array) -> jax.Array:
     return values.at[at].get(mode="clip", wrap_negative_indices=False)
 
 
-def _in_places(cast: Cast, given: jax.Array, axis: str) -> jax.Array:
-    """(unique_capacity, dim): this device's gradients where the rows of the union have them, zeros elsewhere."""
-    capacity, own = cast.rows.shape[0], given.shape[0]
+def _local_aggregated(cast: Cast, given: jax.Array, axis: str, union: int | None) -> jax.Array:
+    """(unique_capacity, dim): gradients of the rows of the union, summed over the devices.
+
+    Args:
+      cast: of the rows of all devices, device by device.
+      given: (R, dim) float32, this device's gradients, in the order of its rows.
+      axis: of the mesh.
+      union: rows of the buffer that is reduced, where they suffice; else it has ``unique_capacity``. All devices know
+        the same cast, so all choose alike.
+    """
+    capacity = cast.rows.shape[0]
+    mine = _places(cast, given.shape[0], axis)
+
+    def summed(rows: int) -> jax.Array:
+        buffer = place(jnp.zeros((rows, given.shape[1]), jnp.float32), mine, given)
+        return jnp.pad(jax.lax.psum(buffer, axis), ((0, capacity - rows), (0, 0)))
+
+    if union is None or union >= capacity:
+        return summed(capacity)
+    return jax.lax.cond(cast.num_unique <= union, lambda: summed(union), lambda: summed(capacity))
+
+
+def _places(cast: Cast, count: int, axis: str) -> jax.Array:
+    """(count,) int32: which unique row each of this device's rows is; past the last one for padding."""
     segments = segment_of_entries(cast.offsets, cast.positions.shape[0])
     numbers = jnp.zeros_like(segments).at[cast.positions].set(segments, unique_indices=True)
-    mine = jax.lax.dynamic_slice_in_dim(numbers, jax.lax.axis_index(axis) * own, own)
-    return place(jnp.zeros((capacity, given.shape[1]), jnp.float32), mine, given)
+    return jax.lax.dynamic_slice_in_dim(numbers, jax.lax.axis_index(axis) * count, count)

@@ -21,6 +21,14 @@ Kind = Literal["padded", "ragged"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 
+def check_kind(kind: str, platform: str) -> None:
+    """Raises ValueError where ``kind`` is unknown, or nothing that a platform ("cpu", "gpu") has."""
+    if kind not in KINDS:
+        raise ValueError(f"exchange {kind!r} is unknown; choose one of {', '.join(KINDS)}")
+    if kind == "ragged" and platform == "cpu":
+        raise ValueError("exchange 'ragged' needs XLA's ragged all-to-all, which it lacks on CPUs; use 'padded' there")
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exchange:
@@ -68,14 +76,12 @@ class Exchange:
         return self._swap(values, self.sends, self.answers)
 
     def _swap(self, values: jax.Array, out: jax.Array, into: jax.Array) -> jax.Array:
-        if self.kind == "padded" or values.size == 0:
+        if self.kind == "padded":
             return _swap_padded(values, self.axis)
         return _swap_ragged(values, out, into, self.axis)
 
 
 def _swap_padded(values: jax.Array, axis: str) -> jax.Array:
-    if values.size == 0 or values.shape[0] == 1:
-        return values
     return jax.lax.all_to_all(values, axis, split_axis=0, concat_axis=0, tiled=True)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jrec.sharding.runtime.exchange import Exchange
-from jrec.sharding.runtime.route import MeshRows, Picks, Route
+from jrec.sharding.runtime.route import MeshRows, Picks, Route, check_view
 
 
 def retrieve(rows: MeshRows, route: Route, exchange: Exchange, *, host: jax.Array | None = None) -> jax.Array:
@@ -25,8 +25,9 @@ def retrieve(rows: MeshRows, route: Route, exchange: Exchange, *, host: jax.Arra
       (U, dim) of the table's dtype; places that the route does not fill are zero.
 
     Raises:
-      ValueError: if the route reads host rows, and none are given.
+      ValueError: if shapes do not fit, or the route reads host rows and none are given.
     """
+    check_view(rows, route)
     if host is None and route.host.rows.size:
         raise ValueError(
             f"the route reads up to {route.host.rows.size} rows from host memory, but no host rows were given"
@@ -35,7 +36,7 @@ def retrieve(rows: MeshRows, route: Route, exchange: Exchange, *, host: jax.Arra
     found = jnp.zeros((route.capacity, rows.sharded.shape[1]), rows.sharded.dtype)
     found = _place(found, route.own, rows.sharded)
     found = _place(found, route.replicated, rows.replicated)
-    if host is not None:
+    if host is not None and route.host.rows.size:
         found = _place(found, route.host, host)
     return place(found, route.remote.at, answers)
 
@@ -46,8 +47,6 @@ def _place(found: jax.Array, picks: Picks, source: jax.Array) -> jax.Array:
 
 def _gather(source: jax.Array, rows: jax.Array) -> jax.Array:
     """(..., dim): rows of ``source``; padding, which ends up nowhere, may read any row."""
-    if source.shape[0] == 0:
-        return jnp.zeros((*rows.shape, source.shape[1]), source.dtype)
     return source.at[rows].get(mode="clip", wrap_negative_indices=False)
 
 
@@ -59,8 +58,6 @@ def place(found: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
       at: int32, U or more for padding.
       values: (..., dim) for ``at`` of (...).
     """
-    if at.size == 0:
-        return found
     flat = unique_places(at, found.shape[0])
     values = values.reshape(-1, *found.shape[1:]).astype(found.dtype)
     return found.at[flat].set(values, mode="drop", unique_indices=True, wrap_negative_indices=False)

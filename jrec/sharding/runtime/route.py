@@ -4,7 +4,8 @@ The loader routes what one device's part of a batch reads of one stack: U *uniqu
 of their addresses, each of which lies in the replicated array, in the device's own shard, in another device's shard,
 or among the batch's rows from host memory. On a mesh every leaf here has a further axis of devices in front, sharded
 over the mesh; ``local_view`` takes it off inside ``shard_map``. Symbols: N devices, S rows of a shard, H replicated
-rows, C requests from one device to another.
+rows, C requests from one device to another. All of them are at least 1, by padding where need be: XLA crashes on CPUs
+when a program of several devices reads an array without elements.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Route:
       replicated: (R,) of the replicated array.
       own: (O,) of the device's own shard.
       remote: (N, C) of each device's shard: line j is asked of device j. A device's own line is padding.
-      host: (G,) of the batch's rows from host memory; G is 0 where there is no such tier.
+      host: (G,) of the batch's rows from host memory; G is 0 where there is no such tier, and nothing reads it.
       addresses: (U,) int32, the unique rows' addresses in the stack, padding anything; only read where rows of 16
         bits are rounded stochastically, which goes by address, as on a single device. None otherwise.
       union: how many replicated rows all devices together may touch before the sparse all-reduce falls back to a
@@ -72,7 +73,7 @@ class MeshRows:
     Attributes:
       sharded: (N * S, dim), lines ``j * S`` to ``(j + 1) * S`` on device j; (S, dim) inside ``shard_map``. Device j's
         offsets are those of ``Plan.locate``; its last rows may be padding, which nothing reads.
-      replicated: (H, dim), equal on all devices. H may be 0, S may not.
+      replicated: (H, dim), equal on all devices; its last rows may be padding.
       sharded_slots: as ``optimizer.init(sharded)`` makes them, placed alike; empty in inference.
       replicated_slots: of the replicated rows.
     """
@@ -93,7 +94,7 @@ class MeshRows:
         names = () if optimizer is None else tuple(optimizer.slots)
 
         def placed(spec: Any) -> tuple[Any, dict[str, Any]]:
-            return spec, {name: spec for name in names}
+            return spec, dict.fromkeys(names, spec)
 
         sharded, sharded_slots = placed(PartitionSpec(axis))
         replicated, replicated_slots = placed(PartitionSpec())
@@ -103,6 +104,25 @@ class MeshRows:
             sharded_slots=sharded_slots,
             replicated_slots=replicated_slots,
         )
+
+
+def check_view(rows: MeshRows, route: Route) -> None:
+    """Raises ValueError where one device's view of arrays and route is not of the documented shapes."""
+    dim = rows.sharded.shape[-1]
+    for name, array in (("sharded", rows.sharded), ("replicated", rows.replicated)):
+        if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] != dim:
+            raise ValueError(f"{name} rows must be (rows, {dim}) and at least one, but have shape {array.shape}")
+    for name in ("replicated", "own", "remote", "host"):
+        picks = getattr(route, name)
+        ndim = 2 if name == "remote" else 1
+        shapes, types = {picks.rows.shape, picks.at.shape}, {picks.rows.dtype.name, picks.at.dtype.name}
+        if len(shapes) > 1 or picks.rows.ndim != ndim or types != {"int32"}:
+            raise ValueError(
+                f"rows and places of {name} must be int32 of one shape of {ndim} dimension(s) inside shard_map, but are"
+                f" {sorted(types)} of {sorted(shapes)}; local_view takes the axis of devices off"
+            )
+        if name != "host" and picks.rows.size == 0:
+            raise ValueError(f"the route has no place for {name} rows; give it at least one of padding")
 
 
 def local_view(tree: Any) -> Any:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.sharding.runtime.allreduce import Reduce, pick, update_shared
 from jrec.sharding.runtime.exchange import Exchange
-from jrec.sharding.runtime.route import MeshRows, Route
+from jrec.sharding.runtime.route import MeshRows, Route, check_view
 from jrec.sharding.runtime.step import StepOptions, cast_rows, step_casted
 
 
@@ -42,6 +42,7 @@ def update(
       ValueError: if shapes do not fit, or addresses are missing where rows are rounded by them.
     """
     options = StepOptions() if options is None else options
+    check_view(rows, route)
     sharded, sharded_slots = update_sharded(
         optimizer, rows.sharded, rows.sharded_slots, route, exchange, gradients, options=options
     )
@@ -95,8 +96,6 @@ def update_sharded(
             f"gradients must be ({route.capacity}, dim), one row for each unique row, not {gradients.shape}"
         )
     rows = jnp.concatenate([route.own.rows, exchange.asked.reshape(-1)])
-    if rows.size == 0:
-        return shard, slots
     given = _collected(route, exchange, gradients)
     addresses = None
     if options.rounds(shard) and route.addresses is not None:
