@@ -113,7 +113,7 @@ class TTStack(nnx.Module):
           optimizer: of cached rows.
           cores: to which a slice of a core is a row; None for the same.
         """
-        slots = _named(tt_init_slots(cores or optimizer, self.arrays()))
+        slots = named_slots(tt_init_slots(cores or optimizer, self.arrays()))
         if self.cache_config is None:
             return slots
         return slots | _state_beside_rows(tt_cache_init(self.cache_config, self.shape, optimizer))
@@ -145,14 +145,14 @@ class TTStack(nnx.Module):
         """
         if rounding_key is not None:
             rounding_key = rounding.derived_key(rounding_key, zlib.crc32(self.name.encode()))
-        of_cores = _by_core(slots, self.shape.num_cores)
+        of_cores = slots_by_core(slots, self.shape.num_cores)
         how = {"step": step, "rounding_key": rounding_key, "implementation": self.implementation}
         if isinstance(residuals, TTResiduals):
             new_cores, of_cores = tt_apply_gradients(
                 cores or optimizer, self.arrays(), of_cores, self.shape, residuals, gradients, **how
             )
             self.set_arrays(new_cores)
-            return _named(of_cores)
+            return named_slots(of_cores)
         if self.cache_config is None:
             raise ValueError(f"{self.name} has no cache, but the residuals are of a cached lookup")
         new_cores, of_cores, cache = tt_cached_apply_gradients(
@@ -178,7 +178,7 @@ class TTStack(nnx.Module):
         )
         self.set_arrays(new_cores)
         self.cached["ids"][...], self.cached["rows"][...] = cache.ids, cache.rows
-        return _named(of_cores) | _state_beside_rows(cache)
+        return named_slots(of_cores) | _state_beside_rows(cache)
 
     def _cache(self, slots: Slots) -> TTCache:
         """The cache's state; of the optimizer's part, what ``slots`` has of it."""
@@ -197,11 +197,12 @@ def _state_beside_rows(cache: TTCache) -> Slots:
     return {f"cached_{name}": slot for name, slot in cache.slots.items()} | tracker
 
 
-def _named(slots: tuple[Slots, ...]) -> Slots:
+def named_slots(slots: tuple[Slots, ...]) -> Slots:
+    """The slots of all cores by name."""
     return {f"core{k}_{name}": slot for k, of in enumerate(slots) for name, slot in of.items()}
 
 
-def _by_core(slots: Slots, cores: int) -> tuple[Slots, ...]:
-    """The inverse of ``_named``."""
+def slots_by_core(slots: Slots, cores: int) -> tuple[Slots, ...]:
+    """The inverse of ``named_slots``."""
     prefixes = [f"core{k}_" for k in range(cores)]
     return tuple({name.removeprefix(p): slot for name, slot in slots.items() if name.startswith(p)} for p in prefixes)

@@ -26,6 +26,7 @@ from jrec.sharding.router import Routed
 from jrec.sharding.runtime.route import AXIS, Picks, Route, shard_capacity
 from jrec.train.mesh_batch import Part
 from jrec.train.mesh_plan import plan_stack, planned_stacks
+from jrec.train.mesh_rows import replicated_capacity
 
 _SLACK = 1.125  # on what a batch needed, when a size grows: the next one needs a little more
 
@@ -114,7 +115,8 @@ class Shapes:
     def _bucketed(self, name: str, needed: Sizes, factor: float) -> Sizes:
         limits = dataclasses.asdict(self.limits[name])
         given = dataclasses.asdict(needed)
-        return Sizes(**{k: bucket(int(np.ceil(given[k] * factor)), limits[k]) for k in given})
+        sizes = {k: bucket(int(np.ceil(given[k] * factor)), limits[k]) for k in given}
+        return Sizes(**{k: size if k == "host" else max(1, size) for k, size in sizes.items()})
 
     def settle(self, needed: dict[str, Sizes]) -> None:
         """Makes room for ``headroom`` times what the first batches needed; the same on all processes."""
@@ -214,7 +216,7 @@ def _route(routed: Routed, device: int, name: str, shapes: Shapes) -> Route:
     return Route(
         capacity=sizes.unique,
         own=picks(device, sizes.own, missing_row),
-        replicated=picks(devices, sizes.replicated, plan.replicated_rows(plan_stack(stack))),
+        replicated=picks(devices, sizes.replicated, replicated_capacity(plan, stack)),
         remote=Picks(rows=remote[0], at=remote[1]),
         host=picks(devices + 1, sizes.host, sizes.host),
         addresses=addresses,

@@ -1,0 +1,130 @@
+"""The mesh of a run, and its planned stacks as arrays over it: every device makes the rows that it keeps, alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jrec.errors import ConfigError
+from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.row_init import init_rows_at
+from jrec.ops.row_optimizers import RowOptimizer
+from jrec.sharding.contents import replicated_addresses, shard_addresses
+from jrec.sharding.plan import Plan
+from jrec.sharding.runtime.route import AXIS, MeshRows, shard_capacity
+from jrec.train.mesh_plan import plan_stack, planned_stacks
+
+_ROWS_AT_A_TIME = 1 << 16
+
+
+def make_mesh(devices: int) -> Mesh:
+    """A mesh of the first so many devices of all processes.
+
+    Raises:
+      ConfigError: if there are fewer, or processes have different numbers of them.
+    """
+    found = jax.devices()
+    if len(found) < devices:
+        raise ConfigError(
+            f"mesh.devices is {devices}, but JAX sees {len(found)} {found[0].platform} device(s) in"
+            f" {jax.process_count()} process(es); lower mesh.devices, start more processes, or, to try it on a CPU, set"
+            f" XLA_FLAGS=--xla_force_host_platform_device_count={devices}"
+        )
+    chosen = found[:devices] if jax.process_count() == 1 else _even(devices)
+    return Mesh(np.array(chosen), (AXIS,))
+
+
+def _even(devices: int) -> list[Any]:
+    """As many devices of every process, process by process."""
+    processes = jax.process_count()
+    each, rest = divmod(devices, processes)
+    if rest:
+        raise ConfigError(
+            f"mesh.devices is {devices}, which {processes} processes cannot share equally; use a multiple"
+            f" of {processes}"
+        )
+    by_process = [[d for d in jax.devices() if d.process_index == p] for p in range(processes)]
+    if short := [p for p, own in enumerate(by_process) if len(own) < each]:
+        raise ConfigError(
+            f"mesh.devices is {devices}, {each} a process, but process {short[0]} has {len(by_process[short[0]])}"
+        )
+    return [d for own in by_process for d in own[:each]]
+
+
+def local_numbers(mesh: Mesh) -> list[int]:
+    """Which devices of the mesh are this process's."""
+    return [i for i, d in enumerate(mesh.devices.flat) if d.process_index == jax.process_index()]
+
+
+def based(stack: Stack) -> list[tuple[str, int]]:
+    """The tables of a stack with their first addresses."""
+    return [(t.name, base) for t, base in zip(stack.tables, stack.bases, strict=True)]
+
+
+def initial_rows(
+    layout: EmbeddingLayout, plan: Plan, mesh: Mesh, key: jax.Array, optimizer: RowOptimizer | None
+) -> dict[str, MeshRows]:
+    """Planned stacks with fresh slots, by name: equal to the bit to those of one device.
+
+    Args:
+      layout: of the tables.
+      plan: where rows live (``run_plan``).
+      mesh: of ``plan.devices``.
+      key: of the model's tables, as ``EmbeddingCollection`` draws it.
+      optimizer: whose slots the rows have; None for none.
+    """
+    return {stack.name: _initial(stack, plan, mesh, key, optimizer) for stack in planned_stacks(layout)}
+
+
+def _initial(stack: Stack, plan: Plan, mesh: Mesh, key: jax.Array, optimizer: RowOptimizer | None) -> MeshRows:
+    def make(addresses: jax.Array, everywhere: jax.Array, key: jax.Array) -> MeshRows:
+        own, shared = _rows(stack, key, addresses), _rows(stack, key, everywhere)
+        slots = (lambda array: {}) if optimizer is None else optimizer.init
+        return MeshRows(sharded=own, replicated=shared, sharded_slots=slots(own), replicated_slots=slots(shared))
+
+    specs = MeshRows.specs(optimizer)
+    over, nowhere = PartitionSpec(AXIS), PartitionSpec()
+    mapped = jax.shard_map(make, mesh=mesh, in_specs=(over, nowhere, nowhere), out_specs=specs, check_vma=False)
+    return jax.jit(mapped)(*device_addresses(stack, plan, mesh), key)
+
+
+def replicated_capacity(plan: Plan, stack: Stack) -> int:
+    """H, the lines of the replicated array: at least one."""
+    return max(1, plan.replicated_rows(plan_stack(stack)))
+
+
+def device_addresses(stack: Stack, plan: Plan, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
+    """(N * S,) int32 over the mesh and (H,) everywhere: the address of each line of ``MeshRows``; 0 for padding."""
+    capacity = shard_capacity(plan, plan_stack(stack))
+
+    def of_device(index: tuple[slice, ...]) -> np.ndarray:
+        begin, stop, _ = index[0].indices(capacity * plan.devices)
+        lines = np.zeros(stop - begin, np.int32)
+        for device in range(begin // capacity, stop // capacity):
+            held = shard_addresses(plan, based(stack), device)
+            lines[device * capacity - begin :][: held.size] = held
+        return lines
+
+    over, everywhere = (NamedSharding(mesh, spec) for spec in (PartitionSpec(AXIS), PartitionSpec()))
+    shared = np.zeros(replicated_capacity(plan, stack), np.int32)
+    held = replicated_addresses(plan, based(stack))
+    shared[: held.size] = held
+    return (
+        jax.make_array_from_callback((capacity * plan.devices,), over, of_device),
+        jax.make_array_from_callback(shared.shape, everywhere, lambda index: shared[index]),
+    )
+
+
+def _rows(stack: Stack, key: jax.Array, addresses: jax.Array) -> jax.Array:
+    def some(chunk: jax.Array) -> jax.Array:
+        return init_rows_at(stack.tables, stack.bases, key, chunk)
+
+    if addresses.size <= _ROWS_AT_A_TIME:
+        return some(addresses)
+    whole = addresses.size // _ROWS_AT_A_TIME * _ROWS_AT_A_TIME
+    made = jax.lax.map(some, addresses[:whole].reshape(-1, _ROWS_AT_A_TIME)).reshape(whole, -1)
+    return jnp.concatenate([made, some(addresses[whole:])]) if whole < addresses.size else made

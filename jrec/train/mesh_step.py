@@ -1,0 +1,237 @@
+"""One step and one prediction of a model on a mesh: what a device does inside ``shard_map``.
+
+Every device looks up, and learns from, its part of the batch. The loss is that of the whole batch: each part counts by
+its examples, so that the gradients' sums over the devices are the gradients of one device that saw them all. Dense
+parameters and tensor-train cores are equal on all devices and stay so; rows of planned tables are stepped where they
+live (``jrec.sharding.runtime``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+from jrec.nn import SparseOptimizer, binary_cross_entropy
+from jrec.nn.optimizer import Loss
+from jrec.nn.tt_stack import TTStack, named_slots, slots_by_core
+from jrec.ops import rounding
+from jrec.ops.lookup import Residuals, lookup
+from jrec.ops.row_optimizers import Slots
+from jrec.ops.row_update import casted_gather_reduce
+from jrec.ops.tt import TTResiduals, tt_core_gradients
+from jrec.ops.tt.core_update import core_keys, step_core, touched_slices
+from jrec.sharding.runtime.allreduce import Reduce
+from jrec.sharding.runtime.exchange import Exchange
+from jrec.sharding.runtime.retrieve import retrieve
+from jrec.sharding.runtime.route import AXIS, MeshRows, local_view
+from jrec.sharding.runtime.step import StepOptions
+from jrec.sharding.runtime.update import update
+from jrec.train.mesh_arrays import MeshBatch
+from jrec.train.mesh_plan import plan_stack
+
+State = Any  # an nnx.State of (model, optimizer): equal on all devices
+StackRows = Mapping[str, MeshRows]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What the training loop reads of a step, equal on all devices: the examples of all parts, device by device.
+
+    Attributes:
+      loss: () float32, of the whole batch.
+      logits, labels, mask: (batch,) float32.
+    """
+
+    loss: jax.Array
+    logits: jax.Array
+    labels: jax.Array
+    mask: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompiledMesh:
+    """A model and its optimizer as jitted functions over a mesh.
+
+    Attributes:
+      step: ``state, rows, batch -> state, rows, Seen``; the old state and rows are donated.
+      predict: ``state, rows, batch -> logits``, (batch,) float32 on all devices.
+      merge: the (model, optimizer) modules over a state.
+    """
+
+    step: Callable[[State, StackRows, MeshBatch], tuple[State, StackRows, Seen]]
+    predict: Callable[[State, StackRows, MeshBatch], jax.Array]
+    merge: Callable[[State], tuple[Any, SparseOptimizer]]
+
+
+def compile_mesh(
+    model: Any, optimizer: SparseOptimizer, mesh: Mesh, *, reduce: Reduce = "local", loss: Loss = binary_cross_entropy
+) -> tuple[State, CompiledMesh]:
+    """Splits modules into the state, as it is on one device, and functions over a mesh.
+
+    Args:
+      model: a ``SparseModel`` whose layout has planned stacks.
+      optimizer: made for this model.
+      mesh: of devices, with the one axis "devices".
+      reduce: see ``MeshConfig``.
+      loss: of logits and batch, a mean over the batch's examples.
+    """
+    graph, state = nnx.split((model, optimizer))
+    over, everywhere = PartitionSpec(AXIS), PartitionSpec()
+    planned = [s.name for s in model.embeddings.layout.members if s.tier == "planned"]
+    specs = dict.fromkeys(planned, MeshRows.specs(optimizer.embedding))
+
+    def train(state: State, rows: StackRows, batch: MeshBatch) -> tuple[State, StackRows, Seen]:
+        model, optimizer = nnx.merge(graph, state)
+        rows, seen = mesh_train_step(model, optimizer, rows, local_view(batch), reduce=reduce, loss=loss)
+        return nnx.state((model, optimizer)), rows, seen
+
+    def infer(state: State, rows: StackRows, batch: MeshBatch) -> jax.Array:
+        model, _ = nnx.merge(graph, state)
+        return _gathered(mesh_predict(model, rows, local_view(batch)))
+
+    mapped = functools.partial(jax.shard_map, mesh=mesh, in_specs=(everywhere, specs, over), check_vma=False)
+    return state, CompiledMesh(
+        step=jax.jit(mapped(train, out_specs=(everywhere, specs, everywhere)), donate_argnums=(0, 1)),
+        predict=jax.jit(mapped(infer, out_specs=everywhere)),
+        merge=lambda state: nnx.merge(graph, state),
+    )
+
+
+def mesh_train_step(
+    model: Any,
+    optimizer: SparseOptimizer,
+    rows: StackRows,
+    batch: MeshBatch,
+    *,
+    reduce: Reduce = "local",
+    loss: Loss = binary_cross_entropy,
+) -> tuple[dict[str, MeshRows], Seen]:
+    """``jrec.nn.train_step`` on one device's part, in place on model and optimizer. Call it inside ``shard_map``.
+
+    Args:
+      model: a ``SparseModel``.
+      optimizer: made for this model.
+      rows: the device's views of the planned stacks.
+      batch: the device's part.
+      reduce: see ``MeshConfig``.
+      loss: of logits and batch, a mean over the part's examples.
+
+    Returns:
+      The stacks after the step, and what the loop reads.
+    """
+    exchanges = _exchanges(rows, batch)
+    activations, residuals = _lookup(model, rows, batch, exchanges)
+    examples = batch.batch
+    real = jnp.sum(examples.mask)
+    weight = real / jnp.maximum(jax.lax.psum(real, AXIS), 1)
+
+    def objective(model: Any, activations: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        logits = model.logits(examples.dense, activations, examples.bags)
+        return loss(logits, examples) * weight, logits
+
+    value_and_grad = nnx.value_and_grad(objective, argnums=(nnx.DiffState(0, nnx.Param), 1), has_aux=True)
+    (value, logits), (dense_gradients, gradients) = value_and_grad(model, activations)
+    step, key = optimizer.step.astype(jnp.int32), optimizer.rounding_key()
+    updated = {}
+    names = sorted(plan_stack(s) for s in model.embeddings.layout.members if s.tier != "tt")
+    for name, of in rows.items():
+        # As ``jrec.ops.lookup.apply_gradients`` derives it on one device, whose stack has the plan's name.
+        of_stack = None if key is None else rounding.derived_key(key, names.index(plan_stack(name)))
+        found = residuals[name]
+        updated[name] = update(
+            optimizer.embedding,
+            of,
+            batch.routes[name],
+            exchanges[name],
+            casted_gather_reduce(
+                found.cast, gradients[name], found.weights, implementation=model.embeddings.implementation
+            ),
+            reduce=reduce,
+            options=StepOptions(step=step, rounding_key=of_stack, implementation=model.embeddings.implementation),
+        )
+    for name, stack in model.embeddings.tt.items():
+        slots = {slot: variable[...] for slot, variable in optimizer.slots[name].items()}
+        slots = _step_cores(stack, optimizer, slots, residuals[name], gradients[name], step, key)
+        for slot, variable in optimizer.slots[name].items():
+            variable[...] = slots[slot]
+    optimizer.dense.update(model, jax.lax.psum(dense_gradients, AXIS))
+    return updated, Seen(
+        loss=jax.lax.psum(value, AXIS),
+        logits=_gathered(logits),
+        labels=_gathered(examples.labels),
+        mask=_gathered(examples.mask),
+    )
+
+
+def mesh_predict(model: Any, rows: StackRows, batch: MeshBatch) -> jax.Array:
+    """Logits of one device's part, (batch / N,) float32. Call it inside ``shard_map``."""
+    activations, _ = _lookup(model, rows, batch, _exchanges(rows, batch))
+    return model.logits(batch.batch.dense, activations, batch.batch.bags)
+
+
+def _exchanges(rows: StackRows, batch: MeshBatch) -> dict[str, Exchange]:
+    return {name: Exchange.open(batch.routes[name].remote, shard_rows=of.sharded.shape[0]) for name, of in rows.items()}
+
+
+def _lookup(
+    model: Any, rows: StackRows, batch: MeshBatch, exchanges: Mapping[str, Exchange]
+) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+    """``EmbeddingCollection.lookup`` where a part's unique rows stand in for planned stacks."""
+    embeddings, bags = model.embeddings, batch.batch.bags
+    tables = {name: retrieve(of, batch.routes[name], exchanges[name]) for name, of in rows.items()}
+    of_planned = {name: bags[name] for name in tables}
+    activations, planned = lookup(tables, of_planned, implementation=embeddings.implementation)
+    residuals: dict[str, Residuals | Any] = {**planned}
+    for name, stack in embeddings.tt.items():
+        activations[name], residuals[name] = stack.lookup(bags[name])
+    return activations, residuals
+
+
+def _step_cores(
+    stack: TTStack,
+    optimizer: SparseOptimizer,
+    slots: Slots,
+    residuals: Any,
+    gradients: jax.Array,
+    step: jax.Array,
+    key: jax.Array | None,
+) -> Slots:
+    """``TTStack.apply_gradients`` with core gradients, and the slices touched, of all devices together."""
+    if not isinstance(residuals, TTResiduals):
+        raise ValueError(f"{stack.name} keeps rows in a cache, which does not train on several devices")
+    cores = stack.arrays()
+    if key is not None:
+        key = rounding.derived_key(key, zlib.crc32(stack.name.encode()))
+    found = tt_core_gradients(cores, stack.shape, residuals, gradients, implementation=stack.implementation)
+    summed = jax.lax.psum(found, AXIS)
+    new_cores, new_slots = [], []
+    for k, (core, of_core) in enumerate(zip(cores, slots_by_core(slots, len(cores)), strict=True)):
+        touched = touched_slices(residuals.plan, k, stack.shape.row_factors[k])
+        core, of_core = step_core(
+            optimizer.cores or optimizer.embedding,
+            core,
+            of_core,
+            summed[k],
+            jax.lax.psum(touched.astype(jnp.int32), AXIS) > 0,
+            step=step,
+            gradient_scale=jnp.float32(1),
+            rounding_key=core_keys(key, cores)[k],
+            implementation=stack.implementation,
+        )
+        new_cores.append(core)
+        new_slots.append(of_core)
+    stack.set_arrays(tuple(new_cores))
+    return named_slots(tuple(new_slots))
+
+
+def _gathered(values: jax.Array) -> jax.Array:
+    return jax.lax.all_gather(values, AXIS, tiled=True)

@@ -1,0 +1,30 @@
+"""Planned stacks of a mesh as the tables they are: rows by address, whatever the plan."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jrec.ops.layout import Stack
+from jrec.sharding.contents import replicated_addresses, shard_addresses
+from jrec.sharding.plan import Plan
+from jrec.sharding.runtime.route import MeshRows
+from jrec.train.mesh_rows import based
+
+
+def whole_stack(stack: Stack, plan: Plan, rows: MeshRows) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """All rows of a stack and their slots, in the order of addresses, as a single device has them.
+
+    For one process, which has all shards; rows in host memory are zero.
+    """
+    values = np.zeros((stack.rows, stack.dim), rows.sharded.dtype)
+    slots = {n: np.zeros((stack.rows, *a.shape[1:]), np.float32) for n, a in rows.sharded_slots.items()}
+    capacity = rows.sharded.shape[0] // plan.devices
+    pairs = [(values, rows.sharded, rows.replicated)]
+    pairs += [(slots[n], rows.sharded_slots[n], rows.replicated_slots[n]) for n in slots]
+    for out, sharded, replicated in pairs:
+        for device in range(plan.devices):
+            held = shard_addresses(plan, based(stack), device, copies=False)
+            out[held] = np.asarray(sharded[device * capacity : device * capacity + held.size])
+        held = replicated_addresses(plan, based(stack))
+        out[held] = np.asarray(replicated)[: held.size]
+    return values, slots
