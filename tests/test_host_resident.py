@@ -1,4 +1,4 @@
-"""Rows that stay on the device: the pipeline with them, and steps on them alone, compute the bits of the device tier."""
+"""Rows that stay on the device: a pipeline with them, and steps on them alone, compute the bits of the device tier."""
 
 import dataclasses
 import time
