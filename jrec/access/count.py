@@ -16,6 +16,9 @@ from jrec.data.schema import DatasetError, Schema
 
 _SILENT = Progress(show=False)
 
+Block = tuple[int, int]
+"""The number of a shard in its split, and of a block in the shard."""
+
 
 def exact_profile(
     folder: str | os.PathLike[str],
@@ -41,8 +44,7 @@ def exact_profile(
     examples = _examples(schema, split)
     stored = [(t, t.counts) for t in schema.tables]
     if split != "train" or any(counts is None for _, counts in stored):
-        blocks = _blocks(schema, split)
-        tables = _read(folder, schema, split, blocks, progress)
+        tables = count_blocks(folder, schema, split, split_blocks(schema, split), progress=progress)
         source = f"exact, {examples:,} examples of split {split}"
         return AccessProfile(tables=tables, examples=examples, source=source, dataset=fingerprint(schema))
     tables = []
@@ -93,17 +95,11 @@ def sampled_profile(
       DatasetError: if the split is missing or empty.
       ProfileError: on a fraction out of range.
     """
-    if not 0 < fraction <= 1:
-        raise ProfileError(f"the sampled fraction is {fraction}; give one above 0, up to 1")
     schema = Schema.load(folder) if schema is None else schema
     total = _examples(schema, split)
-    blocks = _blocks(schema, split)
-    chosen = np.random.default_rng(seed).permutation(len(blocks))[: max(1, round(fraction * len(blocks)))]
-    sample = [blocks[i] for i in sorted(chosen)]
-    tables = _read(folder, schema, split, sample, progress)
-    shards = schema.splits[split].shards
-    size = schema.block_size
-    examples = sum(min(size, shards[shard].examples - block * size) for shard, block in sample)
+    sample = sample_blocks(schema, split, fraction=fraction, seed=seed)
+    tables = count_blocks(folder, schema, split, sample, progress=progress)
+    examples = sum(block_examples(schema, split, block) for block in sample)
     if smooth and examples < total:
         tables = tuple(t.smoothed() for t in tables)
     return AccessProfile(
@@ -122,7 +118,8 @@ def _examples(schema: Schema, split: str) -> int:
     return schema.splits[split].examples
 
 
-def _blocks(schema: Schema, split: str) -> list[tuple[int, int]]:
+def split_blocks(schema: Schema, split: str) -> list[Block]:
+    """All blocks of a split, in order of time."""
     return [
         (number, block)
         for number, shard in enumerate(schema.splits[split].shards)
@@ -130,13 +127,36 @@ def _blocks(schema: Schema, split: str) -> list[tuple[int, int]]:
     ]
 
 
-def _read(
+def sample_blocks(schema: Schema, split: str, *, fraction: float, seed: int) -> list[Block]:
+    """A random share of a split's blocks, at least one, in order of time.
+
+    Raises:
+      DatasetError: if the split is missing or empty.
+      ProfileError: on a fraction out of range.
+    """
+    if not 0 < fraction <= 1:
+        raise ProfileError(f"the sampled fraction is {fraction}; give one above 0, up to 1")
+    _examples(schema, split)
+    blocks = split_blocks(schema, split)
+    chosen = np.random.default_rng(seed).permutation(len(blocks))[: max(1, round(fraction * len(blocks)))]
+    return [blocks[i] for i in sorted(chosen)]
+
+
+def block_examples(schema: Schema, split: str, block: Block) -> int:
+    """How many examples a block holds."""
+    size = schema.block_size
+    return min(size, schema.splits[split].shards[block[0]].examples - block[1] * size)
+
+
+def count_blocks(
     folder: str | os.PathLike[str],
     schema: Schema,
     split: str,
-    blocks: Sequence[tuple[int, int]],
-    progress: Progress,
+    blocks: Sequence[Block],
+    *,
+    progress: Progress = _SILENT,
 ) -> tuple[TableProfile, ...]:
+    """The accesses of every table in some blocks of a split; no others are read."""
     from jrec.data.blocks import ListColumn, ShardReader
 
     readers = [ShardReader(folder, shard) for shard in schema.splits[split].shards]

@@ -217,17 +217,25 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """Dim, dtype, slots and batch size, of the arguments or else the configuration."""
     found: dict[str, Any] = {"dim": None, "dtype": "float32", "slot_bytes": 0, "batch_size": None}
     if args.config:
-        from jrec.train.build import ROW_OPTIMIZERS
         from jrec.train.config import load_config
 
         config = load_config(args.config, () if args.data is None else (f"data.path={args.data}",))
-        found |= {"dim": config.model.embedding_dim, "dtype": config.model.table_dtype}
+        found |= row_settings(config)
         found["batch_size"] = config.data.batch_size
-        if args.purpose == "training":
-            shapes = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots.values()
-            found["slot_bytes"] = sum(4 * (found["dim"] if shape == "element" else 1) for shape in shapes)
+        if args.purpose != "training":
+            found["slot_bytes"] = 0
     given = {key: getattr(args, key) for key in found}
     return found | {key: value for key, value in given.items() if value is not None}
+
+
+def row_settings(config: Any) -> dict[str, Any]:
+    """Dim and dtype of a row, and the bytes of its slots, of a run's configuration."""
+    from jrec.train.build import ROW_OPTIMIZERS
+
+    dim = config.model.embedding_dim
+    shapes = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots.values()
+    slot_bytes = sum(4 * (dim if shape == "element" else 1) for shape in shapes)
+    return {"dim": dim, "dtype": config.model.table_dtype, "slot_bytes": slot_bytes}
 
 
 def _options(args: argparse.Namespace, problem: Any) -> Any:

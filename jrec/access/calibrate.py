@@ -1,0 +1,329 @@
+"""FAE's calibrator: from which share of accesses on a row is hot, such that hot rows fit a budget (FAE, §III-A).
+
+The sparse input sampler counts the accesses in some blocks of the training split and reads no others; the embedding
+logger is those counts; the statistical optimizer asks the Rand-Em Box how many rows are hot at one threshold after the
+other, until the least one is found whose hot rows fit. The paper's names: ``L`` the budget, ``x`` the sampled fraction,
+``S_I`` the inputs counted, ``t`` the threshold, ``H_zt = t S_I`` the cutoff.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jrec.access.calibrate_box import CHUNK_ROWS, CHUNKS, RandEmBox, hot_rows
+from jrec.access.calibrate_file import Calibration, HotInputs, Step, TableResult, bijections
+from jrec.access.calibrate_inputs import InputSample
+from jrec.access.count import Block, block_examples, count_blocks, exact_profile, sample_blocks, split_blocks
+from jrec.access.profile import TableProfile, fingerprint
+from jrec.data.progress import Progress
+from jrec.data.reorder_file import load_order
+from jrec.data.schema import Schema, Table
+from jrec.errors import ConfigError
+
+_SILENT = Progress(show=False)
+_TIE = 1e-9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
+    """How to calibrate.
+
+    Attributes:
+      budget: bytes that hot rows and their slots may take on a device, the paper's L.
+      fraction: of the training blocks that are read, the paper's x.
+      confidence: that hot rows fit, one-sided, for every table.
+      seed: of the blocks and of the Rand-Em Box's rows.
+      exact: count all accesses, by the dataset's own counts where it has them.
+      smooth: take the mean of neighbours for rows that were counted rarely; right where rows descend by frequency, as
+        they do in datasets of `jrec prepare` and `jrec synth`. It takes the noise from a sample, and divides the many
+        rows of a single access, which else are hot all or none. The paper takes counts as they are.
+      tighten: when the rows are tagged and their true number is known, lower the threshold into the room that the
+        Rand-Em Box's bounds left. The paper keeps its threshold.
+      row_bytes: of a row with its optimizer's slots; 68 are 16 float32 and the float32 of row-wise Adagrad.
+      small_bytes: tables below are hot whole.
+      held_out: share of the sample that is not counted, for an unbiased estimate of the share of hot inputs.
+      chunks, chunk_rows: the Rand-Em Box's n and m.
+    """
+
+    budget: float = 256e6
+    fraction: float = 0.05
+    confidence: float = 0.999
+    seed: int = 0
+    exact: bool = False
+    smooth: bool = True
+    tighten: bool = True
+    row_bytes: int = 68
+    small_bytes: float = 1e6
+    held_out: float = 0.1
+    chunks: int = CHUNKS
+    chunk_rows: int = CHUNK_ROWS
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.budget) and self.budget >= 0):
+            raise ConfigError(f"the budget is {self.budget} bytes; it must be at least 0")
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"the sampled fraction is {self.fraction}; give one above 0, up to 1")
+        if not 0.5 <= self.confidence < 1:
+            raise ConfigError(f"the confidence is {self.confidence}; it must be at least 0.5 and below 1")
+        if self.row_bytes < 1 or self.small_bytes < 0 or self.seed < 0:
+            raise ConfigError(
+                f"row_bytes {self.row_bytes}, small_bytes {self.small_bytes} and seed {self.seed} must be at least 1, 0"
+                " and 0"
+            )
+        if not 0 < self.held_out < 1:
+            raise ConfigError(f"held_out is {self.held_out}; it must be above 0 and below 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Counted:
+    """The embedding logger's result.
+
+    Attributes:
+      profiles: accesses of every table, rows as they are stored.
+      inputs: in which they were counted.
+      source: how, for people.
+      test_blocks: to estimate the share of hot inputs on.
+      held_out: whether these were not counted.
+    """
+
+    profiles: Mapping[str, TableProfile]
+    inputs: int
+    source: str
+    test_blocks: Sequence[Block]
+    held_out: bool
+
+
+def calibrate(
+    folder: str | os.PathLike[str],
+    options: CalibrateOptions | None = None,
+    *,
+    schema: Schema | None = None,
+    progress: Progress = _SILENT,
+) -> Calibration:
+    """Finds the hot rows of a dataset.
+
+    Args:
+      folder: of the dataset.
+      options: how.
+      schema: its description; None reads and checks it.
+      progress: shows how far it is.
+
+    Raises:
+      DatasetError: if the dataset cannot be read or has no training examples.
+      ConfigError: if the tables that are always hot do not fit the budget.
+    """
+    return calibrate_and_count(folder, options, schema=schema, progress=progress)[0]
+
+
+def calibrate_and_count(
+    folder: str | os.PathLike[str],
+    options: CalibrateOptions | None = None,
+    *,
+    schema: Schema | None = None,
+    progress: Progress = _SILENT,
+) -> tuple[Calibration, Counted]:
+    """As ``calibrate``, with the counts, for figures."""
+    start = time.perf_counter()
+    options = options or CalibrateOptions()
+    schema = Schema.load(folder) if schema is None else schema
+    _check_small(schema, options)
+    counted = _count(folder, schema, options, progress)
+    large = [t for t in schema.tables if is_large(t, options)]
+    boxes = {t.name: box_of(counted.profiles[t.name], options, k) for k, t in enumerate(schema.tables) if t in large}
+    cutoff, steps = _optimize(schema, boxes, counted.inputs, options)
+    cutoff, corrected = _settled(schema, boxes, cutoff, options)
+    stored = {t.name: _rows_of(counted.profiles[t.name], cutoff if t in large else 0.0) for t in schema.tables}
+    share, error = InputSample(
+        folder, schema, counted.test_blocks, {t.name: counted.profiles[t.name] for t in large}
+    ).share(cutoff)
+    found = Calibration(
+        name=schema.name,
+        dataset=fingerprint(schema),
+        options={**dataclasses.asdict(options), "bijections": bijections(schema)},
+        source=counted.source,
+        inputs=schema.splits["train"].examples,
+        counted_inputs=counted.inputs,
+        threshold=None if math.isinf(cutoff) else cutoff / counted.inputs,
+        cutoff=None if math.isinf(cutoff) else cutoff,
+        row_bytes=options.row_bytes,
+        tables=tuple(_result(t, boxes.get(t.name), cutoff, len(stored[t.name])) for t in schema.tables),
+        steps=steps,
+        hot_inputs=HotInputs(
+            share=share,
+            error=error,
+            inputs=sum(block_examples(schema, "train", b) for b in counted.test_blocks),
+            held_out=counted.held_out,
+        ),
+        notes=_notes(schema, options, boxes, counted, corrected),
+        seconds=0.0,
+        rows={t.name: _as_loaded(folder, t, stored[t.name]) for t in schema.tables},
+    )
+    return dataclasses.replace(found, seconds=time.perf_counter() - start), counted
+
+
+def is_large(table: Table, options: CalibrateOptions) -> bool:
+    """Whether the threshold holds for a table."""
+    return table.rows * options.row_bytes >= options.small_bytes
+
+
+def _check_small(schema: Schema, options: CalibrateOptions) -> None:
+    small = sum(t.rows for t in schema.tables if not is_large(t, options)) * options.row_bytes
+    if small > options.budget:
+        raise ConfigError(
+            f"the tables below {options.small_bytes / 1e6:g} MB, which are hot whole, take {small / 1e6:,.3f} MB, more"
+            f" than the budget of {options.budget / 1e6:,.3f} MB; give more (--budget), or take fewer tables as small"
+            " (--small)"
+        )
+
+
+def _count(folder: str | os.PathLike[str], schema: Schema, options: CalibrateOptions, progress: Progress) -> Counted:
+    sample = sample_blocks(schema, "train", fraction=options.fraction, seed=options.seed)
+    if options.exact:
+        profile = exact_profile(folder, schema, progress=progress)
+        profiles = {t.name: _smooth(t) if options.smooth else t for t in profile.tables}
+        inputs, source, test, apart = int(profile.examples), profile.source, sample, False
+    else:
+        shuffled = [sample[i] for i in np.random.default_rng((options.seed, 1)).permutation(len(sample))]
+        aside = max(1, round(options.held_out * len(sample))) if len(sample) > 1 else 0
+        test, used = sorted(shuffled[:aside]) or sample, sorted(shuffled[aside:])
+        tables = count_blocks(folder, schema, "train", used, progress=progress)
+        if options.smooth and len(used) < len(split_blocks(schema, "train")):
+            tables = tuple(map(_smooth, tables))
+        profiles = {t.name: t for t in tables}
+        inputs = sum(block_examples(schema, "train", block) for block in used)
+        total = schema.splits["train"].examples
+        source = f"{inputs:,} of {total:,} inputs in {len(used):,} random blocks, seed {options.seed}"
+        apart = aside > 0
+    return Counted(profiles=profiles, inputs=inputs, source=source, test_blocks=test, held_out=apart)
+
+
+def _smooth(profile: TableProfile) -> TableProfile:
+    """Neighbours' means; of rows that are then equal, the first in their tables are the hottest, by next to nothing."""
+    means = profile.smoothed()
+    return dataclasses.replace(means, counts=means.counts * (1 - _TIE * means.starts[:-1] / means.rows))
+
+
+def box_of(profile: TableProfile, options: CalibrateOptions, number: int) -> RandEmBox:
+    return RandEmBox(
+        profile,
+        confidence=options.confidence,
+        seed=(options.seed, number),
+        chunks=options.chunks,
+        chunk_rows=options.chunk_rows,
+        exact=options.exact,
+    )
+
+
+def _optimize(
+    schema: Schema, boxes: Mapping[str, RandEmBox], inputs: int, options: CalibrateOptions
+) -> tuple[float, tuple[Step, ...]]:
+    """The least cutoff whose hot rows fit the budget by the Rand-Em Box's bounds: all, none, or a count that occurs."""
+    small = sum(t.rows for t in schema.tables if t.name not in boxes)
+    steps: list[Step] = []
+
+    def fits(cutoff: float) -> bool:
+        found = [box.estimate(cutoff) for box in boxes.values()]
+        bytes_of = options.row_bytes
+        step = Step(
+            threshold=cutoff / inputs,
+            estimated_bytes=bytes_of * (small + sum(e.rows for e in found)),
+            bound_bytes=bytes_of * (small + sum(e.bound for e in found)),
+        )
+        steps.append(step)
+        return step.bound_bytes <= options.budget
+
+    cutoffs = _cutoffs(boxes)
+    if fits(0.0):
+        return 0.0, tuple(steps)
+    low, high = 0, len(cutoffs)  # the last stands for no row at all, which fits
+    while low < high:
+        middle = (low + high) // 2
+        if fits(cutoffs[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return (cutoffs[low] if low < len(cutoffs) else math.inf), tuple(steps)
+
+
+def _cutoffs(boxes: Mapping[str, RandEmBox]) -> list[float]:
+    """The counts that occur, ascending."""
+    counts = np.concatenate([np.empty(0), *(np.unique(box.profile.counts) for box in boxes.values())])
+    return np.unique(counts[counts > 0]).tolist()
+
+
+def _settled(
+    schema: Schema, boxes: Mapping[str, RandEmBox], cutoff: float, options: CalibrateOptions
+) -> tuple[float, bool]:
+    """The cutoff with which the rows that are tagged fit: raised if a bound did not hold, else lowered into the room
+    that the bounds left (``tighten``). And whether it had to be raised.
+    """
+    small = sum(t.rows for t in schema.tables if t.name not in boxes)
+
+    def fits(at: float) -> bool:
+        rows = small + sum(hot_rows(box.profile, at) for box in boxes.values())
+        return rows * options.row_bytes <= options.budget
+
+    holds = fits(cutoff)
+    if cutoff <= 0 or (holds and not options.tighten):
+        return cutoff, False
+    cutoffs = [c for c in _cutoffs(boxes) if (c <= cutoff) == holds]
+    found = bisect.bisect_left(cutoffs, True, key=fits)
+    return (cutoffs[found] if found < len(cutoffs) else math.inf if not holds else cutoff), not holds
+
+
+def _rows_of(profile: TableProfile, cutoff: float) -> np.ndarray:
+    """(hot,) uint32 ascending: the embedding classifier."""
+    if cutoff <= 0:
+        return np.arange(profile.rows, dtype=np.uint32)
+    hot = profile.counts >= cutoff
+    starts, lengths = profile.starts[:-1][hot], np.diff(profile.starts)[hot]
+    before = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return (np.repeat(starts, lengths) + np.arange(int(lengths.sum())) - before).astype(np.uint32)
+
+
+def _as_loaded(folder: str | os.PathLike[str], table: Table, rows: np.ndarray) -> np.ndarray:
+    """The numbers that the loader gives to stored rows, ascending."""
+    order = None if len(rows) in (0, table.rows) else load_order(folder, table)
+    return rows if order is None else np.sort(order[rows])
+
+
+def _result(table: Table, box: RandEmBox | None, cutoff: float, hot: int) -> TableResult:
+    if box is None:
+        return TableResult(name=table.name, rows=table.rows, large=False, hot=hot, estimate=hot, bound=hot, how="whole")
+    found = box.estimate(cutoff)
+    return TableResult(
+        name=table.name, rows=table.rows, large=True, hot=hot, estimate=found.rows, bound=found.bound, how=found.how
+    )
+
+
+def _notes(
+    schema: Schema, options: CalibrateOptions, boxes: Mapping[str, RandEmBox], counted: Counted, corrected: bool
+) -> tuple[str, ...]:
+    notes = []
+    small = [name for name, box in boxes.items() if box.counted and not options.exact]
+    if small:
+        notes.append(
+            f"{len(small)} large table(s) have fewer rows than {options.chunks} chunks of {options.chunk_rows:,} and"
+            f" are counted whole: {', '.join(small)}"
+        )
+    blocks = len(split_blocks(schema, "train"))
+    if not options.exact and blocks * options.fraction < 2:
+        notes.append(
+            f"{blocks:,} training block(s) are few for a sample of {100 * options.fraction:g} %: counts rest on"
+            f" {counted.inputs:,} inputs. Counting all of them is quick (--exact)"
+        )
+    if not counted.held_out:
+        notes.append(
+            "the share of hot inputs is estimated on inputs that were counted too"
+            + ("" if options.exact else " and is too high")
+        )
+    if corrected:
+        notes.append("a bound of the Rand-Em Box did not hold; the threshold was raised until the rows fit the budget")
+    return tuple(notes)

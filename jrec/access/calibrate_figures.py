@@ -1,0 +1,195 @@
+"""FAE's Figures 2, 6, 7 and 9 for a dataset: how much is hot, at which threshold, and how good samples are."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from jrec.access.calibrate import CalibrateOptions, Counted, box_of, is_large
+from jrec.access.calibrate_box import hot_rows
+from jrec.access.calibrate_file import Calibration
+from jrec.access.calibrate_inputs import InputSample
+from jrec.access.profile import TableProfile
+from jrec.data.reorder_plots import image
+from jrec.data.schema import Schema, Table
+
+POINTS = 16  # thresholds of a curve
+MOST_TABLES = 8
+FILES = ("figure2_hot_size.png", "figure6_threshold.png", "figure7_profile.png", "figure9_estimate.png")
+BLUE, ORANGE, GREY, GREEN = "#0072B2", "#D55E00", "#999999", "#009E73"  # Okabe and Ito
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Curve:
+    """What the figures show, at thresholds descending: megabytes of hot rows, and the share of inputs that are hot."""
+
+    thresholds: np.ndarray
+    true_megabytes: np.ndarray
+    estimated_megabytes: np.ndarray
+    bound_megabytes: np.ndarray
+    hot_inputs: np.ndarray
+
+
+def draw_figures(
+    folder: str | os.PathLike[str],
+    schema: Schema,
+    found: Calibration,
+    counted: Counted,
+    options: CalibrateOptions,
+    into: str | os.PathLike[str],
+) -> list[pathlib.Path]:
+    """Draws the figures of a calibration; returns the files, PNG.
+
+    Args:
+      folder, schema: of the dataset.
+      found, counted: of ``calibrate_and_count``.
+      options: that they were found with.
+      into: the folder to write to, made if it is not there.
+    """
+    into = pathlib.Path(into)
+    into.mkdir(parents=True, exist_ok=True)
+    curve = threshold_curve(folder, schema, counted, options)
+    figures = (
+        _figure2(found),
+        _figure6(found, curve, options),
+        _figure7(folder, schema, counted),
+        _figure9(found, curve),
+    )
+    paths = []
+    for name, figure in zip(FILES, figures, strict=True):
+        path = into / name
+        path.write_bytes(image(figure))
+        paths.append(path)
+    return paths
+
+
+def threshold_curve(
+    folder: str | os.PathLike[str], schema: Schema, counted: Counted, options: CalibrateOptions
+) -> Curve:
+    """Sizes and hot inputs at thresholds from the greatest count down to the least, the Rand-Em Box's beside the truth."""
+    large = [t for t in schema.tables if is_large(t, options)]
+    profiles = {t.name: counted.profiles[t.name] for t in large}
+    small = sum(t.rows for t in schema.tables if t not in large)
+    boxes = [
+        box_of(counted.profiles[t.name], dataclasses.replace(options, exact=False), k)
+        for k, t in enumerate(schema.tables)
+        if t in large
+    ]
+    inputs = InputSample(folder, schema, counted.test_blocks, profiles)
+    positive = [p.counts[p.counts > 0] for p in profiles.values()]
+    seen = np.concatenate([np.ones(1), *positive])
+    cutoffs = np.geomspace(seen.max(), seen.min(), POINTS)
+    scale = options.row_bytes / 1e6
+    estimates = [[box.estimate(cutoff) for box in boxes] for cutoff in cutoffs]
+    return Curve(
+        thresholds=cutoffs / counted.inputs,
+        true_megabytes=scale * np.array([small + sum(hot_rows(p, c) for p in profiles.values()) for c in cutoffs]),
+        estimated_megabytes=scale * np.array([small + sum(e.rows for e in found) for found in estimates]),
+        bound_megabytes=scale * np.array([small + sum(e.bound for e in found) for found in estimates]),
+        hot_inputs=np.array([inputs.share(cutoff)[0] for cutoff in cutoffs]),
+    )
+
+
+def _figure2(found: Calibration):
+    figure, axes = _panel(f"{found.name}: size of tables and of their hot rows", "MB")
+    shown = sorted(found.tables, key=lambda t: -t.rows)[:MOST_TABLES]
+    sizes = [sum(t.rows for t in found.tables), *(t.rows for t in shown)]
+    hot = [sum(t.hot for t in found.tables), *(t.hot for t in shown)]
+    places = np.arange(len(sizes))
+    megabytes = found.row_bytes / 1e6
+    axes.bar(places - 0.2, np.array(sizes) * megabytes, 0.4, color=GREY, label="all rows")
+    axes.bar(places + 0.2, np.maximum(hot, 1e-9) * megabytes, 0.4, color=ORANGE, label="hot rows")
+    axes.axhline(found.options["budget"] / 1e6, color=BLUE, linestyle="--", label="budget")
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=megabytes)
+    axes.set_xticks(places, ["all", *(t.name for t in shown)], rotation=30, ha="right")
+    axes.legend(fontsize="small")
+    return figure
+
+
+def _figure6(found: Calibration, curve: Curve, options: CalibrateOptions):
+    figure, axes = _panel(f"{found.name}: the threshold's price and gain", "hot rows (MB)")
+    axes.plot(curve.thresholds, curve.true_megabytes, "o-", color=ORANGE, label="size of hot rows")
+    axes.axhline(options.budget / 1e6, color=GREY, linestyle=":", label="budget")
+    axes.set_yscale("log")
+    other = axes.twinx()
+    other.plot(curve.thresholds, 100 * curve.hot_inputs, "s--", color=BLUE, label="hot inputs")
+    other.set_ylabel("hot inputs (%)")
+    other.set_ylim(0, 100)
+    _thresholds(axes, found)
+    lines = [*axes.get_lines(), *other.get_lines()]
+    axes.legend(lines, [str(line.get_label()) for line in lines], fontsize="small", loc="upper left")
+    return figure
+
+
+def _figure7(folder: str | os.PathLike[str], schema: Schema, counted: Counted):
+    table = max(schema.tables, key=lambda t: t.rows)
+    figure, axes = _panel(f"{schema.name}: accesses of the rows of table {table.name}", "accesses a million inputs")
+    edges = np.unique(np.geomspace(1, table.rows + 1, 80).astype(np.int64)) - 1
+    full = _full(folder, table)
+    if full is not None:
+        total = schema.splits["train"].examples
+        axes.plot(edges[:-1] + 1, 1e6 * _means(full, edges) / total, color=GREY, linewidth=3, label="all inputs")
+    sampled = _means(counted.profiles[table.name], edges)
+    label = f"{counted.inputs:,} inputs"
+    axes.plot(edges[:-1] + 1, 1e6 * sampled / counted.inputs, "o", markersize=3, color=BLUE, label=label)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("row, by frequency")
+    axes.legend(fontsize="small")
+    return figure
+
+
+def _figure9(found: Calibration, curve: Curve):
+    title = f"{found.name}: the Rand-Em Box's estimate against the truth"
+    figure, axes = _panel(title, "hot rows (MB)")
+    axes.plot(curve.thresholds, curve.true_megabytes, color=GREY, linewidth=3, label="measured")
+    axes.plot(curve.thresholds, curve.estimated_megabytes, "o", markersize=4, color=BLUE, label="estimated")
+    confidence = 100 * found.options["confidence"]
+    axes.plot(
+        curve.thresholds, curve.bound_megabytes, "^", markersize=4, color=GREEN, label=f"{confidence:g} % upper bound"
+    )
+    axes.set_yscale("log")
+    _thresholds(axes, found)
+    axes.legend(fontsize="small")
+    return figure
+
+
+def _panel(title: str, ylabel: str):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", fontsize="medium")
+    axes.set_ylabel(ylabel)
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top"]].set_visible(False)
+    return figure, axes
+
+
+def _thresholds(axes, found: Calibration) -> None:
+    axes.set_xscale("log")
+    axes.invert_xaxis()
+    axes.set_xlabel("threshold (share of inputs that access a row)")
+    if found.threshold:
+        axes.axvline(found.threshold, color=GREEN, linewidth=1, label="chosen")
+
+
+def _full(folder: str | os.PathLike[str], table: Table) -> TableProfile | None:
+    """The counts that the dataset holds, if it does."""
+    if table.counts is None:
+        return None
+    return TableProfile.from_counts(
+        table.name, np.load(pathlib.Path(folder) / table.counts, mmap_mode="r", allow_pickle=False)
+    )
+
+
+def _means(profile: TableProfile, edges: Sequence[int] | np.ndarray) -> np.ndarray:
+    mass = np.append(0.0, np.cumsum(profile.counts * np.diff(profile.starts)))
+    means = np.diff(np.interp(edges, profile.starts, mass)) / np.diff(edges)
+    return np.where(means > 0, means, np.nan)

@@ -1,0 +1,198 @@
+"""What a calibration found, and its file: JSON for people and programs, and the hot rows beside it in ``FILE.rows``."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jrec.access.container import read_container, write_container
+from jrec.access.profile import fingerprint
+from jrec.data.fae_pack import HotSet
+from jrec.data.reorder_file import write_atomically
+from jrec.data.schema import Schema
+from jrec.errors import JrecError
+
+FORMAT, VERSION = "jrec-fae-calibration", 1
+ROWS_KIND, ROWS_VERSION = "jrec-fae-rows", 1
+_REMEDY = "make it again with `jrec fae calibrate`"
+
+
+class CalibrationError(JrecError):
+    """A calibration that is damaged or does not belong to what it is used with."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableResult:
+    """The hot rows of one table.
+
+    Attributes:
+      name, rows: of the table.
+      large: whether the threshold holds for it; smaller tables are hot whole.
+      hot: rows that are hot.
+      estimate, bound: of ``hot`` by the Rand-Em Box.
+      how: the bound came about, see ``Estimate``; "whole" for tables that are not large.
+    """
+
+    name: str
+    rows: int
+    large: bool
+    hot: int
+    estimate: float
+    bound: float
+    how: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """A threshold that the optimizer tried: as a share of inputs, and the bytes of hot rows it expects."""
+
+    threshold: float
+    estimated_bytes: float
+    bound_bytes: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HotInputs:
+    """The expected share of inputs that are hot.
+
+    Attributes:
+      share: the expectation.
+      error: its standard error over blocks.
+      inputs: that it was estimated on.
+      held_out: whether the accesses of these were not counted.
+    """
+
+    share: float
+    error: float
+    inputs: int
+    held_out: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Which rows are hot.
+
+    Attributes:
+      name, dataset: of the dataset, and its fingerprint.
+      options: as asked for, JSON types.
+      source: how accesses were counted.
+      inputs, counted_inputs: in the training split, and those among them whose accesses were counted.
+      threshold: a row of a large table is hot that at least this share of the inputs accesses; 0 where all rows are
+        hot, None where no row of a large table is.
+      cutoff: the same as counted accesses: threshold x counted_inputs (Equation 1).
+      row_bytes: of a row with its optimizer's slots.
+      tables: of the dataset, in order.
+      steps: of the optimizer.
+      hot_inputs: how many inputs will be hot.
+      notes: what is worth knowing about this dataset.
+      seconds: that it took.
+      rows: hot rows of every table, uint32 ascending, numbered as the dataset's loader yields them.
+    """
+
+    name: str
+    dataset: str
+    options: Mapping[str, Any]
+    source: str
+    inputs: int
+    counted_inputs: int
+    threshold: float | None
+    cutoff: float | None
+    row_bytes: int
+    tables: tuple[TableResult, ...]
+    steps: tuple[Step, ...]
+    hot_inputs: HotInputs
+    notes: tuple[str, ...]
+    seconds: float
+    rows: Mapping[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def hot_bytes(self) -> int:
+        """Of all hot rows with their slots."""
+        return self.row_bytes * sum(t.hot for t in self.tables)
+
+    def summary(self) -> dict[str, Any]:
+        """All but the rows, JSON types."""
+        content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "rows"}
+        plain = json.loads(json.dumps(content, default=dataclasses.asdict, allow_nan=False))
+        return {**plain, "hot_bytes": self.hot_bytes}
+
+    def hot_set(self) -> HotSet:
+        """What ``jrec.data.fae_pack.pack`` takes."""
+        kept = {k: v for k, v in self.summary().items() if k not in ("steps", "seconds")}
+        return HotSet(rows=self.rows, dataset=self.dataset, threshold=self.threshold, calibration=kept)
+
+    def check_dataset(self, schema: Schema) -> None:
+        """Refuses to be used with another dataset than the one calibrated, or after its rows were reordered.
+
+        Raises:
+          CalibrationError: if it is another.
+        """
+        if self.dataset != fingerprint(schema) or self.options["bijections"] != bijections(schema):
+            raise CalibrationError(
+                f"the calibration is of dataset {self.name!r} as it was then, not of this {schema.name!r}; {_REMEDY}"
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes ``path`` and ``path.rows``, each atomically."""
+        beside = _beside(path)
+        steps = {name: np.diff(rows, prepend=np.uint32(0)) for name, rows in self.rows.items()}  # these compress
+        write_container(beside, kind=ROWS_KIND, version=ROWS_VERSION, header={"dataset": self.dataset}, arrays=steps)
+        digest = hashlib.sha256(beside.read_bytes()).hexdigest()
+        content = {"format": FORMAT, "version": VERSION, **self.summary(), "rows_sha256": digest}
+        write_atomically(pathlib.Path(path), (json.dumps(content, indent=1) + "\n").encode())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Calibration:
+        """Reads files of ``save``.
+
+        Raises:
+          CalibrationError: if one is damaged, no calibration, or they do not belong together.
+        """
+        try:
+            content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+            found = (content.pop("format"), content.pop("version"))
+            digest = content.pop("rows_sha256")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CalibrationError(f"{path} is damaged or no calibration ({error!r}); {_REMEDY}") from error
+        if found != (FORMAT, VERSION):
+            raise CalibrationError(
+                f"{path} is of format {found[0]!r} version {found[1]!r}, but this jrec reads {FORMAT!r} version"
+                f" {VERSION}; {_REMEDY}"
+            )
+        beside = _beside(path)
+        _, steps = read_container(beside, kind=ROWS_KIND, version=ROWS_VERSION, error=CalibrationError, remedy=_REMEDY)
+        if hashlib.sha256(beside.read_bytes()).hexdigest() != digest:
+            raise CalibrationError(f"{beside} is not the one that belongs to {path}; {_REMEDY}")
+        rows = {name: np.cumsum(values, dtype=np.uint32) for name, values in steps.items()}
+        try:
+            return _from_json(content, rows)
+        except (KeyError, TypeError) as error:
+            raise CalibrationError(f"{path} lacks or has more than a calibration ({error}); {_REMEDY}") from error
+
+
+def _beside(path: str | os.PathLike[str]) -> pathlib.Path:
+    return pathlib.Path(f"{os.fspath(path)}.rows")
+
+
+def _from_json(content: dict[str, Any], rows: Mapping[str, np.ndarray]) -> Calibration:
+    del content["hot_bytes"]
+    return Calibration(
+        tables=tuple(TableResult(**t) for t in content.pop("tables")),
+        steps=tuple(Step(**s) for s in content.pop("steps")),
+        hot_inputs=HotInputs(**content.pop("hot_inputs")),
+        notes=tuple(content.pop("notes")),
+        rows=rows,
+        **content,
+    )
+
+
+def bijections(schema: Schema) -> dict[str, str]:
+    """SHA-256 of the tables' bijections: hot rows have the numbers that these give."""
+    return {t.name: t.bijection.sha256 for t in schema.tables if t.bijection is not None}

@@ -1,0 +1,201 @@
+"""``jrec fae``: hot rows, and a dataset parted into hot and cold examples."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from typing import Any
+
+DESCRIPTION = """\
+Prepare training with hot rows on the device and cold ones in host memory (FAE).
+
+`calibrate` finds the rows that are accessed so often that they are worth a place on the device, within a budget, from
+a sample of the data. `pack` parts the training examples into those that read hot rows alone and all others. `check`
+reads a packed folder and compares every checksum. docs/fae.md describes it all."""
+EPILOG = """examples:
+  jrec fae calibrate data/kaggle --budget 256MB --out kaggle.fae.json --figures figures
+  jrec fae pack data/kaggle --calibration kaggle.fae.json --out data/kaggle_fae
+  jrec fae pack data/kaggle --budget 1GB --config configs/criteo_kaggle.toml --out data/kaggle_fae
+  jrec fae check data/kaggle_fae
+  jrec train configs/criteo_kaggle.toml data.path=data/kaggle_fae schedule=fae
+"""
+CALIBRATE_EPILOG = """examples:
+  jrec fae calibrate data/kaggle --budget 256MB
+  jrec fae calibrate data/terabyte --budget 2GB --dim 64 --slot-bytes 0 --out terabyte.fae.json
+  jrec fae calibrate data/kaggle --config configs/criteo_kaggle.toml --exact --figures figures
+  jrec fae calibrate data/kaggle --raw-counts --no-tighten    (counts and threshold as in the paper)
+"""
+PACK_EPILOG = """examples:
+  jrec fae pack data/kaggle --calibration kaggle.fae.json --out data/kaggle_fae
+  jrec fae pack data/kaggle --budget 256MB --out data/kaggle_fae --shuffle-seed 1
+
+A pack that was interrupted goes on where it was when the same command is given again.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def action(name: str, about: str, epilog: str | None = None) -> argparse.ArgumentParser:
+        return actions.add_parser(
+            name,
+            help=about,
+            description=f"{about[0].upper()}{about[1:]}.",
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    one = action("calibrate", "find the hot rows that fit a budget", CALIBRATE_EPILOG)
+    one.add_argument("data", metavar="DATA", help="a dataset folder")
+    one.add_argument("--out", metavar="FILE", help="write the calibration there, as JSON, its rows to FILE.rows")
+    one.add_argument("--figures", metavar="DIR", help="draw FAE's Figures 2, 6, 7 and 9")
+    _add_calibration(one)
+    two = action("pack", "part the training examples into hot and cold ones", PACK_EPILOG)
+    two.add_argument("data", metavar="DATA", help="a dataset folder")
+    two.add_argument("--out", metavar="DIR", required=True, help="the folder to make")
+    two.add_argument("--calibration", metavar="FILE", help="by `jrec fae calibrate`; without it, one is made now")
+    two.add_argument(
+        "--shuffle-seed", type=int, metavar="N",
+        help="shuffle the examples, some hundred thousand at a time (default: they keep the order of time)",
+    )  # fmt: skip
+    two.add_argument("--threads", type=int, metavar="N", help="default: the cores, at most 8; no result changes")
+    two.add_argument("--overwrite", action="store_true", help="replace a finished FAE folder at DIR")
+    _add_calibration(two)
+    three = action("check", "compare the checksums of a packed folder")
+    three.add_argument("folder", metavar="DIR", help="made by `jrec fae pack`")
+
+
+def _add_calibration(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("calibration")
+    group.add_argument("--budget", metavar="SIZE", help="of hot rows with slots on a device (default 256MB)")
+    group.add_argument("--sample", type=float, metavar="X", help="read this share of the blocks (default 0.05)")
+    group.add_argument("--confidence", type=float, metavar="P", help="that a table's hot rows fit (default 0.999)")
+    group.add_argument("--seed", type=int, metavar="N", help="of the samples (default 0)")
+    group.add_argument("--exact", action="store_true", help="count all accesses")
+    group.add_argument("--raw-counts", action="store_true", help="do not average neighbours that are counted rarely")
+    group.add_argument("--no-tighten", action="store_true", help="keep the threshold of the Rand-Em Box's bounds")
+    group.add_argument("--small", metavar="SIZE", help="tables below are hot whole (default 1MB)")
+    group.add_argument("--config", metavar="CONFIG.toml", help="take dim, dtype and slots from a run's")
+    group.add_argument("--dim", type=int, metavar="N", help="elements of a row (default 16)")
+    group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of a row (default float32)")
+    group.add_argument(
+        "--slot-bytes", type=int, metavar="N", help="of the optimizer, a row (default 4: row-wise Adagrad's)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+_CALIBRATION = ("budget", "sample", "confidence", "seed", "exact", "raw_counts", "no_tighten", "small", "config", "dim",
+                "dtype", "slot_bytes")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Calibrates, packs or checks; returns 0."""
+    return {"calibrate": _calibrate, "pack": _pack, "check": _check}[args.action](args)
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    from jrec.access.calibrate import calibrate_and_count
+    from jrec.access.calibrate_report import print_calibration
+    from jrec.data.schema import Schema
+
+    options = _options(args)
+    schema = Schema.load(args.data)
+    found, counted = calibrate_and_count(args.data, options, schema=schema, progress=_progress(args))
+    print_calibration(found)
+    if args.out:
+        found.save(args.out)
+        print(f"{args.out}: the calibration; {args.out}.rows: its hot rows")
+    if args.figures:
+        from jrec.access.calibrate_figures import draw_figures
+
+        for path in draw_figures(args.data, schema, found, counted, options, args.figures):
+            print(path)
+    return 0
+
+
+def _pack(args: argparse.Namespace) -> int:
+    from jrec.access.calibrate import calibrate
+    from jrec.access.calibrate_file import Calibration
+    from jrec.access.calibrate_report import print_calibration
+    from jrec.data.fae_pack import PackOptions, pack
+    from jrec.data.schema import Schema
+    from jrec.errors import ConfigError
+
+    schema, progress = Schema.load(args.data), _progress(args)
+    if args.calibration:
+        if odd := [name for name in _CALIBRATION if getattr(args, name) not in (None, False)]:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in odd)
+            raise ConfigError(f"--calibration {args.calibration} is given; {options} would make another one")
+        found = Calibration.load(args.calibration)
+    else:
+        found = calibrate(args.data, _options(args), schema=schema, progress=progress)
+        print_calibration(found)
+    found.check_dataset(schema)
+    threads = {} if args.threads is None else {"threads": args.threads}
+    packed = pack(
+        args.data,
+        args.out,
+        found.hot_set(),
+        PackOptions(seed=args.shuffle_seed, overwrite=args.overwrite, **threads),
+        command=shlex.join(["jrec", *sys.argv[1:]]),
+        progress=progress,
+        report=lambda message: print(message, file=sys.stderr),
+    )
+    total = packed.hot_examples + packed.cold_examples
+    print(
+        f"{args.out}: {packed.hot_examples:,} hot examples ({100 * packed.hot_examples / total:.1f} %) and"
+        f" {packed.cold_examples:,} cold ones, each of the source's once (content {packed.content})"
+    )
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from jrec.data.fae import FaeManifest
+
+    found = FaeManifest.load(args.folder)
+    found.verify_files()
+    print(
+        f"{args.folder}: whole; {found.hot_examples:,} hot and {found.cold_examples:,} cold examples of {found.name},"
+        f" {sum(t.hot for t in found.tables):,} hot rows"
+    )
+    return 0
+
+
+def _progress(args: argparse.Namespace):
+    from jrec.data.progress import Progress
+
+    return Progress(show=False if args.quiet else None)
+
+
+def _options(args: argparse.Namespace):
+    from jrec.access.calibrate import CalibrateOptions
+    from jrec.errors import ConfigError
+    from jrec.sharding.hardware import parse_bytes
+    from jrec.sharding.problem import ITEM_BYTES
+
+    row: dict[str, Any] = {"dim": 16, "dtype": "float32", "slot_bytes": 4}
+    if args.config:
+        from jrec.commands.plan import row_settings
+        from jrec.train.config import load_config
+
+        row |= row_settings(load_config(args.config, (f"data.path={args.data}",)))
+    row |= {key: getattr(args, key) for key in row if getattr(args, key) is not None}
+    if row["dim"] < 1 or row["slot_bytes"] < 0:
+        raise ConfigError(f"--dim {row['dim']} must be at least 1, --slot-bytes {row['slot_bytes']} at least 0")
+    given = {
+        "budget": None if args.budget is None else parse_bytes(args.budget, "--budget"),
+        "small_bytes": None if args.small is None else parse_bytes(args.small, "--small"),
+        "fraction": args.sample,
+        "confidence": args.confidence,
+        "seed": args.seed,
+    }
+    return CalibrateOptions(
+        **{key: value for key, value in given.items() if value is not None},
+        exact=args.exact,
+        smooth=not args.raw_counts,
+        tighten=not args.no_tighten,
+        row_bytes=row["dim"] * ITEM_BYTES[row["dtype"]] + row["slot_bytes"],
+    )
