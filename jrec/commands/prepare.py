@@ -13,7 +13,8 @@ EPILOG = """examples:
   jrec prepare criteo-kaggle --input train.txt --out data/kaggle
   jrec prepare criteo-terabyte --input $(ls -v day_*.gz) --max-rows 40000000 --out data/terabyte
   jrec prepare avazu --input train.gz --min-count 4 --out data/avazu
-  jrec prepare taobao --input UserBehavior.csv --on-bad-line skip --out data/taobao
+  jrec prepare taobao --input UserBehavior.csv --on-bad-line skip --positives-per-user 10 --out data/taobao_sequences
+  jrec prepare taobao --form intent --input UserBehavior.csv --on-bad-line skip --out data/taobao
   jrec prepare movielens --input ratings.dat --users users.dat --movies movies.dat --out data/ml1m
   jrec prepare csv --schema clicks.toml --input monday.csv tuesday.csv.gz --out data/clicks
 
@@ -23,7 +24,7 @@ FORMATS = {
     "criteo-kaggle": "Criteo's Kaggle challenge: train.txt",
     "criteo-terabyte": "Criteo's Terabyte log: day_0.gz to day_23.gz",
     "avazu": "Avazu's Kaggle challenge: train.gz",
-    "taobao": "Taobao UserBehavior.csv: purchase intent against page views",
+    "taobao": "Taobao UserBehavior.csv: the next item after a history, or purchase intent",
     "movielens": "MovieLens ratings.dat, ratings.csv, or a CSV of user and movie ids",
     "csv": "any delimited text, described by --schema",
 }
@@ -45,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         if name == "csv":
             one.add_argument("--schema", required=True, metavar="FILE", help="TOML or JSON description of the columns")
+        if name == "taobao":
+            _add_taobao(one)
         if name == "movielens":
             one.add_argument("--users", metavar="FILE", help="users.dat to join: gender, age, occupation, zip code")
             one.add_argument("--movies", metavar="FILE", help="movies.dat or movies.csv to join: genres, year")
@@ -54,6 +57,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             )  # fmt: skip
             one.add_argument("--seed", type=int, default=0, help="of the drawn negatives (default 0)")
         _add_common(one)
+
+
+def _add_taobao(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--form", choices=("sequence", "intent"), default="sequence",
+        help="sequence (default): is an item the user's next one after a history? intent: does an event buy, cart or"
+        " favour, or only view? The options below are of sequences",
+    )  # fmt: skip
+    parser.add_argument(
+        "--history", type=int, metavar="N", help="behaviours before the target that an example keeps (default 20)"
+    )
+    parser.add_argument("--negatives", type=int, metavar="N", help="items drawn for each positive (default 1)")
+    parser.add_argument(
+        "--draw", choices=("popularity", "uniform"),
+        help="negatives are items of other events of about the same time (default), or drawn from all items alike",
+    )  # fmt: skip
+    parser.add_argument(
+        "--positives-per-user", type=int, metavar="N", help="of a user's behaviours, choose up to N (default all)"
+    )
+    parser.add_argument("--seed", type=int, help="of negatives and chosen positives (default 0)")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -139,5 +162,19 @@ def _source(args: argparse.Namespace):
     if args.format == "avazu":
         return readers.Avazu()
     if args.format == "taobao":
-        return readers.Taobao()
+        return _taobao(args)
     return readers.Criteo(args.format)
+
+
+def _taobao(args: argparse.Namespace):
+    from jrec.data import readers
+    from jrec.data.schema import DatasetError
+
+    names = ("history", "negatives", "draw", "positives_per_user", "seed")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.form == "sequence":
+        return readers.TaobaoSequences(readers.SequenceOptions(**given))
+    if given:
+        option = next(iter(given)).replace("_", "-")
+        raise DatasetError(f"--{option} is an option of --form sequence; --form intent has no sequences")
+    return readers.Taobao()

@@ -124,7 +124,8 @@ class _Preparation:
             log = Log(self.source, self.inputs, key_seed=self.options.key_seed, threads=self.options.threads)
             with self.progress.stage("surveying", log.bytes) as advance:
                 self.source.survey(lambda: log.converted(advance, None))
-            with self.progress.stage("reading", log.bytes) as advance:
+            with self.progress.stage("reading", log.bytes * self.source.passes) as advance:
+                self.source.begin(work / "source", lambda share: advance(log.bytes * (1 + share)))
                 chunks = self.source.assemble(log.converted(advance, bad))
                 ordered = fill_spill(self.source, chunks, spill, texts)
         finally:

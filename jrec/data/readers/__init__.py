@@ -7,6 +7,7 @@ from jrec.data.readers.delimited_schema import load_schema
 from jrec.data.readers.movielens import MovieLens, MovieLensOptions
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source
 from jrec.data.readers.taobao import Taobao
+from jrec.data.readers.taobao_sequences import SequenceOptions, TaobaoSequences
 
 __all__ = [
     "Avazu",
@@ -16,7 +17,9 @@ __all__ = [
     "Delimited",
     "MovieLens",
     "MovieLensOptions",
+    "SequenceOptions",
     "Source",
     "Taobao",
+    "TaobaoSequences",
     "load_schema",
 ]

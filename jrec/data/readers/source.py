@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -55,6 +56,7 @@ class Source:
       name: of the format, which becomes the dataset's.
       dense, categorical: the features in order.
       timed: whether chunks carry times, so that examples are sorted by them.
+      passes: over the log that ``assemble`` makes; with 2 it reads all before it yields.
       columns: the parsed column (by name) that each categorical feature's long texts come from.
     """
 
@@ -62,6 +64,7 @@ class Source:
     dense: tuple[DenseFeature, ...] = ()
     categorical: tuple[CategoricalSpec, ...] = ()
     timed: bool = False
+    passes: int = 1
 
     def dialect(self, path: str) -> Dialect:
         """How the lines of a file split into fields; may look at the file's first line."""
@@ -73,6 +76,9 @@ class Source:
 
     def survey(self, converted: Callable[[], Iterator[Any]]) -> None:
         """A first look at the whole log before it is read, for formats that need one; ``converted`` iterates it."""
+
+    def begin(self, folder: pathlib.Path, advance: Callable[[float], None]) -> None:
+        """Comes before ``assemble``: a folder to make for temporary files, and what takes the share of pass 2 that is done."""
 
     def assemble(self, converted: Iterator[Any]) -> Iterator[Chunk]:
         """Chunks from what ``convert`` returned, in the order of the files; called from one thread."""

@@ -38,15 +38,19 @@ class Taobao(Source):
 
     def convert(self, parsed: ParsedBlock) -> Chunk:
         """Labels, keys, and times in unix seconds."""
-        reject_ids(parsed, *IDS)
-        view, *intent = (np.uint64(text_key(behaviour)) for behaviour in (VIEW, *INTENT))
-        known = np.isin(parsed.numbers("behaviour"), np.array([view, *intent]))
-        parsed.reject(~known, "behaviour", "is none of pv, buy, cart, fav")
-        parsed.reject(parsed.numbers("timestamp") < 0, "timestamp", "is before 1970")
+        self.check(parsed)
         times = parsed.numbers("timestamp")
         return Chunk(
-            labels=(parsed.numbers("behaviour") != view).astype(np.float32),
+            labels=(parsed.numbers("behaviour") != np.uint64(text_key(VIEW))).astype(np.float32),
             dense={},
             keys={**{n: integer_keys(parsed.numbers(n)) for n in IDS}, **calendar_keys(times + CHINA_SECONDS)},
             times=times,
         )
+
+    @staticmethod
+    def check(parsed: ParsedBlock) -> None:
+        """Rejects rows with an unknown behaviour, a time before 1970, or ids that are none."""
+        reject_ids(parsed, *IDS)
+        known = np.isin(parsed.numbers("behaviour"), np.array([np.uint64(text_key(b)) for b in (VIEW, *INTENT)]))
+        parsed.reject(~known, "behaviour", "is none of pv, buy, cart, fav")
+        parsed.reject(parsed.numbers("timestamp") < 0, "timestamp", "is before 1970")
