@@ -155,7 +155,7 @@ def on_mesh_of(
     parts = Parts(of, plan, devices=numbers, first=0, count=plan.devices, cast=True)
     shapes = Shapes(of, plan, examples=EXAMPLES // plan.devices, fixed=fixed, headroom=1.5)
     given = batches(of, steps)
-    made = [parts(batch)[1] for batch in given]
+    made = [parts(batch).parts for batch in given]
     for each in made:
         if not fixed:
             shapes.fit(each, numbers)

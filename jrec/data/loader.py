@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jrec.batch import Batch
 from jrec.data.loader_checks import check_layout, check_split
 from jrec.data.loader_order import OrderConfig
-from jrec.data.loader_source import BatchSource, windows_needed
+from jrec.data.loader_source import BatchSource, SharesSource, windows_needed
 from jrec.data.packing import CastPlace, OnBadId, Packer
 from jrec.data.reorder_file import load_orders, table_checksums
 from jrec.data.schema import Schema
@@ -64,6 +64,7 @@ def make_loader(
     epochs: int | None = 1,
     process_index: int = 0,
     process_count: int = 1,
+    transform: Callable[[Batch], Any] | None = None,
 ) -> Loader:
     """Opens a split of a dataset.
 
@@ -76,6 +77,7 @@ def make_loader(
       epochs: passes over the split, each in an order of its own; None for no end.
       process_index, process_count: which contiguous share of the permuted examples is read. Shares differ by at most
         one example, and every process gets the same number of batches.
+      transform: what becomes of every batch, in the threads that made it; the loader then gives out its results.
 
     Raises:
       DatasetError: if the split is missing or empty, or layout and dataset do not fit together.
@@ -103,28 +105,38 @@ def make_loader(
         orders=load_orders(folder, schema, [t.name for stack in layout.members for t in stack.tables]),
         cast=config.cast,
     )
-    source = BatchSource(
-        folder,
-        schema,
-        split,
-        packer,
-        order=OrderConfig(
-            shuffle=config.shuffle,
-            seed=config.seed,
-            window_blocks=config.window_blocks,
-            process_index=process_index,
-            process_count=process_count,
-        ),
-        batch_size=config.batch_size,
-        drop_remainder=config.drop_remainder,
-        epochs=epochs,
-        windows_ahead=windows_needed(
-            batch_size=config.batch_size,
-            window_blocks=config.window_blocks,
-            block_size=schema.block_size,
-            batches_ahead=config.prefetch + config.workers,
-        ),
-    )
+
+    def share(index: int, count: int, batch_size: int) -> BatchSource:
+        return BatchSource(
+            folder,
+            schema,
+            split,
+            packer,
+            order=OrderConfig(
+                shuffle=config.shuffle,
+                seed=config.seed,
+                window_blocks=config.window_blocks,
+                process_index=index,
+                process_count=count,
+            ),
+            batch_size=batch_size,
+            drop_remainder=config.drop_remainder,
+            epochs=epochs,
+            windows_ahead=windows_needed(
+                batch_size=batch_size,
+                window_blocks=config.window_blocks,
+                block_size=schema.block_size,
+                batches_ahead=config.prefetch + config.workers,
+            ),
+        )
+
+    def shared(count: int) -> BatchSource | SharesSource:
+        if count == process_count:
+            return share(process_index, count, config.batch_size)
+        whole = config.batch_size * process_count
+        mine = (process_index * config.batch_size, (process_index + 1) * config.batch_size)
+        return SharesSource(layout, lambda s: share(s, count, whole // count), *mine, whole // count)
+
     identity = {
         "dataset": schema.name,
         "split": split,
@@ -138,7 +150,7 @@ def make_loader(
         "process_count": process_count,
         "reordered": table_checksums(schema),
     }
-    return Loader(source, config, identity)
+    return Loader(shared, config, identity, transform)
 
 
 class Loader:
@@ -148,9 +160,16 @@ class Loader:
     evaluation loader can be used again and again. Made by ``make_loader``.
     """
 
-    def __init__(self, source: BatchSource, config: LoaderConfig, identity: dict[str, Any]):
+    def __init__(
+        self,
+        shared: Callable[[int], BatchSource | SharesSource],
+        config: LoaderConfig,
+        identity: dict[str, Any],
+        transform: Callable[[Batch], Any] | None = None,
+    ):
         self.config = config
-        self._source = source
+        self._transform = transform
+        self._shared, self._source = shared, shared(identity["process_count"])
         self._identity = identity
         self._position = 0
         self._iterator: Any = None
@@ -184,7 +203,8 @@ class Loader:
         """Batch ``index`` of the run, without moving the position."""
         if not 0 <= index < len(self._source):
             raise IndexError(f"the loader has batches 0 to {len(self._source) - 1}, not {index}")
-        return self._source[index]
+        batch = self._source[index]
+        return batch if self._transform is None else self._transform(batch)
 
     def __iter__(self) -> Iterator[Batch]:
         if self._position == self.total_batches:
@@ -212,11 +232,14 @@ class Loader:
     def restore(self, state: dict[str, Any]) -> None:
         """Goes to a saved position; the batches from there on are bit-identical to those of the run that saved it.
 
+        Other numbers of processes than that run's share its batches anew, as long as together they are as large.
+
         Raises:
           CheckpointError: if the position was saved by a loader of other data or another order.
         """
         if not isinstance(state, dict) or state.get("version") != _STATE_VERSION:
             raise CheckpointError(f"{json.dumps(state, default=str)[:200]} is no loader position of this jrec")
+        self._share_as(state)
         if different := [k for k, v in self._identity.items() if state.get(k) != v]:
             saved = ", ".join(f"{k}={state.get(k)!r}" for k in different)
             ours = ", ".join(f"{k}={self._identity[k]!r}" for k in different)
@@ -231,6 +254,20 @@ class Loader:
                 " with at least as many epochs as before"
             )
         self._move(position)
+
+    def _share_as(self, state: dict[str, Any]) -> None:
+        """Cuts the epochs into the shares of the processes that saved a position, however many processes there are now.
+
+        Each of their batches was one batch of every share, and so are ours; every process takes its part of it.
+        """
+        ours, count, size = self._identity, state.get("process_count"), state.get("batch_size")
+        whole = ours["batch_size"] * ours["process_count"]
+        if count == ours["process_count"] or not (isinstance(count, int) and isinstance(size, int)):
+            return
+        if count > 0 and count * size == whole:
+            self.close()
+            self._source = self._shared(count)
+            self._identity = {**ours, "process_count": count, "batch_size": size}
 
     def close(self) -> None:
         """Stops the threads. The position stays, and iterating again starts them anew."""
@@ -254,6 +291,9 @@ class Loader:
         options = grain.ReadOptions(
             num_threads=self.config.workers, prefetch_buffer_size=self.config.prefetch if self.config.workers else 0
         )
-        iterator = iter(grain.MapDataset.source(self._source).to_iter_dataset(options))
+        batches = grain.MapDataset.source(self._source)
+        if self._transform is not None:
+            batches = batches.map(self._transform)
+        iterator = iter(batches.to_iter_dataset(options))
         iterator.set_state({"next_index": self._position})
         return iterator

@@ -17,9 +17,12 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.blocks import Column, ShardReader
 from jrec.data.loader_order import EpochOrder, OrderConfig, epoch_order
-from jrec.data.packing import Packer
+from jrec.data.packing import Packer, host_cast
 from jrec.data.packing_columns import PreparedColumns, concatenate, count_examples, cut, take
+from jrec.data.regroup import gathered
 from jrec.data.schema import DatasetError, Schema
+from jrec.ops.layout import EmbeddingLayout
+from jrec.ops.types import Bags
 
 
 class SharedCache[T]:
@@ -111,6 +114,11 @@ class BatchSource:
         self._epochs = SharedCache[EpochOrder](2)
         self._windows = SharedCache[Window](windows_ahead)
 
+    @property
+    def casts(self) -> bool:
+        """Whether batches come with their casts."""
+        return self._packer.cast != "none"
+
     def __len__(self) -> int:
         # Endless runs get a length that no run reaches and that still fits a 64-bit index.
         return self.batches_per_epoch * (self.epochs if self.epochs is not None else 2**32)
@@ -181,6 +189,53 @@ class BatchSource:
     def _block_name(self, block: int) -> str:
         shard = self._shard_of(block)
         return f"block {block - int(self._first_block[shard])} of {self._readers[shard].path}"
+
+
+class SharesSource:
+    """Some examples of the batches of several shares, where others than those who began a run go on with it.
+
+    ``source[i]`` is made of batch ``i`` of every share: of these, one behind the other, the examples from ``begin`` to
+    ``stop``.
+
+    Args:
+      layout: of the batches.
+      share: makes the source of a share.
+      begin, stop: which examples.
+      batch_size: of a share.
+    """
+
+    def __init__(
+        self, layout: EmbeddingLayout, share: Callable[[int], BatchSource], begin: int, stop: int, batch_size: int
+    ):
+        self._layout, self._pieces = layout, []
+        for number in range(begin // batch_size, (stop - 1) // batch_size + 1):
+            low, high = max(begin - number * batch_size, 0), min(stop - number * batch_size, batch_size)
+            self._pieces.append((share(number), low, high))
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Of every share."""
+        return self._pieces[0][0].batches_per_epoch
+
+    @property
+    def epochs(self) -> int | None:
+        """Passes, or None for no end."""
+        return self._pieces[0][0].epochs
+
+    def __len__(self) -> int:
+        return len(self._pieces[0][0])
+
+    def __getitem__(self, index: int) -> Batch:
+        batch = gathered(self._layout, [(share[index], low, high) for share, low, high in self._pieces])
+        bags = {name: self._cast(name, bags, len(batch.labels)) for name, bags in batch.bags.items()}
+        return dataclasses.replace(batch, bags=bags)
+
+    def _cast(self, name: str, bags: Bags, batch_size: int) -> Bags:
+        if not self._pieces[0][0].casts:
+            return bags
+        offsets = None if bags.offsets is None else np.asarray(bags.offsets)
+        cast = host_cast(self._layout.stacks[name], np.asarray(bags.ids), offsets, batch_size)
+        return dataclasses.replace(bags, cast=cast)
 
 
 def windows_needed(*, batch_size: int, window_blocks: int, block_size: int, batches_ahead: int) -> int:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 
+from jrec.batch import Batch
 from jrec.data.loader import Loader, LoaderConfig, make_loader
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
@@ -11,8 +15,21 @@ from jrec.ops.layout import EmbeddingLayout
 from jrec.train.config import TrainConfig
 
 
-def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> Loader:
-    """The shuffled batches of this process, over all epochs."""
+def train_loader(
+    config: TrainConfig,
+    schema: Schema,
+    layout: EmbeddingLayout,
+    *,
+    transform: Callable[[Batch], Any] | None = None,
+) -> Loader:
+    """The shuffled batches of this process, over all epochs.
+
+    Args:
+      config: of the run.
+      schema: of the dataset.
+      layout: of the tables.
+      transform: of every batch, see ``make_loader``; it gets batches without casts.
+    """
     data = config.data
     order = LoaderConfig(
         batch_size=_local_batch(data.batch_size),
@@ -21,7 +38,7 @@ def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -
         window_blocks=max(1, data.window_blocks),
         workers=data.workers,
         prefetch=data.prefetch,
-        cast="host" if data.cast == "host" else "none",
+        cast="host" if data.cast == "host" and transform is None else "none",
         on_bad_id=data.on_bad_id,
         drop_remainder=data.drop_remainder,
     )
@@ -34,6 +51,7 @@ def train_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -
         epochs=config.epochs,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
+        transform=transform,
     )
 
 
@@ -41,7 +59,7 @@ def eval_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, sp
     """One pass over a split in the order of time, every example once, the last batch padded."""
     data = config.data
     order = LoaderConfig(
-        batch_size=data.eval_batch_size,
+        batch_size=-(-data.eval_batch_size // max(1, config.mesh.devices)) * max(1, config.mesh.devices),
         shuffle=False,
         workers=data.workers,
         prefetch=data.prefetch,

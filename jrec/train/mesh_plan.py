@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from jrec.access.profile import AccessProfile, TableProfile
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout, Stack
-from jrec.ops.row_optimizers import RowOptimizer
+from jrec.ops.row_optimizers import SlotShape
 from jrec.sharding import BASELINES, Plan, PlanTable, Problem, build_plan, load_plan
 from jrec.sharding.hardware import grid
 from jrec.sharding.pieces import TIER_NAMES, TT
@@ -18,18 +19,19 @@ from jrec.sharding.plan import running_offsets
 from jrec.sharding.plan_file import check_budget
 from jrec.train.config import TrainConfig
 
+SlotShapes = Mapping[str, SlotShape]
 PREFIX = "planned_"
 """What the name of a planned stack begins with; the rest is the name of the plan's stack."""
 
 
-def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, optimizer: RowOptimizer) -> Plan:
+def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, slots: SlotShapes) -> Plan:
     """Where the rows of a run's planned tables live; nothing else is in it.
 
     Args:
       config: of the run, with a mesh.
       schema: of the dataset.
       layout: of the tables.
-      optimizer: of the rows, whose slots take memory.
+      slots: of the row optimizer (``RowOptimizer.slots``): they take memory.
 
     Raises:
       PlanError: if the plan file is of another dataset or of a mesh of another size, or its devices cannot hold it.
@@ -37,7 +39,7 @@ def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, optim
     """
     devices = config.mesh.devices
     if not config.plan:
-        return dealt(layout, optimizer, devices)
+        return dealt(layout, devices, slots)
     plan = load_plan(config.plan, schema=schema, devices=devices)
     if plan.purpose != "training":
         raise ConfigError(
@@ -46,23 +48,23 @@ def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, optim
         )
     _check_tables(plan, layout, config)
     tt_ranks(plan)
-    held = planned_part(plan, layout, optimizer)
+    held = planned_part(plan, layout, slots)
     if (memory := dict(plan.info.get("hardware", {})).get("memory")) is not None:
         cores = dataclasses.replace(held, info={"core_bytes": plan.info.get("core_bytes", 0.0)})
         check_budget(cores, memory)
     return held
 
 
-def dealt(layout: EmbeddingLayout, optimizer: RowOptimizer | None, devices: int, how: str = "row-cyclic") -> Plan:
+def dealt(layout: EmbeddingLayout, devices: int, slots: SlotShapes | None = None, how: str = "row-cyclic") -> Plan:
     """A plan that needs to know nothing of the accesses: one of ``jrec.sharding.BASELINES``.
 
     Args:
       layout: whose planned tables are placed.
-      optimizer: of the rows; None without slots.
       devices: how many.
+      slots: of the row optimizer; None for none.
       how: the name of the baseline. Rows descend by frequency, so dealing them in turn shares the frequent ones.
     """
-    tables = plan_tables_of(layout, optimizer)
+    tables = plan_tables_of(layout, slots)
     flat = tuple(TableProfile(name=t.name, starts=np.array([0, t.rows]), counts=np.array([1.0])) for t in tables)
     profile = AccessProfile(tables=flat, examples=1, source="none", dataset="")
     machine = grid("any", devices=devices, memory=2**62, lookup=1.0, within=1.0, all_reduce=1.0)
@@ -70,16 +72,16 @@ def dealt(layout: EmbeddingLayout, optimizer: RowOptimizer | None, devices: int,
     return build_plan(problem, BASELINES[how](problem))
 
 
-def plan_tables_of(layout: EmbeddingLayout, optimizer: RowOptimizer | None) -> tuple[PlanTable, ...]:
+def plan_tables_of(layout: EmbeddingLayout, slots: SlotShapes | None = None) -> tuple[PlanTable, ...]:
     """The planned tables of a layout, stack by stack."""
-    slots = {} if optimizer is None else optimizer.slots
+    shapes = [] if slots is None else list(slots.values())
     return tuple(
         PlanTable(
             name=table.name,
             rows=table.rows,
             dim=table.dim,
             dtype=table.dtype,
-            slot_bytes=sum(4 * (table.dim if shape == "element" else 1) for shape in slots.values()),
+            slot_bytes=sum(4 * (table.dim if shape == "element" else 1) for shape in shapes),
         )
         for stack in planned_stacks(layout)
         for table in stack.tables
@@ -97,12 +99,12 @@ def plan_stack(stack: Stack | str) -> str:
     return name.removeprefix(PREFIX)
 
 
-def planned_part(plan: Plan, layout: EmbeddingLayout, optimizer: RowOptimizer | None = None) -> Plan:
+def planned_part(plan: Plan, layout: EmbeddingLayout, slots: SlotShapes | None = None) -> Plan:
     """A plan's ranges of a layout's planned tables alone, in the layout's order, with offsets in arrays without gaps.
 
     Copies of rows, of plans for inference, keep their devices.
     """
-    tables = plan_tables_of(layout, optimizer)
+    tables = plan_tables_of(layout, slots)
     numbers = [plan.number(t.name) for t in tables]
     chosen = [np.arange(plan.first[t], plan.first[t + 1]) for t in numbers]
     segments = np.concatenate(chosen) if chosen else np.empty(0, np.int64)

@@ -1,0 +1,70 @@
+"""Examples of packed batches, packed anew: parts of a batch, or parts of several as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrec.batch import Batch
+from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.types import Bags
+
+
+def gathered(layout: EmbeddingLayout, pieces: Sequence[tuple[Batch, int, int]]) -> Batch:
+    """Some examples of some batches, as one batch.
+
+    Args:
+      layout: of the batches.
+      pieces: (batch of NumPy arrays, first example, last + 1); casts are left behind.
+    """
+    batches = [(batch, slice(begin, stop)) for batch, begin, stop in pieces]
+    return Batch(
+        dense=_joined([np.asarray(b.dense)[s] for b, s in batches]),
+        labels=_joined([np.asarray(b.labels)[s] for b, s in batches]),
+        mask=_joined([np.asarray(b.mask)[s] for b, s in batches]),
+        bags={
+            stack.name: (_padded_bags if stack.padded_length is not None else _ragged_bags)(stack, pieces)
+            for stack in layout.members
+        },
+    )
+
+
+def _padded_bags(stack: Stack, pieces: Sequence[tuple[Batch, int, int]]) -> Bags:
+    ids, weights = [], []
+    for of, low, high in _runs(stack, pieces):
+        ids.append(np.asarray(of.ids)[low:high])
+        if of.weights is not None:
+            weights.append(np.asarray(of.weights)[low:high])
+    return Bags(ids=_joined(ids), weights=_joined(weights) if weights else None)
+
+
+def _ragged_bags(stack: Stack, pieces: Sequence[tuple[Batch, int, int]]) -> Bags:
+    capacity = stack.capacity(sum(stop - begin for _, begin, stop in pieces))
+    ids, weights, ends, position = np.full(capacity, -1, np.int32), None, [np.zeros(1, np.int32)], 0
+    for of, low, high in _runs(stack, pieces):
+        offsets = np.asarray(of.offsets)
+        begin, stop = int(offsets[low]), int(offsets[high])
+        to = slice(position, position + stop - begin)
+        ids[to] = np.asarray(of.ids)[begin:stop]
+        if of.weights is not None:
+            weights = np.zeros(capacity, np.float32) if weights is None else weights
+            weights[to] = np.asarray(of.weights)[begin:stop]
+        ends.append(offsets[low + 1 : high + 1] + np.int32(position - begin))
+        position = to.stop
+    made: Any = (ids, _joined(ends), weights)
+    return Bags(ids=made[0], offsets=made[1], weights=made[2])
+
+
+def _runs(stack: Stack, pieces: Sequence[tuple[Batch, int, int]]) -> Iterator[tuple[Bags, int, int]]:
+    """(bags, first bag, last + 1) of the pieces, feature by feature."""
+    for feature in stack.features:
+        each = feature.config.bags_per_example
+        for batch, begin, stop in pieces:
+            first = feature.first_bag * len(batch.labels)
+            yield batch.bags[stack.name], first + begin * each, first + stop * each
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> Any:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
