@@ -211,6 +211,7 @@ def _smooth(profile: TableProfile) -> TableProfile:
 
 
 def box_of(profile: TableProfile, options: CalibrateOptions, number: int) -> RandEmBox:
+    """The Rand-Em Box of the dataset's table of this number."""
     return RandEmBox(
         profile,
         confidence=options.confidence,

@@ -70,7 +70,7 @@ def draw_figures(
 def threshold_curve(
     folder: str | os.PathLike[str], schema: Schema, counted: Counted, options: CalibrateOptions
 ) -> Curve:
-    """Sizes and hot inputs at thresholds from the greatest count down to the least, the Rand-Em Box's beside the truth."""
+    """Sizes and hot inputs at thresholds from the greatest count to the least; the Rand-Em Box's beside the truth."""
     large = [t for t in schema.tables if is_large(t, options)]
     profiles = {t.name: counted.profiles[t.name] for t in large}
     small = sum(t.rows for t in schema.tables if t not in large)

@@ -2,44 +2,51 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from jrec.access.calibrate_file import Calibration
 
+if TYPE_CHECKING:
+    from rich.table import Table
 
-def print_calibration(found: Calibration) -> None:
-    """Prints a table of the dataset's tables, and what the threshold means, to stdout."""
-    from rich.console import Console
+
+def summary_table(found: Calibration) -> Table:
+    """A row for each large table, the greatest first, and one for all that are hot whole."""
     from rich.table import Table
 
     table = Table(title=f"{found.name}: hot rows", title_justify="left")
-    columns = ("table", "rows", "hot rows", "hot", "Rand-Em estimate", "upper bound", "size", "hot size")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "table" else "right")
+    for column in ("table", "rows", "hot rows", "hot", "size", "estimate", "bound"):
+        table.add_column(column, justify="left" if column == "table" else "right", no_wrap=True)
     for t in sorted(found.tables, key=lambda t: -t.rows):
-        estimate, bound = ("whole", "") if t.how == "whole" else (f"{t.estimate:,.0f}", f"{t.bound:,.0f}")
-        table.add_row(
-            t.name,
-            f"{t.rows:,}",
-            f"{t.hot:,}",
-            f"{100 * t.hot / t.rows:.2f} %",
-            "counted" if t.how == "counted" else estimate,
-            "" if t.how == "counted" else bound,
-            _size(t.rows * found.row_bytes),
-            _size(t.hot * found.row_bytes),
-        )
-    rows = sum(t.rows for t in found.tables)
-    console = Console()
-    console.print(table, soft_wrap=not console.is_terminal)
-    for line in (
+        if t.large:
+            judged = ("counted", "") if t.how == "counted" else (f"{t.estimate:,.0f}", f"{t.bound:,.0f}")
+            table.add_row(*_cells(found, t.name, t.rows, t.hot), *judged)
+    if small := [t for t in found.tables if not t.large]:
+        rows = sum(t.rows for t in small)
+        table.add_row(*_cells(found, f"{len(small)} small", rows, rows), "whole", "")
+    table.add_section()
+    table.add_row(*_cells(found, "all", sum(t.rows for t in found.tables), sum(t.hot for t in found.tables)), "", "")
+    return table
+
+
+def summary_lines(found: Calibration) -> list[str]:
+    """What was counted, what the threshold means, and what to expect of it."""
+    apart = "that were not counted" if found.hot_inputs.held_out else "of a sample"
+    size = _size(found.row_bytes * sum(t.rows for t in found.tables))
+    inputs = found.hot_inputs
+    return [
         f"counted: {found.source}, in {found.seconds:.1f} s",
         f"threshold: {_threshold(found)}",
-        f"hot rows: {sum(t.hot for t in found.tables):,} of {rows:,}, {_size(found.hot_bytes)} of"
-        f" {_size(rows * found.row_bytes)} ({found.row_bytes} bytes a row with its optimizer's slots); the budget is"
-        f" {_size(found.options['budget'])}",
-        f"hot inputs: {100 * found.hot_inputs.share:.1f} % expected, +- {100 * found.hot_inputs.error:.1f} %, on"
-        f" {found.hot_inputs.inputs:,} inputs {'that were not counted' if found.hot_inputs.held_out else 'of a sample'}",
+        f"hot rows: {_size(found.hot_bytes)} of {size}, {found.row_bytes} bytes a row with its optimizer's slots; the"
+        f" budget is {_size(found.options['budget'])}",
+        f"hot inputs: {100 * inputs.share:.1f} % expected (standard error {100 * inputs.error:.1f} %, on"
+        f" {inputs.inputs:,} inputs {apart})",
         *(f"note: {note}" for note in found.notes),
-    ):
-        print(line)
+    ]
+
+
+def _cells(found: Calibration, name: str, rows: int, hot: int) -> tuple[str, ...]:
+    return name, f"{rows:,}", f"{hot:,}", f"{100 * hot / rows:.2f} %", _size(hot * found.row_bytes)
 
 
 def _threshold(found: Calibration) -> str:

@@ -98,13 +98,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _calibrate(args: argparse.Namespace) -> int:
     from jrec.access.calibrate import calibrate_and_count
-    from jrec.access.calibrate_report import print_calibration
     from jrec.data.schema import Schema
 
     options = _options(args)
     schema = Schema.load(args.data)
     found, counted = calibrate_and_count(args.data, options, schema=schema, progress=_progress(args))
-    print_calibration(found)
+    _show(found)
     if args.out:
         found.save(args.out)
         print(f"{args.out}: the calibration; {args.out}.rows: its hot rows")
@@ -119,7 +118,6 @@ def _calibrate(args: argparse.Namespace) -> int:
 def _pack(args: argparse.Namespace) -> int:
     from jrec.access.calibrate import calibrate
     from jrec.access.calibrate_file import Calibration
-    from jrec.access.calibrate_report import print_calibration
     from jrec.data.fae_pack import PackOptions, pack
     from jrec.data.schema import Schema
     from jrec.errors import ConfigError
@@ -132,7 +130,7 @@ def _pack(args: argparse.Namespace) -> int:
         found = Calibration.load(args.calibration)
     else:
         found = calibrate(args.data, _options(args), schema=schema, progress=progress)
-        print_calibration(found)
+        _show(found)
     found.check_dataset(schema)
     threads = {} if args.threads is None else {"threads": args.threads}
     packed = pack(
@@ -150,6 +148,18 @@ def _pack(args: argparse.Namespace) -> int:
         f" {packed.cold_examples:,} cold ones, each of the source's once (content {packed.content})"
     )
     return 0
+
+
+def _show(found) -> None:
+    from rich.console import Console
+
+    from jrec.access.calibrate_report import summary_lines, summary_table
+
+    # Where the output is no terminal, the width of one must not cut numbers off.
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console.print(summary_table(found))
+    for line in summary_lines(found):
+        print(line)
 
 
 def _check(args: argparse.Namespace) -> int:
