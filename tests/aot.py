@@ -57,12 +57,12 @@ def needs_environment() -> pytest.MarkDecorator:
 
 
 @functools.cache
-def mesh(gpus: int) -> jax.sharding.Mesh:
-    """Compile-only H200s of one host, along the axis "d"."""
+def mesh(gpus: int, *, hosts: int = 1, axis: str = "d") -> jax.sharding.Mesh:
+    """Compile-only H200s, so many of every host, along one axis."""
     topology = topologies.get_topology_desc(
-        platform="cuda", topology_name="h200", target_config=_H200, topology=f"1x1x{gpus}"
+        platform="cuda", topology_name="h200", target_config=_H200, topology=f"1x{hosts}x{gpus}"
     )
-    return jax.sharding.Mesh(np.array(topology.devices), ("d",))
+    return jax.sharding.Mesh(np.array(topology.devices), (axis,))
 
 
 def sharding() -> jax.sharding.NamedSharding:

@@ -1,0 +1,188 @@
+"""A training step on a mesh, as the scaling benchmark and the ahead-of-time tests take it: plan, batch, program."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from benchmarks import models, workloads
+from jrec import ops
+from jrec.access.power_law import power_law_profile
+from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
+from jrec.ops.layout import EmbeddingLayout
+from jrec.ops.row_optimizers import RowOptimizer
+from jrec.sharding.cost import Cost
+from jrec.sharding.hardware import Hardware
+from jrec.sharding.plan import Plan, build_plan
+from jrec.sharding.planner import plan_placement
+from jrec.sharding.problem import Problem
+from jrec.sharding.runtime.route import AXIS, MeshRows, shard_capacity
+from jrec.train.mesh_arrays import MeshBatch, Shapes, stacked
+from jrec.train.mesh_batch import Part, Parts
+from jrec.train.mesh_plan import plan_stack, plan_tables_of, planned_stacks
+from jrec.train.mesh_rows import replicated_capacity
+from jrec.train.mesh_step import CompiledMesh, State, compile_mesh
+
+OPTIMIZER = ops.RowWiseAdagrad(learning_rate=0.1)
+EXAMPLES_OF_LOG = 45_840_617  # of Criteo Kaggle
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A workload planned for some devices.
+
+    Attributes:
+      workload: whose batch is that of all devices together.
+      layout: of its tables, tier "planned".
+      problem, plan, cost: of the placement.
+    """
+
+    workload: workloads.Workload
+    layout: EmbeddingLayout
+    problem: Problem
+    plan: Plan
+    cost: Cost
+
+    @property
+    def devices(self) -> int:
+        """Of the plan."""
+        return self.plan.devices
+
+    @property
+    def stack(self) -> str:
+        """The one planned stack."""
+        (stack,) = planned_stacks(self.layout)
+        return stack.name
+
+
+def planned(workload: workloads.Workload, hardware: Hardware, *, extra_memory: float = 0.05) -> Setup:
+    """Plans a workload by its own power law, counting unique rows, as a step fetches them."""
+    layout = models.layout(workload, tier="planned")
+    tables = plan_tables_of(layout, OPTIMIZER.slots)
+    ids = dict(zip((t.name for t in tables), map(float, workload.ids_per_bag), strict=True))
+    profile = power_law_profile(
+        {t.name: t.rows for t in tables}, examples=EXAMPLES_OF_LOG, exponent=workload.zipf, ids_per_example=ids
+    )
+    problem = Problem(
+        tables=tables,
+        profile=profile,
+        hardware=hardware,
+        batch_size=workload.batch,
+        extra_memory=extra_memory,
+        dedup=True,
+    )
+    found = plan_placement(problem)
+    plan = build_plan(problem, found.placement)
+    return Setup(workload=workload, layout=layout, problem=problem, plan=plan, cost=found.cost)
+
+
+def parts_of(setup: Setup, *, seed: int) -> tuple[Part, ...]:
+    """The parts of a batch of the workload, routed."""
+    devices = range(setup.devices)
+    cut = Parts(setup.layout, setup.plan, devices=devices, first=0, count=setup.devices, cast=False)
+    return cut(models.batch(setup.workload, seed=seed, tier="planned")).parts
+
+
+def mesh_batch(setup: Setup, parts: Sequence[Part]) -> MeshBatch:
+    """Parts as NumPy arrays in the static sizes that fit them."""
+    examples = setup.workload.batch // setup.devices
+    shapes = Shapes(setup.layout, setup.plan, examples=examples, fixed=False, headroom=1.0)
+    shapes.fit(parts, range(setup.devices))
+    return stacked(parts, range(setup.devices), shapes)
+
+
+def compiled(setup: Setup, mesh: Mesh) -> tuple[State, CompiledMesh]:
+    """The workload's model over a mesh, with row-wise Adagrad."""
+    workload = setup.workload
+    config = DLRMConfig(num_dense=workload.num_dense, bottom_mlp=workload.bottom, top_mlp=workload.top)
+    model = DLRM(config, setup.layout, rngs=nnx.Rngs(params=0))
+    optimizer = SparseOptimizer(model, dense=optax.adagrad(0.01), embedding=OPTIMIZER)
+    return compile_mesh(model, optimizer, mesh)
+
+
+def abstract_rows(setup: Setup, mesh: Mesh, optimizer: RowOptimizer = OPTIMIZER) -> dict[str, MeshRows]:
+    """Shapes and placement of the planned stack's arrays."""
+    (stack,) = planned_stacks(setup.layout)
+    lines = shard_capacity(setup.plan, plan_stack(stack)) * setup.devices
+    copies = replicated_capacity(setup.plan, stack)
+    shapes = {"element": (stack.dim,), "row": ()}
+
+    def array(rows: int, slot: tuple[int, ...], dtype: str, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, *slot), np.dtype(dtype), sharding=NamedSharding(mesh, spec))
+
+    specs = {"sharded": (lines, PartitionSpec(AXIS)), "replicated": (copies, PartitionSpec())}
+    made: dict[str, Any] = {n: array(rows, (stack.dim,), stack.dtype, spec) for n, (rows, spec) in specs.items()}
+    for name, (rows, spec) in specs.items():
+        slots = optimizer.slots.items()
+        made[f"{name}_slots"] = {slot: array(rows, shapes[shape], "float32", spec) for slot, shape in slots}
+    return {stack.name: MeshRows(**made)}
+
+
+def abstract(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
+    """Arrays as shapes on a mesh."""
+    sharding = NamedSharding(mesh, spec)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
+def lowered(
+    setup: Setup, mesh: Mesh, batch: MeshBatch, platform: str
+) -> tuple[State, dict[str, MeshRows], jax.stages.Lowered]:
+    """The training step for devices that need not be there, and the shapes of its state and rows."""
+    state, run = compiled(setup, mesh)
+    state = abstract(state, mesh, PartitionSpec())
+    rows, placed = abstract_rows(setup, mesh), abstract(batch, mesh, PartitionSpec(AXIS))
+    return state, rows, run.step.trace(state, rows, placed).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A collective of a compiled program.
+
+    Attributes:
+      kind: as HLO names it.
+      shapes: of its results on one device.
+      bytes: of the results.
+      sent: bytes that one device sends over links, as rings do it.
+    """
+
+    kind: str
+    shapes: tuple[str, ...]
+    bytes: int
+    sent: float
+
+
+_SHAPE = re.compile(r"\b(pred|[suf]\d+|bf16)\[([\d,]*)\]")
+_COLLECTIVE = re.compile(
+    r"= (?P<type>.*?) (?P<kind>all-to-all|all-gather|all-reduce|reduce-scatter|ragged-all-to-all|collective-permute)"
+    r"(?P<start>-start)?\("
+)
+
+
+def collectives(hlo: str, devices: int) -> list[Collective]:
+    """All of an optimized program's, in its order."""
+    found = []
+    for line in hlo.splitlines():
+        match = _COLLECTIVE.search(line)
+        if match is None:
+            continue
+        shapes = _SHAPE.findall(match["type"])
+        if match["start"]:
+            shapes = shapes[len(shapes) // 2 :]  # operands, then results
+        size = sum(_bytes(*shape) for shape in shapes)
+        share = (devices - 1) / devices * (2 if match["kind"] == "all-reduce" else 1)
+        named = tuple(f"{dtype}[{dims}]" for dtype, dims in shapes)
+        found.append(Collective(kind=match["kind"], shapes=named, bytes=size, sent=share * size))
+    return found
+
+
+def _bytes(dtype: str, dims: str) -> int:
+    width = 1 if dtype == "pred" else int(re.sub(r"\D", "", dtype)) // 8
+    return width * int(np.prod([int(d) for d in dims.split(",") if d]))

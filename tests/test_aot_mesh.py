@@ -1,0 +1,128 @@
+"""The training step of a planned Kaggle DLRM, compiled for 8 H200 of one host and for 2 hosts of 4.
+
+What travels, what is kept, and what waits for what are read off the compiled programs. Run with -s for the bytes beside
+the cost model's.
+"""
+
+import dataclasses
+import functools
+import re
+import sys
+from typing import Any
+
+import aot
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from benchmarks import scaling_bytes, scaling_step, workloads
+from jrec.sharding.hardware import grid, load_hardware
+from jrec.sharding.runtime.exchange import Exchange
+from jrec.sharding.runtime.retrieve import retrieve
+from jrec.sharding.runtime.route import AXIS, MeshRows, local_view
+
+pytestmark = [pytest.mark.aot, aot.needs_environment()]
+
+DEVICES, EXAMPLES = 8, 2048
+TWO_HOSTS = grid(
+    "h200-2x4", devices=8, devices_per_node=4, memory=112 * 10**9, lookup=4800e9, within=450e9, between=50e9,
+    all_reduce=37e9,
+)  # fmt: skip
+HARDWARE = {1: load_hardware("h200x8"), 2: TWO_HOSTS}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    setup: scaling_step.Setup
+    batch: Any
+    ledger: list[scaling_bytes.Entry]
+    state: Any
+    rows: Any
+    compiled: jax.stages.Compiled
+
+    @functools.cached_property
+    def lines(self):
+        """Of the main computation, in the order in which they run."""
+        assert "is_scheduled=true" in self.compiled.as_text().splitlines()[0]
+        return self.compiled.as_text().split("\nENTRY ")[1].splitlines()
+
+    def bytes_of(self, tree):
+        """On one device."""
+        leaves = jax.tree.leaves(tree)
+        return sum(np.prod(x.sharding.shard_shape(x.shape), dtype=int) * x.dtype.itemsize for x in leaves)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["8 GPUs", "2 hosts of 4"])
+def case(request):
+    workload = workloads.WORKLOADS["kaggle"].with_batch(EXAMPLES * DEVICES)
+    setup = scaling_step.planned(workload, HARDWARE[request.param])
+    parts = scaling_step.parts_of(setup, seed=0)
+    batch = scaling_step.mesh_batch(setup, parts)
+    mesh = aot.mesh(DEVICES // request.param, hosts=request.param, axis=AXIS)
+    state, rows, lowered = scaling_step.lowered(setup, mesh, batch, "cuda")
+    ledger = scaling_bytes.ledger(setup, parts, batch, state)
+    return Case(setup, batch, ledger, state, rows, lowered.compile())
+
+
+def _parameter(case, array):
+    """The name, in HLO, of the parameter that holds one device's part of a float32 array."""
+    shape = ",".join(map(str, array.sharding.shard_shape(array.shape)))
+    (name,) = re.findall(rf"^ *(%[\w.]+) = f32\[{shape}\]\S* parameter\(", "\n".join(case.lines), re.MULTILINE)
+    return name
+
+
+def test_memory_is_that_of_the_plan(case):
+    memory = case.compiled.memory_analysis()
+    rows = case.bytes_of(case.rows)
+    assert abs(rows / case.setup.cost.memory.max() - 1) < 0.05
+    held = rows + case.bytes_of(case.state)
+    batch = sum(leaf.nbytes for leaf in jax.tree.leaves(case.batch)) // DEVICES
+    assert held <= memory.argument_size_in_bytes <= 1.001 * (held + batch)
+    assert rows <= memory.alias_size_in_bytes  # updated in place
+    assert memory.temp_size_in_bytes < 0.25 * rows  # no copy of a shard
+
+
+def test_no_table_travels_and_bytes_are_accounted_for(case):
+    found = scaling_step.collectives(case.compiled.as_text(), DEVICES)
+    rows = case.bytes_of(case.rows)
+    assert max(c.bytes for c in found) < 0.02 * rows
+    sys.stdout.write(f"\n{scaling_bytes.table_of(case.ledger)}\n")
+    for entry in case.ledger:
+        if entry.expected is not None:
+            assert entry.real == pytest.approx(entry.expected, rel=0.15), entry.name
+    moved = sum(entry.moved for entry in case.ledger)
+    assert sum(c.sent for c in found) == pytest.approx(moved, rel=1e-3)
+
+
+def test_local_rows_do_not_wait_for_remote_ones(case):
+    line, dim = case.batch.routes[case.setup.stack].remote.rows.shape[-1], case.setup.workload.dim
+    begins = [i for i, s in enumerate(case.lines) if re.search(rf"= .*f32\[8,{line},{dim}\].* all-to-all-start\(", s)]
+    ends = [i for i, s in enumerate(case.lines) if "all-to-all-done(" in s]
+    between = "\n".join(case.lines[begins[0] : ends[0]])
+    ((rows),) = case.rows.values()
+    for array in (rows.sharded, rows.replicated):
+        assert re.search(rf" fusion\(.*{_parameter(case, array)}\b", between), "a gather does not overlap"
+    assert len(re.findall(r" all-(to-all|gather|reduce)[\w-]*\(", between)) == 1  # nothing else is on the network
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_ragged_exchange_compiles(hosts):
+    mesh = aot.mesh(DEVICES // hosts, hosts=hosts, axis=AXIS)
+    setup = scaling_step.planned(workloads.WORKLOADS["kaggle"].with_batch(64 * DEVICES), HARDWARE[hosts])
+    batch = scaling_step.mesh_batch(setup, scaling_step.parts_of(setup, seed=0))
+    (route,), (rows,) = batch.routes.values(), scaling_step.abstract_rows(setup, mesh).values()
+    rows = dataclasses.replace(rows, sharded_slots={}, replicated_slots={})
+
+    def body(rows, route):
+        route = local_view(route)
+        exchange = Exchange.open(route.remote, shard_rows=rows.sharded.shape[0], kind="ragged")
+        return jnp.tanh(retrieve(rows, route, exchange))
+
+    over = PartitionSpec(AXIS)
+    run = jax.shard_map(body, mesh=mesh, in_specs=(MeshRows.specs(None), over), out_specs=over, check_vma=False)
+    lowered = jax.jit(run).trace(rows, scaling_step.abstract(route, mesh, over)).lower(lowering_platforms=("cuda",))
+    text = lowered.compile().as_text()
+    assert "ragged-all-to-all" in text
+    assert not re.search(r"f32\[[\d,]*\]\S* all-to-all", text)  # requests alone are padded
