@@ -19,6 +19,7 @@ from jrec.ops.layout import EmbeddingLayout
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
 from jrec.train.checkpoint import Checkpoints, Restored
 from jrec.train.config import LRScheduleConfig, TrainConfig, load_config
+from jrec.train.dataset import evaluation_config
 from jrec.train.loaders import eval_loader
 from jrec.train.metrics import ScoreAccumulator, Scores
 from jrec.train.progress import TrainingProgress
@@ -132,7 +133,7 @@ def restore_run(checkpoint: str | os.PathLike[str], data: str | os.PathLike[str]
     """
     folder, step = _find(pathlib.Path(checkpoint))
     config = load_config(folder / CONFIG_FILE, [] if data is None else [f"data.path={str(data)!r}"])
-    config = dataclasses.replace(config, lr_schedule=LRScheduleConfig())
+    config = evaluation_config(dataclasses.replace(config, lr_schedule=LRScheduleConfig()))
     schema = Schema.load(config.data.path)
     layout = build_layout(config, schema)
     model = build_model(config, schema, layout)

@@ -101,7 +101,7 @@ class HostStepper:
 
     Args:
       state, compiled: of the model; see ``compile_run``.
-      loader: of the training batches.
+      loader: of the training batches; None where there are none.
       config: of the run.
       layout: of the model.
       tables: see ``host_tables``.
@@ -114,7 +114,7 @@ class HostStepper:
         self,
         state: State,
         compiled: CompiledRun,
-        loader: Loader,
+        loader: Loader | None,
         *,
         config: TrainConfig,
         layout: EmbeddingLayout,
@@ -159,10 +159,10 @@ class HostStepper:
         """See ``Stepper``."""
         self._pipeline.settle()
 
-    def position(self) -> dict[str, Any]:
-        """See ``Stepper``. The loader itself is ahead."""
+    def position(self) -> Any:
+        """See ``Stepper``; None without a loader. The loader itself is ahead."""
         position = self._pipeline.position
-        return self._loader.state() if position is None else position
+        return self._loader.state() if position is None and self._loader is not None else position
 
     def save(self, step: int) -> None:
         """See ``Stepper``."""
@@ -176,10 +176,11 @@ class HostStepper:
         if steps:
             self._checkpoints.prune(sum(step >= min(steps) for step in self._checkpoints.steps()))
 
-    def restore(self, state: State, position: dict[str, Any], step: int) -> None:
+    def restore(self, state: State, position: Any, step: int) -> None:
         """See ``Stepper``."""
         self.state = state
-        self._loader.restore(position)
+        if self._loader is not None:
+            self._loader.restore(position)
         self._checkpoints.restore(step)
         for name, rows in self._resident.items():
             rows.load(self._tables[name])
@@ -191,12 +192,14 @@ class HostStepper:
     def close(self) -> None:
         """See ``Stepper``."""
         self._pipeline.close()
-        self._loader.close()
+        if self._loader is not None:
+            self._loader.close()
         if self._trace is not None:
             self.timeline.write_trace(self._trace)
 
     def _batches(self) -> Iterator[tuple[Batch, dict[str, Any]]]:
         """The run's remaining batches; runs in a thread of the pipeline."""
-        while self._loader.position < self._total:
-            batch = next(self._loader)
-            yield batch, self._loader.state()
+        loader = self._loader
+        while loader is not None and loader.position < self._total:
+            batch = next(loader)
+            yield batch, loader.state()

@@ -21,6 +21,8 @@ from typing import Any, Self
 
 from jrec.errors import CheckpointError, DivergedError
 
+SCHEDULE = "schedule"
+"""In place of a split: the records of FAE's schedules (``jrec.train.shuffle_scheduler.Schedule``)."""
 METRICS_FILE = "metrics.jsonl"
 TIMING_FILE = "timing.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"

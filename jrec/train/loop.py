@@ -7,7 +7,7 @@ import dataclasses
 import math
 import pathlib
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -19,16 +19,21 @@ from jrec.nn import SparseOptimizer
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
 from jrec.train.checkpoint import Checkpoints
 from jrec.train.config import TrainConfig
+from jrec.train.dataset import RunData, open_data
 from jrec.train.evaluate import score
+from jrec.train.fae_data import FaeLoaders
 from jrec.train.interrupt import StopRequest, stop_on_signals
 from jrec.train.loaders import eval_loader, train_loader
-from jrec.train.logs import MetricLog
-from jrec.train.metrics import Scores, evaluate
+from jrec.train.logs import SCHEDULE, MetricLog
+from jrec.train.metrics import Scores, evaluate, log_loss
 from jrec.train.progress import TrainingProgress
 from jrec.train.run_folder import CHECKPOINT_FOLDER, open_run_folder
 from jrec.train.running_auc import RunningAuc
-from jrec.train.step import compile_run
+from jrec.train.step import CompiledRun, State, compile_run
 from jrec.train.stepper import DeviceStepper, Stepper
+
+if TYPE_CHECKING:
+    from jrec.train.fae_run import FaeStepper
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +49,7 @@ class Outcome:
       schema: of the dataset.
       seconds, examples: training time and examples of this process, evaluations and checkpoints left out.
       pipeline: what the stages of the host tier did meanwhile (``Timeline.summary``); None without host tables.
+      fae: schedules, switches and bytes (``FaeStepper.summary``); None unless ``schedule`` is "fae".
     """
 
     folder: pathlib.Path
@@ -55,6 +61,7 @@ class Outcome:
     seconds: float
     examples: int
     pipeline: dict[str, Any] | None = None
+    fae: dict[str, Any] | None = None
 
 
 def train(config: TrainConfig, *, resume: bool = False, overwrite: bool = False) -> Outcome:
@@ -74,9 +81,9 @@ def train(config: TrainConfig, *, resume: bool = False, overwrite: bool = False)
       CheckpointError: if a checkpoint cannot be used or written.
       DivergedError: if the loss or a logit becomes NaN or infinite.
     """
-    schema = Schema.load(config.data.path)
+    data = open_data(config)
     with open_run_folder(config, resume=resume, overwrite=overwrite) as folder, stop_on_signals() as stop:
-        run = _Run(config, schema, folder)
+        run = _Run(data, folder)
         with contextlib.closing(run):
             if resume:
                 run.restore()
@@ -86,10 +93,16 @@ def train(config: TrainConfig, *, resume: bool = False, overwrite: bool = False)
 class _Run:
     """The moving parts of one training run."""
 
-    def __init__(self, config: TrainConfig, schema: Schema, folder: pathlib.Path):
+    def __init__(self, data: RunData, folder: pathlib.Path):
+        config, schema = data.config, data.schema
         self.config, self.schema, self.folder = config, schema, folder
+        self.fae: FaeStepper | None = None
         self.layout = build_layout(config, schema)
-        self.loader = train_loader(config, schema, self.layout)
+        self.loader = (
+            train_loader(config, schema, self.layout)
+            if data.packed is None
+            else FaeLoaders(config, data.packed, self.layout)
+        )
         self.total = self.loader.total_batches or 0
         if config.max_steps:
             self.total = min(self.total, config.max_steps)
@@ -111,6 +124,9 @@ class _Run:
 
     def _make_stepper(self, model: Any, optimizer: SparseOptimizer) -> Stepper:
         state, compiled = compile_run(model, optimizer)
+        if isinstance(self.loader, FaeLoaders):
+            self.fae = self._fae_stepper(model, optimizer, state, compiled, self.loader)
+            return self.fae
         if all(stack.tier != "host" for stack in self.layout.members):
             return DeviceStepper(state, compiled, self.loader)
         from jrec.train.host_run import HostStepper, host_tables
@@ -123,6 +139,23 @@ class _Run:
             layout=self.layout,
             tables=host_tables(self.config, self.layout, optimizer.embedding),
             total=self.total,
+            folder=self.folder,
+        )
+
+    def _fae_stepper(
+        self, model: Any, optimizer: SparseOptimizer, state: State, compiled: CompiledRun, loaders: FaeLoaders
+    ) -> FaeStepper:
+        from jrec.train.fae_run import FaeStepper
+        from jrec.train.host_run import host_tables
+
+        return FaeStepper(
+            state,
+            compiled,
+            loaders,
+            config=self.config,
+            layout=self.layout,
+            tables=host_tables(self.config, self.layout, optimizer.embedding),
+            pad_rows=model.embeddings.pad_rows,
             folder=self.folder,
         )
 
@@ -154,6 +187,7 @@ class _Run:
             seconds=self.seconds,
             examples=self.examples,
             pipeline=self.stepper.pipeline(self.seconds),
+            fae=None if self.fae is None else self.fae.summary(),
         )
 
     def _train(self, stop: StopRequest, progress: TrainingProgress) -> bool:
@@ -173,10 +207,13 @@ class _Run:
                     every and self.step % every == 0
                     for every in (config.log.every_steps, config.evaluate.every_steps, config.checkpoint.every_steps)
                 ]
-                if any(due):
+                awaited = self.fae is not None and self.fae.scheduler.awaits_loss
+                if any(due) or awaited:
                     self._absorb(self.step, *pending)
                     pending = None
                     self._count_time(clock)
+                    if awaited:
+                        self._decide(progress)
                     self._do(due, progress)
                     clock = time.perf_counter()
             if pending is not None:
@@ -197,6 +234,13 @@ class _Run:
                     self.log.write(self.step, evaluate(scores).to_dict(), split=split)
         if checkpoint:
             self.save()
+
+    def _decide(self, progress: TrainingProgress) -> None:
+        """Tells the Shuffle Scheduler the loss after a schedule, and logs what it makes of it."""
+        assert self.fae is not None
+        scores = self._score(self.config.fae.split, self.config.fae.batches, progress)
+        schedule = self.fae.scheduler.observe(log_loss(scores.logits, scores.labels))
+        self.log.write(self.step, dataclasses.asdict(schedule), split=SCHEDULE)
 
     def _absorb(self, step: int, loss: jax.Array, logits: jax.Array, batch: Batch) -> None:
         value = float(loss)

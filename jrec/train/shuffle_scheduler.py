@@ -36,7 +36,7 @@ class Schedule:
       start: batches of the run before it.
       rate: in per cent of an epoch's batches.
       cold, hot: how many batches of each kind it took.
-      loss: after it, in nats per example.
+      test_loss: after it, in nats per example.
       next_rate: of the schedule behind it.
     """
 
@@ -44,7 +44,7 @@ class Schedule:
     rate: float
     cold: int
     hot: int
-    loss: float
+    test_loss: float
     next_rate: float
 
 
@@ -142,11 +142,11 @@ class ShuffleScheduler:
         if not self.awaits_loss:
             raise RuntimeError(f"the schedule has {sum(self._left.values())} more batches; its loss comes after them")
         rate = self.rate
-        self.rate = next_rate(rate, [*(s.loss for s in self.history), loss], self._config)
+        self.rate = next_rate(rate, [*(s.test_loss for s in self.history), loss], self._config)
         share = self._share
         schedule = Schedule(
             start=self.issued - sum(share.values()), rate=rate, cold=share["cold"], hot=share["hot"],
-            loss=loss, next_rate=self.rate,
+            test_loss=loss, next_rate=self.rate,
         )  # fmt: skip
         self.history.append(schedule)
         self._over = self.issued == self.total

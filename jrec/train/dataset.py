@@ -1,0 +1,64 @@
+"""The dataset of a run: an ordinary one, or the FAE form of one, of which evaluation reads the ordinary part."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jrec.data.fae import FaeManifest, is_fae_folder
+from jrec.data.schema import Schema
+from jrec.errors import ConfigError
+from jrec.train.config import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunData:
+    """What a run reads.
+
+    Attributes:
+      config: of the run, ``data.path`` at the ordinary dataset, which has the run's tables and evaluation splits.
+      schema: of that.
+      packed: what hot and cold examples there are; None where ``schedule`` is "plain".
+    """
+
+    config: TrainConfig
+    schema: Schema
+    packed: FaeManifest | None = None
+
+
+def open_data(config: TrainConfig) -> RunData:
+    """Reads the description of a run's dataset.
+
+    Raises:
+      ConfigError: if ``schedule`` and the kind of dataset do not go together, or ``fae.split`` is missing.
+      DatasetError: if the dataset cannot be used.
+    """
+    packed = is_fae_folder(config.data.path)
+    if config.schedule == "plain":
+        if packed:
+            raise ConfigError(
+                f"data.path is {config.data.path}, hot and cold examples apart (`jrec fae pack`), but schedule is"
+                " 'plain'; set schedule=fae, or give the dataset that was packed"
+            )
+        return RunData(config=config, schema=Schema.load(config.data.path))
+    if not packed:
+        raise ConfigError(
+            f"schedule is 'fae', but data.path is {config.data.path}, which does not have hot and cold examples apart;"
+            " make a folder that does with `jrec fae calibrate` and `jrec fae pack`"
+        )
+    manifest = FaeManifest.load(config.data.path)
+    config = evaluation_config(config)
+    schema = manifest.cold_schema
+    if config.fae.split not in schema.splits:
+        raise ConfigError(
+            f"fae.split is {config.fae.split!r}, whose loss decides about the order of hot and cold batches, but the"
+            f" dataset has {', '.join(schema.splits) or 'no splits'}"
+        )
+    return RunData(config=config, schema=schema, packed=manifest)
+
+
+def evaluation_config(config: TrainConfig) -> TrainConfig:
+    """The configuration with ``data.path`` at an ordinary dataset: of the FAE form that with the source's tables."""
+    if not is_fae_folder(config.data.path):
+        return config
+    folder = FaeManifest.load(config.data.path).cold_folder
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, path=str(folder)))
