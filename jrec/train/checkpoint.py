@@ -84,7 +84,7 @@ class Checkpoints:
         """Reads a checkpoint into the structure of ``like``.
 
         Args:
-          like: a pytree of arrays or ``jax.ShapeDtypeStruct`` of what is expected.
+          like: a pytree of arrays or ``jax.ShapeDtypeStruct`` of what is expected; NumPy arrays come back as such.
           step: which; the latest complete one by default.
 
         Raises:
@@ -96,7 +96,10 @@ class Checkpoints:
             raise CheckpointError(f"{self._folder} has no complete checkpoint of step {step}; steps there: {have}")
         meta = self._read_meta(step)
         expected = flatten(like)
-        abstract = {path: ocp.utils.to_shape_dtype_struct(leaf) for path, leaf in expected.items()}
+        abstract = {
+            path: leaf if isinstance(leaf, np.ndarray) else ocp.utils.to_shape_dtype_struct(leaf)
+            for path, leaf in expected.items()
+        }
         self._check_arrays(step, abstract)
         try:
             args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.StandardRestore())
@@ -104,6 +107,21 @@ class Checkpoints:
         except Exception as error:
             raise self._damaged(step, error) from error
         return Restored(step=step, state=unflatten(like, restored["state"]), progress=restored["progress"], meta=meta)
+
+    def stored(self, step: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Shape and dtype of every array of a checkpoint's state, by path.
+
+        Raises:
+          CheckpointError: if there is none, or it is damaged.
+        """
+        if step not in self._manager.all_steps():
+            have = ", ".join(map(str, self._manager.all_steps())) or "none"
+            raise CheckpointError(f"{self._folder} has no complete checkpoint of step {step}; steps there: {have}")
+        try:
+            tree = self._manager.item_metadata(step)["state"].tree
+            return {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in tree.items()}
+        except Exception as error:
+            raise self._damaged(step, error) from error
 
     def _read_meta(self, step: int) -> dict[str, Any]:
         try:

@@ -34,6 +34,7 @@ from jrec.train.stepper import DeviceStepper, Stepper
 
 if TYPE_CHECKING:
     from jrec.train.fae_run import FaeStepper
+    from jrec.train.mesh_run import MeshSetup
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,8 +99,9 @@ class _Run:
         self.config, self.schema, self.folder = config, schema, folder
         self.fae: FaeStepper | None = None
         self.layout = build_layout(config, schema)
+        self.mesh = self._open_mesh() if config.mesh.on else None
         self.loader = (
-            train_loader(config, schema, self.layout)
+            train_loader(config, schema, self.layout, transform=None if self.mesh is None else self.mesh.parts)
             if data.packed is None
             else FaeLoaders(config, data.packed, self.layout)
         )
@@ -122,7 +124,16 @@ class _Run:
         self.saved = -1
         self.seconds, self.examples = 0.0, 0
 
+    def _open_mesh(self) -> MeshSetup:
+        from jrec.train.mesh_run import open_mesh
+
+        return open_mesh(self.config, self.schema, self.layout)
+
     def _make_stepper(self, model: Any, optimizer: SparseOptimizer) -> Stepper:
+        if self.mesh is not None:
+            from jrec.train.mesh_run import MeshStepper
+
+            return MeshStepper(model, optimizer, self.loader, setup=self.mesh, folder=self.folder, total=self.total)
         state, compiled = compile_run(model, optimizer)
         if isinstance(self.loader, FaeLoaders):
             self.fae = self._fae_stepper(model, optimizer, state, compiled, self.loader)
@@ -164,7 +175,11 @@ class _Run:
         if self.checkpoints.latest_step() is None:
             self.log.truncate_after(-1)
             return
-        restored = self.checkpoints.restore(self.stepper.state)
+        from jrec.train.mesh_checkpoint import restore_run
+
+        restored, rows = restore_run(self.checkpoints, self.stepper.state, self.layout, self.folder)
+        if rows is not None:
+            self.stepper.load(rows)
         self.stepper.restore(restored.state, restored.meta["loader"], restored.step)
         self.auc.restore(restored.progress)
         self.losses = list(restored.meta["losses"])

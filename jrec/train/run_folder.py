@@ -3,6 +3,7 @@
 RUN/config.toml     the resolved configuration
 RUN/checkpoints/    see jrec.train.checkpoint
 RUN/host_checkpoints/   of tables in host memory, see jrec.train.host_run
+RUN/mesh_checkpoints/   of tables on several devices, see jrec.train.mesh_checkpoint
 RUN/metrics.jsonl, timing.jsonl, tensorboard/
 RUN/report/         metrics.json and plots, written at the end
 """
@@ -21,6 +22,7 @@ from jrec.train.config import TrainConfig, differences, load_config, save_config
 CONFIG_FILE = "config.toml"
 CHECKPOINT_FOLDER = "checkpoints"
 HOST_CHECKPOINT_FOLDER = "host_checkpoints"
+MESH_CHECKPOINT_FOLDER = "mesh_checkpoints"
 TRACE_FILE = "trace.json"
 LOCK_FILE = ".lock"
 
@@ -74,7 +76,7 @@ def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> It
 
 def _clear(folder: pathlib.Path) -> None:
     """Deletes what runs write, and nothing else that someone may have put there."""
-    for name in (CHECKPOINT_FOLDER, HOST_CHECKPOINT_FOLDER, "report", "tensorboard"):
+    for name in (CHECKPOINT_FOLDER, HOST_CHECKPOINT_FOLDER, MESH_CHECKPOINT_FOLDER, "report", "tensorboard"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (CONFIG_FILE, "metrics.jsonl", "timing.jsonl", TRACE_FILE):
         (folder / name).unlink(missing_ok=True)

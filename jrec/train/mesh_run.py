@@ -1,0 +1,249 @@
+"""Runs on a mesh: from configuration and dataset to a stepper of the training loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jrec.batch import Batch
+from jrec.data.loader import Loader
+from jrec.data.schema import Schema
+from jrec.errors import ConfigError
+from jrec.nn import SparseOptimizer
+from jrec.ops.layout import EmbeddingLayout
+from jrec.sharding import Plan
+from jrec.train.build import ROW_OPTIMIZERS
+from jrec.train.config import TrainConfig
+from jrec.train.mesh_arrays import NONE, Shapes, Sizes, on_mesh, stacked
+from jrec.train.mesh_batch import Dealt, Parts
+from jrec.train.mesh_checkpoint import MeshCheckpoints, RowSource
+from jrec.train.mesh_plan import run_plan
+from jrec.train.mesh_rows import initial_rows, local_numbers, make_mesh
+from jrec.train.mesh_step import State, compile_mesh
+from jrec.train.run_folder import MESH_CHECKPOINT_FOLDER
+
+_FIRST_BATCHES = 4
+"""From so many the sizes of routes are settled before the first step."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshSetup:
+    """What a run on a mesh knows before it has a model.
+
+    Attributes:
+      config: of the run.
+      layout: of the tables.
+      mesh: of the devices.
+      plan: where the rows of planned tables live.
+    """
+
+    config: TrainConfig
+    layout: EmbeddingLayout
+    mesh: Mesh
+    plan: Plan
+
+    @functools.cached_property
+    def local(self) -> list[int]:
+        """Numbers of the process's own devices."""
+        return local_numbers(self.mesh)
+
+    @functools.cached_property
+    def parts(self) -> Parts:
+        """Cuts this process's training batches."""
+        return self._parts(self.local, self.local[0], len(self.local))
+
+    @functools.cached_property
+    def all_parts(self) -> Parts:
+        """Cuts batches that every process reads whole."""
+        return self._parts(range(self.plan.devices), 0, self.plan.devices)
+
+    def _parts(self, devices: Any, first: int, count: int) -> Parts:
+        cast = self.config.data.cast == "host"
+        return Parts(self.layout, self.plan, devices=devices, first=first, count=count, cast=cast)
+
+    def shapes(self, examples: int, *, fixed: bool = False) -> Shapes:
+        """Static sizes for batches of so many examples."""
+        each = examples // self.plan.devices
+        return Shapes(self.layout, self.plan, examples=each, fixed=fixed, headroom=self.config.mesh.headroom)
+
+    def everywhere(self, tree: Any) -> Any:
+        """Arrays that every process has, on all devices."""
+        sharding = NamedSharding(self.mesh, PartitionSpec())
+
+        def place(leaf: Any) -> jax.Array:
+            whole = np.asarray(leaf)
+            return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+        return jax.tree.map(place, tree)
+
+
+def open_mesh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> MeshSetup:
+    """The mesh and the plan of a run.
+
+    Raises:
+      ConfigError: if there are too few devices, they cannot share a batch, or something does not train on a mesh.
+      PlanError: if the plan does not fit.
+    """
+    devices = config.mesh.devices
+    if config.data.batch_size % devices:
+        raise ConfigError(
+            f"data.batch_size is {config.data.batch_size}, which {devices} devices (mesh.devices) cannot share equally;"
+            f" use a multiple of {devices}"
+        )
+    cache = config.tables.tt.cache
+    if (cache.rows or cache.fraction) and any(s.tier == "tt" for s in layout.members):
+        raise ConfigError(
+            "tables.tt.cache keeps rows by what one device looks up, which does not train on several; set"
+            " tables.tt.cache.rows and fraction to 0, or mesh.devices to 1"
+        )
+    if host := [s.name for s in layout.members if s.tier == "host"]:
+        raise ConfigError(
+            f"stack(s) {', '.join(host)} are in host memory whole (tables.tier, tables.overrides), which trains on one"
+            " device; use tier 'device', or set mesh.devices to 1"
+        )
+    plan = run_plan(config, schema, layout, ROW_OPTIMIZERS[config.optimizer.embedding.name].slots)
+    if rows := plan.rows_in("host"):
+        raise ConfigError(
+            f"the plan keeps {rows:,} rows in host memory, which trains on one device; plan with --no-host, more memory"
+            " or --tt"
+        )
+    return MeshSetup(config=config, layout=layout, mesh=make_mesh(devices), plan=plan)
+
+
+class MeshStepper:
+    """Steps of a model on a mesh; see ``jrec.train.stepper.Stepper``.
+
+    Args:
+      model, optimizer: as on one device.
+      loader: of the training batches, dealt by ``setup.parts``; None to predict only.
+      setup: mesh and plan.
+      folder: of the run.
+      total: steps of the run.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: SparseOptimizer,
+        loader: Loader | None,
+        *,
+        setup: MeshSetup,
+        folder: pathlib.Path,
+        total: int,
+    ):
+        self.setup, self.optimizer = setup, optimizer
+        config = setup.config
+        state, self.compiled = compile_mesh(model, optimizer, setup.mesh, reduce=config.mesh.reduce)
+        self.state: State = setup.everywhere(state)
+        self._rows: Any = None
+        self._loader, self._total = loader, total
+        self._shapes: Shapes | None = None
+        self._evaluated: dict[int, Shapes] = {}
+        self._checkpoints = MeshCheckpoints(folder / MESH_CHECKPOINT_FOLDER, setup.layout, setup.plan, setup.mesh)
+
+    @property
+    def rows(self) -> Any:
+        """Planned stacks, made when they are first wanted: a restored run makes none."""
+        if self._rows is None:
+            key = nnx.Rngs(params=self.setup.config.seed).params()  # the first of the stream, as in a collection
+            setup = self.setup
+            self._rows = initial_rows(setup.layout, setup.plan, setup.mesh, key, self.optimizer.embedding)
+        return self._rows
+
+    def step(self) -> tuple[jax.Array, jax.Array, Batch]:
+        """See ``Stepper``."""
+        if self._loader is None:
+            raise RuntimeError("this stepper has no training batches")
+        if self._shapes is None:
+            self._shapes = self._settled(self._loader)
+        dealt: Any = next(self._loader)
+        assert isinstance(dealt, Dealt)
+        self._shapes.fit(dealt.parts, self.setup.local)
+        batch = on_mesh(stacked(dealt.parts, self.setup.local, self._shapes), self.setup.mesh)
+        rows, self._rows = self.rows, None
+        self.state, self._rows, seen = self.compiled.step(self.state, rows, batch)
+        if jax.process_count() == 1:
+            return seen.loss, seen.logits, dealt.batch
+        return seen.loss, seen.logits, dataclasses.replace(dealt.batch, labels=seen.labels, mask=seen.mask)
+
+    def predict(self, state: State, batch: Batch) -> jax.Array:
+        """See ``Stepper``. Every process gives the whole batch."""
+        examples = len(batch.labels)
+        if examples not in self._evaluated:
+            self._evaluated[examples] = self.setup.shapes(examples)
+        shapes, numbers = self._evaluated[examples], range(self.setup.plan.devices)
+        # Every process routes all parts, so that all agree on the sizes.
+        parts = self.setup.all_parts(batch).parts
+        shapes.fit(parts, numbers)
+        mine = [parts[number] for number in self.setup.local]
+        return self.compiled.predict(
+            state, self.rows, on_mesh(stacked(mine, self.setup.local, shapes), self.setup.mesh)
+        )
+
+    def _settled(self, loader: Loader) -> Shapes:
+        """Sizes for the run, from its next batches; all processes agree."""
+        setup = self.setup
+        shapes = setup.shapes(setup.config.data.batch_size, fixed=jax.process_count() > 1)
+        needed = dict.fromkeys(shapes.stacks, NONE)
+        for number in range(loader.position, min(loader.position + _FIRST_BATCHES, self._total)):
+            dealt: Any = loader.batch(number)
+            for name, of in shapes.needed(dealt.parts, setup.local).items():
+                needed[name] = needed[name].most(of)
+        shapes.settle(_agreed(needed))
+        return shapes
+
+    def settle(self) -> None:
+        """Every row is there already."""
+
+    def position(self) -> dict[str, Any]:
+        """See ``Stepper``."""
+        return {} if self._loader is None else self._loader.state()
+
+    def save(self, step: int) -> None:
+        """See ``Stepper``."""
+        self._checkpoints.save(step, self.rows)
+
+    def saved(self, steps: list[int]) -> None:
+        """See ``Stepper``."""
+        self._checkpoints.prune(steps)
+
+    def load(self, source: RowSource) -> None:
+        """Takes the rows of a checkpoint."""
+        self._rows = self._checkpoints.load(source, self.optimizer.embedding)
+
+    def restore(self, state: State, position: dict[str, Any], step: int) -> None:
+        """See ``Stepper``; ``load`` takes the rows."""
+        del step
+        self.state = state
+        if self._loader is not None:
+            self._loader.restore(position)
+
+    def pipeline(self, seconds: float) -> dict[str, Any] | None:
+        """There is none."""
+        del seconds
+
+    def close(self) -> None:
+        """See ``Stepper``."""
+        if self._loader is not None:
+            self._loader.close()
+
+
+def _agreed(needed: dict[str, Sizes]) -> dict[str, Sizes]:
+    """The greatest needs of all processes."""
+    if jax.process_count() == 1 or not needed:
+        return needed
+    from jax.experimental import multihost_utils
+
+    table = np.array([dataclasses.astuple(of) for of in needed.values()], np.int64)
+    most = np.asarray(multihost_utils.process_allgather(table)).max(axis=0)
+    fields = [f.name for f in dataclasses.fields(Sizes)]
+    return {
+        name: Sizes(**dict(zip(fields, map(int, line), strict=True))) for name, line in zip(needed, most, strict=True)
+    }
