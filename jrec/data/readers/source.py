@@ -78,7 +78,7 @@ class Source:
         """A first look at the whole log before it is read, for formats that need one; ``converted`` iterates it."""
 
     def begin(self, folder: pathlib.Path, advance: Callable[[float], None]) -> None:
-        """Comes before ``assemble``: a folder to make for temporary files, and what takes the share of pass 2 that is done."""
+        """Comes before ``assemble``: a folder to make for temporary files; ``advance`` takes the share of pass 2."""
 
     def assemble(self, converted: Iterator[Any]) -> Iterator[Chunk]:
         """Chunks from what ``convert`` returned, in the order of the files; called from one thread."""

@@ -192,8 +192,8 @@ def _chunk(drawing: Drawing, behaviours: Behaviours) -> Chunk:
     made, without = drawing.expand(behaviours)
     if without is not None:
         raise DatasetError(
-            f"user {without} has touched every item of the log, so that no negative can be drawn; leave this user out, or"
-            " give more of the log"
+            f"user {without} has touched every item of the log, so that no negative can be drawn; leave this user"
+            " out, or give more of the log"
         )
     keys = {
         "user_id": integer_keys(made.targets.users),
