@@ -29,6 +29,7 @@ from jrec.errors import ConfigError
 
 _SILENT = Progress(show=False)
 _TIE = 1e-9
+_FEW_BLOCKS = 2  # one to count and one to hold out
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,9 +132,11 @@ def calibrate_and_count(
 ) -> tuple[Calibration, Counted]:
     """As ``calibrate``, with the counts, for figures."""
     start = time.perf_counter()
-    options = options or CalibrateOptions()
+    asked = options or CalibrateOptions()
     schema = Schema.load(folder) if schema is None else schema
-    _check_small(schema, options)
+    _check_small(schema, asked)
+    tiny = not asked.exact and len(sample_blocks(schema, "train", fraction=asked.fraction, seed=0)) < _FEW_BLOCKS
+    options = dataclasses.replace(asked, exact=True, fraction=1.0) if tiny else asked
     counted = _count(folder, schema, options, progress)
     large = [t for t in schema.tables if is_large(t, options)]
     boxes = {t.name: box_of(counted.profiles[t.name], options, k) for k, t in enumerate(schema.tables) if t in large}
@@ -146,7 +149,7 @@ def calibrate_and_count(
     found = Calibration(
         name=schema.name,
         dataset=fingerprint(schema),
-        options={**dataclasses.asdict(options), "bijections": bijections(schema)},
+        options={**dataclasses.asdict(asked), "bijections": bijections(schema)},
         source=counted.source,
         inputs=schema.splits["train"].examples,
         counted_inputs=counted.inputs,
@@ -161,7 +164,7 @@ def calibrate_and_count(
             inputs=sum(block_examples(schema, "train", b) for b in counted.test_blocks),
             held_out=counted.held_out,
         ),
-        notes=_notes(schema, options, boxes, counted, corrected),
+        notes=_notes(schema, asked, boxes, tiny=tiny, corrected=corrected),
         seconds=0.0,
         rows={t.name: _as_loaded(folder, t, stored[t.name]) for t in schema.tables},
     )
@@ -191,8 +194,8 @@ def _count(folder: str | os.PathLike[str], schema: Schema, options: CalibrateOpt
         inputs, source, test, apart = int(profile.examples), profile.source, sample, False
     else:
         shuffled = [sample[i] for i in np.random.default_rng((options.seed, 1)).permutation(len(sample))]
-        aside = max(1, round(options.held_out * len(sample))) if len(sample) > 1 else 0
-        test, used = sorted(shuffled[:aside]) or sample, sorted(shuffled[aside:])
+        aside = max(1, round(options.held_out * len(sample)))
+        test, used = sorted(shuffled[:aside]), sorted(shuffled[aside:])
         tables = count_blocks(folder, schema, "train", used, progress=progress)
         if options.smooth and len(used) < len(split_blocks(schema, "train")):
             tables = tuple(map(_smooth, tables))
@@ -200,7 +203,7 @@ def _count(folder: str | os.PathLike[str], schema: Schema, options: CalibrateOpt
         inputs = sum(block_examples(schema, "train", block) for block in used)
         total = schema.splits["train"].examples
         source = f"{inputs:,} of {total:,} inputs in {len(used):,} random blocks, seed {options.seed}"
-        apart = aside > 0
+        apart = True
     return Counted(profiles=profiles, inputs=inputs, source=source, test_blocks=test, held_out=apart)
 
 
@@ -305,25 +308,19 @@ def _result(table: Table, box: RandEmBox | None, cutoff: float, hot: int) -> Tab
 
 
 def _notes(
-    schema: Schema, options: CalibrateOptions, boxes: Mapping[str, RandEmBox], counted: Counted, corrected: bool
+    schema: Schema, asked: CalibrateOptions, boxes: Mapping[str, RandEmBox], *, tiny: bool, corrected: bool
 ) -> tuple[str, ...]:
     notes = []
-    small = [name for name, box in boxes.items() if box.counted and not options.exact]
+    small = [name for name, box in boxes.items() if box.counted and not (asked.exact or tiny)]
     if small:
         notes.append(
-            f"{len(small)} large table(s) have fewer rows than {options.chunks} chunks of {options.chunk_rows:,} and"
+            f"{len(small)} large table(s) have fewer rows than {asked.chunks} chunks of {asked.chunk_rows:,} and"
             f" are counted whole: {', '.join(small)}"
         )
-    blocks = len(split_blocks(schema, "train"))
-    if not options.exact and blocks * options.fraction < 2:
+    if tiny:
         notes.append(
-            f"{blocks:,} training block(s) are few for a sample of {100 * options.fraction:g} %: counts rest on"
-            f" {counted.inputs:,} inputs. Counting all of them is quick (--exact)"
-        )
-    if not counted.held_out:
-        notes.append(
-            "the share of hot inputs is estimated on inputs that were counted too"
-            + ("" if options.exact else " and is too high")
+            f"{len(split_blocks(schema, 'train'))} training block(s) are too few for a sample of"
+            f" {100 * asked.fraction:g} %: all accesses are counted"
         )
     if corrected:
         notes.append("a bound of the Rand-Em Box did not hold; the threshold was raised until the rows fit the budget")

@@ -105,7 +105,7 @@ def _figure2(found: Calibration):
     axes.bar(places + 0.2, np.maximum(hot, 1e-9) * megabytes, 0.4, color=ORANGE, label="hot rows")
     axes.axhline(found.options["budget"] / 1e6, color=BLUE, linestyle="--", label="budget")
     axes.set_yscale("log")
-    axes.set_ylim(bottom=megabytes)
+    axes.set_ylim(bottom=0.5 * megabytes * min(filter(None, hot), default=1))
     axes.set_xticks(places, ["all", *(t.name for t in shown)], rotation=30, ha="right")
     axes.legend(fontsize="small")
     return figure

@@ -31,16 +31,16 @@ def summary_table(found: Calibration) -> Table:
 
 def summary_lines(found: Calibration) -> list[str]:
     """What was counted, what the threshold means, and what to expect of it."""
-    apart = "that were not counted" if found.hot_inputs.held_out else "of a sample"
     size = _size(found.row_bytes * sum(t.rows for t in found.tables))
     inputs = found.hot_inputs
+    apart = " that were not counted" if inputs.held_out else ""
     return [
         f"counted: {found.source}, in {found.seconds:.1f} s",
         f"threshold: {_threshold(found)}",
         f"hot rows: {_size(found.hot_bytes)} of {size}, {found.row_bytes} bytes a row with its optimizer's slots; the"
         f" budget is {_size(found.options['budget'])}",
         f"hot inputs: {100 * inputs.share:.1f} % expected (standard error {100 * inputs.error:.1f} %, on"
-        f" {inputs.inputs:,} inputs {apart})",
+        f" {inputs.inputs:,} inputs{apart})",
         *(f"note: {note}" for note in found.notes),
     ]
 
@@ -55,7 +55,7 @@ def _threshold(found: Calibration) -> str:
     if not found.threshold:
         return "0: every row fits the budget and is hot"
     return (
-        f"{found.threshold:.3g} of the inputs, {found.cutoff:,.3g} of the accesses counted; the Rand-Em Box tried"
+        f"{found.threshold:.3g} of the inputs, {found.cutoff:,.3g} accesses as counted; the optimizer tried"
         f" {len(found.steps)} thresholds"
     )
 

@@ -211,14 +211,23 @@ def is_row_list(rows: np.ndarray, table_rows: int) -> bool:
     return not len(rows) or (bool((rows[1:] > rows[:-1]).all()) and int(rows[-1]) < table_rows)
 
 
+def check_rows(name: str, table_rows: int, rows: np.ndarray) -> None:
+    """Refuses what is no list of rows of a table.
+
+    Raises:
+      ValueError: naming the table.
+    """
+    if not is_row_list(rows, table_rows):
+        raise ValueError(f"hot rows of table {name!r} must be ascending uint32 numbers below {table_rows:,}")
+
+
 def save_hot_rows(folder: pathlib.Path, name: str, table_rows: int, rows: np.ndarray) -> HotTable:
     """Writes a table's hot rows, where its entry needs a file, and returns the entry.
 
     Raises:
       ValueError: if ``rows`` is no ascending uint32 list of rows of the table.
     """
-    if not is_row_list(rows, table_rows):
-        raise ValueError(f"hot rows of table {name!r} must be ascending uint32 numbers below {table_rows:,}")
+    check_rows(name, table_rows, rows)
     if len(rows) in (0, table_rows):
         return HotTable(name=name, rows=table_rows, hot=len(rows))
     content = io.BytesIO()

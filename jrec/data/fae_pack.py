@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jrec.data import fae_piece
-from jrec.data.fae import COLD, HOT, FaeManifest, is_fae_folder, save_hot_rows
+from jrec.data.fae import COLD, HOT, FaeManifest, check_rows, is_fae_folder, save_hot_rows
 from jrec.data.fae_piece import Job, Packed, Piece
 from jrec.data.fae_rows import RowSet, sealed
 from jrec.data.packing_kernels import permutation
@@ -102,6 +102,7 @@ def pack(
     Raises:
       DatasetError: if the dataset cannot be used, an id lies past its table, ``out`` must not be replaced, or an
         interrupted run with other hot rows or options is in the way.
+      ValueError: if hot rows are no ascending uint32 list of rows of their table.
     """
     options = options or PackOptions()
     folder, out = pathlib.Path(folder), pathlib.Path(out)
@@ -156,6 +157,8 @@ def _checked_rows(schema: Schema, hot: HotSet) -> dict[str, np.ndarray]:
             f"hot rows of table(s) {', '.join(odd)} do not go with dataset {schema.name!r}: each of its tables needs a"
             " list, and no other has one; calibrate this dataset with `jrec fae calibrate`"
         )
+    for table in schema.tables:
+        check_rows(table.name, table.rows, hot.rows[table.name])
     return {t.name: sealed(np.ascontiguousarray(hot.rows[t.name]).view()) for t in schema.tables}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import json
 import pathlib
@@ -118,14 +119,14 @@ def pack_piece(job: Job, piece: Piece, advance: Callable[[int], None], stop: thr
 
     Raises:
       DatasetError: if the source cannot be read or what was written says something else.
-      InterruptedError: if ``stop`` was set.
+      CancelledError: if ``stop`` was set.
     """
     parts = {name: _Part(job, piece, name) for name in _PARTS}
     total = 0
     try:
         for place, columns in _blocks(job.source, job.schema, piece.shard, piece.start, piece.stop):
             if stop.is_set():
-                raise InterruptedError("packing was stopped")
+                raise concurrent.futures.CancelledError
             hot = hot_examples(columns, job.schema.categorical, job.sets, place)
             total += content(columns, job.schema, job.orders.get, place)
             parts[HOT].add(take(columns, np.flatnonzero(hot), job.schema, job.sets))
