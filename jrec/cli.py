@@ -36,6 +36,7 @@ COMMANDS = (
     Command(name="reorder", module="jrec.commands.reorder", help="let rows that are read together lie together"),
     Command(name="access", module="jrec.commands.access", help="count how often every row is accessed"),
     Command(name="fae", module="jrec.commands.fae", help="find hot rows; part a dataset into hot and cold examples"),
+    Command(name="links", module="jrec.commands.links", help="measure what rows cost between devices, for plans"),
     Command(name="plan", module="jrec.commands.plan", help="decide which device keeps which rows"),
     Command(
         name="replan", module="jrec.commands.replan", help="say what present accesses do to a plan; make a new one"

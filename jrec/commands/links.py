@@ -1,0 +1,83 @@
+"""``jrec links``: what fetching rows costs between this machine's devices."""
+
+from __future__ import annotations
+
+import argparse
+
+DESCRIPTION = """\
+Measure, for every pair of visible devices, what the one pays for a byte of a row of the other, and the bandwidth of an
+all-reduce over all of them. The file that is written is what `jrec plan --hardware` takes."""
+EPILOG = """examples:
+  jrec links --out node.toml
+  jrec plan data/kaggle --hardware node.toml --out plan
+  jrec links --row-bytes 256 --message 16MB --out node.toml
+  XLA_FLAGS=--xla_force_host_platform_device_count=4 jrec links --out four.toml
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("--out", metavar="FILE.toml", help="write the hardware file there (default: print it)")
+    parser.add_argument("--name", help="of the hardware (default: the devices' kind and number)")
+    parser.add_argument("--devices", type=int, metavar="N", help="measure the first N alone")
+    parser.add_argument("--memory", metavar="BYTES", help="of each device for tables, such as 110GB (default: 80 %%)")
+    parser.add_argument("--row-bytes", type=int, default=64, metavar="N", help="of a row (default 64: 16 float32)")
+    parser.add_argument("--message", default="4MB", metavar="BYTES", help="that travel at once (default 4MB)")
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="timings of each pair (default 7)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, writes and summarizes."""
+    import itertools
+    import pathlib
+
+    import jax
+
+    from jrec import environment
+    from jrec.data.progress import Progress
+    from jrec.errors import ConfigError
+    from jrec.sharding.hardware import parse_bytes
+    from jrec.sharding.runtime.links import hardware_toml, measure_hardware
+
+    if args.out and not args.out.endswith(".toml"):
+        raise ConfigError(f"--out is {args.out}; hardware files end in .toml")
+    devices = jax.devices()
+    if args.devices is not None:
+        if not 1 <= args.devices <= len(devices):
+            raise ConfigError(
+                f"--devices is {args.devices}, but JAX sees {len(devices)} {devices[0].platform} device(s)"
+            )
+        devices = devices[: args.devices]
+    memory = None if args.memory is None else int(parse_bytes(args.memory, "--memory"))
+    count = itertools.count()
+    with Progress(show=False if args.quiet else None).stage("measuring links", len(devices) ** 2 + 1) as done:
+        hardware = measure_hardware(
+            args.name or f"{len(devices)} x {devices[0].device_kind}",
+            devices,
+            memory=memory,
+            row_bytes=args.row_bytes,
+            message=int(parse_bytes(args.message, "--message")),
+            repeats=args.repeats,
+            tick=lambda what: done(next(count)),
+        )
+    text = hardware_toml(hardware, f"measured by `jrec links`: {environment.summary()}")
+    if not args.out:
+        print(text, end="")
+        return 0
+    pathlib.Path(args.out).write_text(text, encoding="utf-8")
+    print(f"{args.out}: {summary(hardware)}")
+    return 0
+
+
+def summary(hardware) -> str:
+    """One line: local and remote bandwidth, and the all-reduce's."""
+    import numpy as np
+
+    local = 1e-9 / np.diag(hardware.L)
+    parts = [f"local lookups {local.min():.3g} to {local.max():.3g} GB/s"]
+    if hardware.devices > 1:
+        remote = 1e-9 / hardware.L[hardware.remote]
+        parts.append(f"between devices {remote.min():.3g} to {remote.max():.3g} GB/s")
+    return ", ".join([*parts, f"all-reduce {1e-9 * hardware.all_reduce:.3g} GB/s"])
