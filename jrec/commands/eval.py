@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="a dataset folder with the features of the training data")
     parser.add_argument("--split", default="test", help="train, valid or test (default test)")
     parser.add_argument("--batches", type=int, default=0, metavar="N", help="evaluate the first N batches only")
+    parser.add_argument(
+        "--devices", type=int, default=1, metavar="N", help="evaluate on N devices, however many trained (default 1)"
+    )
     parser.add_argument("--out", metavar="DIR", help="write metrics.json and plots there")
 
 
@@ -37,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.batches < 0:
         raise ConfigError(f"--batches is {args.batches}; give a positive number, or 0 for all")
-    result = evaluate_checkpoint(args.checkpoint, args.data, split=args.split, limit=args.batches)
+    if args.devices < 1:
+        raise ConfigError(f"--devices is {args.devices}; give a positive number")
+    result = evaluate_checkpoint(args.checkpoint, args.data, split=args.split, limit=args.batches, devices=args.devices)
     metrics = evaluate(result.scores).to_dict()
     where = {"checkpoint": args.checkpoint, "data": args.data, "step": result.step, "split": args.split}
     print(json.dumps({**where, **metrics}, allow_nan=False))

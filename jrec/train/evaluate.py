@@ -7,7 +7,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -16,6 +16,7 @@ from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
 from jrec.nn import DLRM, TBSM, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
+from jrec.train import mesh_checkpoint
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
 from jrec.train.checkpoint import Checkpoints, Restored
 from jrec.train.config import LRScheduleConfig, TrainConfig, load_config
@@ -25,6 +26,10 @@ from jrec.train.metrics import ScoreAccumulator, Scores
 from jrec.train.progress import TrainingProgress
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE
 from jrec.train.step import CompiledRun, compile_run
+from jrec.train.tables import on_devices
+
+if TYPE_CHECKING:
+    from jrec.train.mesh_run import MeshStepper
 
 
 def score(
@@ -84,6 +89,7 @@ class RestoredRun:
       model, optimizer: over the state.
       compiled: their functions.
       checkpoint: step, state and progress.
+      mesh: what has the planned tables' rows, and predicts, on several devices; None on one.
     """
 
     folder: pathlib.Path
@@ -94,6 +100,7 @@ class RestoredRun:
     optimizer: SparseOptimizer
     compiled: CompiledRun
     checkpoint: Restored
+    mesh: MeshStepper | None = None
 
     def scores(self, split: str, *, limit: int = 0) -> Scores:
         """Scores a split with this model.
@@ -112,6 +119,8 @@ class RestoredRun:
                 return score(self._predict(), self.checkpoint.state, loader, limit=limit, on_batch=advance)
 
     def _predict(self) -> Callable[[Any, Batch], jax.Array]:
+        if self.mesh is not None:
+            return self.mesh.predict
         if all(stack.tier != "host" for stack in self.layout.members):
             return self.compiled.predict
         from jrec.train.host_run import restored_predict
@@ -120,12 +129,15 @@ class RestoredRun:
         return restored_predict(self.config, self.layout, self.compiled, rows, self.folder, step)
 
 
-def restore_run(checkpoint: str | os.PathLike[str], data: str | os.PathLike[str] | None = None) -> RestoredRun:
+def restore_run(
+    checkpoint: str | os.PathLike[str], data: str | os.PathLike[str] | None = None, *, devices: int = 1
+) -> RestoredRun:
     """Reads a checkpoint.
 
     Args:
       checkpoint: a run folder, or one checkpoint in it.
       data: a dataset with the features and tables of the training data; None for the training data.
+      devices: on which to predict, whatever the number that trained.
 
     Raises:
       CheckpointError: if there is no such checkpoint, or it is of a model for other data.
@@ -135,6 +147,7 @@ def restore_run(checkpoint: str | os.PathLike[str], data: str | os.PathLike[str]
     config = load_config(folder / CONFIG_FILE, [] if data is None else [f"data.path={str(data)!r}"])
     config = evaluation_config(dataclasses.replace(config, lr_schedule=LRScheduleConfig()))
     schema = Schema.load(config.data.path)
+    config = on_devices(config, schema, devices)
     layout = build_layout(config, schema)
     model = build_model(config, schema, layout)
     optimizer = build_optimizer(config, model, total_steps=1)
@@ -142,11 +155,15 @@ def restore_run(checkpoint: str | os.PathLike[str], data: str | os.PathLike[str]
     checkpoints = Checkpoints(
         folder / CHECKPOINT_FOLDER, keep=config.checkpoint.keep, fingerprint=fingerprint(config, layout, schema)
     )
+    mesh = _mesh(config, schema, layout, model, optimizer, folder) if config.mesh.on else None
     try:
-        restored = checkpoints.restore(initial, step)
+        like = initial if mesh is None else mesh.state
+        restored, rows = mesh_checkpoint.restore_run(checkpoints, like, layout, folder, step)
     finally:
         checkpoints.close()
     model, optimizer = compiled.merge(restored.state)
+    if mesh is not None and rows is not None:
+        mesh.load(rows)
     return RestoredRun(
         folder=folder,
         config=config,
@@ -156,14 +173,30 @@ def restore_run(checkpoint: str | os.PathLike[str], data: str | os.PathLike[str]
         optimizer=optimizer,
         compiled=compiled,
         checkpoint=restored,
+        mesh=mesh,
     )
 
 
+def _mesh(
+    config: TrainConfig, schema: Schema, layout: EmbeddingLayout, model: Any, optimizer: Any, folder: pathlib.Path
+) -> MeshStepper:
+    from jrec.train.mesh_run import MeshStepper, open_mesh
+
+    batch = dataclasses.replace(config.data, batch_size=config.mesh.devices)  # no step is taken
+    setup = open_mesh(dataclasses.replace(config, data=batch), schema, layout)
+    return MeshStepper(model, optimizer, None, setup=setup, folder=folder, total=0)
+
+
 def evaluate_checkpoint(
-    checkpoint: str | os.PathLike[str], data: str | os.PathLike[str], *, split: str, limit: int = 0
+    checkpoint: str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    *,
+    split: str,
+    limit: int = 0,
+    devices: int = 1,
 ) -> CheckpointScores:
     """Scores a split with a checkpoint's model; see ``restore_run`` and ``RestoredRun.scores``."""
-    run = restore_run(checkpoint, data)
+    run = restore_run(checkpoint, data, devices=devices)
     return CheckpointScores(
         step=run.checkpoint.step,
         scores=run.scores(split, limit=limit),

@@ -75,6 +75,17 @@ def plan_ranks(config: TrainConfig) -> dict[str, int]:
     return tt_ranks(load_plan(config.plan))
 
 
+def on_devices(config: TrainConfig, schema: Schema, devices: int) -> TrainConfig:
+    """The configuration with the same tables on another number of devices, and without a plan."""
+    ranks = plan_ranks(config)
+    shapes = {t.name: _planned_shape(config, t, ranks[t.name]) for t in schema.tables if t.name in ranks}
+    given = config.tables.overrides
+    cores = {n: TableOverride(tier="tt", ranks=s.ranks) for n, s in shapes.items() if n not in given}
+    tables = dataclasses.replace(config.tables, overrides={**given, **cores})
+    mesh = dataclasses.replace(config.mesh, devices=devices)
+    return dataclasses.replace(config, tables=tables, mesh=mesh, plan="")
+
+
 def tt_options(config: TrainConfig, layout: EmbeddingLayout) -> TTOptions:
     """Initializer and caches of the tensor-train tables."""
     rules = config.tables.tt
