@@ -17,6 +17,7 @@ EPILOG = """examples:
   jrec train configs/criteo_kaggle.toml data.path=data/kaggle
   jrec train configs/criteo_kaggle.toml data.path=data/kaggle seed=1 out=runs/kaggle_seed1
   jrec train configs/rm1.toml optimizer.embedding.name=adam optimizer.embedding.learning_rate=0.001 max_steps=500
+  jrec train configs/criteo_kaggle.toml data.path=data/kaggle_fae schedule=fae
   jrec train configs/quickstart.toml --resume
 """
 
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         examples=outcome.examples or None,
         history=outcome.folder / METRICS_FILE,
         pipeline=outcome.pipeline,
+        fae=outcome.fae,
     )
     print(summary(content))
     print(f"{outcome.step:,} steps; report: {report}")

@@ -29,7 +29,7 @@ def plot_loss(
       ceiling: the teacher's metrics by split.
       batch_size: examples in a step, for the axis.
     """
-    figure, axes = _figure(9, 5)
+    figure, axes = new_figure(9, 5)
     records = list(records)
     train = np.array([(r["step"], r["loss"]) for r in records if "loss" in r], float).reshape(-1, 2)
     shown = [train[:, 1]]
@@ -52,7 +52,7 @@ def plot_loss(
             axes.axhline(metrics["log_loss"], color=_color(split), linestyle=":", linewidth=1.5, label=label)
             shown.append(np.array([metrics["log_loss"]]))
     _limit_to_bulk(axes, np.concatenate(shown))
-    _finish(axes, f"{title}: loss", f"step of {batch_size:,} examples", "log loss (nats per example)")
+    finish(axes, f"{title}: loss", f"step of {batch_size:,} examples", "log loss (nats per example)")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     if records:
@@ -62,7 +62,7 @@ def plot_loss(
 
 def plot_roc(scores: Mapping[str, Scores], *, title: str, ceiling: Mapping[str, Mapping[str, float]]) -> Figure:
     """ROC curves of the splits, their AUC, and where known the AUC of the planted teacher."""
-    figure, axes = _figure(6.5, 6.5)
+    figure, axes = new_figure(6.5, 6.5)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="chance: AUC 0.5")
     for split, one in scores.items():
         curve = roc_curve(one.logits, one.labels)
@@ -79,7 +79,7 @@ def plot_roc(scores: Mapping[str, Scores], *, title: str, ceiling: Mapping[str, 
     axes.set_aspect("equal")
     axes.set_xlim(-0.01, 1.01)
     axes.set_ylim(-0.01, 1.01)
-    _finish(axes, f"{title}: ROC", "false positive rate", "true positive rate", loc="lower right")
+    finish(axes, f"{title}: ROC", "false positive rate", "true positive rate", loc="lower right")
     return figure
 
 
@@ -88,7 +88,7 @@ def plot_calibration(scores: Mapping[str, Scores], *, title: str) -> Figure:
 
     Bars are 95 % intervals of the observed rate (normal approximation). Axes are logarithmic where clicks are rare.
     """
-    figure, (top, bottom) = _figure(6.5, 8, rows=2, height_ratios=(3, 1))
+    figure, (top, bottom) = new_figure(6.5, 8, rows=2, height_ratios=(3, 1))
     evaluations = {split: evaluate(one) for split, one in scores.items()}
     logarithmic = any(e.base_rate < 0.1 for e in evaluations.values())
     predictions = {split: sigmoid(one.logits) for split, one in scores.items()}
@@ -110,8 +110,8 @@ def plot_calibration(scores: Mapping[str, Scores], *, title: str) -> Figure:
         set_scale("log" if logarithmic else "linear")
     top.set_xlim(low, high)
     top.set_ylim(low, high)
-    _finish(top, f"{title}: calibration", "predicted click rate (mean of bin)", "observed click rate", loc="upper left")
-    _finish(bottom, "", "predicted click rate", "share of examples")
+    finish(top, f"{title}: calibration", "predicted click rate (mean of bin)", "observed click rate", loc="upper left")
+    finish(bottom, "", "predicted click rate", "share of examples")
     bottom.set_xlim(edges[0], edges[-1])
     return figure
 
@@ -132,22 +132,28 @@ def _draw_reliability(
     return float(rates.min()), float(rates.max())
 
 
-def _figure(width: float, height: float, rows: int = 1, **options: Any) -> tuple[Figure, Any]:
+def new_figure(width: float, height: float, rows: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """A figure of so many inches, and its axes, one below the other."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, 1, gridspec_kw=options or None)
 
 
-def _finish(axes: Axes, title: str, x: str, y: str, loc: Any = "upper right") -> None:
+def finish(axes: Axes, title: str, x: str, y: str, loc: Any = "upper right", *, unique: bool = False) -> None:
+    """Title, labels, grid and legend in the style of all plots; ``unique`` shows each label once in the legend."""
     axes.set_title(title, loc="left", fontweight="bold")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc=loc, fontsize="small", framealpha=0.9)
+    handles, labels = axes.get_legend_handles_labels()
+    if unique:
+        first = dict(zip(reversed(labels), reversed(handles), strict=True))
+        labels, handles = list(first), list(first.values())
+    if handles:
+        axes.legend(handles, labels, loc=loc, fontsize="small", framealpha=0.9)
 
 
 def _color(split: str) -> str:

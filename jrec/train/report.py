@@ -2,6 +2,7 @@
 
 REPORT/metrics.json      metrics, units, the teacher's ceiling, data, parameters, tables, throughput, configuration
 REPORT/loss.png          where the run logged its loss
+REPORT/schedule.png      of a run on hot and cold batches: rate and loss by schedule
 REPORT/roc.png, calibration.png
 """
 
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from jrec import environment
 from jrec.data.schema import Schema
 from jrec.train.config import TrainConfig
-from jrec.train.logs import read_records
+from jrec.train.fae_plots import plot_schedule
+from jrec.train.logs import SCHEDULE, read_records
 from jrec.train.metrics import UNITS, Scores, evaluate
 from jrec.train.plots import plot_calibration, plot_loss, plot_roc
 from jrec.train.tables import describe_tables, tables_total
@@ -43,6 +45,12 @@ _UNITS = {
     "wait_seconds": "seconds that it waited for its neighbours",
     "overlap_efficiency": "the busiest stage's busy seconds by those of training",
     "hit_rate": "share of unique host rows found on the device",
+    "bytes_to_device": "bytes of rows and slots, in the static sizes in which they travel",
+    "bytes_to_host": "bytes of rows and slots, in the static sizes in which they travel",
+    "rates": "per cent of an epoch's batches, by schedule",
+    "test_losses": "nats per example, after each schedule",
+    "plain": "bytes that the same batches would have moved without resident rows",
+    "paper_synchronization": "bytes of all hot rows and slots, once at each switch between hot and cold batches",
 }
 
 
@@ -58,6 +66,7 @@ def write_report(
     examples: int | None = None,
     history: str | os.PathLike[str] | None = None,
     pipeline: Mapping[str, Any] | None = None,
+    fae: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Computes the metrics of the final scores and writes the report, each file atomically, ``metrics.json`` last.
 
@@ -71,6 +80,7 @@ def write_report(
       seconds, examples: training time of this process and the examples it covers; None where nothing was trained.
       history: the ``metrics.jsonl`` of the run, for the loss plot.
       pipeline: what the host tier's stages did during training, see ``Timeline.summary``; None without host tables.
+      fae: schedules and bytes of a run on hot and cold batches, see ``FaeStepper.summary``; None of others.
 
     Returns:
       the content of ``metrics.json``.
@@ -99,6 +109,9 @@ def write_report(
     content |= {"tables": described, "tables_total": tables_total(described)}
     if pipeline is not None:
         content["pipeline"] = dict(pipeline)
+    if fae is not None:
+        content["fae"] = dict(fae)
+        content["data"]["examples"]["train"] = fae["hot_examples"] + fae["cold_examples"]
     title = f"{config.name} on {schema.name}"
     if scores:
         _save(plot_roc(scores, title=title, ceiling=schema.ceiling), folder / "roc.png")
@@ -107,6 +120,8 @@ def write_report(
         ceiling = {s: m for s, m in schema.ceiling.items() if any(r["split"] == s for r in records)}
         figure = plot_loss(records, title=title, ceiling=ceiling, batch_size=config.data.batch_size)
         _save(figure, folder / "loss.png")
+        if fae is not None and (schedules := [r for r in records if r["split"] == SCHEDULE]):
+            _save(plot_schedule(schedules, title=title, split=fae["test_split"]), folder / "schedule.png")
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     _write(folder / METRICS_FILE, text.encode())
     return content
@@ -128,7 +143,22 @@ def summary(content: Mapping[str, Any]) -> str:
         ]
         lines.append("".join(cells))
         lines += [f"  {name} is undefined: {reason}" for name, reason in metrics.get("undefined", {}).items()]
-    return "\n".join([*lines, *_table_lines(content["tables"], content["tables_total"])])
+    lines += _table_lines(content["tables"], content["tables_total"])
+    return "\n".join([*lines, *(_fae_lines(content["fae"]) if "fae" in content else [])])
+
+
+def _fae_lines(fae: Mapping[str, Any]) -> list[str]:
+    """What hot rows saved, and what the schedule did."""
+    sizes, rates = fae["bytes"], [*fae["rates"], fae["rate"]]
+    fewer = sizes["times_fewer_than_plain"]
+    than = "" if fewer is None else f", {fewer:,.1f} times fewer"
+    return [
+        f"fae: {100 * fae['hot_share']:.1f} % of the examples are hot, on {sum(fae['hot_rows'].values()):,} rows of"
+        f" {fae['hot_row_bytes']:,} bytes with slots; {fae['switches']:,} switches, rates"
+        f" {min(rates):g} to {max(rates):g}",
+        f"fae: {sizes['moved']:,} bytes of rows and slots moved between host and device, {sizes['plain']:,} without"
+        f" resident rows{than}; the paper's synchronization would have moved {sizes['paper_synchronization']:,}",
+    ]
 
 
 def _table_lines(tables: Mapping[str, Mapping[str, Any]], total: Mapping[str, Any]) -> list[str]:

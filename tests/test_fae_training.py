@@ -1,0 +1,351 @@
+# ruff: noqa: F811, tests take fixtures of another file
+"""Runs on hot and cold batches: the bits of a plain run over the same batches, every example once, resumed anywhere."""
+
+import collections
+import dataclasses
+import itertools
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from host_runs import pipeline_threads
+from test_train import compilation_cache, configure, dataset, final_arrays  # noqa: F401, fixtures
+
+from jrec.access.profile import fingerprint
+from jrec.data.fae_pack import HotSet, pack
+from jrec.data.schema import Schema
+from jrec.errors import CheckpointError, ConfigError
+from jrec.host import HostCheckpoints
+from jrec.train import loop
+from jrec.train.build import build_layout, build_model, build_optimizer
+from jrec.train.config import load_config
+from jrec.train.dataset import evaluation_config, open_data
+from jrec.train.evaluate import evaluate_checkpoint
+from jrec.train.fae_data import FaeLoaders, resident_addresses
+from jrec.train.host_run import host_tables
+from jrec.train.loaders import train_loader
+from jrec.train.loop import train
+from jrec.train.report import summary, write_report
+from jrec.train.shuffle_scheduler import ShuffleScheduler
+from jrec.train.step import compile_run
+
+
+@pytest.fixture(autouse=True)
+def no_thread_outlives_its_test():
+    yield
+    assert pipeline_threads() == []
+
+
+def packed(source, folder, share):
+    """The dataset with the most accessed ``share`` of each table's rows hot."""
+    schema = Schema.load(source)
+    rows = {t.name: np.arange(round(share(t) * t.rows), dtype=np.uint32) for t in schema.tables}
+    return pack(source, folder, HotSet(rows=rows, dataset=fingerprint(schema))).folder
+
+
+@pytest.fixture(scope="module")
+def fae_folder(dataset, tmp_path_factory):
+    """Small tables hot whole, a fifth of the large ones."""
+    return packed(dataset, tmp_path_factory.mktemp("fae") / "fae", lambda t: 1 if t.rows < 500 else 0.2)
+
+
+@pytest.fixture
+def fae(configure, fae_folder):
+    def load(*overrides, folder=fae_folder, **options):
+        keys = [f"data.path={str(folder)!r}", "schedule=fae", "evaluate.every_steps=0", "fae.batches=1"]
+        return configure(*keys, *overrides, **options)
+
+    return load
+
+
+def kinds_of(folder):
+    """The order of a run's hot and cold batches, from its checkpoint."""
+    _, _, meta = final_arrays(folder)
+    state = meta["loader"]["scheduler"]
+    totals = state["batches"]
+    again = ShuffleScheduler(config_of(folder).fae, **totals, epochs=config_of(folder).epochs)
+    losses, kinds = iter([s["test_loss"] for s in state["history"]]), []
+    while len(kinds) < state["issued"]:
+        if again.awaits_loss:
+            again.observe(next(losses))
+        kinds.append(again.next())
+    return kinds
+
+
+def config_of(folder):
+    return load_config(folder / "config.toml")
+
+
+def on_host(folder):
+    """Every row and slot of a run's last checkpoint in host memory, by stack as the device tier calls it."""
+    config = evaluation_config(config_of(folder))
+    layout = build_layout(config, Schema.load(config.data.path))
+    optimizer = build_optimizer(config, build_model(config, Schema.load(config.data.path), layout), 1).embedding
+    tables = host_tables(config, layout, optimizer)
+    HostCheckpoints(folder / "host_checkpoints", tables).restore(final_arrays(folder)[0])
+    found = {}
+    for name, table in tables.items():
+        values, slots = table.fetch(np.arange(table.rows, dtype=np.int32))
+        stack = name.removeprefix("host_")
+        found |= {stack: values.tobytes(), **{f"{stack}.{slot}": array.tobytes() for slot, array in slots.items()}}
+    return found
+
+
+def plain_run(config, kinds):
+    """A run with all tables on the device, over the batches of the FAE run of ``config`` in the order of ``kinds``.
+
+    Returns:
+      Its losses, its state, and its modules.
+    """
+    data = open_data(config)
+    layout = build_layout(data.config, data.schema)
+    loaders = FaeLoaders(data.config, data.packed, layout)
+    addresses = resident_addresses(data.packed, layout)
+    device = dataclasses.replace(data.config, schedule="plain")
+    device = dataclasses.replace(device, tables=dataclasses.replace(device.tables, tier="device"))
+    model = build_model(device, data.schema, build_layout(device, data.schema))
+    state, compiled = compile_run(model, build_optimizer(device, model, loaders.total_batches))
+    losses = []
+    for kind in kinds:
+        batch = next(loaders.hot if kind == "hot" else loaders.cold)
+        bags = {}
+        for name, of in batch.bags.items():
+            ids = addresses[name][of.ids] if kind == "hot" else of.ids
+            ids = np.where(of.ids < 0, of.ids, ids).astype(np.int32)
+            bags[name.removeprefix("host_")] = dataclasses.replace(of, ids=ids, cast=None)
+        state, loss, _ = compiled.step(state, dataclasses.replace(batch, bags=bags))
+        losses.append(float(loss))
+    for loader in (loaders.hot, loaders.cold):
+        if loader is not None:
+            loader.close()
+    return losses, state, compiled.merge(state)
+
+
+def check_against_plain(outcome, config):
+    """Losses, dense parameters and their slots, rows and their slots: all bits of a run without FAE."""
+    losses, state, (model, optimizer) = plain_run(config, kinds_of(outcome.folder))
+    logged = [r for r in records_of(outcome.folder) if r["split"] == "train"]
+    every = config.log.every_steps
+    assert [r["loss"] for r in logged] == [
+        sum(losses[i : i + every]) / every for i in range(0, len(losses) - every + 1, every)
+    ]
+    rows = {}
+    for name, array in model.embeddings.arrays().items():
+        rows[name] = np.asarray(array).tobytes()
+        slots = optimizer.slots[name].items()
+        rows |= {f"{name}.{slot}": np.asarray(variable[...]).tobytes() for slot, variable in slots}
+    assert on_host(outcome.folder) == rows
+    kept = final_arrays(outcome.folder)[1]
+    leaves = {jax.tree_util.keystr(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    dense = collections.Counter(
+        np.asarray(x).tobytes() for p, x in leaves.items() if "stacks" not in p and "slots" not in p
+    )
+    assert sum(dense.values()) > 6
+    assert not dense - collections.Counter(kept.values())
+
+
+def records_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("overrides", [
+    (),
+    pytest.param(("optimizer.embedding.name='rowwise_adagrad'", "tables.host.queue=1"), marks=pytest.mark.slow),
+    pytest.param(("optimizer.embedding.name='sgd'", "tables.host.queue=5"), marks=pytest.mark.slow),
+    pytest.param(("model.table_dtype='bfloat16'", "tables.host.queue=2"), marks=pytest.mark.slow),
+    pytest.param(("fae.initial_rate=1", "data.drop_remainder=true"), marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_run_is_the_plain_run_over_the_same_batches(fae, dataset, tmp_path, overrides):
+    config = fae("epochs=2", "log.every_steps=1", *overrides)
+    outcome = train(config)
+    check_against_plain(outcome, config)
+    schedules = [r for r in records_of(outcome.folder) if r["split"] == "schedule"]
+    assert sum(r["cold"] + r["hot"] for r in schedules) == outcome.step
+    assert [r["step"] for r in schedules] == [r["start"] + r["cold"] + r["hot"] for r in schedules]
+    assert len({r["test_loss"] for r in schedules}) == len(schedules)
+    for data in (dataset, config.data.path):  # the dataset that was packed, and the folder itself
+        again = evaluate_checkpoint(outcome.folder, data, split="test")
+        np.testing.assert_array_equal(again.scores.logits, outcome.scores["test"].logits)
+    if overrides:
+        return
+    assert outcome.step == 2 * (14 + 6)  # 3,402 hot and 1,398 cold examples in batches of 256
+    assert [(r["cold"], r["hot"]) for r in schedules][:2] == [(3, 7), (3, 7)]
+    check_report(outcome, config, tmp_path)
+
+
+def check_report(outcome, config, tmp_path):
+    content = write_report(
+        tmp_path / "report", config=config, schema=outcome.schema, scores=outcome.scores, parameters=outcome.parameters,
+        steps=outcome.step, history=outcome.folder / "metrics.jsonl", pipeline=outcome.pipeline, fae=outcome.fae,
+    )  # fmt: skip
+    found, rows = content["fae"], content["pipeline"]["rows"]["host_d8_float32"]
+    kinds = kinds_of(outcome.folder)
+    assert content["data"]["examples"] == {"train": 4800, "valid": 600, "test": 600}
+    assert found["steps"] == collections.Counter(kinds)
+    assert found["switches"] == sum(a != b for a, b in itertools.pairwise(kinds))
+    assert found["hot_share"] == 3402 / 4800
+    assert found["rates"][0] == 50
+    assert len(found["rates"]) == len(found["test_losses"])
+    row = 4 * 8 * 3  # values and Adam's two slots
+    assert found["hot_row_bytes"] == row * found["hot_rows"]["host_d8_float32"] == row * 4080
+    sizes = found["bytes"]
+    assert sizes["moved"] == rows["bytes_to_device"] + rows["bytes_to_host"]
+    assert row * rows["fetched"] <= rows["bytes_to_device"]
+    assert row * (rows["unique"] - rows["resident"]) <= rows["bytes_to_host"]
+    assert sizes["paper_synchronization"] == found["switches"] * found["hot_row_bytes"]
+    assert sizes["plain"] < sizes["plain_without_ring"]
+    assert sizes["times_fewer_than_plain"] == sizes["plain"] / sizes["moved"] > 3
+    assert (tmp_path / "report" / "schedule.png").stat().st_size > 10_000
+    text = summary(content)
+    assert "70.9 % of the examples are hot" in text
+    assert f"{found['switches']} switches" in text
+
+
+@pytest.mark.slow
+def test_the_bytes_of_the_baseline_are_those_that_it_moves(fae, dataset, configure):
+    """``PlainBytes`` counts what a host run over the same batches would count itself: on one where all are cold."""
+    folder = packed(dataset, pathlib.Path(configure().out).with_name("cold"), lambda _: 0)
+    outcome = train(fae("max_steps=9", "evaluate.final_splits=[]", folder=folder))
+    plain = train(
+        configure("max_steps=9", "tables.tier=host", "evaluate.every_steps=0", "evaluate.final_splits=[]", out="p")
+    )
+    sizes, rows = outcome.fae["bytes"], plain.pipeline["rows"]["host_d8_float32"]
+    assert sizes["plain"] == rows["bytes_to_device"] + rows["bytes_to_host"]
+    assert outcome.fae["hot_share"] == 0
+    # One resident row a table, its most accessed: little less than the baseline moves.
+    assert 0.8 < sizes["moved"] / sizes["plain"] <= 1
+
+
+def test_every_example_once_an_epoch_and_in_another_order_in_the_next(fae, dataset, configure):
+    data = open_data(fae("epochs=2"))
+    layout = build_layout(data.config, data.schema)
+    loaders = FaeLoaders(data.config, data.packed, layout)
+    addresses, scheduler = resident_addresses(data.packed, layout), loaders.scheduler
+    config = configure("tables.tier=host")
+    source = Schema.load(dataset)
+
+    def examples(batch, numbers=None):
+        ids = batch.bags["host_d8_float32"].ids.reshape(10, -1).T
+        ids = ids if numbers is None else numbers[ids]
+        real = batch.mask > 0
+        return [
+            (d.tobytes(), i.tolist(), y)
+            for d, i, y in zip(batch.dense[real], ids[real], batch.labels[real], strict=True)
+        ]
+
+    expected = []
+    with train_loader(config, source, build_layout(config, source)) as loader:
+        for batch in loader:
+            expected += examples(batch)
+    epochs = []
+    while scheduler.issued < scheduler.total:
+        if scheduler.issued % (scheduler.total // 2) == 0 and not scheduler.awaits_loss:
+            epochs.append([])
+        if scheduler.awaits_loss:
+            scheduler.observe(0.5)
+            continue
+        if scheduler.next() == "hot":
+            epochs[-1] += examples(next(loaders.hot), addresses["host_d8_float32"])
+        else:
+            epochs[-1] += examples(next(loaders.cold))
+    loaders.close()
+    loaders.cold.close()
+    assert len(epochs) == 2
+    for epoch in epochs:
+        assert sorted(map(repr, epoch)) == sorted(map(repr, expected))
+    assert epochs[0] != epochs[1]
+
+
+def kept(folder):
+    """All that a run leaves: step, bits of the state, the meta, host rows, and the log."""
+    return final_arrays(folder), on_host(folder), (folder / "metrics.jsonl").read_bytes()
+
+
+class Killed(BaseException):
+    """As sudden as a kill: nothing in the loop handles it."""
+
+
+@pytest.mark.parametrize("overrides", [
+    ("checkpoint.every_steps=2",),
+    pytest.param(
+        ("checkpoint.every_steps=1", "fae.initial_rate=1", "model.table_dtype='bfloat16'"), marks=pytest.mark.slow
+    ),
+])  # fmt: skip
+def test_a_run_killed_anywhere_resumes_to_the_same_bits(fae, monkeypatch, overrides):
+    overrides = ("epochs=2", "checkpoint.keep=1", *overrides)
+    whole = train(fae(*overrides, out="whole"))
+    assert whole.fae["switches"] > 5
+    rng, absorb, deaths, outcome, stops = np.random.default_rng(0), loop._Run._absorb, 0, None, []
+    while outcome is None and deaths < 40:
+        budget = [int(rng.integers(4, 12))]
+
+        def dies(self, *args, budget=budget):
+            budget[0] -= 1
+            if budget[0] < 0:
+                stops.append(self.step)
+                raise Killed
+            absorb(self, *args)
+
+        monkeypatch.setattr(loop._Run, "_absorb", dies)
+        try:
+            outcome = train(fae(*overrides, f"tables.host.queue={rng.integers(1, 5)}"), resume=True)
+        except Killed:
+            deaths += 1
+    assert deaths >= 3
+    kinds = kinds_of(whole.folder)
+    # Some deaths fall between a checkpoint of one phase and a step of the next.
+    assert any(len(set(kinds[max(0, stop - 3) : stop])) == 2 for stop in stops)
+    assert kept(outcome.folder) == kept(whole.folder)
+    assert outcome.fae["switches"] == whole.fae["switches"]
+
+
+@pytest.mark.parametrize("share", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_no_row_hot_and_all_rows_hot(fae, dataset, tmp_path, share):
+    folder = packed(dataset, tmp_path / "packed", lambda _: share)
+    config = fae("log.every_steps=1", "checkpoint.every_steps=7", "max_steps=10", folder=folder)
+    outcome = train(config)
+    kinds = kinds_of(outcome.folder)
+    assert set(kinds) == {"hot" if share else "cold"}
+    check_against_plain(outcome, config)
+    assert outcome.fae["switches"] == outcome.fae["bytes"]["paper_synchronization"] == 0
+    if share:
+        assert outcome.fae["bytes"]["moved"] == 0
+        assert outcome.fae["bytes"]["times_fewer_than_plain"] is None
+
+
+@pytest.mark.slow
+def test_one_table(configure, tmp_path, dataset):
+    from jrec.data.synth.generate import SynthOptions, synthesize
+    from jrec.data.synth.shapes import shape_like
+
+    shape = shape_like("quickstart")
+    one = dataclasses.replace(
+        shape, tables=shape.tables[-1:], features=tuple(f for f in shape.features if f.table == shape.tables[-1].name)
+    )
+    synthesize(one, tmp_path / "one", SynthOptions(rows=3000, seed=1))
+    folder = packed(tmp_path / "one", tmp_path / "packed", lambda _: 0.1)
+    config = configure(f"data.path={str(folder)!r}", "schedule=fae", "log.every_steps=1", "evaluate.every_steps=0")
+    outcome = train(config)
+    assert len(set(kinds_of(outcome.folder))) == 2
+    check_against_plain(outcome, config)
+
+
+def test_what_cannot_work_is_refused(fae, configure, fae_folder, dataset, tmp_path):
+    with pytest.raises(ConfigError, match=r"schedule is 'plain'; set schedule=fae"):
+        train(configure(f"data.path={str(fae_folder)!r}"))
+    with pytest.raises(ConfigError, match=r"schedule is 'fae', but data\.path is .*jrec fae pack"):
+        train(configure("schedule=fae"))
+    with pytest.raises(ConfigError, match=r"table C1 is of tier 'device'; leave out tables\.overrides\.C1"):
+        train(fae("tables.overrides.C1.tier=device"))
+    with pytest.raises(ConfigError, match=r"table C10 is of tier 'tt'"):
+        train(fae("tables.tt.largest=1", out="tt"))
+    with pytest.raises(ConfigError, match=r"mesh\.devices is 2"):
+        fae("mesh.devices=2")
+    train(fae("max_steps=2", "evaluate.final_splits=[]"), overwrite=True)
+    other = packed(dataset, tmp_path / "other", lambda t: 1 if t.rows < 600 else 0.2)
+    with pytest.raises(CheckpointError, match=r"is not the FAE folder of this run"):
+        train(fae("max_steps=2", "evaluate.final_splits=[]", folder=other), resume=True)
+    with pytest.raises(ConfigError, match=r"data\.eval_batch_size was 512 and is 256"):
+        train(fae("max_steps=2", "evaluate.final_splits=[]", "data.eval_batch_size=256"), resume=True)
