@@ -212,7 +212,7 @@ def test_the_ceiling_is_the_teachers_own(mixed):
 
 
 def test_teachers_are_calibrated_and_use_all_parts():
-    for name in ("quickstart", "criteo-kaggle", "criteo-terabyte", "avazu", "taobao", "rm3"):
+    for name in ("quickstart", "criteo-kaggle", "criteo-terabyte", "avazu", "taobao", "taobao-intent", "rm3"):
         shape = shape_like(name)
         source = ExampleSource(shape=shape, seed=1, total=100_000)
         teacher = Teacher.calibrated(source)
@@ -247,18 +247,22 @@ def test_shapes_are_whole():
         assert default_block_size(shape) * bytes_per_example(shape) <= 8 << 20
     sizes = {name: (len(shape_like(name).rows), shape_like(name).ids_per_example) for name in SHAPES}
     assert sizes == {
-        "criteo-kaggle": (26, 26), "criteo-terabyte": (26, 26), "avazu": (23, 23), "taobao": (5, 5),
+        "criteo-kaggle": (26, 26), "criteo-terabyte": (26, 26), "avazu": (23, 23),
+        "taobao": (3, 43), "taobao-intent": (5, 5),
         "rm1": (10, 800), "rm2": (40, 3200), "rm3": (10, 200), "rm4": (10, 200), "quickstart": (10, 10),
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("like", ["avazu", "taobao", "criteo-kaggle"])
+@pytest.mark.parametrize("like", ["avazu", "taobao", "taobao-intent", "criteo-kaggle"])
 def test_columns_are_those_of_the_prepared_log(like):
-    from jrec.data.readers import Avazu, Criteo, Taobao
+    from jrec.data.readers import Avazu, Criteo, Taobao, TaobaoSequences
 
-    reader = {"avazu": Avazu, "taobao": Taobao, "criteo-kaggle": lambda: Criteo("criteo-kaggle")}[like]()
+    readers = {"avazu": Avazu, "taobao": TaobaoSequences, "taobao-intent": Taobao}
+    reader = readers.get(like, lambda: Criteo("criteo-kaggle"))()
     shape = shape_like(like)
-    assert [f.name for f in shape.categorical] == [f.name for f in reader.categorical]
+    assert [(f.name, f.table, f.max_length) for f in shape.categorical] == [
+        (f.name, f.table, f.max_length) for f in reader.categorical
+    ]
     assert shape.dense_features == tuple(reader.dense)
 
 
@@ -370,7 +374,7 @@ def test_the_command(tmp_path, capsys):
     assert "jrec: error: --rows is -4" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("like", ["rm1", "rm2", "avazu", "taobao", "criteo-terabyte"])
+@pytest.mark.parametrize("like", ["rm1", "rm2", "avazu", "taobao-intent", "criteo-terabyte"])
 def test_every_shape_can_be_made(tmp_path, like):
     shape = shape_like(like, table_rows=2000)
     schema = synthesize(shape, tmp_path / "out", SynthOptions(rows=400, block_size=128))

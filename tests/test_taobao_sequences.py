@@ -1,4 +1,4 @@
-"""Taobao's log as labelled sequences, against plain Python: targets, histories, negatives, their order and the split."""
+"""Taobao's log as labelled sequences, against plain Python: targets, histories, negatives, order and split."""
 
 import collections
 import gzip
@@ -12,6 +12,9 @@ from jrec.data.prepare import prepare
 from jrec.data.prepare_options import PrepareOptions
 from jrec.data.readers import SequenceOptions, TaobaoSequences, lines, taobao_sequences
 from jrec.data.schema import DatasetError
+from jrec.data.synth import shape_like
+from jrec.data.synth.examples import ExampleSource
+from jrec.data.synth.teacher import Teacher
 
 ALL = PrepareOptions(split=(1, 0, 0), min_count=1, block_size=64, shard_examples=256, threads=2)
 FEATURES = ("user_id", "item_id", "category_id", "item_history", "category_history")
@@ -240,3 +243,31 @@ def test_options_on_the_command_line(tmp_path, capsys):
     ):
         assert cli.main([*arguments, "--overwrite", *more]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_synthetic_sequences_have_histories_that_say_something_about_the_target():
+    """At full cardinality; an item has one category wherever it stands, and late steps matter most."""
+    shape = shape_like("taobao")
+    assert shape.rows == {"user_id": 987_994, "item_id": 4_162_024, "category_id": 9_439}
+    source = ExampleSource(shape=shape, seed=3, total=10**7)
+    examples = source.examples(np.arange(0, 10**7, 5000))
+    items = examples.items
+    np.testing.assert_array_equal(items["item_history"].offsets, items["category_history"].offsets)
+    lengths = np.diff(items["item_history"].offsets)
+    assert (lengths.min(), lengths.max()) == (0, 20)
+    category_of = {}
+    for item, category in (("item_id", "category_id"), ("item_history", "category_history")):
+        for i, c in zip(items[item].items.tolist(), items[category].items.tolist(), strict=True):
+            assert category_of.setdefault(i, c) == c
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    expected = np.zeros(len(lengths))
+    for target, history in shape.matches:
+        age = items[history].offsets[owner + 1] - np.arange(len(owner))
+        same = items[history].items == items[target].items[owner]
+        expected += np.bincount(owner, same / age, len(lengths))
+    teacher = Teacher.calibrated(source)
+    np.testing.assert_allclose(teacher.parts(examples)[3], expected)
+    assert 0.1 < np.mean(expected > 0) < 0.6
+    labels = teacher.labels(examples, teacher.logits(examples))
+    assert labels.mean() == pytest.approx(0.5, abs=0.05)
+    assert labels[expected > 1].mean() > 0.8

@@ -17,6 +17,7 @@ EPILOG = """examples:
   jrec synth --like quickstart --rows 300000 --out data/quickstart
   jrec synth --like criteo-kaggle --rows 1000000 --seed 0 --out data/kaggle_like
   jrec synth --like criteo-terabyte --table-rows 1000000 --rows 5000000 --out data/terabyte_like
+  jrec synth --like taobao --rows 2000000 --out data/taobao_like
   jrec synth --like rm1 --rows 100000 --table-rows 500000 --exponent 1.2 --out data/rm1
 
 The same seed gives the same dataset. The output folder appears when it is complete.

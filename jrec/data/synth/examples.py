@@ -10,7 +10,13 @@ import numpy as np
 from jrec.data.synth import kernels
 from jrec.data.synth.shapes import Shape, SynthFeature
 
-_ORIGINS = {"power": kernels.POWER, "hour": kernels.HOUR, "weekday": kernels.WEEKDAY, "parent": kernels.PARENT}
+_ORIGINS = {
+    "power": kernels.POWER,
+    "hour": kernels.HOUR,
+    "weekday": kernels.WEEKDAY,
+    "parent": kernels.PARENT,
+    "history": kernels.HISTORY,
+}
 NO_WEIGHTS = np.empty(0, np.float32)
 
 
@@ -80,10 +86,10 @@ class ExampleSource:
         found: dict[str, Items] = {}
         for synth in self.shape.features:
             feature = synth.feature
-            offsets = self._offsets(numbers, synth)
+            offsets = self._offsets(numbers, synth, found)
             items = np.empty(offsets[-1], np.uint32)
             kernels.draw_ids(
-                derived_seed(self.seed, "ids", feature.name),
+                derived_seed(self.seed, "ids", feature.table if synth.origin == "parent" else feature.name),
                 numbers,
                 offsets,
                 _ORIGINS[synth.origin],
@@ -103,10 +109,12 @@ class ExampleSource:
             found[feature.name] = Items(offsets=offsets, items=items, weights=drawn)
         return found
 
-    def _offsets(self, numbers: np.ndarray, synth: SynthFeature) -> np.ndarray:
+    def _offsets(self, numbers: np.ndarray, synth: SynthFeature, found: dict[str, Items]) -> np.ndarray:
         feature = synth.feature
         if feature.fixed_length:
             return np.arange(len(numbers) + 1, dtype=np.int64) * feature.max_length
+        if synth.origin == "parent" and synth.parent:
+            return found[synth.parent].offsets
         offsets = np.empty(len(numbers) + 1, np.int64)
         seed = derived_seed(self.seed, "lengths", feature.name)
         kernels.draw_lengths(seed, numbers, feature.max_length, offsets)

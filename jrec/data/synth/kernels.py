@@ -12,10 +12,11 @@ from jrec.data.compiled import compiled
 
 LATENT = 2  # elements of a row's planted vector
 CLUSTERS = 8
-POWER, HOUR, WEEKDAY, PARENT = 0, 1, 2, 3  # where ids come from
+POWER, HOUR, WEEKDAY, PARENT, HISTORY = 0, 1, 2, 3, 4  # where ids come from
 
 _CORRELATED = 0.5  # share of the ids that follow the example's cluster
 _ROTATING = 5  # every fifth rank takes part in the drift
+_LOYAL = 0.3  # share of examples whose history knows the target
 
 
 @compiled
@@ -81,7 +82,7 @@ def draw_ids(seed, numbers, offsets, origin, rows, exponent, total, days, drift,
       total, days: length of the log in examples and in days.
       drift: whether popularity drifts.
       clusters: (n,) the examples' clusters.
-      parents: (n,) items of the parent feature, for ``origin`` PARENT.
+      parents: items of the parent feature: as many as ``out`` for ``origin`` PARENT, one an example for HISTORY.
       out: (offsets[-1],) uint32.
     """
     rotating = rows // _ROTATING
@@ -93,11 +94,19 @@ def draw_ids(seed, numbers, offsets, origin, rows, exponent, total, days, drift,
             out[offsets[k]] = value % rows
             continue
         if origin == PARENT:
-            out[offsets[k]] = power_rank(uniform(mix(seed, parents[k])), rows, exponent)
+            for j in range(offsets[k], offsets[k + 1]):
+                out[j] = power_rank(uniform(mix(seed, parents[j])), rows, exponent)
             continue
         key = mix(seed, numbers[k])
+        again = 0.0
+        if origin == HISTORY:
+            loyalty = uniform(mix(key, 1 << 20))
+            again = loyalty / _LOYAL if loyalty < _LOYAL else 0.0
         for j in range(offsets[k], offsets[k + 1]):
             bits = mix(key, j - offsets[k])
+            if origin == HISTORY and uniform(mix(bits, 3)) < again:
+                out[j] = parents[k]
+                continue
             rank = power_rank(uniform(bits), rows, exponent)
             if (bits & np.uint64(1023)) < np.uint64(1024 * _CORRELATED):
                 # The cluster's own rank among its neighbours: ids of one cluster go together over all features.
@@ -177,6 +186,15 @@ def add_dense(seed, dense, means, deviations, effect, sums, squares):
         for d in range(LATENT):
             sums[k, d] += vector[d]
             squares[k] += vector[d] * vector[d]
+
+
+@compiled
+def add_matches(target, offsets, items, effect):
+    """Adds how much of a history, (offsets[-1],), is as its target, (n,): the last step counts 1, that before 1/2 …"""
+    for k in range(target.size):
+        for j in range(offsets[k], offsets[k + 1]):
+            if items[j] == target[k]:
+                effect[k] += 1.0 / (offsets[k + 1] - j)
 
 
 @compiled

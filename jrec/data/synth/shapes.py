@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature
 
-Origin = Literal["power", "hour", "weekday", "parent"]
+Origin = Literal["power", "hour", "weekday", "parent", "history"]
 _ROWS_RM = 1_000_000
 
 
@@ -20,7 +20,8 @@ class SynthFeature:
     """A categorical feature and where its ids come from.
 
     ``origin`` "power" draws them from a power law, "hour" and "weekday" take them from the example's time, and "parent"
-    makes them a fixed function of the first id of feature ``parent``, as an item has its category.
+    makes them a fixed function of the ids of feature ``parent``, as an item has its category. "history" draws from a
+    power law, too, but some users have been at the item of ``parent`` before, more or less often.
     """
 
     feature: CategoricalFeature
@@ -42,7 +43,9 @@ class Shape:
       exponent: of the power law of ids; rank k has probability proportional to k ** -exponent.
       logit_std: spread of the planted teacher's logits, which sets how well labels can be predicted at best.
       head: ranks below about this have full effect on the label; beyond, it fades as 1 / sqrt(rank / head).
-      shares: of the logits' variance, due to single rows, to pairs of features, and to dense features alone.
+      shares: of the logits' variance, due to single rows, to pairs of features, to dense features alone, and to what
+        histories and targets have in common.
+      matches: pairs of a target's feature and its history: what they have in common counts the more the later it is.
       sources: where the figures are from.
     """
 
@@ -55,7 +58,8 @@ class Shape:
     exponent: float = 1.05
     logit_std: float = 1.2
     head: int = 1000
-    shares: tuple[float, float, float] = (0.5, 0.3, 0.2)
+    shares: tuple[float, ...] = (0.5, 0.3, 0.2, 0.0)
+    matches: tuple[tuple[str, str], ...] = ()
     sources: tuple[str, ...] = ()
 
     @property
@@ -119,10 +123,36 @@ def _avazu() -> Shape:
     return Shape(dense=0, features=features, rows={**_CALENDAR_ROWS, **rows}, logit_std=1.15, **_figures("avazu"))
 
 
-def _taobao() -> Shape:
+def _taobao_intent() -> Shape:
     rows = {**_named_rows("taobao"), **_CALENDAR_ROWS}
     features = (one_hot("user_id"), one_hot("item_id"), one_hot("category_id", "parent", "item_id"), *_CALENDAR)
-    return Shape(dense=0, features=features, rows=rows, logit_std=1.0, **_figures("taobao"))
+    shape = Shape(dense=0, features=features, rows=rows, logit_std=1.0, **_figures("taobao"))
+    return dataclasses.replace(shape, name="taobao-intent")
+
+
+def _taobao() -> Shape:
+    def steps(name: str, table: str, origin: Origin, parent: str) -> SynthFeature:
+        feature = CategoricalFeature(name=name, table=table, max_length=20)
+        return SynthFeature(feature=feature, origin=origin, parent=parent)
+
+    features = (
+        one_hot("user_id"),
+        one_hot("item_id"),
+        one_hot("category_id", "parent", "item_id"),
+        steps("item_history", "item_id", "history", "item_id"),
+        steps("category_history", "category_id", "parent", "item_history"),
+    )
+    figures = _figures("taobao")
+    sources = (figures["sources"][0], "click_rate: one negative a positive, as prepared", figures["sources"][2])
+    return Shape(
+        dense=0,
+        features=features,
+        rows=_named_rows("taobao"),
+        logit_std=2.0,
+        shares=(0.2, 0.1, 0.0, 0.7),
+        matches=(("item_id", "item_history"), ("category_id", "category_history")),
+        **figures | {"click_rate": 0.5, "sources": sources},
+    )
 
 
 def _rm(name: str, tables: int, gathers: int) -> Shape:
@@ -156,7 +186,7 @@ def _quickstart() -> Shape:
         exponent=1.2,
         logit_std=2.0,
         head=50,
-        shares=(0.7, 0.1, 0.2),
+        shares=(0.7, 0.1, 0.2, 0.0),
         sources=("of no published log: small tables whose rows are seen often enough to be learned in a minute",),
     )
 
@@ -166,6 +196,7 @@ SHAPES: Mapping[str, Callable[[], Shape]] = {
     "criteo-terabyte": lambda: _criteo("criteo-terabyte", 1.2),
     "avazu": _avazu,
     "taobao": _taobao,
+    "taobao-intent": _taobao_intent,
     "rm1": lambda: _rm("rm1", 10, 80),
     "rm2": lambda: _rm("rm2", 40, 80),
     "rm3": lambda: _rm("rm3", 10, 20),

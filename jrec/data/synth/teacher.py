@@ -1,8 +1,9 @@
 """The planted teacher: the true click probability of every example, and how well it predicts: the ceiling.
 
-Its logit is a weighted sum of three standardized parts: effects of single rows, pairwise interactions of rows' hidden
-vectors (and one of the dense features), and bent effects of the dense features. Hidden numbers are hashes of (seed,
-table, item), so they take no memory. Spread and bias are set by a sample that runs over the whole log.
+Its logit is a weighted sum of standardized parts: effects of single rows, pairwise interactions of rows' hidden vectors
+(and one of the dense features), bent effects of the dense features, and what histories have in common with targets.
+Hidden numbers are hashes of (seed, table, item), so they take no memory. Spread and bias are set by a sample that runs
+over the whole log.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Teacher:
     Attributes:
       source: the examples it labels.
       dense_means, dense_deviations: (dense,) of the features.
-      weights: (3,) of the parts.
+      weights: (4,) of the parts.
       bias: of the logit.
     """
 
@@ -46,7 +47,7 @@ class Teacher:
             source=source,
             dense_means=sample.dense.mean(axis=0),
             dense_deviations=np.maximum(sample.dense.std(axis=0), 1e-3),
-            weights=np.ones(3),
+            weights=np.ones(4),
             bias=0.0,
         )
         parts = plain.parts(sample)
@@ -58,9 +59,9 @@ class Teacher:
         return dataclasses.replace(plain, weights=weights, bias=bias)
 
     def parts(self, examples: Examples) -> np.ndarray:
-        """The three parts of the logit, (3, n) float64."""
+        """The four parts of the logit, (4, n) float64."""
         n, shape, seed = len(examples.numbers), self.source.shape, self.source.seed
-        rows, dense, squares = np.zeros(n), np.zeros(n), np.zeros(n)
+        rows, dense, squares, matches = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
         sums = np.zeros((n, kernels.LATENT))
         for synth in shape.features:
             found = examples.items[synth.feature.name]
@@ -72,8 +73,11 @@ class Teacher:
         if shape.dense:
             dense_seed = derived_seed(seed, "teacher of dense features")
             kernels.add_dense(dense_seed, examples.dense, self.dense_means, self.dense_deviations, dense, sums, squares)
+        for target, history in shape.matches:
+            of = examples.items[history]
+            kernels.add_matches(examples.items[target].items, of.offsets, of.items, matches)
         interactions = ((sums * sums).sum(axis=1) - squares) / 2
-        return np.stack([rows, interactions, dense])
+        return np.stack([rows, interactions, dense, matches])
 
     def logits(self, examples: Examples) -> np.ndarray:
         """The log odds of a click, (n,) float64."""
