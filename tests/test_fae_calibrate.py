@@ -1,0 +1,359 @@
+"""FAE's calibrator: the Rand-Em Box's equations and bounds, the optimizer, the sampler, and the file."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from jrec.access import calibrate as calibrator
+from jrec.access.calibrate import CalibrateOptions, calibrate, calibrate_and_count
+from jrec.access.calibrate_box import FEW_HITS, RandEmBox, hot_rows
+from jrec.access.calibrate_figures import threshold_curve
+from jrec.access.calibrate_file import Calibration, CalibrationError
+from jrec.access.profile import TableProfile
+from jrec.data.blocks import ListColumn, ShardReader, ShardWriter
+from jrec.data.reorder_file import save_order
+from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
+from jrec.errors import ConfigError
+
+BLOCK, EXAMPLES = 100, 6000
+ROWS = {"items": 5000, "users": 900, "tiny": 4}
+OPTIONS = CalibrateOptions(
+    budget=3000.0, row_bytes=2, small_bytes=100, fraction=0.5, chunks=5, chunk_rows=100, confidence=0.99
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """60 blocks of items, lists of items, users and a tiny table; rows descend by frequency, nearly."""
+    folder = tmp_path_factory.mktemp("fae") / "data"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 3, EXAMPLES)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    columns = {
+        "label": np.zeros(EXAMPLES, np.float32),
+        "item": np.minimum(rng.zipf(1.4, EXAMPLES) - 1, ROWS["items"] - 1).astype(np.uint16),
+        "history": ListColumn(offsets, ((rng.zipf(1.4, offsets[-1]) - 1) % ROWS["items"]).astype(np.uint16)),
+        "user": ((rng.zipf(1.3, EXAMPLES) - 1) % ROWS["users"]).astype(np.uint16),
+        "tiny": rng.integers(0, 4, EXAMPLES).astype(np.uint8),
+    }
+    with ShardWriter(folder / "train-00000-of-00001.array_record", BLOCK) as writer:
+        writer.write(columns)
+    Schema(
+        name="shop",
+        block_size=BLOCK,
+        dense=(),
+        categorical=(
+            CategoricalFeature(name="item", table="items", fixed_length=True),
+            CategoricalFeature(name="history", table="items", max_length=2),
+            CategoricalFeature(name="user", table="users", fixed_length=True),
+            CategoricalFeature(name="tiny", table="tiny", fixed_length=True),
+        ),
+        tables=tuple(Table(name=name, rows=rows) for name, rows in ROWS.items()),
+        splits={"train": Split(shards=(writer.close(),)), "test": Split(shards=())},
+        provenance={},
+    ).save(folder)
+    return folder
+
+
+def columns_of(data, blocks):
+    """Ids of some blocks: items, lists of items as (examples, list), users."""
+    schema = Schema.load(data)
+    reader = ShardReader(data, schema.splits["train"].shards[0])
+    found = []
+    for _, block in blocks:
+        columns = reader.read(block)
+        lists = columns["history"]
+        assert isinstance(lists, ListColumn)
+        ends = lists.offsets.tolist()
+        found += [
+            ({int(columns["item"][i]), *lists.values[ends[i] : ends[i + 1]].tolist()}, int(columns["user"][i]))
+            for i in range(BLOCK)
+        ]
+    return found
+
+
+def counts_of(data, blocks):
+    """Accesses of items and users in some blocks."""
+    schema = Schema.load(data)
+    reader = ShardReader(data, schema.splits["train"].shards[0])
+    found = {name: np.zeros(rows, np.int64) for name, rows in ROWS.items()}
+    for _, block in blocks:
+        columns = reader.read(block)
+        for feature in schema.categorical:
+            column = columns[feature.name]
+            np.add.at(found[feature.table], column.values if isinstance(column, ListColumn) else column, 1)
+    return found
+
+
+# The Rand-Em Box
+
+
+def zipf_profile(rows, accesses, seed=0, exponent=1.05):
+    """Poisson counts of a power law."""
+    weights = np.arange(1, rows + 1) ** -float(exponent)
+    return TableProfile.from_counts("t", np.random.default_rng(seed).poisson(accesses * weights / weights.sum()))
+
+
+def test_the_bound_is_equation_5_with_the_correction_of_the_rows_drawn():
+    rows, chunks, chunk_rows = 50_000, 10, 400
+    profile = zipf_profile(rows, 200_000)
+    box = RandEmBox(profile, confidence=0.99, seed=3, chunks=chunks, chunk_rows=chunk_rows)
+    found = box.estimate(2)
+    drawn = np.random.default_rng(3).choice(rows, chunks * chunk_rows, replace=False, shuffle=True)
+    assert len(set(drawn.tolist())) == chunks * chunk_rows
+    y = (profile.dense()[drawn].reshape(chunks, chunk_rows) >= 2).sum(axis=1)
+    assert y.sum() > FEW_HITS
+    correction = (rows - chunks * chunk_rows) / rows
+    upper = y.mean() + scipy.stats.t.ppf(0.99, chunks - 1) * math.sqrt(correction * y.var(ddof=1) / chunks)
+    assert found.rows == pytest.approx(y.mean() / chunk_rows * rows)
+    assert found.bound == pytest.approx(upper / chunk_rows * rows)
+    assert found.how == "t"
+
+
+def test_with_few_hot_rows_the_bound_is_clopper_and_pearsons():
+    profile = zipf_profile(200_000, 400_000)
+    box = RandEmBox(profile, seed=1)
+    cutoff = float(np.sort(profile.dense())[-3])  # 3 rows are hot; most likely none is drawn
+    found = box.estimate(cutoff)
+    hits = round(found.rows * box.drawn / profile.rows)
+    share = found.bound / profile.rows
+    assert found.how == "clopper-pearson"
+    assert scipy.stats.binom.cdf(hits, box.drawn, share) == pytest.approx(0.001)
+    assert found.bound > 10
+
+
+@pytest.mark.parametrize(("rows", "accesses"), [(60_000, 30_000), (60_000, 600_000), (400_000, 100_000)])
+def test_bounds_hold(rows, accesses):
+    profile = zipf_profile(rows, accesses)
+    dense = np.sort(profile.dense())
+    cutoffs = np.unique([max(dense[-k], 1.0) for k in (2, 30, 600, 3000, rows // 10)])
+    truth = {cutoff: hot_rows(profile, cutoff) for cutoff in cutoffs}
+    failures = dict.fromkeys(cutoffs, 0)
+    trials = 60
+    for seed in range(trials):
+        box = RandEmBox(profile, seed=seed)
+        for cutoff in cutoffs:
+            found = box.estimate(cutoff)
+            failures[cutoff] += found.bound < truth[cutoff]
+            assert found.rows <= found.bound <= rows
+    assert max(failures.values()) <= 1, failures
+
+
+def test_chunks_of_neighbours_would_not_do():
+    """Rows descend by frequency: the spread between chunks of neighbours is that between hot and cold."""
+    profile = zipf_profile(100_000, 500_000)
+    dense = profile.dense()
+    cutoff = 5
+    neighbours = (dense[: 35 * 1024].reshape(35, 1024) >= cutoff).sum(axis=1)
+    drawn = RandEmBox(profile)._accesses >= cutoff
+    assert drawn.sum(axis=1).std() < 0.1 * neighbours.std()
+
+
+def test_small_tables_and_a_cutoff_of_zero_are_counted():
+    profile = zipf_profile(35 * 1024 - 1, 100_000)
+    found = RandEmBox(profile).estimate(3)
+    assert (found.rows, found.bound, found.how) == (hot_rows(profile, 3), hot_rows(profile, 3), "counted")
+    large = zipf_profile(35 * 1024, 100_000)
+    assert RandEmBox(large).estimate(3).how == "t"
+    assert RandEmBox(large).estimate(0) == dataclasses.replace(found, rows=35 * 1024, bound=35 * 1024)
+    assert RandEmBox(large, exact=True).estimate(3).how == "counted"
+
+
+@pytest.mark.parametrize(
+    "options", [{"chunks": 1}, {"chunk_rows": 0}, {"confidence": 0.4}, {"confidence": 1.0}], ids=str
+)
+def test_impossible_boxes_are_refused(options):
+    with pytest.raises(ConfigError):
+        RandEmBox(zipf_profile(100, 100), **options)
+
+
+# The calibrator
+
+
+def test_the_sampler_reads_no_other_blocks(data, monkeypatch):
+    read, real = [], ShardReader.read
+    monkeypatch.setattr(ShardReader, "read", lambda self, block: read.append(block) or real(self, block))
+    found, counted = calibrate_and_count(data, dataclasses.replace(OPTIONS, fraction=0.2))
+    assert len(read) == len(set(read)) == 12
+    assert counted.inputs == found.counted_inputs == 1100
+    assert {(0, block) for block in read} >= set(counted.test_blocks)
+    assert (len(counted.test_blocks), found.hot_inputs.inputs, found.hot_inputs.held_out) == (1, 100, True)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_raw_counts_and_the_papers_threshold(data, seed):
+    options = dataclasses.replace(OPTIONS, smooth=False, tighten=False, seed=seed)
+    found, counted = calibrate_and_count(data, options)
+    used = sorted({(0, b) for b in range(60)} & set(calibrator.sample_blocks(
+        Schema.load(data), "train", fraction=0.5, seed=seed)) - set(counted.test_blocks))  # fmt: skip
+    counts = counts_of(data, used)
+    assert found.cutoff is not None
+    assert found.threshold == found.cutoff / found.counted_inputs == found.cutoff / (100 * len(used))
+    for name in ("items", "users"):
+        np.testing.assert_array_equal(found.rows[name], np.flatnonzero(counts[name] >= found.cutoff))
+    np.testing.assert_array_equal(found.rows["tiny"], np.arange(4))
+    assert found.hot_bytes <= options.budget
+    assert found.threshold is not None
+    chosen = [s for s in found.steps if s.threshold == found.threshold]
+    assert chosen[0].bound_bytes <= options.budget
+    assert all(s.bound_bytes > options.budget for s in found.steps if s.threshold < found.threshold)
+    held = columns_of(data, counted.test_blocks)
+    items, users = (set(found.rows[name].tolist()) for name in ("items", "users"))
+    assert found.hot_inputs.share == pytest.approx(np.mean([i <= items and u in users for i, u in held]))
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_the_tightened_threshold_is_the_least_that_fits(data, smooth):
+    found, counted = calibrate_and_count(data, dataclasses.replace(OPTIONS, smooth=smooth))
+    loose = calibrate(data, dataclasses.replace(OPTIONS, smooth=smooth, tighten=False))
+    assert loose.hot_bytes <= found.hot_bytes <= OPTIONS.budget
+    profiles = [counted.profiles[name] for name in ("items", "users")]
+    assert found.cutoff is not None
+    lower = max(c for p in profiles for c in p.counts if c < found.cutoff)
+    assert 2 * (4 + sum(hot_rows(p, lower) for p in profiles)) > OPTIONS.budget
+
+
+def test_a_bound_that_does_not_hold_is_noticed(data, monkeypatch):
+    monkeypatch.setattr(RandEmBox, "_t_bound", lambda self, hits: 1.0)
+    monkeypatch.setattr(RandEmBox, "_most", lambda self, total: 0.0)
+    found = calibrate(data, dataclasses.replace(OPTIONS, tighten=False))
+    assert found.hot_bytes <= OPTIONS.budget
+    assert any("did not hold" in note for note in found.notes)
+
+
+def test_exact_counts_are_of_all_inputs(data):
+    found = calibrate(data, dataclasses.replace(OPTIONS, exact=True, smooth=False))
+    counts = counts_of(data, [(0, b) for b in range(60)])
+    assert found.cutoff is not None
+    for name in ("items", "users"):
+        np.testing.assert_array_equal(found.rows[name], np.flatnonzero(counts[name] >= found.cutoff))
+    assert found.counted_inputs == EXAMPLES
+    assert {t.how for t in found.tables} == {"counted", "whole"}
+    assert not found.hot_inputs.held_out
+
+
+def test_a_smoothed_sample_finds_what_exact_counts_find(data):
+    exact = calibrate(data, dataclasses.replace(OPTIONS, exact=True))
+    shares = {}
+    for smooth in (True, False):
+        found = calibrate(data, dataclasses.replace(OPTIONS, smooth=smooth, fraction=0.2))
+        both = sum(len(np.intersect1d(found.rows[n], exact.rows[n])) for n in ROWS)
+        shares[smooth] = both / sum(len(np.union1d(found.rows[n], exact.rows[n])) for n in ROWS)
+    assert shares[True] > 0.8 > shares[False]
+
+
+def test_tiny_data_is_counted_whole(data):
+    found = calibrate(data, dataclasses.replace(OPTIONS, fraction=0.02))
+    assert found.counted_inputs == EXAMPLES
+    assert any("60 training block(s) are too few for a sample of 2 %: all accesses" in note for note in found.notes)
+    assert found.hot_inputs.inputs == EXAMPLES
+
+
+def test_tables_smaller_than_the_chunks_are_counted_and_named(data):
+    found = calibrate(data, dataclasses.replace(OPTIONS, chunk_rows=200))
+    assert {t.name: t.how for t in found.tables}["users"] == "counted"
+    assert any("fewer rows than 5 chunks of 200 and are counted whole: users" in note for note in found.notes)
+
+
+def test_budgets_for_all_and_for_none(data):
+    everything = calibrate(data, dataclasses.replace(OPTIONS, budget=1e9))
+    assert everything.threshold == everything.cutoff == 0
+    assert all(t.hot == t.rows for t in everything.tables)
+    assert everything.hot_inputs.share == 1
+    nothing = calibrate(data, dataclasses.replace(OPTIONS, budget=0, small_bytes=0))
+    assert nothing.threshold is None
+    assert nothing.hot_bytes == nothing.hot_inputs.share == 0
+    small = calibrate(data, dataclasses.replace(OPTIONS, budget=9))
+    assert [t.hot for t in small.tables] == [0, 0, 4]
+    with pytest.raises(ConfigError, match=r"tables below .* which are hot whole, take .* more than the budget"):
+        calibrate(data, dataclasses.replace(OPTIONS, budget=7))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"budget": -1}, {"budget": math.inf}, {"fraction": 0}, {"fraction": 1.5}, {"confidence": 1}, {"row_bytes": 0},
+     {"held_out": 0}, {"seed": -1}],
+    ids=str,
+)  # fmt: skip
+def test_impossible_options_are_refused(options):
+    with pytest.raises(ConfigError):
+        CalibrateOptions(**options)
+
+
+def test_a_dataset_without_training_examples_is_refused(data, tmp_path):
+    schema = Schema.load(data)
+    splits = {"test": schema.splits["train"], "train": Split(shards=())}
+    with pytest.raises(DatasetError, match=r"'train' .* is empty"):
+        calibrate(data, OPTIONS, schema=dataclasses.replace(schema, splits=splits))
+
+
+def test_reordered_rows_have_the_loaders_numbers(data, tmp_path):
+    plain = calibrate(data, OPTIONS)
+    order = np.random.default_rng(0).permutation(ROWS["items"]).astype(np.uint32)
+    schema = Schema.load(data)
+    for path in data.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    entry = save_order(tmp_path, "items", order)
+    tables = tuple(dataclasses.replace(t, bijection=entry) if t.name == "items" else t for t in schema.tables)
+    moved = calibrate(tmp_path, OPTIONS, schema=dataclasses.replace(schema, tables=tables))
+    np.testing.assert_array_equal(moved.rows["items"], np.sort(order[plain.rows["items"]]))
+    np.testing.assert_array_equal(moved.rows["users"], plain.rows["users"])
+    assert moved.hot_inputs == plain.hot_inputs
+    with pytest.raises(CalibrationError, match="not of this"):
+        moved.check_dataset(schema)
+
+
+# Files and figures
+
+
+def test_files_are_read_as_they_were_written(data, tmp_path):
+    found = calibrate(data, OPTIONS)
+    found.save(tmp_path / "c.json")
+    again = Calibration.load(tmp_path / "c.json")
+    assert again == found
+    for name, rows in found.rows.items():
+        assert again.rows[name].dtype == np.uint32
+        np.testing.assert_array_equal(again.rows[name], rows)
+    again.check_dataset(Schema.load(data))
+    hot = again.hot_set()
+    assert (hot.dataset, hot.threshold) == (found.dataset, found.threshold)
+    json.dumps(hot.calibration, allow_nan=False)
+
+
+def test_damaged_files_are_named(data, tmp_path):
+    found = calibrate(data, OPTIONS)
+    path, beside = tmp_path / "c.json", tmp_path / "c.json.rows"
+    found.save(path)
+    text, content = path.read_text(), beside.read_bytes()
+    for broken, message in ((text[:50], "is damaged"), ("[]", "is damaged"), ("{}", "no calibration"),
+                            (text.replace('"version": 1', '"version": 9'), "version 9"),
+                            (text.replace('"inputs"', '"outputs"'), "lacks or has more")):  # fmt: skip
+        path.write_text(broken)
+        with pytest.raises(CalibrationError, match=rf"c\.json .*{message}"):
+            Calibration.load(path)
+    path.write_text(text)
+    beside.write_bytes(content[:-1])
+    with pytest.raises(CalibrationError, match=r"c\.json\.rows is truncated"):
+        Calibration.load(path)
+    calibrate(data, dataclasses.replace(OPTIONS, budget=500)).save(tmp_path / "other.json")
+    beside.write_bytes((tmp_path / "other.json.rows").read_bytes())
+    with pytest.raises(CalibrationError, match=r"c\.json\.rows is not the one that belongs"):
+        Calibration.load(path)
+
+
+def test_figures_show_what_was_counted(data):
+    schema = Schema.load(data)
+    _, counted = calibrate_and_count(data, OPTIONS)
+    curve = threshold_curve(data, schema, counted, OPTIONS)
+    assert (np.diff(curve.true_megabytes) >= 0).all()
+    assert (np.diff(curve.hot_inputs) >= 0).all()
+    assert curve.hot_inputs[0] < curve.hot_inputs[-1]
+    profiles = [counted.profiles[name] for name in ("items", "users")]
+    middle = curve.thresholds[8] * counted.inputs
+    expected = 2e-6 * (4 + sum(hot_rows(p, middle) for p in profiles))
+    assert curve.true_megabytes[8] == pytest.approx(expected)
