@@ -63,7 +63,7 @@ class Exchange:
         """
         if kind not in KINDS:
             raise ValueError(f"exchange {kind!r} is unknown; choose one of {', '.join(KINDS)}")
-        asked = _swap_padded(remote.rows, axis)
+        asked = swap_padded(remote.rows, axis)
         count = jax.tree.map(lambda rows: jnp.sum(rows < shard_rows, axis=1, dtype=jnp.int32), (remote.rows, asked))
         return Exchange(asked=asked, sends=count[0], answers=count[1], axis=axis, kind=kind)
 
@@ -77,11 +77,12 @@ class Exchange:
 
     def _swap(self, values: jax.Array, out: jax.Array, into: jax.Array) -> jax.Array:
         if self.kind == "padded":
-            return _swap_padded(values, self.axis)
+            return swap_padded(values, self.axis)
         return _swap_ragged(values, out, into, self.axis)
 
 
-def _swap_padded(values: jax.Array, axis: str) -> jax.Array:
+def swap_padded(values: jax.Array, axis: str) -> jax.Array:
+    """Line j of (N, ...) to device j, whose line i is what device i had for it."""
     return jax.lax.all_to_all(values, axis, split_axis=0, concat_axis=0, tiled=True)
 
 

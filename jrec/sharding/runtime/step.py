@@ -39,8 +39,13 @@ class StepOptions:
 
 def cast_rows(rows: jax.Array, *, num_rows: int, options: StepOptions, unique_capacity: int | None = None) -> Cast:
     """The cast of (n,) rows, one bag each; rows of ``num_rows`` or more are padding."""
-    named: Implementation | None = None if options.implementation == "pallas" else options.implementation
+    named = cast_implementation(options)
     return tensor_cast(rows[:, None], num_rows=num_rows, unique_capacity=unique_capacity, implementation=named)
+
+
+def cast_implementation(options: StepOptions) -> Implementation | None:
+    """Of a cast: where kernels of a GPU are asked for, XLA's sort is the one there is."""
+    return None if options.implementation == "pallas" else options.implementation
 
 
 def step_casted(
@@ -51,17 +56,20 @@ def step_casted(
     gradients: jax.Array,
     addresses: jax.Array | None,
     options: StepOptions,
+    *,
+    weights: jax.Array | None = None,
 ) -> tuple[jax.Array, Slots]:
-    """``casted_update``, by one row of gradients for each that was cast.
+    """``casted_update`` of rows that are rounded by their addresses in the stack.
 
     Args:
       optimizer: of the table.
       table: (rows, dim).
       slots: of the table.
-      cast: by ``cast_rows``.
-      gradients: (n, dim) float32.
+      cast: of n lookups in bags.
+      gradients: (num_bags, dim) float32.
       addresses: (n,) int32 in the stack of what was cast, by which 16-bit rows are rounded; None where none are.
       options: of the step.
+      weights: (n,) float32 of the lookups, or None.
     """
     if not options.rounds(table):
         return casted_update(
@@ -70,11 +78,12 @@ def step_casted(
             slots,
             cast,
             gradients,
+            weights=weights,
             step=options.step,
             gradient_scale=options.gradient_scale,
             implementation=options.implementation,
         )
-    summed = casted_gather_reduce(cast, gradients, implementation=options.implementation)
+    summed = casted_gather_reduce(cast, gradients, weights, implementation=options.implementation)
     return step_summed(optimizer, table, slots, cast, summed, addresses, options)
 
 
