@@ -1,0 +1,129 @@
+"""Training steps on 1 to 8 devices: bytes of every link, counted and expected, and what clusters of H200 would take.
+
+    python -m benchmarks.scaling                 # virtual CPU devices, which share this machine's cores
+    python -m benchmarks.scaling --quick
+    python -m benchmarks.scaling --single-step-ms 1.9 --device-name H200
+
+Three parts. "steps" trains a DLRM of Criteo Kaggle's tables, capped, with as many examples on every device, in one
+process for each number of devices, and counts what its routes fetch over each link beside the cost model. "links" does
+so for the full Kaggle and Terabyte tables, where only routes are made, and for RM1 to RM4 in the forms retrieve, send
+and memory-centric (half of the devices keep tables, the other half compute). "projection" adds the links of 8 and 64
+H200 to one device's step: measured here, or given with --single-step-ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+
+from benchmarks import harness, scaling_bytes, scaling_project, scaling_step, workloads
+from benchmarks.scaling_modes import modes
+
+DEVICES = (1, 2, 4, 8)
+CLUSTERS = (8, 64)
+LINK_CASES = ("kaggle", "terabyte")
+DENSE_BYTES = 4 * 475_985  # of Kaggle's MLPs
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = harness.parser(__doc__)
+    parser.add_argument("--only", nargs="+", choices=("steps", "links", "projection"), help="parts to run")
+    parser.add_argument("--devices", nargs="+", type=int, default=list(DEVICES), help="of the parts steps and links")
+    parser.add_argument("--examples", type=int, help="of each device (default 2048; 256 with --quick)")
+    parser.add_argument("--single-step-ms", type=float, help="of one device, measured elsewhere, for the projection")
+    parser.add_argument("--device-name", default="another device", help="where that was")
+    arguments = parser.parse_args()
+    chosen = arguments.only or ("steps", "links", "projection")
+    with harness.Report(arguments, "scaling") as report:
+        examples = arguments.examples or (256 if report.quick else 2048)
+        single = None
+        if "steps" in chosen:
+            single = steps(report, arguments.devices, examples)
+        if "links" in chosen:
+            links(report, [d for d in arguments.devices if d > 1], examples)
+        if "projection" in chosen:
+            projection(report, arguments, examples, single)
+
+
+def steps(report: harness.Report, devices: list[int], examples: int) -> float | None:
+    """Real steps; returns the seconds of one device."""
+    rows, count = (5_000, 3) if report.quick else (100_000, 9)
+    single = None
+    for number in devices:
+        found = run_worker(number, rows=rows, examples=examples, steps=count)
+        case = f"kaggle capped at {rows:,} rows, {number} devices, {examples:,} examples each"
+        report.add(case, "step, median", 1e3 * found["seconds"], "ms")
+        report.add(case, "loss after the steps", found["losses"][-1], "")
+        if number == 1:
+            single = found["seconds"]
+            continue
+        _links(report, case, np.array(found["counted"]), np.array(found["expected"]))
+        report.add(case, "sent by a device, all collectives, without padding", found["real"] / 1e3, "kB")
+        report.add(case, "sent by a device, all collectives", found["moved"] / 1e3, "kB")
+    return single
+
+
+def run_worker(devices: int, *, rows: int, examples: int, steps: int) -> dict:
+    """``benchmarks.scaling_worker`` with so many virtual CPU devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    sizes = {"devices": devices, "rows": rows, "examples": examples, "steps": steps}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.scaling_worker", *(f"--{k}={v}" for k, v in sizes.items())],
+        cwd=harness.ROOT,
+        env={**os.environ, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def links(report: harness.Report, devices: list[int], examples: int) -> None:
+    """Counted and expected bytes of full tables, and of the forms of the lookup."""
+    for name in LINK_CASES[:1] if report.quick else LINK_CASES:
+        for number in devices:
+            workload = workloads.WORKLOADS[name].with_batch(examples * number)
+            setup = scaling_step.planned(workload, scaling_project.cluster(number))
+            counted = scaling_bytes.link_bytes(setup, scaling_step.parts_of(setup, seed=0))
+            case = f"{name}, full tables, {number} devices, {examples:,} examples each"
+            _links(report, case, counted, setup.cost.link_bytes)
+    for name in ("rm1",) if report.quick else ("rm1", "rm2", "rm3", "rm4"):
+        modes(report, name, examples=min(examples, 512))
+
+
+def _links(report: harness.Report, case: str, counted: np.ndarray, expected: np.ndarray) -> None:
+    away = ~np.eye(len(counted), dtype=bool)
+    for statistic in ("max", "mean", "min"):
+        ours, theirs = (float(getattr(a[away], statistic)()) / 1e3 for a in (counted, expected))
+        report.add(case, f"fetched over a link, {statistic}", ours, "kB", peer="cost model", ratio=theirs / ours)
+
+
+def projection(report: harness.Report, arguments: argparse.Namespace, examples: int, single: float | None) -> None:
+    """8 and 64 H200, by the step of one device."""
+    if arguments.single_step_ms is not None:
+        seconds, where = arguments.single_step_ms / 1e3, arguments.device_name
+    else:
+        rows = 5_000 if report.quick else 100_000
+        seconds = single or float(run_worker(1, rows=rows, examples=examples, steps=3)["seconds"])
+        where = "this machine's CPU: what an H200's links would add to it is the figure to take"
+    report.note(f"projections rest on a step of {1e3 * seconds:.3g} ms, of {where}, and assume that")
+    for assumption in scaling_project.ASSUMPTIONS:
+        report.note(f"  - {assumption}")
+    for devices in CLUSTERS:
+        workload = workloads.WORKLOADS["kaggle"].with_batch(examples * devices)
+        setup = scaling_step.planned(workload, scaling_project.cluster(devices))
+        found = scaling_project.project(setup, compute=seconds, dense_bytes=DENSE_BYTES)
+        case = f"kaggle, {devices} H200 projected, {examples:,} examples each"
+        for what in ("compute", "exchange", "all_reduce", "latency", "apart", "hidden"):
+            names = {"apart": "step, nothing overlaps", "hidden": "step, all is hidden"}
+            report.add(case, names.get(what, what.replace("_", "-")), 1e3 * getattr(found, what), "ms")
+
+
+if __name__ == "__main__":
+    main()

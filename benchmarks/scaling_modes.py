@@ -1,0 +1,85 @@
+"""RM1 to RM4 on 8 devices in the forms of a lookup: retrieved rows, sent bags, and the memory-centric mode."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks import harness, scaling_step, workloads
+from jrec.sharding.hardware import load_hardware
+from jrec.sharding.locator import Locator
+from jrec.sharding.pieces import SHARDED, Placement
+from jrec.sharding.plan import Plan, build_plan
+from jrec.sharding.planner import plan_placement
+from jrec.sharding.problem import Problem
+from jrec.sharding.runtime.modes import Traffic, expected_traffic, traffic
+
+DEVICES = 8
+COMPUTES = (False,) * 4 + (True,) * 4  # of the memory-centric mode
+
+
+def modes(report: harness.Report, name: str, *, examples: int) -> None:
+    """Bytes of a step over all links, counted from a batch beside the cost model, in every form.
+
+    Args:
+      report: to add to.
+      name: of the workload.
+      examples: of a device, where all of them compute; the batch is the same in every form.
+    """
+    workload = workloads.WORKLOADS[name].with_batch(examples * DEVICES)
+    ids = workloads.table_ids(workload, seed=0)
+    setup = scaling_step.planned(workload, load_hardware("h200x8"), extra_memory=0.0)
+    apart = memory_centric_plan(setup.problem)
+    everybody = (True,) * DEVICES
+    for plan, computes, names in (
+        (setup.plan, everybody, {"retrieve": "retrieve", "send": "send"}),
+        (apart, COMPUTES, {"send": "memory-centric"}),
+    ):
+        expected = expected_traffic(setup.problem, plan, computes=computes)
+        counted = counted_traffic(setup.problem, plan, ids, computes)
+        for mode, shown in names.items():
+            ours, theirs = (getattr(of, mode).sum() / 1e6 for of in (counted, expected))
+            case = f"{name}, {DEVICES} devices, batch {workload.batch:,}, {shown}"
+            report.add(case, "bytes over all links", ours, "MB", peer="cost model", ratio=theirs / ours)
+
+
+def memory_centric_plan(problem: Problem) -> Plan:
+    """All rows on the devices that do not compute, balanced among them."""
+    keeps = [i for i, computes in enumerate(COMPUTES) if not computes]
+    fewer = dataclasses.replace(problem, hardware=load_hardware("h200x8", devices=len(keeps)), extra_memory=0.0)
+    found = plan_placement(fewer).placement
+    owner = np.array(keeps)[found.owner]
+    return build_plan(problem, Placement.owned(found.pieces, owner, problem.devices))
+
+
+def counted_traffic(problem: Problem, plan: Plan, ids: Sequence[np.ndarray], computes: Sequence[bool]) -> Traffic:
+    """What the devices that compute ask for in one batch, of which each has an equal part.
+
+    Args:
+      problem: tables.
+      plan: where rows live.
+      ids: (batch, length) of every table.
+      computes: which devices have examples.
+    """
+    locator, devices = Locator(plan), plan.devices
+    asking = np.flatnonzero(computes)
+    found = np.zeros((3, len(ids), devices, devices))
+    for t, of_table in enumerate(ids):
+        for device, part in zip(asking, np.array_split(of_table, len(asking)), strict=True):
+            place = locator.locate(plan.tables[t].name, part.reshape(-1))
+            sharded = place.tier == SHARDED
+            owner, offset = place.owner[sharded].astype(np.int64), place.offset[sharded]
+            bag = np.repeat(np.arange(part.shape[0]), part.shape[1])[sharded]
+            found[0, t, device] = np.bincount(owner, minlength=devices)
+            for kind, of in ((1, offset), (2, bag)):
+                unique = np.unique(owner << 40 | of)
+                found[kind, t, device] = np.bincount(unique >> 40, minlength=devices)
+    return traffic(
+        lookups=found[0],
+        rows=found[1],
+        bags=found[2],
+        row_bytes=problem.row_bytes,
+        dims=np.array([t.dim for t in problem.tables]),
+    )

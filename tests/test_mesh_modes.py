@@ -1,0 +1,61 @@
+"""Bytes that the forms of a lookup move: the cost model's against counts of real batches."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from benchmarks import scaling_modes, scaling_step, workloads
+from jrec.errors import ConfigError
+from jrec.sharding.hardware import load_hardware
+from jrec.sharding.runtime.modes import expected_traffic, traffic
+
+WORKLOAD = workloads.Workload(
+    name="small", rows=(4000, 900), dim=8, ids_per_bag=(12, 3), batch=2048, zipf=1.05, num_dense=1, bottom=(8,)
+)
+
+
+@pytest.fixture(scope="module")
+def setup():
+    return scaling_step.planned(WORKLOAD, load_hardware("h200x8"), extra_memory=0.0)
+
+
+def test_bytes_of_each_form():
+    """Two devices, one table: 5 lookups of 3 rows in 2 bags go from device 0 to 1."""
+    counts = (np.array([[[9.0, n], [0.0, 9.0]]]) for n in (5, 3, 2))
+    found = traffic(
+        **dict(zip(("lookups", "rows", "bags"), counts, strict=True)), row_bytes=np.array([16]), dims=np.array([8])
+    )
+    np.testing.assert_array_equal(found.retrieve, [[0, 3 * (4 + 16 + 32)], [0, 0]])  # bfloat16 rows, float32 gradients
+    np.testing.assert_array_equal(found.send, [[0, 5 * 4 + 2 * (4 + 32 + 32)], [0, 0]])
+    assert (found.bytes_of("retrieve"), found.bytes_of("send"), found.cheaper) == (156, 156, "retrieve")
+
+
+def test_expectations_are_met_by_batches(setup):
+    for plan, computes in (
+        (setup.plan, (True,) * 8),
+        (scaling_modes.memory_centric_plan(setup.problem), scaling_modes.COMPUTES),
+    ):
+        expected = expected_traffic(setup.problem, plan, computes=computes)
+        counted = [
+            scaling_modes.counted_traffic(setup.problem, plan, workloads.table_ids(WORKLOAD, seed=seed), computes)
+            for seed in range(4)
+        ]
+        for field in dataclasses.fields(expected):
+            ours = getattr(expected, field.name)
+            mean = np.mean([getattr(of, field.name) for of in counted], axis=0)
+            np.testing.assert_allclose(mean.sum(), ours.sum(), rtol=0.03, err_msg=field.name)
+            asks = ours > 0.05 * ours.max()
+            np.testing.assert_array_equal(mean > 0.02 * mean.max(), asks, err_msg=field.name)
+
+
+def test_devices_that_compute_keep_nothing(setup):
+    expected = expected_traffic(
+        setup.problem, scaling_modes.memory_centric_plan(setup.problem), computes=scaling_modes.COMPUTES
+    )
+    computes = np.array(scaling_modes.COMPUTES)
+    assert not expected.bags[~computes].any()
+    assert not expected.bags[:, computes].any()
+    assert (expected.bags[np.ix_(computes, ~computes)] > 0).all()
+    with pytest.raises(ConfigError, match="computes names 0 devices of 8"):
+        expected_traffic(setup.problem, setup.plan, computes=(False,) * 8)
