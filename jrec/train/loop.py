@@ -25,9 +25,10 @@ from jrec.train.fae_data import FaeLoaders
 from jrec.train.interrupt import StopRequest, stop_on_signals
 from jrec.train.loaders import eval_loader, train_loader
 from jrec.train.logs import SCHEDULE, MetricLog
+from jrec.train.mesh_processes import AgreedStop, SilentLog, first, one_of_many, shared_run_folder
 from jrec.train.metrics import Scores, evaluate, log_loss
 from jrec.train.progress import TrainingProgress
-from jrec.train.run_folder import CHECKPOINT_FOLDER, open_run_folder
+from jrec.train.run_folder import CHECKPOINT_FOLDER
 from jrec.train.running_auc import RunningAuc
 from jrec.train.step import CompiledRun, State, compile_run
 from jrec.train.stepper import DeviceStepper, Stepper
@@ -51,6 +52,7 @@ class Outcome:
       seconds, examples: training time and examples of this process, evaluations and checkpoints left out.
       pipeline: what the stages of the host tier did meanwhile (``Timeline.summary``); None without host tables.
       fae: schedules, switches and bytes (``FaeStepper.summary``); None unless ``schedule`` is "fae".
+      reports: whether this process is the one to write the report.
     """
 
     folder: pathlib.Path
@@ -63,6 +65,7 @@ class Outcome:
     examples: int
     pipeline: dict[str, Any] | None = None
     fae: dict[str, Any] | None = None
+    reports: bool = True
 
 
 def train(config: TrainConfig, *, resume: bool = False, overwrite: bool = False) -> Outcome:
@@ -81,14 +84,16 @@ def train(config: TrainConfig, *, resume: bool = False, overwrite: bool = False)
       DatasetError: if the dataset cannot be used.
       CheckpointError: if a checkpoint cannot be used or written.
       DivergedError: if the loss or a logit becomes NaN or infinite.
+      ProcessError: if another process of the run has died.
     """
     data = open_data(config)
-    with open_run_folder(config, resume=resume, overwrite=overwrite) as folder, stop_on_signals() as stop:
+    folder = shared_run_folder(config, resume=resume, overwrite=overwrite)
+    with one_of_many(), folder as folder, stop_on_signals() as stop:
         run = _Run(data, folder)
         with contextlib.closing(run):
             if resume:
                 run.restore()
-            return run.go(stop)
+            return run.go(AgreedStop(stop))
 
 
 class _Run:
@@ -117,7 +122,7 @@ class _Run:
             keep=config.checkpoint.keep,
             fingerprint=fingerprint(config, self.layout, schema),
         )
-        self.log = MetricLog(folder, tensorboard=config.log.tensorboard)
+        self.log = MetricLog(folder, tensorboard=config.log.tensorboard) if first() else SilentLog()
         self.auc = RunningAuc()
         self.losses: list[float] = []  # since the last log record
         self.step = 0
@@ -188,7 +193,8 @@ class _Run:
 
     def go(self, stop: StopRequest) -> Outcome:
         """Trains to the end or to a stop request, then evaluates."""
-        with TrainingProgress(self.config.log.progress, total=self.total, start=self.step) as progress:
+        mode = self.config.log.progress if first() else "off"
+        with TrainingProgress(mode, total=self.total, start=self.step) as progress:
             stopped = self._train(stop, progress)
             self.save()
             scores = {} if stopped else self._final_scores(progress)
@@ -203,6 +209,7 @@ class _Run:
             examples=self.examples,
             pipeline=self.stepper.pipeline(self.seconds),
             fae=None if self.fae is None else self.fae.summary(),
+            reports=first(),
         )
 
     def _train(self, stop: StopRequest, progress: TrainingProgress) -> bool:

@@ -32,6 +32,7 @@ from jrec.sharding.router import Router
 from jrec.sharding.runtime.route import MeshRows
 from jrec.train.checkpoint import Checkpoints, Restored, flatten, unflatten
 from jrec.train.mesh_plan import plan_stack, planned_stacks
+from jrec.train.mesh_processes import wait_for_all
 from jrec.train.mesh_rows import based, device_addresses
 from jrec.train.run_folder import MESH_CHECKPOINT_FOLDER
 
@@ -74,7 +75,7 @@ class MeshCheckpoints:
                 shutil.rmtree(target, ignore_errors=True)
                 target.mkdir(parents=True)
                 save_plan(self._plan, target / PLAN)
-            _wait_for_all(f"mesh checkpoint {step} begun")
+            wait_for_all(f"mesh checkpoint {step} begun")
             files = {}
             for name, of in rows.items():
                 for array, sharded, replicated in _arrays(of):
@@ -89,7 +90,7 @@ class MeshCheckpoints:
             raise CheckpointError(
                 f"the rows of step {step} could not be written to {target}: {error}; earlier checkpoints are untouched"
             ) from error
-        _wait_for_all(f"mesh checkpoint {step} written")
+        wait_for_all(f"mesh checkpoint {step} written")
 
     def prune(self, keep: list[int]) -> None:
         """Deletes what no checkpoint of these steps needs."""
@@ -136,13 +137,6 @@ def _write(target: pathlib.Path, name: str, array: np.ndarray) -> dict[str, Any]
         file.flush()
         os.fsync(file.fileno())
     return {name: {"shape": list(data.shape), "dtype": data.dtype.name, "crc32": zlib.crc32(raw.data)}}
-
-
-def _wait_for_all(what: str) -> None:
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(what)
 
 
 class MeshRowSource:

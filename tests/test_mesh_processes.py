@@ -1,0 +1,163 @@
+"""Several processes (gloo on the CPU) train as one device does, and end when one of them dies."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from jrec.data.loader import LoaderConfig, make_loader
+from jrec.data.regroup import gathered
+from jrec.data.schema import Schema
+from jrec.data.synth.generate import SynthOptions, synthesize
+from jrec.data.synth.shapes import shape_like
+from jrec.train.build import build_layout, build_model, build_optimizer
+from jrec.train.checkpoint import flatten
+from jrec.train.config import load_config
+from jrec.train.evaluate import restore_run
+from jrec.train.step import compile_run
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+seed = 3
+epochs = 5
+[data]
+batch_size = 64
+eval_batch_size = 256
+window_blocks = 2
+workers = 1
+[model]
+embedding_dim = 4
+bottom_mlp = [8, 4]
+top_mlp = [8, 1]
+[optimizer]
+learning_rate = 0.05
+[optimizer.embedding]
+name = "adagrad"
+learning_rate = 0.05
+[checkpoint]
+every_steps = 10
+keep = 3
+[log]
+every_steps = 1
+tensorboard = false
+progress = "off"
+"""
+TIMEOUT = 240
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """670 training examples: 11 batches an epoch, of which the last is not full."""
+    folder = tmp_path_factory.mktemp("data") / "quickstart"
+    synthesize(shape_like("quickstart"), folder, SynthOptions(rows=838, seed=1))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, dataset):
+    """Starts the processes of a run; gives what waits for them."""
+    (tmp_path / "run.toml").write_text(CONFIG)
+    started = []
+
+    def start(processes, *overrides, devices=None, resume=False, out="many"):
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            port = probe.getsockname()[1]
+        devices = processes if devices is None else devices
+        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices // processes}"}
+        environment = {**os.environ, **flags, "JAX_PLATFORMS": "cpu"}
+        options = [f"data.path={dataset}", f"out={tmp_path / out}", f"mesh.devices={devices}", *overrides]
+        command = [sys.executable, "-m", "jrec", "train", str(tmp_path / "run.toml"), *options]
+        command += ["--resume"] if resume else []
+        if processes > 1:
+            command += ["--coordinator", f"localhost:{port}", "--processes", str(processes)]
+        for number in range(processes):
+            own = [*command, "--process", str(number)] if processes > 1 else command
+            pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+            started.append(subprocess.Popen(own, env=environment, **pipes))
+        return started[-processes:]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def config(tmp_path, dataset, run):
+    return load_config(tmp_path / "run.toml", [f"data.path={str(dataset)!r}", f"out={str(tmp_path / 'one')!r}"])
+
+
+def finish(processes):
+    for process in processes:
+        _, said = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0, said[-3000:]
+
+
+def on_one_device(config, shares):
+    """Losses and final arrays of one device on the batches of so many processes."""
+    schema = Schema.load(config.data.path)
+    layout = build_layout(config, schema)
+    each = LoaderConfig(batch_size=config.data.batch_size // shares, seed=config.seed, window_blocks=2)
+    loaders = [
+        make_loader(config.data.path, schema, layout, "train", each, epochs=5, process_index=p, process_count=shares)
+        for p in range(shares)
+    ]
+    model = build_model(config, schema, layout)
+    state, compiled = compile_run(model, build_optimizer(config, model, loaders[0].total_batches))
+    losses = []
+    for parts in zip(*loaders, strict=True):
+        batch = gathered(layout, [(part, 0, len(part.labels)) for part in parts])
+        state, loss, _ = compiled.step(state, batch)
+        losses.append(float(loss))
+    return losses, {path: np.asarray(leaf) for path, leaf in flatten(state).items()}
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 4), (2, 4)])
+def test_processes_train_as_one_device(run, config, tmp_path, processes, devices):
+    finish(run(processes, devices=devices))
+    losses, arrays = on_one_device(config, processes)
+    assert len(losses) == 55
+    logged = (tmp_path / "many" / "metrics.jsonl").read_text()
+    np.testing.assert_allclose([float(x) for x in re.findall(r'"loss": ([0-9.e-]+)', logged)], losses, rtol=2e-4)
+    found = restore_run(tmp_path / "many").checkpoint.state
+    for path, leaf in flatten(found).items():
+        np.testing.assert_allclose(np.asarray(leaf), arrays[path], rtol=2e-4, atol=2e-5, err_msg=path)
+
+
+def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_fewer(run, config, tmp_path):
+    folder = tmp_path / "many"
+    processes = run(2, "epochs=200", "max_steps=2000")
+    deadline = time.monotonic() + TIMEOUT
+    while not any(p.name.isdigit() for p in (folder / "checkpoints").glob("*")):
+        assert time.monotonic() < deadline, "no checkpoint was written"
+        assert all(p.poll() is None for p in processes), processes[0].communicate()[1][-3000:]
+        time.sleep(0.2)
+    processes[1].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    _, said = processes[0].communicate(timeout=60)
+    assert time.monotonic() - killed < 60
+    assert processes[0].returncode != 0
+    assert "lost another one" in said or "heartbeat" in said.lower() or "unhealthy" in said.lower(), said[-3000:]
+    steps = [int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit()]
+    # One process, one device: the same batches, each of them whole.
+    last = max(steps) + 5
+    finish(run(1, "epochs=200", f"max_steps={last}", devices=1, resume=True))
+    assert restore_run(folder).checkpoint.step == last
+
+
+def test_a_resumed_run_of_fewer_processes_takes_the_same_batches(run, config, tmp_path):
+    finish(run(2, "max_steps=20"))
+    finish(run(1, "max_steps=40", devices=2, resume=True))
+    losses, _ = on_one_device(config, 2)
+    logged = (tmp_path / "many" / "metrics.jsonl").read_text()
+    found = [float(x) for x in re.findall(r'"loss": ([0-9.e-]+)', logged)]
+    np.testing.assert_allclose(found, losses[:40], rtol=2e-4)
