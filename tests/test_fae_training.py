@@ -11,11 +11,15 @@ import jax
 import numpy as np
 import pytest
 from host_runs import pipeline_threads
+from test_fae_pack import hot_set, write_dataset
 from test_train import compilation_cache, configure, dataset, final_arrays  # noqa: F401, fixtures
+from test_train_tbsm import SHIPPED, SMALL
 
 from jrec.access.profile import fingerprint
 from jrec.data.fae_pack import HotSet, pack
 from jrec.data.schema import Schema
+from jrec.data.synth.generate import SynthOptions, synthesize
+from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError, ConfigError
 from jrec.host import HostCheckpoints
 from jrec.train import loop
@@ -317,16 +321,39 @@ def test_no_row_hot_and_all_rows_hot(fae, dataset, tmp_path, share):
 
 @pytest.mark.slow
 def test_one_table(configure, tmp_path, dataset):
-    from jrec.data.synth.generate import SynthOptions, synthesize
-    from jrec.data.synth.shapes import shape_like
-
     shape = shape_like("quickstart")
-    one = dataclasses.replace(
-        shape, tables=shape.tables[-1:], features=tuple(f for f in shape.features if f.table == shape.tables[-1].name)
-    )
+    one = dataclasses.replace(shape, rows={"C10": shape.rows["C10"]}, features=shape.features[-1:])
     synthesize(one, tmp_path / "one", SynthOptions(rows=3000, seed=1))
     folder = packed(tmp_path / "one", tmp_path / "packed", lambda _: 0.1)
     config = configure(f"data.path={str(folder)!r}", "schedule=fae", "log.every_steps=1", "evaluate.every_steps=0")
+    outcome = train(config)
+    assert len(set(kinds_of(outcome.folder))) == 2
+    check_against_plain(outcome, config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+def test_weighted_lists_and_a_table_that_was_renumbered(configure, tmp_path, pooling):
+    data = write_dataset(tmp_path / "shop", bijection=True)
+    folder = pack(data, tmp_path / "packed", hot_set(data)).folder
+    overrides = ("data.batch_size=32", "epochs=2", "log.every_steps=1", "evaluate.every_steps=0")
+    pooled = (f"model.features.history.pooling={pooling!r}", "model.interaction='concat'")
+    config = configure(f"data.path={str(folder)!r}", "schedule=fae", *overrides, *pooled)
+    outcome = train(config)
+    assert len(set(kinds_of(outcome.folder))) == 2
+    check_against_plain(outcome, config)
+    again = evaluate_checkpoint(outcome.folder, data, split="valid")
+    np.testing.assert_array_equal(again.scores.logits, outcome.scores["valid"].logits)
+    with pytest.raises(ConfigError, match=r"fae\.split is 'test', .* the dataset has train, valid"):
+        train(configure(f"data.path={str(folder)!r}", "schedule=fae", "fae.split=test", out="test"))
+
+
+@pytest.mark.slow
+def test_histories_of_a_tbsm(tmp_path):
+    synthesize(shape_like("taobao", table_rows=64), tmp_path / "taobao", SynthOptions(rows=2000, seed=1))
+    folder = packed(tmp_path / "taobao", tmp_path / "packed", lambda _: 0.6)
+    places = (f"data.path={str(folder)!r}", f"out={str(tmp_path / 'run')!r}", "schedule=fae")
+    config = load_config(SHIPPED, [*places, *SMALL, "data.batch_size=64", "log.every_steps=1"])
     outcome = train(config)
     assert len(set(kinds_of(outcome.folder))) == 2
     check_against_plain(outcome, config)

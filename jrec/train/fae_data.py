@@ -44,7 +44,8 @@ class FaeLoaders:
         self.packed, self.split = packed, config.fae.split
         self.hot = self.cold = None
         if (schema := packed.hot_schema) is not None:
-            self.hot = _loader(config, str(packed.hot_folder), schema, hot_layout(packed, layout))
+            # Packing checked every id; an OOV row need not be among the hot ones.
+            self.hot = _loader(config, str(packed.hot_folder), schema, hot_layout(packed, layout), on_bad_id="raise")
         if packed.cold_examples:
             self.cold = _loader(config, str(packed.cold_folder), packed.cold_schema, layout)
         cold, hot = (0 if loader is None else loader.batches_per_epoch for loader in (self.cold, self.hot))
@@ -112,9 +113,9 @@ def resident_addresses(packed: FaeManifest, layout: EmbeddingLayout) -> dict[str
     }
 
 
-def _loader(config: TrainConfig, path: str, schema: Schema, layout: EmbeddingLayout) -> Loader:
+def _loader(config: TrainConfig, path: str, schema: Schema, layout: EmbeddingLayout, **data_keys: Any) -> Loader:
     # The cast is made on the host in any case: the rows of a batch must be known before it is on the device.
-    data = dataclasses.replace(config.data, path=path, cast="host")
+    data = dataclasses.replace(config.data, path=path, cast="host", **data_keys)
     return train_loader(dataclasses.replace(config, data=data), schema, layout)
 
 
