@@ -59,6 +59,16 @@ def test_smoothing_keeps_accesses_and_frequent_rows(counts, min_hits, ratio):
     assert (smooth.dense()[~frequent] < min_hits).all()
 
 
+@FEW
+@hypothesis.given(COUNTS, st.integers(1, 6), st.floats(1.01, 3))
+def test_sparse_counts_are_smoothed_alike(counts, min_hits, ratio):
+    counts = np.array(counts)
+    ids = np.flatnonzero(counts)
+    found = TableProfile.smoothed_from_sparse("t", len(counts), ids, counts[ids], min_hits=min_hits, ratio=ratio)
+    expected = TableProfile.from_counts("t", counts).smoothed(min_hits=min_hits, ratio=ratio)
+    np.testing.assert_allclose(found.dense(), expected.dense(), rtol=1e-12)
+
+
 def test_smoothing_a_sample_comes_closer_to_the_truth():
     rows, sample = 20_000, 0.05
     truth = 2_000_000 * np.arange(1, rows + 1) ** -1.1 / (np.arange(1, rows + 1) ** -1.1).sum()
@@ -81,6 +91,8 @@ def test_ids_outside_a_table_are_refused():
     for ids in ([-1, 2], [0, 5]):
         with pytest.raises(ProfileError, match="table 't' of 5 rows was accessed at rows"):
             TableProfile.from_sparse("t", 5, np.array(ids), np.array([1, 1]))
+        with pytest.raises(ProfileError, match="table 't' of 5 rows was accessed at rows"):
+            TableProfile.smoothed_from_sparse("t", 5, np.array(ids), np.array([1, 1]))
 
 
 @FEW

@@ -188,29 +188,31 @@ def _check_small(schema: Schema, options: CalibrateOptions) -> None:
 
 def _count(folder: str | os.PathLike[str], schema: Schema, options: CalibrateOptions, progress: Progress) -> Counted:
     sample = sample_blocks(schema, "train", fraction=options.fraction, seed=options.seed)
-    if options.exact:
+    total = schema.splits["train"].examples
+    if options.exact and all(t.counts is not None for t in schema.tables):
         profile = exact_profile(folder, schema, progress=progress)
-        profiles = {t.name: _smooth(t) if options.smooth else t for t in profile.tables}
-        inputs, source, test, apart = int(profile.examples), profile.source, sample, False
+        profiles = {t.name: _graded(t.smoothed()) if options.smooth else t for t in profile.tables}
+        return Counted(profiles=profiles, inputs=total, source=profile.source, test_blocks=sample, held_out=False)
+    if options.exact:
+        used, test = split_blocks(schema, "train"), sample
     else:
         shuffled = [sample[i] for i in np.random.default_rng((options.seed, 1)).permutation(len(sample))]
         aside = max(1, round(options.held_out * len(sample)))
         test, used = sorted(shuffled[:aside]), sorted(shuffled[aside:])
-        tables = count_blocks(folder, schema, "train", used, progress=progress)
-        if options.smooth and len(used) < len(split_blocks(schema, "train")):
-            tables = tuple(map(_smooth, tables))
-        profiles = {t.name: t for t in tables}
-        inputs = sum(block_examples(schema, "train", block) for block in used)
-        total = schema.splits["train"].examples
-        source = f"{inputs:,} of {total:,} inputs in {len(used):,} random blocks, seed {options.seed}"
-        apart = True
-    return Counted(profiles=profiles, inputs=inputs, source=source, test_blocks=test, held_out=apart)
+    inputs = sum(block_examples(schema, "train", block) for block in used)
+    tables = count_blocks(folder, schema, "train", used, smooth=options.smooth, progress=progress)
+    return Counted(
+        profiles={t.name: _graded(t) if options.smooth else t for t in tables},
+        inputs=inputs,
+        source=f"{inputs:,} of {total:,} inputs, in {len(used):,} blocks drawn with seed {options.seed}",
+        test_blocks=test,
+        held_out=not options.exact,
+    )
 
 
-def _smooth(profile: TableProfile) -> TableProfile:
-    """Neighbours' means; of rows that are then equal, the first in their tables are the hottest, by next to nothing."""
-    means = profile.smoothed()
-    return dataclasses.replace(means, counts=means.counts * (1 - _TIE * means.starts[:-1] / means.rows))
+def _graded(profile: TableProfile) -> TableProfile:
+    """Of rows with equal counts, the first in their tables are made the hottest, by next to nothing."""
+    return dataclasses.replace(profile, counts=profile.counts * (1 - _TIE * profile.starts[:-1] / profile.rows))
 
 
 def box_of(profile: TableProfile, options: CalibrateOptions, number: int) -> RandEmBox:

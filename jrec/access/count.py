@@ -98,10 +98,9 @@ def sampled_profile(
     schema = Schema.load(folder) if schema is None else schema
     total = _examples(schema, split)
     sample = sample_blocks(schema, split, fraction=fraction, seed=seed)
-    tables = count_blocks(folder, schema, split, sample, progress=progress)
     examples = sum(block_examples(schema, split, block) for block in sample)
-    if smooth and examples < total:
-        tables = tuple(t.smoothed() for t in tables)
+    smooth = smooth and examples < total
+    tables = count_blocks(folder, schema, split, sample, smooth=smooth, progress=progress)
     return AccessProfile(
         tables=tables,
         examples=examples,
@@ -154,9 +153,10 @@ def count_blocks(
     split: str,
     blocks: Sequence[Block],
     *,
+    smooth: bool = False,
     progress: Progress = _SILENT,
 ) -> tuple[TableProfile, ...]:
-    """The accesses of every table in some blocks of a split; no others are read."""
+    """The accesses of every table in some blocks of a split, smoothed if asked for; no others are read."""
     from jrec.data.blocks import ListColumn, ShardReader
 
     readers = [ShardReader(folder, shard) for shard in schema.splits[split].shards]
@@ -170,4 +170,5 @@ def count_blocks(
                 column = columns[feature.name]
                 counters[feature.table].add(column.values if isinstance(column, ListColumn) else column)
             advance(done)
-    return tuple(TableProfile.from_sparse(t.name, t.rows, *counters[t.name].counts()) for t in schema.tables)
+    profile = TableProfile.smoothed_from_sparse if smooth else TableProfile.from_sparse
+    return tuple(profile(t.name, t.rows, *counters[t.name].counts()) for t in schema.tables)

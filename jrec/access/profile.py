@@ -128,21 +128,70 @@ class TableProfile:
           min_hits: hits from which a row's count is trusted; 64 mean a standard error of 1/8.
           ratio: of the bounds of successive blocks.
         """
-        edges = np.geomspace(1, self.rows + 1, 2 + int(np.log(self.rows + 1) / np.log(ratio))).astype(np.int64) - 1
-        edges = np.unique(np.append(edges, self.rows))
+        edges = _block_edges(self.rows, ratio)
         frequent = self.counts >= hit * min_hits
         lengths = np.diff(self.starts)
         mass = np.append(0.0, np.cumsum(np.where(frequent, 0.0, self.counts * lengths)))
         size = np.append(0, np.cumsum(np.where(frequent, 0, lengths)))
-        block_mass = np.diff(np.interp(edges, self.starts, mass))
-        block_size = np.diff(np.interp(edges, self.starts, size.astype(np.float64)))
-        mean = np.divide(block_mass, block_size, out=np.zeros_like(block_mass), where=block_size > 0)
-        kept = np.stack([self.starts[:-1][frequent], self.starts[1:][frequent]])
-        bounds = np.unique(np.concatenate([edges, kept.reshape(-1)]))
-        run = np.searchsorted(self.starts, bounds[:-1], side="right") - 1
-        block = np.searchsorted(edges, bounds[:-1], side="right") - 1
-        counts = np.where(frequent[run], self.counts[run], mean[block])
-        return TableProfile(name=self.name, starts=bounds, counts=counts)
+        return _averaged(
+            self.name,
+            edges,
+            mass=np.diff(np.interp(edges, self.starts, mass)),
+            size=np.diff(np.interp(edges, self.starts, size.astype(np.float64))),
+            starts=self.starts[:-1][frequent],
+            stops=self.starts[1:][frequent],
+            counts=self.counts[frequent],
+        )
+
+    @staticmethod
+    def smoothed_from_sparse(
+        name: str, rows: int, ids: np.ndarray, counts: np.ndarray, *, min_hits: int = 64, ratio: float = 1.05
+    ) -> TableProfile:
+        """``from_sparse(name, rows, ids, counts).smoothed()``, without a run for every row that was hit."""
+        if len(ids) and not 0 <= ids[0] <= ids[-1] < rows:
+            raise ProfileError(f"table {name!r} of {rows:,} rows was accessed at rows {ids[0]} to {ids[-1]}")
+        edges = _block_edges(rows, ratio)
+        frequent = counts >= min_hits
+        kept = ids[frequent]
+        mass = np.append(0, np.cumsum(np.where(frequent, 0, counts)))[np.searchsorted(ids, edges)]
+        size = edges - np.searchsorted(kept, edges)
+        return _averaged(
+            name,
+            edges,
+            mass=np.diff(mass).astype(np.float64),
+            size=np.diff(size).astype(np.float64),
+            starts=kept,
+            stops=kept + 1,
+            counts=counts[frequent].astype(np.float64),
+        )
+
+
+def _block_edges(rows: int, ratio: float) -> np.ndarray:
+    """Bounds of the blocks in which neighbours are averaged: each is longer than the one before by ``ratio``."""
+    edges = np.geomspace(1, rows + 1, 2 + int(np.log(rows + 1) / np.log(ratio))).astype(np.int64) - 1
+    return np.unique(np.append(edges, rows))
+
+
+def _averaged(
+    name: str,
+    edges: np.ndarray,
+    *,
+    mass: np.ndarray,
+    size: np.ndarray,
+    starts: np.ndarray,
+    stops: np.ndarray,
+    counts: np.ndarray,
+) -> TableProfile:
+    """Blocks at their mean, ``mass / size``, but for runs of rows that keep their own counts."""
+    mean = np.divide(mass, size, out=np.zeros_like(mass), where=size > 0)
+    bounds = np.unique(np.concatenate([edges, starts, stops]))
+    block = np.searchsorted(edges, bounds[:-1], side="right") - 1
+    found = mean[block]
+    if len(starts):
+        run = np.searchsorted(starts, bounds[:-1], side="right") - 1
+        own = (run >= 0) & (bounds[:-1] < stops[run])
+        found[own] = counts[run[own]]
+    return TableProfile(name=name, starts=bounds, counts=found)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -31,10 +31,23 @@ class SparseCounter:
     def _merge(self) -> None:
         if not self._pending:
             return
-        ids, counts = np.unique(np.concatenate(self._pending).astype(np.int64), return_counts=True)
+        ids, counts = _count(np.concatenate(self._pending))
         self._pending, self._waiting = [], 0
+        if not len(self._ids):
+            self._ids, self._counts = ids, counts
+            return
         merged, place = np.unique(np.concatenate([self._ids, ids]), return_inverse=True)
         total = np.zeros(len(merged), np.int64)
         total[place[: len(self._ids)]] = self._counts
         np.add.at(total, place[len(self._ids) :], counts)
         self._ids, self._counts = merged, total
+
+
+def _count(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct ids, ascending, and their counts, int64 both."""
+    if ids.dtype in (np.uint8, np.uint16):  # a small table: counting beats sorting
+        dense = np.bincount(ids)
+        found = np.flatnonzero(dense)
+        return found, dense[found]
+    found, counts = np.unique(ids, return_counts=True)
+    return found.astype(np.int64), counts
