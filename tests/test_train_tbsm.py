@@ -1,0 +1,120 @@
+"""Training runs of a TBSM: on the device, with host and tensor-train tables, and what its section is refused for."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from test_train import compilation_cache  # noqa: F401, a fixture
+
+from jrec import cli
+from jrec.data.synth.generate import SynthOptions, synthesize
+from jrec.data.synth.shapes import shape_like
+from jrec.errors import ConfigError
+from jrec.train.config import load_config
+from jrec.train.evaluate import evaluate_checkpoint
+from jrec.train.loop import train
+from jrec.train.metrics import evaluate
+
+SHIPPED = pathlib.Path(__file__).parents[1] / "configs" / "tbsm_taobao.toml"
+SMALL = (
+    "data.batch_size=200", "data.eval_batch_size=400", "data.workers=0", "evaluate.every_steps=0", "log.every_steps=4",
+    "log.tensorboard=false", "model.embedding_dim=4", "model.bottom_mlp=[4]", "model.tbsm.tower_mlp=[8,7]",
+    "model.tbsm.attention_mlp=[6]", "model.top_mlp=[12,1]", "optimizer.name='adam'", "optimizer.learning_rate=0.01",
+)  # fmt: skip
+TT = ("tables.overrides.item_id.tier='tt'", "tables.overrides.item_id.rank=2", "tables.implementation='xla'")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "taobao"
+    synthesize(shape_like("taobao", table_rows=64), folder, SynthOptions(rows=4000, seed=1))
+    return folder
+
+
+@pytest.fixture
+def configure(tmp_path, dataset):
+    def load(*overrides, out="run"):
+        places = f"data.path={str(dataset)!r}", f"out={str(tmp_path / out)!r}"
+        return load_config(SHIPPED, [*places, *SMALL, *overrides])
+
+    return load
+
+
+@pytest.fixture(scope="module")
+def device_run(tmp_path_factory, dataset):
+    places = f"data.path={str(dataset)!r}", f"out={str(tmp_path_factory.mktemp('device') / 'run')!r}"
+    return train(load_config(SHIPPED, [*places, *SMALL, "epochs=3"]))
+
+
+def test_a_run_learns_from_histories_and_is_evaluated(device_run, dataset):
+    assert device_run.step == 3 * 16
+    found = evaluate(device_run.scores["test"])
+    assert found.auc > 0.55
+    again = evaluate_checkpoint(device_run.folder, dataset, split="test")
+    np.testing.assert_array_equal(again.scores.logits, device_run.scores["test"].logits)
+    dense = [1 * 4 + 4, 10 * 8 + 8 + 8 * 7 + 7, 20 * 6 + 6 + 6 * 20 + 20, 7 * 7, 14 * 12 + 12 + 12 + 1]
+    assert device_run.parameters["dense"]["parameters"] == sum(dense)
+    assert device_run.parameters["d4_float32"]["parameters"] == 3 * 64 * 4
+
+
+def test_a_run_on_host_tables_is_the_run_on_the_device(configure, device_run):
+    host = train(configure("epochs=3", "tables.tier=host"))
+    assert (host.folder / "metrics.jsonl").read_bytes() == (device_run.folder / "metrics.jsonl").read_bytes()
+    for split, scores in device_run.scores.items():
+        np.testing.assert_array_equal(host.scores[split].logits, scores.logits)
+
+
+def test_a_run_with_a_compressed_item_table_learns_and_is_reported(tmp_path, dataset, capsys):
+    out = tmp_path / "run"
+    overrides = [*SMALL, *TT, "epochs=3", "log.progress='off'"]
+    assert cli.main(["train", str(SHIPPED), f"data.path={str(dataset)!r}", f"out={str(out)!r}", *overrides]) == 0
+    metrics = json.loads((out / "report" / "metrics.json").read_text())
+    assert metrics["splits"]["test"]["auc"] > 0.55
+    assert metrics["tables"]["item_id"]["tier"] == "tt"
+    assert cli.main(["eval", str(out), str(dataset)]) == 0
+    assert f"{metrics['splits']['test']['auc']:.4f}" in capsys.readouterr().out
+
+
+def test_a_dlrm_takes_sequences_pooled(tmp_path, dataset):
+    places = f"data.path={str(dataset)!r}", f"out={str(tmp_path / 'dlrm')!r}"
+    small = [override for override in SMALL if "tbsm" not in override]
+    outcome = train(load_config(SHIPPED.with_name("taobao.toml"), [*places, *small, "max_steps=2"]))
+    assert np.isfinite(outcome.scores["test"].logits).all()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.kind='dlrm'"], "model.tbsm is set, but model.kind is 'dlrm'"),
+        (["model.bottom_mlp=[]"], "a TBSM needs a layer of each"),
+        (["model.tbsm.heads=0"], "model.tbsm.heads is 0, but must be at least 1"),
+        (["model.tbsm.inner='cosine'"], 'model.tbsm.inner must be one of "dot", "indefinite", "definite"'),
+        (["model.tbsm.tower=[3]"], "tower_mlp"),
+        (["model.features.item_history.pooling='max'"], "model.features.item_history is pooled"),
+    ],
+)
+def test_keys_of_a_tbsm_are_checked(configure, overrides, message):
+    with pytest.raises(ConfigError) as error:
+        configure(*overrides)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("histories", "message"),
+    [
+        (
+            "{item_id='seen'}",
+            "model.tbsm.histories names 'seen', but the categorical features of the dataset are user_id",
+        ),
+        ("", "model.tbsm.histories is empty"),
+        ("{user_id='item_history', category_id='category_history'}", "they must share one"),
+    ],
+)
+def test_histories_that_do_not_fit_the_dataset_are_refused(configure, histories, message):
+    kept = [line for line in SHIPPED.read_text().splitlines() if not line.startswith("histories")]
+    path = pathlib.Path(configure().out).with_name("other.toml")
+    given = f"histories = {histories.replace("'", '"')}" if histories else ""
+    path.write_text("\n".join(kept).replace("[model.tbsm]", f"[model.tbsm]\n{given}"))
+    with pytest.raises(ConfigError, match=message):
+        train(load_config(path, [f"data.path={configure().data.path!r}", f"out={configure().out!r}", *SMALL]))
