@@ -1,0 +1,144 @@
+"""Test AUC of TBSM on real behaviour of Taobao's users, `jrec train configs/tbsm_taobao.toml`, against popularity.
+
+`jrec prepare taobao` makes the sequences: is an item the user's next one after a history? A negative is the item of an
+event of another user at about the same time, as popular and as new as positives are: only the history tells them apart.
+(Drawn from all items alike, `--draw uniform`, most negatives of a small sample are items without any other event.
+Popularity does better then, and what a model learns of single items does not hold for the new items of the test split.)
+
+Baselines score test examples by how often their item, or their category, was a positive in the train split, and never
+for items that train lacks; the better of the two on the test split itself counts. A rule without training stands beside
+them: is the target's category in the history?
+
+The architecture is the configuration's, RMC1 of FAE. The published run takes a hundred times as many steps as
+these samples give, so optimizers, batch and epochs are others here, chosen by validation AUC.
+
+Examples:
+  python -m benchmarks.accuracy_tbsm
+  python -m benchmarks.accuracy_tbsm --input UserBehavior.csv --seeds 0 --set epochs=1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+
+import numpy as np
+
+from benchmarks import harness
+from benchmarks.accuracy import run_jrec
+from jrec.data.blocks import ListColumn, ShardReader
+from jrec.data.schema import Schema
+from jrec.train.metrics import Scores, evaluate
+
+DATA = harness.ROOT.parent / "shared" / "data"
+SAMPLES = [DATA / "taobao_user_behavior_10k.csv.gz", DATA / "taobao_user_behavior_96k.csv.gz"]
+CONFIG = harness.ROOT / "configs" / "tbsm_taobao.toml"
+RECIPE = (
+    "epochs=2", "data.batch_size=64", "optimizer.name=adam", "optimizer.learning_rate=0.003",
+    "optimizer.embedding.name=rowwise_adagrad", "optimizer.embedding.learning_rate=0.05", "evaluate.every_steps=0",
+    "log.progress=off", "log.tensorboard=false",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    arguments = _parser().parse_args()
+    if missing := [path for path in arguments.input if not path.is_file()]:
+        raise SystemExit(f"accuracy_tbsm: {missing[0]} is no file; name logs of Taobao's UserBehavior with --input")
+    seeds = arguments.seeds[:1] if arguments.quick else arguments.seeds
+    logs = arguments.input[:1] if arguments.quick else arguments.input
+    with harness.Report(arguments, "accuracy_tbsm") as report:
+        for log in logs:
+            with tempfile.TemporaryDirectory() as folder:
+                _compare(report, log, pathlib.Path(folder), seeds, arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = harness.parser(__doc__)
+    parser.add_argument("--input", type=pathlib.Path, nargs="+", default=SAMPLES, help="logs, each for itself")
+    parser.add_argument("--draw", choices=("popularity", "uniform"), default="popularity", help="of negatives")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one training a seed (default: 0 1 2)")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of the configuration")
+    return parser
+
+
+def _compare(
+    report: harness.Report, log: pathlib.Path, folder: pathlib.Path, seeds: list[int], arguments: argparse.Namespace
+) -> None:
+    data = folder / "data"
+    run_jrec("prepare", "taobao", "--draw", arguments.draw, "--input", str(log), "--out", str(data), "--quiet")
+    case = f"{log.name}, {arguments.draw}, {len(seeds)} seed(s)"
+    baselines = rules(data)
+    for name, auc in baselines.items():
+        report.add(case, f"test auc, {name}", auc, "auc")
+    runs = [_train(data, folder / f"run{seed}", seed, arguments.set, report) for seed in seeds]
+    better = max(auc for name, auc in baselines.items() if name.startswith("popularity"))
+    report.add(case, "test auc, TBSM, mean", statistics.mean(runs), "auc")
+    report.add(case, "test auc, TBSM, least", min(runs), "auc")
+    report.add(case, "test auc, TBSM, greatest", max(runs), "auc")
+    report.add(case, "test auc, TBSM, least over the better popularity", min(runs) - better, "auc")
+
+
+def _train(data: pathlib.Path, out: pathlib.Path, seed: int, overrides: list[str], report: harness.Report) -> float:
+    start = time.perf_counter()
+    run_jrec("train", str(CONFIG), f"data.path={data}", f"out={out}", f"seed={seed}", *RECIPE, *overrides)
+    metrics = json.loads((out / "report" / "metrics.json").read_text(encoding="utf-8"))
+    auc = metrics["splits"]["test"]["auc"]
+    report.note(f"seed {seed}: test AUC {auc:.4f} in {time.perf_counter() - start:.0f} s")
+    return auc
+
+
+def rules(folder: pathlib.Path) -> dict[str, float]:
+    """Test AUC of popularity of items and of categories in the train split, and of a category seen before.
+
+    Args:
+      folder: a dataset of Taobao's sequences.
+    """
+    schema = Schema.load(folder)
+    train, test = (_columns(folder, schema, split) for split in ("train", "test"))
+    labels = test["label"]
+    found = {}
+    for name in ("item_id", "category_id"):
+        table = schema.table(name)
+        positives = np.bincount(train[name][train["label"] > 0], minlength=table.rows).astype(np.float64)
+        if table.oov_row is not None:
+            positives[table.oov_row] = 0
+        found[f"popularity of {name.removesuffix('_id')}"] = _auc(labels, positives[test[name]])
+    offsets, history = test["category_history"]
+    owner = np.repeat(np.arange(len(labels)), np.diff(offsets))
+    same = np.bincount(owner, history == test["category_id"][owner], len(labels)) > 0
+    found["category in history"] = _auc(labels, same.astype(np.float64))
+    return found
+
+
+def _columns(folder: pathlib.Path, schema: Schema, split: str) -> dict:
+    """Columns of a split; of lists, offsets and values."""
+    blocks = [
+        reader.read(i)
+        for shard in schema.splits[split].shards
+        for reader in [ShardReader(folder, shard)]
+        for i in range(len(reader))
+    ]
+    columns = {}
+    for name in blocks[0]:
+        parts = [block[name] for block in blocks]
+        if isinstance(parts[0], ListColumn):
+            lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+            columns[name] = np.cumsum(np.r_[0, lengths]), np.concatenate([part.values for part in parts])
+        else:
+            columns[name] = np.concatenate(parts)
+    return columns
+
+
+def _auc(labels: np.ndarray, scores: np.ndarray) -> float:
+    auc = evaluate(Scores(labels=labels, logits=scores.astype(np.float32))).auc
+    assert auc is not None
+    return auc
+
+
+if __name__ == "__main__":
+    main()
