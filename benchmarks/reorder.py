@@ -38,8 +38,8 @@ from benchmarks import harness
 from jrec.data.schema import DatasetError
 
 REAL = {
-    "criteo": ("criteo-kaggle", "criteo_kaggle_80k.tsv.gz", ("C16", "C10", "C21", "C4")),
-    "taobao": ("taobao", "taobao_user_behavior_96k.csv.gz", ("user_id", "item_id")),
+    "criteo": (("criteo-kaggle",), "criteo_kaggle_80k.tsv.gz", ("C16", "C10", "C21", "C4")),
+    "taobao": (("taobao", "--form", "intent"), "taobao_user_behavior_96k.csv.gz", ("user_id", "item_id")),
 }
 SYNTHETIC = {"drift": ("C3",), "still": ("C3",), "sessions": ("items",)}
 DATA = harness.ROOT.parent / "shared" / "data"
@@ -81,12 +81,12 @@ def _parser() -> argparse.ArgumentParser:
 def _make(report: harness.Report, name: str, folder: pathlib.Path, arguments: Any) -> pathlib.Path | None:
     examples = QUICK_EXAMPLES if report.quick else EXAMPLES
     if name in REAL:
-        format_name, file, _ = REAL[name]
+        form, file, _ = REAL[name]
         path = arguments.data / file
         if not path.is_file():
             report.note(f"{name} is skipped: there is no {path}")
             return None
-        command = [sys.executable, "-m", "jrec", "prepare", format_name, "--input", str(path), "--out", str(folder)]
+        command = [sys.executable, "-m", "jrec", "prepare", *form, "--input", str(path), "--out", str(folder)]
         subprocess.run([*command, "--quiet"], check=True, stdout=subprocess.DEVNULL)
     elif name == "sessions":
         sessions(folder, examples)
