@@ -161,9 +161,8 @@ def retrieved(rows: MeshRows, route: Route, host: np.ndarray, *, kind="padded") 
     return run(*put((dataclasses.replace(rows, sharded_slots={}, replicated_slots={}), route, host), spec, on))
 
 
-def updated(optimizer, rows: MeshRows, route: Route, gradients, *, key=None, step=3, kind="padded", **how) -> MeshRows:
-    """The arrays after one step by (N, U, dim) gradients."""
-    on = mesh(route.own.rows.shape[0])
+def update_program(optimizer, devices, *, kind="padded", **how):
+    """The jitted step of (rows, route, gradients, step, key), which donates the rows."""
     specs = MeshRows.specs(optimizer)
 
     def body(rows, route, gradients, step, key):
@@ -173,8 +172,17 @@ def updated(optimizer, rows: MeshRows, route: Route, gradients, *, key=None, ste
         return update(optimizer, rows, route, exchange, gradients, options=options, **how)
 
     spec = (specs, PartitionSpec(AXIS), PartitionSpec(AXIS), PartitionSpec(), PartitionSpec())
-    run = jax.jit(jax.shard_map(body, mesh=on, in_specs=spec, out_specs=specs, check_vma=False), donate_argnums=0)
-    return run(*put((rows, route, gradients, jnp.int32(step), key), spec, on))
+    mapped = jax.shard_map(body, mesh=mesh(devices), in_specs=spec, out_specs=specs, check_vma=False)
+    return jax.jit(mapped, donate_argnums=0)
+
+
+def updated(optimizer, rows: MeshRows, route: Route, gradients, *, key=None, step=3, **how) -> MeshRows:
+    """The arrays after one step by (N, U, dim) gradients."""
+    devices = route.own.rows.shape[0]
+    over, everywhere = PartitionSpec(AXIS), PartitionSpec()
+    specs = (MeshRows.specs(optimizer), over, over, everywhere, everywhere)
+    arguments = put((rows, route, gradients, jnp.int32(step), key), specs, mesh(devices))
+    return update_program(optimizer, devices, **how)(*arguments)
 
 
 def single(optimizer, table, slots, uniques: list[np.ndarray], gradients, *, key=None, step=3):

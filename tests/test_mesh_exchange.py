@@ -60,9 +60,18 @@ def _requests(rng, devices, line):
     return real, rows, values
 
 
-@hypothesis.settings(max_examples=5)
+def test_swaps():
+    _check(3, 4, 5)
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=6)
 @hypothesis.given(st.integers(0, 2**31), st.sampled_from([1, 2, 4]), st.integers(1, 6))
 def test_padded_and_ragged_swaps(seed, devices, line):
+    _check(seed, devices, line)
+
+
+def _check(seed, devices, line):
     real, rows, values = _requests(np.random.default_rng(seed), devices, line)
     asked, there, back = _exchanged(rows, values, "padded")
     np.testing.assert_array_equal(asked, rows.swapaxes(0, 1))
@@ -75,6 +84,7 @@ def test_padded_and_ragged_swaps(seed, devices, line):
     np.testing.assert_array_equal(back, np.where(real[..., None], values, 0))
 
 
+@pytest.mark.slow
 def test_a_whole_step_with_the_ragged_exchange():
     rng = np.random.default_rng(1)
     optimizer = mesh_cases.OPTIMIZERS["adagrad"]

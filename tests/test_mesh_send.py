@@ -124,13 +124,14 @@ def compare(case, got, want, *, exact=False):
             np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "adam" else pytest.mark.slow) for n in OPTIMIZERS])
 def test_equals_one_device(name):
     optimizer = OPTIMIZERS[name]
     case = make_case(len(name), optimizer)
     compare(case, on_mesh(case, optimizer, jnp.tanh), on_one_device(case, optimizer, jnp.tanh))
 
 
+@pytest.mark.slow
 def test_rows_of_16_bits_are_rounded_alike():
     """Gradients of integers have exact sums: equal to the bit."""
     optimizer, key = SGD(learning_rate=0.3), jax.random.key_data(jax.random.key(1))
