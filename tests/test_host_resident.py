@@ -180,9 +180,9 @@ def test_hot_and_cold_steps_in_any_order_give_the_bits_of_the_device_tier(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", ["adam", "rowwise_adagrad", "sgd"])
+@pytest.mark.parametrize("rows", ["rowwise_adagrad", "sgd"])
 def test_more_orders_and_optimizers(rows):
-    for seed in range(20):
+    for seed in range(10):
         rng = np.random.default_rng(seed)
         order = list(rng.random(STEPS) < rng.choice([0.2, 0.5, 0.8]))
         options = {"queue": int(rng.integers(1, 5)), "threads": int(rng.integers(1, 4)), "timeline": SlowStore()}
