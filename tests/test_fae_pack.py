@@ -23,6 +23,7 @@ from jrec.data.blocks import ListColumn, ShardReader, ShardWriter, column_names,
 from jrec.data.fae import FaeManifest, is_fae_folder
 from jrec.data.fae_pack import HotSet, PackOptions, pack
 from jrec.data.fae_rows import RowSet
+from jrec.data.fae_verify import verify
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.reorder_file import save_order
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Split, Table
@@ -384,16 +385,34 @@ def test_a_piece_is_given_up_when_another_fails(data, tmp_path):
     assert not list((tmp_path / "hot").iterdir()) + list((tmp_path / "cold").iterdir())
 
 
-def test_what_is_written_is_compared_with_the_source(data, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: {"item": np.roll(found["item"], 1)},
+        lambda found: {"history": ListColumn(found["history"].offsets, found["history"].values[::-1])},
+        lambda found: {name: column[:-1] for name, column in found.items() if not isinstance(column, ListColumn)},
+        lambda found: {"price": found["price"] * np.float32(1 + 2**-20)},
+    ],
+    ids=["item", "history", "lost", "price"],
+)
+def test_what_is_written_is_compared_with_the_source(data, tmp_path, monkeypatch, change):
     real = fae_piece.take
 
     def wrong(columns, positions, schema, sets):
         found = real(columns, positions, schema, sets)
-        return {**found, "item": np.roll(found["item"], 1)}
+        return found if sets is None else {**found, **change(found)}
 
     monkeypatch.setattr(fae_piece, "take", wrong)
-    with pytest.raises(DatasetError, match=r"holds 192 examples of checksum .* but blocks 0 to 2 of .*train-00000"):
+    with pytest.raises(DatasetError, match=r"block 0 of .*train-00000.* has (content|columns of unequal)"):
         pack(data, tmp_path / "out", hot_set(data), PackOptions(threads=1))
+
+
+def test_other_examples_are_noticed_in_a_packed_folder(data, tmp_path):
+    packed = pack(data, tmp_path / "out", hot_set(data))
+    assert verify(tmp_path / "out") == packed
+    dataclasses.replace(packed, content="0" * 16).save()
+    with pytest.raises(DatasetError, match=f"holds other examples .* content is {packed.content}, not 0000"):
+        verify(tmp_path / "out")
 
 
 def test_damaged_files_are_named(data, tmp_path):

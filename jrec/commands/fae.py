@@ -12,7 +12,7 @@ Prepare training with hot rows on the device and cold ones in host memory (FAE).
 
 `calibrate` finds the rows that are accessed so often that they are worth a place on the device, within a budget, from
 a sample of the data. `pack` parts the training examples into those that read hot rows alone and all others. `check`
-reads a packed folder and compares every checksum. docs/fae.md describes it all."""
+reads a packed folder whole and compares all checksums. docs/fae.md describes it all."""
 EPILOG = """examples:
   jrec fae calibrate data/kaggle --budget 256MB --out kaggle.fae.json --figures figures
   jrec fae pack data/kaggle --calibration kaggle.fae.json --out data/kaggle_fae
@@ -64,8 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     two.add_argument("--threads", type=int, metavar="N", help="default: the cores, at most 8; no result changes")
     two.add_argument("--overwrite", action="store_true", help="replace a finished FAE folder at DIR")
     _add_calibration(two)
-    three = action("check", "compare the checksums of a packed folder")
+    three = action("check", "read a packed folder whole and compare all checksums")
     three.add_argument("folder", metavar="DIR", help="made by `jrec fae pack`")
+    three.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
 def _add_calibration(parser: argparse.ArgumentParser) -> None:
@@ -163,10 +164,9 @@ def _show(found) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from jrec.data.fae import FaeManifest
+    from jrec.data.fae_verify import verify
 
-    found = FaeManifest.load(args.folder)
-    found.verify_files()
+    found = verify(args.folder, progress=_progress(args))
     print(
         f"{args.folder}: whole; {found.hot_examples:,} hot and {found.cold_examples:,} cold examples of {found.name},"
         f" {sum(t.hot for t in found.tables):,} hot rows"

@@ -84,8 +84,8 @@ def pack(
 ) -> FaeManifest:
     """Writes the FAE form of a dataset.
 
-    Work is done in ``OUT.partial``, which is renamed at the end. Every shard is read again when it is written, and
-    compared with the source by count and content.
+    Work is done in ``OUT.partial``, which is renamed at the end. The examples of every block are compared with the
+    source's by content, hot ids led back to their rows, before they are written.
 
     Args:
       folder: the dataset.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jrec.data.blocks import Column, ListColumn, ShardReader, ShardWriter, shard_file
+from jrec.data.blocks import LABEL, Column, ListColumn, ShardReader, ShardWriter, shard_file
 from jrec.data.fae import COLD, HOT, sha256_of
 from jrec.data.fae_rows import RowSet, check_columns, content, hot_examples, take
 from jrec.data.packing_columns import concatenate
@@ -109,7 +109,7 @@ def plan_pieces(schema: Schema, blocks: int) -> list[Piece]:
 
 
 def pack_piece(job: Job, piece: Piece, advance: Callable[[int], None], stop: threading.Event) -> Packed:
-    """Writes a piece, reads it again and compares, then journals it.
+    """Writes a piece, compares what it writes with what it read, and journals it.
 
     Args:
       job: what all pieces share.
@@ -118,20 +118,20 @@ def pack_piece(job: Job, piece: Piece, advance: Callable[[int], None], stop: thr
       stop: when it is set, the piece is given up.
 
     Raises:
-      DatasetError: if the source cannot be read or what was written says something else.
+      DatasetError: if the source cannot be read, or what is to be written says something else.
       CancelledError: if ``stop`` was set.
     """
     parts = {name: _Part(job, piece, name) for name in _PARTS}
     total = 0
     try:
-        for place, columns in _blocks(job.source, job.schema, piece.shard, piece.start, piece.stop):
+        for place, columns in read_blocks(job.source, job.schema, piece.shard, piece.start, piece.stop):
             if stop.is_set():
                 raise concurrent.futures.CancelledError
-            hot = hot_examples(columns, job.schema.categorical, job.sets, place)
-            total += content(columns, job.schema, job.orders.get, place)
-            parts[HOT].add(take(columns, np.flatnonzero(hot), job.schema, job.sets))
-            parts[COLD].add(take(columns, np.flatnonzero(~hot), job.schema, None))
-            advance(len(hot))
+            parted, found = _part_block(job, columns, place)
+            for name, part in parts.items():
+                part.add(parted[name])
+            total += found
+            advance(sum(len(taken[LABEL]) for taken in parted.values()))
         shards = {name: part.close() for name, part in parts.items()}
     except BaseException:
         for part in parts.values():
@@ -139,7 +139,6 @@ def pack_piece(job: Job, piece: Piece, advance: Callable[[int], None], stop: thr
         raise
     digests = {name: sha256_of(job.folder / name / shard.file) for name, shard in shards.items() if shard}
     packed = Packed(shards=shards, sha256=digests, content=total & _MASK)
-    _verify(job, piece, packed)
     _journal(job, piece, packed)
     return packed
 
@@ -177,7 +176,7 @@ class _Part:
         self._writer: ShardWriter | None = None
 
     def add(self, columns: dict[str, Column]) -> None:
-        examples = len(columns["label"])
+        examples = len(columns[LABEL])
         if examples:
             self._waiting.append(columns)
             self._examples += examples
@@ -210,10 +209,14 @@ class _Part:
         self._waiting, self._examples = [], 0
 
 
-def _blocks(
+def read_blocks(
     folder: pathlib.Path, schema: Schema, shard: Shard, start: int, stop: int
 ) -> Iterator[tuple[str, dict[str, Column]]]:
-    """Checked blocks of a shard, each with its name."""
+    """Checked blocks of a shard, each with its name.
+
+    Raises:
+      DatasetError: if one cannot be read or has other columns than the schema says.
+    """
     reader = ShardReader(folder, shard)
     for block in range(start, stop):
         place = f"block {block} of {reader.path}"
@@ -222,23 +225,23 @@ def _blocks(
         yield place, columns
 
 
-def _verify(job: Job, piece: Piece, packed: Packed) -> None:
-    """Reads what was written: as many examples, with the same content once hot ids are rows again."""
-    found, examples = 0, 0
-    rows_of = {HOT: job.hot_rows.get, COLD: job.orders.get}
-    schemas = {HOT: job.hot_schema, COLD: job.schema}
-    for name, shard in packed.shards.items():
-        if shard is None:
-            continue
-        for place, columns in _blocks(job.folder / name, schemas[name], shard, 0, shard.blocks):
-            found += content(columns, job.schema, rows_of[name], place)
-        examples += shard.examples
-    if examples != piece.examples or found & _MASK != packed.content:
+def _part_block(job: Job, columns: Mapping[str, Column], place: str) -> tuple[dict[str, dict[str, Column]], int]:
+    """The hot and the cold examples of a block, with the checksum of both, which is that of the block."""
+    hot = hot_examples(columns, job.schema.categorical, job.sets, place)
+    parted = {
+        HOT: take(columns, np.flatnonzero(hot), job.schema, job.sets),
+        COLD: take(columns, np.flatnonzero(~hot), job.schema, None),
+    }
+    expected = content(columns, job.schema, job.orders.get, place)
+    # Hot ids are led back to their rows: what is written has to say what was read.
+    found = content(parted[HOT], job.schema, job.hot_rows.get, place)
+    found += content(parted[COLD], job.schema, job.orders.get, place)
+    if found & _MASK != expected:
         raise DatasetError(
-            f"{piece.file} of {job.folder} holds {examples:,} examples of checksum {found & _MASK:016x}, but blocks"
-            f" {piece.start} to {piece.stop - 1} of {job.source / piece.shard.file} hold {piece.examples:,} of"
-            f" {packed.content:016x}; the disk or memory of this machine is at fault, or there is a defect in jrec"
+            f"{place} has content {expected:016x}, but its hot and cold examples {found & _MASK:016x}; the memory of"
+            " this machine is at fault, or there is a defect in jrec"
         )
+    return parted, expected
 
 
 def _journal_file(job: Job, piece: Piece) -> pathlib.Path:

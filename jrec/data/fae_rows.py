@@ -10,6 +10,7 @@ import numpy as np
 
 from jrec.data import fae_kernels as kernels
 from jrec.data.blocks import LABEL, Column, ListColumn, column_names, id_dtype, weight_column
+from jrec.data.packing_columns import count_examples
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema
 
 _NO_ROWS = np.empty(0, np.uint32)
@@ -133,9 +134,11 @@ def content(
       place: the name of the block, for errors.
 
     Raises:
-      DatasetError: on an id that stands for no row.
+      DatasetError: on an id that stands for no row, or columns of unequal lengths.
     """
     state = np.zeros(len(_plain(columns[LABEL])), np.uint64)
+    if any(count_examples(columns[name]) != len(state) for name in column_names(schema)):
+        raise DatasetError(f"{place} has columns of unequal lengths; the memory of this machine is at fault")
     for name in _numbers(schema):
         kernels.absorb_bits(sealed(_bits(_plain(columns[name]))), state)
     for feature in schema.categorical:
@@ -173,7 +176,7 @@ def check_columns(columns: Mapping[str, Column], schema: Schema, examples: int, 
             problem = f"has {'no lists' if name in lists else 'lists'} in column {name!r}"
         elif _dtype(column).kind != ("f" if name in floats else "u"):
             problem = f"has {_dtype(column)} in column {name!r}"
-        elif (found := len(column.offsets) - 1 if isinstance(column, ListColumn) else len(column)) != examples:
+        elif (found := count_examples(column)) != examples:
             problem = f"has {found:,} examples in column {name!r}, not the {examples:,} that the schema promises"
         else:
             continue
