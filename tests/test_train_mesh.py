@@ -25,6 +25,7 @@ from jrec.sharding import BASELINES, PlanError, save_plan
 from jrec.sharding.pieces import REPLICATED, SHARDED
 from jrec.train.build import build_layout
 from jrec.train.config import load_config
+from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.mesh_plan import dealt, run_plan
 from jrec.train.mesh_run import open_mesh
@@ -195,13 +196,39 @@ def test_a_run_on_a_mesh_scores_as_on_one_device(configure):
     np.testing.assert_allclose(two.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_tables_in_host_memory_are_shared_by_the_devices(configure):
+    """Their rows travel once a step; queues of any length give the same bits."""
+    one = train(configure(out="one")).scores["test"].logits
+    host = ("mesh.devices=2", "tables.tier='host'")
+    queued = train(configure(*host, out="queued"))
+    assert queued.parameters.keys() == {"dense", "host_d4_float32"}
+    np.testing.assert_allclose(queued.scores["test"].logits, one, rtol=1e-4, atol=1e-5)
+    sequential = train(configure(*host, "tables.host.queue=1", out="sequential"))
+    np.testing.assert_array_equal(queued.scores["test"].logits, sequential.scores["test"].logits)
+    train(configure(*host, "max_steps=3", out="resumed"))
+    resumed = train(configure(*host, out="resumed"), resume=True)
+    np.testing.assert_array_equal(queued.scores["test"].logits, resumed.scores["test"].logits)
+    for devices in (1, 3):
+        scores = evaluate_checkpoint(queued.folder, configure().data.path, split="test", devices=devices).scores
+        np.testing.assert_allclose(scores.logits, queued.scores["test"].logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_tables_of_all_tiers_train_in_one_model(configure):
+    tiers = ("tables.tt.largest=1", "tables.overrides={C2={tier='host'}, C3={tier='host'}}")
+    one = train(configure(*tiers, out="one"))
+    two = train(configure(*tiers, "mesh.devices=2", out="two"))
+    assert {name.split("_")[0] for name in two.parameters} == {"dense", "host", "planned", "tt"}
+    np.testing.assert_allclose(two.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
         (("mesh.devices=3",), "data.batch_size is 64, which 3 devices.*use a multiple of 3"),
         (("mesh.devices=64",), "JAX sees 4 cpu device.*lower mesh.devices"),
         (("mesh.devices=2", "tables.tt.largest=1", "tables.tt.cache.rows=4"), "does not train on several"),
-        (("mesh.devices=2", "tables.tier='host'"), "in host memory"),
     ],
 )
 def test_what_cannot_train_on_a_mesh_is_refused(configure, dataset, overrides, says):

@@ -29,6 +29,7 @@ from jrec.train.step import CompiledRun, compile_run
 from jrec.train.tables import on_devices
 
 if TYPE_CHECKING:
+    from jrec.train.mesh_host import MeshHostStepper
     from jrec.train.mesh_run import MeshStepper
 
 
@@ -100,7 +101,7 @@ class RestoredRun:
     optimizer: SparseOptimizer
     compiled: CompiledRun
     checkpoint: Restored
-    mesh: MeshStepper | None = None
+    mesh: MeshStepper | MeshHostStepper | None = None
 
     def scores(self, split: str, *, limit: int = 0) -> Scores:
         """Scores a split with this model.
@@ -162,8 +163,10 @@ def restore_run(
     finally:
         checkpoints.close()
     model, optimizer = compiled.merge(restored.state)
-    if mesh is not None and rows is not None:
-        mesh.load(rows)
+    if mesh is not None:
+        if rows is not None:
+            mesh.load(rows)
+        mesh.restore(restored.state, None, restored.step)
     return RestoredRun(
         folder=folder,
         config=config,
@@ -179,12 +182,12 @@ def restore_run(
 
 def _mesh(
     config: TrainConfig, schema: Schema, layout: EmbeddingLayout, model: Any, optimizer: Any, folder: pathlib.Path
-) -> MeshStepper:
-    from jrec.train.mesh_run import MeshStepper, open_mesh
+) -> MeshStepper | MeshHostStepper:
+    from jrec.train.mesh_run import mesh_stepper, open_mesh
 
     batch = dataclasses.replace(config.data, batch_size=config.mesh.devices)  # no step is taken
     setup = open_mesh(dataclasses.replace(config, data=batch), schema, layout)
-    return MeshStepper(model, optimizer, None, setup=setup, folder=folder, total=0)
+    return mesh_stepper(model, optimizer, None, setup=setup, folder=folder, total=0)
 
 
 def evaluate_checkpoint(

@@ -106,7 +106,7 @@ class _Run:
         self.layout = build_layout(config, schema)
         self.mesh = self._open_mesh() if config.mesh.on else None
         self.loader = (
-            train_loader(config, schema, self.layout, transform=None if self.mesh is None else self.mesh.parts)
+            train_loader(config, schema, self.layout, transform=None if self.mesh is None else self.mesh.transform)
             if data.packed is None
             else FaeLoaders(config, data.packed, self.layout)
         )
@@ -136,9 +136,9 @@ class _Run:
 
     def _make_stepper(self, model: Any, optimizer: SparseOptimizer) -> Stepper:
         if self.mesh is not None:
-            from jrec.train.mesh_run import MeshStepper
+            from jrec.train.mesh_run import mesh_stepper
 
-            return MeshStepper(model, optimizer, self.loader, setup=self.mesh, folder=self.folder, total=self.total)
+            return mesh_stepper(model, optimizer, self.loader, setup=self.mesh, folder=self.folder, total=self.total)
         state, compiled = compile_run(model, optimizer)
         if isinstance(self.loader, FaeLoaders):
             self.fae = self._fae_stepper(model, optimizer, state, compiled, self.loader)

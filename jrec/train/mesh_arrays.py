@@ -18,16 +18,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jrec.batch import Batch
 from jrec.data.packing import unique_capacity
 from jrec.errors import ConfigError
-from jrec.host.ring import bucket
+from jrec.host.ring import Rows, bucket
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
 from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed
 from jrec.sharding.runtime.route import AXIS, Picks, Route, shard_capacity
 from jrec.train.mesh_batch import Part
-from jrec.train.mesh_plan import plan_stack, planned_stacks
+from jrec.train.mesh_plan import plan_stack
 from jrec.train.mesh_rows import replicated_capacity
 
+NO_ROW = 2**31 - 1
+"""A row of no array: padding, where the array's size is not known here."""
 _SLACK = 1.125  # on what a batch needed, when a size grows: the next one needs a little more
 
 
@@ -38,11 +40,13 @@ class MeshBatch:
 
     Attributes:
       batch: the examples of each device; ids and casts of planned stacks number their unique rows.
-      routes: by planned stack.
+      routes: by planned and by host stack.
+      host: by host stack the rows that any device reads, with their slots in training, shared out: (N, K / N, dim).
     """
 
     batch: Batch
     routes: dict[str, Route]
+    host: dict[str, Rows] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,13 +100,15 @@ class Shapes:
 
     def __init__(self, layout: EmbeddingLayout, plan: Plan, *, examples: int, fixed: bool, headroom: float):
         self.plan, self.examples, self._fixed, self._headroom = plan, examples, fixed, headroom
-        self.stacks = {stack.name: stack for stack in planned_stacks(layout)}
+        self.stacks = {stack.name: stack for stack in layout.members if stack.tier in ("planned", "host")}
         self.limits = {name: self._limit(stack) for name, stack in self.stacks.items()}
         self.sizes = {name: self._bucketed(name, NONE, 1.0) for name in self.stacks}
 
     def _limit(self, stack: Stack) -> Sizes:
         """What no batch can pass."""
         name, most = plan_stack(stack), unique_capacity(stack, self.examples)
+        if stack.tier == "host":
+            return Sizes(unique=most, own=0, remote=0, replicated=0, host=most)
         rows = int(self.plan.shard_rows(name).max())
         return Sizes(
             unique=most,
@@ -192,7 +198,9 @@ def _sized_bags(bags: Bags, unique: int) -> Bags:
 def _route(routed: Routed, device: int, name: str, shapes: Shapes) -> Route:
     sizes, stack = shapes.sizes[name], shapes.stacks[name]
     plan, devices = shapes.plan, shapes.plan.devices
-    missing_row = shard_capacity(plan, plan_stack(stack))
+    planned = stack.tier == "planned"
+    missing_row = shard_capacity(plan, plan_stack(stack)) if planned else NO_ROW
+    missing_replica = replicated_capacity(plan, stack) if planned else NO_ROW
 
     def picks(number: int, size: int, padding: int) -> Picks:
         rows, at = np.full(size, padding, np.int32), np.full(size, sizes.unique, np.int32)
@@ -216,9 +224,9 @@ def _route(routed: Routed, device: int, name: str, shapes: Shapes) -> Route:
     return Route(
         capacity=sizes.unique,
         own=picks(device, sizes.own, missing_row),
-        replicated=picks(devices, sizes.replicated, replicated_capacity(plan, stack)),
+        replicated=picks(devices, sizes.replicated, missing_replica),
         remote=Picks(rows=remote[0], at=remote[1]),
-        host=picks(devices + 1, sizes.host, sizes.host),
+        host=picks(devices + 1, sizes.unique if not planned else sizes.host, NO_ROW),
         addresses=addresses,
     )
 

@@ -38,6 +38,8 @@ def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, slots
       ConfigError: if the plan is of other tables than the run's, or for inference.
     """
     devices = config.mesh.devices
+    if not planned_stacks(layout):
+        return _nothing(devices)
     if not config.plan:
         return dealt(layout, devices, slots)
     plan = load_plan(config.plan, schema=schema, devices=devices)
@@ -53,6 +55,22 @@ def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, slots
         cores = dataclasses.replace(held, info={"core_bytes": plan.info.get("core_bytes", 0.0)})
         check_budget(cores, memory)
     return held
+
+
+def _nothing(devices: int) -> Plan:
+    """A plan of no tables."""
+    empty: dict[str, np.ndarray] = {
+        "start": np.empty(0, np.int64),
+        "tier": np.empty(0, np.uint8),
+        "owner": np.empty(0, np.int16),
+        "offset": np.empty(0, np.int64),
+        "way": np.empty(0, np.int32),
+        "copy_segment": np.empty(0, np.int32),
+        "copy_device": np.empty(0, np.int16),
+        "copy_offset": np.empty(0, np.int64),
+    }
+    first, path = np.zeros(1, np.int64), np.empty((0, devices), np.int16)
+    return Plan(tables=(), devices=devices, purpose="training", dataset="", first=first, path=path, **empty)
 
 
 def dealt(layout: EmbeddingLayout, devices: int, slots: SlotShapes | None = None, how: str = "row-cyclic") -> Plan:

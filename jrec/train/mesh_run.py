@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -21,13 +21,16 @@ from jrec.ops.layout import EmbeddingLayout
 from jrec.sharding import Plan
 from jrec.train.build import ROW_OPTIMIZERS
 from jrec.train.config import TrainConfig
-from jrec.train.mesh_arrays import NONE, Shapes, Sizes, on_mesh, stacked
+from jrec.train.mesh_arrays import NONE, MeshBatch, Shapes, Sizes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt, Parts
 from jrec.train.mesh_checkpoint import MeshCheckpoints, RowSource
-from jrec.train.mesh_plan import run_plan
+from jrec.train.mesh_plan import planned_stacks, run_plan
 from jrec.train.mesh_rows import initial_rows, local_numbers, make_mesh
-from jrec.train.mesh_step import State, compile_mesh
+from jrec.train.mesh_step import Seen, State, compile_mesh
 from jrec.train.run_folder import MESH_CHECKPOINT_FOLDER
+
+if TYPE_CHECKING:
+    from jrec.train.mesh_host import MeshHostStepper
 
 _FIRST_BATCHES = 4
 """From so many the sizes of routes are settled before the first step."""
@@ -53,6 +56,16 @@ class MeshSetup:
     def local(self) -> list[int]:
         """Numbers of the process's own devices."""
         return local_numbers(self.mesh)
+
+    @property
+    def host(self) -> bool:
+        """Whether some stacks lie in host memory, whose pipeline takes batches whole."""
+        return any(stack.tier == "host" for stack in self.layout.members)
+
+    @property
+    def transform(self) -> Parts | None:
+        """What the loader makes of its batches."""
+        return None if self.host else self.parts
 
     @functools.cached_property
     def parts(self) -> Parts:
@@ -103,18 +116,33 @@ def open_mesh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> M
             "tables.tt.cache keeps rows by what one device looks up, which does not train on several; set"
             " tables.tt.cache.rows and fraction to 0, or mesh.devices to 1"
         )
-    if host := [s.name for s in layout.members if s.tier == "host"]:
-        raise ConfigError(
-            f"stack(s) {', '.join(host)} are in host memory whole (tables.tier, tables.overrides), which trains on one"
-            " device; use tier 'device', or set mesh.devices to 1"
-        )
     plan = run_plan(config, schema, layout, ROW_OPTIMIZERS[config.optimizer.embedding.name].slots)
-    if rows := plan.rows_in("host"):
+    if planned_stacks(layout) and (rows := plan.rows_in("host")):
         raise ConfigError(
-            f"the plan keeps {rows:,} rows in host memory, which trains on one device; plan with --no-host, more memory"
-            " or --tt"
+            f"the plan keeps {rows:,} rows of tables in host memory, but a run on a mesh keeps tables there whole"
+            " (tables.overrides.NAME.tier); plan with --no-host and such tables left out, more memory, or --tt"
         )
     return MeshSetup(config=config, layout=layout, mesh=make_mesh(devices), plan=plan)
+
+
+def mesh_stepper(
+    model: Any,
+    optimizer: SparseOptimizer,
+    loader: Loader | None,
+    *,
+    setup: MeshSetup,
+    folder: pathlib.Path,
+    total: int,
+) -> MeshStepper | MeshHostStepper:
+    """The stepper of a run on a mesh, with tables in host memory or without; arguments as of ``MeshStepper``."""
+    if not setup.host:
+        return MeshStepper(model, optimizer, loader, setup=setup, folder=folder, total=total)
+    from jrec.train.host_run import host_tables
+    from jrec.train.mesh_host import MeshHostStepper
+
+    mesh = MeshStepper(model, optimizer, None, setup=setup, folder=folder, total=total)
+    tables = host_tables(setup.config, setup.layout, optimizer.embedding)
+    return MeshHostStepper(mesh, loader, tables=tables, total=total, folder=folder)
 
 
 class MeshStepper:
@@ -167,11 +195,20 @@ class MeshStepper:
         assert isinstance(dealt, Dealt)
         self._shapes.fit(dealt.parts, self.setup.local)
         batch = on_mesh(stacked(dealt.parts, self.setup.local, self._shapes), self.setup.mesh)
-        rows, self._rows = self.rows, None
-        self.state, self._rows, seen = self.compiled.step(self.state, rows, batch)
+        self.state, seen = self.step_on(self.state, batch)
         if jax.process_count() == 1:
             return seen.loss, seen.logits, dealt.batch
         return seen.loss, seen.logits, dataclasses.replace(dealt.batch, labels=seen.labels, mask=seen.mask)
+
+    def step_on(self, state: State, batch: MeshBatch) -> tuple[State, Seen]:
+        """A step of the rows, and of a state that may be another's, on a batch that is on the mesh."""
+        rows, self._rows = self.rows, None
+        state, self._rows, seen = self.compiled.step(state, rows, batch)
+        return state, seen
+
+    def predict_on(self, state: State, batch: MeshBatch) -> jax.Array:
+        """Logits of a batch that is on the mesh."""
+        return self.compiled.predict(state, self.rows, batch)
 
     def predict(self, state: State, batch: Batch) -> jax.Array:
         """See ``Stepper``. Every process gives the whole batch."""
@@ -183,9 +220,7 @@ class MeshStepper:
         parts = self.setup.all_parts(batch).parts
         shapes.fit(parts, numbers)
         mine = [parts[number] for number in self.setup.local]
-        return self.compiled.predict(
-            state, self.rows, on_mesh(stacked(mine, self.setup.local, shapes), self.setup.mesh)
-        )
+        return self.predict_on(state, on_mesh(stacked(mine, self.setup.local, shapes), self.setup.mesh))
 
     def _settled(self, loader: Loader) -> Shapes:
         """Sizes for the run, from its next batches; all processes agree."""
@@ -208,7 +243,8 @@ class MeshStepper:
 
     def save(self, step: int) -> None:
         """See ``Stepper``."""
-        self._checkpoints.save(step, self.rows)
+        if planned_stacks(self.setup.layout):
+            self._checkpoints.save(step, self.rows)
 
     def saved(self, steps: list[int]) -> None:
         """See ``Stepper``."""
@@ -218,7 +254,7 @@ class MeshStepper:
         """Takes the rows of a checkpoint."""
         self._rows = self._checkpoints.load(source, self.optimizer.embedding)
 
-    def restore(self, state: State, position: dict[str, Any], step: int) -> None:
+    def restore(self, state: State, position: Any, step: int) -> None:
         """See ``Stepper``; ``load`` takes the rows."""
         del step
         self.state = state

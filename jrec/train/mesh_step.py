@@ -3,7 +3,8 @@
 Every device looks up, and learns from, its part of the batch. The loss is that of the whole batch: each part counts by
 its examples, so that the gradients' sums over the devices are the gradients of one device that saw them all. Dense
 parameters and tensor-train cores are equal on all devices and stay so; rows of planned tables are stepped where they
-live (``jrec.sharding.runtime``).
+live (``jrec.sharding.runtime``). Rows of tables in host memory come once for all devices, each device getting its
+share from the host; all of them take the same step, and one of them returns the rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
+from jrec.host.ring import Rows
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss
 from jrec.nn.tt_stack import TTStack, named_slots, slots_by_core
@@ -28,7 +30,7 @@ from jrec.ops.row_optimizers import Slots
 from jrec.ops.row_update import casted_gather_reduce
 from jrec.ops.tt import TTResiduals, tt_core_gradients
 from jrec.ops.tt.core_update import core_keys, step_core, touched_slices
-from jrec.sharding.runtime.allreduce import Reduce
+from jrec.sharding.runtime.allreduce import Reduce, update_shared
 from jrec.sharding.runtime.exchange import Exchange
 from jrec.sharding.runtime.retrieve import retrieve
 from jrec.sharding.runtime.route import AXIS, MeshRows, local_view
@@ -49,12 +51,14 @@ class Seen:
     Attributes:
       loss: () float32, of the whole batch.
       logits, labels, mask: (batch,) float32.
+      host: the batch's rows of host stacks after the step, (K, dim) and slots, by stack.
     """
 
     loss: jax.Array
     logits: jax.Array
     labels: jax.Array
     mask: jax.Array
+    host: dict[str, Rows]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +133,8 @@ def mesh_train_step(
       The stacks after the step, and what the loop reads.
     """
     exchanges = _exchanges(rows, batch)
-    activations, residuals = _lookup(model, rows, batch, exchanges)
+    host = jax.tree.map(_gathered, batch.host)
+    activations, residuals = _lookup(model, rows, host, batch, exchanges)
     examples = batch.batch
     real = jnp.sum(examples.mask)
     weight = real / jnp.maximum(jax.lax.psum(real, AXIS), 1)
@@ -141,23 +146,31 @@ def mesh_train_step(
     value_and_grad = nnx.value_and_grad(objective, argnums=(nnx.DiffState(0, nnx.Param), 1), has_aux=True)
     (value, logits), (dense_gradients, gradients) = value_and_grad(model, activations)
     step, key = optimizer.step.astype(jnp.int32), optimizer.rounding_key()
-    updated = {}
+    updated, returned = {}, {}
     names = sorted(plan_stack(s) for s in model.embeddings.layout.members if s.tier != "tt")
-    for name, of in rows.items():
+    implementation = model.embeddings.implementation
+    for name in (*rows, *host):
         # As ``jrec.ops.lookup.apply_gradients`` derives it on one device, whose stack has the plan's name.
         of_stack = None if key is None else rounding.derived_key(key, names.index(plan_stack(name)))
-        found = residuals[name]
-        updated[name] = update(
-            optimizer.embedding,
-            of,
-            batch.routes[name],
-            exchanges[name],
-            casted_gather_reduce(
-                found.cast, gradients[name], found.weights, implementation=model.embeddings.implementation
-            ),
-            reduce=reduce,
-            options=StepOptions(step=step, rounding_key=of_stack, implementation=model.embeddings.implementation),
-        )
+        options = StepOptions(step=step, rounding_key=of_stack, implementation=implementation)
+        found, route = residuals[name], batch.routes[name]
+        of_rows = casted_gather_reduce(found.cast, gradients[name], found.weights, implementation=implementation)
+        if name in rows:
+            updated[name] = update(
+                optimizer.embedding, rows[name], route, exchanges[name], of_rows, reduce=reduce, options=options
+            )
+        else:
+            values, slots = update_shared(
+                optimizer.embedding,
+                host[name].values,
+                host[name].slots,
+                route.host,
+                of_rows,
+                reduce=reduce,
+                addresses=route.addresses,
+                options=options,
+            )
+            returned[name] = Rows(values=values, slots=slots)
     for name, stack in model.embeddings.tt.items():
         slots = {slot: variable[...] for slot, variable in optimizer.slots[name].items()}
         slots = _step_cores(stack, optimizer, slots, residuals[name], gradients[name], step, key)
@@ -169,12 +182,14 @@ def mesh_train_step(
         logits=_gathered(logits),
         labels=_gathered(examples.labels),
         mask=_gathered(examples.mask),
+        host=returned,
     )
 
 
 def mesh_predict(model: Any, rows: StackRows, batch: MeshBatch) -> jax.Array:
     """Logits of one device's part, (batch / N,) float32. Call it inside ``shard_map``."""
-    activations, _ = _lookup(model, rows, batch, _exchanges(rows, batch))
+    host = jax.tree.map(_gathered, batch.host)
+    activations, _ = _lookup(model, rows, host, batch, _exchanges(rows, batch))
     return model.logits(batch.batch.dense, activations, batch.batch.bags)
 
 
@@ -183,11 +198,14 @@ def _exchanges(rows: StackRows, batch: MeshBatch) -> dict[str, Exchange]:
 
 
 def _lookup(
-    model: Any, rows: StackRows, batch: MeshBatch, exchanges: Mapping[str, Exchange]
+    model: Any, rows: StackRows, host: Mapping[str, Rows], batch: MeshBatch, exchanges: Mapping[str, Exchange]
 ) -> tuple[dict[str, jax.Array], dict[str, Any]]:
     """``EmbeddingCollection.lookup`` where a part's unique rows stand in for planned stacks."""
     embeddings, bags = model.embeddings, batch.batch.bags
     tables = {name: retrieve(of, batch.routes[name], exchanges[name]) for name, of in rows.items()}
+    for name, of in host.items():
+        picks = batch.routes[name].host  # as many as unique rows, in their order
+        tables[name] = of.values.at[picks.rows].get(mode="clip", wrap_negative_indices=False)
     of_planned = {name: bags[name] for name in tables}
     activations, planned = lookup(tables, of_planned, implementation=embeddings.implementation)
     residuals: dict[str, Residuals | Any] = {**planned}
