@@ -91,12 +91,14 @@ def parts_of(setup: Setup, *, seed: int) -> tuple[Part, ...]:
     return cut(models.batch(setup.workload, seed=seed, tier="planned")).parts
 
 
-def mesh_batch(setup: Setup, parts: Sequence[Part]) -> MeshBatch:
-    """Parts as NumPy arrays in the static sizes that fit them."""
+def mesh_batches(setup: Setup, batches: Sequence[Sequence[Part]]) -> list[MeshBatch]:
+    """The parts of some batches as NumPy arrays, in static sizes that fit all of them: one program."""
+    devices = range(setup.devices)
     examples = setup.workload.batch // setup.devices
     shapes = Shapes(setup.layout, setup.plan, examples=examples, fixed=False, headroom=1.0)
-    shapes.fit(parts, range(setup.devices))
-    return stacked(parts, range(setup.devices), shapes)
+    for parts in batches:
+        shapes.fit(parts, devices)
+    return [stacked(parts, devices, shapes) for parts in batches]
 
 
 def compiled(setup: Setup, mesh: Mesh) -> tuple[State, CompiledMesh]:

@@ -23,7 +23,7 @@ from jrec.sharding.runtime.route import AXIS, MeshRows
 from jrec.train.mesh_arrays import on_mesh
 from jrec.train.mesh_rows import initial_rows
 
-BATCHES = 3
+BATCHES, WARM_UPS = 3, 2
 
 
 def main() -> None:
@@ -49,13 +49,13 @@ def measured(arguments: argparse.Namespace) -> dict:
     rows = initial_rows(setup.layout, setup.plan, mesh, jax.random.key(0), scaling_step.OPTIMIZER)
     assert all(isinstance(of, MeshRows) for of in rows.values())
     parts = [scaling_step.parts_of(setup, seed=seed) for seed in range(BATCHES)]
-    batches = [on_mesh(scaling_step.mesh_batch(setup, of), mesh) for of in parts]
+    batches = [on_mesh(batch, mesh) for batch in scaling_step.mesh_batches(setup, parts)]
     seconds, losses = [], []
-    for step in range(BATCHES + arguments.steps):  # once for each shape, then timed
+    for step in range(WARM_UPS + arguments.steps):
         began = time.perf_counter()
         state, rows, seen = run.step(state, rows, batches[step % BATCHES])
         losses.append(float(seen.loss))
-        if step >= BATCHES:
+        if step >= WARM_UPS:
             seconds.append(time.perf_counter() - began)
     counted = np.mean([scaling_bytes.link_bytes(setup, of) for of in parts], axis=0)
     ledger = scaling_bytes.ledger(setup, parts[0], batches[0], state)

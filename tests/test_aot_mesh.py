@@ -59,7 +59,7 @@ def case(request):
     workload = workloads.WORKLOADS["kaggle"].with_batch(EXAMPLES * DEVICES)
     setup = scaling_step.planned(workload, HARDWARE[request.param])
     parts = scaling_step.parts_of(setup, seed=0)
-    batch = scaling_step.mesh_batch(setup, parts)
+    (batch,) = scaling_step.mesh_batches(setup, [parts])
     mesh = aot.mesh(DEVICES // request.param, hosts=request.param, axis=AXIS)
     state, rows, lowered = scaling_step.lowered(setup, mesh, batch, "cuda")
     ledger = scaling_bytes.ledger(setup, parts, batch, state)
@@ -111,7 +111,7 @@ def test_local_rows_do_not_wait_for_remote_ones(case):
 def test_ragged_exchange_compiles(hosts):
     mesh = aot.mesh(DEVICES // hosts, hosts=hosts, axis=AXIS)
     setup = scaling_step.planned(workloads.WORKLOADS["kaggle"].with_batch(64 * DEVICES), HARDWARE[hosts])
-    batch = scaling_step.mesh_batch(setup, scaling_step.parts_of(setup, seed=0))
+    (batch,) = scaling_step.mesh_batches(setup, [scaling_step.parts_of(setup, seed=0)])
     (route,), (rows,) = batch.routes.values(), scaling_step.abstract_rows(setup, mesh).values()
     rows = dataclasses.replace(rows, sharded_slots={}, replicated_slots={})
 
