@@ -28,6 +28,7 @@ from jrec.data.schema import Schema
 
 TRIALS, QUICK_TRIALS = 1000, 200
 EXAMPLES, QUICK_EXAMPLES = 5_000_000, 400_000
+QUICK_BLOCK = 512  # so that a sample of few examples has enough blocks
 TABLE_ROWS = 10_000_000  # cap of the Terabyte-like dataset's tables: its full 204 M rows take minutes to make
 INPUTS = 2_250_000  # 5 % of the 45 M inputs of Criteo Kaggle, FAE's largest sample that is published with its threshold
 SIZES = (1_000_000, 10_131_227)
@@ -114,9 +115,11 @@ def _dataset(report: harness.Report, name: str, given: str | None) -> Iterator[p
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary) / name
         examples = QUICK_EXAMPLES if report.quick else EXAMPLES
+        block_size = QUICK_BLOCK if report.quick else None
         report.note(f"making {examples:,} examples like {name}")
         cap = TABLE_ROWS if name == "terabyte" else None
-        synthesize(shape_like(f"criteo-{name}", table_rows=cap, exponent=None), folder, SynthOptions(rows=examples))
+        options = SynthOptions(rows=examples, block_size=block_size)
+        synthesize(shape_like(f"criteo-{name}", table_rows=cap, exponent=None), folder, options)
         yield folder
 
 

@@ -16,7 +16,7 @@ CALIBRATE = ["--budget", "60kB", "--dim", "4", "--slot-bytes", "0", "--small", "
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli") / "data"
-    command = ["synth", "--like", "quickstart", "--rows", "20000", "--table-rows", "5000", "--block-size", "1024"]
+    command = ["synth", "--like", "quickstart", "--rows", "20000", "--table-rows", "5000", "--block-size", "256"]
     assert main([*command, "--out", str(folder), "--quiet", "--threads", "1"]) == 0
     return str(folder)
 

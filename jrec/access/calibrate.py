@@ -29,7 +29,8 @@ from jrec.errors import ConfigError
 
 _SILENT = Progress(show=False)
 _TIE = 1e-9
-_FEW_BLOCKS = 2  # one to count and one to hold out
+_FEW_BLOCKS = 10  # a smaller sample would tell more of these blocks than of the dataset; all of it is counted soon
+_LEAST_HELD_OUT = 2  # blocks, for their spread to tell the error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,7 +198,7 @@ def _count(folder: str | os.PathLike[str], schema: Schema, options: CalibrateOpt
         used, test = split_blocks(schema, "train"), sample
     else:
         shuffled = [sample[i] for i in np.random.default_rng((options.seed, 1)).permutation(len(sample))]
-        aside = max(1, round(options.held_out * len(sample)))
+        aside = max(_LEAST_HELD_OUT, round(options.held_out * len(sample)))
         test, used = sorted(shuffled[:aside]), sorted(shuffled[aside:])
     inputs = sum(block_examples(schema, "train", block) for block in used)
     tables = count_blocks(folder, schema, "train", used, smooth=options.smooth, progress=progress)
