@@ -293,3 +293,20 @@ def test_initial_rows_are_those_of_one_device():
         values, slots = whole_stack(layout.stacks[name], plan, of)
         np.testing.assert_array_equal(values, np.asarray(init_stack(layout.stacks[name], key)))
         assert not any(slot.any() for slot in slots.values())
+
+
+@pytest.mark.slow
+def test_a_planned_run_reports_what_its_plan_costs_now(configure, dataset, tmp_path):
+    from jrec.cli import main
+
+    plan, config = str(tmp_path / "plan"), str(tmp_path / "tiny.toml")
+    made = ["plan", str(dataset), "--hardware", "dgx-a100", "--devices", "2", "--config", config, "--out", plan]
+    configure()
+    assert main([*made, "--extra-memory", "0.2", "--figure", "none"]) == 0
+    one = train(configure(out="one"))
+    two = train(configure("mesh.devices=2", f"plan={plan!r}", out="two"))
+    np.testing.assert_allclose(two.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
+    assert two.plan is not None
+    assert two.plan["examples"] == 64
+    assert 0 < two.plan["memory_balance"] <= 1
+    assert main(["replan", plan, two.plan["profile"], "--out", str(tmp_path / "new")]) == 0

@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         examples=outcome.examples or None,
         history=outcome.folder / METRICS_FILE,
         pipeline=outcome.pipeline,
+        plan=outcome.plan,
         fae=outcome.fae,
     )
     print(summary(content))

@@ -14,7 +14,7 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.schema import Schema
-from jrec.errors import DivergedError
+from jrec.errors import ConfigError, DivergedError
 from jrec.nn import SparseOptimizer
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
 from jrec.train.checkpoint import Checkpoints
@@ -35,7 +35,8 @@ from jrec.train.stepper import DeviceStepper, Stepper
 
 if TYPE_CHECKING:
     from jrec.train.fae_run import FaeStepper
-    from jrec.train.mesh_run import MeshSetup
+    from jrec.train.mesh_host import MeshHostStepper
+    from jrec.train.mesh_run import MeshSetup, MeshStepper
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,7 @@ class Outcome:
       seconds, examples: training time and examples of this process, evaluations and checkpoints left out.
       pipeline: what the stages of the host tier did meanwhile (``Timeline.summary``); None without host tables.
       fae: schedules, switches and bytes (``FaeStepper.summary``); None unless ``schedule`` is "fae".
+      plan: what the run's plan costs under its accesses (``PlanMonitor.summary``); None without such a plan.
       reports: whether this process is the one to write the report.
     """
 
@@ -65,6 +67,7 @@ class Outcome:
     examples: int
     pipeline: dict[str, Any] | None = None
     fae: dict[str, Any] | None = None
+    plan: dict[str, Any] | None = None
     reports: bool = True
 
 
@@ -103,6 +106,7 @@ class _Run:
         config, schema = data.config, data.schema
         self.config, self.schema, self.folder = config, schema, folder
         self.fae: FaeStepper | None = None
+        self.meshed: MeshStepper | MeshHostStepper | None = None
         self.layout = build_layout(config, schema)
         self.mesh = self._open_mesh() if config.mesh.on else None
         self.loader = (
@@ -136,9 +140,8 @@ class _Run:
 
     def _make_stepper(self, model: Any, optimizer: SparseOptimizer) -> Stepper:
         if self.mesh is not None:
-            from jrec.train.mesh_run import mesh_stepper
-
-            return mesh_stepper(model, optimizer, self.loader, setup=self.mesh, folder=self.folder, total=self.total)
+            self.meshed = self._mesh_stepper(model, optimizer, self.mesh)
+            return self.meshed
         state, compiled = compile_run(model, optimizer)
         if isinstance(self.loader, FaeLoaders):
             self.fae = self._fae_stepper(model, optimizer, state, compiled, self.loader)
@@ -157,6 +160,13 @@ class _Run:
             total=self.total,
             folder=self.folder,
         )
+
+    def _mesh_stepper(self, model: Any, optimizer: SparseOptimizer, setup: MeshSetup) -> MeshStepper | MeshHostStepper:
+        from jrec.train.mesh_run import mesh_stepper
+
+        if isinstance(self.loader, FaeLoaders):
+            raise ConfigError("schedule=fae trains on one device; set mesh.devices to 1")
+        return mesh_stepper(model, optimizer, self.loader, setup=setup, folder=self.folder, total=self.total)
 
     def _fae_stepper(
         self, model: Any, optimizer: SparseOptimizer, state: State, compiled: CompiledRun, loaders: FaeLoaders
@@ -183,8 +193,8 @@ class _Run:
         from jrec.train.mesh_checkpoint import restore_run
 
         restored, rows = restore_run(self.checkpoints, self.stepper.state, self.layout, self.folder)
-        if rows is not None:
-            self.stepper.load(rows)
+        if self.meshed is not None and rows is not None:
+            self.meshed.load(rows)
         self.stepper.restore(restored.state, restored.meta["loader"], restored.step)
         self.auc.restore(restored.progress)
         self.losses = list(restored.meta["losses"])
@@ -209,6 +219,7 @@ class _Run:
             examples=self.examples,
             pipeline=self.stepper.pipeline(self.seconds),
             fae=None if self.fae is None else self.fae.summary(),
+            plan=None if self.meshed is None else self.meshed.monitored(self.folder),
             reports=first(),
         )
 

@@ -11,6 +11,7 @@ when it is read.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -29,7 +30,7 @@ from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.sharding import Plan, load_plan, save_plan
 from jrec.sharding.router import Router
-from jrec.sharding.runtime.route import MeshRows
+from jrec.sharding.runtime.route import AXIS, MeshRows
 from jrec.train.checkpoint import Checkpoints, Restored, flatten, unflatten
 from jrec.train.mesh_plan import plan_stack, planned_stacks
 from jrec.train.mesh_processes import wait_for_all
@@ -111,17 +112,21 @@ class MeshCheckpoints:
             width = () if array in slots and slots[array] == "row" else (stack.dim,)
             made = {index: source.read(stack, array, lines) for index, lines in of_device.items()}
             return jax.make_array_from_callback(
-                (addresses.shape[0], *width), NamedSharding(self._mesh, spec), lambda index: made[index[:1]]
+                (addresses.shape[0], *width), NamedSharding(self._mesh, spec), functools.partial(_first_axis, made)
             )
 
         slots = {} if optimizer is None else dict(optimizer.slots)
-        over, everywhere = PartitionSpec(*sharded.sharding.spec), PartitionSpec()
+        over, everywhere = PartitionSpec(AXIS), PartitionSpec()
         return MeshRows(
             sharded=filled(sharded, over, VALUES),
             replicated=filled(replicated, everywhere, VALUES),
             sharded_slots={name: filled(sharded, over, name) for name in slots},
             replicated_slots={name: filled(replicated, everywhere, name) for name in slots},
         )
+
+
+def _first_axis(made: Mapping[Any, np.ndarray], index: Any) -> np.ndarray:
+    return made[index[:1]]
 
 
 def _arrays(of: MeshRows) -> list[tuple[str, jax.Array, jax.Array]]:

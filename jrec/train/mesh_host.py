@@ -82,6 +82,7 @@ class MeshHostStepper(HostStepper):
         if ready is None:
             raise RuntimeError("all steps of the run are taken")
         planned = ready.planned
+        self.mesh.observe(planned.batch)
         addresses = {name: plan.rows for name, plan in planned.plans.items()}
         batch = self._dealt(planned.batch, addresses, ready.tables)
         self.state, seen = self.mesh.step_on(self.state, batch)
@@ -139,6 +140,10 @@ class MeshHostStepper(HostStepper):
     def saved(self, steps: list[int]) -> None:
         super().saved(steps)
         self.mesh.saved(steps)
+
+    def monitored(self, folder: pathlib.Path) -> dict[str, Any] | None:
+        """See ``MeshStepper``."""
+        return self.mesh.monitored(folder)
 
     def load(self, source: RowSource) -> None:
         """Takes the planned rows of a checkpoint."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, slots
 
 def _nothing(devices: int) -> Plan:
     """A plan of no tables."""
-    empty: dict[str, np.ndarray] = {
+    empty: dict[str, Any] = {
         "start": np.empty(0, np.int64),
         "tier": np.empty(0, np.uint8),
         "owner": np.empty(0, np.int16),

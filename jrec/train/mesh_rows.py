@@ -101,7 +101,7 @@ def device_addresses(stack: Stack, plan: Plan, mesh: Mesh) -> tuple[jax.Array, j
     """(N * S,) int32 over the mesh and (H,) everywhere: the address of each line of ``MeshRows``; 0 for padding."""
     capacity = shard_capacity(plan, plan_stack(stack))
 
-    def of_device(index: tuple[slice, ...]) -> np.ndarray:
+    def of_device(index: Any) -> np.ndarray:
         begin, stop, _ = index[0].indices(capacity * plan.devices)
         lines = np.zeros(stop - begin, np.int32)
         for device in range(begin // capacity, stop // capacity):

@@ -18,12 +18,13 @@ from jrec.data.schema import Schema
 from jrec.errors import ConfigError
 from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
-from jrec.sharding import Plan
+from jrec.sharding import Plan, load_plan
 from jrec.train.build import ROW_OPTIMIZERS
 from jrec.train.config import TrainConfig
 from jrec.train.mesh_arrays import NONE, MeshBatch, Shapes, Sizes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt, Parts
 from jrec.train.mesh_checkpoint import MeshCheckpoints, RowSource
+from jrec.train.mesh_monitor import PlanMonitor, monitor_of
 from jrec.train.mesh_plan import planned_stacks, run_plan
 from jrec.train.mesh_rows import initial_rows, local_numbers, make_mesh
 from jrec.train.mesh_step import Seen, State, compile_mesh
@@ -45,12 +46,14 @@ class MeshSetup:
       layout: of the tables.
       mesh: of the devices.
       plan: where the rows of planned tables live.
+      monitor: of the plan's cost, where `jrec plan` made it.
     """
 
     config: TrainConfig
     layout: EmbeddingLayout
     mesh: Mesh
     plan: Plan
+    monitor: PlanMonitor | None = None
 
     @functools.cached_property
     def local(self) -> list[int]:
@@ -122,7 +125,8 @@ def open_mesh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> M
             f"the plan keeps {rows:,} rows of tables in host memory, but a run on a mesh keeps tables there whole"
             " (tables.overrides.NAME.tier); plan with --no-host and such tables left out, more memory, or --tt"
         )
-    return MeshSetup(config=config, layout=layout, mesh=make_mesh(devices), plan=plan)
+    monitor = monitor_of(layout, plan, load_plan(config.plan)) if config.plan and planned_stacks(layout) else None
+    return MeshSetup(config=config, layout=layout, mesh=make_mesh(devices), plan=plan, monitor=monitor)
 
 
 def mesh_stepper(
@@ -193,12 +197,23 @@ class MeshStepper:
             self._shapes = self._settled(self._loader)
         dealt: Any = next(self._loader)
         assert isinstance(dealt, Dealt)
+        self.observe(dealt.batch)
         self._shapes.fit(dealt.parts, self.setup.local)
         batch = on_mesh(stacked(dealt.parts, self.setup.local, self._shapes), self.setup.mesh)
         self.state, seen = self.step_on(self.state, batch)
         if jax.process_count() == 1:
             return seen.loss, seen.logits, dealt.batch
         return seen.loss, seen.logits, dataclasses.replace(dealt.batch, labels=seen.labels, mask=seen.mask)
+
+    def observe(self, batch: Batch) -> None:
+        """Lets the plan's monitor see a batch."""
+        if self.setup.monitor is not None:
+            self.setup.monitor.observe(batch)
+
+    def monitored(self, folder: pathlib.Path) -> dict[str, Any] | None:
+        """What the plan costs under the run's accesses (``PlanMonitor.summary``); None where nothing was watched."""
+        first = jax.process_index() == 0
+        return self.setup.monitor.summary(folder) if self.setup.monitor is not None and first else None
 
     def step_on(self, state: State, batch: MeshBatch) -> tuple[State, Seen]:
         """A step of the rows, and of a state that may be another's, on a batch that is on the mesh."""

@@ -66,6 +66,7 @@ def write_report(
     examples: int | None = None,
     history: str | os.PathLike[str] | None = None,
     pipeline: Mapping[str, Any] | None = None,
+    plan: Mapping[str, Any] | None = None,
     fae: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Computes the metrics of the final scores and writes the report, each file atomically, ``metrics.json`` last.
@@ -80,6 +81,7 @@ def write_report(
       seconds, examples: training time of this process and the examples it covers; None where nothing was trained.
       history: the ``metrics.jsonl`` of the run, for the loss plot.
       pipeline: what the host tier's stages did during training, see ``Timeline.summary``; None without host tables.
+      plan: balance and cost of the run's plan under its accesses, see ``PlanMonitor.summary``; None without one.
       fae: schedules and bytes of a run on hot and cold batches, see ``FaeStepper.summary``; None of others.
 
     Returns:
@@ -109,6 +111,8 @@ def write_report(
     content |= {"tables": described, "tables_total": tables_total(described)}
     if pipeline is not None:
         content["pipeline"] = dict(pipeline)
+    if plan is not None:
+        content["plan"] = dict(plan)
     if fae is not None:
         content["fae"] = dict(fae)
         content["data"]["examples"]["train"] = fae["hot_examples"] + fae["cold_examples"]

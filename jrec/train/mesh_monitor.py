@@ -1,0 +1,81 @@
+"""What a plan costs under the accesses of the run that trains by it, watched in bounded memory and time."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from jrec.access.monitor import AccessMonitor
+from jrec.batch import Batch
+from jrec.ops.layout import EmbeddingLayout
+from jrec.sharding import Plan, evaluate
+from jrec.sharding.drift import problem_of_plan
+from jrec.train.mesh_plan import planned_stacks
+
+PROFILE = "access"
+_EVERY = 16  # steps: one batch in so many is looked at
+
+
+class PlanMonitor:
+    """Counts the accesses of some of a run's batches.
+
+    Args:
+      layout: of the batches.
+      plan: of their planned tables, with what ``jrec plan`` says it was made from.
+      whole: that plan with all its tables, of which some may be elsewhere in this run.
+    """
+
+    def __init__(self, layout: EmbeddingLayout, plan: Plan, whole: Plan):
+        self._stacks, self._plan, self._dataset = planned_stacks(layout), plan, whole.dataset
+        self._monitor = AccessMonitor({t.name: t.rows for t in whole.tables})
+        self._batches = 0
+
+    def observe(self, batch: Batch) -> None:
+        """Looks at one in some batches, NumPy arrays whose ids are addresses."""
+        self._batches += 1
+        if self._batches % _EVERY != 1:
+            return
+        ids = {}
+        for stack in self._stacks:
+            found = np.asarray(batch.bags[stack.name].ids).reshape(-1)
+            found = np.sort(found[found >= 0])
+            bounds = np.searchsorted(found, [*stack.bases, stack.rows])
+            for table, base, low, high in zip(stack.tables, stack.bases, bounds[:-1], bounds[1:], strict=True):
+                ids[table.name] = found[low:high] - base
+        self._monitor.observe(ids, examples=int(np.sum(batch.mask)))
+
+    def summary(self, folder: pathlib.Path) -> dict[str, Any] | None:
+        """The plan's balance and cost now, in JSON types; its profile goes to FOLDER/access, for ``jrec replan``.
+
+        None where no batch was seen.
+        """
+        if not self._monitor.examples:
+            return None
+        profile = self._monitor.profile(dataset=self._dataset)
+        profile.save(folder / PROFILE)
+        problem = problem_of_plan(self._plan, profile)
+        cost = evaluate(problem, self._plan.placement(problem))
+        return {
+            "profile": str(folder / PROFILE),
+            "examples": self._monitor.examples,
+            "step_seconds": cost.seconds,
+            "memory_balance": cost.memory_balance,
+            "lookup_balance": cost.lookup_balance,
+            "communication_balance": cost.communication_balance,
+        }
+
+
+def monitor_of(layout: EmbeddingLayout, held: Plan, whole: Plan) -> PlanMonitor | None:
+    """Watches a plan that ``jrec plan`` made; None for others, which do not say for what machine they are.
+
+    Args:
+      layout: of the run.
+      held: the part of the plan that the run uses.
+      whole: the plan.
+    """
+    if "hardware" not in whole.info:
+        return None
+    return PlanMonitor(layout, dataclasses.replace(held, info=whole.info), whole)
