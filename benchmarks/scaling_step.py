@@ -101,13 +101,17 @@ def mesh_batches(setup: Setup, batches: Sequence[Sequence[Part]]) -> list[MeshBa
     return [stacked(parts, devices, shapes) for parts in batches]
 
 
-def compiled(setup: Setup, mesh: Mesh) -> tuple[State, CompiledMesh]:
-    """The workload's model over a mesh, with row-wise Adagrad."""
+def modules(setup: Setup) -> tuple[DLRM, SparseOptimizer]:
+    """The workload's model, and its optimizer with row-wise Adagrad."""
     workload = setup.workload
     config = DLRMConfig(num_dense=workload.num_dense, bottom_mlp=workload.bottom, top_mlp=workload.top)
     model = DLRM(config, setup.layout, rngs=nnx.Rngs(params=0))
-    optimizer = SparseOptimizer(model, dense=optax.adagrad(0.01), embedding=OPTIMIZER)
-    return compile_mesh(model, optimizer, mesh)
+    return model, SparseOptimizer(model, dense=optax.adagrad(0.01), embedding=OPTIMIZER)
+
+
+def compiled(setup: Setup, mesh: Mesh) -> tuple[State, CompiledMesh]:
+    """The workload's model over a mesh."""
+    return compile_mesh(*modules(setup), mesh)
 
 
 def abstract_rows(setup: Setup, mesh: Mesh, optimizer: RowOptimizer = OPTIMIZER) -> dict[str, MeshRows]:
@@ -138,7 +142,7 @@ def lowered(
     setup: Setup, mesh: Mesh, batch: MeshBatch, platform: str
 ) -> tuple[State, dict[str, MeshRows], jax.stages.Lowered]:
     """The training step for devices that need not be there, and the shapes of its state and rows."""
-    state, run = compiled(setup, mesh)
+    state, run = compile_mesh(*nnx.eval_shape(lambda: modules(setup)), mesh)
     state = abstract(state, mesh, PartitionSpec())
     rows, placed = abstract_rows(setup, mesh), abstract(batch, mesh, PartitionSpec(AXIS))
     return state, rows, run.step.trace(state, rows, placed).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]

@@ -40,17 +40,30 @@ def test_projection_adds_what_the_links_carry():
     assert scaling_project.cluster(4).devices == 4
 
 
+def test_projections_are_printed_with_what_they_assume(monkeypatch, capsys):
+    arguments = ["--quick", "--examples", "32", "--only", "projection", "--single-step-ms", "2", "--device-name", "X"]
+    lines, notes = _printed(monkeypatch, capsys, arguments)
+    values = {(re.search(r"\d+ H200", r["case"])[0], r["metric"]): r["value"] for r in lines}
+    for cluster in ("8 H200", "64 H200"):
+        assert values[cluster, "compute"] == 2
+        assert values[cluster, "step, nothing overlaps"] > values[cluster, "step, all is hidden"] >= 2
+    assert values["64 H200", "exchange"] > values["8 H200", "exchange"]
+    assert "a step of 2 ms, of X, and assume that" in notes
+    assert all(assumption in notes for assumption in scaling_project.ASSUMPTIONS)
+
+
 @pytest.mark.slow
-def test_benchmark_measures_counts_and_projects(monkeypatch, capsys):
-    arguments = ["--quick", "--devices", "1", "2", "--examples", "32", "--only", "steps", "projection"]
+def test_steps_are_measured_and_their_links_counted(monkeypatch, capsys):
+    lines, _ = _printed(monkeypatch, capsys, ["--quick", "--devices", "2", "--examples", "32", "--only", "steps"])
+    values = {r["metric"]: r for r in lines}
+    assert 0.1 < values["loss after the steps"]["value"] < 3
+    assert values["fetched over a link, mean"]["ratio"] == pytest.approx(1, abs=0.2)
+    real, moved = (values[f"sent by a device, all collectives{w}"]["value"] for w in (", without padding", ""))
+    assert 0 < real <= moved
+
+
+def _printed(monkeypatch, capsys, arguments):
     monkeypatch.setattr(sys, "argv", ["benchmark", *arguments])
     scaling.main()
     out = capsys.readouterr()
-    lines = [json.loads(line) for line in out.out.splitlines()]
-    values = {(re.search(r"\d+ (devices|H200)", r["case"])[0], r["metric"]): r["value"] for r in lines}
-    assert values["1 devices", "step, median"] == pytest.approx(values["8 H200", "compute"])
-    assert values["2 devices", "fetched over a link, mean"] > 0
-    assert values["2 devices", "sent by a device, all collectives"] > 0
-    losses = [values[f"{n} devices", "loss after the steps"] for n in (1, 2)]
-    assert all(0.1 < loss < 3 for loss in losses)
-    assert "assume that" in out.err
+    return [json.loads(line) for line in out.out.splitlines()], out.err
