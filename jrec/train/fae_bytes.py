@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from jrec.ops.layout import EmbeddingLayout
 class PlainBytes:
     """Plans every batch as a host pipeline without resident rows would, and counts the bytes of rows and slots.
 
+    In a thread of its own, so that no step waits for it; ``close`` ends it.
+
     Args:
       layout: of the model.
       batch_size: examples in a batch.
@@ -26,6 +29,8 @@ class PlainBytes:
         self._most = {name: unique_capacity(stack, batch_size) for name, stack in layout.stacks.items()}
         self._plans = {name: RingPlan(length=cached, most=most) for name, most in self._most.items()}
         self._row_bytes = {name: rows.row_bytes for name, rows in resident.items()}
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="jrec-plain-bytes")
+        self._counted: Future[None] | None = None
         self._batches = 0
         self._with_ring = self._without_ring = 0
 
@@ -35,6 +40,11 @@ class PlainBytes:
         Args:
           rows: by stack, (n,) int32 ascending: the batch's unique rows, as addresses of the stack.
         """
+        self._counted = self._worker.submit(self._count, self._counted, rows)
+
+    def _count(self, before: Future[None] | None, rows: Mapping[str, np.ndarray]) -> None:
+        if before is not None:
+            before.result()  # done, since there is one worker; raises what it raised
         for name, unique in rows.items():
             most = self._most[name]
             _, missing = self._plans[name].next(self._batches, unique, most)
@@ -45,4 +55,10 @@ class PlainBytes:
 
     def totals(self) -> dict[str, int]:
         """Bytes both ways, in the static sizes in which rows travel: ``plain``, with the ring, and without."""
+        if self._counted is not None:
+            self._counted.result()
         return {"plain": self._with_ring, "plain_without_ring": self._without_ring}
+
+    def close(self) -> None:
+        """Ends the thread once all batches are counted; ``totals`` stay."""
+        self._worker.shutdown()

@@ -135,6 +135,7 @@ class FaeStepper:
         """See ``Stepper``."""
         self._cold.close()
         self._loaders.close()
+        self._plain.close()
 
     def summary(self) -> dict[str, Any]:
         """For the report: examples, rates and switches of the run; bytes of rows and slots of this process's steps."""
