@@ -357,3 +357,28 @@ def test_figures_show_what_was_counted(data):
     middle = curve.thresholds[8] * counted.inputs
     expected = 2e-6 * (4 + sum(hot_rows(p, middle) for p in profiles))
     assert curve.true_megabytes[8] == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_what_it_promises(monkeypatch, capsys, tmp_path):
+    from benchmarks import fae, fae_calibration
+
+    for name, value in (
+        ("QUICK_TRIALS", 3), ("SIZES", (50_000,)), ("SHARES", (0.05, 0.0001)), ("QUICK_EXAMPLES", 20_000),
+        ("QUICK_BLOCK", 64), ("BUDGETS", (4e6, 5e6)),
+    ):  # fmt: skip
+        monkeypatch.setattr(fae_calibration, name, value)
+    out = tmp_path / "out.jsonl"
+    monkeypatch.setattr("sys.argv", ["benchmark", "--quick", "--part", "calibration", "--out", str(out)])
+    fae.main()
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert results == [json.loads(line) for line in out.read_text().splitlines()]
+    found = {(r["case"], r["metric"]): r for r in results}
+    assert found["Rand-Em Box, 50,000 rows, 5 % hot", "99.9 % upper bound holds, of 3 trials"]["value"] == 100
+    assert found["Rand-Em Box, 50,000 rows", "one threshold, median"]["ratio"] > 0
+    case = "kaggle, 16,000 inputs"
+    assert found[case, "calibration at 5 %, median"]["ratio"] > 0
+    assert found[case, "packing, median"]["unit"] == "inputs/s"
+    assert 0 < found[f"{case}, budget 4 MB", "Jaccard index with the full scan's hot rows"]["value"] <= 1
+    foreseen, packed = (found[case, f"hot inputs {what}"]["value"] for what in ("foreseen", "packed"))
+    assert foreseen == pytest.approx(packed, abs=10)

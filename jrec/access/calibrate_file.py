@@ -14,7 +14,7 @@ import numpy as np
 
 from jrec.access.container import read_container, write_container
 from jrec.access.profile import fingerprint
-from jrec.data.fae_pack import HotSet
+from jrec.data.fae import HotSet
 from jrec.data.reorder_file import write_atomically
 from jrec.data.schema import Schema
 from jrec.errors import JrecError

@@ -34,6 +34,23 @@ HOT, COLD, ROWS = "hot", "cold", "hot_rows"
 _ADVICE = "copy it again, or pack the dataset anew with `jrec fae pack`"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class HotSet:
+    """Which rows are hot, and why.
+
+    Attributes:
+      rows: of every table, (hot,) uint32 ascending, numbered as the dataset's loader yields them.
+      dataset: the ``jrec.access.fingerprint`` of the dataset.
+      threshold: the share of inputs from which a row is hot; None where rows were just given.
+      calibration: how they were chosen, JSON types.
+    """
+
+    rows: Mapping[str, np.ndarray]
+    dataset: str
+    threshold: float | None = None
+    calibration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HotTable:
     """A table's entry.

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jrec.data import fae_piece
-from jrec.data.fae import COLD, HOT, FaeManifest, check_rows, is_fae_folder, save_hot_rows
+from jrec.data.fae import COLD, HOT, FaeManifest, HotSet, check_rows, is_fae_folder, save_hot_rows
 from jrec.data.fae_piece import Job, Packed, Piece
 from jrec.data.fae_rows import RowSet, sealed
 from jrec.data.packing_kernels import permutation
@@ -31,23 +31,6 @@ from jrec.errors import ConfigError
 
 PIECE_BLOCKS = 64  # some hundred thousand examples: what a kill costs, and what a shuffle keeps in memory, a thread
 _SILENT = Progress(show=False)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class HotSet:
-    """Which rows are hot, and why.
-
-    Attributes:
-      rows: of every table, (hot,) uint32 ascending, numbered as the dataset's loader yields them.
-      dataset: the ``jrec.access.fingerprint`` of the dataset.
-      threshold: the share of inputs from which a row is hot; None where rows were just given.
-      calibration: how they were chosen, JSON types.
-    """
-
-    rows: Mapping[str, np.ndarray]
-    dataset: str
-    threshold: float | None = None
-    calibration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
