@@ -32,7 +32,7 @@ from jrec.train.mesh_rows import replicated_capacity
 from jrec.train.mesh_step import CompiledMesh, State, compile_mesh
 
 OPTIMIZER = ops.RowWiseAdagrad(learning_rate=0.1)
-EXAMPLES_OF_LOG = 45_840_617  # of Criteo Kaggle
+EXAMPLES_OF_LOG = 4_373_472_329  # Criteo Terabyte's: in short logs, rows seen once lift the tail of the law
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

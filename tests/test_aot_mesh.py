@@ -91,7 +91,7 @@ def test_no_table_travels_and_bytes_are_accounted_for(case):
     sys.stdout.write(f"\n{scaling_bytes.table_of(case.ledger)}\n")
     for entry in case.ledger:
         if entry.expected is not None:
-            assert entry.real == pytest.approx(entry.expected, rel=0.15), entry.name
+            assert entry.real == pytest.approx(entry.expected, rel=0.05), entry.name
     moved = sum(entry.moved for entry in case.ledger)
     assert sum(c.sent for c in found) == pytest.approx(moved, rel=1e-3)
 
