@@ -310,3 +310,16 @@ def test_a_planned_run_reports_what_its_plan_costs_now(configure, dataset, tmp_p
     assert two.plan["examples"] == 64
     assert 0 < two.plan["memory_balance"] <= 1
     assert main(["replan", plan, two.plan["profile"], "--out", str(tmp_path / "new")]) == 0
+
+
+@pytest.mark.slow
+def test_a_plan_for_inference_gives_the_scores_of_one_device(configure, dataset, tmp_path):
+    from jrec.cli import main
+
+    plan = str(tmp_path / "serving")
+    made = ["plan", str(dataset), "--hardware", "dgx-a100", "--devices", "4", "--dim", "4", "--out", plan]
+    assert main([*made, "--for", "inference", "--extra-memory", "0.5", "--figure", "none"]) == 0
+    folder = train(configure("mesh.devices=2")).folder
+    one = evaluate_checkpoint(folder, dataset, split="test").scores.logits
+    planned = evaluate_checkpoint(folder, dataset, split="test", devices=4, plan=plan).scores.logits
+    np.testing.assert_allclose(planned, one, rtol=1e-5, atol=1e-6)

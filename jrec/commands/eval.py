@@ -12,6 +12,7 @@ CHECKPOINT is a run folder (its latest checkpoint is taken) or one checkpoint in
 go to standard output as JSON, and with --out into a folder with plots."""
 EPILOG = """examples:
   jrec eval runs/quickstart data/quickstart
+  jrec eval runs/kaggle data/kaggle --devices 4 --plan serving_plan
   jrec eval runs/kaggle/checkpoints/5000 data/kaggle --split valid --out reports/kaggle_5000
 """
 
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices", type=int, default=1, metavar="N", help="evaluate on N devices, however many trained (default 1)"
     )
+    parser.add_argument("--plan", default="", metavar="FILE", help="where rows live on N devices, by `jrec plan`")
     parser.add_argument("--out", metavar="DIR", help="write metrics.json and plots there")
 
 
@@ -42,7 +44,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--batches is {args.batches}; give a positive number, or 0 for all")
     if args.devices < 1:
         raise ConfigError(f"--devices is {args.devices}; give a positive number")
-    result = evaluate_checkpoint(args.checkpoint, args.data, split=args.split, limit=args.batches, devices=args.devices)
+    result = evaluate_checkpoint(
+        args.checkpoint, args.data, split=args.split, limit=args.batches, devices=args.devices, plan=args.plan
+    )
     metrics = evaluate(result.scores).to_dict()
     where = {"checkpoint": args.checkpoint, "data": args.data, "step": result.step, "split": args.split}
     print(json.dumps({**where, **metrics}, allow_nan=False))

@@ -131,7 +131,7 @@ class RestoredRun:
 
 
 def restore_run(
-    checkpoint: str | os.PathLike[str], data: str | os.PathLike[str] | None = None, *, devices: int = 1
+    checkpoint: str | os.PathLike[str], data: str | os.PathLike[str] | None = None, *, devices: int = 1, plan: str = ""
 ) -> RestoredRun:
     """Reads a checkpoint.
 
@@ -139,6 +139,7 @@ def restore_run(
       checkpoint: a run folder, or one checkpoint in it.
       data: a dataset with the features and tables of the training data; None for the training data.
       devices: on which to predict, whatever the number that trained.
+      plan: file of a plan for these devices, for training or for inference; none deals the rows out.
 
     Raises:
       CheckpointError: if there is no such checkpoint, or it is of a model for other data.
@@ -149,6 +150,7 @@ def restore_run(
     config = evaluation_config(dataclasses.replace(config, lr_schedule=LRScheduleConfig()))
     schema = Schema.load(config.data.path)
     config = on_devices(config, schema, devices)
+    config = dataclasses.replace(config, plan=plan)
     layout = build_layout(config, schema)
     model = build_model(config, schema, layout)
     optimizer = build_optimizer(config, model, total_steps=1)
@@ -185,8 +187,7 @@ def _mesh(
 ) -> MeshStepper | MeshHostStepper:
     from jrec.train.mesh_run import mesh_stepper, open_mesh
 
-    batch = dataclasses.replace(config.data, batch_size=config.mesh.devices)  # no step is taken
-    setup = open_mesh(dataclasses.replace(config, data=batch), schema, layout)
+    setup = open_mesh(config, schema, layout, training=False)
     return mesh_stepper(model, optimizer, None, setup=setup, folder=folder, total=0)
 
 
@@ -197,9 +198,10 @@ def evaluate_checkpoint(
     split: str,
     limit: int = 0,
     devices: int = 1,
+    plan: str = "",
 ) -> CheckpointScores:
     """Scores a split with a checkpoint's model; see ``restore_run`` and ``RestoredRun.scores``."""
-    run = restore_run(checkpoint, data, devices=devices)
+    run = restore_run(checkpoint, data, devices=devices, plan=plan)
     return CheckpointScores(
         step=run.checkpoint.step,
         scores=run.scores(split, limit=limit),

@@ -25,14 +25,15 @@ PREFIX = "planned_"
 """What the name of a planned stack begins with; the rest is the name of the plan's stack."""
 
 
-def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, slots: SlotShapes) -> Plan:
+def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, slots: SlotShapes | None) -> Plan:
     """Where the rows of a run's planned tables live; nothing else is in it.
 
     Args:
       config: of the run, with a mesh.
       schema: of the dataset.
       layout: of the tables.
-      slots: of the row optimizer (``RowOptimizer.slots``): they take memory.
+      slots: of the row optimizer (``RowOptimizer.slots``), which take memory; None to predict only, for which plans for
+        inference serve, too.
 
     Raises:
       PlanError: if the plan file is of another dataset or of a mesh of another size, or its devices cannot hold it.
@@ -44,7 +45,7 @@ def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, slots
     if not config.plan:
         return dealt(layout, devices, slots)
     plan = load_plan(config.plan, schema=schema, devices=devices)
-    if plan.purpose != "training":
+    if slots is not None and plan.purpose != "training":
         raise ConfigError(
             f"plan: {config.plan} is for {plan.purpose}: its copies of rows would not follow the updates; plan with"
             " `jrec plan DATA --for training`"

@@ -47,6 +47,7 @@ class MeshSetup:
       mesh: of the devices.
       plan: where the rows of planned tables live.
       monitor: of the plan's cost, where `jrec plan` made it.
+      training: whether rows have slots.
     """
 
     config: TrainConfig
@@ -54,6 +55,7 @@ class MeshSetup:
     mesh: Mesh
     plan: Plan
     monitor: PlanMonitor | None = None
+    training: bool = True
 
     @functools.cached_property
     def local(self) -> list[int]:
@@ -100,15 +102,21 @@ class MeshSetup:
         return jax.tree.map(place, tree)
 
 
-def open_mesh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> MeshSetup:
+def open_mesh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool = True) -> MeshSetup:
     """The mesh and the plan of a run.
+
+    Args:
+      config: of the run.
+      schema: of the dataset.
+      layout: of the tables.
+      training: False to predict only: rows come without slots, and plans for inference are taken.
 
     Raises:
       ConfigError: if there are too few devices, they cannot share a batch, or something does not train on a mesh.
       PlanError: if the plan does not fit.
     """
     devices = config.mesh.devices
-    if config.data.batch_size % devices:
+    if training and config.data.batch_size % devices:
         raise ConfigError(
             f"data.batch_size is {config.data.batch_size}, which {devices} devices (mesh.devices) cannot share equally;"
             f" use a multiple of {devices}"
@@ -119,14 +127,18 @@ def open_mesh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> M
             "tables.tt.cache keeps rows by what one device looks up, which does not train on several; set"
             " tables.tt.cache.rows and fraction to 0, or mesh.devices to 1"
         )
-    plan = run_plan(config, schema, layout, ROW_OPTIMIZERS[config.optimizer.embedding.name].slots)
+    slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots if training else None
+    plan = run_plan(config, schema, layout, slots)
     if planned_stacks(layout) and (rows := plan.rows_in("host")):
         raise ConfigError(
             f"the plan keeps {rows:,} rows of tables in host memory, but a run on a mesh keeps tables there whole"
             " (tables.overrides.NAME.tier); plan with --no-host and such tables left out, more memory, or --tt"
         )
-    monitor = monitor_of(layout, plan, load_plan(config.plan)) if config.plan and planned_stacks(layout) else None
-    return MeshSetup(config=config, layout=layout, mesh=make_mesh(devices), plan=plan, monitor=monitor)
+    watched = training and config.plan and planned_stacks(layout)
+    monitor = monitor_of(layout, plan, load_plan(config.plan)) if watched else None
+    return MeshSetup(
+        config=config, layout=layout, mesh=make_mesh(devices), plan=plan, monitor=monitor, training=training
+    )
 
 
 def mesh_stepper(
@@ -172,7 +184,10 @@ class MeshStepper:
     ):
         self.setup, self.optimizer = setup, optimizer
         config = setup.config
-        state, self.compiled = compile_mesh(model, optimizer, setup.mesh, reduce=config.mesh.reduce)
+        state, self.compiled = compile_mesh(
+            model, optimizer, setup.mesh, reduce=config.mesh.reduce, training=setup.training
+        )
+        self._row_optimizer = optimizer.embedding if setup.training else None
         self.state: State = setup.everywhere(state)
         self._rows: Any = None
         self._loader, self._total = loader, total
@@ -186,7 +201,7 @@ class MeshStepper:
         if self._rows is None:
             key = nnx.Rngs(params=self.setup.config.seed).params()  # the first of the stream, as in a collection
             setup = self.setup
-            self._rows = initial_rows(setup.layout, setup.plan, setup.mesh, key, self.optimizer.embedding)
+            self._rows = initial_rows(setup.layout, setup.plan, setup.mesh, key, self._row_optimizer)
         return self._rows
 
     def step(self) -> tuple[jax.Array, jax.Array, Batch]:
@@ -267,7 +282,7 @@ class MeshStepper:
 
     def load(self, source: RowSource) -> None:
         """Takes the rows of a checkpoint."""
-        self._rows = self._checkpoints.load(source, self.optimizer.embedding)
+        self._rows = self._checkpoints.load(source, self._row_optimizer)
 
     def restore(self, state: State, position: Any, step: int) -> None:
         """See ``Stepper``; ``load`` takes the rows."""

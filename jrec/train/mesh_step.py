@@ -51,7 +51,7 @@ class Seen:
     Attributes:
       loss: () float32, of the whole batch.
       logits, labels, mask: (batch,) float32.
-      host: the batch's rows of host stacks after the step, (K, dim) and slots, by stack.
+      host: the batch's rows of host stacks, or all resident rows, after the step, (K, dim) and slots, by stack.
     """
 
     loss: jax.Array
@@ -77,7 +77,13 @@ class CompiledMesh:
 
 
 def compile_mesh(
-    model: Any, optimizer: SparseOptimizer, mesh: Mesh, *, reduce: Reduce = "local", loss: Loss = binary_cross_entropy
+    model: Any,
+    optimizer: SparseOptimizer,
+    mesh: Mesh,
+    *,
+    reduce: Reduce = "local",
+    loss: Loss = binary_cross_entropy,
+    training: bool = True,
 ) -> tuple[State, CompiledMesh]:
     """Splits modules into the state, as it is on one device, and functions over a mesh.
 
@@ -87,11 +93,12 @@ def compile_mesh(
       mesh: of devices, with the one axis "devices".
       reduce: see ``MeshConfig``.
       loss: of logits and batch, a mean over the batch's examples.
+      training: whether rows have slots; without them only ``predict`` works.
     """
     graph, state = nnx.split((model, optimizer))
     over, everywhere = PartitionSpec(AXIS), PartitionSpec()
     planned = [s.name for s in model.embeddings.layout.members if s.tier == "planned"]
-    specs = dict.fromkeys(planned, MeshRows.specs(optimizer.embedding))
+    specs = dict.fromkeys(planned, MeshRows.specs(optimizer.embedding if training else None))
 
     def train(state: State, rows: StackRows, batch: MeshBatch) -> tuple[State, StackRows, Seen]:
         model, optimizer = nnx.merge(graph, state)
@@ -116,6 +123,7 @@ def mesh_train_step(
     rows: StackRows,
     batch: MeshBatch,
     *,
+    resident: Mapping[str, Rows] | None = None,
     reduce: Reduce = "local",
     loss: Loss = binary_cross_entropy,
 ) -> tuple[dict[str, MeshRows], Seen]:
@@ -126,6 +134,7 @@ def mesh_train_step(
       optimizer: made for this model.
       rows: the device's views of the planned stacks.
       batch: the device's part.
+      resident: by host stack that the batch brings no rows of, (n, dim) rows that all devices hold, with slots.
       reduce: see ``MeshConfig``.
       loss: of logits and batch, a mean over the part's examples.
 
@@ -133,7 +142,7 @@ def mesh_train_step(
       The stacks after the step, and what the loop reads.
     """
     exchanges = _exchanges(rows, batch)
-    host = jax.tree.map(_gathered, batch.host)
+    host = {**jax.tree.map(_gathered, batch.host), **(resident or {})}
     activations, residuals = _lookup(model, rows, host, batch, exchanges)
     examples = batch.batch
     real = jnp.sum(examples.mask)
