@@ -126,9 +126,9 @@ def _columns(folder: pathlib.Path, schema: Schema, split: str) -> dict:
     columns = {}
     for name in blocks[0]:
         parts = [block[name] for block in blocks]
-        if isinstance(parts[0], ListColumn):
-            lengths = np.concatenate([np.diff(part.offsets) for part in parts])
-            columns[name] = np.cumsum(np.r_[0, lengths]), np.concatenate([part.values for part in parts])
+        if lists := [part for part in parts if isinstance(part, ListColumn)]:
+            lengths = np.concatenate([np.diff(part.offsets) for part in lists])
+            columns[name] = np.cumsum(np.r_[0, lengths]), np.concatenate([part.values for part in lists])
         else:
             columns[name] = np.concatenate(parts)
     return columns

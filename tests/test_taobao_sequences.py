@@ -166,7 +166,7 @@ def test_positives_per_user_are_some_of_all(tmp_path):
     assert counts == {user: min(count, 3) for user, count in of_all.items()}
     remaining = iter(everything)
     assert all(example in remaining for example in some)  # in the same order
-    first = [e for e in everything if e["user_id"] == max(of_all, key=of_all.get)][:3]
+    first = [e for e in everything if e["user_id"] == of_all.most_common(1)[0][0]][:3]
     assert [e for e in some if e["user_id"] == first[0]["user_id"]] != first
 
 

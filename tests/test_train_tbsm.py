@@ -50,7 +50,7 @@ def device_run(tmp_path_factory, dataset):
 def test_a_run_learns_from_histories_and_is_evaluated(device_run, dataset):
     assert device_run.step == 3 * 16
     found = evaluate(device_run.scores["test"])
-    assert found.auc > 0.55
+    assert (found.auc or 0) > 0.55
     again = evaluate_checkpoint(device_run.folder, dataset, split="test")
     np.testing.assert_array_equal(again.scores.logits, device_run.scores["test"].logits)
     dense = [1 * 4 + 4, 10 * 8 + 8 + 8 * 7 + 7, 20 * 6 + 6 + 6 * 20 + 20, 7 * 7, 14 * 12 + 12 + 12 + 1]
@@ -58,6 +58,7 @@ def test_a_run_learns_from_histories_and_is_evaluated(device_run, dataset):
     assert device_run.parameters["d4_float32"]["parameters"] == 3 * 64 * 4
 
 
+@pytest.mark.slow
 def test_a_run_on_host_tables_is_the_run_on_the_device(configure, device_run):
     host = train(configure("epochs=3", "tables.tier=host"))
     assert (host.folder / "metrics.jsonl").read_bytes() == (device_run.folder / "metrics.jsonl").read_bytes()
@@ -65,6 +66,7 @@ def test_a_run_on_host_tables_is_the_run_on_the_device(configure, device_run):
         np.testing.assert_array_equal(host.scores[split].logits, scores.logits)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_compressed_item_table_learns_and_is_reported(tmp_path, dataset, capsys):
     out = tmp_path / "run"
     overrides = [*SMALL, *TT, "epochs=3", "log.progress='off'"]
@@ -76,6 +78,7 @@ def test_a_run_with_a_compressed_item_table_learns_and_is_reported(tmp_path, dat
     assert f"{metrics['splits']['test']['auc']:.4f}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_dlrm_takes_sequences_pooled(tmp_path, dataset):
     places = f"data.path={str(dataset)!r}", f"out={str(tmp_path / 'dlrm')!r}"
     small = [override for override in SMALL if "tbsm" not in override]
