@@ -22,7 +22,7 @@ import sys
 import numpy as np
 
 from benchmarks import harness, scaling_bytes, scaling_project, scaling_step, workloads
-from benchmarks.scaling_modes import modes
+from benchmarks.scaling_modes import modes, tensor_train
 
 DEVICES = (1, 2, 4, 8)
 CLUSTERS = (8, 64)
@@ -95,6 +95,7 @@ def links(report: harness.Report, devices: list[int], examples: int) -> None:
             _links(report, case, counted, setup.cost.link_bytes)
     for name in ("rm1",) if report.quick else ("rm1", "rm2", "rm3", "rm4"):
         modes(report, name, examples=min(examples, 512))
+    tensor_train(report, examples=examples)
 
 
 def _links(report: harness.Report, case: str, counted: np.ndarray, expected: np.ndarray) -> None:

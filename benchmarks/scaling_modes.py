@@ -1,13 +1,15 @@
-"""RM1 to RM4 on 8 devices in the forms of a lookup: retrieved rows, sent bags, and the memory-centric mode."""
+"""RM1 to RM4 on 8 devices in the forms of a lookup (retrieve, send, memory-centric), and tensor-train cores on some."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from benchmarks import harness, scaling_step, workloads
+from jrec.ops.tt import TTShape
 from jrec.sharding.hardware import load_hardware
 from jrec.sharding.locator import Locator
 from jrec.sharding.pieces import SHARDED, Placement
@@ -43,6 +45,23 @@ def modes(report: harness.Report, name: str, *, examples: int) -> None:
             ours, theirs = (getattr(of, mode).sum() / 1e6 for of in (counted, expected))
             case = f"{name}, {DEVICES} devices, batch {workload.batch:,}, {shown}"
             report.add(case, "bytes over all links", ours, "MB", peer="cost model", ratio=theirs / ours)
+
+
+def tensor_train(report: harness.Report, *, examples: int, rank: int = 32, dim: int = 16) -> None:
+    """What a device sends so that all make the same step of a tensor-train table's cores, in either way to do it.
+
+    Training all-reduces the gradients of the cores: a few megabytes whatever the batch and the number of devices, 10 us
+    within a node, of which each device makes its own part. Gathering everybody's row gradients is less on few devices
+    with small batches, but grows with both, and every device would repeat the work of all.
+    """
+    workload = workloads.WORKLOADS["kaggle"].with_batch(examples)
+    rows, ids = max(zip(workload.rows, workloads.table_ids(workload, seed=0), strict=True), key=lambda pair: pair[0])
+    cores = 4 * sum(math.prod(core) for core in TTShape.search(rows, dim, ranks=rank).core_shapes)
+    for devices in (2, DEVICES, 64):
+        case = f"tensor-train table {rows:,} x {dim}, rank {rank}, {devices} devices, {examples:,} examples each"
+        reduced, gathered = 2 * (devices - 1) / devices * cores, (devices - 1) * np.unique(ids).size * 4 * (dim + 1)
+        report.add(case, "core gradients, all-reduced", reduced / 1e3, "kB", peer="gathered", ratio=gathered / reduced)
+        report.add(case, "row gradients, gathered", gathered / 1e3, "kB")
 
 
 def memory_centric_plan(problem: Problem) -> Plan:
