@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from host_runs import pipeline_threads
 from test_fae_pack import hot_set, write_dataset
-from test_train import compilation_cache, configure, dataset, final_arrays  # noqa: F401, fixtures
+from test_train import CONFIG, compilation_cache, configure, dataset, final_arrays  # noqa: F401, fixtures
 from test_train_tbsm import SHIPPED, SMALL
 
 from jrec.access.profile import fingerprint
@@ -55,13 +55,29 @@ def fae_folder(dataset, tmp_path_factory):
     return packed(dataset, tmp_path_factory.mktemp("fae") / "fae", lambda t: 1 if t.rows < 500 else 0.2)
 
 
-@pytest.fixture
-def fae(configure, fae_folder):
-    def load(*overrides, folder=fae_folder, **options):
-        keys = [f"data.path={str(folder)!r}", "schedule=fae", "evaluate.every_steps=0", "fae.batches=1"]
-        return configure(*keys, *overrides, **options)
+@pytest.fixture(scope="module")
+def fae(fae_folder, tmp_path_factory):
+    """Configures runs on the packed dataset, each in a folder of its own unless named."""
+    place = tmp_path_factory.mktemp("runs")
+    (place / "tiny.toml").write_text(CONFIG)
+
+    def load(*overrides, folder=fae_folder, out=None):
+        out = place / (f"run{len(list(place.iterdir()))}" if out is None else out)
+        out.mkdir(exist_ok=True)
+        keys = [f"data.path={str(folder)!r}", f"out={str(out)!r}", "schedule=fae", "evaluate.every_steps=0"]
+        return load_config(place / "tiny.toml", [*keys, "fae.batches=1", *overrides])
 
     return load
+
+
+WHOLE = ("epochs=2", "log.every_steps=1", "checkpoint.every_steps=2", "checkpoint.keep=1")
+
+
+@pytest.fixture(scope="module")
+def whole(fae, compilation_cache):
+    """A run of two epochs, and its configuration."""
+    config = fae(*WHOLE, out="whole")
+    return train(config), config
 
 
 def kinds_of(folder):
@@ -154,28 +170,30 @@ def records_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("overrides", [
-    (),
-    pytest.param(("optimizer.embedding.name='rowwise_adagrad'", "tables.host.queue=1"), marks=pytest.mark.slow),
-    pytest.param(("model.table_dtype='bfloat16'", "tables.host.queue=2"), marks=pytest.mark.slow),
-    pytest.param(("fae.initial_rate=1", "data.drop_remainder=true"), marks=pytest.mark.slow),
-])  # fmt: skip
-def test_a_run_is_the_plain_run_over_the_same_batches(fae, dataset, tmp_path, overrides):
-    config = fae("epochs=2", "log.every_steps=1", *overrides)
-    outcome = train(config)
+def test_a_run_is_the_plain_run_over_the_same_batches(whole, dataset, tmp_path):
+    outcome, config = whole
     check_against_plain(outcome, config)
     schedules = [r for r in records_of(outcome.folder) if r["split"] == "schedule"]
     assert sum(r["cold"] + r["hot"] for r in schedules) == outcome.step
     assert [r["step"] for r in schedules] == [r["start"] + r["cold"] + r["hot"] for r in schedules]
     assert len({r["test_loss"] for r in schedules}) == len(schedules)
-    for data in (dataset, config.data.path):  # the dataset that was packed, and the folder itself
-        again = evaluate_checkpoint(outcome.folder, data, split="test")
-        np.testing.assert_array_equal(again.scores.logits, outcome.scores["test"].logits)
-    if overrides:
-        return
     assert outcome.step == 2 * (14 + 6)  # 3,402 hot and 1,398 cold examples in batches of 256
     assert [(r["cold"], r["hot"]) for r in schedules][:2] == [(3, 7), (3, 7)]
     check_report(outcome, config, tmp_path)
+    for data in (dataset, config.data.path):  # the dataset that was packed, and the folder itself
+        again = evaluate_checkpoint(outcome.folder, data, split="test")
+        np.testing.assert_array_equal(again.scores.logits, outcome.scores["test"].logits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [
+    ("optimizer.embedding.name='rowwise_adagrad'", "tables.host.queue=1"),
+    ("model.table_dtype='bfloat16'", "tables.host.queue=2"),
+    ("fae.initial_rate=1", "data.drop_remainder=true"),
+])  # fmt: skip
+def test_other_settings_give_the_plain_runs_bits_too(fae, overrides):
+    config = fae("epochs=2", "log.every_steps=1", *overrides)
+    check_against_plain(train(config), config)
 
 
 def check_report(outcome, config, tmp_path):
@@ -270,41 +288,46 @@ class Killed(BaseException):
     """As sudden as a kill: nothing in the loop handles it."""
 
 
-@pytest.mark.parametrize("overrides", [
-    ("checkpoint.every_steps=2",),
-    pytest.param(
-        ("checkpoint.every_steps=1", "fae.initial_rate=1", "model.table_dtype='bfloat16'"), marks=pytest.mark.slow
-    ),
-])  # fmt: skip
-def test_a_run_killed_anywhere_resumes_to_the_same_bits(fae, monkeypatch, overrides):
-    overrides = ("epochs=2", "checkpoint.keep=1", *overrides)
-    whole = train(fae(*overrides, out="whole"))
-    assert whole.fae["switches"] > 5
-    rng, absorb, deaths, outcome, stops = np.random.default_rng(0), loop._Run._absorb, 0, None, []
-    while outcome is None and deaths < 40:
-        budget = [int(rng.integers(4, 12))]
+def resumed_through(fae, monkeypatch, deaths, overrides, out):
+    """A run that dies at each of the steps ``deaths`` in turn, goes on each time, and ends."""
+    absorb = loop._Run._absorb
+    for queue, death in enumerate([*deaths, None], 1):
 
-        def dies(self, *args, budget=budget):
-            budget[0] -= 1
-            if budget[0] < 0:
-                stops.append(self.step)
+        def dies(self, step, *args, death=death):
+            if step == death:
                 raise Killed
-            absorb(self, *args)
+            absorb(self, step, *args)
 
         monkeypatch.setattr(loop._Run, "_absorb", dies)
-        try:
-            outcome = train(fae(*overrides, f"tables.host.queue={rng.integers(1, 5)}"), resume=True)
-        except Killed:
-            deaths += 1
-    assert deaths >= 3
-    kinds = kinds_of(whole.folder)
-    # Some deaths fall between a checkpoint of one phase and a step of the next.
-    assert any(len(set(kinds[max(0, stop - 3) : stop])) == 2 for stop in stops)
-    assert kept(outcome.folder) == kept(whole.folder)
-    assert outcome.fae["switches"] == whole.fae["switches"]
+        config = fae(*overrides, f"tables.host.queue={1 + queue % 3}", out=out)
+        if death is None:
+            return train(config, resume=True)
+        with pytest.raises(Killed):
+            train(config, resume=True)
+    raise AssertionError
 
 
-@pytest.mark.parametrize("share", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_run_killed_around_switches_resumes_to_the_same_bits(fae, whole, monkeypatch):
+    kinds = kinds_of(whole[0].folder)
+    # Checkpoints follow every second step. The first death is in the first hot batch, the checkpoint in the middle of
+    # the cold ones before; the second behind the schedule's end and its loss, with the checkpoint between both.
+    assert kinds[:12] == ["cold"] * 3 + ["hot"] * 7 + ["cold"] * 2
+    outcome = resumed_through(fae, monkeypatch, [4, 11], WHOLE, "killed")
+    assert kept(outcome.folder) == kept(whole[0].folder)
+    assert outcome.fae["switches"] == whole[0].fae["switches"] == 7
+
+
+@pytest.mark.slow
+def test_a_run_of_single_batches_in_turn_killed_anywhere_resumes_to_the_same_bits(fae, monkeypatch):
+    overrides = ("epochs=2", "checkpoint.every_steps=3", "fae.initial_rate=1", "model.table_dtype='bfloat16'")
+    expected = train(fae(*overrides))
+    deaths = np.unique(np.random.default_rng(0).integers(2, 40, 6)).tolist()
+    outcome = resumed_through(fae, monkeypatch, deaths, overrides, "killed16")
+    assert kept(outcome.folder) == kept(expected.folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0, 1])
 def test_no_row_hot_and_all_rows_hot(fae, dataset, tmp_path, share):
     folder = packed(dataset, tmp_path / "packed", lambda _: share)
     config = fae("log.every_steps=1", "checkpoint.every_steps=7", "max_steps=10", folder=folder)
@@ -358,7 +381,7 @@ def test_histories_of_a_tbsm(tmp_path):
     check_against_plain(outcome, config)
 
 
-def test_what_cannot_work_is_refused(fae, configure, fae_folder, dataset, tmp_path):
+def test_what_cannot_work_is_refused(fae, configure, whole, fae_folder, dataset, tmp_path):
     with pytest.raises(ConfigError, match=r"schedule is 'plain'; set schedule=fae"):
         train(configure(f"data.path={str(fae_folder)!r}"))
     with pytest.raises(ConfigError, match=r"schedule is 'fae', but data\.path is .*jrec fae pack"):
@@ -366,12 +389,9 @@ def test_what_cannot_work_is_refused(fae, configure, fae_folder, dataset, tmp_pa
     with pytest.raises(ConfigError, match=r"table C1 is of tier 'device'; leave out tables\.overrides\.C1"):
         train(fae("tables.overrides.C1.tier=device"))
     with pytest.raises(ConfigError, match=r"table C10 is of tier 'tt'"):
-        train(fae("tables.tt.largest=1", out="tt"))
-    with pytest.raises(ConfigError, match=r"mesh\.devices is 2"):
-        fae("mesh.devices=2")
-    train(fae("max_steps=2", "evaluate.final_splits=[]"), overwrite=True)
+        train(fae("tables.tt.largest=1"))
     other = packed(dataset, tmp_path / "other", lambda t: 1 if t.rows < 600 else 0.2)
     with pytest.raises(CheckpointError, match=r"is not the FAE folder of this run"):
-        train(fae("max_steps=2", "evaluate.final_splits=[]", folder=other), resume=True)
+        train(fae(*WHOLE, folder=other, out="whole"), resume=True)
     with pytest.raises(ConfigError, match=r"data\.eval_batch_size was 512 and is 256"):
-        train(fae("max_steps=2", "evaluate.final_splits=[]", "data.eval_batch_size=256"), resume=True)
+        train(fae(*WHOLE, "data.eval_batch_size=256", out="whole"), resume=True)
