@@ -38,8 +38,8 @@ DATA = harness.ROOT.parent / "shared" / "data"
 SAMPLES = [DATA / "taobao_user_behavior_10k.csv.gz", DATA / "taobao_user_behavior_96k.csv.gz"]
 CONFIG = harness.ROOT / "configs" / "tbsm_taobao.toml"
 RECIPE = (
-    "epochs=2", "data.batch_size=64", "optimizer.name=adam", "optimizer.learning_rate=0.003",
-    "optimizer.embedding.name=rowwise_adagrad", "optimizer.embedding.learning_rate=0.05", "evaluate.every_steps=0",
+    "epochs=2", "max_steps=1000", "data.batch_size=64", "optimizer.name=adam", "optimizer.learning_rate=0.003",
+    "optimizer.embedding.name=rowwise_adagrad", "optimizer.embedding.learning_rate=0.15", "evaluate.every_steps=0",
     "log.progress=off", "log.tensorboard=false",
 )  # fmt: skip
 
