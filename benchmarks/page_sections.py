@@ -75,6 +75,15 @@ and radix sort, so the ratio is the algorithm's.""",
         ),
     ),
     Section(
+        title="Many devices",
+        files=("scaling",),
+        text="""\
+`python -m benchmarks.scaling`: steps on virtual CPU devices, which share the two cores, so that their times say
+nothing of scaling; bytes fetched over every link, counted from routes beside the cost model (the ratio is the
+model's figure by the count), on capped and full tables; RM1 to RM4 in the forms of a lookup; H200 projections
+from one device's step, by the assumptions that the command prints.""",
+    ),
+    Section(
         title="Tensor-train tables",
         files=("tt",),
         text="""\
