@@ -111,8 +111,13 @@ class ResidentRows:
           rows: (capacity, dim), with slots or without; donated.
           split: ``padded``, on the device.
         """
-        resident = Rows(values=self.rows.values, slots={name: self.rows.slots[name] for name in rows.slots})
+        here = self._here()
+        resident = Rows(values=here.values, slots={name: here.slots[name] for name in rows.slots})
         return _fill(rows, resident, split)
+
+    def _here(self) -> Rows:
+        """The rows on the device on which batches' rows are put together."""
+        return self.rows
 
     def update(self, rows: Rows, split: Split) -> None:
         """Takes a batch's resident rows as its step left them; arguments as of ``fill``, but nothing is donated."""
@@ -144,8 +149,9 @@ def _fill(rows: Rows, resident: Rows, split: Split) -> Rows:
     return jax.tree.map(fill, rows, resident)
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _update(resident: Rows, rows: Rows, split: Split) -> Rows:
+def updated(resident: Rows, rows: Rows, split: Split) -> Rows:
+    """Resident rows with those of a batch's rows that are resident; arguments as of ``ResidentRows.update``."""
+
     def update(stored: jax.Array, new: jax.Array) -> jax.Array:
         taken = new.at[split.places].get(mode="clip", indices_are_sorted=True)
         if new.ndim == 2:
@@ -153,6 +159,9 @@ def _update(resident: Rows, rows: Rows, split: Split) -> Rows:
         return _set(stored, split.indices, taken)
 
     return jax.tree.map(update, resident, rows)
+
+
+_update = jax.jit(updated, donate_argnums=0)
 
 
 def _set(array: jax.Array, at: Any, values: jax.Array) -> jax.Array:

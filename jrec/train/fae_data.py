@@ -57,6 +57,11 @@ class FaeLoaders:
         """Of all epochs."""
         return self.scheduler.total
 
+    @property
+    def cold_batches(self) -> int:
+        """Of all epochs."""
+        return 0 if self.cold is None else self.cold.total_batches or 0
+
     def state(self, cold: dict[str, Any] | None) -> dict[str, Any]:
         """Where the run is, in JSON types.
 

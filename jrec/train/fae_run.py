@@ -8,7 +8,7 @@ in whatever order hot and cold batches come, they compute the bits of a run on t
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,11 +24,23 @@ from jrec.train.config import TrainConfig
 from jrec.train.fae_bytes import PlainBytes
 from jrec.train.fae_data import FaeLoaders, resident_addresses
 from jrec.train.host_run import HostStepper
-from jrec.train.step import CompiledRun, State
+from jrec.train.step import CompiledRun, HostRows, State
+
+HotStep = Callable[[State, HostRows, Batch], tuple[State, HostRows, jax.Array, jax.Array]]
 
 
-class FaeStepper:
-    """Steps of a run on an FAE folder; see ``jrec.train.stepper.Stepper``. Whoever drives it observes the losses.
+def fae_stepper(
+    state: State,
+    compiled: CompiledRun,
+    loaders: FaeLoaders,
+    *,
+    config: TrainConfig,
+    layout: EmbeddingLayout,
+    tables: Mapping[str, HostTable],
+    pad_rows: bool,
+    folder: pathlib.Path,
+) -> FaeStepper:
+    """The stepper of a run on one device.
 
     Args:
       state, compiled: of the model; see ``compile_run``.
@@ -38,6 +50,38 @@ class FaeStepper:
       tables: see ``host_tables``.
       pad_rows: whether the model pads stored rows.
       folder: of the run.
+    """
+    addresses = resident_addresses(loaders.packed, layout)
+    resident = {name: ResidentRows(rows, tables[name], pad_rows=pad_rows) for name, rows in addresses.items()}
+    numbers = {name: jnp.asarray(rows) for name, rows in addresses.items()}
+    cold = HostStepper(
+        state,
+        compiled,
+        loaders.cold,
+        config=config,
+        layout=layout,
+        tables=tables,
+        total=loaders.cold_batches,
+        folder=folder,
+        resident=resident,
+    )
+
+    def hot(state: State, rows: HostRows, batch: Batch) -> tuple[State, HostRows, jax.Array, jax.Array]:
+        return compiled.step_on_resident(state, rows, numbers, batch)
+
+    return FaeStepper(cold, hot, loaders, config=config, layout=layout, resident=resident)
+
+
+class FaeStepper:
+    """Steps of a run on an FAE folder; see ``jrec.train.stepper.Stepper``. Whoever drives it observes the losses.
+
+    Args:
+      cold: takes the steps of cold batches.
+      hot: takes one of a hot batch: ``state, resident rows, batch -> state, resident rows, loss, logits``, donated.
+      loaders: of the batches.
+      config: of the run.
+      layout: of the model.
+      resident: by stack its hot rows, which ``cold`` uses too.
 
     Attributes:
       scheduler: which awaits a loss from time to time.
@@ -45,32 +89,16 @@ class FaeStepper:
 
     def __init__(
         self,
-        state: State,
-        compiled: CompiledRun,
+        cold: HostStepper,
+        hot: HotStep,
         loaders: FaeLoaders,
         *,
         config: TrainConfig,
         layout: EmbeddingLayout,
-        tables: Mapping[str, HostTable],
-        pad_rows: bool,
-        folder: pathlib.Path,
+        resident: Mapping[str, ResidentRows],
     ):
         self.scheduler = loaders.scheduler
-        self._compiled, self._loaders = compiled, loaders
-        addresses = resident_addresses(loaders.packed, layout)
-        self._resident = {n: ResidentRows(rows, tables[n], pad_rows=pad_rows) for n, rows in addresses.items()}
-        self._numbers = {name: jnp.asarray(rows) for name, rows in addresses.items()}
-        self._cold = HostStepper(
-            state,
-            compiled,
-            loaders.cold,
-            config=config,
-            layout=layout,
-            tables=tables,
-            total=0 if loaders.cold is None else loaders.cold.total_batches or 0,
-            folder=folder,
-            resident=self._resident,
-        )
+        self._cold, self._hot, self._loaders, self._resident = cold, hot, loaders, resident
         host = config.tables.host
         self._plain = PlainBytes(layout, config.data.batch_size, host.cached_batches or host.queue, self._resident)
         self._steps = {"hot": 0, "cold": 0}
@@ -174,7 +202,7 @@ class FaeStepper:
         for name, rows in _unique(batch).items():
             timeline.rows(name, unique=rows.size, cached=rows.size, resident=rows.size)
         rows = {name: of.rows for name, of in self._resident.items()}
-        self.state, rows, loss, logits = self._compiled.step_on_resident(self.state, rows, self._numbers, batch)
+        self.state, rows, loss, logits = self._hot(self.state, rows, batch)
         for name, of in self._resident.items():
             of.rows = rows[name]
         return loss, logits, batch

@@ -14,7 +14,7 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.schema import Schema
-from jrec.errors import ConfigError, DivergedError
+from jrec.errors import DivergedError
 from jrec.nn import SparseOptimizer
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
 from jrec.train.checkpoint import Checkpoints
@@ -30,7 +30,7 @@ from jrec.train.metrics import Scores, evaluate, log_loss
 from jrec.train.progress import TrainingProgress
 from jrec.train.run_folder import CHECKPOINT_FOLDER
 from jrec.train.running_auc import RunningAuc
-from jrec.train.step import CompiledRun, State, compile_run
+from jrec.train.step import compile_run
 from jrec.train.stepper import DeviceStepper, Stepper
 
 if TYPE_CHECKING:
@@ -139,13 +139,16 @@ class _Run:
         return open_mesh(self.config, self.schema, self.layout)
 
     def _make_stepper(self, model: Any, optimizer: SparseOptimizer) -> Stepper:
-        if self.mesh is not None:
-            self.meshed = self._mesh_stepper(model, optimizer, self.mesh)
-            return self.meshed
-        state, compiled = compile_run(model, optimizer)
         if isinstance(self.loader, FaeLoaders):
-            self.fae = self._fae_stepper(model, optimizer, state, compiled, self.loader)
+            self.fae = self._fae_stepper(model, optimizer, self.loader)
             return self.fae
+        if self.mesh is not None:
+            from jrec.train.mesh_run import mesh_stepper
+
+            found = mesh_stepper(model, optimizer, self.loader, setup=self.mesh, folder=self.folder, total=self.total)
+            self.meshed = found
+            return found
+        state, compiled = compile_run(model, optimizer)
         if all(stack.tier != "host" for stack in self.layout.members):
             return DeviceStepper(state, compiled, self.loader)
         from jrec.train.host_run import HostStepper, host_tables
@@ -161,20 +164,16 @@ class _Run:
             folder=self.folder,
         )
 
-    def _mesh_stepper(self, model: Any, optimizer: SparseOptimizer, setup: MeshSetup) -> MeshStepper | MeshHostStepper:
-        from jrec.train.mesh_run import mesh_stepper
+    def _fae_stepper(self, model: Any, optimizer: SparseOptimizer, loaders: FaeLoaders) -> FaeStepper:
+        if self.mesh is not None:
+            from jrec.train.mesh_fae import mesh_fae_stepper
 
-        if isinstance(self.loader, FaeLoaders):
-            raise ConfigError("schedule=fae trains on one device; set mesh.devices to 1")
-        return mesh_stepper(model, optimizer, self.loader, setup=setup, folder=self.folder, total=self.total)
-
-    def _fae_stepper(
-        self, model: Any, optimizer: SparseOptimizer, state: State, compiled: CompiledRun, loaders: FaeLoaders
-    ) -> FaeStepper:
-        from jrec.train.fae_run import FaeStepper
+            return mesh_fae_stepper(model, optimizer, loaders, setup=self.mesh, folder=self.folder)
+        from jrec.train.fae_run import fae_stepper
         from jrec.train.host_run import host_tables
 
-        return FaeStepper(
+        state, compiled = compile_run(model, optimizer)
+        return fae_stepper(
             state,
             compiled,
             loaders,

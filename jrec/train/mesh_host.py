@@ -24,7 +24,8 @@ from jrec.data.packing import unique_capacity
 from jrec.data.regroup import gathered
 from jrec.host import HostTable
 from jrec.host.local import local_ids
-from jrec.host.pipeline_batch import localized, read
+from jrec.host.pipeline_batch import Ready, localized, read
+from jrec.host.resident import ResidentRows
 from jrec.host.ring import Rows
 from jrec.native import host as native
 from jrec.ops.layout import Stack
@@ -48,6 +49,7 @@ class MeshHostStepper(HostStepper):
       tables: by host stack.
       total: of the loader's batches.
       folder: of the run.
+      resident: by stack, rows that stay on the devices.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class MeshHostStepper(HostStepper):
         tables: Mapping[str, HostTable],
         total: int,
         folder: pathlib.Path,
+        resident: Mapping[str, ResidentRows] | None = None,
     ):
         setup = mesh.setup
         compiled: Any = mesh.compiled
@@ -70,6 +73,7 @@ class MeshHostStepper(HostStepper):
             tables=tables,
             total=total,
             folder=folder,
+            resident=resident,
         )
         self.mesh = mesh
         self._shapes: dict[int, Shapes] = {}
@@ -86,30 +90,46 @@ class MeshHostStepper(HostStepper):
         addresses = {name: plan.rows for name, plan in planned.plans.items()}
         batch = self._dealt(planned.batch, addresses, ready.tables)
         self.state, seen = self.mesh.step_on(self.state, batch)
-        capacities = {name: rows.values.shape[0] for name, rows in ready.tables.items()}
-        self._pipeline.put_back(ready, {name: _on_one(rows, capacities[name]) for name, rows in seen.host.items()})
+        self._put_back(ready, seen.host)
         return seen.loss, seen.logits, planned.batch
+
+    def _put_back(self, ready: Ready, stepped: Mapping[str, Rows]) -> None:
+        capacities = {name: rows.values.shape[0] for name, rows in ready.tables.items()}
+        self._pipeline.put_back(ready, {name: _on_one(rows, capacities[name]) for name, rows in stepped.items()})
 
     def _predict_on_mesh(self, state: State, batch: Batch) -> jax.Array:
         bags, rows, addresses = dict(batch.bags), {}, {}
         for name, table in self._tables.items():
             bags[name], addresses[name], capacity = localized(bags[name], self.mesh.setup.layout.stacks[name])
-            rows[name] = read(table, addresses[name], capacity)
+            resident = self._resident.get(name)
+            split = None if resident is None else resident.split(addresses[name])
+            rows[name] = read(table, addresses[name], capacity, split)
+            if resident is not None and split is not None:
+                rows[name] = resident.fill(rows[name], split.padded(capacity))
         dealt = self._dealt(dataclasses.replace(batch, bags=bags), addresses, rows)
         return self.mesh.predict_on(state, dealt)
 
     def _dealt(self, batch: Batch, addresses: Mapping[str, np.ndarray], rows: Mapping[str, Rows]) -> MeshBatch:
         """A batch whose ids of host stacks number ``addresses``, with its rows, on the mesh."""
-        setup = self.mesh.setup
         examples = len(batch.labels)
         if examples not in self._shapes:
-            self._shapes[examples] = setup.shapes(examples)
-        shapes, size = self._shapes[examples], examples // setup.plan.devices
+            self._shapes[examples] = self.mesh.setup.shapes(examples)
+        dealt = self.dealt(batch, addresses, self._shapes[examples])
+        return dataclasses.replace(dealt, host={name: self._shared_out(of) for name, of in rows.items()})
+
+    def dealt(self, batch: Batch, addresses: Mapping[str, np.ndarray], shapes: Shapes) -> MeshBatch:
+        """A batch whose ids of host stacks number ``addresses``, on the mesh without rows of these.
+
+        Args:
+          batch: NumPy arrays, whole.
+          addresses: by host stack, (n,) int32 ascending.
+          shapes: of such batches; they grow.
+        """
+        setup, size = self.mesh.setup, len(batch.labels) // self.mesh.setup.plan.devices
         pieces = [gathered(setup.layout, [(batch, d * size, (d + 1) * size)]) for d in setup.local]
         parts = [self._part(piece, addresses, d) for piece, d in zip(pieces, setup.local, strict=True)]
         shapes.fit(parts, setup.local)
-        dealt = on_mesh(stacked(parts, setup.local, shapes), setup.mesh)
-        return dataclasses.replace(dealt, host={name: self._shared_out(of) for name, of in rows.items()})
+        return on_mesh(stacked(parts, setup.local, shapes), setup.mesh)
 
     def _part(self, batch: Batch, addresses: Mapping[str, np.ndarray], device: int) -> Part:
         setup = self.mesh.setup
