@@ -25,7 +25,7 @@ from jrec.data.fae_pack import HotSet, PackOptions, pack
 from jrec.data.fae_rows import RowSet
 from jrec.data.fae_verify import verify
 from jrec.data.loader import LoaderConfig, make_loader
-from jrec.data.reorder_file import save_order
+from jrec.data.reorder_file import load_order, save_order
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Split, Table
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
@@ -179,6 +179,19 @@ def test_the_folders_are_ordinary_datasets(data, tmp_path):
     assert cold.provenance["source"] == {"made": "here"}
     file = cold.splits["valid"].shards[0].file
     assert (packed.cold_folder / file).read_bytes() == (data / file).read_bytes()
+
+
+@pytest.mark.parametrize("bijection", [False, True])
+def test_the_oov_row_is_found_among_the_hot_rows(tmp_path, bijection):
+    data = write_dataset(tmp_path / "data", bijection=bijection)
+    table = Schema.load(data).table("items")
+    order = load_order(data, table)
+    row = 3 if order is None else int(order[3])
+    others = np.setdiff1d(np.arange(60), [row])
+    for name, items in (("with", np.union1d(others, [row])), ("without", others)):
+        hot = hot_schema(pack(data, tmp_path / name, hot_set(data, items=items, users=range(USERS))))
+        found = hot.table("items").oov_row
+        assert (None if found is None else items[found]) == (row if name == "with" else None)
 
 
 def test_nothing_depends_on_threads_and_a_seed_shuffles(data, tmp_path):

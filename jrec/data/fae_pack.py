@@ -25,7 +25,7 @@ from jrec.data.fae_rows import RowSet, sealed
 from jrec.data.packing_kernels import permutation
 from jrec.data.progress import Progress
 from jrec.data.reorder_file import load_orders
-from jrec.data.schema import DatasetError, Schema, Shard, Split
+from jrec.data.schema import DatasetError, Schema, Shard, Split, Table
 from jrec.data.workspace import link, workspace
 from jrec.errors import ConfigError
 
@@ -169,7 +169,7 @@ def _job(
         source=folder,
         folder=target,
         schema=schema,
-        hot_schema=_hot_schema(schema, rows),
+        hot_schema=_hot_schema(schema, rows, orders),
         sets=sets,
         hot_rows={t.name: None if len(rows[t.name]) == t.rows else rows[t.name] for t in schema.tables},
         orders=orders,
@@ -177,15 +177,23 @@ def _job(
     )
 
 
-def _hot_schema(schema: Schema, rows: Mapping[str, np.ndarray]) -> Schema:
+def _hot_schema(schema: Schema, rows: Mapping[str, np.ndarray], orders: Mapping[str, np.ndarray]) -> Schema:
     """Tables of hot rows, with one row where there is none, and without counts: those were of all examples."""
-    tables = tuple(
-        dataclasses.replace(
-            table, rows=max(len(rows[table.name]), 1), oov_row=None, counts=None, vocabulary=None, bijection=None
-        )
-        for table in schema.tables
-    )
-    return dataclasses.replace(schema, tables=tables, splits={}, ceiling={})
+
+    def hot_table(table: Table) -> Table:
+        mine = rows[table.name]
+        return Table(name=table.name, rows=max(len(mine), 1), oov_row=_place(table, mine, orders.get(table.name)))
+
+    return dataclasses.replace(schema, tables=tuple(map(hot_table, schema.tables)), splits={}, ceiling={})
+
+
+def _place(table: Table, rows: np.ndarray, order: np.ndarray | None) -> int | None:
+    """Where the table's OOV row is among its hot rows, if it is one of them."""
+    if table.oov_row is None:
+        return None
+    row = table.oov_row if order is None else int(order[table.oov_row])
+    place = int(np.searchsorted(rows, row))
+    return place if place < len(rows) and rows[place] == row else None
 
 
 def _pack_pieces(job: Job, pieces: Sequence[Piece], threads: int, progress: Progress) -> list[Packed]:
