@@ -228,10 +228,9 @@ def check_report(outcome, config, tmp_path):
 def test_the_bytes_of_the_baseline_are_those_that_it_moves(fae, dataset, configure):
     """``PlainBytes`` counts what a host run over the same batches would count itself: on one where all are cold."""
     folder = packed(dataset, pathlib.Path(configure().out).with_name("cold"), lambda _: 0)
-    outcome = train(fae("max_steps=9", "evaluate.final_splits=[]", folder=folder))
-    plain = train(
-        configure("max_steps=9", "tables.tier=host", "evaluate.every_steps=0", "evaluate.final_splits=[]", out="p")
-    )
+    outcome = train(fae("evaluate.final_splits=[]", folder=folder))
+    keys = ("tables.tier=host", "evaluate.every_steps=0", "evaluate.final_splits=[]")
+    plain = train(configure(*keys, out="plain"))
     sizes, rows = outcome.fae["bytes"], plain.pipeline["rows"]["host_d8_float32"]
     assert sizes["plain"] == rows["bytes_to_device"] + rows["bytes_to_host"]
     assert outcome.fae["hot_share"] == 0
