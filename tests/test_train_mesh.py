@@ -187,6 +187,7 @@ def configure(tmp_path, dataset):
     return load
 
 
+@pytest.mark.slow
 def test_a_run_on_a_mesh_scores_as_on_one_device(configure):
     one = train(configure(out="one"))
     two = train(configure("mesh.devices=2", out="two"))
