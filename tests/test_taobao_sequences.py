@@ -5,8 +5,10 @@ import gzip
 
 import numpy as np
 import pytest
+import sklearn.metrics
 from prepare_reference import provenance, read_dataset, read_vocabulary
 
+from benchmarks.accuracy_tbsm import rules
 from jrec import cli
 from jrec.data.prepare import prepare
 from jrec.data.prepare_options import PrepareOptions
@@ -192,6 +194,23 @@ def test_the_split_is_by_the_time_of_the_target_and_rows_by_accesses_of_targets_
     assert {int(v): c for v, c in zip(values, counts, strict=True) if v is not None} == {
         v: c for v, c in seen.items() if v is not None
     }
+
+
+def test_popularity_of_the_benchmark_is_a_count_of_positives_in_train(tmp_path):
+    path = write(tmp_path / "log.csv", events(seed=5, count=900, items=90))
+    schema = prepare(TaobaoSequences(), [path], tmp_path / "out", PrepareOptions(block_size=64, shard_examples=256))
+    examples = raw_examples(tmp_path / "out", schema)
+    train, test = examples[: schema.splits["train"].examples], examples[-schema.splits["test"].examples :]
+    labels = [e["label"] for e in test]
+    expected = {}
+    for name in ("item", "category"):
+        counts = collections.Counter(e[f"{name}_id"] for e in train if e["label"])
+        counts[None] = 0  # out of the vocabulary
+        scores = [counts[e[f"{name}_id"]] for e in test]
+        expected[f"popularity of {name}"] = sklearn.metrics.roc_auc_score(labels, scores)
+    known = [e["category_id"] in e["category_history"] for e in test]
+    expected["category in history"] = sklearn.metrics.roc_auc_score(labels, known)
+    assert rules(tmp_path / "out") == pytest.approx(expected, abs=1e-6)
 
 
 def test_real_behaviours(shared_data, tmp_path):
