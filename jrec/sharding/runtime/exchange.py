@@ -61,8 +61,7 @@ class Exchange:
         Raises:
           ValueError: on an unknown kind.
         """
-        if kind not in KINDS:
-            raise ValueError(f"exchange {kind!r} is unknown; choose one of {', '.join(KINDS)}")
+        check_kind(kind, "any")
         asked = swap_padded(remote.rows, axis)
         count = jax.tree.map(lambda rows: jnp.sum(rows < shard_rows, axis=1, dtype=jnp.int32), (remote.rows, asked))
         return Exchange(asked=asked, sends=count[0], answers=count[1], axis=axis, kind=kind)
