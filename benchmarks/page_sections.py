@@ -167,4 +167,12 @@ its own.""",
 public sample of 79,067 lines in time order, the last tenth of it the test, against scikit-learn's logistic
 regression on hashed features of the same lines.""",
     ),
+    Section(
+        title="Accuracy on real histories",
+        files=("accuracy_tbsm",),
+        text="""\
+`python -m benchmarks.accuracy_tbsm`: `jrec prepare taobao` and `jrec train configs/tbsm_taobao.toml` on two public
+samples, 10,000 events of 114 users and 96,168 of two hours; the last tenth of the examples is the test. Negatives are
+as popular as positives, so a rule of popularity cannot tell them apart.""",
+    ),
 )
