@@ -170,7 +170,7 @@ def compare(order, hot, rows="adam", looks=(), saves=(), threads=1, **options):
     saves=st.sets(st.integers(0, STEPS - 1), max_size=2),
     slow=st.booleans(),
 )
-@settings(max_examples=5, derandomize=True)
+@settings(max_examples=4, derandomize=True)
 def test_hot_and_cold_steps_in_any_order_give_the_bits_of_the_device_tier(
     order, seed, queue, longer, looks, saves, slow
 ):
@@ -189,7 +189,9 @@ def test_more_orders_and_optimizers(rows):
         within(lambda order=order, seed=seed, options=options: compare(order, hot_rows(seed), rows, **options))
 
 
-@pytest.mark.parametrize("sizes", [{"site": 1, "user": 1, "item": 1}, {n: rows for n, rows, _ in TABLES}])
+@pytest.mark.parametrize("sizes", [
+    pytest.param({"site": 1, "user": 1, "item": 1}, marks=pytest.mark.slow), {n: rows for n, rows, _ in TABLES},
+])  # fmt: skip
 def test_one_hot_row_a_table_and_all_rows_hot(sizes):
     order = [False, True, False, False, True, True, False, True]
     most_popular = {name: np.arange(size) for name, size in sizes.items()}
