@@ -147,6 +147,22 @@ host memory.""",
 ([reordering.md](reordering.md)).""",
     ),
     Section(
+        title="FAE: calibrating and packing",
+        files=("fae_calibration",),
+        text="""\
+`python -m benchmarks.fae --part calibration`: how often the Rand-Em Box's 99.9 % bound holds and how far above the
+truth it lies, what a 5 % sample costs and finds beside a full scan, and how fast examples are packed
+([fae.md](fae.md)).""",
+    ),
+    Section(
+        title="FAE: hot and cold batches",
+        files=("fae_training",),
+        text="""\
+`python -m benchmarks.fae --part training`: training with hot rows on the device against all rows in host memory, the
+same examples in the same run, and test AUC on the public Criteo sample, three seeds. Device memory is host memory
+here: bytes and schedules are the result, not seconds.""",
+    ),
+    Section(
         title="Loading",
         files=("loader",),
         text="""\
