@@ -49,7 +49,7 @@ every_steps = 1
 tensorboard = false
 progress = "off"
 """
-TIMEOUT = 240
+TIMEOUT = 600  # seconds, of machines with as few cores as there are processes
 
 
 @pytest.fixture(scope="module")

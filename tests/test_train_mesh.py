@@ -46,9 +46,9 @@ def alone(name, steps, **kwargs):
     return mesh_runs.on_one_device(OPTIMIZERS[name], steps, **kwargs)
 
 
-def some_plan(devices, *, how="row-cyclic", seed=None, replicate=0.0, tt=True):
+def some_plan(devices, *, how="row-cyclic", seed=None, replicate=0.0, tt=True, dtype="float32"):
     """A baseline's plan, or one that gives every row to a random device, some rows to all."""
-    layout = mesh_runs.layout("planned", tt=tt)
+    layout = mesh_runs.layout("planned", tt=tt, dtype=dtype)
     plan = dealt(layout, devices, how=how)
     if seed is None:
         return plan
@@ -117,7 +117,7 @@ def test_stochastically_rounded_rows_have_the_bits_of_one_device():
     """One step: from the second on, sums that differ in their last bit may round to another neighbour."""
     kwargs = {"dtype": "bfloat16", "tt": False, "rounding_seed": 7}
     expected = alone("rowwise_adagrad", 1, **kwargs)
-    plan = some_plan(4, seed=3, replicate=0.3, tt=False)
+    plan = some_plan(4, seed=3, replicate=0.3, tt=False, dtype="bfloat16")
     found = mesh_runs.on_mesh_of(plan, OPTIMIZERS["rowwise_adagrad"], 1, **kwargs)
     same = found.arrays["d8_bfloat16"] == expected.arrays["d8_bfloat16"]
     assert same.mean() > 0.999
