@@ -96,7 +96,8 @@ def _bytes(report: harness.Report, arguments: argparse.Namespace, folder: pathli
     common = ("data.batch_size=1024", "data.eval_batch_size=4096", "evaluate.final_splits=['test']")
     common += ("optimizer.embedding.weight_decay=0", "lr_schedule.kind=constant", "lr_schedule.warmup_steps=0")
     sides: dict[str, list[Run]] = {"hybrid": [], "FAE": []}
-    _run("hybrid", data, 0, folder, (*common, "max_steps=3"))  # compiles what both sides share
+    for side, source, more in (("hybrid", data, ()), ("FAE", hot, ("fae.initial_rate=1", "fae.batches=1"))):
+        _run(side, source, 0, folder, (*common, "max_steps=4", *more))  # compiles
     for pair in range(pairs):
         order = ("hybrid", "FAE") if pair % 2 == 0 else ("FAE", "hybrid")
         for side in order:
