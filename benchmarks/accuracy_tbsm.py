@@ -9,7 +9,7 @@ Baselines score test examples by how often their item, or their category, was a 
 for items that train lacks; the better of the two on the test split itself counts. A rule without training stands beside
 them: is the target's category in the history?
 
-The architecture is the configuration's, RMC1 of FAE. The published run takes a hundred times as many steps as
+The architecture is the configuration's, RMC1 of FAE. The published run takes dozens of times as many steps as
 these samples give, so optimizers, batch and epochs are others here, chosen by validation AUC.
 
 Examples:
