@@ -39,22 +39,29 @@ def _absent(row, words):
 
 
 @compiled
+def _is_cold(row, rows, order, words):
+    """Whether an id is not in the set; -1 where it is past the table."""
+    if row >= rows:
+        return -1
+    if words.size == 0:
+        return 0
+    return 1 if _absent(np.int64(order[row]) if order.size else row, words) else 0
+
+
+@compiled
 def mark_ids(values, rows, order, words, hot, fault):
     """Takes ``hot[i]`` from examples whose id is not in the set.
 
     ``fault`` gets the first example with an id past the table, and the id.
     """
     for i in range(values.size):
-        row = np.int64(values[i])
-        if row >= rows:
+        cold = _is_cold(np.int64(values[i]), rows, order, words)
+        if cold < 0:
             fault[0] = i
-            fault[1] = row
+            fault[1] = values[i]
             return
-        if words.size:
-            if order.size:
-                row = np.int64(order[row])
-            if _absent(row, words):
-                hot[i] = False
+        if cold:
+            hot[i] = False
 
 
 @compiled
@@ -62,16 +69,13 @@ def mark_lists(offsets, values, rows, order, words, hot, fault):
     """As ``mark_ids`` for lists of ids; an example with an empty list stays hot."""
     for i in range(offsets.size - 1):
         for j in range(offsets[i], offsets[i + 1]):
-            row = np.int64(values[j])
-            if row >= rows:
+            cold = _is_cold(np.int64(values[j]), rows, order, words)
+            if cold < 0:
                 fault[0] = i
-                fault[1] = row
+                fault[1] = values[j]
                 return
-            if words.size:
-                if order.size:
-                    row = np.int64(order[row])
-                if _absent(row, words):
-                    hot[i] = False
+            if cold:
+                hot[i] = False
 
 
 @compiled
