@@ -1,4 +1,4 @@
-# ruff: noqa: F811, tests take fixtures of another file
+
 """Runs on hot and cold batches by several devices: what one device computes, and the same bits on all of them.
 
 Sums over devices are taken in another order than on one, so float32 results differ in their last bits: here by less
@@ -24,6 +24,8 @@ from jrec.data.synth.shapes import shape_like
 from jrec.train import loop, mesh_fae
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
 
@@ -55,14 +57,6 @@ every_steps = 6
 every_steps = 1
 tensorboard = false
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation(compilation_cache):
-    """Most of the time of these tests is the compiler's, and no test is about what it makes faster."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(autouse=True)

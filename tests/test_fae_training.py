@@ -306,6 +306,7 @@ def resumed_through(fae, monkeypatch, deaths, overrides, out):
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_a_run_killed_around_switches_resumes_to_the_same_bits(fae, whole, monkeypatch):
     kinds = kinds_of(whole[0].folder)
     # Checkpoints follow every second step. The first death is in the first hot batch, the checkpoint in the middle of

@@ -11,9 +11,12 @@ from benchmarks import gpu_tt, harness
 from jrec.ops.tt.cost import fuses_pooling
 from jrec.pallas.interpret import interpreted
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 TINY = gpu_tt.Case(rows=60, dim=8, rank=4, lookups=12)
 
 
+@pytest.mark.slow
 def test_xla_sides_agree_and_train():
     sides = {name: gpu_tt.Side(TINY, way) for name, way in gpu_tt.WAYS.items() if way.implementation == "xla"}
     assert set(sides) == {"naive", "unique", "dense"}

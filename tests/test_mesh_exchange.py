@@ -16,6 +16,8 @@ from jrec.sharding.errors import PlanError
 from jrec.sharding.runtime.exchange import Exchange, check_kind
 from jrec.sharding.runtime.route import AXIS, MAX_SHARD_ROWS, Picks, local_view, shard_capacity
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ROWS = 50
 
 

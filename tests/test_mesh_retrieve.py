@@ -13,6 +13,8 @@ from jrec.sharding.runtime.exchange import Exchange
 from jrec.sharding.runtime.retrieve import retrieve
 from jrec.sharding.runtime.route import AXIS, MeshRows, Picks, Route, check_view
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def _case(seed, devices, rows, dim, dtype, tiers):
     rng = np.random.default_rng(seed)

@@ -21,6 +21,8 @@ from jrec.sharding.runtime.route import AXIS, MeshRows, local_view
 from jrec.sharding.runtime.send import Sent, only_on, send_route, update_sent
 from jrec.sharding.runtime.step import StepOptions
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 DEVICES, ROWS, BAGS, LENGTH, DIM = 4, 40, 6, 5, 4
 LOOKUPS = BAGS * LENGTH
 

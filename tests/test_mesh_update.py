@@ -20,6 +20,8 @@ from jrec.sharding.runtime.route import AXIS, MeshRows, Picks, Route
 from jrec.sharding.runtime.step import StepOptions, cast_rows, step_casted
 from jrec.sharding.runtime.update import update
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def _case(seed, devices, rows, dim, dtype, optimizer, *, tiers=(SHARDED, REPLICATED), integers=False):
     rng = np.random.default_rng(seed)

@@ -14,6 +14,8 @@ from jrec import ops
 from jrec.nn import DLRM, MLP, DLRMConfig, SparseOptimizer, binary_cross_entropy, dot_interaction, train_step
 from jrec.nn.embeddings import masked_max
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 BATCH = 12
 
 

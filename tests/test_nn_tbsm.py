@@ -15,6 +15,8 @@ from jrec import ops
 from jrec.nn import DLRM, TBSM, DLRMConfig, SparseOptimizer, TBSMConfig, train_step
 from jrec.nn.tbsm_layers import on_sphere, places
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ROWS = {"user": 9, "item": 40, "category": 6}
 HISTORIES = (("item", "items"), ("category", "categories"))
 STEPS, DIM = 5, 4

@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from jrec import ops
 from jrec.ops.row_update import casted_gather_reduce
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 IMPLEMENTATIONS = ("xla", "native")
 S = reference.SHAPES
 SCHEDULE = optax.cosine_decay_schedule(0.3, 10)

@@ -20,6 +20,8 @@ from jrec.pallas.storage import ALIGNMENT, pad, padded_dim, strip
 from jrec.train.build import parameter_counts
 from jrec.train.checkpoint import Checkpoints
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 COMMON = {"learning_rate": lambda step: 0.5 / (step + 1), "weight_decay": 0.01, "max_row_norm": 1.5}
 OPTIMIZERS = [
     kind(**COMMON) for kind in (ops.SGD, ops.Momentum, ops.Adagrad, ops.RowWiseAdagrad, ops.RMSProp, ops.Adam)
@@ -122,7 +124,7 @@ def _trained(implementation, pad_rows, optimizer):
     return losses, model.embeddings, parameter_counts(model)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "native"])
+@pytest.mark.parametrize("implementation", [pytest.param("xla", marks=pytest.mark.slow), "native"])
 def test_training_does_not_see_the_padding(implementation):
     losses, plain, counts = _trained(implementation, None, ops.RowWiseAdagrad(learning_rate=0.1))
     padded_losses, padded, padded_counts = _trained(implementation, True, ops.RowWiseAdagrad(learning_rate=0.1))

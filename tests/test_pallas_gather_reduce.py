@@ -20,6 +20,8 @@ from jrec.pallas.interpret import interpreted
 from jrec.pallas.tile import Tile
 from jrec.pallas.tuning import TuningConfig, tune
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 TINY_SPLIT = TuningConfig(chunks=1, unroll=2, split=4)
 SHAPES = (
     reference.Shape(rows=50, dim=3, bags=9, length=5, weighted=True),
@@ -30,16 +32,14 @@ SHAPES = (
 
 
 @given(case=reference.cases(shapes=SHAPES, past=True))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_equals_reference(case):
     with race_free():
         got = gather_reduce(case.table, case.ids, case.offsets, case.weights, config=TINY_SPLIT)
     np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    "exponent", [pytest.param(1.05, marks=pytest.mark.slow), 1.2, pytest.param(2.0, marks=pytest.mark.slow), None]
-)
+@pytest.mark.parametrize("exponent", [*(pytest.param(e, marks=pytest.mark.slow) for e in (1.05, 1.2, 2.0)), None])
 def test_skewed_segments(exponent):
     """Backward segments of a power law, and of one row that owns every lookup."""
     rng = np.random.default_rng(5)

@@ -19,6 +19,8 @@ from jrec.pallas.row_update import row_update
 from jrec.pallas.rules import rule_of
 from jrec.pallas.tuning import TuningConfig
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 COMMON = {"learning_rate": lambda step: 0.5 / (step + 1), "weight_decay": 0.01, "max_row_norm": 1.5}
 OPTIMIZERS = (
     ops.SGD(**COMMON),

@@ -67,15 +67,20 @@ def dataset(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def configure(tmp_path, dataset):
+def configuring(tmp_path, dataset, text):
+    """What loads a configuration with overrides, each run in a folder of its own name."""
     path = tmp_path / "tiny.toml"
-    path.write_text(CONFIG)
+    path.write_text(text)
 
     def load(*overrides, out="run"):
         return load_config(path, [f"data.path={str(dataset)!r}", f"out={str(tmp_path / out)!r}", *overrides])
 
     return load
+
+
+@pytest.fixture
+def configure(tmp_path, dataset):
+    return configuring(tmp_path, dataset, CONFIG)
 
 
 def final_arrays(folder: pathlib.Path) -> tuple[int, dict[str, bytes], dict]:
@@ -152,6 +157,7 @@ def test_a_run_interrupted_anywhere_resumes_to_the_same_bits(configure, monkeypa
     assert (outcome.folder / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_16_bit_tables_are_rounded_stochastically_unless_the_configuration_says_otherwise(configure):
     def tables(*overrides, out):
         config = configure("max_steps=6", "model.table_dtype='bfloat16'", *overrides, out=out)

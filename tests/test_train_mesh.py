@@ -16,6 +16,7 @@ import mesh_runs
 import numpy as np
 import pytest
 from mesh_runs import OPTIMIZERS
+from test_train import configuring
 
 from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
@@ -24,21 +25,14 @@ from jrec.errors import ConfigError, JrecError
 from jrec.sharding import BASELINES, PlanError, save_plan
 from jrec.sharding.pieces import REPLICATED, SHARDED
 from jrec.train.build import build_layout
-from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.mesh_plan import dealt, run_plan
 from jrec.train.mesh_run import open_mesh
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 QUICK, LONG = 6, 50
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Most of the time of these tests is the compiler's, and no test is about what it makes faster."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @functools.cache
@@ -178,13 +172,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture
 def configure(tmp_path, dataset):
-    path = tmp_path / "tiny.toml"
-    path.write_text(CONFIG)
-
-    def load(*overrides, out="run"):
-        return load_config(path, [f"data.path={str(dataset)!r}", f"out={str(tmp_path / out)!r}", *overrides])
-
-    return load
+    return configuring(tmp_path, dataset, CONFIG)
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.metrics import evaluate
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 SHIPPED = pathlib.Path(__file__).parents[1] / "configs" / "tbsm_taobao.toml"
 SMALL = (
     "data.batch_size=200", "data.eval_batch_size=400", "data.workers=0", "evaluate.every_steps=0", "log.every_steps=4",

@@ -4,12 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from test_train import CONFIG, compilation_cache, dataset, final_arrays  # noqa: F401
+from test_train import CONFIG, compilation_cache, configuring, dataset, final_arrays  # noqa: F401
 
 from jrec import cli
 from jrec.errors import CheckpointError
 from jrec.train import loop
-from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.metrics import evaluate
@@ -27,13 +26,7 @@ refresh_every = 4
 
 @pytest.fixture
 def configure(tmp_path, dataset):  # noqa: F811
-    path = tmp_path / "tiny.toml"
-    path.write_text(CONFIG + TT)
-
-    def load(*overrides, out="run"):
-        return load_config(path, [f"data.path={str(dataset)!r}", f"out={str(tmp_path / out)!r}", *overrides])
-
-    return load
+    return configuring(tmp_path, dataset, CONFIG + TT)
 
 
 @pytest.mark.slow

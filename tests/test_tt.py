@@ -25,6 +25,8 @@ from jrec.ops.tt import (
 from jrec.ops.tt import contract as contractions
 from jrec.ops.tt.plan import tt_plan
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 SHAPES = {
     "2 cores": TTShape.search(300, 12, num_cores=2, ranks=5),
     "3 cores": TTShape.search(997, 16, ranks=(6, 9)),

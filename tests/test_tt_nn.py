@@ -8,6 +8,8 @@ from flax import nnx
 from jrec.nn import TTEmbeddingBag
 from jrec.ops.tt import TTShape, tt_embedding_bag, tt_rows, tt_to_dense
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 SHAPE = TTShape.search(1000, 8, ranks=6)
 
 
