@@ -1,4 +1,3 @@
-
 """Runs on hot and cold batches by several devices: what one device computes, and the same bits on all of them.
 
 Sums over devices are taken in another order than on one, so float32 results differ in their last bits: here by less

@@ -82,9 +82,7 @@ class EmbeddingCollection(nnx.Module):
         """Phase one: activations (num_bags, dim) by stack, and what their backward pass needs."""
         if missing := [name for name in self.tt if name not in bags]:
             raise ValueError(f"there are no bags for tensor-train table(s) {', '.join(missing)}, only {sorted(bags)}")
-        elsewhere = [
-            n for n, s in self.layout.stacks.items() if s.tier in ("host", "planned") and n not in self.stacks
-        ]
+        elsewhere = [n for n, s in self.layout.stacks.items() if s.tier in ("host", "planned") and n not in self.stacks]
         if elsewhere:
             raise ValueError(
                 f"the rows of stack(s) {', '.join(elsewhere)} are in host memory or on several devices; give the step"
