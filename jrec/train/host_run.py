@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from jrec.batch import Batch
@@ -21,7 +22,7 @@ from jrec.host import HostCheckpoints, HostTable
 from jrec.host.pipeline import HostPipeline
 from jrec.host.pipeline_batch import localized, read
 from jrec.host.resident import ResidentRows
-from jrec.host.ring import expand
+from jrec.host.ring import Rows, expand
 from jrec.host.timeline import Timeline
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_optimizers import RowOptimizer
@@ -61,19 +62,36 @@ def host_predict(
       tables: by stack.
       resident: by stack, rows that are read from the device instead.
     """
-    resident = resident or {}
 
     def predict(state: State, batch: Batch) -> jax.Array:
-        bags, rows = dict(batch.bags), {}
-        for name, table in tables.items():
-            bags[name], unique, capacity = localized(bags[name], layout.stacks[name])
-            split = resident[name].split(unique) if name in resident else None
-            rows[name] = expand(read(table, unique, capacity, split), capacity)
-            if split is not None:
-                rows[name] = resident[name].fill(rows[name], split.padded(capacity))
-        return compiled.predict_on_rows(state, rows, dataclasses.replace(batch, bags=bags))
+        batch, rows, _ = with_rows(batch, layout, tables, resident or {})
+        return compiled.predict_on_rows(state, rows, batch)
 
     return predict
+
+
+def with_rows(
+    batch: Batch, layout: EmbeddingLayout, tables: Mapping[str, HostTable], resident: Mapping[str, ResidentRows]
+) -> tuple[Batch, dict[str, Rows], dict[str, np.ndarray]]:
+    """A batch whose ids of host stacks number its unique rows; these rows, without slots; and their addresses.
+
+    Args:
+      batch: NumPy arrays.
+      layout: of the batch.
+      tables: by host stack.
+      resident: by stack, rows that are read from the device instead.
+
+    Returns:
+      The batch; by stack its rows, zeros behind them, in a size that depends on the batch's alone; and (n,) int32.
+    """
+    bags, rows, addresses = dict(batch.bags), {}, {}
+    for name, table in tables.items():
+        bags[name], addresses[name], capacity = localized(bags[name], layout.stacks[name])
+        split = resident[name].split(addresses[name]) if name in resident else None
+        rows[name] = expand(read(table, addresses[name], capacity, split), capacity)
+        if split is not None:
+            rows[name] = resident[name].fill(rows[name], split.padded(capacity))
+    return dataclasses.replace(batch, bags=bags), rows, addresses
 
 
 def restored_predict(

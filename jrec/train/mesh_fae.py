@@ -30,7 +30,7 @@ from jrec.train.fae_data import FaeLoaders, resident_addresses
 from jrec.train.fae_run import FaeStepper
 from jrec.train.host_run import host_tables
 from jrec.train.mesh_arrays import MeshBatch
-from jrec.train.mesh_host import MeshHostStepper
+from jrec.train.mesh_host import MeshHostStepper, first_copy
 from jrec.train.mesh_run import MeshSetup, MeshStepper
 from jrec.train.mesh_step import CompiledMesh, Seen, State, mesh_train_step
 from jrec.train.step import HostRows
@@ -126,7 +126,7 @@ class ReplicatedRows(ResidentRows):
 
     @override
     def _here(self) -> Rows:
-        return jax.tree.map(lambda array: array.addressable_shards[0].data, self.rows)
+        return first_copy(self.rows)
 
 
 class _ColdStepper(MeshHostStepper):

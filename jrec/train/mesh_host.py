@@ -24,15 +24,15 @@ from jrec.data.packing import unique_capacity
 from jrec.data.regroup import gathered
 from jrec.host import HostTable
 from jrec.host.local import local_ids
-from jrec.host.pipeline_batch import Ready, localized, read
+from jrec.host.pipeline_batch import Ready
 from jrec.host.resident import ResidentRows
-from jrec.host.ring import Rows
+from jrec.host.ring import Rows, head
 from jrec.native import host as native
 from jrec.ops.layout import Stack
 from jrec.ops.types import Bags
 from jrec.sharding.router import Routed
 from jrec.sharding.runtime.route import AXIS
-from jrec.train.host_run import HostStepper
+from jrec.train.host_run import HostStepper, with_rows
 from jrec.train.mesh_arrays import MeshBatch, Shapes, on_mesh, stacked
 from jrec.train.mesh_batch import Part, routed_part, routers
 from jrec.train.mesh_checkpoint import RowSource
@@ -94,19 +94,12 @@ class MeshHostStepper(HostStepper):
         return seen.loss, seen.logits, planned.batch
 
     def _put_back(self, ready: Ready, stepped: Mapping[str, Rows]) -> None:
-        capacities = {name: rows.values.shape[0] for name, rows in ready.tables.items()}
-        self._pipeline.put_back(ready, {name: _on_one(rows, capacities[name]) for name, rows in stepped.items()})
+        sizes = {name: rows.values.shape[0] for name, rows in ready.tables.items()}  # without what filled the shares
+        self._pipeline.put_back(ready, {name: head(first_copy(rows), sizes[name]) for name, rows in stepped.items()})
 
     def _predict_on_mesh(self, state: State, batch: Batch) -> jax.Array:
-        bags, rows, addresses = dict(batch.bags), {}, {}
-        for name, table in self._tables.items():
-            bags[name], addresses[name], capacity = localized(bags[name], self.mesh.setup.layout.stacks[name])
-            resident = self._resident.get(name)
-            split = None if resident is None else resident.split(addresses[name])
-            rows[name] = read(table, addresses[name], capacity, split)
-            if resident is not None and split is not None:
-                rows[name] = resident.fill(rows[name], split.padded(capacity))
-        dealt = self._dealt(dataclasses.replace(batch, bags=bags), addresses, rows)
+        batch, rows, addresses = with_rows(batch, self.mesh.setup.layout, self._tables, self._resident)
+        dealt = self._dealt(batch, addresses, rows)
         return self.mesh.predict_on(state, dealt)
 
     def _dealt(self, batch: Batch, addresses: Mapping[str, np.ndarray], rows: Mapping[str, Rows]) -> MeshBatch:
@@ -191,11 +184,6 @@ def _in_shares(rows: Rows, devices: int) -> Rows:
     return jax.tree.map(shares, rows)
 
 
-def _on_one(rows: Rows, capacity: int) -> Rows:
-    """The first device's copy, without what filled the shares."""
-    return _head(jax.tree.map(lambda array: array.addressable_shards[0].data, rows), capacity)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _head(rows: Rows, capacity: int) -> Rows:
-    return jax.tree.map(lambda array: array[:capacity], rows)
+def first_copy(rows: Rows) -> Rows:
+    """The first device's copy of rows that all devices of a mesh have."""
+    return jax.tree.map(lambda array: array.addressable_shards[0].data, rows)
