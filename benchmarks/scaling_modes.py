@@ -12,14 +12,13 @@ from benchmarks import harness, scaling_step, workloads
 from jrec.ops.tt import TTShape
 from jrec.sharding.hardware import load_hardware
 from jrec.sharding.locator import Locator
-from jrec.sharding.pieces import SHARDED, Placement
-from jrec.sharding.plan import Plan, build_plan
-from jrec.sharding.planner import plan_placement
+from jrec.sharding.pieces import SHARDED
+from jrec.sharding.plan import Plan
 from jrec.sharding.problem import Problem
 from jrec.sharding.runtime.modes import Traffic, expected_traffic, traffic
 
 DEVICES = 8
-COMPUTES = (False,) * 4 + (True,) * 4  # of the memory-centric mode
+APART = dataclasses.replace(load_hardware("h200x8"), tables_on=(0, 1, 2, 3))  # the others compute
 
 
 def modes(report: harness.Report, name: str, *, examples: int) -> None:
@@ -32,15 +31,13 @@ def modes(report: harness.Report, name: str, *, examples: int) -> None:
     """
     workload = workloads.WORKLOADS[name].with_batch(examples * DEVICES)
     ids = workloads.table_ids(workload, seed=0)
-    setup = scaling_step.planned(workload, load_hardware("h200x8"), extra_memory=0.0)
-    apart = memory_centric_plan(setup.problem)
-    everybody = (True,) * DEVICES
-    for plan, computes, names in (
-        (setup.plan, everybody, {"retrieve": "retrieve", "send": "send"}),
-        (apart, COMPUTES, {"send": "memory-centric"}),
+    for hardware, names in (
+        (load_hardware("h200x8"), {"retrieve": "retrieve", "send": "send"}),
+        (APART, {"send": "memory-centric"}),
     ):
-        expected = expected_traffic(setup.problem, plan, computes=computes)
-        counted = counted_traffic(setup.problem, plan, ids, computes)
+        setup = scaling_step.planned(workload, hardware, extra_memory=0.0)
+        expected = expected_traffic(setup.problem, setup.plan)
+        counted = counted_traffic(setup.problem, setup.plan, ids)
         for mode, shown in names.items():
             ours, theirs = (getattr(of, mode).sum() / 1e6 for of in (counted, expected))
             case = f"{name}, {DEVICES} devices, batch {workload.batch:,}, {shown}"
@@ -64,26 +61,15 @@ def tensor_train(report: harness.Report, *, examples: int, rank: int = 32, dim: 
         report.add(case, "row gradients, gathered", gathered / 1e3, "kB")
 
 
-def memory_centric_plan(problem: Problem) -> Plan:
-    """All rows on the devices that do not compute, balanced among them."""
-    keeps = [i for i, computes in enumerate(COMPUTES) if not computes]
-    fewer = dataclasses.replace(problem, hardware=load_hardware("h200x8", devices=len(keeps)), extra_memory=0.0)
-    found = plan_placement(fewer).placement
-    owner = np.array(keeps)[found.owner]
-    return build_plan(problem, Placement.owned(found.pieces, owner, problem.devices))
-
-
-def counted_traffic(problem: Problem, plan: Plan, ids: Sequence[np.ndarray], computes: Sequence[bool]) -> Traffic:
+def counted_traffic(problem: Problem, plan: Plan, ids: Sequence[np.ndarray]) -> Traffic:
     """What the devices that compute ask for in one batch, of which each has an equal part.
 
     Args:
       problem: tables.
       plan: where rows live.
       ids: (batch, length) of every table.
-      computes: which devices have examples.
     """
-    locator, devices = Locator(plan), plan.devices
-    asking = np.flatnonzero(computes)
+    locator, devices, asking = Locator(plan), plan.devices, plan.askers
     found = np.zeros((3, len(ids), devices, devices))
     for t, of_table in enumerate(ids):
         for device, part in zip(asking, np.array_split(of_table, len(asking)), strict=True):

@@ -64,7 +64,10 @@ class Setup:
 
 
 def planned(workload: workloads.Workload, hardware: Hardware, *, extra_memory: float = 0.05) -> Setup:
-    """Plans a workload by its own power law, counting unique rows, as a step fetches them."""
+    """Plans a workload by its own power law, counting unique rows, as a step fetches them.
+
+    Devices that only keep tables are asked for every lookup.
+    """
     layout = models.layout(workload, tier="planned")
     tables = plan_tables_of(layout, OPTIMIZER.slots)
     ids = dict(zip((t.name for t in tables), map(float, workload.ids_per_bag), strict=True))
@@ -77,7 +80,7 @@ def planned(workload: workloads.Workload, hardware: Hardware, *, extra_memory: f
         hardware=hardware,
         batch_size=workload.batch,
         extra_memory=extra_memory,
-        dedup=True,
+        dedup=hardware.computes is None,
     )
     found = plan_placement(problem)
     plan = build_plan(problem, found.placement)

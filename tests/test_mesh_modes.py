@@ -33,15 +33,17 @@ def test_bytes_of_each_form():
     assert (found.bytes_of("retrieve"), found.bytes_of("send"), found.cheaper) == (156, 156, "retrieve")
 
 
+@pytest.fixture(scope="module")
+def apart():
+    return scaling_step.planned(WORKLOAD, scaling_modes.APART, extra_memory=0.0)
+
+
 @pytest.mark.slow
-def test_expectations_are_met_by_batches(setup):
-    for plan, computes in (
-        (setup.plan, (True,) * 8),
-        (scaling_modes.memory_centric_plan(setup.problem), scaling_modes.COMPUTES),
-    ):
-        expected = expected_traffic(setup.problem, plan, computes=computes)
+def test_expectations_are_met_by_batches(setup, apart):
+    for of in (setup, apart):
+        expected = expected_traffic(of.problem, of.plan)
         counted = [
-            scaling_modes.counted_traffic(setup.problem, plan, workloads.table_ids(WORKLOAD, seed=seed), computes)
+            scaling_modes.counted_traffic(of.problem, of.plan, workloads.table_ids(WORKLOAD, seed=seed))
             for seed in range(2)
         ]
         for field in dataclasses.fields(expected):
@@ -52,13 +54,17 @@ def test_expectations_are_met_by_batches(setup):
             np.testing.assert_array_equal(mean > 0.02 * mean.max(), asks, err_msg=field.name)
 
 
-def test_devices_that_compute_keep_nothing(setup):
-    expected = expected_traffic(
-        setup.problem, scaling_modes.memory_centric_plan(setup.problem), computes=scaling_modes.COMPUTES
-    )
-    computes = np.array(scaling_modes.COMPUTES)
+def test_devices_that_compute_keep_nothing(setup, apart):
+    expected = expected_traffic(apart.problem, apart.plan)
+    computes = np.array(apart.plan.computes)
+    assert not computes[:4].any()
     assert not expected.bags[~computes].any()
     assert not expected.bags[:, computes].any()
     assert (expected.bags[np.ix_(computes, ~computes)] > 0).all()
+    cost = apart.cost  # half a step's bytes, since a step has two passes
+    np.testing.assert_allclose(2 * cost.link_bytes, expected.send)
+    assert min(cost.memory_balance, cost.lookup_balance) > 0.99, cost
+    by_table = [expected_traffic(apart.problem, apart.plan, table=t.name).retrieve for t in apart.plan.tables]
+    np.testing.assert_allclose(sum(by_table), expected.retrieve)
     with pytest.raises(ConfigError, match="computes names 0 devices of 8"):
         expected_traffic(setup.problem, setup.plan, computes=(False,) * 8)

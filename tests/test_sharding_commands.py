@@ -77,6 +77,31 @@ def test_inference_host_and_tensor_train_from_the_shell(data, tmp_path, capsys):
     assert "the tables take" in capsys.readouterr().err
 
 
+def test_some_devices_keep_the_tables_from_the_shell(data, tmp_path, capsys):
+    out = str(tmp_path / "apart")
+    base = ["plan", str(data), "--hardware", "dgx-a100", "--dim", "8", "--out", out, "--figure", "none"]
+    assert cli.main([*base, "--tables-on", "4-7"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("oper", "tables on all", "memory-greedy", "row-cyclic", "torchrec"):
+        assert re.search(rf"^{name} +\d+\.\d\d %", printed, re.MULTILINE), name
+    assert "with --rule" not in printed
+    assert "a step of 65,536 examples" in printed  # 16,384 of each of four
+    assert "devices 0-3 compute and keep no rows, 4-7 keep the tables" in printed
+    plan = load_plan(out, devices=8)
+    assert set(plan.owner.tolist()) == {4, 5, 6, 7}
+    assert cli.main([*base, "--tables-on", "0", "--explain", "C3", "--exact", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "exact: not solved, since some devices only keep tables" in printed
+    assert re.search(r"devices 1-7 compute and keep no rows, 0 keep the tables", printed)
+    for wrong, says in (("8", "names device 8"), ("x", "--tables-on is 'x'"), ("0-7", "none would compute")):
+        assert cli.main([*base, "--tables-on", wrong]) == 2
+        assert says in capsys.readouterr().err
+    assert cli.main([*base, "--tables-on", "4-7", "--dedup"]) == 2
+    assert "leave --dedup out" in capsys.readouterr().err
+    assert cli.main([*base, "--tables-on", "4", "--memory", "1kB", "--no-host"]) == 2
+    assert "the tables take" in capsys.readouterr().err
+
+
 def test_dim_slots_and_batch_come_from_a_configuration(data, tmp_path, capsys):
     config = tmp_path / "run.toml"
     config.write_text(

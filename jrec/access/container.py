@@ -61,13 +61,14 @@ def write_container(
 
 
 def read_container(
-    path: str | os.PathLike[str], *, kind: str, version: int, error: type[JrecError], remedy: str
+    path: str | os.PathLike[str], *, kind: str, version: int | tuple[int, ...], error: type[JrecError], remedy: str
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Reads and checks a file.
 
     Args:
       path: where.
-      kind, version: what it has to be.
+      kind: what it has to be.
+      version: that it has to be of, or any of several.
       error: raised with a message that ends in ``remedy``.
       remedy: how to get a good file, e.g. "make it again with `jrec plan`".
 
@@ -83,8 +84,9 @@ def read_container(
         raise error(f"{path} is no {kind} file; {remedy}")
     first, _, rest = content.partition(b"\n")
     found = first.removeprefix(kind.encode() + b" ").decode("ascii", "replace")
-    if found != str(version) and found.isdigit():
-        raise error(f"{path} is of {kind} version {found}, but this jrec reads version {version}; {remedy}")
+    known = [str(v) for v in (version if isinstance(version, tuple) else (version,))]
+    if found not in known and found.isdigit():
+        raise error(f"{path} is of {kind} version {found}, but this jrec reads version {' or '.join(known)}; {remedy}")
     if len(rest) < _LENGTH.size + _DIGEST or hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
         raise error(f"{path} is truncated or damaged: its checksum does not fit; {remedy}")
     try:

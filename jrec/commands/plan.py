@@ -19,6 +19,7 @@ EPILOG = """examples:
   jrec plan data/kaggle --hardware cluster.toml --dim 16 --memory 300MB --tt C3=32 --tt C12=32 --out plan
   jrec plan data/kaggle --hardware a100-4x4 --dim 16 --for inference --extra-memory 0.1 --out serving_plan
   jrec plan data/kaggle --hardware h200x8 --dim 16 --profile sampled.access --out plan
+  jrec plan data/kaggle --hardware h200x8 --dim 16 --tables-on 4-7 --out apart
   jrec plan --out plan --explain C3
   jrec plan data/kaggle --out plan --explain C3:1000
 
@@ -31,6 +32,7 @@ hardware: dgx-a100, h200x8, a100-4x4, h200-2x8, or a TOML file such as
   between = "25GB/s"     # between nodes
   all_reduce = "20GB/s"
   host = "25GB/s"        # to host memory; leave out for no host tier
+  tables_on = "4-7"      # as --tables-on; leave out for tables on all
 """
 _EXACT_PAIRS = 400  # pieces times devices that HiGHS still ends with in a minute or so
 PER_DEVICE = 16_384  # examples, OPER's setting: Table 2's 3.25 MB are 16,384 x 26 x 64 bytes / 8
@@ -43,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", metavar="H", help="a preset or a TOML file, see below")
     parser.add_argument("--devices", type=int, metavar="N", help="use the first N devices only")
     parser.add_argument("--memory", metavar="SIZE", help="for tables on each device, such as 30GB (default: of H)")
+    parser.add_argument(
+        "--tables-on", metavar="DEVICES",
+        help="these devices, such as 4-7 or 0,2, keep the tables and run no dense model; the others compute"
+        " (default: of H, or all devices do both)",
+    )  # fmt: skip
     parser.add_argument("--out", metavar="FILE", default="plan", help="the plan file (default plan)")
     parser.add_argument("--for", dest="purpose", choices=("training", "inference"), default="training")
     parser.add_argument("--profile", metavar="FILE", help="accesses by `jrec access` (default: the training counts)")
@@ -53,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--slot-bytes", type=int, metavar="N", help="of the optimizer, a row (default 0)")
     model.add_argument(
         "--batch-size", type=int, metavar="N",
-        help=f"examples of a step over all devices (default {PER_DEVICE:,} a device)",
+        help=f"examples of a step over all devices (default {PER_DEVICE:,} a device that computes)",
     )  # fmt: skip
     search = parser.add_argument_group("search")
     search.add_argument(
@@ -96,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
     from jrec.sharding.cost import evaluate
     from jrec.sharding.drift import describe
     from jrec.sharding.explain import balance_table, explain, summary
+    from jrec.sharding.memory_centric import placed_by
     from jrec.sharding.plan import build_plan
     from jrec.sharding.plan_file import check_budget, save_plan
     from jrec.sharding.planner import plan_placement
@@ -108,10 +116,12 @@ def run(args: argparse.Namespace) -> int:
     check_budget(plan, problem.hardware.memory)
     save_plan(plan, args.out)
     costs = {"oper": planned.cost}
-    if problem.purpose == "training" and problem.devices > 1:
+    if problem.computes is not None:
+        costs |= _tables_on_all(problem, options)
+    elif problem.purpose == "training" and problem.devices > 1:
         other = "oper" if options.rule == "per-device" else "per-device"
         costs[f"with --rule {other}"] = plan_placement(problem, dataclasses.replace(options, rule=other)).cost
-    costs |= {name: evaluate(problem, place(problem)) for name, place in BASELINES.items()}
+    costs |= {name: evaluate(problem, placed_by(problem, place)) for name, place in BASELINES.items()}
     print(balance_table(costs))
     print(summary(problem, planned, plan))
     size = pathlib.Path(args.out).stat().st_size
@@ -130,6 +140,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _tables_on_all(problem: Any, options: Any) -> dict[str, Any]:
+    """What the same devices cost if all of them kept tables and computed, where the tables then fit."""
+    from jrec.sharding.errors import PlanError
+    from jrec.sharding.planner import plan_placement
+
+    hardware = dataclasses.replace(problem.hardware, tables_on=())
+    try:
+        found = plan_placement(dataclasses.replace(problem, hardware=hardware), options)
+    except PlanError:
+        return {}
+    return {"tables on all": found.cost}
+
+
 def _exact(seconds: float, problem: Any, options: Any, planned: Any) -> str:
     """The optimum of pieces as fine as the solver can be asked for, beside the plan."""
     from jrec.errors import ConfigError
@@ -141,6 +164,8 @@ def _exact(seconds: float, problem: Any, options: Any, planned: Any) -> str:
         raise ConfigError(f"--exact is {seconds}; give the solver's time in seconds")
     if planned.tiers.host_bytes or planned.tiers.tt:
         return "exact: not solved, since rows live in host memory or tensor trains"
+    if problem.computes is not None:
+        return "exact: not solved, since some devices only keep tables"
     threshold = 0.32
     pieces = partition(problem, threshold, *whole(problem))
     while threshold > options.threshold:
@@ -188,12 +213,14 @@ def _profile(args: argparse.Namespace, schema: Any) -> Any:
 
 def _problem(args: argparse.Namespace, schema: Any) -> Any:
     from jrec.errors import ConfigError
-    from jrec.sharding.hardware import load_hardware, parse_bytes
+    from jrec.sharding.hardware import load_hardware, parse_bytes, parse_devices
     from jrec.sharding.problem import Problem, tables_of
 
     hardware = load_hardware(args.hardware, devices=args.devices)
     if args.memory:
         hardware = hardware.with_memory(int(parse_bytes(args.memory, "--memory")))
+    if args.tables_on:
+        hardware = dataclasses.replace(hardware, tables_on=parse_devices(args.tables_on, "--tables-on"))
     settings = _settings(args)
     if settings["dim"] is None:
         raise ConfigError("say how long rows are: --dim N, or --config CONFIG.toml of the run to be planned")
@@ -206,7 +233,7 @@ def _problem(args: argparse.Namespace, schema: Any) -> Any:
         ),
         profile=_profile(args, schema),
         hardware=hardware,
-        batch_size=settings["batch_size"] or PER_DEVICE * hardware.devices,
+        batch_size=settings["batch_size"] or PER_DEVICE * (hardware.devices - len(hardware.tables_on)),
         purpose=args.purpose,
         extra_memory=args.extra_memory,
         dedup=args.dedup,

@@ -3,6 +3,9 @@
 Two slips of the paper are mended here. Equation 3 multiplies by L[j][j], the cost of a *local* lookup at the source; a
 fetch by device i from j costs L[i][j], as the text defines it and Algorithm 1 has it. Algorithm 1 also writes ``g`` for
 the partition ``p`` and leaves out its bytes, which Equations 2 and 3 have. L is in seconds per byte.
+
+Where some devices only keep tables, which the paper has not, the others alone look rows up, and links carry what the
+send-based form moves (``jrec.sharding.runtime.modes``) in place of Equation 3's rows.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import numpy as np
 
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, Pieces, Placement
 from jrec.sharding.problem import Problem
+from jrec.sharding.runtime.modes import sent_bytes
 
 
 def degree_of_balance(loads: np.ndarray) -> float:
@@ -30,13 +34,15 @@ class Cost:
       memory: (devices,) float64, bytes with slots (Equation 1) and tensor-train cores.
       budget: (devices,) float64, bytes there are.
       lookup: (devices,) float64, seconds (Equation 2).
-      link_bytes: (devices, devices) float64, what device ``i`` fetches from ``j`` in the forward pass; diagonal 0.
+      link_bytes: (devices, devices) float64, what device ``i`` fetches from ``j`` in the forward pass; diagonal 0. To
+        devices that only keep tables: all that crosses the link in a step, halved in training.
       links: the same in seconds (Equation 3).
       all_reduce: seconds of summing the replicas' gradients (Equation 5, over all of them); 0 in inference.
       host: seconds each device waits for host memory, both ways in training.
       tt: seconds of tensor-train products.
       copies: bytes of further copies of rows, over all devices.
       training: whether gradients go back where the rows came from.
+      computes: (devices,) which devices look rows up, while the others keep them; None where all do both.
     """
 
     memory: np.ndarray
@@ -49,26 +55,39 @@ class Cost:
     tt: float
     copies: float
     training: bool
+    computes: tuple[bool, ...] | None = None
+
+    @property
+    def keepers(self) -> np.ndarray:
+        """(devices,) bool: who keeps tables. Balance is that of these devices."""
+        return np.ones(len(self.memory), bool) if self.computes is None else ~np.array(self.computes)
+
+    @property
+    def remote(self) -> np.ndarray:
+        """(devices, devices) bool: the links that are used, by who asks and who keeps."""
+        if self.computes is None:
+            return ~np.eye(len(self.memory), dtype=bool)
+        return ~self.keepers[:, None] & self.keepers
 
     @property
     def memory_balance(self) -> float:
         """Degree of balance of the share of each budget that is used."""
-        return degree_of_balance(self.memory / self.budget)
+        return degree_of_balance((self.memory / self.budget)[self.keepers])
 
     @property
     def lookup_balance(self) -> float:
         """Degree of balance of lookup seconds."""
-        return degree_of_balance(self.lookup)
+        return degree_of_balance(self.lookup[self.keepers])
 
     @property
     def remote_bytes(self) -> np.ndarray:
-        """(links,) float64, ``link_bytes`` without the diagonal."""
-        return self.link_bytes[~np.eye(len(self.memory), dtype=bool)]
+        """(links,) float64, ``link_bytes`` of ``remote``."""
+        return self.link_bytes[self.remote]
 
     @property
     def remote_seconds(self) -> np.ndarray:
-        """(links,) float64, ``links`` without the diagonal."""
-        return self.links[~np.eye(len(self.memory), dtype=bool)]
+        """(links,) float64, ``links`` of ``remote``."""
+        return self.links[self.remote]
 
     @property
     def communication_balance(self) -> float:
@@ -82,8 +101,13 @@ class Cost:
 
     @property
     def communication(self) -> float:
-        """Seconds of the device that fetches longest; twice in training, when as many gradients go back."""
+        """Seconds of the device that fetches longest; twice in training, when as many gradients go back.
+
+        Where some devices only keep tables, it may be one of these: few of them serve many.
+        """
         fetched = float(self.links.sum(axis=1).max())
+        if self.computes is not None:
+            fetched = max(fetched, float(self.links.sum(axis=0).max()))
         return 2 * fetched if self.training else fetched
 
     @property
@@ -101,11 +125,13 @@ def evaluate(problem: Problem, placement: Placement) -> Cost:
     for j in range(devices):
         sent[:, j] = pieces.fetched @ (placement.path == j)
         memory[j] += pieces.memory @ holders[:, j]
-    links = sent * hardware.L
-    np.fill_diagonal(links, 0.0)
-    link_bytes = sent.copy()
-    np.fill_diagonal(link_bytes, 0.0)
     passes = 2 if problem.purpose == "training" else 1
+    if problem.computes is None:
+        link_bytes = sent.copy()
+        np.fill_diagonal(link_bytes, 0.0)
+    else:
+        sent *= np.array(problem.computes)[:, None]
+        link_bytes = sent_bytes(problem, placement) / passes
     replicated = placement.tier == REPLICATED
     host_bytes = float(pieces.fetched @ (placement.tier == HOST))
     copied = (holders.sum(axis=1) - 1) * ((placement.tier == SHARDED) | replicated)
@@ -114,12 +140,13 @@ def evaluate(problem: Problem, placement: Placement) -> Cost:
         budget=np.array(hardware.memory, np.float64),
         lookup=sent.sum(axis=0) * np.diag(hardware.L),
         link_bytes=link_bytes,
-        links=links,
+        links=link_bytes * hardware.L,
         all_reduce=all_reduce_seconds(problem, pieces.take(replicated)) if passes == 2 else 0.0,
         host=passes * host_bytes / hardware.host if host_bytes else 0.0,
         tt=placement.core_seconds,
         copies=float(pieces.memory @ copied),
         training=passes == 2,
+        computes=problem.computes,
     )
 
 

@@ -117,10 +117,15 @@ def measure_drift(
       anew: plan as if there were no plan in force, instead of moving as few rows as balance allows.
 
     Raises:
-      PlanError: if the plan was not made by ``jrec plan``, or the tables do not fit.
+      PlanError: if the plan was not made by ``jrec plan``, contradicts itself, or the tables do not fit.
       ProfileError: if a profile is of other tables.
     """
     problem, options = problem_of_plan(plan, profile), options_of_plan(plan)
+    if problem.computes != plan.computes:
+        raise PlanError(
+            "the plan gives the tables to other devices than the hardware that it says it was made for; make it again"
+            " with `jrec plan`"
+        )
     then = None
     if before is not None:
         old = problem_of_plan(plan, before)

@@ -8,10 +8,12 @@ import numpy as np
 
 from jrec.sharding.cost import Cost
 from jrec.sharding.errors import PlanError
+from jrec.sharding.memory_centric import device_ranges
 from jrec.sharding.pieces import SHARDED, TIER_NAMES
 from jrec.sharding.plan import Plan
 from jrec.sharding.planner import Planned
 from jrec.sharding.problem import Problem
+from jrec.sharding.runtime.modes import Traffic, expected_traffic
 
 _MOST = 12  # ranges of a table that are listed
 
@@ -80,7 +82,10 @@ def summary(problem: Problem, planned: Planned, plan: Plan) -> str:
         f" {human_bytes(problem.total_bytes)} (allowed {100 * problem.extra_memory:g} %)",
         f"degree of balance by threshold: {rounds}",
         f"a step of {problem.batch_size:,} examples: {', '.join(shares)}, if nothing overlaps",
+        *_between(problem, plan),
     ]
+    if plan.computes is not None:
+        lines.insert(0, _who(plan))
     if tiers.host_bytes:
         lines.append(f"host memory: {human_bytes(tiers.host_bytes)} of rows, since the devices cannot hold all")
     lines.extend(
@@ -97,6 +102,31 @@ def summary(problem: Problem, planned: Planned, plan: Plan) -> str:
     lines.append(gain + tiers.marginal.what)
     lines.append(f"planned in {planned.seconds:.2f} s")
     return "\n".join(lines)
+
+
+def _who(plan: Plan) -> str:
+    keepers = tuple(d for d in range(plan.devices) if d not in plan.askers)
+    return f"devices {device_ranges(plan.askers)} compute and keep no rows, {device_ranges(keepers)} keep the tables"
+
+
+def forms(found: Traffic) -> str:
+    """The bytes of both forms of a lookup."""
+    retrieve, send = (human_bytes(found.bytes_of(mode)) for mode in ("retrieve", "send"))
+    return f"{retrieve} if rows are retrieved, {send} if sums of bags are sent"
+
+
+def _between(problem: Problem, plan: Plan) -> list[str]:
+    """What all links carry in either form, and which form moves fewer bytes of which tables."""
+    if problem.devices == 1:
+        return []
+    lines = [f"between devices in a step: {forms(expected_traffic(problem, plan))}"]
+    if plan.computes is not None:
+        return [f"{lines[0]}, as a run does where devices only keep tables"]
+    tables = [(t.name, expected_traffic(problem, plan, table=t.name)) for t in plan.tables]
+    send = [name for name, found in tables if found.cheaper == "send"]
+    rest = "" if len(send) <= _MOST else f" and {len(send) - _MOST} more"
+    fewer = f"tables {', '.join(send[:_MOST])}{rest}" if send else "no table"
+    return [f"{lines[0]}; sending sums is fewer bytes for {fewer}"]
 
 
 def explain(plan: Plan, what: str, problem: Problem | None = None) -> str:
@@ -124,8 +154,10 @@ def _explain_table(plan: Plan, name: str, problem: Problem | None) -> str:
     of = np.arange(plan.first[number], plan.first[number + 1])
     lines = [f"table {name}: {table.rows:,} rows of {table.dim} {table.dtype}, {len(of):,} ranges"]
     fetched = None
+    if plan.computes is not None:
+        lines.append(f"  {_who(plan)}")
     if problem is not None:
-        fetched = plan.placement(problem).pieces.fetched[of] / table.row_bytes * plan.devices
+        fetched = plan.placement(problem).pieces.fetched[of] / table.row_bytes * problem.askers
     rows = (plan.stop - plan.start)[of]
     for code, tier in enumerate(TIER_NAMES):
         mine = plan.tier[of] == code
@@ -148,6 +180,8 @@ def _explain_table(plan: Plan, name: str, problem: Problem | None) -> str:
         lines.append(f"  rows {plan.start[at]:,} to {plan.stop[at] - 1:,}: {where}{more}{often}")
     if len(of) > _MOST:
         lines.append(f"  and {len(of) - _MOST:,} ranges more")
+    if problem is not None and plan.devices > 1:
+        lines.append(f"  between devices in a step: {forms(expected_traffic(problem, plan, table=name))}")
     return "\n".join(lines)
 
 
@@ -171,12 +205,13 @@ def _explain_row(plan: Plan, name: str, row: int, problem: Problem | None) -> st
     number = plan.number(name)
     ranked = problem.by_row[number]
     access = float(ranked.access_at(np.array(row)))
-    lines.append(f"  {access * plan.devices:.4g} accesses a step of {problem.batch_size:,} examples over all devices")
-    if plan.purpose == "training" and plan.devices > 1:
+    access *= problem.askers
+    lines.append(f"  {access:.4g} accesses a step of {problem.batch_size:,} examples over all devices")
+    if plan.purpose == "training" and plan.devices > 1 and plan.computes is None:
         needed = problem.hardware.p2p / problem.hardware.all_reduce
         if plan.info.get("options", {}).get("rule") == "per-device":
             needed *= plan.devices
-        verdict = "pays" if access * plan.devices > needed else "does not pay"
+        verdict = "pays" if access > needed else "does not pay"
         lines.append(f"  a replica {verdict}: an all-reduce costs as much as fetching it {needed:.3g} times a step")
         if verdict == "pays" and tier == "sharded":
             lines.append("  but the extra memory went to rows accessed more often")

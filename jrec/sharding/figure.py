@@ -21,8 +21,8 @@ def draw_balance(costs: Mapping[str, Cost], path: str | os.PathLike[str], *, tit
     from matplotlib.figure import Figure
 
     panels = (
-        ("memory of a device (GB)", lambda c: c.memory / 1e9),
-        ("lookups of a device (ms a step)", lambda c: c.lookup * 1e3),
+        ("memory of a device (GB)", lambda c: c.memory[c.keepers] / 1e9),
+        ("lookups of a device (ms a step)", lambda c: c.lookup[c.keepers] * 1e3),
         ("fetched over a link (MB a step)", lambda c: c.remote_bytes / 1e6 if c.remote_bytes.size else np.zeros(1)),
     )
     figure = Figure(figsize=(13, 4.2), layout="constrained")

@@ -16,7 +16,10 @@ import numpy as np
 from jrec.errors import ConfigError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_KEYS = ("name", "devices", "devices_per_node", "memory", "lookup", "within", "between", "all_reduce", "host", "fetch")
+_KEYS = (
+    "name", "devices", "devices_per_node", "memory", "lookup", "within", "between", "all_reduce", "host", "fetch",
+    "tables_on",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,8 @@ class Hardware:
         the diagonal is a local lookup.
       all_reduce: bytes a second of a dense all-reduce over all devices (OPER's BW_AR).
       host: bytes a second between a device and host memory; 0 where there is no host tier.
+      tables_on: numbers of the devices that keep the tables and run no dense model, while the others compute and keep
+        none (Tensor Casting's memory-centric mode); empty where every device does both.
 
     Raises:
       ConfigError: on sizes that do not fit together, or values that are not positive.
@@ -40,9 +45,11 @@ class Hardware:
     fetch: tuple[tuple[float, ...], ...]
     all_reduce: float
     host: float = 0.0
+    tables_on: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory", tuple(int(m) for m in self.memory))
+        object.__setattr__(self, "tables_on", tuple(sorted(int(d) for d in self.tables_on)))
         object.__setattr__(self, "fetch", tuple(tuple(float(c) for c in row) for row in self.fetch))
         if not self.memory:
             raise ConfigError(f"hardware {self.name!r} has no devices; memory needs one figure a device")
@@ -56,6 +63,27 @@ class Hardware:
         for key, least in (("all_reduce", 1e-300), ("host", 0.0)):
             if not least <= getattr(self, key) < float("inf"):
                 raise ConfigError(f"hardware {self.name!r}: {key} is {getattr(self, key)} bytes a second")
+        self._check_tables_on()
+
+    def _check_tables_on(self) -> None:
+        chosen = self.tables_on
+        for device in chosen:
+            if not 0 <= device < self.devices:
+                raise ConfigError(
+                    f"tables_on names device {device}, but hardware {self.name!r} has {self.devices}, numbered from 0"
+                )
+            if chosen.count(device) > 1:
+                raise ConfigError(f"tables_on names device {device} twice")
+        if len(chosen) == self.devices:
+            raise ConfigError(
+                f"tables_on names all {self.devices} devices of hardware {self.name!r}, so that none would compute;"
+                " leave some out, or leave tables_on out for tables on all devices, which compute too"
+            )
+
+    @property
+    def computes(self) -> tuple[bool, ...] | None:
+        """(devices,) whether each device runs the dense model; None where all do and keep tables too."""
+        return tuple(d not in self.tables_on for d in range(self.devices)) if self.tables_on else None
 
     @property
     def devices(self) -> int:
@@ -84,9 +112,20 @@ class Hardware:
         each = (memory,) * self.devices if isinstance(memory, int) else tuple(memory)
         return dataclasses.replace(self, memory=each)
 
+    def only(self, chosen: Sequence[int], name: str) -> Hardware:
+        """Some of the devices, numbered from 0, all of which keep tables."""
+        return dataclasses.replace(
+            self,
+            name=name,
+            memory=tuple(self.memory[i] for i in chosen),
+            fetch=tuple(tuple(self.fetch[i][j] for j in chosen) for i in chosen),
+            tables_on=(),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The fields, in JSON types; ``Hardware(**fields)`` is the inverse."""
-        return dataclasses.asdict(self)
+        found = dataclasses.asdict(self)
+        return found if self.tables_on else {k: v for k, v in found.items() if k != "tables_on"}
 
 
 def grid(
@@ -177,6 +216,22 @@ def parse_bytes(value: Any, what: str = "size") -> float:
     return float(match[1]) * _UNITS[match[2] or ""]
 
 
+def parse_devices(value: Any, what: str) -> tuple[int, ...]:
+    """``"4-7"``, ``"0,2,4-7"`` or a list of numbers, as numbers of devices.
+
+    Raises:
+      ConfigError: if it is none of these.
+    """
+    parts = value if isinstance(value, list) else str(value).split(",")
+    found: list[int] = []
+    for part in parts:
+        match = re.fullmatch(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?", str(part))
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ConfigError(f"{what} is {value!r}; give numbers of devices like 4-7 or 0,2,4-7")
+        found.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(found)
+
+
 def load_hardware(name: str | os.PathLike[str], *, devices: int | None = None) -> Hardware:
     """A preset, or the hardware that a TOML file describes.
 
@@ -198,12 +253,8 @@ def load_hardware(name: str | os.PathLike[str], *, devices: int | None = None) -
         return hardware
     if not 1 <= devices <= hardware.devices:
         raise ConfigError(f"hardware {text!r} has {hardware.devices} devices, not {devices}")
-    return dataclasses.replace(
-        hardware,
-        name=f"{hardware.name}, {devices} devices",
-        memory=hardware.memory[:devices],
-        fetch=tuple(row[:devices] for row in hardware.fetch[:devices]),
-    )
+    fewer = hardware.only(range(devices), f"{hardware.name}, {devices} devices")
+    return dataclasses.replace(fewer, tables_on=hardware.tables_on)
 
 
 def _read(path: pathlib.Path) -> Hardware:
@@ -223,14 +274,17 @@ def _read(path: pathlib.Path) -> Hardware:
     memory = [int(parse_bytes(m, f"{path}: memory")) for m in (given if isinstance(given, list) else [given])]
     host = parse_bytes(found.get("host", 0), f"{path}: host")
     name = str(found.get("name", path.stem))
+    apart = parse_devices(found["tables_on"], f"{path}: tables_on") if "tables_on" in found else ()
     try:
         if "fetch" in found:
             if clash := [k for k in ("lookup", "within", "between", "devices_per_node") if k in found]:
                 raise ConfigError(f"{path} has fetch and also {', '.join(clash)}; give one or the other")
             costs = tuple(tuple(float(c) for c in row) for row in found["fetch"])
             each = tuple(memory * len(costs) if len(memory) == 1 else memory)
-            return Hardware(name=name, memory=each, fetch=costs, all_reduce=values["all_reduce"], host=host)
-        return grid(
+            return Hardware(
+                name=name, memory=each, fetch=costs, all_reduce=values["all_reduce"], host=host, tables_on=apart
+            )
+        made = grid(
             name,
             devices=int(found["devices"]),
             devices_per_node=found.get("devices_per_node"),
@@ -238,5 +292,6 @@ def _read(path: pathlib.Path) -> Hardware:
             host=host,
             **values,
         )
+        return dataclasses.replace(made, tables_on=apart)
     except (TypeError, ValueError) as error:
         raise error if isinstance(error, ConfigError) else ConfigError(f"{path}: {error}") from error

@@ -53,6 +53,8 @@ class Plan:
       copy_segment, copy_device, copy_offset: (copies,) the further holders of sharded segments, in inference, and the
         offset of the segment's first row there.
       info: what it was made from, in JSON types.
+      computes: (devices,) which devices have examples and run the dense model, while the others keep all the rows; None
+        where every device does both.
     """
 
     tables: tuple[PlanTable, ...]
@@ -70,6 +72,7 @@ class Plan:
     copy_device: np.ndarray
     copy_offset: np.ndarray
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    computes: tuple[bool, ...] | None = None
 
     @functools.cached_property
     def stop(self) -> np.ndarray:
@@ -82,6 +85,11 @@ class Plan:
     def table(self) -> np.ndarray:
         """(segments,) int32, each one's table."""
         return np.repeat(np.arange(len(self.tables), dtype=np.int32), np.diff(self.first))
+
+    @property
+    def askers(self) -> tuple[int, ...]:
+        """Numbers of the devices that have examples."""
+        return tuple(d for d in range(self.devices) if self.computes is None or self.computes[d])
 
     def number(self, name: str) -> int:
         """The position of a table.
@@ -242,6 +250,7 @@ def build_plan(problem: Problem, placement: Placement, info: Mapping[str, Any] |
         copy_device=copy_device.astype(np.int16),
         copy_offset=sizes[where] + running_offsets(where, length),
         info=dict(info or {}) | {"core_bytes": placement.core_bytes, "core_seconds": placement.core_seconds},
+        computes=problem.computes,
     )
 
 

@@ -13,11 +13,13 @@ from jrec.access.profile import fingerprint
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
 from jrec.sharding.errors import PlanError
-from jrec.sharding.pieces import HOST, SHARDED, TIER_NAMES
+from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TIER_NAMES
 from jrec.sharding.plan import Plan
 from jrec.sharding.problem import PlanTable
 
 KIND, VERSION = "jrec-plan", 1
+COMPUTES_VERSION = 2
+"""Of plans for devices of which some only keep tables; what reads version 1 alone would not know."""
 _REMEDY = "make it again with `jrec plan`"
 _ARRAYS = (
     "first", "start", "tier", "owner", "offset", "path", "way", "copy_segment", "copy_device", "copy_offset",
@@ -33,8 +35,11 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         "dataset": plan.dataset,
         "info": dict(plan.info),
     }
+    version = VERSION
+    if plan.computes is not None:
+        version, header["computes"] = COMPUTES_VERSION, list(plan.computes)
     arrays = {name: getattr(plan, name) for name in _ARRAYS}
-    write_container(path, kind=KIND, version=VERSION, header=header, arrays=arrays)
+    write_container(path, kind=KIND, version=version, header=header, arrays=arrays)
 
 
 def load_plan(path: str | os.PathLike[str], *, schema: Schema | None = None, devices: int | None = None) -> Plan:
@@ -48,14 +53,17 @@ def load_plan(path: str | os.PathLike[str], *, schema: Schema | None = None, dev
     Raises:
       PlanError: if it is damaged, inconsistent, of another dataset or of a mesh of another size.
     """
-    header, arrays = read_container(path, kind=KIND, version=VERSION, error=PlanError, remedy=_REMEDY)
+    versions = (VERSION, COMPUTES_VERSION)
+    header, arrays = read_container(path, kind=KIND, version=versions, error=PlanError, remedy=_REMEDY)
     try:
+        computes = header.get("computes")
         plan = Plan(
             tables=tuple(PlanTable(**t) for t in header["tables"]),
             devices=header["devices"],
             purpose=header["purpose"],
             dataset=header["dataset"],
             info=header["info"],
+            computes=None if computes is None else tuple(computes),
             **{name: arrays[name] for name in _ARRAYS},
         )
     except (KeyError, TypeError, ConfigError) as error:
@@ -152,5 +160,23 @@ def _check_structure(plan: Plan, path: Any) -> None:
             and len(plan.copy_segment) == len(plan.copy_device) == len(plan.copy_offset)
             and (plan.path[plan.way[plan.tier >= HOST - 1]] == -1).all()
         )
+    if good and plan.computes is not None:
+        good = _apart(plan)
     if not good:
         raise PlanError(f"{path} holds ranges that do not make a plan; {_REMEDY}")
+
+
+def _apart(plan: Plan) -> bool:
+    """Whether some devices compute, others keep every row that lies on a device, and none keeps a copy."""
+    computes = plan.computes or ()
+    if len(computes) != plan.devices or any(type(c) is not bool for c in computes) or len(set(computes)) != 2:
+        return False
+    keepers = np.flatnonzero(~np.array(computes))
+    sharded = plan.tier == SHARDED
+    fetched = plan.path[plan.way[sharded]]
+    return bool(
+        np.isin(plan.owner[sharded], keepers).all()
+        and not (plan.tier == REPLICATED).any()
+        and len(plan.copy_segment) == 0
+        and (fetched == plan.owner[sharded][:, None]).all()
+    )

@@ -12,12 +12,13 @@ from jrec.sharding.balance import assign, loads_of, polish
 from jrec.sharding.cost import Cost, degree_of_balance, evaluate
 from jrec.sharding.inference import copy_for_inference
 from jrec.sharding.inherit import stay
+from jrec.sharding.memory_centric import among_keepers, keepers_problem, on_all
 from jrec.sharding.partition import partition, span
 from jrec.sharding.pieces import HOST, REPLICATED, TT, Pieces, Placement, join
 from jrec.sharding.plan import Plan
 from jrec.sharding.problem import Problem
 from jrec.sharding.replicate import FrequencyRule, replicated_ranks
-from jrec.sharding.tiers import Tiers, TTOption, choose_tiers
+from jrec.sharding.tiers import Marginal, Tiers, TTOption, choose_tiers
 
 DEFAULT_THRESHOLD = 0.001
 _WORTH_MOVING = 0.01  # in degree of balance, for which nearly all rows change their device
@@ -85,6 +86,8 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
     The paper balances all rows and replicates afterwards. For training, replicas are set apart here first, since
     taking the hottest rows out of a balanced placement leaves the fetches of the others unbalanced.
 
+    Where the hardware has ``tables_on``, these devices keep all rows (``jrec.sharding.memory_centric``).
+
     Args:
       problem: tables, accesses, devices, purpose.
       options: None for the defaults.
@@ -98,6 +101,8 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
       PlanError: if the tables do not fit.
     """
     options = PlanOptions() if options is None else options
+    if problem.computes is not None:
+        return _on_keepers(problem, options, previous)
     began = time.perf_counter()
     tiers = choose_tiers(problem, options.tt, host=options.host, rule=options.rule)
     training = problem.purpose == "training"
@@ -139,6 +144,17 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
         tried=tuple(tried),
         seconds=time.perf_counter() - began,
     )
+
+
+def _on_keepers(problem: Problem, options: PlanOptions, previous: Plan | None) -> Planned:
+    """The plan of the devices that keep tables, by what all of them cost together."""
+    before = None if previous is None else among_keepers(problem, previous)
+    found = plan_placement(keepers_problem(problem), options, previous=before)
+    placement, tiers = on_all(problem, found.placement), found.tiers
+    if not tiers.host_bytes:
+        what = "buys nothing: all rows fit, and devices that compute keep no copies"
+        tiers = dataclasses.replace(tiers, marginal=Marginal(seconds_per_byte=0.0, what=what))
+    return dataclasses.replace(found, placement=placement, cost=evaluate(problem, placement), tiers=tiers)
 
 
 def balance_of(problem: Problem, placed: Placement, first: np.ndarray, reserved: np.ndarray) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -115,7 +115,7 @@ class Problem:
     Attributes:
       tables: to be placed; the profile has each of them.
       profile: of the accesses.
-      hardware: the devices.
+      hardware: the devices; where it has ``tables_on``, the others share the batch and keep no rows.
       batch_size: examples of one step over all devices together.
       purpose: "training" sends gradients back and sums those of replicas; "inference" only fetches.
       extra_memory: how much of the tables' size may be spent on further copies of rows.
@@ -144,6 +144,11 @@ class Problem:
             raise ConfigError(f"extra_memory is {self.extra_memory}; it is a share of the tables' size, such as 0.05")
         if self.purpose not in ("training", "inference"):
             raise ConfigError(f"purpose is {self.purpose!r}; choose training or inference")
+        if self.dedup and self.computes is not None:
+            raise ConfigError(
+                "dedup counts the rows that a device fetches, but to devices that keep tables alone (tables_on) every"
+                " lookup goes, and sums come back; leave --dedup out"
+            )
         for table in self.tables:
             if (rows := self.profile.table(table.name).rows) != table.rows:
                 raise ConfigError(f"table {table.name!r} has {table.rows:,} rows, but {rows:,} in the access profile")
@@ -152,6 +157,22 @@ class Problem:
     def devices(self) -> int:
         """OPER's M."""
         return self.hardware.devices
+
+    @property
+    def computes(self) -> tuple[bool, ...] | None:
+        """(devices,) which devices have examples; None where all have, and keep tables too."""
+        return self.hardware.computes
+
+    @property
+    def askers(self) -> int:
+        """How many devices share the batch."""
+        return self.devices - len(self.hardware.tables_on)
+
+    def on_devices(self, hardware: Hardware, askers: int, **changes: Any) -> Problem:
+        """Other devices, each of which sees the accesses that one of ``askers`` sees that share the batch."""
+        # A Problem deals a batch to its own devices.
+        profile = dataclasses.replace(self.profile, examples=self.profile.examples * askers / hardware.devices)
+        return dataclasses.replace(self, hardware=hardware, profile=profile, **changes)
 
     @functools.cached_property
     def total_bytes(self) -> int:
@@ -181,7 +202,7 @@ class Problem:
 
     def _accesses(self, table: PlanTable) -> tuple[np.ndarray, np.ndarray]:
         found = self.profile.table(table.name)
-        access = found.counts * (self.batch_size / self.devices / self.profile.examples)
+        access = found.counts * (self.batch_size / self.askers / self.profile.examples)
         return found.starts, -np.expm1(-access) if self.dedup else access
 
     @functools.cached_property

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from jrec.errors import ConfigError
-from jrec.sharding.pieces import SHARDED
+from jrec.sharding.pieces import SHARDED, Placement
 from jrec.sharding.plan import Plan
 from jrec.sharding.problem import Problem
 
@@ -53,18 +53,26 @@ class Traffic:
 
 
 def traffic(
-    *, lookups: np.ndarray, rows: np.ndarray, bags: np.ndarray, row_bytes: np.ndarray, dims: np.ndarray
+    *,
+    lookups: np.ndarray,
+    rows: np.ndarray,
+    bags: np.ndarray,
+    row_bytes: np.ndarray,
+    dims: np.ndarray,
+    training: bool = True,
 ) -> Traffic:
     """Bytes of counts, expected or real.
 
     Args:
       lookups, rows, bags: (tables, devices, devices).
       row_bytes, dims: (tables,).
+      training: whether gradients go back.
     """
+    gradient = GRADIENT if training else 0
     away = ~np.eye(lookups.shape[1], dtype=bool)
     lookups, rows, bags = (np.where(away, a, 0.0) for a in (lookups, rows, bags))
-    of_row = (INDEX + row_bytes + GRADIENT * dims)[:, None, None]
-    of_bag = (INDEX + 2 * GRADIENT * dims)[:, None, None]
+    of_row = (INDEX + row_bytes + gradient * dims)[:, None, None]
+    of_bag = (INDEX + (GRADIENT + gradient) * dims)[:, None, None]
     return Traffic(
         lookups=lookups.sum(axis=0),
         rows=rows.sum(axis=0),
@@ -74,47 +82,75 @@ def traffic(
     )
 
 
-def expected_traffic(problem: Problem, plan: Plan, *, computes: Sequence[bool] | None = None) -> Traffic:
+def expected_traffic(
+    problem: Problem, plan: Plan, *, computes: Sequence[bool] | None = None, table: str | None = None
+) -> Traffic:
     """What a profile lets expect of a plan.
 
     Args:
       problem: accesses and batch; its ``dedup`` does not matter.
       plan: of the same tables and devices.
-      computes: which devices have examples, all of the batch together; None for all of them. Where only some have, and
-        others keep the rows, ``send`` is the memory-centric mode.
+      computes: which devices have examples, all of the batch together; None for those of the plan. Where only some
+        have, and others keep the rows, ``send`` is the memory-centric mode.
+      table: of this one alone; None for all.
 
     Raises:
       ConfigError: if no device has examples.
     """
-    chosen = np.ones(plan.devices, bool) if computes is None else np.asarray(computes, bool)
+    given = plan.computes if computes is None else computes
+    chosen = np.ones(plan.devices, bool) if given is None else np.asarray(given, bool)
     if chosen.shape != (plan.devices,) or not chosen.any():
         raise ConfigError(f"computes names {int(chosen.sum())} devices of {chosen.size}; the plan has {plan.devices}")
-    batch = problem.batch_size * plan.devices // int(chosen.sum())  # a Problem deals it to all devices
-    examples = problem.batch_size / int(chosen.sum())
-    lookups = _by_table(dataclasses.replace(problem, batch_size=batch, dedup=False), plan)
-    rows = _by_table(dataclasses.replace(problem, batch_size=batch, dedup=True), plan)
-    lengths = np.array([problem.profile.table(t.name).accesses for t in problem.tables]) / problem.profile.examples
-    length = np.maximum(lengths, 1.0)[:, None, None]
-    share = np.minimum(lookups / (examples * np.maximum(lengths, 1e-300)[:, None, None]), 1.0)
-    bags = np.minimum(examples * (1 - (1 - share) ** length), lookups)
     asking = chosen[None, :, None]
+    lookups, rows = (_by_table(alike, plan.placement(alike)) * asking for alike in _alike(problem, int(chosen.sum())))
+    counts = {"lookups": lookups, "rows": rows, "bags": _bags(problem, lookups, int(chosen.sum()))}
+    number = slice(None) if table is None else [plan.number(table)]
     return traffic(
-        lookups=lookups * asking,
-        rows=rows * asking,
-        bags=bags * asking,
-        row_bytes=problem.row_bytes,
-        dims=np.array([t.dim for t in problem.tables]),
+        **{name: of[number] for name, of in counts.items()},
+        row_bytes=problem.row_bytes[number],
+        dims=_dims(problem)[number],
+        training=problem.purpose == "training",
     )
 
 
-def _by_table(problem: Problem, plan: Plan) -> np.ndarray:
+def sent_bytes(problem: Problem, placement: Placement) -> np.ndarray:
+    """(devices, devices) float64: ``Traffic.send`` of a placement whose rows some devices keep and others look up."""
+    asking = np.ones(problem.devices) if problem.computes is None else np.array(problem.computes, np.float64)
+    lookups = _by_table(problem, placement) * asking[None, :, None]
+    bags, training = _bags(problem, lookups, problem.askers), problem.purpose == "training"
+    none = np.zeros_like(lookups)
+    made = traffic(
+        lookups=lookups, rows=none, bags=bags, row_bytes=problem.row_bytes, dims=_dims(problem), training=training
+    )
+    return made.send
+
+
+def _alike(problem: Problem, askers: int) -> tuple[Problem, Problem]:
+    """A problem whose devices all have as many examples as those that ask have, without and with ``dedup``."""
+    hardware = dataclasses.replace(problem.hardware, tables_on=())
+    found = problem.on_devices(hardware, askers, dedup=False)
+    return found, dataclasses.replace(found, dedup=True)
+
+
+def _dims(problem: Problem) -> np.ndarray:
+    return np.array([t.dim for t in problem.tables])
+
+
+def _bags(problem: Problem, lookups: np.ndarray, askers: int) -> np.ndarray:
+    """(tables, devices, devices): bags with at least one of the (tables, devices, devices) lookups."""
+    examples = problem.batch_size / askers
+    lengths = np.array([problem.profile.table(t.name).accesses for t in problem.tables]) / problem.profile.examples
+    length = np.maximum(lengths, 1.0)[:, None, None]
+    share = np.minimum(lookups / (examples * np.maximum(lengths, 1e-300)[:, None, None]), 1.0)
+    return np.minimum(examples * (1 - (1 - share) ** length), lookups)
+
+
+def _by_table(problem: Problem, placement: Placement) -> np.ndarray:
     """(tables, devices, devices): accesses of sharded rows, by asker and source."""
-    found = np.zeros((len(plan.tables), plan.devices, plan.devices))
-    path = plan.path[plan.way]
-    for t, ranked in enumerate(problem.by_row):
-        of = slice(int(plan.first[t]), int(plan.first[t + 1]))
-        mass = ranked.mass_before(plan.stop[of]) - ranked.mass_before(plan.start[of])
-        mass = np.where(plan.tier[of] == SHARDED, mass, 0.0)
-        for device in range(plan.devices):
-            found[t, device] = np.bincount(np.maximum(path[of, device], 0), mass, plan.devices)
+    pieces, tables, devices = placement.pieces, len(problem.tables), problem.devices
+    mass = np.where(placement.tier == SHARDED, pieces.fetched / problem.row_bytes[pieces.table], 0.0)
+    found = np.empty((tables, devices, devices))
+    for device in range(devices):
+        source = pieces.table.astype(np.int64) * devices + np.maximum(placement.path[:, device], 0)
+        found[:, device] = np.bincount(source, mass, tables * devices).reshape(tables, devices)
     return found
