@@ -330,7 +330,7 @@ def test_damaged_files_are_named(data, tmp_path):
     path, beside = tmp_path / "c.json", tmp_path / "c.json.rows"
     found.save(path)
     text, content = path.read_text(), beside.read_bytes()
-    for broken, message in ((text[:50], "is damaged"), ("[]", "is damaged"), ("{}", "no calibration"),
+    for broken, message in ((text[:50], "is damaged"), ("[]", "is damaged"), ("{}", "no jrec-fae-calibration file"),
                             (text.replace('"version": 1', '"version": 9'), "version 9"),
                             (text.replace('"inputs"', '"outputs"'), "lacks or has more")):  # fmt: skip
         path.write_text(broken)

@@ -15,9 +15,9 @@ import numpy as np
 from jrec.access.container import read_container, write_container
 from jrec.access.profile import fingerprint
 from jrec.data.fae import HotSet
-from jrec.data.reorder_file import write_atomically
 from jrec.data.schema import Schema
 from jrec.errors import JrecError
+from jrec.files import load_json, save_json
 
 FORMAT, VERSION = "jrec-fae-calibration", 1
 ROWS_KIND, ROWS_VERSION = "jrec-fae-rows", 1
@@ -145,8 +145,8 @@ class Calibration:
         steps = {name: np.diff(rows, prepend=np.uint32(0)) for name, rows in self.rows.items()}  # these compress
         write_container(beside, kind=ROWS_KIND, version=ROWS_VERSION, header={"dataset": self.dataset}, arrays=steps)
         digest = hashlib.sha256(beside.read_bytes()).hexdigest()
-        content = {"format": FORMAT, "version": VERSION, **self.summary(), "rows_sha256": digest}
-        write_atomically(pathlib.Path(path), (json.dumps(content, indent=1) + "\n").encode())
+        content = {**self.summary(), "rows_sha256": digest}
+        save_json(pathlib.Path(path), content, kind=FORMAT, version=VERSION)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Calibration:
@@ -155,17 +155,8 @@ class Calibration:
         Raises:
           CalibrationError: if one is damaged, no calibration, or they do not belong together.
         """
-        try:
-            content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-            found = (content.pop("format"), content.pop("version"))
-            digest = content.pop("rows_sha256")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CalibrationError(f"{path} is damaged or no calibration ({error!r}); {_REMEDY}") from error
-        if found != (FORMAT, VERSION):
-            raise CalibrationError(
-                f"{path} is of format {found[0]!r} version {found[1]!r}, but this jrec reads {FORMAT!r} version"
-                f" {VERSION}; {_REMEDY}"
-            )
+        content = load_json(pathlib.Path(path), kind=FORMAT, version=VERSION, error=CalibrationError, remedy=_REMEDY)
+        digest = content.pop("rows_sha256", None)
         beside = _beside(path)
         _, steps = read_container(beside, kind=ROWS_KIND, version=ROWS_VERSION, error=CalibrationError, remedy=_REMEDY)
         if hashlib.sha256(beside.read_bytes()).hexdigest() != digest:

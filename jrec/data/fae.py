@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from jrec.data.reorder_file import write_atomically
 from jrec.data.schema import DatasetError, Schema
+from jrec.files import load_json, save_json, write_atomically
 
 FORMAT, VERSION = "jrec-fae", 1
 MANIFEST_FILE = "fae.json"
@@ -156,9 +156,8 @@ class FaeManifest:
         """Writes ``fae.json`` atomically."""
         content = dataclasses.asdict(self)
         del content["folder"]
-        content = {"format": FORMAT, "version": VERSION, **content}
-        text = json.dumps({**content, "sha256": _digest(content)}, indent=1, allow_nan=False) + "\n"
-        write_atomically(self.folder / MANIFEST_FILE, text.encode())
+        content |= {"sha256": _digest(content)}
+        save_json(self.folder / MANIFEST_FILE, content, kind=FORMAT, version=VERSION)
 
     @staticmethod
     def load(folder: str | os.PathLike[str]) -> FaeManifest:
@@ -174,19 +173,9 @@ class FaeManifest:
                 f"{folder} is not a finished FAE folder: it has no {MANIFEST_FILE}. Make one with `jrec fae pack`; if"
                 " one was interrupted, run the same command again"
             )
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            found, digest = (content["format"], content["version"]), content.pop("sha256")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise DatasetError(f"{path} is damaged ({error!r}); {_ADVICE}") from error
-        if found != (FORMAT, VERSION):
-            raise DatasetError(
-                f"{path} is of format {found[0]!r} version {found[1]!r}, but this jrec reads {FORMAT!r} version"
-                f" {VERSION}; pack the dataset again or use the jrec that made it"
-            )
-        if digest != _digest(content):
+        content = load_json(path, kind=FORMAT, version=VERSION, error=DatasetError, remedy=_ADVICE)
+        if content.pop("sha256", None) != _digest(content):
             raise DatasetError(f"{path} is damaged: its checksum does not fit; {_ADVICE}")
-        del content["format"], content["version"]
         tables = tuple(HotTable(**table) for table in content.pop("tables"))
         return FaeManifest(folder=folder, tables=tables, **content)
 
@@ -277,4 +266,5 @@ def sha256_of(path: pathlib.Path) -> str:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+    whole = {"format": FORMAT, "version": VERSION, **content}
+    return hashlib.sha256(json.dumps(whole, sort_keys=True, allow_nan=False).encode()).hexdigest()

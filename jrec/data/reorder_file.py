@@ -16,6 +16,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from jrec.data.schema import Bijection, DatasetError, Schema, Table
+from jrec.files import write_atomically
 
 FOLDER = "reorder"
 VERSION = 1
@@ -54,16 +55,6 @@ def save_order(folder: str | os.PathLike[str], table: str, order: np.ndarray) ->
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, content.getbuffer())
     return Bijection(file=f"{FOLDER}/{path.name}", sha256=checksum, version=VERSION)
-
-
-def write_atomically(path: pathlib.Path, content: bytes | memoryview) -> None:
-    """Writes a file that appears whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def load_order(folder: str | os.PathLike[str], table: Table) -> np.ndarray | None:

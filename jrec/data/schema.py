@@ -15,7 +15,6 @@ of these stored rows, also where a bijection renumbers what the loader yields.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import pathlib
@@ -23,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrec.errors import JrecError
+from jrec.files import load_json, save_json
 
 FORMAT = "jrec-dataset"
 VERSION = 1
@@ -146,14 +146,8 @@ class Schema:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes ``schema.json`` atomically."""
-        content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
         path = pathlib.Path(folder) / SCHEMA_FILE
-        temporary = path.with_suffix(".json.partial")
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        save_json(path, dataclasses.asdict(self), kind=FORMAT, version=VERSION)
 
     @staticmethod
     def load(folder: str | os.PathLike[str], *, check_files: bool = True) -> Schema:
@@ -170,16 +164,7 @@ class Schema:
                 f"{folder} is not a finished dataset: it has no {SCHEMA_FILE}. Make one with `jrec prepare` or"
                 " `jrec synth`; if one was interrupted, run the same command again"
             )
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            found = (content.pop("format"), content.pop("version"))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise DatasetError(f"{path} is damaged ({error!r}); prepare the dataset again") from error
-        if found != (FORMAT, VERSION):
-            raise DatasetError(
-                f"{path} is of format {found[0]!r} version {found[1]!r}, but this jrec reads {FORMAT!r} version"
-                f" {VERSION}; prepare the dataset again or use the jrec that made it"
-            )
+        content = load_json(path, kind=FORMAT, version=VERSION, error=DatasetError, remedy="prepare the dataset again")
         try:
             schema = _from_json(content)
         except (TypeError, KeyError) as error:
