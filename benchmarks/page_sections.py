@@ -75,6 +75,67 @@ and radix sort, so the ratio is the algorithm's.""",
         ),
     ),
     Section(
+        title="Placement: extra memory against communication",
+        files=("oper",),
+        text="""\
+`python -m benchmarks.oper`: OPER's Table 2. Power-law accesses (1.05) of the logs' cardinalities on a DGX-A100,
+16,384 examples a device and step; what a link fetches in a forward pass by the cost model, over the memory spent on
+copies of rows. The ratio is to no copies. [placement.md](placement.md) describes the planner.""",
+        columns={
+            "table 2: mean a link": "mean a link",
+            "table 2: variance over links": "variance",
+            "table 2: copies": "copies",
+            "table 2: degree of balance, links": "balance of links",
+            "table 2: reduction at 1 %, the paper's": "the paper's reduction",
+        },
+    ),
+    Section(
+        title="Placement: threshold against time and balance",
+        files=("oper",),
+        text="""\
+OPER's Table 3: `greedy` is the paper's algorithm, `oper` exchanges pieces afterwards, as `jrec plan` does.""",
+        columns={
+            "table 3: time": "time",
+            "table 3: degree of balance, links": "links",
+            "table 3: degree of balance, lookups": "lookups",
+            "table 3: degree of balance, memory": "memory",
+        },
+    ),
+    Section(
+        title="Placement: distance to the exact optimum",
+        files=("oper",),
+        text="""\
+The same pieces without copies, placed by the planner's two steps and by the exact program (HiGHS). The program
+minimizes time alone, and may leave all rows on one device as far as memory goes.""",
+        columns={
+            "milp: greedy above the solver's best": "greedy",
+            "milp: greedy and exchanges above the solver's best": "greedy and exchanges",
+            "milp: greedy and exchanges above the solver's bound": "above the bound",
+            "milp: greedy and exchanges, degree of balance, memory": "balance of memory",
+        },
+    ),
+    Section(
+        title="Placement: strategies",
+        files=("oper",),
+        text="""\
+OPER's Figure 10 in training: the device, or link, with most work; and a step's embedding work if nothing overlaps.""",
+        columns={
+            "figure 10: memory, max": "memory, max",
+            "figure 10: lookup, max": "lookup, max",
+            "figure 10: link, max": "link, max",
+            "figure 10: link, min": "link, min",
+            "figure 10: a step, nothing overlapped": "step",
+        },
+        figures=("figure10_kaggle.svg", "figure10_terabyte.svg"),
+    ),
+    Section(
+        title="Placement: time and memory of planning",
+        files=("oper",),
+        text="""\
+From the counts of single rows, as a dataset holds them, to the plan; and addresses looked up in the plan.""",
+        pattern=r"^plan from row counts|^addresses",
+    ),
+    Section(
         title="Many devices",
         files=("scaling",),
         text="""\

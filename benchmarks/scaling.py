@@ -8,7 +8,7 @@ Three parts. "steps" trains a DLRM of Criteo Kaggle's tables, capped, with as ma
 process for each number of devices, and counts what its routes fetch over each link beside the cost model. "links" does
 so for the full Kaggle and Terabyte tables, where only routes are made, and for RM1 to RM4 in the forms retrieve, send
 and memory-centric (half of the devices keep tables, the other half compute). "projection" adds the links of 8 and 64
-H200 to one device's step: measured here, or given with --single-step-ms.
+H200 to one device's step, measured here or given with --single-step-ms; beside it stands the floor of an H200's step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.scaling_modes import modes, tensor_train
 DEVICES = (1, 2, 4, 8)
 CLUSTERS = (8, 64)
 LINK_CASES = ("kaggle", "terabyte")
-DENSE_BYTES = 4 * 475_985  # of Kaggle's MLPs
+DENSE_PARAMETERS = 475_985  # of Kaggle's MLPs
 
 
 def main() -> None:
@@ -116,14 +116,19 @@ def projection(report: harness.Report, arguments: argparse.Namespace, examples: 
     report.note(f"projections rest on a step of {1e3 * seconds:.3g} ms, of {where}, and assume that")
     for assumption in scaling_project.ASSUMPTIONS:
         report.note(f"  - {assumption}")
+    kaggle = workloads.WORKLOADS["kaggle"]
+    floor = scaling_project.floor_seconds(kaggle.with_batch(examples), dense_parameters=DENSE_PARAMETERS)
+    report.note("the floor is what an H200 must move or multiply in its part of a step, and no measurement")
     for devices in CLUSTERS:
-        workload = workloads.WORKLOADS["kaggle"].with_batch(examples * devices)
+        workload = kaggle.with_batch(examples * devices)
         setup = scaling_step.planned(workload, scaling_project.cluster(devices))
-        found = scaling_project.project(setup, compute=seconds, dense_bytes=DENSE_BYTES)
+        found = scaling_project.project(setup, compute=seconds, dense_bytes=4 * DENSE_PARAMETERS)
         case = f"kaggle, {devices} H200 projected, {examples:,} examples each"
         for what in ("compute", "exchange", "all_reduce", "latency", "apart", "hidden"):
             names = {"apart": "step, nothing overlaps", "hidden": "step, all is hidden"}
             report.add(case, names.get(what, what.replace("_", "-")), 1e3 * getattr(found, what), "ms")
+        report.add(case, "compute, floor", 1e3 * floor, "ms")
+        report.add(case, "communication", 1e3 * found.communication, "ms")
 
 
 if __name__ == "__main__":

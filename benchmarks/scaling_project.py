@@ -6,8 +6,10 @@ import dataclasses
 
 import numpy as np
 
+from benchmarks import workloads
+from benchmarks.gpu import forward_floor, stacked_ids, update_floor
 from benchmarks.scaling_bytes import expected_rows
-from benchmarks.scaling_step import Setup
+from benchmarks.scaling_step import OPTIMIZER, Setup
 from jrec.sharding.hardware import Hardware, grid, load_hardware
 
 ASSUMPTIONS = (
@@ -20,6 +22,7 @@ ASSUMPTIONS = (
 )
 PADDING = 1.4
 COLLECTIVES = 6
+BANDWIDTH, MULTIPLY = 4800e9, 494e12  # H200: bytes of HBM and TF32 operations a second, by its maker
 BEGIN = (20e-6, 40e-6)  # seconds, in one node and over several
 
 
@@ -70,6 +73,22 @@ def cluster(devices: int) -> Hardware:
         all_reduce=37e9,
         host=63e9,
     )
+
+
+def floor_seconds(workload: workloads.Workload, *, dense_parameters: int) -> float:
+    """Below which no H200 takes one device's step: what must be moved, or multiplied; starting kernels is not counted.
+
+    Args:
+      workload: whose batch is the device's part.
+      dense_parameters: of the MLPs, each multiplied and added three times an example.
+    """
+    ids, bags = stacked_ids(workload, seed=0), workload.batch * workload.num_tables
+    floors = (
+        forward_floor(ids, bags=bags, dim=workload.dim, itemsize=4),
+        update_floor(ids, bags=bags, dim=workload.dim, itemsize=4, optimizer=OPTIMIZER),
+    )
+    moved = sum(floor.seconds(BANDWIDTH) for floor in floors)
+    return max(moved, 6 * dense_parameters * workload.batch / MULTIPLY)
 
 
 def project(setup: Setup, *, compute: float, dense_bytes: int) -> Projection:

@@ -40,6 +40,14 @@ def test_projection_adds_what_the_links_carry():
     assert scaling_project.cluster(4).devices == 4
 
 
+def test_no_device_steps_faster_than_it_moves_and_multiplies():
+    workload = workloads.WORKLOADS["kaggle"].with_rows_capped(1).with_batch(64)  # one row a table: all bags read it
+    cast, bags = 4 * 64 * 26, 4 * 16 * 64 * 26
+    moved = (cast + 26 * 64 + bags) + (cast + 26 * 8 + bags + 2 * 26 * (64 + 4))
+    assert scaling_project.floor_seconds(workload, dense_parameters=1) == pytest.approx(moved / 4800e9)
+    assert scaling_project.floor_seconds(workload, dense_parameters=10**9) == pytest.approx(6 * 64 * 1e9 / 494e12)
+
+
 def test_projections_are_printed_with_what_they_assume(monkeypatch, capsys):
     arguments = ["--quick", "--examples", "32", "--only", "projection", "--single-step-ms", "2", "--device-name", "X"]
     lines, notes = _printed(monkeypatch, capsys, arguments)
@@ -47,6 +55,8 @@ def test_projections_are_printed_with_what_they_assume(monkeypatch, capsys):
     for cluster in ("8 H200", "64 H200"):
         assert values[cluster, "compute"] == 2
         assert values[cluster, "step, nothing overlaps"] > values[cluster, "step, all is hidden"] >= 2
+        together = sum(values[cluster, what] for what in ("exchange", "all-reduce", "latency"))
+        assert values[cluster, "communication"] == pytest.approx(together)
     assert values["64 H200", "exchange"] > values["8 H200", "exchange"]
     assert "a step of 2 ms, of X, and assume that" in notes
     assert all(assumption in notes for assumption in scaling_project.ASSUMPTIONS)
