@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from jrec.ops.tt import TTShape
 from jrec.sharding.plan import Plan
 from jrec.train.mesh_arrays import Shapes, on_mesh, stacked
 from jrec.train.mesh_batch import Parts
+from jrec.train.mesh_forms import Form, Forms
 from jrec.train.mesh_plan import plan_stack, planned_stacks
 from jrec.train.mesh_rows import initial_rows, local_numbers
 from jrec.train.mesh_step import compile_mesh
@@ -58,11 +59,11 @@ def layout(tier: Any, *, dtype: str = "float32", tt: bool = True) -> EmbeddingLa
 
 
 def batches(of: EmbeddingLayout, steps: int, *, examples: int = EXAMPLES) -> list[Batch]:
-    """Skewed ids, bags of every length from 0 on; the last batch is not full, and some parts of it are empty."""
+    """Skewed ids, bags of every length from 0 on; the last of many is not full, and some parts of it are empty."""
     found = []
     for number in range(steps):
         rng = np.random.default_rng(number)
-        n = examples if number < steps - 1 else examples // 3
+        n = examples if number < steps - 1 or steps == 1 else examples // 3
         columns: dict[str, Any] = {"label": rng.integers(0, 2, n).astype(np.float32)}
         columns |= {f"x{i}": rng.normal(size=n).astype(np.float32) for i in range(3)}
         for feature in FEATURES:
@@ -78,11 +79,17 @@ def batches(of: EmbeddingLayout, steps: int, *, examples: int = EXAMPLES) -> lis
     return found
 
 
-def modules(of: EmbeddingLayout, optimizer: ops.RowOptimizer, **kwargs: Any) -> tuple[DLRM, SparseOptimizer]:
+def modules(
+    of: EmbeddingLayout,
+    optimizer: ops.RowOptimizer,
+    *,
+    dense: optax.GradientTransformation | None = None,
+    **kwargs: Any,
+) -> tuple[DLRM, SparseOptimizer]:
     """A model and its optimizer."""
     config = DLRMConfig(num_dense=3, bottom_mlp=(16, 8), top_mlp=(16, 1))
     model = DLRM(config, of, rngs=nnx.Rngs(params=SEED))
-    return model, SparseOptimizer(model, dense=optax.adagrad(0.05), embedding=optimizer, **kwargs)
+    return model, SparseOptimizer(model, dense=dense or optax.adagrad(0.05), embedding=optimizer, **kwargs)
 
 
 @dataclasses.dataclass
@@ -109,13 +116,18 @@ def on_one_device(
         trace.losses.append(float(loss))
         trace.logits.append(np.asarray(logits))
     trace.predicted = np.asarray(compiled.predict(state, given[0]))
-    model, sparse = compiled.merge(state)
-    trace.arrays = _dense(model, sparse)
-    for name, rows in model.embeddings.arrays().items():
-        trace.arrays[name] = np.asarray(rows, np.float32)
-        for slot, variable in sparse.slots[name].items():
-            trace.arrays[f"{name}.{slot}"] = np.asarray(variable[...])
+    trace.arrays = arrays_of(*compiled.merge(state))
     return trace
+
+
+def arrays_of(model: DLRM, sparse: SparseOptimizer) -> dict[str, np.ndarray]:
+    """All that one device trains, by name."""
+    arrays = _dense(model, sparse)
+    for name, rows in model.embeddings.arrays().items():
+        arrays[name] = np.asarray(rows, np.float32)
+        for slot, variable in sparse.slots[name].items():
+            arrays[f"{name}.{slot}"] = np.asarray(variable[...])
+    return arrays
 
 
 def _dense(model: DLRM, sparse: SparseOptimizer) -> dict[str, np.ndarray]:
@@ -142,9 +154,11 @@ def on_mesh_of(
     dtype: str = "float32",
     tt: bool = True,
     fixed: bool = False,
+    form: Form = "retrieve",
+    send: Set[str] | None = None,
     **kwargs: Any,
 ) -> Trace:
-    """The same run on a mesh of ``plan.devices``."""
+    """The same run on a mesh of ``plan.devices``; ``send`` names features that send, whatever ``form`` says."""
     of = layout("planned", dtype=dtype, tt=tt)
     mesh = Mesh(np.array((devices or jax.devices())[: plan.devices]), ("devices",))
     model, sparse = modules(of, optimizer, **kwargs)
@@ -152,9 +166,14 @@ def on_mesh_of(
     state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
     rows = initial_rows(of, plan, mesh, nnx.Rngs(params=SEED).params(), optimizer)
     numbers = local_numbers(mesh)
-    parts = Parts(of, plan, devices=numbers, first=0, count=plan.devices, cast=True)
-    shapes = Shapes(of, plan, examples=EXAMPLES // plan.devices, fixed=fixed, headroom=1.5)
     given = batches(of, steps)
+    forms = Forms(of, form)
+    if send is not None:
+        forms.send = send
+    parts = Parts(of, plan, devices=numbers, first=0, count=plan.devices, cast=True, forms=forms)
+    if not forms.decided:
+        forms.decide([parts(batch).parts for batch in given[:4]], numbers)
+    shapes = Shapes(of, plan, examples=EXAMPLES // plan.devices, fixed=fixed, headroom=1.5, send=forms.send)
     made = [parts(batch).parts for batch in given]
     for each in made:
         if not fixed:

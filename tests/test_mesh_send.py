@@ -14,12 +14,12 @@ from jrec.ops import SGD
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_update import casted_gather_reduce, casted_update
 from jrec.ops.tensor_cast import tensor_cast
-from jrec.sharding.runtime.allreduce import update_shared
-from jrec.sharding.runtime.exchange import Exchange
 from jrec.sharding.runtime.retrieve import retrieve
 from jrec.sharding.runtime.route import AXIS, MeshRows, local_view
-from jrec.sharding.runtime.send import Sent, only_on, send_route, update_sent
+from jrec.sharding.runtime.send import Sent, only_on, send_route
 from jrec.sharding.runtime.step import StepOptions
+from jrec.sharding.runtime.update import update
+from jrec.sharding.sent import SentLookups
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -55,16 +55,17 @@ def make_case(seed, optimizer, *, dtype="float32", owners=DEVICES, readers=range
         local[device][real & ~sent] = np.searchsorted(uniques[-1], ids[device][real & ~sent])
         bag, rows = np.nonzero(sent)[0], ids[device][sent]
         sends.append(
-            send_route(
-                bag, placed.owner[rows], placed.offset[rows], devices=DEVICES, num_bags=BAGS, lookups=LOOKUPS,
-                pooled=BAGS, weights=weights[device][sent], addresses=rows,
+            SentLookups.of(
+                bag, placed.owner[rows], placed.offset[rows], devices=DEVICES, weights=weights[device][sent],
+                addresses=rows,
             )
         )  # fmt: skip
     table = np.asarray(jnp.asarray(rng.normal(size=(ROWS, DIM)), jnp.float32).astype(dtype))
     slots = {name: np.abs(rng.normal(size=np.shape(s))).astype(np.float32) for name, s in optimizer.init(table).items()}
     route = mesh_cases.routes(placed, uniques, LOOKUPS)
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *sends)
-    return Case(placed, ids, weights, table, slots, route, local, stacked)
+    made = [send_route(of, num_bags=BAGS, room=LOOKUPS, pooled=BAGS) for of in sends]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *made)
+    return Case(placed, ids, weights, table, slots, dataclasses.replace(route, remote=None), local, stacked)
 
 
 def on_mesh(case, optimizer, gradient_of, *, key=None):
@@ -74,23 +75,15 @@ def on_mesh(case, optimizer, gradient_of, *, key=None):
     def body(rows, route, sends, local, weights, key):
         route, sends, local, weights = local_view((route, sends, local, weights))
         options = StepOptions(step=3, rounding_key=key)
-        exchange, sent = Exchange.open(route.remote, shard_rows=rows.sharded.shape[0]), Sent.open(sends)
-        found = retrieve(rows, route, exchange, host=jnp.zeros((1, DIM), rows.sharded.dtype))
+        sent = Sent.open(sends)
+        found = retrieve(rows, route, None, host=jnp.zeros((1, DIM), rows.sharded.dtype))
         pooled = gather_reduce(found, local, weights=weights) + sent.pooled(rows.sharded)
         gradients = gradient_of(pooled)
         cast = tensor_cast(local, num_rows=route.capacity, unique_capacity=route.capacity)
         summed = casted_gather_reduce(cast, gradients, weights)
         numbers = jnp.where(cast.rows < route.capacity, cast.rows, route.capacity)
         of_rows = jnp.zeros((route.capacity, DIM), jnp.float32).at[numbers].set(summed, mode="drop")
-        shard, slots = update_sent(
-            optimizer, rows.sharded, rows.sharded_slots, sent, gradients,
-            own=route.own, row_gradients=of_rows, own_addresses=route.addresses, options=options,
-        )  # fmt: skip
-        replicated, copies = update_shared(
-            optimizer, rows.replicated, rows.replicated_slots, route.replicated, of_rows,
-            addresses=route.addresses, options=options,
-        )  # fmt: skip
-        new = MeshRows(sharded=shard, replicated=replicated, sharded_slots=slots, replicated_slots=copies)
+        new = update(optimizer, rows, route, None, of_rows, sent=sent, bag_gradients=gradients, options=options)
         return pooled[None], new
 
     over, mesh = P(AXIS), mesh_cases.mesh(DEVICES)
@@ -149,7 +142,7 @@ def test_rows_of_16_bits_are_rounded_alike():
 def test_memory_centric():
     """Devices 0 and 1 keep all rows and run no dense model; 2 and 3 have the examples and no rows."""
     optimizer, computes = OPTIMIZERS["adagrad"], (False, False, True, True)
-    case = make_case(7, optimizer, owners=2, readers=(2, 3), tiers=(SHARDED,))
+    case = make_case(7, optimizer, owners=2, readers=range(2, 4), tiers=(SHARDED,))
 
     def model(pooled):
         return jax.grad(lambda x: jnp.sum(jnp.cosh(x)))(pooled) + jnp.float32(1)  # not zero where there is no lookup
@@ -167,13 +160,14 @@ def test_work_on_some_devices_gives_zeros_on_others():
 
 
 def test_routes_refuse_what_does_not_fit():
-    lookups = {"bags": np.array([0, 1, 1]), "owners": np.array([1, 1, 1]), "offsets": np.array([4, 5, 6])}
-    sizes = {"devices": 2, "num_bags": 3}
-    route = send_route(**lookups, **sizes, lookups=4, pooled=2)
+    lookups = SentLookups.of(np.array([0, 1, 1]), np.array([1, 1, 1]), np.array([4, 5, 6]), devices=2)
+    route = send_route(lookups, num_bags=3, room=4, pooled=2)
     np.testing.assert_array_equal(route.rows, [[-1] * 4, [4, 5, 6, -1]])
     np.testing.assert_array_equal(route.starts, [[0, 0], [0, 1]])
     np.testing.assert_array_equal(route.at, [[3, 3], [0, 1]])
     with pytest.raises(ValueError, match="3 lookups at device 1, but room for 2"):
-        send_route(**lookups, **sizes, lookups=2, pooled=2)
+        send_route(lookups, num_bags=3, room=2, pooled=2)
     with pytest.raises(ValueError, match="2 bags with lookups at device 1, but room for 1"):
-        send_route(**lookups, **sizes, lookups=3, pooled=1)
+        send_route(lookups, num_bags=3, room=3, pooled=1)
+    with pytest.raises(ValueError, match="lookup 1 is of bag 0 at device 1; bags must ascend, and there are 2 dev"):
+        SentLookups.of(np.array([1, 0]), np.array([1, 1]), np.array([4, 5]), devices=2)

@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
         pipeline=outcome.pipeline,
         plan=outcome.plan,
         fae=outcome.fae,
+        forms=outcome.forms,
     )
     print(summary(content))
     print(f"{outcome.step:,} steps; report: {report}")

@@ -20,11 +20,18 @@ class MeshConfig(Section):
         devices. It counts where several processes train; a single one makes its buffers larger when it must.
       reduce: how the gradients of replicated rows are summed over the devices: of the rows that some device touched
         ("local"), as an array of all replicated rows ("dense"), or row by row on every device ("all_gather").
+      exchange: how lines of rows and sums travel between devices: with padding ("padded"), or without, which CPUs lack
+        ("ragged"); "auto" takes ragged on GPUs and padded on CPUs.
+      form: how other devices' rows are looked up: each unique row is fetched ("retrieve"), or ids are sent to the rows'
+        owners, which pool them, so that only sums travel ("send": sum, mean and sqrtn pooling; others retrieve).
+        "auto" decides for each feature by the bytes of both in the run's first batches.
     """
 
     devices: Annotated[int, Range(minimum=0)] = 0
     headroom: Annotated[float, Range(minimum=1)] = 1.5
     reduce: Literal["local", "dense", "all_gather"] = "local"
+    exchange: Literal["auto", "padded", "ragged"] = "auto"
+    form: Literal["auto", "retrieve", "send"] = "auto"
 
     @property
     def on(self) -> bool:

@@ -23,6 +23,8 @@ from jrec.errors import CheckpointError, DivergedError
 
 SCHEDULE = "schedule"
 """In place of a split: the records of FAE's schedules (``jrec.train.shuffle_scheduler.Schedule``)."""
+FORMS = "forms"
+"""In place of a split: the record, at step 0, of how a mesh looks rows up (``jrec.train.mesh_forms.Forms.record``)."""
 METRICS_FILE = "metrics.jsonl"
 TIMING_FILE = "timing.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"

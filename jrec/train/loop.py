@@ -24,7 +24,7 @@ from jrec.train.evaluate import score
 from jrec.train.fae_data import FaeLoaders
 from jrec.train.interrupt import StopRequest, stop_on_signals
 from jrec.train.loaders import eval_loader, train_loader
-from jrec.train.logs import SCHEDULE, MetricLog
+from jrec.train.logs import FORMS, SCHEDULE, MetricLog
 from jrec.train.mesh_processes import AgreedStop, SilentLog, first, one_of_many, shared_run_folder
 from jrec.train.metrics import Scores, evaluate, log_loss
 from jrec.train.progress import TrainingProgress
@@ -54,6 +54,7 @@ class Outcome:
       pipeline: what the stages of the host tier did meanwhile (``Timeline.summary``); None without host tables.
       fae: schedules, switches and bytes (``FaeStepper.summary``); None unless ``schedule`` is "fae".
       plan: what the run's plan costs under its accesses (``PlanMonitor.summary``); None without such a plan.
+      forms: how tables' rows are looked up, and the bytes that decided (``Forms.record``); None without a choice.
       reports: whether this process is the one to write the report.
     """
 
@@ -68,6 +69,7 @@ class Outcome:
     pipeline: dict[str, Any] | None = None
     fae: dict[str, Any] | None = None
     plan: dict[str, Any] | None = None
+    forms: dict[str, Any] | None = None
     reports: bool = True
 
 
@@ -203,6 +205,8 @@ class _Run:
     def go(self, stop: StopRequest) -> Outcome:
         """Trains to the end or to a stop request, then evaluates."""
         mode = self.config.log.progress if first() else "off"
+        if self.step == 0 and self.meshed is not None and (forms := self.meshed.forms()) is not None:
+            self.log.write(0, forms, split=FORMS)
         with TrainingProgress(mode, total=self.total, start=self.step) as progress:
             stopped = self._train(stop, progress)
             self.save()
@@ -219,6 +223,7 @@ class _Run:
             pipeline=self.stepper.pipeline(self.seconds),
             fae=None if self.fae is None else self.fae.summary(),
             plan=None if self.meshed is None else self.meshed.monitored(self.folder),
+            forms=None if self.meshed is None else self.meshed.forms(),
             reports=first(),
         )
 

@@ -8,7 +8,7 @@ the run's first batches (``settled``), and a batch that needs more is an error t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import jax
@@ -24,7 +24,10 @@ from jrec.ops.types import Bags
 from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed
 from jrec.sharding.runtime.route import AXIS, Picks, Route, shard_capacity
+from jrec.sharding.runtime.send import SendRoute, send_route
+from jrec.sharding.sent import SentLookups
 from jrec.train.mesh_batch import Part
+from jrec.train.mesh_forms import sending_features
 from jrec.train.mesh_plan import plan_stack
 from jrec.train.mesh_rows import replicated_capacity
 
@@ -41,11 +44,13 @@ class MeshBatch:
     Attributes:
       batch: the examples of each device; ids and casts of planned stacks number their unique rows.
       routes: by planned and by host stack.
+      sends: by planned stack with features whose lookups are sent.
       host: by host stack the rows that any device reads, with their slots in training, shared out: (N, K / N, dim).
     """
 
     batch: Batch
     routes: dict[str, Route]
+    sends: dict[str, SendRoute] = dataclasses.field(default_factory=dict)
     host: dict[str, Rows] = dataclasses.field(default_factory=dict)
 
 
@@ -57,6 +62,8 @@ class Sizes:
       unique: rows of a device's part.
       own, remote, replicated, host: those that come from its shard, from each other device, from the replicated array
         and from host memory.
+      lookups: that are sent to each other device.
+      pooled: bags with such lookups at each other device.
     """
 
     unique: int
@@ -64,6 +71,8 @@ class Sizes:
     remote: int
     replicated: int
     host: int
+    lookups: int = 0
+    pooled: int = 0
 
     def most(self, other: Sizes) -> Sizes:
         """The greater of each."""
@@ -73,8 +82,8 @@ class Sizes:
 NONE = Sizes(unique=0, own=0, remote=0, replicated=0, host=0)
 
 
-def counts(routed: Routed, device: int) -> Sizes:
-    """What one device's rows need."""
+def counts(routed: Routed, device: int, sent: SentLookups | None = None) -> Sizes:
+    """What one device's rows, and what it sends, need."""
     found = routed.counts
     devices = len(found) - 2
     others = [int(n) for j, n in enumerate(found[:devices]) if j != device]
@@ -84,6 +93,8 @@ def counts(routed: Routed, device: int) -> Sizes:
         remote=max(others, default=0),
         replicated=int(found[devices]),
         host=int(found[devices + 1]),
+        lookups=0 if sent is None else int(np.diff(sent.starts).max()),
+        pooled=0 if sent is None else int(np.diff(sent.bag_starts).max()),
     )
 
 
@@ -96,10 +107,20 @@ class Shapes:
       examples: of a part.
       fixed: whether sizes stay as they were settled.
       headroom: see ``MeshConfig``.
+      send: names of the features whose lookups of other devices' rows are sent.
     """
 
-    def __init__(self, layout: EmbeddingLayout, plan: Plan, *, examples: int, fixed: bool, headroom: float):
-        self.plan, self.examples, self._fixed, self._headroom = plan, examples, fixed, headroom
+    def __init__(
+        self,
+        layout: EmbeddingLayout,
+        plan: Plan,
+        *,
+        examples: int,
+        fixed: bool,
+        headroom: float,
+        send: Set[str] = frozenset(),
+    ):
+        self.plan, self.examples, self._fixed, self._headroom, self.send = plan, examples, fixed, headroom, send
         self.stacks = {stack.name: stack for stack in layout.members if stack.tier in ("planned", "host")}
         self.limits = {name: self._limit(stack) for name, stack in self.stacks.items()}
         self.sizes = {name: self._bucketed(name, NONE, 1.0) for name in self.stacks}
@@ -110,12 +131,15 @@ class Shapes:
         if stack.tier == "host":
             return Sizes(unique=most, own=0, remote=0, replicated=0, host=most)
         rows = int(self.plan.shard_rows(name).max())
+        sending = sending_features(stack, self.send)
         return Sizes(
             unique=most,
             own=min(most, rows),
             remote=min(most, rows),
             replicated=min(most, self.plan.replicated_rows(name)),
             host=min(most, self.plan.host_rows(name)),
+            lookups=self.examples * sum(f.config.max_length for f in sending),
+            pooled=self.examples * len(sending),
         )
 
     def _bucketed(self, name: str, needed: Sizes, factor: float) -> Sizes:
@@ -133,7 +157,7 @@ class Shapes:
         found = dict.fromkeys(self.stacks, NONE)
         for part, device in zip(parts, devices, strict=True):
             for name, routed in part.routes.items():
-                found[name] = found[name].most(counts(routed, device))
+                found[name] = found[name].most(counts(routed, device, part.sends.get(name)))
         return found
 
     def fit(self, parts: Sequence[Part], devices: Sequence[int]) -> None:
@@ -152,17 +176,27 @@ class Shapes:
     def _overflow(self, name: str, parts: Sequence[Part], devices: Sequence[int]) -> str:
         have = dataclasses.asdict(self.sizes[name])
         for part, device in zip(parts, devices, strict=True):
-            needed = dataclasses.asdict(counts(part.routes[name], device))
+            sent = part.sends.get(name)
+            needed = dataclasses.asdict(counts(part.routes[name], device, sent))
             for kind, count in needed.items():
                 if count > have[kind]:
-                    found = part.routes[name].counts.copy()
-                    found[device] = -1
-                    of = f"of device {int(found[:-2].argmax())} " if kind == "remote" else ""
                     return (
-                        f"device {device} reads {count:,} rows {of}of stack {name} ({kind}) in one batch, but there is"
-                        f" room for {have[kind]:,}; raise mesh.headroom = {self._headroom} and resume"
+                        f"device {device} {_what(part.routes[name], sent, device, kind, count)} of stack {name}"
+                        f" ({kind}) in one batch, but there is room for {have[kind]:,}; raise mesh.headroom ="
+                        f" {self._headroom} and resume"
                     )
         raise AssertionError
+
+
+def _what(routed: Routed, sent: SentLookups | None, device: int, kind: str, count: int) -> str:
+    """What a device has too many of."""
+    if sent is not None and kind in ("lookups", "pooled"):
+        starts = sent.starts if kind == "lookups" else sent.bag_starts
+        what = "lookups" if kind == "lookups" else "bags with lookups"
+        return f"sends device {int(np.diff(starts).argmax())} {count:,} {what}"
+    found = routed.counts[:-2].copy()
+    found[device] = -1
+    return f"reads {count:,} rows" + (f" of device {int(found.argmax())}" if kind == "remote" else "")
 
 
 def stacked(parts: Sequence[Part], devices: Sequence[int], shapes: Shapes) -> MeshBatch:
@@ -175,7 +209,17 @@ def stacked(parts: Sequence[Part], devices: Sequence[int], shapes: Shapes) -> Me
         )
         for name in shapes.stacks
     }
-    return MeshBatch(batch=jax.tree.map(lambda *leaves: np.stack(leaves), *batches), routes=routes)
+    sends = {
+        name: jax.tree.map(lambda *leaves: np.stack(leaves), *(_send_route(p, name, shapes) for p in parts))
+        for name, stack in shapes.stacks.items()
+        if sending_features(stack, shapes.send)
+    }
+    return MeshBatch(batch=jax.tree.map(lambda *leaves: np.stack(leaves), *batches), routes=routes, sends=sends)
+
+
+def _send_route(part: Part, name: str, shapes: Shapes) -> SendRoute:
+    sizes, bags = shapes.sizes[name], shapes.stacks[name].num_bags(shapes.examples)
+    return send_route(part.sends[name], num_bags=bags, room=sizes.lookups, pooled=sizes.pooled)
 
 
 def _sized(part: Part, shapes: Shapes) -> Batch:
@@ -209,14 +253,15 @@ def _route(routed: Routed, device: int, name: str, shapes: Shapes) -> Route:
         made: Any = (rows, at)
         return Picks(rows=made[0], at=made[1])
 
-    remote: Any = (
-        np.full((devices, sizes.remote), missing_row, np.int32),
-        np.full((devices, sizes.remote), sizes.unique, np.int32),
-    )
-    for other in range(devices):
-        if other != device:
-            found, places = routed.of(other)
-            remote[0][other, : found.size], remote[1][other, : found.size] = found, places
+    remote: Any = None
+    if len(sending_features(stack, shapes.send)) < len(stack.features):
+        rows = np.full((devices, sizes.remote), missing_row, np.int32)
+        at: Any = np.full((devices, sizes.remote), sizes.unique, np.int32)
+        for other in range(devices):
+            if other != device:
+                found, places = routed.of(other)
+                rows[other, : found.size], at[other, : found.size] = found, places
+        remote = Picks(rows=rows, at=at)  # pyright: ignore[reportArgumentType]
     addresses: Any = None
     if stack.dtype != "float32":
         addresses = np.zeros(sizes.unique, np.int32)
@@ -225,7 +270,7 @@ def _route(routed: Routed, device: int, name: str, shapes: Shapes) -> Route:
         capacity=sizes.unique,
         own=picks(device, sizes.own, missing_row),
         replicated=picks(devices, sizes.replicated, missing_replica),
-        remote=Picks(rows=remote[0], at=remote[1]),
+        remote=remote,
         host=picks(devices + 1, sizes.unique if not planned else sizes.host, NO_ROW),
         addresses=addresses,
     )

@@ -7,7 +7,7 @@ static sizes of the compiled step.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from jrec.host.local import local_ids
 from jrec.ops.layout import EmbeddingLayout
 from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed, Router
+from jrec.sharding.sent import SentLookups, split_sent
+from jrec.train.mesh_forms import Forms, sending_bags
 from jrec.train.mesh_plan import planned_stacks
 
 
@@ -30,10 +32,12 @@ class Part:
       batch: the examples. Ids of planned stacks number their unique rows, 0 for the least address; their casts' rows
         are addresses still.
       routes: where these rows are read from, by planned stack.
+      sends: lookups at other devices, which have no ids in the batch, by planned stack with features that send.
     """
 
     batch: Batch
     routes: dict[str, Routed]
+    sends: dict[str, SentLookups] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,12 +63,22 @@ class Parts:
       first: number of the device that the batch's first examples are for.
       count: among how many devices the batch is cut.
       cast: whether stacks that are not planned get their casts here too.
+      forms: which features' lookups are sent, as it stands when a batch is cut; None retrieves all.
     """
 
     def __init__(
-        self, layout: EmbeddingLayout, plan: Plan, *, devices: Sequence[int], first: int, count: int, cast: bool
+        self,
+        layout: EmbeddingLayout,
+        plan: Plan,
+        *,
+        devices: Sequence[int],
+        first: int,
+        count: int,
+        cast: bool,
+        forms: Forms | None = None,
     ):
         self.layout, self.devices, self._first, self._count = layout, tuple(devices), first, count
+        self._forms = forms
         self._casts = {s.name for s in layout.members if cast or s.tier == "planned"}
         self._routers = routers(layout, plan)
 
@@ -77,11 +91,11 @@ class Parts:
         size, rest = divmod(len(batch.labels), self._count)
         if rest:
             raise ValueError(f"{len(batch.labels)} examples cannot be shared equally by {self._count} devices")
-        parts = []
+        parts, send = [], frozenset() if self._forms is None else self._forms.send
         for device in self.devices:
             begin = (device - self._first) * size
             part = gathered(self.layout, [(batch, begin, begin + size)])
-            parts.append(routed_part(self.layout, part, self._routers, device, self._casts))
+            parts.append(routed_part(self.layout, part, self._routers, device, self._casts, send))
         return Dealt(batch=batch, parts=tuple(parts))
 
 
@@ -94,9 +108,14 @@ def routers(layout: EmbeddingLayout, plan: Plan) -> dict[str, Router]:
 
 
 def routed_part(
-    layout: EmbeddingLayout, batch: Batch, routers: Mapping[str, Router], device: int, casts: set[str]
+    layout: EmbeddingLayout,
+    batch: Batch,
+    routers: Mapping[str, Router],
+    device: int,
+    casts: set[str],
+    send: Set[str] = frozenset(),
 ) -> Part:
-    """Casts a device's examples and routes their unique rows.
+    """Casts a device's examples and routes their unique rows, or sends their lookups.
 
     Args:
       layout: of the batch.
@@ -104,17 +123,32 @@ def routed_part(
       routers: by planned stack.
       device: whose part it is.
       casts: the stacks to cast.
+      send: names of the features whose lookups of other devices' rows are sent.
     """
-    bags, routes = dict(batch.bags), {}
+    bags, routes, sends = dict(batch.bags), {}, {}
     for name, of in batch.bags.items():
         if name not in casts:
             continue
         stack, ids = layout.stacks[name], np.asarray(of.ids)
         cast = host_cast(stack, ids, None if of.offsets is None else np.asarray(of.offsets), len(batch.labels))
         bags[name] = dataclasses.replace(of, cast=cast)
-        if name in routers:
-            unique = np.asarray(cast.rows)[: int(cast.num_unique)]
-            local: Any = local_ids(cast, ids.shape)
-            bags[name] = dataclasses.replace(bags[name], ids=local)
-            routes[name] = routers[name].route(unique, device)
-    return Part(batch=dataclasses.replace(batch, bags=bags), routes=routes)
+        if name not in routers:
+            continue
+        unique = np.asarray(cast.rows)[: int(cast.num_unique)]
+        routes[name] = routers[name].route(unique, device)
+        local: Any
+        if (sending := sending_bags(stack, send, len(batch.labels))) is None:
+            local = local_ids(cast, ids.shape)
+        else:
+            split = split_sent(
+                cast,
+                routes[name],
+                sending,
+                device=device,
+                shape=ids.shape,
+                weights=None if of.weights is None else np.asarray(of.weights),
+                with_addresses=stack.dtype != "float32",
+            )
+            local, cast, routes[name], sends[name] = split.local, split.cast, split.routed, split.sent
+        bags[name] = dataclasses.replace(of, ids=local, cast=cast)
+    return Part(batch=dataclasses.replace(batch, bags=bags), routes=routes, sends=sends)

@@ -85,6 +85,8 @@ class MeshHostStepper(HostStepper):
         ready = self._pipeline.get()
         if ready is None:
             raise RuntimeError("all steps of the run are taken")
+        if self._loader is not None:
+            self.mesh.setup.decide_forms(self._loader)
         planned = ready.planned
         self.mesh.observe(planned.batch)
         addresses = {name: plan.rows for name, plan in planned.plans.items()}
@@ -127,7 +129,7 @@ class MeshHostStepper(HostStepper):
     def _part(self, batch: Batch, addresses: Mapping[str, np.ndarray], device: int) -> Part:
         setup = self.mesh.setup
         casts = {s.name for s in setup.layout.members if s.tier == "planned"}
-        part = routed_part(setup.layout, batch, self._routers, device, casts)
+        part = routed_part(setup.layout, batch, self._routers, device, casts, setup.forms.send)
         bags, routes = dict(part.batch.bags), dict(part.routes)
         for name, of in addresses.items():
             stack = setup.layout.stacks[name]
@@ -136,7 +138,7 @@ class MeshHostStepper(HostStepper):
             starts[-1] = numbers.size
             at = np.arange(numbers.size, dtype=np.int32)
             routes[name] = Routed(addresses=of[numbers], rows=numbers, at=at, starts=starts)
-        return Part(batch=dataclasses.replace(part.batch, bags=bags), routes=routes)
+        return dataclasses.replace(part, batch=dataclasses.replace(part.batch, bags=bags), routes=routes)
 
     def _shared_out(self, rows: Rows) -> Rows:
         """(N, K / N, ...): the same share of the rows for every device."""
@@ -153,6 +155,12 @@ class MeshHostStepper(HostStepper):
     def saved(self, steps: list[int]) -> None:
         super().saved(steps)
         self.mesh.saved(steps)
+
+    def forms(self) -> dict[str, Any] | None:
+        """See ``MeshStepper``."""
+        if self._loader is not None:
+            self.mesh.setup.decide_forms(self._loader)
+        return self.mesh.setup.forms.record()
 
     def monitored(self, folder: pathlib.Path) -> dict[str, Any] | None:
         """See ``MeshStepper``."""

@@ -15,15 +15,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jrec.batch import Batch
 from jrec.data.loader import Loader
 from jrec.data.schema import Schema
-from jrec.errors import ConfigError
+from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
 from jrec.sharding import Plan, load_plan
+from jrec.sharding.runtime.exchange import Kind, check_kind, fastest_kind
 from jrec.train.build import ROW_OPTIMIZERS
 from jrec.train.config import TrainConfig
 from jrec.train.mesh_arrays import NONE, MeshBatch, Shapes, Sizes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt, Parts
 from jrec.train.mesh_checkpoint import MeshCheckpoints, RowSource
+from jrec.train.mesh_forms import Forms
 from jrec.train.mesh_monitor import PlanMonitor, monitor_of
 from jrec.train.mesh_plan import planned_stacks, run_plan
 from jrec.train.mesh_rows import initial_rows, local_numbers, make_mesh
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from jrec.train.mesh_host import MeshHostStepper
 
 _FIRST_BATCHES = 4
-"""From so many the sizes of routes are settled before the first step."""
+"""From so many the forms of lookups are chosen, and the sizes of routes settled, before the first step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,17 @@ class MeshSetup:
         return None if self.host else self.parts
 
     @functools.cached_property
+    def forms(self) -> Forms:
+        """Which features' lookups are sent, once that is decided."""
+        return Forms(self.layout, self.config.mesh.form)
+
+    @property
+    def exchange(self) -> Kind:
+        """How rows and sums travel."""
+        chosen, platform = self.config.mesh.exchange, self.mesh.devices.flat[0].platform
+        return fastest_kind(platform) if chosen == "auto" else chosen
+
+    @functools.cached_property
     def parts(self) -> Parts:
         """Cuts this process's training batches."""
         return self._parts(self.local, self.local[0], len(self.local))
@@ -84,12 +97,31 @@ class MeshSetup:
 
     def _parts(self, devices: Any, first: int, count: int) -> Parts:
         cast = self.config.data.cast == "host"
-        return Parts(self.layout, self.plan, devices=devices, first=first, count=count, cast=cast)
+        return Parts(self.layout, self.plan, devices=devices, first=first, count=count, cast=cast, forms=self.forms)
 
     def shapes(self, examples: int, *, fixed: bool = False) -> Shapes:
         """Static sizes for batches of so many examples."""
         each = examples // self.plan.devices
-        return Shapes(self.layout, self.plan, examples=each, fixed=fixed, headroom=self.config.mesh.headroom)
+        return Shapes(
+            self.layout,
+            self.plan,
+            examples=each,
+            fixed=fixed,
+            headroom=self.config.mesh.headroom,
+            send=self.forms.send,
+        )
+
+    def decide_forms(self, loader: Loader) -> None:
+        """Chooses the forms of lookups by the first batches of the run, wherever it stands; once.
+
+        Args:
+          loader: of the training batches, cut into parts or whole.
+        """
+        if self.forms.decided:
+            return
+        batches: list[Any] = [loader.batch(n) for n in range(min(_FIRST_BATCHES, loader.total_batches or 0))]
+        dealt = [found if isinstance(found, Dealt) else self.parts(found) for found in batches]
+        self.forms.decide([of.parts for of in dealt], self.local)
 
     def everywhere(self, tree: Any) -> Any:
         """Arrays that every process has, on all devices."""
@@ -127,6 +159,10 @@ def open_mesh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, t
             "tables.tt.cache keeps rows by what one device looks up, which does not train on several; set"
             " tables.tt.cache.rows and fraction to 0, or mesh.devices to 1"
         )
+    mesh = make_mesh(devices)
+    if config.mesh.exchange != "auto":
+        with value_errors_are_config_errors("mesh.exchange"):
+            check_kind(config.mesh.exchange, mesh.devices.flat[0].platform)
     slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots if training else None
     plan = run_plan(config, schema, layout, slots)
     if planned_stacks(layout) and (rows := plan.rows_in("host")):
@@ -136,9 +172,7 @@ def open_mesh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, t
         )
     watched = training and config.plan and planned_stacks(layout)
     monitor = monitor_of(layout, plan, load_plan(config.plan)) if watched else None
-    return MeshSetup(
-        config=config, layout=layout, mesh=make_mesh(devices), plan=plan, monitor=monitor, training=training
-    )
+    return MeshSetup(config=config, layout=layout, mesh=mesh, plan=plan, monitor=monitor, training=training)
 
 
 def mesh_stepper(
@@ -185,7 +219,12 @@ class MeshStepper:
         self.setup, self.optimizer = setup, optimizer
         config = setup.config
         state, self.compiled = compile_mesh(
-            model, optimizer, setup.mesh, reduce=config.mesh.reduce, training=setup.training
+            model,
+            optimizer,
+            setup.mesh,
+            reduce=config.mesh.reduce,
+            exchange=setup.exchange,
+            training=setup.training,
         )
         self._row_optimizer = optimizer.embedding if setup.training else None
         self.state: State = setup.everywhere(state)
@@ -225,6 +264,12 @@ class MeshStepper:
         if self.setup.monitor is not None:
             self.setup.monitor.observe(batch)
 
+    def forms(self) -> dict[str, Any] | None:
+        """The forms of lookups, and the bytes that decided (``Forms.record``); None where there was no choice."""
+        if self._loader is not None:
+            self.setup.decide_forms(self._loader)
+        return self.setup.forms.record()
+
     def monitored(self, folder: pathlib.Path) -> dict[str, Any] | None:
         """What the plan costs under the run's accesses (``PlanMonitor.summary``); None where nothing was watched."""
         first = jax.process_index() == 0
@@ -242,12 +287,15 @@ class MeshStepper:
 
     def predict(self, state: State, batch: Batch) -> jax.Array:
         """See ``Stepper``. Every process gives the whole batch."""
-        examples = len(batch.labels)
+        examples, numbers = len(batch.labels), range(self.setup.plan.devices)
+        # Every process routes all parts, so that all agree on forms and sizes.
+        parts = self.setup.all_parts(batch).parts
+        if not self.setup.forms.decided:  # nothing was trained
+            self.setup.forms.decide([parts], numbers, training=False)
+            parts = self.setup.all_parts(batch).parts
         if examples not in self._evaluated:
             self._evaluated[examples] = self.setup.shapes(examples)
-        shapes, numbers = self._evaluated[examples], range(self.setup.plan.devices)
-        # Every process routes all parts, so that all agree on the sizes.
-        parts = self.setup.all_parts(batch).parts
+        shapes = self._evaluated[examples]
         shapes.fit(parts, numbers)
         mine = [parts[number] for number in self.setup.local]
         return self.predict_on(state, on_mesh(stacked(mine, self.setup.local, shapes), self.setup.mesh))
@@ -255,6 +303,7 @@ class MeshStepper:
     def _settled(self, loader: Loader) -> Shapes:
         """Sizes for the run, from its next batches; all processes agree."""
         setup = self.setup
+        setup.decide_forms(loader)
         shapes = setup.shapes(setup.config.data.batch_size, fixed=jax.process_count() > 1)
         needed = dict.fromkeys(shapes.stacks, NONE)
         for number in range(loader.position, min(loader.position + _FIRST_BATCHES, self._total)):

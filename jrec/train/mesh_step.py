@@ -31,9 +31,10 @@ from jrec.ops.row_update import casted_gather_reduce
 from jrec.ops.tt import TTResiduals, tt_core_gradients
 from jrec.ops.tt.core_update import core_keys, step_core, touched_slices
 from jrec.sharding.runtime.allreduce import Reduce, update_shared
-from jrec.sharding.runtime.exchange import Exchange
+from jrec.sharding.runtime.exchange import Exchange, Kind
 from jrec.sharding.runtime.retrieve import retrieve
 from jrec.sharding.runtime.route import AXIS, MeshRows, local_view
+from jrec.sharding.runtime.send import Sent
 from jrec.sharding.runtime.step import StepOptions
 from jrec.sharding.runtime.update import update
 from jrec.train.mesh_arrays import MeshBatch
@@ -82,6 +83,7 @@ def compile_mesh(
     mesh: Mesh,
     *,
     reduce: Reduce = "local",
+    exchange: Kind = "padded",
     loss: Loss = binary_cross_entropy,
     training: bool = True,
 ) -> tuple[State, CompiledMesh]:
@@ -92,6 +94,7 @@ def compile_mesh(
       optimizer: made for this model.
       mesh: of devices, with the one axis "devices".
       reduce: see ``MeshConfig``.
+      exchange: how rows and sums travel between devices.
       loss: of logits and batch, a mean over the batch's examples.
       training: whether rows have slots; without them only ``predict`` works.
     """
@@ -102,12 +105,13 @@ def compile_mesh(
 
     def train(state: State, rows: StackRows, batch: MeshBatch) -> tuple[State, StackRows, Seen]:
         model, optimizer = nnx.merge(graph, state)
-        rows, seen = mesh_train_step(model, optimizer, rows, local_view(batch), reduce=reduce, loss=loss)
+        how: Any = {"reduce": reduce, "exchange": exchange, "loss": loss}
+        rows, seen = mesh_train_step(model, optimizer, rows, local_view(batch), **how)
         return nnx.state((model, optimizer)), rows, seen
 
     def infer(state: State, rows: StackRows, batch: MeshBatch) -> jax.Array:
         model, _ = nnx.merge(graph, state)
-        return _gathered(mesh_predict(model, rows, local_view(batch)))
+        return _gathered(mesh_predict(model, rows, local_view(batch), exchange=exchange))
 
     mapped = functools.partial(jax.shard_map, mesh=mesh, in_specs=(everywhere, specs, over), check_vma=False)
     return state, CompiledMesh(
@@ -125,6 +129,7 @@ def mesh_train_step(
     *,
     resident: Mapping[str, Rows] | None = None,
     reduce: Reduce = "local",
+    exchange: Kind = "padded",
     loss: Loss = binary_cross_entropy,
 ) -> tuple[dict[str, MeshRows], Seen]:
     """``jrec.nn.train_step`` on one device's part, in place on model and optimizer. Call it inside ``shard_map``.
@@ -136,14 +141,15 @@ def mesh_train_step(
       batch: the device's part.
       resident: by host stack that the batch brings no rows of, (n, dim) rows that all devices hold, with slots.
       reduce: see ``MeshConfig``.
+      exchange: how rows and sums travel between devices.
       loss: of logits and batch, a mean over the part's examples.
 
     Returns:
       The stacks after the step, and what the loop reads.
     """
-    exchanges = _exchanges(rows, batch)
+    links = _open_links(rows, batch, exchange)
     host = {**jax.tree.map(_gathered, batch.host), **(resident or {})}
-    activations, residuals = _lookup(model, rows, host, batch, exchanges)
+    activations, residuals = _lookup(model, rows, host, batch, links)
     examples = batch.batch
     real = jnp.sum(examples.mask)
     weight = real / jnp.maximum(jax.lax.psum(real, AXIS), 1)
@@ -166,7 +172,15 @@ def mesh_train_step(
         of_rows = casted_gather_reduce(found.cast, gradients[name], found.weights, implementation=implementation)
         if name in rows:
             updated[name] = update(
-                optimizer.embedding, rows[name], route, exchanges[name], of_rows, reduce=reduce, options=options
+                optimizer.embedding,
+                rows[name],
+                route,
+                links[name].exchange,
+                of_rows,
+                sent=links[name].sent,
+                bag_gradients=gradients[name],
+                reduce=reduce,
+                options=options,
             )
         else:
             values, slots = update_shared(
@@ -195,28 +209,49 @@ def mesh_train_step(
     )
 
 
-def mesh_predict(model: Any, rows: StackRows, batch: MeshBatch) -> jax.Array:
+def mesh_predict(model: Any, rows: StackRows, batch: MeshBatch, *, exchange: Kind = "padded") -> jax.Array:
     """Logits of one device's part, (batch / N,) float32. Call it inside ``shard_map``."""
     host = jax.tree.map(_gathered, batch.host)
-    activations, _ = _lookup(model, rows, host, batch, _exchanges(rows, batch))
+    activations, _ = _lookup(model, rows, host, batch, _open_links(rows, batch, exchange))
     return model.logits(batch.batch.dense, activations, batch.batch.bags)
 
 
-def _exchanges(rows: StackRows, batch: MeshBatch) -> dict[str, Exchange]:
-    return {name: Exchange.open(batch.routes[name].remote, shard_rows=of.sharded.shape[0]) for name, of in rows.items()}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Links:
+    """A step's traffic of one planned stack: rows that are asked for, and lookups that are sent; None for no such."""
+
+    exchange: Exchange | None
+    sent: Sent | None
+
+
+def _open_links(rows: StackRows, batch: MeshBatch, kind: Kind) -> dict[str, _Links]:
+    links = {}
+    for name, of in rows.items():
+        remote, sends = batch.routes[name].remote, batch.sends.get(name)
+        links[name] = _Links(
+            exchange=None if remote is None else Exchange.open(remote, shard_rows=of.sharded.shape[0], kind=kind),
+            sent=None if sends is None else Sent.open(sends, kind=kind),
+        )
+    return links
 
 
 def _lookup(
-    model: Any, rows: StackRows, host: Mapping[str, Rows], batch: MeshBatch, exchanges: Mapping[str, Exchange]
+    model: Any, rows: StackRows, host: Mapping[str, Rows], batch: MeshBatch, links: Mapping[str, _Links]
 ) -> tuple[dict[str, jax.Array], dict[str, Any]]:
-    """``EmbeddingCollection.lookup`` where a part's unique rows stand in for planned stacks."""
+    """``EmbeddingCollection.lookup`` where a part's unique rows stand in for planned stacks.
+
+    A bag is the sum of its unique rows and of what the owners of other rows have pooled of it.
+    """
     embeddings, bags = model.embeddings, batch.batch.bags
-    tables = {name: retrieve(of, batch.routes[name], exchanges[name]) for name, of in rows.items()}
+    tables = {name: retrieve(of, batch.routes[name], links[name].exchange) for name, of in rows.items()}
+    options = StepOptions(implementation=embeddings.implementation)
+    pooled = {n: of.sent.pooled(rows[n].sharded, options=options) for n, of in links.items() if of.sent is not None}
     for name, of in host.items():
         picks = batch.routes[name].host  # as many as unique rows, in their order
         tables[name] = of.values.at[picks.rows].get(mode="clip", wrap_negative_indices=False)
     of_planned = {name: bags[name] for name in tables}
     activations, planned = lookup(tables, of_planned, implementation=embeddings.implementation)
+    activations |= {name: activations[name] + away for name, away in pooled.items()}
     residuals: dict[str, Residuals | Any] = {**planned}
     for name, stack in embeddings.tt.items():
         activations[name], residuals[name] = stack.lookup(bags[name])

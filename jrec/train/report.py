@@ -47,6 +47,7 @@ _UNITS = {
     "hit_rate": "share of unique host rows found on the device",
     "bytes_to_device": "bytes of rows and slots, in the static sizes in which they travel",
     "bytes_to_host": "bytes of rows and slots, in the static sizes in which they travel",
+    "megabytes": "millions of bytes of a table's rows and sums that a step moves between devices, without padding",
     "rates": "per cent of an epoch's batches, by schedule",
     "test_losses": "nats per example, after each schedule",
     "plain": "bytes that the same batches would have moved without resident rows",
@@ -68,6 +69,7 @@ def write_report(
     pipeline: Mapping[str, Any] | None = None,
     plan: Mapping[str, Any] | None = None,
     fae: Mapping[str, Any] | None = None,
+    forms: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Computes the metrics of the final scores and writes the report, each file atomically, ``metrics.json`` last.
 
@@ -83,6 +85,7 @@ def write_report(
       pipeline: what the host tier's stages did during training, see ``Timeline.summary``; None without host tables.
       plan: balance and cost of the run's plan under its accesses, see ``PlanMonitor.summary``; None without one.
       fae: schedules and bytes of a run on hot and cold batches, see ``FaeStepper.summary``; None of others.
+      forms: how rows were looked up on a mesh, and what each way moves, see ``Forms.record``; None without a choice.
 
     Returns:
       the content of ``metrics.json``.
@@ -113,6 +116,8 @@ def write_report(
         content["pipeline"] = dict(pipeline)
     if plan is not None:
         content["plan"] = dict(plan)
+    if forms is not None:
+        content["forms"] = dict(forms)
     if fae is not None:
         content["fae"] = dict(fae)
         content["data"]["examples"]["train"] = fae["hot_examples"] + fae["cold_examples"]
@@ -148,7 +153,24 @@ def summary(content: Mapping[str, Any]) -> str:
         lines.append("".join(cells))
         lines += [f"  {name} is undefined: {reason}" for name, reason in metrics.get("undefined", {}).items()]
     lines += _table_lines(content["tables"], content["tables_total"])
+    lines += _form_lines(content.get("forms", {}))
     return "\n".join([*lines, *(_fae_lines(content["fae"]) if "fae" in content else [])])
+
+
+def _form_lines(forms: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """How each table's rows came from other devices."""
+    lines = []
+    for name, table in forms.items():
+        ways = (
+            f"{', '.join(table[way])} {verb}"
+            for way, verb in (("send", "sent"), ("retrieve", "retrieved"))
+            if table[way]
+        )
+        lines.append(
+            f"table {name}: {'; '.join(ways)}: {table['megabytes']:.4g} MB a step"
+            f" (retrieving {table['retrieve_megabytes']:.4g}, sending {table['send_megabytes']:.4g})"
+        )
+    return lines
 
 
 def _fae_lines(fae: Mapping[str, Any]) -> list[str]:

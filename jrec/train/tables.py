@@ -76,13 +76,13 @@ def plan_ranks(config: TrainConfig) -> dict[str, int]:
 
 
 def on_devices(config: TrainConfig, schema: Schema, devices: int) -> TrainConfig:
-    """The configuration with the same tables on another number of devices, and without a plan."""
+    """The configuration with the same tables on other devices, whatever their number and kind, and without a plan."""
     ranks = plan_ranks(config)
     shapes = {t.name: _planned_shape(config, t, ranks[t.name]) for t in schema.tables if t.name in ranks}
     given = config.tables.overrides
     cores = {n: TableOverride(tier="tt", ranks=s.ranks) for n, s in shapes.items() if n not in given}
     tables = dataclasses.replace(config.tables, overrides={**given, **cores})
-    mesh = dataclasses.replace(config.mesh, devices=devices)
+    mesh = dataclasses.replace(config.mesh, devices=devices, exchange="auto")
     return dataclasses.replace(config, tables=tables, mesh=mesh, plan="")
 
 

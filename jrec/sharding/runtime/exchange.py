@@ -21,6 +21,11 @@ Kind = Literal["padded", "ragged"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 
+def fastest_kind(platform: str) -> Kind:
+    """Ragged, so that padding does not travel, where the platform has it."""
+    return "padded" if platform == "cpu" else "ragged"
+
+
 def check_kind(kind: str, platform: str) -> None:
     """Raises ValueError where ``kind`` is unknown, or nothing that a platform ("cpu", "gpu") has."""
     if kind not in KINDS:
@@ -68,16 +73,26 @@ class Exchange:
 
     def answer(self, values: jax.Array) -> jax.Array:
         """From owner to asker: (N, C, ...) rows in the order of ``asked``, to those in the order of the requests."""
-        return self._swap(values, self.answers, self.sends)
+        return swap(values, self.answers, self.sends, axis=self.axis, kind=self.kind)
 
     def deliver(self, values: jax.Array) -> jax.Array:
         """From asker to owner: (N, C, ...) in the order of the requests, to those in the order of ``asked``."""
-        return self._swap(values, self.sends, self.answers)
+        return swap(values, self.sends, self.answers, axis=self.axis, kind=self.kind)
 
-    def _swap(self, values: jax.Array, out: jax.Array, into: jax.Array) -> jax.Array:
-        if self.kind == "padded":
-            return swap_padded(values, self.axis)
-        return _swap_ragged(values, out, into, self.axis)
+
+def swap(values: jax.Array, out: jax.Array, into: jax.Array, *, axis: str, kind: Kind) -> jax.Array:
+    """Line j of (N, C, ...) to device j, whose line i is what device i had for it.
+
+    Args:
+      values: of which the first places of each line are real.
+      out: (N,) int32, how many are real in each line.
+      into: (N,) int32, how many each other device has for this one.
+      axis: of the mesh.
+      kind: "padded" or "ragged".
+    """
+    if kind == "padded":
+        return swap_padded(values, axis)
+    return _swap_ragged(values, out, into, axis)
 
 
 def swap_padded(values: jax.Array, axis: str) -> jax.Array:

@@ -21,6 +21,7 @@ from jrec.sharding.problem import Problem
 Mode = Literal["retrieve", "send"]
 MODES: tuple[str, ...] = get_args(Mode)
 INDEX = 4  # bytes of a row's offset, and of a bag's start
+WEIGHT = 4  # bytes of a lookup's weight
 GRADIENT = 4  # bytes of an element of a gradient or of a sum
 
 
@@ -60,6 +61,7 @@ def traffic(
     row_bytes: np.ndarray,
     dims: np.ndarray,
     training: bool = True,
+    weighted: bool = False,
 ) -> Traffic:
     """Bytes of counts, expected or real.
 
@@ -67,18 +69,20 @@ def traffic(
       lookups, rows, bags: (tables, devices, devices).
       row_bytes, dims: (tables,).
       training: whether gradients go back.
+      weighted: whether lookups have float32 weights, which are sent with them.
     """
     gradient = GRADIENT if training else 0
     away = ~np.eye(lookups.shape[1], dtype=bool)
     lookups, rows, bags = (np.where(away, a, 0.0) for a in (lookups, rows, bags))
     of_row = (INDEX + row_bytes + gradient * dims)[:, None, None]
     of_bag = (INDEX + (GRADIENT + gradient) * dims)[:, None, None]
+    of_lookup = INDEX + WEIGHT if weighted else INDEX
     return Traffic(
         lookups=lookups.sum(axis=0),
         rows=rows.sum(axis=0),
         bags=bags.sum(axis=0),
         retrieve=(rows * of_row).sum(axis=0),
-        send=(INDEX * lookups + bags * of_bag).sum(axis=0),
+        send=(of_lookup * lookups + bags * of_bag).sum(axis=0),
     )
 
 

@@ -9,7 +9,7 @@ from jrec.sharding.runtime.exchange import Exchange
 from jrec.sharding.runtime.route import MeshRows, Picks, Route, check_view
 
 
-def retrieve(rows: MeshRows, route: Route, exchange: Exchange, *, host: jax.Array | None = None) -> jax.Array:
+def retrieve(rows: MeshRows, route: Route, exchange: Exchange | None, *, host: jax.Array | None = None) -> jax.Array:
     """A device's unique rows, ready to be pooled by ids that number them. Call it inside ``shard_map``.
 
     Only the rows of other devices wait for the network: the gathers from the device's own arrays depend on no
@@ -18,7 +18,7 @@ def retrieve(rows: MeshRows, route: Route, exchange: Exchange, *, host: jax.Arra
     Args:
       rows: the device's view: (S, dim) sharded, (H, dim) replicated.
       route: of the device's part of the batch, without the axis of devices.
-      exchange: opened with ``route.remote``.
+      exchange: opened with ``route.remote``; None where the route has none.
       host: (K, dim), the batch's rows from host memory; None where the route has none.
 
     Returns:
@@ -32,12 +32,16 @@ def retrieve(rows: MeshRows, route: Route, exchange: Exchange, *, host: jax.Arra
         raise ValueError(
             f"the route reads up to {route.host.rows.size} rows from host memory, but no host rows were given"
         )
-    answers = exchange.answer(_gather(rows.sharded, exchange.asked))
+    if (exchange is None) != (route.remote is None):
+        raise ValueError("open the exchange with the route's remote picks: there is only one of the two")
+    answers = None if exchange is None else exchange.answer(_gather(rows.sharded, exchange.asked))
     found = jnp.zeros((route.capacity, rows.sharded.shape[1]), rows.sharded.dtype)
     found = _place(found, route.own, rows.sharded)
     found = _place(found, route.replicated, rows.replicated)
     if host is not None and route.host.rows.size:
         found = _place(found, route.host, host)
+    if route.remote is None or answers is None:
+        return found
     return place(found, route.remote.at, answers)
 
 

@@ -48,7 +48,8 @@ class Route:
       capacity: U, how many unique rows fit: the static size of what ``retrieve`` returns.
       replicated: (R,) of the replicated array.
       own: (O,) of the device's own shard.
-      remote: (N, C) of each device's shard: line j is asked of device j. A device's own line is padding.
+      remote: (N, C) of each device's shard: line j is asked of device j. A device's own line is padding. None where
+        nothing is ever asked, since all lookups of other devices' rows are sent (``jrec.sharding.runtime.send``).
       host: (G,) of the batch's rows from host memory; G is 0 where there is no such tier, and nothing reads it.
       addresses: (U,) int32, the unique rows' addresses in the stack, padding anything; only read where rows of 16
         bits are rounded stochastically, which goes by address, as on a single device. None otherwise.
@@ -59,7 +60,7 @@ class Route:
     capacity: int = dataclasses.field(metadata={"static": True})
     replicated: Picks
     own: Picks
-    remote: Picks
+    remote: Picks | None
     host: Picks
     addresses: jax.Array | None = None
     union: int | None = dataclasses.field(default=None, metadata={"static": True})
@@ -114,6 +115,8 @@ def check_view(rows: MeshRows, route: Route) -> None:
             raise ValueError(f"{name} rows must be (rows, {dim}) and at least one, but have shape {array.shape}")
     for name in ("replicated", "own", "remote", "host"):
         picks = getattr(route, name)
+        if picks is None:
+            continue
         ndim = 2 if name == "remote" else 1
         shapes, types = {picks.rows.shape, picks.at.shape}, {picks.rows.dtype.name, picks.at.dtype.name}
         if len(shapes) > 1 or picks.rows.ndim != ndim or types != {"int32"}:

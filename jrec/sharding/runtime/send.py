@@ -17,12 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrec.ops.gather_reduce import gather_reduce
-from jrec.ops.row_optimizers import RowOptimizer, Slots
-from jrec.ops.tensor_cast import tensor_cast
 from jrec.sharding.runtime.allreduce import pick
-from jrec.sharding.runtime.exchange import swap_padded
-from jrec.sharding.runtime.route import AXIS, Picks
-from jrec.sharding.runtime.step import StepOptions, cast_implementation, step_casted
+from jrec.sharding.runtime.exchange import Kind, swap, swap_padded
+from jrec.sharding.runtime.route import AXIS
+from jrec.sharding.runtime.step import StepOptions
+from jrec.sharding.sent import SentLookups
 
 
 @jax.tree_util.register_dataclass
@@ -57,7 +56,10 @@ class Sent:
       offsets: (N * P + 1,) int32, the bags of these; line i's are those of device i.
       weights: (N * L,) float32 or None.
       addresses: (N * L,) int32 or None.
-      at, num_bags, axis: as in the route.
+      at, num_bags: as in the route.
+      sends, answers: (N,) int32, how many bags this device has lookups of at each other, and each other at it.
+      axis: of the mesh.
+      kind: how sums and their gradients travel; see ``jrec.sharding.runtime.exchange``.
     """
 
     rows: jax.Array
@@ -65,29 +67,44 @@ class Sent:
     weights: jax.Array | None
     addresses: jax.Array | None
     at: jax.Array
+    sends: jax.Array
+    answers: jax.Array
     num_bags: int = dataclasses.field(metadata={"static": True})
     axis: str = dataclasses.field(metadata={"static": True})
+    kind: Kind = dataclasses.field(metadata={"static": True})
 
     @staticmethod
-    def open(route: SendRoute, *, axis: str = AXIS) -> Sent:
-        """Sends the lookups."""
+    def open(route: SendRoute, *, axis: str = AXIS, kind: Kind = "padded") -> Sent:
+        """Sends the lookups.
+
+        Args:
+          route: of the device's part of the batch, without the axis of devices.
+          axis: of the mesh.
+          kind: how sums will travel; lookups are always padded.
+        """
         devices, lookups = route.rows.shape
-        starts = swap_padded(route.starts, axis) + jnp.arange(devices, dtype=jnp.int32)[:, None] * lookups
+        begin = swap_padded(route.starts, axis)
+        starts = begin + jnp.arange(devices, dtype=jnp.int32)[:, None] * lookups
         # A line's padding, which no bag reads, falls to its last bag.
         offsets = jnp.concatenate([starts.reshape(-1), jnp.full(1, devices * lookups, jnp.int32)])
 
         def flat(values: jax.Array | None) -> jax.Array | None:
             return None if values is None else swap_padded(values, axis).reshape(-1)
 
-        rows = swap_padded(route.rows, axis).reshape(-1)
+        rows = swap_padded(route.rows, axis)
+        # Padding begins where the lookups of its line end; every bag has a lookup.
+        asked = begin < jnp.sum(rows >= 0, axis=1, dtype=jnp.int32)[:, None]
         return Sent(
-            rows=rows,
+            rows=rows.reshape(-1),
             offsets=offsets,
             weights=flat(route.weights),
             addresses=flat(route.addresses),
             at=route.at,
+            sends=jnp.sum(route.at < route.num_bags, axis=1, dtype=jnp.int32),
+            answers=jnp.sum(asked, axis=1, dtype=jnp.int32),
             num_bags=route.num_bags,
             axis=axis,
+            kind=kind,
         )
 
     def pooled(self, shard: jax.Array, *, options: StepOptions | None = None) -> jax.Array:
@@ -99,7 +116,8 @@ class Sent:
         """
         named = None if options is None else options.implementation
         sums = gather_reduce(shard, self.rows, self.offsets, weights=self.weights, implementation=named)
-        arrived = swap_padded(sums.reshape(*self.at.shape, -1), self.axis)
+        lines = sums.reshape(*self.at.shape, -1)
+        arrived = swap(lines, self.answers, self.sends, axis=self.axis, kind=self.kind)
         found = jnp.zeros((self.num_bags, shard.shape[1]), jnp.float32)
 
         def add_line(line: jax.Array, found: jax.Array) -> jax.Array:
@@ -113,54 +131,9 @@ class Sent:
 
     def deliver(self, gradients: jax.Array) -> jax.Array:
         """(N * P, dim): everybody's gradients of the bags that this device pooled, from (num_bags, dim) of its own."""
-        arrived = swap_padded(pick(gradients, self.at), self.axis)
+        lines = pick(gradients, self.at)
+        arrived = swap(lines, self.sends, self.answers, axis=self.axis, kind=self.kind)
         return arrived.reshape(-1, gradients.shape[1])
-
-
-def update_sent(
-    optimizer: RowOptimizer,
-    shard: jax.Array,
-    slots: Slots,
-    sent: Sent,
-    bag_gradients: jax.Array,
-    *,
-    own: Picks | None = None,
-    row_gradients: jax.Array | None = None,
-    own_addresses: jax.Array | None = None,
-    options: StepOptions | None = None,
-) -> tuple[jax.Array, Slots]:
-    """Steps the rows of a shard by the gradients of the bags that it pooled, and of rows that its device read itself.
-
-    Args:
-      optimizer: whose step.
-      shard: (S, dim); donate it to update in place.
-      slots: of the shard.
-      sent: as opened for the forward pass.
-      bag_gradients: (num_bags, dim) float32 of this device's bags.
-      own: (O,), rows that the device retrieved from its own shard; None where all lookups were sent.
-      row_gradients: (U, dim) float32, of unique rows; beside ``own``.
-      own_addresses: (U,) int32, of unique rows; beside ``own``, where rows are rounded by them.
-      options: of the step.
-
-    Returns:
-      The new shard and slots.
-    """
-    options = StepOptions() if options is None else options
-    rows, offsets, weights, addresses = sent.rows, sent.offsets, sent.weights, sent.addresses
-    given = sent.deliver(bag_gradients)
-    if own is not None and row_gradients is not None:
-        count = own.rows.shape[0]
-        mine = jnp.where(own.rows < shard.shape[0], own.rows, jnp.int32(-1))
-        ends = offsets[-1] + jnp.arange(1, count + 1, dtype=jnp.int32)
-        rows, offsets = jnp.concatenate([rows, mine]), jnp.concatenate([offsets, ends])
-        given = jnp.concatenate([given, pick(row_gradients, own.at)])
-        if weights is not None:
-            weights = jnp.concatenate([weights, jnp.ones(count, jnp.float32)])
-        if addresses is not None and own_addresses is not None:
-            addresses = jnp.concatenate([addresses, pick(own_addresses, own.at)])
-    named = cast_implementation(options)
-    cast = tensor_cast(rows, offsets, num_rows=shard.shape[0], implementation=named)
-    return step_casted(optimizer, shard, slots, cast, given, addresses, options, weights=weights)
 
 
 def only_on(devices: Sequence[bool], work: Callable[..., Any], *arguments: Any, axis: str = AXIS) -> Any:
@@ -181,49 +154,34 @@ def only_on(devices: Sequence[bool], work: Callable[..., Any], *arguments: Any, 
     return jax.lax.cond(chosen, work, nothing, *arguments)
 
 
-def send_route(
-    bags: np.ndarray,
-    owners: np.ndarray,
-    offsets: np.ndarray,
-    *,
-    devices: int,
-    num_bags: int,
-    lookups: int,
-    pooled: int,
-    weights: np.ndarray | None = None,
-    addresses: np.ndarray | None = None,
-) -> SendRoute:
-    """A device's route, in NumPy arrays, from its lookups. It runs on the host.
+def send_route(lookups: SentLookups, *, num_bags: int, room: int, pooled: int) -> SendRoute:
+    """A device's route, in NumPy arrays of static sizes. It runs on the host.
 
     Args:
-      bags: (n,) the bag of each lookup.
-      owners: (n,) the device of its row.
-      offsets: (n,) the row of that device's shard.
-      devices: N.
+      lookups: of one device.
       num_bags: of the device.
-      lookups, pooled: L and P.
-      weights: (n,) float32, or None.
-      addresses: (n,) of the rows in the stack, or None.
+      room: L, the most lookups at one device.
+      pooled: P, the most bags with lookups at one device.
 
     Raises:
       ValueError: where a line has more lookups or bags than there is room for.
     """
-    order = np.lexsort((bags, owners))
-    counts = np.bincount(owners, minlength=devices)
-    rows = np.full((devices, lookups), -1, np.int32)
-    beside = {"weights": (weights, np.float32), "addresses": (addresses, np.int32)}
-    made = {k: None if a is None else np.zeros((devices, lookups), t) for k, (a, t) in beside.items()}
+    devices = len(lookups.starts) - 1
+    rows = np.full((devices, room), -1, np.int32)
+    beside = {"weights": lookups.weights, "addresses": lookups.addresses}
+    made = {k: None if a is None else np.zeros((devices, room), a.dtype) for k, a in beside.items()}
     starts, at = np.empty((devices, pooled), np.int32), np.full((devices, pooled), num_bags, np.int32)
-    for device, line in enumerate(np.split(order, np.cumsum(counts)[:-1])):
-        found, first = np.unique(bags[line], return_index=True)
-        for what, count, room in (("lookups", line.size, lookups), ("bags with lookups", found.size, pooled)):
-            if count > room:
-                raise ValueError(f"there are {count:,} {what} at device {device}, but room for {room:,}")
-        rows[device, : line.size] = offsets[line]
-        for name, (array, _) in beside.items():
+    for device in range(devices):
+        line, bags = lookups.line(device), lookups.bags_of(device)
+        size, count = line.stop - line.start, bags.stop - bags.start
+        for what, needed, most in (("lookups", size, room), ("bags with lookups", count, pooled)):
+            if needed > most:
+                raise ValueError(f"there are {needed:,} {what} at device {device}, but room for {most:,}")
+        rows[device, :size] = lookups.rows[line]
+        for name, array in beside.items():
             if (out := made[name]) is not None and array is not None:
-                out[device, : line.size] = array[line]
-        starts[device], starts[device, : found.size] = line.size, first
-        at[device, : found.size] = found
+                out[device, :size] = array[line]
+        starts[device], starts[device, :count] = size, lookups.firsts[bags]
+        at[device, :count] = lookups.bags[bags]
     arrays: Any = made | {"rows": rows, "starts": starts, "at": at}
     return SendRoute(num_bags=num_bags, **arrays)

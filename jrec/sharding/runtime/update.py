@@ -1,4 +1,4 @@
-"""The backward half: gradients of a batch's unique rows to the rows' owners, and one step there (OPER, section 5)."""
+"""The backward half: gradients of a batch's rows and sent bags to the rows' owners, and one step there (OPER, 5)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import jax
 import jax.numpy as jnp
 
 from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.tensor_cast import tensor_cast
 from jrec.sharding.runtime.allreduce import Reduce, pick, update_shared
 from jrec.sharding.runtime.exchange import Exchange
-from jrec.sharding.runtime.route import MeshRows, Route, check_view
-from jrec.sharding.runtime.step import StepOptions, cast_rows, step_casted
+from jrec.sharding.runtime.route import AXIS, MeshRows, Route, check_view
+from jrec.sharding.runtime.send import Sent
+from jrec.sharding.runtime.step import StepOptions, cast_implementation, cast_rows, step_casted
 
 
 def update(
     optimizer: RowOptimizer,
     rows: MeshRows,
     route: Route,
-    exchange: Exchange,
+    exchange: Exchange | None,
     gradients: jax.Array,
     *,
+    sent: Sent | None = None,
+    bag_gradients: jax.Array | None = None,
+    axis: str = AXIS,
     reduce: Reduce = "local",
     options: StepOptions | None = None,
 ) -> MeshRows:
@@ -32,6 +37,9 @@ def update(
       route: of the device's part of the batch.
       exchange: as opened for ``retrieve``: requests do not travel again.
       gradients: (U, dim) float32 of the device's unique rows, of its part of the global batch's loss.
+      sent: as opened for the lookups that were sent; None where none are.
+      bag_gradients: (num_bags, dim) float32 of the device's bags; beside ``sent``.
+      axis: of the mesh.
       reduce: how gradients of replicated rows are summed; see ``update_shared``.
       options: of the step.
 
@@ -44,7 +52,15 @@ def update(
     options = StepOptions() if options is None else options
     check_view(rows, route)
     sharded, sharded_slots = update_sharded(
-        optimizer, rows.sharded, rows.sharded_slots, route, exchange, gradients, options=options
+        optimizer,
+        rows.sharded,
+        rows.sharded_slots,
+        route,
+        gradients,
+        exchange=exchange,
+        sent=sent,
+        bag_gradients=bag_gradients,
+        options=options,
     )
     replicated, replicated_slots = update_shared(
         optimizer,
@@ -52,7 +68,7 @@ def update(
         rows.replicated_slots,
         route.replicated,
         gradients,
-        axis=exchange.axis,
+        axis=axis,
         reduce=reduce,
         union=route.union,
         addresses=route.addresses,
@@ -71,20 +87,27 @@ def update_sharded(
     shard: jax.Array,
     slots: Slots,
     route: Route,
-    exchange: Exchange,
     gradients: jax.Array,
     *,
+    exchange: Exchange | None = None,
+    sent: Sent | None = None,
+    bag_gradients: jax.Array | None = None,
     options: StepOptions | None = None,
 ) -> tuple[jax.Array, Slots]:
-    """Sends gradients to the owners of their rows, which sum them by a cast of what was asked and step the rows.
+    """Sends gradients to the owners of the rows, which sum all there are of a row in one cast, and step it once.
+
+    A row's gradient has up to three sources: the device's own unique rows, the unique rows that others asked for, and
+    the bags that others had pooled here. Optimizers are not linear, so these are one step, never two.
 
     Args:
       optimizer: whose step.
       shard: (S, dim).
       slots: of the shard.
       route: of the device's part of the batch.
-      exchange: as opened for ``retrieve``.
-      gradients: (U, dim) float32.
+      gradients: (U, dim) float32 of unique rows.
+      exchange: as opened for ``retrieve``; None where nothing was asked.
+      sent: as opened for the lookups that were sent; None where none were.
+      bag_gradients: (num_bags, dim) float32; beside ``sent``.
       options: of the step.
 
     Returns:
@@ -95,16 +118,33 @@ def update_sharded(
         raise ValueError(
             f"gradients must be ({route.capacity}, dim), one row for each unique row, not {gradients.shape}"
         )
-    rows = jnp.concatenate([route.own.rows, exchange.asked.reshape(-1)])
-    given = _collected(route, exchange, gradients)
+    rows, given = route.own.rows, _collected(route, exchange, gradients)
+    if exchange is not None:
+        rows = jnp.concatenate([rows, exchange.asked.reshape(-1)])
     addresses = None
     if options.rounds(shard) and route.addresses is not None:
         addresses = _collected(route, exchange, route.addresses)
-    cast = cast_rows(rows, num_rows=shard.shape[0], options=options)
-    return step_casted(optimizer, shard, slots, cast, given, addresses, options)
+    if sent is None:
+        cast = cast_rows(rows, num_rows=shard.shape[0], options=options)
+        return step_casted(optimizer, shard, slots, cast, given, addresses, options)
+    if bag_gradients is None:
+        raise ValueError("lookups were sent: give the gradients of the bags, too")
+    count, weights = rows.shape[0], None
+    offsets = jnp.concatenate([jnp.arange(count, dtype=jnp.int32), sent.offsets + jnp.int32(count)])
+    if sent.weights is not None:
+        weights = jnp.concatenate([jnp.ones(count, jnp.float32), sent.weights])
+    if addresses is not None:
+        addresses = None if sent.addresses is None else jnp.concatenate([addresses, sent.addresses])
+    rows = jnp.concatenate([rows, sent.rows])
+    given = jnp.concatenate([given, sent.deliver(bag_gradients)])
+    cast = tensor_cast(rows, offsets, num_rows=shard.shape[0], implementation=cast_implementation(options))
+    return step_casted(optimizer, shard, slots, cast, given, addresses, options, weights=weights)
 
 
-def _collected(route: Route, exchange: Exchange, values: jax.Array) -> jax.Array:
+def _collected(route: Route, exchange: Exchange | None, values: jax.Array) -> jax.Array:
     """(O + N * C, ...): values of the own rows, then those that the others send, in the order of ``asked``."""
+    own = pick(values, route.own.at)
+    if exchange is None or route.remote is None:
+        return own
     arrived = exchange.deliver(pick(values, route.remote.at))
-    return jnp.concatenate([pick(values, route.own.at), arrived.reshape(-1, *values.shape[1:])])
+    return jnp.concatenate([own, arrived.reshape(-1, *values.shape[1:])])

@@ -1,0 +1,173 @@
+"""Lookups that are pooled where other devices keep the rows, found at the loader's speed and without the GIL."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jrec.ops.types import Cast
+from jrec.sharding.router import Routed
+from jrec.sharding.sent_kernel import filter_routed, sort_by_owner, take_sent
+
+_NO_WEIGHTS = np.empty(0, np.float32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SentLookups:
+    """Lookups of one stack, in one device's part of a batch, at other devices: device by device, bag by bag.
+
+    Attributes:
+      rows: (n,) int32 offsets in the shard of the device.
+      starts: (devices + 1,) int64, where the lookups of each device begin.
+      bags: (p,) int32, the bags with lookups at each device, ascending within a device.
+      firsts: (p,) int32, the first lookup of each bag, counted from the first of its device.
+      bag_starts: (devices + 1,) int64, where the bags of each device begin.
+      weights: (n,) float32, or None for ones.
+      addresses: (n,) int32 of the rows in the stack, or None.
+    """
+
+    rows: np.ndarray
+    starts: np.ndarray
+    bags: np.ndarray
+    firsts: np.ndarray
+    bag_starts: np.ndarray
+    weights: np.ndarray | None = None
+    addresses: np.ndarray | None = None
+
+    def line(self, device: int) -> slice:
+        """The lookups at one device."""
+        return slice(int(self.starts[device]), int(self.starts[device + 1]))
+
+    def bags_of(self, device: int) -> slice:
+        """The bags with lookups at one device."""
+        return slice(int(self.bag_starts[device]), int(self.bag_starts[device + 1]))
+
+    @staticmethod
+    def of(
+        bags: np.ndarray,
+        owners: np.ndarray,
+        offsets: np.ndarray,
+        *,
+        devices: int,
+        weights: np.ndarray | None = None,
+        addresses: np.ndarray | None = None,
+    ) -> SentLookups:
+        """Sorts lookups by device, stably.
+
+        Args:
+          bags: (n,) int32, ascending: the bag of each lookup.
+          owners: (n,) int32, the device of its row.
+          offsets: (n,) int32, the row of that device's shard.
+          devices: how many.
+          weights: (n,) float32, or None.
+          addresses: (n,) int32 of the rows in the stack, or None.
+
+        Raises:
+          ValueError: if bags do not ascend, or an owner is none of the devices.
+        """
+        n = bags.size
+        order, starts = np.empty(n, np.int64), np.empty(devices + 1, np.int64)
+        found, firsts = np.empty(n, np.int32), np.empty(n, np.int32)
+        bag_starts = np.empty(devices + 1, np.int64)
+        arrays = [np.ascontiguousarray(a, np.int32) for a in (bags, owners)]
+        bad = int(sort_by_owner(*arrays, order, starts, found, firsts, bag_starts))  # pyright: ignore[reportCallIssue, reportArgumentType]
+        if bad >= 0:
+            raise ValueError(
+                f"lookup {bad:,} is of bag {int(bags[bad])} at device {int(owners[bad])}; bags must ascend, and there"
+                f" are {devices} devices"
+            )
+        count = int(bag_starts[-1])
+        return SentLookups(
+            rows=offsets[order].astype(np.int32, copy=False),
+            starts=starts,
+            bags=found[:count],
+            firsts=firsts[:count],
+            bag_starts=bag_starts,
+            weights=None if weights is None else weights[order].astype(np.float32, copy=False),
+            addresses=None if addresses is None else addresses[order].astype(np.int32, copy=False),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Split:
+    """A stack's lookups in a part of a batch: those that read unique rows, and those that are sent.
+
+    Attributes:
+      cast: of what is not sent; its rows are addresses.
+      local: the number of each lookup's unique row, -1 where it is sent or padding; of the ids' shape.
+      routed: of the unique rows of ``cast``.
+      sent: the others.
+    """
+
+    cast: Cast
+    local: np.ndarray
+    routed: Routed
+    sent: SentLookups
+
+
+def split_sent(
+    cast: Cast,
+    routed: Routed,
+    sends: np.ndarray,
+    *,
+    device: int,
+    shape: tuple[int, ...],
+    weights: np.ndarray | None,
+    with_addresses: bool,
+) -> Split:
+    """Takes lookups of other devices' rows out of a cast.
+
+    Args:
+      cast: of all lookups, NumPy arrays.
+      routed: of its unique rows.
+      sends: (num_bags,) bool, the bags whose lookups of other devices' rows are sent.
+      device: whose part it is.
+      shape: of the ids.
+      weights: of the lookups, of the ids' shape; None for none.
+      with_addresses: whether lookups keep their rows' addresses.
+    """
+    n, unique = cast.positions.size, int(cast.num_unique)
+    devices = len(routed.starts) - 3
+    kept: Any = {
+        "rows": np.full(np.shape(cast.rows), np.iinfo(np.int32).max, np.int32),
+        "offsets": np.empty(np.shape(cast.offsets), np.int32),
+        "sources": np.empty(n, np.int32),
+        "positions": np.empty(n, np.int32),
+    }
+    owner, offset = np.full(unique, -1, np.int32), np.empty(unique, np.int32)
+    for other in range(devices):
+        if other != device:
+            rows, at = routed.of(other)
+            owner[at], offset[at] = other, rows
+    number, local = np.empty(unique, np.int32), np.full(n, -1, np.int32)
+    found = {name: np.empty(n, np.int32) for name in ("bags", "owners", "offsets", "addresses")}
+    flat = _NO_WEIGHTS if weights is None else np.asarray(weights).reshape(-1)
+    of_lookups = np.empty(n if weights is not None else 0, np.float32)
+    of_cast = [np.asarray(a) for a in (cast.rows, cast.offsets, cast.sources, cast.positions)]
+    filled = (*kept.values(), number, local, *found.values(), of_lookups)
+    arguments: Any = (*of_cast, unique, owner, offset, sends, flat, *filled)
+    count, left = take_sent(*arguments)
+    cut = {name: array[:count] for name, array in found.items()}
+    addresses = cut.pop("addresses")
+    sent = SentLookups.of(
+        **cut,
+        devices=devices,
+        weights=None if weights is None else of_lookups[:count],
+        addresses=addresses if with_addresses else None,
+    )
+    kept["num_unique"] = np.array(left, np.int32)
+    return Split(cast=Cast(**kept), local=local.reshape(shape), routed=_filtered(routed, number, int(left)), sent=sent)
+
+
+def _filtered(routed: Routed, number: np.ndarray, left: int) -> Routed:
+    """The route of those rows that have a number, -1 saying that a row has none."""
+    kept = Routed(
+        addresses=routed.addresses[number >= 0],
+        rows=np.empty(left, np.int32),
+        at=np.empty(left, np.int32),
+        starts=np.empty_like(routed.starts),
+    )
+    filter_routed(routed.rows, routed.at, routed.starts, number, kept.rows, kept.at, kept.starts)
+    return kept

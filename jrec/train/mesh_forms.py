@@ -1,0 +1,262 @@
+"""Which features of a run on a mesh fetch other devices' rows, and which have them pooled where they lie.
+
+Retrieving moves every unique row and its gradient, sending every lookup's id, every pooled sum and its gradient
+(``jrec.sharding.runtime.modes``). Which is less depends on a feature's bags: long bags of rows that hardly repeat are
+better sent. "auto" counts both in the run's first batches, always the same ones, so that a resumed run decides alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import numpy as np
+
+from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
+from jrec.ops.types import Bags
+from jrec.sharding.router import Routed
+from jrec.sharding.runtime.modes import traffic
+from jrec.train.mesh_plan import planned_stacks
+
+if TYPE_CHECKING:
+    from jrec.train.mesh_batch import Part
+
+Form = Literal["auto", "retrieve", "send"]
+
+
+def poolable(stack: Stack) -> list[StackedFeature]:
+    """The features of a planned stack whose bags are (weighted) sums of rows, which owners can take part by part."""
+    return [f for f in stack.features if not f.config.unpooled] if stack.tier == "planned" else []
+
+
+def sending_features(stack: Stack, send: Set[str]) -> list[StackedFeature]:
+    """Those of a stack's features that send their lookups of other devices' rows."""
+    return [f for f in poolable(stack) if f.config.name in send]
+
+
+def sending_bags(stack: Stack, send: Set[str], examples: int) -> np.ndarray | None:
+    """(num_bags,) bool, the bags of features that send, of so many examples; None where no feature does."""
+    features = sending_features(stack, send)
+    if not features:
+        return None
+    flags = np.zeros(stack.num_bags(examples), bool)
+    for feature in features:
+        flags[_bags(feature, examples)] = True
+    return flags
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableForm:
+    """What was found for the features of one table that could send.
+
+    Attributes:
+      table: that they read.
+      send, retrieve: the features by the form that was chosen.
+      retrieve_bytes, send_bytes: that a step moves over all links where all of them retrieve, or send.
+      bytes: as chosen.
+    """
+
+    table: str
+    send: tuple[str, ...]
+    retrieve: tuple[str, ...]
+    retrieve_bytes: float
+    send_bytes: float
+    bytes: float
+
+
+class Forms:
+    """The forms of all features of a run; made once, then decided, then read by the loader's threads.
+
+    Args:
+      layout: of the batches.
+      form: "auto", or one for all features that can have it. Where some devices compute and others keep the tables,
+        "send" is what makes pooled sums alone cross.
+
+    Attributes:
+      send: names of the features that send; none until an automatic choice is made.
+      decided: whether it is.
+      tables: what the choice rests on, where it was automatic.
+    """
+
+    def __init__(self, layout: EmbeddingLayout, form: Form = "auto"):
+        self._stacks = planned_stacks(layout)
+        every = frozenset(f.config.name for stack in self._stacks for f in poolable(stack))
+        self.send: Set[str] = every if form == "send" else frozenset()
+        self.decided = form != "auto" or not any(_candidates(stack) for stack in self._stacks)
+        self.tables: tuple[TableForm, ...] = ()
+
+    def decide(self, batches: Iterable[Sequence[Part]], devices: Sequence[int], *, training: bool = True) -> None:
+        """Chooses by batches whose parts retrieve all; where processes have different parts, all of them call this.
+
+        Args:
+          batches: the parts of these devices, of every batch.
+          devices: numbers of the process's own devices, or of all.
+          training: whether gradients travel, too.
+        """
+        found: dict[tuple[str, str], _Counts] = {}
+        steps = 0
+        for parts in batches:
+            steps += 1
+            for part, device in zip(parts, devices, strict=True):
+                for stack in self._stacks:
+                    for table, counts in _counted(stack, part, device):
+                        key = (stack.name, table)
+                        found[key] = found[key] + counts if key in found else counts
+        stacks = {stack.name: stack for stack in self._stacks}
+        self.tables = tuple(
+            _chosen(stacks[stack], table, counts, steps, training)
+            for (stack, table), counts in _summed(found, len(devices)).items()
+        )
+        self.send = frozenset(name for table in self.tables for name in table.send)
+        self.decided = True
+
+    def record(self) -> dict[str, Any] | None:
+        """The choice in JSON types, megabytes a step over all links; None where there was nothing to choose."""
+        if not self.tables:
+            return None
+        return {
+            table.table: {
+                "send": list(table.send),
+                "retrieve": list(table.retrieve),
+                "retrieve_megabytes": table.retrieve_bytes / 1e6,
+                "send_megabytes": table.send_bytes / 1e6,
+                "megabytes": table.bytes / 1e6,
+            }
+            for table in self.tables
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Counts:
+    """What devices ask of each other for a table's k candidates, the longest bags first; (..., N, N), asker first.
+
+    Attributes:
+      rows: (k + 1, ...) unique rows that the candidates from the i-th on, or other features, read.
+      lookups, bags: (k, ...) of each candidate.
+    """
+
+    rows: np.ndarray
+    lookups: np.ndarray
+    bags: np.ndarray
+
+    def __add__(self, other: _Counts) -> _Counts:
+        return _Counts(rows=self.rows + other.rows, lookups=self.lookups + other.lookups, bags=self.bags + other.bags)
+
+
+def _candidates(stack: Stack) -> dict[str, list[StackedFeature]]:
+    """By table the features that could gain by sending, the longest bags first.
+
+    One id's sum is no smaller than its row, so features of one id retrieve.
+    """
+    found: dict[str, list[StackedFeature]] = {}
+    for feature in sorted(poolable(stack), key=lambda f: -f.config.max_length):
+        if feature.config.max_length > 1:
+            found.setdefault(feature.config.table, []).append(feature)
+    return found
+
+
+def _bags(feature: StackedFeature, examples: int) -> slice:
+    """A feature's bags in a batch of so many examples."""
+    first = feature.first_bag * examples
+    return slice(first, first + feature.config.bags_per_example * examples)
+
+
+def _counted(stack: Stack, part: Part, device: int) -> Iterator[tuple[str, _Counts]]:
+    """What one device asks of the others, by table with candidates."""
+    routed, bags, examples = part.routes[stack.name], part.batch.bags[stack.name], len(part.batch.labels)
+    owner = _owners(routed, device)
+    devices = len(routed.starts) - 3
+    for table, candidates in _candidates(stack).items():
+        others = [f for f in stack.features if f.config.table == table and f not in candidates]
+        last = np.full(owner.size, -1, np.int64)  # reader of each unique row, the latest in the order of preference
+        counts = {n: np.zeros((len(candidates), devices, devices)) for n in ("lookups", "bags")}
+        for i, feature in enumerate([*candidates, *others]):
+            numbers, bag = _lookups(bags, _bags(feature, examples))
+            last[numbers] = min(i, len(candidates))
+            if i >= len(candidates):
+                continue
+            away = owner[numbers] >= 0
+            asked = owner[numbers[away]].astype(np.int64)
+            counts["lookups"][i, device] = np.bincount(asked, minlength=devices)
+            pairs = np.zeros((examples, devices), bool)
+            pairs[bag[away], asked] = True
+            counts["bags"][i, device] = pairs.sum(axis=0)
+        rows = np.zeros((len(candidates) + 1, devices, devices))
+        for i in range(len(candidates) + 1):
+            rows[i, device] = np.bincount(owner[(owner >= 0) & (last >= i)], minlength=devices)
+        yield table, _Counts(rows=rows, **counts)
+
+
+def _owners(routed: Routed, device: int) -> np.ndarray:
+    """(unique,) the other device that keeps each row; -1 where none does."""
+    owner = np.full(routed.addresses.size, -1, np.int32)
+    for other in range(len(routed.starts) - 3):
+        if other != device:
+            owner[routed.of(other)[1]] = other
+    return owner
+
+
+def _lookups(bags: Bags, of: slice) -> tuple[np.ndarray, np.ndarray]:
+    """Unique rows, and bags counted from the first, of the lookups of some bags; without padding."""
+    ids = np.asarray(bags.ids)
+    if bags.offsets is None:
+        found = ids[of]
+        bag = np.repeat(np.arange(found.shape[0]), found.shape[1])
+        found = found.reshape(-1)
+    else:
+        offsets = np.asarray(bags.offsets)[of.start : of.stop + 1]
+        found = ids[offsets[0] : offsets[-1]]
+        bag = np.repeat(np.arange(offsets.size - 1), np.diff(offsets))
+    real = found >= 0
+    return found[real], bag[real]
+
+
+def _summed(found: dict[tuple[str, str], _Counts], devices: int) -> dict[tuple[str, str], _Counts]:
+    """The counts of all processes, which have the same keys, where each counted for its own ``devices`` alone."""
+    if jax.process_count() == 1 or not found or next(iter(found.values())).rows.shape[-1] == devices:
+        return found
+    from jax.experimental import multihost_utils
+
+    fields = [f.name for f in dataclasses.fields(_Counts)]
+    arrays = [getattr(of, name) for of in found.values() for name in fields]
+    flat = np.concatenate([a.reshape(-1) for a in arrays]).astype(np.int32)
+    total = np.asarray(multihost_utils.process_allgather(flat), np.float64).sum(axis=0)
+    parts = iter(np.split(total, np.cumsum([a.size for a in arrays])[:-1]))
+    return {
+        key: _Counts(**{name: next(parts).reshape(getattr(of, name).shape) for name in fields})
+        for key, of in found.items()
+    }
+
+
+def _chosen(stack: Stack, table: str, counts: _Counts, steps: int, training: bool) -> TableForm:
+    """The cheapest way to let the first candidates send and the others retrieve; retrieving, where that is equal."""
+    candidates = _candidates(stack)[table]
+    (of,) = [t for t in stack.tables if t.name == table]
+    none = np.zeros_like(counts.rows[:1])
+
+    def moved(rows: np.ndarray, lookups: np.ndarray, bags: np.ndarray) -> Any:
+        return traffic(
+            rows=rows,
+            lookups=lookups,
+            bags=bags,
+            row_bytes=np.array([of.dim * np.dtype(jax.numpy.dtype(of.dtype)).itemsize]),
+            dims=np.array([of.dim]),
+            training=training,
+            weighted=stack.weighted,
+        )
+
+    fetched = [moved(rows[None], none, none).bytes_of("retrieve") for rows in counts.rows]
+    sent = [moved(none, counts.lookups[i : i + 1], counts.bags[i : i + 1]) for i in range(len(candidates))]
+    total = [fetched[i] + sum(t.bytes_of("send") for t in sent[:i]) for i in range(len(candidates) + 1)]
+    best = int(np.argmin(total))
+    names = [f.config.name for f in candidates]
+    return TableForm(
+        table=table,
+        send=tuple(names[:best]),
+        retrieve=tuple(names[best:]),
+        retrieve_bytes=total[0] / max(1, steps),
+        send_bytes=total[-1] / max(1, steps),
+        bytes=total[best] / max(1, steps),
+    )

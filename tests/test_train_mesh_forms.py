@@ -1,0 +1,199 @@
+"""A mesh trains as one device does where lookups are sent to the rows' owners, or some are sent and some retrieved."""
+
+import mesh_runs
+import numpy as np
+import optax
+import pytest
+from mesh_runs import OPTIMIZERS
+from test_train import configuring
+from test_train_mesh import LONG, QUICK, alone, some_plan
+
+from jrec import ops
+from jrec.data.schema import Schema
+from jrec.data.synth.generate import SynthOptions, synthesize
+from jrec.data.synth.shapes import shape_like
+from jrec.errors import ConfigError
+from jrec.sharding.contents import shard_addresses
+from jrec.train.build import build_layout
+from jrec.train.evaluate import evaluate_checkpoint
+from jrec.train.logs import FORMS, METRICS_FILE, read_records
+from jrec.train.loop import train
+from jrec.train.mesh_batch import Parts
+from jrec.train.mesh_forms import Forms, poolable
+from jrec.train.mesh_plan import planned_stacks
+from jrec.train.mesh_rows import based
+from jrec.train.mesh_run import open_mesh
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+MIXED = frozenset({"item", "user"})  # weighted bags and means; "seen" reads the table of "item" and retrieves
+FORMS_OF_RUNS = ("retrieve", "send", "auto")
+FORMED = {"send": {"form": "send"}, "mixed": {"send": MIXED}, "auto": {"form": "auto"}}
+
+
+def trained(form, optimizer, steps, *, devices=4, seed=1, replicate=0.2, dtype="float32", tt=False, **kwargs):
+    plan = some_plan(devices, seed=seed, replicate=replicate, tt=tt, dtype=dtype)
+    return mesh_runs.on_mesh_of(plan, OPTIMIZERS[optimizer], steps, dtype=dtype, tt=tt, **FORMED[form], **kwargs)
+
+
+def test_both_forms_in_one_step():
+    mesh_runs.assert_close(
+        trained("mixed", "rowwise_adagrad", QUICK, devices=2), alone("rowwise_adagrad", QUICK, tt=False)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMED)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_for_fifty_steps(name, form):
+    mesh_runs.assert_close(trained(form, name, LONG, tt=True), alone(name, LONG))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_random_plans(seed):
+    devices, replicate = (2, 3, 4, 4)[seed], (0, 0.1, 0.5, 1)[seed]
+    found = trained("mixed", "momentum", LONG, devices=devices, seed=seed, replicate=replicate, fixed=False)
+    mesh_runs.assert_close(found, alone("momentum", LONG, tt=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["send", "mixed"])
+def test_stochastically_rounded_rows_have_the_bits_of_one_device(form):
+    """One step: from the second on, sums that differ in their last bit may round to another neighbour."""
+    kwargs = {"dtype": "bfloat16", "tt": False, "rounding_seed": 7}
+    expected = alone("rowwise_adagrad", 1, **kwargs)
+    found = trained(form, "rowwise_adagrad", 1, seed=3, replicate=0.3, **kwargs)
+    same = found.arrays["d8_bfloat16"] == expected.arrays["d8_bfloat16"]
+    assert same.mean() > 0.999
+
+
+@pytest.mark.parametrize("form", [pytest.param("retrieve", marks=pytest.mark.slow), "mixed"])
+def test_gradients_are_those_of_one_device(form):
+    """With SGD at a rate of one, what a step takes away is the gradient: of every row and every dense parameter."""
+    sgd, kwargs = ops.SGD(learning_rate=1.0), {"tt": False, "dense": optax.sgd(1.0)}
+    before = mesh_runs.arrays_of(*mesh_runs.modules(mesh_runs.layout("device", tt=False), sgd, dense=kwargs["dense"]))
+    plan = some_plan(2, seed=2, replicate=0.3, tt=False)
+    found = mesh_runs.on_mesh_of(plan, sgd, 1, **FORMED.get(form, {}), **kwargs).arrays
+    expected = mesh_runs.on_one_device(sgd, 1, **kwargs).arrays
+    assert found.keys() == expected.keys() == before.keys()
+    moved = {name: np.abs(before[name] - array).max() for name, array in expected.items()}
+    assert sum(size > 1e-3 for size in moved.values()) >= len(moved) - 2, moved  # counters, and a bias that is one
+    for name, array in expected.items():
+        gradient = before[name] - array
+        np.testing.assert_allclose(before[name] - found[name], gradient, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_forms_are_chosen_by_bytes():
+    """Bags of many ids that hardly repeat are sent; one-hot features and ids that repeat are not."""
+    layout = mesh_runs.layout("planned", tt=False)
+    plan = some_plan(2, tt=False)
+    parts = Parts(layout, plan, devices=range(2), first=0, count=2, cast=True)
+    cut = [parts(batch).parts for batch in mesh_runs.batches(layout, 4)]
+    forms = Forms(layout)
+    assert not forms.decided
+    forms.decide(cut, range(2))
+    assert forms.decided
+    stack = planned_stacks(layout)[0]
+    features = {f.config.name for f in poolable(stack)}
+    assert features == {"site", "user", "item", "word"}
+    for table in forms.tables:
+        assert table.bytes == min(table.retrieve_bytes, table.send_bytes)  # one candidate a table
+        assert bool(table.send) == (table.send_bytes < table.retrieve_bytes)
+    by_table = {table.table: table for table in forms.tables}
+    assert by_table.keys() == {"user", "item", "word"}
+    # By hand: what device 0 asks of 1 and 1 of 0 for the table "user".
+    kept = [set(shard_addresses(plan, based(stack), device).tolist()) for device in range(2)]
+    rows = lookups = bags = 0
+    (feature,) = [f for f in stack.features if f.config.name == "user"]
+    for batch in mesh_runs.batches(layout, 4):
+        of, n = batch.bags[stack.name], mesh_runs.EXAMPLES
+        ids, offsets = np.asarray(of.ids), np.asarray(of.offsets)
+        for device in range(2):
+            read = set()
+            for example in range(device * n // 2, (device + 1) * n // 2):
+                bag = feature.first_bag * n + example
+                away = [i for i in ids[offsets[bag] : offsets[bag + 1]].tolist() if i not in kept[device]]
+                read |= set(away)
+                lookups, bags = lookups + len(away), bags + bool(away)
+            rows += len(read)
+    assert by_table["user"].retrieve_bytes == rows * (4 + 32 + 32) / 4
+    assert by_table["user"].send_bytes == (lookups * (4 + 4) + bags * (4 + 32 + 32)) / 4  # ids with weights
+    assert Forms(layout, "send").send == features
+    assert Forms(layout, "retrieve").send == frozenset()
+
+
+# Runs from a configuration.
+
+CONFIG = """
+seed = 3
+max_steps = 6
+[data]
+batch_size = 64
+eval_batch_size = 250
+window_blocks = 2
+[model]
+embedding_dim = 16
+bottom_mlp = [16]
+top_mlp = [1]
+[optimizer]
+learning_rate = 0.05
+[optimizer.embedding]
+name = "adagrad"
+learning_rate = 0.05
+[evaluate]
+final_splits = ["test"]
+[log]
+tensorboard = false
+"""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """RM1's form: sums of 80 ids; tables of a thousand rows."""
+    folder = tmp_path_factory.mktemp("data") / "bags"
+    synthesize(shape_like("rm1", table_rows=1000), folder, SynthOptions(rows=800, seed=1))
+    return folder
+
+
+@pytest.fixture
+def configure(tmp_path, dataset):
+    return configuring(tmp_path, dataset, CONFIG)
+
+
+@pytest.mark.slow
+def test_runs_of_any_form_score_alike_and_their_checkpoints_move(configure, dataset):
+    one = train(configure(out="one")).scores["test"].logits
+    outcomes = {form: train(configure("mesh.devices=2", f"mesh.form={form!r}", out=form)) for form in FORMS_OF_RUNS}
+    for outcome in outcomes.values():
+        np.testing.assert_allclose(outcome.scores["test"].logits, one, rtol=1e-4, atol=1e-5)
+    assert outcomes["send"].forms is None
+    chosen = outcomes["auto"].forms or {}
+    records = list(read_records(outcomes["auto"].folder / METRICS_FILE))
+    assert records[0] == {"step": 0, "split": FORMS, **chosen}
+    assert sum(r["split"] == FORMS for r in records) == 1
+    assert all(t["megabytes"] == min(t["send_megabytes"], t["retrieve_megabytes"]) > 0 for t in chosen.values())
+    for first, then in (("retrieve", "send"), ("send", "auto")):
+        train(configure("mesh.devices=2", f"mesh.form={first!r}", "max_steps=3", out=f"{first}-{then}"))
+        moved = configure("mesh.devices=4", f"mesh.form={then!r}", out=f"{first}-{then}")
+        np.testing.assert_allclose(train(moved, resume=True).scores["test"].logits, one, rtol=1e-4, atol=1e-5)
+    for devices in (1, 3):
+        scores = evaluate_checkpoint(outcomes["send"].folder, dataset, split="test", devices=devices).scores
+        np.testing.assert_allclose(scores.logits, one, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_chooses_alike_and_gives_the_same_bits(configure):
+    whole = train(configure("mesh.devices=2", out="whole"))
+    train(configure("mesh.devices=2", "max_steps=4", out="parts"))
+    parts = train(configure("mesh.devices=2", out="parts"), resume=True)
+    assert parts.forms == whole.forms
+    np.testing.assert_array_equal(parts.scores["test"].logits, whole.scores["test"].logits)
+    read = [list(read_records(run.folder / METRICS_FILE)) for run in (whole, parts)]
+    assert read[0] == read[1]
+
+
+def test_an_exchange_that_the_platform_lacks_is_refused(configure, dataset):
+    config, schema = configure("mesh.devices=2", "mesh.exchange='ragged'"), Schema.load(dataset)
+    with pytest.raises(ConfigError, match=r"mesh\.exchange.*lacks on CPUs; use 'padded'"):
+        open_mesh(config, schema, build_layout(config, schema))
