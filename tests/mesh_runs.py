@@ -21,6 +21,7 @@ from jrec.ops.tt import TTShape
 from jrec.sharding.plan import Plan
 from jrec.train.mesh_arrays import Shapes, on_mesh, stacked
 from jrec.train.mesh_batch import Parts
+from jrec.train.mesh_dense import settled
 from jrec.train.mesh_forms import Form, Forms
 from jrec.train.mesh_plan import plan_stack, planned_stacks
 from jrec.train.mesh_rows import initial_rows, local_numbers
@@ -162,7 +163,7 @@ def on_mesh_of(
     of = layout("planned", dtype=dtype, tt=tt)
     mesh = Mesh(np.array((devices or jax.devices())[: plan.devices]), ("devices",))
     model, sparse = modules(of, optimizer, **kwargs)
-    state, compiled = compile_mesh(model, sparse, mesh, reduce=reduce)
+    state, compiled = compile_mesh(model, sparse, mesh, reduce=reduce, computes=plan.computes)
     state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
     rows = initial_rows(of, plan, mesh, nnx.Rngs(params=SEED).params(), optimizer)
     numbers = local_numbers(mesh)
@@ -173,7 +174,7 @@ def on_mesh_of(
     parts = Parts(of, plan, devices=numbers, first=0, count=plan.devices, cast=True, forms=forms)
     if not forms.decided:
         forms.decide([parts(batch).parts for batch in given[:4]], numbers)
-    shapes = Shapes(of, plan, examples=EXAMPLES // plan.devices, fixed=fixed, headroom=1.5, send=forms.send)
+    shapes = Shapes(of, plan, examples=EXAMPLES // len(plan.askers), fixed=fixed, headroom=1.5, send=forms.send)
     made = [parts(batch).parts for batch in given]
     for each in made:
         if not fixed:
@@ -181,11 +182,17 @@ def on_mesh_of(
     trace = Trace([], [], np.empty(0), {})
     for each in made:
         shapes.fit(each, numbers)
+        if plan.computes is not None:
+            state = _spoiled(state, mesh, plan.computes)
         state, rows, seen = compiled.step(state, rows, on_mesh(stacked(each, numbers, shapes), mesh))
         trace.losses.append(float(seen.loss))
         trace.logits.append(np.asarray(seen.logits))
     first = on_mesh(stacked(made[0], numbers, shapes), mesh)
-    trace.predicted = np.asarray(compiled.predict(state, rows, first))
+    if plan.computes is not None:  # nothing may read what devices without examples keep of dense parameters
+        state = settled(mesh, plan.computes)(_spoiled(state, mesh, plan.computes))
+        trace.predicted = np.asarray(compiled.predict(_spoiled(state, mesh, plan.computes), rows, first))
+    else:
+        trace.predicted = np.asarray(compiled.predict(state, rows, first))
     model, sparse = compiled.merge(state)
     trace.arrays = _dense(model, sparse)
     for stack in planned_stacks(of):
@@ -194,6 +201,23 @@ def on_mesh_of(
         trace.arrays[name] = np.asarray(values, np.float32)
         trace.arrays |= {f"{name}.{slot}": array for slot, array in slots.items()}
     return trace
+
+
+def _spoiled(state: Any, mesh: Mesh, computes: Sequence[bool]) -> Any:
+    """A state whose floats are NaN on devices that do not compute."""
+
+    def spoil(leaf: jax.Array) -> jax.Array:
+        if not np.issubdtype(leaf.dtype, np.floating):
+            return leaf
+        bad = np.full(leaf.shape, np.nan, leaf.dtype)
+        of_device = {shard.device: shard.data for shard in leaf.addressable_shards}
+        arrays = [
+            of_device[d] if computing else jax.device_put(bad, d)
+            for d, computing in zip(mesh.devices.flat, computes, strict=True)
+        ]
+        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
+
+    return jax.tree.map(spoil, state)
 
 
 def assert_close(found: Trace, expected: Trace, *, rtol: float = 2e-4, atol: float = 2e-5) -> None:

@@ -31,6 +31,32 @@ def gathered(layout: EmbeddingLayout, pieces: Sequence[tuple[Batch, int, int]]) 
     )
 
 
+def blank(layout: EmbeddingLayout, like: Batch, examples: int) -> Batch:
+    """So many examples that do not count: masked, and without a lookup.
+
+    Args:
+      layout: of the batches.
+      like: a batch of NumPy arrays, whose columns and dtypes it has.
+      examples: how many.
+    """
+    bags = {}
+    for stack in layout.members:
+        of, capacity = like.bags[stack.name], stack.capacity(examples)
+        count = stack.num_bags(examples)
+        shape = (capacity,) if stack.padded_length is None else (count, stack.padded_length)
+        made: Any = (
+            np.full(shape, -1, np.int32),
+            np.zeros(count + 1, np.int32) if stack.padded_length is None else None,
+            None if of.weights is None else np.zeros(shape, np.float32),
+        )
+        bags[stack.name] = Bags(ids=made[0], offsets=made[1], weights=made[2])
+    columns: Any = {
+        name: np.zeros((examples, *np.shape(array)[1:]), np.asarray(array).dtype)
+        for name, array in (("dense", like.dense), ("labels", like.labels), ("mask", like.mask))
+    }
+    return Batch(bags=bags, **columns)
+
+
 def _padded_bags(stack: Stack, pieces: Sequence[tuple[Batch, int, int]]) -> Bags:
     ids, weights = [], []
     for of, low, high in _runs(stack, pieces):

@@ -14,7 +14,7 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.packing import host_cast
-from jrec.data.regroup import gathered
+from jrec.data.regroup import blank, gathered
 from jrec.host.local import local_ids
 from jrec.ops.layout import EmbeddingLayout
 from jrec.sharding.plan import Plan
@@ -60,8 +60,9 @@ class Parts:
       layout: of the batches.
       plan: where rows live (``run_plan``).
       devices: numbers of the devices whose parts are made.
-      first: number of the device that the batch's first examples are for.
-      count: among how many devices the batch is cut.
+      first: number of the first device that the batch is for.
+      count: for how many devices it is, from that one on. Those of them that compute share it equally, in their order;
+        parts of the others are blank.
       cast: whether stacks that are not planned get their casts here too.
       forms: which features' lookups are sent, as it stands when a batch is cut; None retrieves all.
     """
@@ -77,8 +78,8 @@ class Parts:
         cast: bool,
         forms: Forms | None = None,
     ):
-        self.layout, self.devices, self._first, self._count = layout, tuple(devices), first, count
-        self._forms = forms
+        self.layout, self.devices, self._forms = layout, tuple(devices), forms
+        self._askers = [d for d in plan.askers if first <= d < first + count]
         self._casts = {s.name for s in layout.members if cast or s.tier == "planned"}
         self._routers = routers(layout, plan)
 
@@ -88,15 +89,21 @@ class Parts:
         Raises:
           ValueError: if the devices cannot share the examples equally.
         """
-        size, rest = divmod(len(batch.labels), self._count)
+        count = len(self._askers)
+        size, rest = divmod(len(batch.labels), count)
         if rest:
-            raise ValueError(f"{len(batch.labels)} examples cannot be shared equally by {self._count} devices")
+            raise ValueError(f"{len(batch.labels)} examples cannot be shared equally by {count} devices")
         parts, send = [], frozenset() if self._forms is None else self._forms.send
         for device in self.devices:
-            begin = (device - self._first) * size
-            part = gathered(self.layout, [(batch, begin, begin + size)])
+            part = self._examples(batch, device, size)
             parts.append(routed_part(self.layout, part, self._routers, device, self._casts, send))
         return Dealt(batch=batch, parts=tuple(parts))
+
+    def _examples(self, batch: Batch, device: int, size: int) -> Batch:
+        if device not in self._askers:
+            return blank(self.layout, batch, size)
+        begin = self._askers.index(device) * size
+        return gathered(self.layout, [(batch, begin, begin + size)])
 
 
 def routers(layout: EmbeddingLayout, plan: Plan) -> dict[str, Router]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,47 @@ def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, slots
         cores = dataclasses.replace(held, info={"core_bytes": plan.info.get("core_bytes", 0.0)})
         check_budget(cores, memory)
     return held
+
+
+def check_sharing(
+    config: TrainConfig, layout: EmbeddingLayout, plan: Plan, processes: Sequence[int], *, training: bool
+) -> None:
+    """Refuses what the devices that compute cannot share.
+
+    Args:
+      config: of the run.
+      layout: of its tables.
+      plan: of ``run_plan``.
+      processes: (devices,) whose each device is.
+      training: False to predict only, in batches that may be filled up.
+
+    Raises:
+      ConfigError: if a batch, or the processes, cannot be divided equally, or tables lie in host memory although the
+        plan gives the tables to some devices.
+    """
+    count = len(plan.askers)
+    if training and config.data.batch_size % count:
+        of = f"{count} devices (mesh.devices)"
+        if plan.computes is not None:
+            of = f"the {count} devices that compute by {config.plan} (of mesh.devices = {plan.devices})"
+        raise ConfigError(
+            f"data.batch_size is {config.data.batch_size}, which {of} cannot share equally; use a multiple of {count}"
+        )
+    if plan.computes is None:
+        return
+    if host := [t.name for s in layout.members if s.tier == "host" for t in s.tables]:
+        raise ConfigError(
+            f"plan: {config.plan} has devices that only keep tables, but table(s) {', '.join(host)} lie in host memory,"
+            " which all devices of a mesh share; leave tables.tier and tables.overrides.NAME.tier out, or plan without"
+            " --tables-on"
+        )
+    of_process = [sum(processes[d] == p for d in plan.askers) for p in sorted(set(processes))]
+    if training and len(set(of_process)) > 1:
+        raise ConfigError(
+            f"plan: of the devices of the {len(of_process)} processes {', '.join(map(str, of_process))} compute, but"
+            " each process reads an equal share of every batch; plan with --tables-on an equal number of devices of"
+            " every process"
+        )
 
 
 def _nothing(devices: int) -> Plan:

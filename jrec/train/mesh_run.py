@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.batch import Batch
 from jrec.data.loader import Loader
+from jrec.data.regroup import blank, gathered
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.nn import SparseOptimizer
@@ -25,9 +26,10 @@ from jrec.train.config import TrainConfig
 from jrec.train.mesh_arrays import NONE, MeshBatch, Shapes, Sizes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt, Parts
 from jrec.train.mesh_checkpoint import MeshCheckpoints, RowSource
+from jrec.train.mesh_dense import settled
 from jrec.train.mesh_forms import Forms
 from jrec.train.mesh_monitor import PlanMonitor, monitor_of
-from jrec.train.mesh_plan import planned_stacks, run_plan
+from jrec.train.mesh_plan import check_sharing, planned_stacks, run_plan
 from jrec.train.mesh_rows import initial_rows, local_numbers, make_mesh
 from jrec.train.mesh_step import Seen, State, compile_mesh
 from jrec.train.run_folder import MESH_CHECKPOINT_FOLDER
@@ -76,8 +78,9 @@ class MeshSetup:
 
     @functools.cached_property
     def forms(self) -> Forms:
-        """Which features' lookups are sent, once that is decided."""
-        return Forms(self.layout, self.config.mesh.form)
+        """Which features' lookups are sent, once that is decided: all that can, where some devices only keep tables."""
+        chosen = self.config.mesh.form
+        return Forms(self.layout, "send" if chosen == "auto" and self.plan.computes is not None else chosen)
 
     @property
     def exchange(self) -> Kind:
@@ -101,7 +104,7 @@ class MeshSetup:
 
     def shapes(self, examples: int, *, fixed: bool = False) -> Shapes:
         """Static sizes for batches of so many examples."""
-        each = examples // self.plan.devices
+        each = examples // len(self.plan.askers)
         return Shapes(
             self.layout,
             self.plan,
@@ -148,11 +151,6 @@ def open_mesh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, t
       PlanError: if the plan does not fit.
     """
     devices = config.mesh.devices
-    if training and config.data.batch_size % devices:
-        raise ConfigError(
-            f"data.batch_size is {config.data.batch_size}, which {devices} devices (mesh.devices) cannot share equally;"
-            f" use a multiple of {devices}"
-        )
     cache = config.tables.tt.cache
     if (cache.rows or cache.fraction) and any(s.tier == "tt" for s in layout.members):
         raise ConfigError(
@@ -165,6 +163,7 @@ def open_mesh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, t
             check_kind(config.mesh.exchange, mesh.devices.flat[0].platform)
     slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots if training else None
     plan = run_plan(config, schema, layout, slots)
+    check_sharing(config, layout, plan, [d.process_index for d in mesh.devices.flat], training=training)
     if planned_stacks(layout) and (rows := plan.rows_in("host")):
         raise ConfigError(
             f"the plan keeps {rows:,} rows of tables in host memory, but a run on a mesh keeps tables there whole"
@@ -224,15 +223,32 @@ class MeshStepper:
             setup.mesh,
             reduce=config.mesh.reduce,
             exchange=setup.exchange,
+            computes=setup.plan.computes,
             training=setup.training,
         )
+        self._caught_up = None if setup.plan.computes is None else settled(setup.mesh, setup.plan.computes)
         self._row_optimizer = optimizer.embedding if setup.training else None
-        self.state: State = setup.everywhere(state)
+        self._state: State = setup.everywhere(state)
+        self._behind = False
         self._rows: Any = None
         self._loader, self._total = loader, total
         self._shapes: Shapes | None = None
         self._evaluated: dict[int, Shapes] = {}
         self._checkpoints = MeshCheckpoints(folder / MESH_CHECKPOINT_FOLDER, setup.layout, setup.plan, setup.mesh)
+
+    @property
+    def state(self) -> State:
+        """Dense parameters and all else that every device has, equal on all of them.
+
+        Where some devices only keep tables, their copies fall behind with every step, and get the others' here.
+        """
+        if self._behind and self._caught_up is not None:
+            self._state, self._behind = self._caught_up(self._state), False
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state, self._behind = state, False
 
     @property
     def rows(self) -> Any:
@@ -254,7 +270,8 @@ class MeshStepper:
         self.observe(dealt.batch)
         self._shapes.fit(dealt.parts, self.setup.local)
         batch = on_mesh(stacked(dealt.parts, self.setup.local, self._shapes), self.setup.mesh)
-        self.state, seen = self.step_on(self.state, batch)
+        self._state, seen = self.step_on(self._state, batch)
+        self._behind = True
         if jax.process_count() == 1:
             return seen.loss, seen.logits, dealt.batch
         return seen.loss, seen.logits, dataclasses.replace(dealt.batch, labels=seen.labels, mask=seen.mask)
@@ -287,7 +304,11 @@ class MeshStepper:
 
     def predict(self, state: State, batch: Batch) -> jax.Array:
         """See ``Stepper``. Every process gives the whole batch."""
-        examples, numbers = len(batch.labels), range(self.setup.plan.devices)
+        given, count, numbers = len(batch.labels), len(self.setup.plan.askers), range(self.setup.plan.devices)
+        examples = -(-given // count) * count
+        if examples > given:
+            more = blank(self.setup.layout, batch, examples - given)
+            batch = gathered(self.setup.layout, [(batch, 0, given), (more, 0, examples - given)])
         # Every process routes all parts, so that all agree on forms and sizes.
         parts = self.setup.all_parts(batch).parts
         if not self.setup.forms.decided:  # nothing was trained
@@ -298,7 +319,8 @@ class MeshStepper:
         shapes = self._evaluated[examples]
         shapes.fit(parts, numbers)
         mine = [parts[number] for number in self.setup.local]
-        return self.predict_on(state, on_mesh(stacked(mine, self.setup.local, shapes), self.setup.mesh))
+        logits = self.predict_on(state, on_mesh(stacked(mine, self.setup.local, shapes), self.setup.mesh))
+        return logits[:given] if examples > given else logits
 
     def _settled(self, loader: Loader) -> Shapes:
         """Sizes for the run, from its next batches; all processes agree."""

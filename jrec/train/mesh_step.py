@@ -38,6 +38,7 @@ from jrec.sharding.runtime.send import Sent
 from jrec.sharding.runtime.step import StepOptions
 from jrec.sharding.runtime.update import update
 from jrec.train.mesh_arrays import MeshBatch
+from jrec.train.mesh_dense import Computes, gradients_of, of_examples, predicted, summed
 from jrec.train.mesh_plan import plan_stack
 
 State = Any  # an nnx.State of (model, optimizer): equal on all devices
@@ -84,6 +85,7 @@ def compile_mesh(
     *,
     reduce: Reduce = "local",
     exchange: Kind = "padded",
+    computes: Computes = None,
     loss: Loss = binary_cross_entropy,
     training: bool = True,
 ) -> tuple[State, CompiledMesh]:
@@ -95,6 +97,8 @@ def compile_mesh(
       mesh: of devices, with the one axis "devices".
       reduce: see ``MeshConfig``.
       exchange: how rows and sums travel between devices.
+      computes: of the plan: which devices run the dense model. Those that do not keep old dense parameters in the
+        state; see ``jrec.train.mesh_dense``.
       loss: of logits and batch, a mean over the batch's examples.
       training: whether rows have slots; without them only ``predict`` works.
     """
@@ -105,13 +109,14 @@ def compile_mesh(
 
     def train(state: State, rows: StackRows, batch: MeshBatch) -> tuple[State, StackRows, Seen]:
         model, optimizer = nnx.merge(graph, state)
-        how: Any = {"reduce": reduce, "exchange": exchange, "loss": loss}
+        how: Any = {"reduce": reduce, "exchange": exchange, "computes": computes, "loss": loss}
         rows, seen = mesh_train_step(model, optimizer, rows, local_view(batch), **how)
         return nnx.state((model, optimizer)), rows, seen
 
     def infer(state: State, rows: StackRows, batch: MeshBatch) -> jax.Array:
         model, _ = nnx.merge(graph, state)
-        return _gathered(mesh_predict(model, rows, local_view(batch), exchange=exchange))
+        logits = mesh_predict(model, rows, local_view(batch), exchange=exchange, computes=computes)
+        return of_examples(logits, computes)
 
     mapped = functools.partial(jax.shard_map, mesh=mesh, in_specs=(everywhere, specs, over), check_vma=False)
     return state, CompiledMesh(
@@ -130,6 +135,7 @@ def mesh_train_step(
     resident: Mapping[str, Rows] | None = None,
     reduce: Reduce = "local",
     exchange: Kind = "padded",
+    computes: Computes = None,
     loss: Loss = binary_cross_entropy,
 ) -> tuple[dict[str, MeshRows], Seen]:
     """``jrec.nn.train_step`` on one device's part, in place on model and optimizer. Call it inside ``shard_map``.
@@ -142,6 +148,7 @@ def mesh_train_step(
       resident: by host stack that the batch brings no rows of, (n, dim) rows that all devices hold, with slots.
       reduce: see ``MeshConfig``.
       exchange: how rows and sums travel between devices.
+      computes: which devices run the dense model; the parts of the others are blank.
       loss: of logits and batch, a mean over the part's examples.
 
     Returns:
@@ -153,13 +160,8 @@ def mesh_train_step(
     examples = batch.batch
     real = jnp.sum(examples.mask)
     weight = real / jnp.maximum(jax.lax.psum(real, AXIS), 1)
-
-    def objective(model: Any, activations: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        logits = model.logits(examples.dense, activations, examples.bags)
-        return loss(logits, examples) * weight, logits
-
-    value_and_grad = nnx.value_and_grad(objective, argnums=(nnx.DiffState(0, nnx.Param), 1), has_aux=True)
-    (value, logits), (dense_gradients, gradients) = value_and_grad(model, activations)
+    found = gradients_of(model, activations, examples, loss, weight, computes)
+    (value, logits), (dense_gradients, gradients) = found
     step, key = optimizer.step.astype(jnp.int32), optimizer.rounding_key()
     updated, returned = {}, {}
     names = sorted(plan_stack(s) for s in model.embeddings.layout.members if s.tier != "tt")
@@ -196,24 +198,26 @@ def mesh_train_step(
             returned[name] = Rows(values=values, slots=slots)
     for name, stack in model.embeddings.tt.items():
         slots = {slot: variable[...] for slot, variable in optimizer.slots[name].items()}
-        slots = _step_cores(stack, optimizer, slots, residuals[name], gradients[name], step, key)
+        slots = _step_cores(stack, optimizer, slots, residuals[name], gradients[name], step, key, computes)
         for slot, variable in optimizer.slots[name].items():
             variable[...] = slots[slot]
-    optimizer.dense.update(model, jax.lax.psum(dense_gradients, AXIS))
+    optimizer.dense.update(model, summed(dense_gradients, computes))
     return updated, Seen(
         loss=jax.lax.psum(value, AXIS),
-        logits=_gathered(logits),
-        labels=_gathered(examples.labels),
-        mask=_gathered(examples.mask),
+        logits=of_examples(logits, computes),
+        labels=of_examples(examples.labels, computes),
+        mask=of_examples(examples.mask, computes),
         host=returned,
     )
 
 
-def mesh_predict(model: Any, rows: StackRows, batch: MeshBatch, *, exchange: Kind = "padded") -> jax.Array:
-    """Logits of one device's part, (batch / N,) float32. Call it inside ``shard_map``."""
+def mesh_predict(
+    model: Any, rows: StackRows, batch: MeshBatch, *, exchange: Kind = "padded", computes: Computes = None
+) -> jax.Array:
+    """Logits of one device's part, (examples,) float32. Call it inside ``shard_map``."""
     host = jax.tree.map(_gathered, batch.host)
     activations, _ = _lookup(model, rows, host, batch, _open_links(rows, batch, exchange))
-    return model.logits(batch.batch.dense, activations, batch.batch.bags)
+    return predicted(model, activations, batch.batch, computes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -266,15 +270,16 @@ def _step_cores(
     gradients: jax.Array,
     step: jax.Array,
     key: jax.Array | None,
+    computes: Computes,
 ) -> Slots:
-    """``TTStack.apply_gradients`` with core gradients, and the slices touched, of all devices together."""
+    """``TTStack.apply_gradients`` with core gradients, and the slices touched, of all that compute together."""
     if not isinstance(residuals, TTResiduals):
         raise ValueError(f"{stack.name} keeps rows in a cache, which does not train on several devices")
     cores = stack.arrays()
     if key is not None:
         key = rounding.derived_key(key, zlib.crc32(stack.name.encode()))
     found = tt_core_gradients(cores, stack.shape, residuals, gradients, implementation=stack.implementation)
-    summed = jax.lax.psum(found, AXIS)
+    total = summed(found, computes)
     new_cores, new_slots = [], []
     for k, (core, of_core) in enumerate(zip(cores, slots_by_core(slots, len(cores)), strict=True)):
         touched = touched_slices(residuals.plan, k, stack.shape.row_factors[k])
@@ -282,8 +287,8 @@ def _step_cores(
             optimizer.cores or optimizer.embedding,
             core,
             of_core,
-            summed[k],
-            jax.lax.psum(touched.astype(jnp.int32), AXIS) > 0,
+            total[k],
+            summed(touched.astype(jnp.int32), computes) > 0,
             step=step,
             gradient_scale=jnp.float32(1),
             rounding_key=core_keys(key, cores)[k],

@@ -107,10 +107,11 @@ def expected_traffic(
         raise ConfigError(f"computes names {int(chosen.sum())} devices of {chosen.size}; the plan has {plan.devices}")
     asking = chosen[None, :, None]
     lookups, rows = (_by_table(alike, plan.placement(alike)) * asking for alike in _alike(problem, int(chosen.sum())))
-    counts = {"lookups": lookups, "rows": rows, "bags": _bags(problem, lookups, int(chosen.sum()))}
     number = slice(None) if table is None else [plan.number(table)]
     return traffic(
-        **{name: of[number] for name, of in counts.items()},
+        lookups=lookups[number],
+        rows=rows[number],
+        bags=_bags(problem, lookups, int(chosen.sum()))[number],
         row_bytes=problem.row_bytes[number],
         dims=_dims(problem)[number],
         training=problem.purpose == "training",

@@ -1,0 +1,155 @@
+"""Some devices of a mesh keep the tables and the others train the dense model: as one device does."""
+
+import dataclasses
+
+import mesh_runs
+import numpy as np
+import pytest
+from mesh_runs import OPTIMIZERS
+from test_train import configuring
+from test_train_mesh import CONFIG, LONG, QUICK, alone, some_plan
+
+from jrec.cli import main
+from jrec.data.regroup import blank
+from jrec.data.synth.generate import SynthOptions, synthesize
+from jrec.data.synth.shapes import shape_like
+from jrec.errors import ConfigError
+from jrec.sharding import load_plan
+from jrec.train.evaluate import evaluate_checkpoint
+from jrec.train.loop import train
+from jrec.train.mesh_plan import check_sharing
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+MIDDLE = (False, True, True, False)
+"""The first device of the mesh, whose copies of what all have are those that JAX reads, keeps tables."""
+
+
+def plan_apart(computes, *, seed=0, tt=False, dtype="float32"):
+    """Every row on a random one of the devices that do not compute."""
+    keepers = np.flatnonzero(~np.array(computes))
+    if len(keepers) > 1:
+        plan = some_plan(len(keepers), seed=seed, tt=tt, dtype=dtype)
+    else:
+        plan = some_plan(2, seed=seed, tt=tt, dtype=dtype)
+        plan = dataclasses.replace(plan, owner=np.zeros_like(plan.owner), offset=_counted(plan))
+    owner = keepers[plan.owner].astype(np.int16)
+    path = np.repeat(np.arange(len(computes), dtype=np.int16)[:, None], len(computes), axis=1)
+    return dataclasses.replace(
+        plan, devices=len(computes), owner=owner, path=path, way=owner.astype(np.int32), computes=tuple(computes)
+    )
+
+
+def _counted(plan):
+    return np.arange(len(plan.owner), dtype=np.int64)  # segments are single rows
+
+
+def test_two_devices_compute_and_two_keep_the_tables():
+    """Dense parameters of the devices that keep tables are NaN before every step: nothing reads them."""
+    plan = plan_apart(MIDDLE)
+    found = mesh_runs.on_mesh_of(plan, OPTIMIZERS["rowwise_adagrad"], QUICK, tt=False, form="send")
+    mesh_runs.assert_close(found, alone("rowwise_adagrad", QUICK, tt=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_for_fifty_steps(name):
+    """A tensor-train table, whose cores the devices that compute have, beside the others."""
+    found = mesh_runs.on_mesh_of(plan_apart(MIDDLE, seed=1, tt=True), OPTIMIZERS[name], LONG, form="send")
+    mesh_runs.assert_close(found, alone(name, LONG))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["retrieve", "send"])
+@pytest.mark.parametrize("computes", [(True, False), (True, True, True, False), (False, False, False, True)])
+def test_any_division_of_the_devices(computes, form):
+    found = mesh_runs.on_mesh_of(plan_apart(computes, seed=2), OPTIMIZERS["adagrad"], QUICK, tt=False, form=form)
+    mesh_runs.assert_close(found, alone("adagrad", QUICK, tt=False))
+
+
+def test_blank_parts_have_no_lookups():
+    layout = mesh_runs.layout("planned")
+    (batch,) = mesh_runs.batches(layout, 1)
+    part = blank(layout, batch, 5)
+    assert part.dense.shape == (5, 3)
+    assert not part.mask.any()
+    for name, bags in part.bags.items():
+        assert (np.asarray(bags.ids) == -1).all()
+        assert bags.ids.dtype == batch.bags[name].ids.dtype
+        assert (bags.weights is None) == (batch.bags[name].weights is None)
+        assert bags.offsets is not None
+        assert bags.offsets.shape == (layout.stacks[name].num_bags(5) + 1,)
+        assert not bags.offsets.any()
+
+
+# Runs from a configuration.
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "quickstart"
+    synthesize(shape_like("quickstart"), folder, SynthOptions(rows=800, seed=1))
+    return folder
+
+
+@pytest.fixture
+def configure(tmp_path, dataset):
+    return configuring(tmp_path, dataset, CONFIG)
+
+
+@pytest.fixture
+def apart(configure, dataset, tmp_path):
+    """Overrides of a run by a plan of ``jrec plan``: devices 0 and 3 keep the tables."""
+    plan = str(tmp_path / "apart")
+    configure()
+    made = ["plan", str(dataset), "--hardware", "dgx-a100", "--devices", "4", "--config", str(tmp_path / "tiny.toml")]
+    assert main([*made, "--tables-on", "0,3", "--out", plan, "--figure", "none"]) == 0
+    assert load_plan(plan).computes == MIDDLE
+    return ("mesh.devices=4", f"plan={plan!r}")
+
+
+@pytest.mark.slow
+def test_a_run_scores_as_on_one_device_and_its_checkpoints_move(configure, dataset, apart):
+    """Evaluations between steps, a batch of 250 examples that two devices share, checkpoints from and to elsewhere."""
+    often = ("evaluate.every_steps=2", "checkpoint.every_steps=2", "evaluate.splits=['test']")
+    one = train(configure(*often, out="one"))
+    expected = one.scores["test"].logits
+    four = train(configure(*apart, *often, out="four"))
+    assert four.plan is not None
+    assert four.plan["memory_balance"] > 0
+    np.testing.assert_allclose(four.scores["test"].logits, expected, rtol=1e-4, atol=1e-5)
+    for devices, plan in ((1, ""), (3, ""), (4, apart[1].removeprefix("plan=").strip("'"))):
+        scores = evaluate_checkpoint(four.folder, dataset, split="test", devices=devices, plan=plan).scores
+        np.testing.assert_allclose(scores.logits, four.scores["test"].logits, rtol=1e-5, atol=1e-6)
+    moves = ((apart, ("mesh.devices=0", "plan=''")), (("mesh.devices=2",), apart), (apart, apart))
+    for number, (begin, end) in enumerate(moves):
+        train(configure(*begin, "max_steps=3", out=f"moved{number}"))
+        moved = train(configure(*end, out=f"moved{number}"), resume=True)
+        assert moved.step == one.step
+        np.testing.assert_allclose(moved.scores["test"].logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("data.batch_size=63",), "batch_size is 63, which the 2 devices that compute by .* use a multiple of 2"),
+        (("tables.overrides={C2={tier='host'}}",), r"only keep tables, but table\(s\) C2 lie in host memory"),
+    ],
+)
+def test_what_such_a_plan_cannot_train_is_refused(configure, apart, overrides, says):
+    from jrec.data.schema import Schema
+    from jrec.train.build import build_layout
+    from jrec.train.mesh_run import open_mesh
+
+    config = configure(*apart, *overrides)
+    schema = Schema.load(config.data.path)
+    with pytest.raises(ConfigError, match=says):
+        open_mesh(config, schema, build_layout(config, schema))
+
+
+def test_processes_need_equal_numbers_of_devices_that_compute(configure):
+    layout, plan, config = mesh_runs.layout("planned"), plan_apart(MIDDLE), configure("mesh.devices=4")
+    check_sharing(config, layout, plan, [0, 0, 1, 1], training=True)
+    with pytest.raises(ConfigError, match=r"of the 2 processes 0, 2 compute.*equal number of devices of every process"):
+        check_sharing(config, layout, plan, [0, 1, 1, 0], training=True)
+    check_sharing(config, layout, plan, [0, 1, 1, 0], training=False)
