@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from jrec.cli import main
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.regroup import gathered
 from jrec.data.schema import Schema
@@ -124,6 +125,18 @@ def on_one_device(config, shares):
 @pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 4), (2, 4)])
 def test_processes_train_as_one_device(run, config, tmp_path, processes, devices):
     finish(run(processes, devices=devices))
+    assert_as_on_one_device(config, tmp_path, processes)
+
+
+def test_each_process_has_a_device_that_only_keeps_tables(run, config, tmp_path, dataset):
+    plan = str(tmp_path / "plan")
+    made = ["plan", str(dataset), "--hardware", "dgx-a100", "--devices", "4", "--config", str(tmp_path / "run.toml")]
+    assert main([*made, "--tables-on", "0,2", "--out", plan, "--figure", "none"]) == 0
+    finish(run(2, f"plan={plan}", devices=4))
+    assert_as_on_one_device(config, tmp_path, 2)
+
+
+def assert_as_on_one_device(config, tmp_path, processes):
     losses, arrays = on_one_device(config, processes)
     assert len(losses) == 55
     logged = (tmp_path / "many" / "metrics.jsonl").read_text()
