@@ -22,6 +22,7 @@ import sys
 import numpy as np
 
 from benchmarks import harness, scaling_bytes, scaling_project, scaling_step, workloads
+from benchmarks.scaling_forms import report_forms
 from benchmarks.scaling_modes import modes, tensor_train
 
 DEVICES = (1, 2, 4, 8)
@@ -93,8 +94,10 @@ def links(report: harness.Report, devices: list[int], examples: int) -> None:
             counted = scaling_bytes.link_bytes(setup, scaling_step.parts_of(setup, seed=0))
             case = f"{name}, full tables, {number} devices, {examples:,} examples each"
             _links(report, case, counted, setup.cost.link_bytes)
-    for name in ("rm1",) if report.quick else ("rm1", "rm2", "rm3", "rm4"):
+    names = ["rm1"] if report.quick else ["rm1", "rm2", "rm3", "rm4"]
+    for name in names:
         modes(report, name, examples=min(examples, 512))
+    report_forms(report, names, examples=min(examples, 256))
     tensor_train(report, examples=examples)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.scaling_step import Setup
 from jrec.sharding.pieces import REPLICATED
 from jrec.sharding.problem import Ranked
+from jrec.sharding.runtime.modes import expected_traffic
 from jrec.train.mesh_arrays import MeshBatch
 from jrec.train.mesh_batch import Part
 
@@ -40,10 +41,10 @@ class Entry:
 
 
 def ledger(setup: Setup, parts: Sequence[Part], batch: MeshBatch, state: Any) -> list[Entry]:
-    """All traffic of a step with the padded exchange and the local-aggregated all-reduce.
+    """All traffic of a step with the local-aggregated all-reduce.
 
     Args:
-      setup: workload, plan and costs.
+      setup: workload, plan and costs; how rows are looked up and lines travel.
       parts: of one batch, of all devices.
       batch: the parts in static sizes.
       state: of model and optimizer, whose dense gradients are summed; arrays or shapes.
@@ -51,29 +52,73 @@ def ledger(setup: Setup, parts: Sequence[Part], batch: MeshBatch, state: Any) ->
     devices, route = setup.devices, batch.routes[setup.stack]
     others, ring = devices - 1, 2 * (devices - 1) / devices
     (table, *_) = setup.problem.tables
-    rows = expected_rows(setup)
-    line = route.remote.rows.shape[-1]
-    fetched = np.array([_remote(p, setup.stack, d, devices) for d, p in enumerate(parts)]).mean()
     touched = np.array([p.routes[setup.stack].of(devices)[0].size for p in parts]).mean()
     union = np.unique(np.concatenate([p.routes[setup.stack].of(devices)[0] for p in parts])).size
     room = route.replicated.rows.shape[-1]
     copies = max(1, setup.plan.replicated_rows(table.stack))
     buffer = min(devices * room, copies) if route.union is None else min(route.union, devices * room, copies)
-    narrow, wide = table.row_bytes, 4 * table.dim  # gradients are float32 whatever the rows
-    padding = f"every line has room for {line:,} rows, the longest has {_longest(parts, setup.stack, devices):,}"
+    wide = 4 * table.dim
     seen, dense = 12 * setup.workload.batch * others / devices, ring * (_dense_bytes(state) + 8)
     return [
-        _entry("requests", 4 * rows.remote, 4 * fetched, 4 * others * line, padding),
-        _entry("rows", narrow * rows.remote, narrow * fetched, narrow * others * line, padding),
-        _entry("gradients of rows", wide * rows.remote, wide * fetched, wide * others * line, padding),
+        *link_entries(setup, parts, batch),
         _entry("touched replicas", None, 4 * others * touched, 4 * others * room, f"room for {room:,} on a device"),
         _entry(
-            "gradients of replicas", ring * wide * rows.union, ring * wide * union, ring * wide * buffer,
-            f"room for {buffer:,} rows, of {copies:,} that are replicated",
+            "gradients of replicas", ring * wide * expected_rows(setup).union, ring * wide * union,
+            ring * wide * buffer, f"room for {buffer:,} rows, of {copies:,} that are replicated",
         ),
         _entry("dense gradients", None, dense, dense, "nothing"),
         _entry("logits, labels, mask", None, seen, seen, "nothing"),
     ]  # fmt: skip
+
+
+def link_entries(setup: Setup, parts: Sequence[Part], batch: MeshBatch) -> list[Entry]:
+    """The traffic of looking up other devices' rows, in the setup's form."""
+    return (_sent if setup.stack in batch.sends else _retrieved)(setup, parts, batch)
+
+
+def _retrieved(setup: Setup, parts: Sequence[Part], batch: MeshBatch) -> list[Entry]:
+    (table, *_) = setup.problem.tables
+    remote = batch.routes[setup.stack].remote
+    assert remote is not None
+    line, rows = remote.rows.shape[-1], expected_rows(setup).remote
+    fetched = np.array([_remote(p, setup.stack, d, setup.devices) for d, p in enumerate(parts)]).mean()
+    padding = f"every line has room for {line:,} rows, the longest has {_longest(parts, setup.stack, setup.devices):,}"
+    of = (line, rows, fetched, padding)
+    return [
+        _in_lines(setup, "requests", 4, *of),
+        _in_lines(setup, "rows", table.row_bytes, *of, ragged=True),
+        _in_lines(setup, "gradients of rows", 4 * table.dim, *of, ragged=True),
+    ]
+
+
+def _sent(setup: Setup, parts: Sequence[Part], batch: MeshBatch) -> list[Entry]:
+    (table, *_) = setup.problem.tables
+    expected, sends = expected_traffic(setup.problem, setup.plan), batch.sends[setup.stack]
+    found = [p.sends[setup.stack] for p in parts]
+    kinds = []
+    for what, room, of, starts in (
+        ("lookups", sends.rows.shape[-1], expected.lookups, np.array([f.starts for f in found])),
+        ("bags", sends.at.shape[-1], expected.bags, np.array([f.bag_starts for f in found])),
+    ):
+        padding = f"every line has room for {room:,} {what}, the longest has {np.diff(starts).max():,}"
+        kinds.append((room, float(of.sum()) / setup.devices, starts[:, -1].mean(), padding))
+    lookups, bags = kinds
+    return [
+        _in_lines(setup, "ids of lookups", 4, *lookups),
+        _in_lines(setup, "starts of bags", 4, *bags),
+        _in_lines(setup, "sums of bags", 4 * table.dim, *bags, ragged=True),
+        _in_lines(setup, "gradients of bags", 4 * table.dim, *bags, ragged=True),
+    ]
+
+
+def _in_lines(
+    setup: Setup, name: str, size: int, room: int, expected: float, real: float, why: str, *, ragged: bool = False
+) -> Entry:
+    """Values of ``size`` bytes that travel in lines for ``room`` of them; without padding where that can be."""
+    moved = (setup.devices - 1) * room
+    if ragged and setup.exchange == "ragged":
+        moved, why = real, "nothing"
+    return _entry(name, size * expected, size * real, size * moved, why)
 
 
 def table_of(entries: Sequence[Entry]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -24,9 +25,11 @@ from jrec.sharding.hardware import Hardware
 from jrec.sharding.plan import Plan, build_plan
 from jrec.sharding.planner import plan_placement
 from jrec.sharding.problem import Problem
+from jrec.sharding.runtime.exchange import Kind
 from jrec.sharding.runtime.route import AXIS, MeshRows, shard_capacity
 from jrec.train.mesh_arrays import MeshBatch, Shapes, stacked
 from jrec.train.mesh_batch import Part, Parts
+from jrec.train.mesh_forms import Form, Forms
 from jrec.train.mesh_plan import plan_stack, plan_tables_of, planned_stacks
 from jrec.train.mesh_rows import replicated_capacity
 from jrec.train.mesh_step import CompiledMesh, State, compile_mesh
@@ -43,6 +46,8 @@ class Setup:
       workload: whose batch is that of all devices together.
       layout: of its tables, tier "planned".
       problem, plan, cost: of the placement.
+      form: in which all features look up other devices' rows.
+      exchange: how lines travel.
     """
 
     workload: workloads.Workload
@@ -50,6 +55,13 @@ class Setup:
     problem: Problem
     plan: Plan
     cost: Cost
+    form: Form = "retrieve"
+    exchange: Kind = "padded"
+
+    @functools.cached_property
+    def forms(self) -> Forms:
+        """Which features send their lookups."""
+        return Forms(self.layout, self.form)
 
     @property
     def devices(self) -> int:
@@ -90,7 +102,7 @@ def planned(workload: workloads.Workload, hardware: Hardware, *, extra_memory: f
 def parts_of(setup: Setup, *, seed: int) -> tuple[Part, ...]:
     """The parts of a batch of the workload, routed."""
     devices = range(setup.devices)
-    cut = Parts(setup.layout, setup.plan, devices=devices, first=0, count=setup.devices, cast=False)
+    cut = Parts(setup.layout, setup.plan, devices=devices, first=0, count=setup.devices, cast=False, forms=setup.forms)
     return cut(models.batch(setup.workload, seed=seed, tier="planned")).parts
 
 
@@ -98,7 +110,7 @@ def mesh_batches(setup: Setup, batches: Sequence[Sequence[Part]]) -> list[MeshBa
     """The parts of some batches as NumPy arrays, in static sizes that fit all of them: one program."""
     devices = range(setup.devices)
     examples = setup.workload.batch // setup.devices
-    shapes = Shapes(setup.layout, setup.plan, examples=examples, fixed=False, headroom=1.0)
+    shapes = Shapes(setup.layout, setup.plan, examples=examples, fixed=False, headroom=1.0, send=setup.forms.send)
     for parts in batches:
         shapes.fit(parts, devices)
     return [stacked(parts, devices, shapes) for parts in batches]
@@ -114,7 +126,7 @@ def modules(setup: Setup) -> tuple[DLRM, SparseOptimizer]:
 
 def compiled(setup: Setup, mesh: Mesh) -> tuple[State, CompiledMesh]:
     """The workload's model over a mesh."""
-    return compile_mesh(*modules(setup), mesh)
+    return compile_mesh(*modules(setup), mesh, exchange=setup.exchange)
 
 
 def abstract_rows(setup: Setup, mesh: Mesh, optimizer: RowOptimizer = OPTIMIZER) -> dict[str, MeshRows]:
@@ -145,7 +157,7 @@ def lowered(
     setup: Setup, mesh: Mesh, batch: MeshBatch, platform: str
 ) -> tuple[State, dict[str, MeshRows], jax.stages.Lowered]:
     """The training step for devices that need not be there, and the shapes of its state and rows."""
-    state, run = compile_mesh(*nnx.eval_shape(lambda: modules(setup)), mesh)
+    state, run = compile_mesh(*nnx.eval_shape(lambda: modules(setup)), mesh, exchange=setup.exchange)
     state = abstract(state, mesh, PartitionSpec())
     rows, placed = abstract_rows(setup, mesh), abstract(batch, mesh, PartitionSpec(AXIS))
     return state, rows, run.step.trace(state, rows, placed).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]
@@ -183,7 +195,9 @@ def collectives(hlo: str, devices: int) -> list[Collective]:
         if match is None:
             continue
         shapes = _SHAPE.findall(match["type"])
-        if match["start"]:
+        if match["kind"].startswith("ragged"):
+            shapes = shapes[:1]  # values in; what comes out is as large, and sizes and offsets do not travel
+        elif match["start"]:
             shapes = shapes[len(shapes) // 2 :]  # operands, then results
         size = sum(_bytes(*shape) for shape in shapes)
         share = (devices - 1) / devices * (2 if match["kind"] == "all-reduce" else 1)

@@ -1,4 +1,4 @@
-"""The training step of a planned Kaggle DLRM, compiled for 8 H200 of one host and for 2 hosts of 4.
+"""The training step of a planned Kaggle DLRM, compiled for 8 H200 of one host and for 2 hosts of 4; and RM2's, sent.
 
 What travels, what is kept, and what waits for what are read off the compiled programs. Run with -s for the bytes beside
 the cost model's.
@@ -12,20 +12,17 @@ from typing import Any
 
 import aot
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
 
 from benchmarks import scaling_bytes, scaling_step, workloads
 from jrec.sharding.hardware import grid, load_hardware
-from jrec.sharding.runtime.exchange import Exchange
-from jrec.sharding.runtime.retrieve import retrieve
-from jrec.sharding.runtime.route import AXIS, MeshRows, local_view
+from jrec.sharding.runtime.route import AXIS
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 
 DEVICES, EXAMPLES = 8, 2048
+KAGGLE = workloads.WORKLOADS["kaggle"].with_batch(EXAMPLES * DEVICES)
 TWO_HOSTS = grid(
     "h200-2x4", devices=8, devices_per_node=4, memory=112 * 10**9, lookup=4800e9, within=450e9, between=50e9,
     all_reduce=37e9,
@@ -38,6 +35,7 @@ class Case:
     setup: scaling_step.Setup
     batch: Any
     ledger: list[scaling_bytes.Entry]
+    buffers: float  # bytes of the collectives' static sizes that are others'
     state: Any
     rows: Any
     compiled: jax.stages.Compiled
@@ -56,14 +54,19 @@ class Case:
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["8 GPUs", "2 hosts of 4"])
 def case(request):
-    workload = workloads.WORKLOADS["kaggle"].with_batch(EXAMPLES * DEVICES)
-    setup = scaling_step.planned(workload, HARDWARE[request.param])
+    return make_case(KAGGLE, hosts=request.param)
+
+
+def make_case(workload, *, hosts=1, **how):
+    setup = dataclasses.replace(scaling_step.planned(workload, HARDWARE[hosts]), **how)
     parts = scaling_step.parts_of(setup, seed=0)
     (batch,) = scaling_step.mesh_batches(setup, [parts])
-    mesh = aot.mesh(DEVICES // request.param, hosts=request.param, axis=AXIS)
+    mesh = aot.mesh(DEVICES // hosts, hosts=hosts, axis=AXIS)
     state, rows, lowered = scaling_step.lowered(setup, mesh, batch, "cuda")
     ledger = scaling_bytes.ledger(setup, parts, batch, state)
-    return Case(setup, batch, ledger, state, rows, lowered.compile())
+    padded = scaling_bytes.ledger(dataclasses.replace(setup, exchange="padded"), parts, batch, state)
+    buffers = sum(entry.moved for entry in padded)
+    return Case(setup, batch, ledger, buffers, state, rows, lowered.compile())
 
 
 def _parameter(case, array):
@@ -92,8 +95,7 @@ def test_no_table_travels_and_bytes_are_accounted_for(case):
     for entry in case.ledger:
         if entry.expected is not None:
             assert entry.real == pytest.approx(entry.expected, rel=0.05), entry.name
-    moved = sum(entry.moved for entry in case.ledger)
-    assert sum(c.sent for c in found) == pytest.approx(moved, rel=1e-3)
+    assert sum(c.sent for c in found) == pytest.approx(case.buffers, rel=1e-3)
 
 
 def test_local_rows_do_not_wait_for_remote_ones(case):
@@ -107,22 +109,37 @@ def test_local_rows_do_not_wait_for_remote_ones(case):
     assert len(re.findall(r" all-(to-all|gather|reduce)[\w-]*\(", between)) == 1  # nothing else is on the network
 
 
-def test_ragged_exchange_compiles():
-    hosts = 2
-    mesh = aot.mesh(DEVICES // hosts, hosts=hosts, axis=AXIS)
-    setup = scaling_step.planned(workloads.WORKLOADS["kaggle"].with_batch(64 * DEVICES), HARDWARE[hosts])
-    (batch,) = scaling_step.mesh_batches(setup, [scaling_step.parts_of(setup, seed=0)])
-    (route,), (rows,) = batch.routes.values(), scaling_step.abstract_rows(setup, mesh).values()
-    rows = dataclasses.replace(rows, sharded_slots={}, replicated_slots={})
-
-    def body(rows, route):
-        route = local_view(route)
-        exchange = Exchange.open(route.remote, shard_rows=rows.sharded.shape[0], kind="ragged")
-        return jnp.tanh(retrieve(rows, route, exchange))
-
-    over = PartitionSpec(AXIS)
-    run = jax.shard_map(body, mesh=mesh, in_specs=(MeshRows.specs(None), over), out_specs=over, check_vma=False)
-    lowered = jax.jit(run).trace(rows, scaling_step.abstract(route, mesh, over)).lower(lowering_platforms=("cuda",))
-    text = lowered.compile().as_text()
-    assert "ragged-all-to-all" in text
+def test_a_step_with_the_ragged_exchange():
+    """Buffers are as large as with padding; what moves is what is real."""
+    case = make_case(KAGGLE, exchange="ragged")
+    test_no_table_travels_and_bytes_are_accounted_for(case)
+    test_memory_is_that_of_the_plan(case)
+    text = case.compiled.as_text()
+    line, dim = case.batch.routes[case.setup.stack].remote.rows.shape[-1], case.setup.workload.dim
+    ragged = [c for c in scaling_step.collectives(text, DEVICES) if c.kind == "ragged-all-to-all"]
+    assert [c.bytes for c in ragged] == [4 * DEVICES * line * dim] * 2  # rows, and their gradients
     assert not re.search(r"f32\[[\d,]*\]\S* all-to-all", text)  # requests alone are padded
+    moved = {entry.name: (entry.real, entry.moved) for entry in case.ledger}
+    assert moved["rows"][0] == moved["rows"][1] > 0
+
+
+@pytest.mark.parametrize("exchange", ["padded", "ragged"])
+def test_sent_lookups(exchange):
+    """RM2's form, with fewer rows: bags of 80 ids, of which the owners send back sums alone."""
+    workload = workloads.WORKLOADS["rm2"].with_rows_capped(20_000).with_batch(64 * DEVICES)
+    case = make_case(workload, form="send", exchange=exchange)
+    sys.stdout.write(f"\n{scaling_bytes.table_of(case.ledger)}\n")
+    found = scaling_step.collectives(case.compiled.as_text(), DEVICES)
+    assert sum(c.sent for c in found) == pytest.approx(case.buffers, rel=1e-3)
+    for entry in case.ledger:
+        if entry.expected is not None:
+            assert entry.real == pytest.approx(entry.expected, rel=0.05), entry.name
+    assert case.batch.routes[case.setup.stack].remote is None
+    bags, dim = case.batch.sends[case.setup.stack].at.shape[-1], workload.dim
+    lines = f"f32[{DEVICES},{bags},{dim}]" if exchange == "padded" else f"f32[{DEVICES * bags},{dim}]"
+    kind = "all-to-all" if exchange == "padded" else "ragged-all-to-all"
+    wide = [c for c in found if "all-to-all" in c.kind and any(shape.startswith("f32") for shape in c.shapes)]
+    assert [(c.kind, c.shapes) for c in wide] == [(kind, (lines,))] * 2  # sums there, gradients back; no row
+    rows = case.bytes_of(case.rows)
+    assert rows <= case.compiled.memory_analysis().alias_size_in_bytes
+    assert max(c.bytes for c in found) < 0.5 * rows

@@ -21,6 +21,7 @@ from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.checkpoint import flatten
 from jrec.train.config import load_config
 from jrec.train.evaluate import restore_run
+from jrec.train.logs import FORMS, read_records
 from jrec.train.step import compile_run
 
 pytestmark = pytest.mark.slow
@@ -109,7 +110,9 @@ def on_one_device(config, shares):
     layout = build_layout(config, schema)
     each = LoaderConfig(batch_size=config.data.batch_size // shares, seed=config.seed, window_blocks=2)
     loaders = [
-        make_loader(config.data.path, schema, layout, "train", each, epochs=5, process_index=p, process_count=shares)
+        make_loader(
+            config.data.path, schema, layout, "train", each, epochs=config.epochs, process_index=p, process_count=shares
+        )
         for p in range(shares)
     ]
     model = build_model(config, schema, layout)
@@ -139,11 +142,30 @@ def test_each_process_has_a_device_that_only_keeps_tables(run, config, tmp_path,
 def assert_as_on_one_device(config, tmp_path, processes):
     losses, arrays = on_one_device(config, processes)
     assert len(losses) == 55
-    logged = (tmp_path / "many" / "metrics.jsonl").read_text()
-    np.testing.assert_allclose([float(x) for x in re.findall(r'"loss": ([0-9.e-]+)', logged)], losses, rtol=2e-4)
-    found = restore_run(tmp_path / "many").checkpoint.state
-    for path, leaf in flatten(found).items():
+    assert_same_run(tmp_path / "many", losses, arrays)
+
+
+def assert_same_run(folder, losses, arrays):
+    records = list(read_records(folder / "metrics.jsonl"))
+    np.testing.assert_allclose([r["loss"] for r in records if r["split"] == "train"], losses, rtol=2e-4)
+    for path, leaf in flatten(restore_run(folder).checkpoint.state).items():
         np.testing.assert_allclose(np.asarray(leaf), arrays[path], rtol=2e-4, atol=2e-5, err_msg=path)
+
+
+@pytest.mark.parametrize("form", ["send", "auto"])
+def test_processes_that_send_lookups_train_as_one_device(run, tmp_path, form):
+    """RM1's form, 20 ids a bag. All processes choose alike: each counts its own parts alone."""
+    dataset = tmp_path / "bags"
+    synthesize(shape_like("rm3", table_rows=500), dataset, SynthOptions(rows=400, seed=1))
+    sizes = ("model.embedding_dim=16", "model.bottom_mlp=[16]", "optimizer.embedding.name=sgd", "epochs=2")
+    finish(run(2, f"data.path={dataset}", f"mesh.form={form}", *sizes))
+    given = [f"data.path={str(dataset)!r}", f"out={str(tmp_path / 'one')!r}", *sizes]
+    losses, arrays = on_one_device(load_config(tmp_path / "run.toml", given), 2)
+    assert len(losses) == 10
+    assert_same_run(tmp_path / "many", losses, arrays)
+    chosen = [r for r in read_records(tmp_path / "many" / "metrics.jsonl") if r["split"] == FORMS]
+    assert len(chosen) == (form == "auto")
+    assert all(record[f"T{i}"]["send"] == [f"T{i}"] for record in chosen for i in range(1, 11))
 
 
 def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_fewer(run, config, tmp_path):

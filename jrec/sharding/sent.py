@@ -11,7 +11,7 @@ from jrec.ops.types import Cast
 from jrec.sharding.router import Routed
 from jrec.sharding.sent_kernel import filter_routed, sort_by_owner, take_sent
 
-_NO_WEIGHTS = np.empty(0, np.float32)
+_NO_WEIGHTS, _NO_ADDRESSES = np.empty(0, np.float32), np.empty(0, np.int32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,12 +67,14 @@ class SentLookups:
         Raises:
           ValueError: if bags do not ascend, or an owner is none of the devices.
         """
-        n = bags.size
-        order, starts = np.empty(n, np.int64), np.empty(devices + 1, np.int64)
-        found, firsts = np.empty(n, np.int32), np.empty(n, np.int32)
-        bag_starts = np.empty(devices + 1, np.int64)
-        arrays = [np.ascontiguousarray(a, np.int32) for a in (bags, owners)]
-        bad = int(sort_by_owner(*arrays, order, starts, found, firsts, bag_starts))  # pyright: ignore[reportCallIssue, reportArgumentType]
+        given = [np.ascontiguousarray(a, np.int32) for a in (bags, owners, offsets)]
+        beside = [_NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float32)]
+        beside.append(_NO_ADDRESSES if addresses is None else np.ascontiguousarray(addresses, np.int32))
+        starts, bag_starts = (np.empty(devices + 1, np.int64) for _ in range(2))
+        rows, found, firsts = (np.empty(bags.size, np.int32) for _ in range(3))
+        filled = [np.empty_like(array) for array in beside]
+        arguments: Any = (*given, *beside, starts, rows, *filled, found, firsts, bag_starts)
+        bad = int(sort_by_owner(*arguments))
         if bad >= 0:
             raise ValueError(
                 f"lookup {bad:,} is of bag {int(bags[bad])} at device {int(owners[bad])}; bags must ascend, and there"
@@ -80,13 +82,13 @@ class SentLookups:
             )
         count = int(bag_starts[-1])
         return SentLookups(
-            rows=offsets[order].astype(np.int32, copy=False),
+            rows=rows,
             starts=starts,
             bags=found[:count],
             firsts=firsts[:count],
             bag_starts=bag_starts,
-            weights=None if weights is None else weights[order].astype(np.float32, copy=False),
-            addresses=None if addresses is None else addresses[order].astype(np.int32, copy=False),
+            weights=None if weights is None else filled[0],
+            addresses=None if addresses is None else filled[1],
         )
 
 

@@ -6,14 +6,17 @@ from jrec.data.compiled import compiled
 
 
 @compiled
-def sort_by_owner(bags, owners, order, starts, found, firsts, bag_starts):
+def sort_by_owner(bags, owners, offsets, weights, addresses, starts, rows, of_rows, at_rows, found, firsts, bag_starts):
     """Sorts lookups by owner, stably, and finds the bags of every owner's.
 
     Args:
       bags: (n,) int32, ascending.
       owners: (n,) int32.
-      order: (n,) int64, filled: the lookups by owner.
+      offsets: (n,) int32.
+      weights: (n,) float32, or empty.
+      addresses: (n,) int32, or empty.
       starts: (devices + 1,) int64, filled: where the lookups of each owner begin.
+      rows, of_rows, at_rows: filled with offsets, weights and addresses, owner by owner.
       found: (n,) int32, filled in its first places: the bags of every owner's lookups, owner by owner.
       firsts: (n,) int32, filled alike: the first lookup of each, counted from its owner's first.
       bag_starts: (devices + 1,) int64, filled: where the bags of each owner begin.
@@ -29,20 +32,23 @@ def sort_by_owner(bags, owners, order, starts, found, firsts, bag_starts):
         starts[owners[k] + 1] += 1
     for d in range(devices):
         starts[d + 1] += starts[d]
+    place_of = starts.copy()
     for k in range(bags.size):
-        d = owners[k]
-        order[starts[d]] = k
-        starts[d] += 1
-    for d in range(devices, 0, -1):
-        starts[d] = starts[d - 1]
-    starts[0] = 0
+        place = place_of[owners[k]]
+        place_of[owners[k]] = place + 1
+        rows[place] = offsets[k]
+        found[place] = bags[k]
+        if weights.size:
+            of_rows[place] = weights[k]
+        if addresses.size:
+            at_rows[place] = addresses[k]
     count = 0
     for d in range(devices):
         bag_starts[d] = count
         for j in range(starts[d], starts[d + 1]):
-            bag = bags[order[j]]
+            bag = found[j]
             if j == starts[d] or bag != found[count - 1]:
-                found[count] = bag
+                found[count] = bag  # in place: no bag is moved behind its lookup
                 firsts[count] = j - starts[d]
                 count += 1
     bag_starts[devices] = count

@@ -1,0 +1,98 @@
+"""RM1 to RM4 on 8 devices: what the compiled training step moves in each form of the lookup, beside the cost model.
+
+Programs are compiled for virtual CPU devices and not run: no table is made. ``report_forms`` starts this module in a
+process of its own, which has so many of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from typing import Any, get_args
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from benchmarks import harness, scaling_bytes, scaling_step, workloads
+from jrec.sharding.hardware import load_hardware
+from jrec.sharding.runtime.modes import Mode
+from jrec.sharding.runtime.route import AXIS
+from jrec.train.mesh_forms import Forms
+
+DEVICES = 8
+
+
+def report_forms(report: harness.Report, names: list[str], *, examples: int) -> None:
+    """Adds the bytes of each workload's step in both forms.
+
+    Args:
+      report: to add to.
+      names: of workloads.
+      examples: of a device.
+    """
+    for line in _run(names, examples):
+        case = f"{line['workload']}, {DEVICES} devices, batch {line['batch']:,}, {line['form']}, compiled step"
+        expected, real, moved = (sum(e[of] for e in line["entries"]) / 1e6 for of in ("expected", "real", "moved"))
+        report.add(
+            case, "lookups, sent by a device, without padding", real, "MB", peer="cost model", ratio=expected / real
+        )
+        report.add(case, "lookups, padding", moved - real, "MB")
+        report.add(case, "all collectives, sent by a device", line["collectives"] / 1e6, "MB")
+        report.add(case, "tables that mesh.form=auto sends", line["auto"], "")
+        for entry in line["entries"]:
+            report.note(
+                f"  {entry['name']}: {entry['moved'] / 1e6:,.2f} MB, {entry['real'] / 1e6:,.2f} real: {entry['why']}"
+            )
+
+
+def _run(names: list[str], examples: int) -> list[dict[str, Any]]:
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.scaling_forms", str(examples), *names],
+        cwd=harness.ROOT,
+        env={**os.environ, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def compiled_bytes(name: str, *, examples: int) -> list[dict[str, Any]]:
+    """What a workload's compiled step moves in each form; needs ``DEVICES`` devices.
+
+    Raises:
+      AssertionError: if the program's collectives are not those that the ledger lists.
+    """
+    workload = workloads.WORKLOADS[name].with_batch(examples * DEVICES)
+    planned = scaling_step.planned(workload, load_hardware("h200x8"), extra_memory=0.0)
+    mesh, found, sent = Mesh(np.array(jax.devices()[:DEVICES]), (AXIS,)), [], 0
+    for form in get_args(Mode):
+        setup = dataclasses.replace(planned, form=form)
+        parts = scaling_step.parts_of(setup, seed=0)
+        if form == "retrieve":
+            auto = Forms(setup.layout)
+            auto.decide([parts], range(DEVICES))
+            sent = sum(bool(table.send) for table in auto.tables)
+        (batch,) = scaling_step.mesh_batches(setup, [parts])
+        state, _, lowered = scaling_step.lowered(setup, mesh, batch, "cpu")
+        ledger = scaling_bytes.ledger(setup, parts, batch, state)
+        collectives = scaling_step.collectives(lowered.compile().as_text(), DEVICES)
+        moved, listed = sum(c.sent for c in collectives), sum(entry.moved for entry in ledger)
+        assert abs(moved / listed - 1) < 1e-3, (
+            f"{name}, {form}: {moved:,.0f} bytes in the program, {listed:,.0f} listed"
+        )
+        entries = [dataclasses.asdict(entry) for entry in scaling_bytes.link_entries(setup, parts, batch)]
+        found.append(
+            {"workload": name, "form": form, "batch": workload.batch, "entries": entries, "collectives": moved}
+        )
+    return [line | {"auto": sent} for line in found]
+
+
+if __name__ == "__main__":
+    lines = [line for name in sys.argv[2:] for line in compiled_bytes(name, examples=int(sys.argv[1]))]
+    json.dump(lines, sys.stdout)
