@@ -205,31 +205,13 @@ class HostCheckpoints:
         return manifest, saved
 
     def _chain(self, step: int) -> list[dict[str, Any]]:
-        """Manifests from the full checkpoint to this one."""
-        manifest = self._manifest(step)
-        chain = [manifest]
-        while (base := manifest["base"]) is not None:
-            if base["step"] >= manifest["step"]:
-                raise damaged(self._path(manifest["step"]) / _MANIFEST, f"it builds on the later step {base['step']}")
-            manifest = self._manifest(base["step"])
-            if checksum(manifest) != base["checksum"]:
-                path = self._path(base["step"])
-                raise damaged(path / _MANIFEST, f"step {chain[-1]['step']} builds on another checkpoint of that step")
-            chain.append(manifest)
-        return chain[::-1]
-
-    def _manifest(self, step: int) -> dict[str, Any]:
-        path = self._path(step) / _MANIFEST
-        manifest = read_json(path)
-        if manifest.get("format") != "jrec-host-tables" or manifest.get("version") != VERSION:
-            raise CheckpointError(
-                f"{path} is of format {manifest.get('format')!r}, version {manifest.get('version')!r}, but this jrec"
-                f" reads 'jrec-host-tables', version {VERSION}"
-            )
-        own = {name: describe(table) for name, table in self._tables.items()}
-        for name in sorted(own.keys() | manifest["tables"].keys()):
-            _check_same(path, name, manifest["tables"].get(name), own.get(name))
-        return manifest
+        """Manifests from the full checkpoint to this one, all of this object's tables."""
+        chain, own = manifests(self._folder, step), {name: describe(table) for name, table in self._tables.items()}
+        for manifest in reversed(chain):
+            path = self._path(manifest["step"]) / _MANIFEST
+            for name in sorted(own.keys() | manifest["tables"].keys()):
+                _check_same(path, name, manifest["tables"].get(name), own.get(name))
+        return chain
 
     def _load(self, folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:
         for shard in manifest["shards"]:
@@ -239,7 +221,7 @@ class HostCheckpoints:
             self._tables[shard["stack"]].store(rows, values, slots)
 
     def _path(self, step: int) -> pathlib.Path:
-        return self._folder / f"{step:012d}"
+        return step_folder(self._folder, step)
 
     def _withdraw(self, step: int) -> pathlib.Path:
         """Takes away its name first, so that a checkpoint is complete or not there."""
@@ -250,6 +232,40 @@ class HostCheckpoints:
         for pattern in ("*.partial", "*.removed"):
             for path in self._folder.glob(pattern):
                 shutil.rmtree(path)
+
+
+def step_folder(folder: pathlib.Path, step: int) -> pathlib.Path:
+    """Of one checkpoint."""
+    return folder / f"{step:012d}"
+
+
+def manifests(folder: pathlib.Path, step: int) -> list[dict[str, Any]]:
+    """The manifests that make up a checkpoint, from the full one to that of ``step``.
+
+    Raises:
+      CheckpointError: if one is missing or damaged.
+    """
+    chain = [_manifest(folder, step)]
+    while (base := chain[-1]["base"]) is not None:
+        last = chain[-1]["step"]
+        if base["step"] >= last:
+            raise damaged(step_folder(folder, last) / _MANIFEST, f"it builds on the later step {base['step']}")
+        chain.append(_manifest(folder, base["step"]))
+        if checksum(chain[-1]) != base["checksum"]:
+            path = step_folder(folder, base["step"]) / _MANIFEST
+            raise damaged(path, f"step {last} builds on another checkpoint of that step")
+    return chain[::-1]
+
+
+def _manifest(folder: pathlib.Path, step: int) -> dict[str, Any]:
+    path = step_folder(folder, step) / _MANIFEST
+    manifest = read_json(path)
+    if manifest.get("format") != "jrec-host-tables" or manifest.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path} is of format {manifest.get('format')!r}, version {manifest.get('version')!r}, but this jrec"
+            f" reads 'jrec-host-tables', version {VERSION}"
+        )
+    return manifest
 
 
 def describe(table: HostTable) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def allocate(
     name: str,
     folder: str | os.PathLike[str] | None = None,
     huge_pages: bool = False,
+    written: np.ndarray | None = None,
 ) -> np.ndarray:
     """An array of zeros, in anonymous memory or in a file of its own.
 
@@ -37,17 +38,21 @@ def allocate(
       folder: where to put the file, made if absent; None for anonymous memory.
       huge_pages: ask for pages of 2 MiB, which rows gathered at random read faster, but of which every one that is
         touched is there whole. Anonymous memory only.
+      written: (n, 2) int64, begin and end of the lines that may be written, for which space is reserved in a file; None
+        for all.
 
     Raises:
       ConfigError: if memory or disk cannot hold it.
     """
-    size = math.prod(shape) * dtype.itemsize
+    line = math.prod(shape[1:]) * dtype.itemsize
+    size = shape[0] * line
     if folder is None:
         mapping = _anonymous(size, name)
         with contextlib.suppress(OSError):  # advice: kernels without huge pages refuse it
             mapping.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
     else:
-        mapping = _file(size, name, pathlib.Path(folder))
+        whole = np.array([[0, shape[0]]])
+        mapping = _file(size, (whole if written is None else written) * line, name, pathlib.Path(folder))
     return np.frombuffer(mapping, dtype).reshape(shape)
 
 
@@ -62,7 +67,7 @@ def _anonymous(size: int, name: str) -> mmap.mmap:
         ) from error
 
 
-def _file(size: int, name: str, folder: pathlib.Path) -> mmap.mmap:
+def _file(size: int, written: np.ndarray, name: str, folder: pathlib.Path) -> mmap.mmap:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor, path = tempfile.mkstemp(prefix=f"{name.replace('/', '_')[:100]}.", dir=folder)
@@ -70,15 +75,17 @@ def _file(size: int, name: str, folder: pathlib.Path) -> mmap.mmap:
         raise ConfigError(f"{name} cannot have a file in {folder}: {error}; choose another folder") from error
     try:
         pathlib.Path(path).unlink()
-        os.posix_fallocate(descriptor, 0, size)
+        os.truncate(descriptor, size)
+        for begin, stop in written:
+            os.posix_fallocate(descriptor, int(begin), int(stop - begin))
         return mmap.mmap(descriptor, size)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM):
             raise
         status = os.statvfs(folder)
         raise ConfigError(
-            f"{name} needs {_gib(size)} in {folder}, where {_gib(status.f_bavail * status.f_frsize)} are free"
-            f" ({error.strerror}); free some, or choose another folder"
+            f"{name} needs {_gib(int(np.diff(written).sum()))} in {folder}, where"
+            f" {_gib(status.f_bavail * status.f_frsize)} are free ({error.strerror}); free some, or choose another folder"
         ) from error
     finally:
         os.close(descriptor)

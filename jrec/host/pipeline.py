@@ -44,7 +44,6 @@ free place, so the oldest batch can always move on, unless a stage failed; that 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import time
@@ -55,17 +54,17 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from jrec.batch import Batch
 from jrec.host.pipeline_batch import (
     Gathered,
     Planned,
+    Preparation,
     Ready,
     Retrieved,
     StackPlan,
     Transferred,
     Updated,
+    WholeBatches,
     fetched,
-    localized,
     transfers,
     tree_bytes,
 )
@@ -90,15 +89,16 @@ class HostPipeline:
 
     Args:
       source: yields (batch of NumPy arrays, position): the position comes back from ``position`` once the batch's step
-        is taken. The pipeline reads ahead of the steps.
+        is taken. The pipeline reads ahead of the steps. With a ``preparation``, what this takes in place of a batch.
       layout: of the batches.
-      tables: the rows of every stack of tier "host", by stack.
+      tables: by stack, the rows of every stack of tier "host", and of those of which a plan keeps some rows there.
       queue: how many batches may be between gather and store; 1 is sequential.
       cached: how many batches' rows the device keeps, at least ``queue - 1``; None for ``queue``.
       resident: by stack, rows that stay on the device. The caller may change them between ``put_back`` and ``get``.
       device: to compute on; None for JAX's first.
       pinned: whether rows come back through page-locked host memory; None for what suits the device.
       timeline: what records the stages; None for one of its own.
+      preparation: of what the source yields; it finds the rows of all ``tables``. None for batches of one device.
 
     Raises:
       ValueError: if the tables are not those of the layout, or ``queue`` or ``cached`` is too small.
@@ -106,7 +106,7 @@ class HostPipeline:
 
     def __init__(
         self,
-        source: Iterator[tuple[Batch, Any]],
+        source: Iterator[tuple[Any, Any]],
         layout: EmbeddingLayout,
         tables: Mapping[str, HostTable],
         *,
@@ -116,12 +116,12 @@ class HostPipeline:
         device: Any = None,
         pinned: bool | None = None,
         timeline: Timeline | None = None,
+        preparation: Preparation | None = None,
     ):
-        self._stacks = {stack.name: stack for stack in layout.members if stack.tier == "host"}
-        if self._stacks.keys() != tables.keys():
-            raise ValueError(
-                f"the layout's host stacks are {sorted(self._stacks)}, but the tables are {sorted(tables)}"
-            )
+        stacks = {stack.name: stack for stack in layout.members if stack.tier == "host"}
+        partly = {stack.name for stack in layout.members if stack.tier == "planned"}
+        if stacks.keys() != tables.keys() - partly:
+            raise ValueError(f"the layout's host stacks are {sorted(stacks)}, but the tables are {sorted(tables)}")
         if queue < 1:
             raise ValueError(f"the queue has length {queue}; it must be at least 1")
         self._resident = dict(resident or {})
@@ -136,6 +136,7 @@ class HostPipeline:
         self.timeline = Timeline() if timeline is None else timeline
         self._source, self._tables, self._queue = source, dict(tables), queue
         self._to_device, self._begin_return = transfers(jax.devices()[0] if device is None else device, pinned=pinned)
+        self._preparation = WholeBatches(stacks, self._to_device) if preparation is None else preparation
         self._plans: dict[str, RingPlan] = {}
         self._rings = {name: DeviceRing(length=self._cached) for name in tables}
         self._position: Any = None
@@ -271,18 +272,17 @@ class HostPipeline:
         del stored
         self._stored.advance()
 
-    def _read(self, number: int, item: None) -> tuple[Batch, Any]:
+    def _read(self, number: int, item: None) -> tuple[Any, Any]:
         del number, item
         try:
             return next(self._source)
         except StopIteration:
             raise Finished from None
 
-    def _plan(self, number: int, item: tuple[Batch, Any]) -> Planned:
-        batch, position = item
-        bags, plans = dict(batch.bags), {}
-        for name, stack in self._stacks.items():
-            bags[name], rows, most = localized(bags[name], stack)
+    def _plan(self, number: int, item: tuple[Any, Any]) -> Planned:
+        of, position = item
+        prepared, plans = self._preparation.prepare(of), {}
+        for name, (rows, most) in prepared.rows.items():
             if name not in self._plans:
                 self._plans[name] = RingPlan(length=self._cached, most=most)
             split = self._resident[name].split(rows) if name in self._resident else None
@@ -291,7 +291,7 @@ class HostPipeline:
             plans[name] = StackPlan(rows=rows, source=source, missing=missing, split=split)
             resident = 0 if places is None else places.size
             self.timeline.rows(name, unique=rows.size, cached=rows.size - missing.size, resident=resident)
-        return Planned(batch=dataclasses.replace(batch, bags=bags), position=position, plans=plans)
+        return Planned(batch=prepared.batch, sent=prepared.sent, position=position, plans=plans)
 
     def _admit(self, planned: Channel[tuple[int, Planned]]) -> tuple[int, Planned]:
         number, item = planned.get()
@@ -310,9 +310,10 @@ class HostPipeline:
             if plan.split is not None:
                 splits[name] = plan.split.padded(plan.source.size)
             self.timeline.moved(name, to_device=tree_bytes(item.fetched[name]))
-        rest = item.planned.batch, {name: plan.source for name, plan in plans.items()}, splits
-        self.timeline.sent_batch(tree_bytes(rest))
-        fetched, (batch, sources, splits) = self._to_device((item.fetched, rest))
+        sources = {name: plan.source for name, plan in plans.items()}
+        self.timeline.sent_batch(tree_bytes((item.planned.batch, sources, splits)))
+        fetched, sources, splits = self._to_device((item.fetched, sources, splits))
+        batch = self._preparation.send(item.planned.sent)
         jax.block_until_ready(fetched)  # so that the span is that of the transfer
         return Transferred(planned=item.planned, batch=batch, fetched=fetched, sources=sources, splits=splits)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -42,16 +42,70 @@ class StackPlan:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A batch whose unique rows are known.
+
+    Attributes:
+      batch: NumPy arrays, as the pipeline's caller sees it.
+      sent: what goes to the device of it, a tree of NumPy arrays.
+      rows: by stack of the pipeline its unique rows, (n,) int32 ascending, and how large ``n`` could be.
+    """
+
+    batch: Batch
+    sent: Any
+    rows: dict[str, tuple[np.ndarray, int]]
+
+
+class Preparation(Protocol):
+    """How what the source yields becomes a batch that numbers its unique rows, and reaches the device."""
+
+    def prepare(self, item: Any) -> Prepared:
+        """Prepares the next batch; called in the order of the batches, by one thread."""
+        ...
+
+    def send(self, sent: Any) -> Any:
+        """``Prepared.sent`` on the device."""
+        ...
+
+
+class WholeBatches:
+    """Batches whose ids number the unique rows of the whole batch, for one device.
+
+    Args:
+      stacks: whose rows are in host memory.
+      to_device: of a tree of arrays.
+    """
+
+    def __init__(self, stacks: Mapping[str, Stack], to_device: Callable[[Any], Any]):
+        self._stacks, self._to_device = dict(stacks), to_device
+
+    def prepare(self, item: Batch) -> Prepared:
+        """See ``Preparation``."""
+        bags, rows = dict(item.bags), {}
+        for name, stack in self._stacks.items():
+            bags[name], unique, most = localized(bags[name], stack)
+            rows[name] = unique, most
+        batch = dataclasses.replace(item, bags=bags)
+        return Prepared(batch=batch, sent=batch, rows=rows)
+
+    def send(self, sent: Any) -> Any:
+        """See ``Preparation``."""
+        return self._to_device(sent)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned:
     """A batch that was read and planned.
 
     Attributes:
-      batch: NumPy arrays; the ids of host stacks number their unique rows (see ``localized``).
+      batch: NumPy arrays; of ``WholeBatches``, the ids of host stacks number their unique rows (see ``localized``).
+      sent: see ``Prepared``.
       position: of the source behind this batch, for ``HostPipeline.position``.
       plans: by host stack.
     """
 
     batch: Batch
+    sent: Any
     position: Any
     plans: dict[str, StackPlan]
 
@@ -69,7 +123,7 @@ class Transferred:
     """A batch on the device: itself, the fetched rows, the sources of all rows, and which are resident (padded)."""
 
     planned: Planned
-    batch: Batch
+    batch: Any
     fetched: dict[str, Rows]
     sources: dict[str, jax.Array]
     splits: dict[str, Split]
@@ -81,14 +135,15 @@ class Ready:
 
     Attributes:
       number: counted from 0, where the pipeline began.
-      batch: on the device; ids of host stacks number the rows of ``tables``, casts name those of the stacks.
+      batch: ``Prepared.sent`` on the device; of ``WholeBatches``, ids of host stacks number the rows of ``tables``, and
+        casts name those of the stacks.
       tables: by host stack its unique rows as of now, (capacity, dim), with their slots; a capacity that grows is rare.
       planned: the batch on the host, and its plan.
       splits: by host stack which rows are resident, padded, on the device.
     """
 
     number: int
-    batch: Batch
+    batch: Any
     tables: dict[str, Rows]
     planned: Planned
     splits: dict[str, Split]

@@ -19,6 +19,8 @@ import numpy as np
 
 from jrec.errors import CheckpointError
 
+_DIFFERS = "the checksum of {!r} differs from what was written"
+
 
 def write_shard(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Writes C-contiguous arrays and waits until they are on the disk.
@@ -56,11 +58,34 @@ def read_shard(folder: pathlib.Path, record: Mapping[str, Any]) -> dict[str, np.
         raise damaged(path, str(error)) from error
 
 
+def map_shard(folder: pathlib.Path, record: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """As ``read_shard``, but read-only arrays that stay in the file, for a few rows of many.
+
+    Raises:
+      CheckpointError: see ``read_shard``.
+    """
+    path, arrays, begin = folder / record["file"], {}, 0
+    try:
+        raw = np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error)) from error
+    if raw.size != record["bytes"]:
+        raise damaged(path, f"it has {raw.size:,} bytes, but {record['bytes']:,} were written")
+    for array in record["arrays"]:
+        dtype = jnp.dtype(array["dtype"])
+        data = raw[begin : begin + math.prod(array["shape"]) * dtype.itemsize]
+        if zlib.crc32(data) != array["crc32"]:
+            raise damaged(path, _DIFFERS.format(array["name"]))
+        arrays[array["name"]] = data.view(dtype).reshape(array["shape"])
+        begin += data.size
+    return arrays
+
+
 def _read_array(path: pathlib.Path, file: Any, record: Mapping[str, Any]) -> np.ndarray:
     array = np.empty(record["shape"], jnp.dtype(record["dtype"]))
     data = array.reshape(-1).view(np.uint8)
     if file.readinto(data) != math.prod(data.shape) or zlib.crc32(data) != record["crc32"]:
-        raise damaged(path, f"the checksum of {record['name']!r} differs from what was written")
+        raise damaged(path, _DIFFERS.format(record["name"]))
     return array
 
 

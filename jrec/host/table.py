@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +34,14 @@ class HostTable:
     Args:
       stack: the tables; of any tier, since it says no more here than names, rows and places.
       optimizer: whose slots the rows have.
-      key: of the model's initial rows, as ``EmbeddingCollection`` draws it.
+      key: of the model's initial rows, as ``EmbeddingCollection`` draws it; or what ``table_keys`` makes of it.
       folder: where memory-mapped files hold rows and slots, for tables larger than memory; None for memory itself. The
         files are scratch space that vanishes with the process: what lasts is a checkpoint (``HostCheckpoints``).
       threads: of the native kernels; None for all CPUs, see ``jrec.native.threads``.
       huge_pages: whether memory comes in pages of 2 MiB: faster, but a page is there whole once a row of it is. None
         does so where the whole of the table would take no more than a quarter of the machine's memory.
+      written: (n, 2) int64, begin and end of the addresses that may be written, the others living elsewhere: a folder
+        has room for these alone. None for all.
 
     Raises:
       ConfigError: if memory or disk cannot hold it.
@@ -60,20 +63,21 @@ class HostTable:
         self,
         stack: Stack,
         optimizer: RowOptimizer,
-        key: jax.Array,
+        key: jax.Array | np.ndarray,
         *,
         folder: str | os.PathLike[str] | None = None,
         threads: int | None = None,
         huge_pages: bool | None = None,
+        written: np.ndarray | None = None,
     ) -> None:
         self.stack, self.optimizer = stack, optimizer
         self.threads = thread_count(threads)
-        keys = table_keys(stack, key)
+        keys = key if isinstance(key, np.ndarray) else table_keys(stack, key)
         shapes = {n: (stack.rows, stack.dim)[: 1 + (s == "element")] for n, s in optimizer.slots.items()}
         size = _bytes(stack, shapes)
         if huge_pages is None:
             huge_pages = size <= physical_memory() // 4
-        place = {"folder": folder, "huge_pages": huge_pages}
+        place: dict[str, Any] = {"folder": folder, "huge_pages": huge_pages, "written": written}
         slots = {
             name: allocate(shape, np.dtype(np.float32), name=f"{stack.name}.{name}", **place)
             for name, shape in shapes.items()

@@ -41,6 +41,16 @@ def host_addresses(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
     return _tier(plan, tables, HOST)
 
 
+def host_ranges(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
+    """(n, 2) int64, ascending: begin and end of the ranges of a stack's addresses that are in host memory."""
+    segments, first = _of(plan, tables)
+    mine = plan.tier[segments] == HOST
+    begin, stop = first[mine], (first + (plan.stop - plan.start)[segments])[mine]
+    fresh = np.append(True, begin[1:] != stop[:-1])[: begin.size]
+    last = np.append(fresh[1:], True)[: begin.size]
+    return np.stack([begin[fresh], stop[last]], axis=1)
+
+
 def _tier(plan: Plan, tables: Sequence[tuple[str, int]], tier: int) -> np.ndarray:
     segments, first = _of(plan, tables)
     mine = plan.tier[segments] == tier
