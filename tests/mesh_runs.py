@@ -15,14 +15,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jrec import ops
 from jrec.batch import Batch
 from jrec.data.packing import pack_batch
+from jrec.host import HostTable
+from jrec.host.pipeline_batch import fetched, read
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.tt import TTShape
 from jrec.sharding.plan import Plan
-from jrec.train.mesh_arrays import Shapes, on_mesh, stacked
-from jrec.train.mesh_batch import Parts
+from jrec.train.mesh_arrays import MeshBatch, Shapes, on_mesh, stacked
+from jrec.train.mesh_batch import Dealt, Parts
 from jrec.train.mesh_dense import settled
 from jrec.train.mesh_forms import Form, Forms
+from jrec.train.mesh_host import with_rows
 from jrec.train.mesh_plan import plan_stack, planned_stacks
 from jrec.train.mesh_rows import initial_rows, local_numbers
 from jrec.train.mesh_step import compile_mesh
@@ -30,6 +33,7 @@ from jrec.train.mesh_table import whole_stack
 from jrec.train.step import compile_run
 
 EXAMPLES, SEED = 24, 3
+STACK_ROWS = 500  # no stack has more
 SIZES = {"site": 40, "user": 5, "item": 300, "word": 90}
 FEATURES = (
     FeatureConfig(name="site", table="site"),
@@ -166,6 +170,7 @@ def on_mesh_of(
     state, compiled = compile_mesh(model, sparse, mesh, reduce=reduce, computes=plan.computes)
     state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
     rows = initial_rows(of, plan, mesh, nnx.Rngs(params=SEED).params(), optimizer)
+    tables = host_tables_of(plan, of, optimizer)
     numbers = local_numbers(mesh)
     given = batches(of, steps)
     forms = Forms(of, form)
@@ -175,19 +180,27 @@ def on_mesh_of(
     if not forms.decided:
         forms.decide([parts(batch).parts for batch in given[:4]], numbers)
     shapes = Shapes(of, plan, examples=EXAMPLES // len(plan.askers), fixed=fixed, headroom=1.5, send=forms.send)
-    made = [parts(batch).parts for batch in given]
+    made = [parts(batch) for batch in given]
     for each in made:
         if not fixed:
-            shapes.fit(each, numbers)
+            shapes.fit(each.parts, numbers)
+
+    def placed(dealt: Dealt, fetch: Any) -> MeshBatch:
+        shapes.fit(dealt.parts, numbers)
+        found = {name: fetch(tables[name], held, STACK_ROWS) for name, held in dealt.host.items()}
+        return with_rows(on_mesh(stacked(dealt.parts, numbers, shapes), mesh), found, mesh)
+
     trace = Trace([], [], np.empty(0), {})
     for each in made:
-        shapes.fit(each, numbers)
         if plan.computes is not None:
             state = _spoiled(state, mesh, plan.computes)
-        state, rows, seen = compiled.step(state, rows, on_mesh(stacked(each, numbers, shapes), mesh))
+        state, rows, seen = compiled.step(state, rows, placed(each, fetched))
+        for name, held in each.host.items():
+            new = jax.tree.map(lambda array, n=held.size: np.array(array[:n]), seen.host[name])
+            tables[name].store(held, new.values, new.slots)
         trace.losses.append(float(seen.loss))
         trace.logits.append(np.asarray(seen.logits))
-    first = on_mesh(stacked(made[0], numbers, shapes), mesh)
+    first = placed(made[0], read)
     if plan.computes is not None:  # nothing may read what devices without examples keep of dense parameters
         state = settled(mesh, plan.computes)(_spoiled(state, mesh, plan.computes))
         trace.predicted = np.asarray(compiled.predict(_spoiled(state, mesh, plan.computes), rows, first))
@@ -197,7 +210,7 @@ def on_mesh_of(
     trace.arrays = _dense(model, sparse)
     for stack in planned_stacks(of):
         name = plan_stack(stack)
-        values, slots = whole_stack(stack, plan, rows[stack.name])
+        values, slots = whole_stack(stack, plan, rows[stack.name], tables.get(stack.name))
         trace.arrays[name] = np.asarray(values, np.float32)
         trace.arrays |= {f"{name}.{slot}": array for slot, array in slots.items()}
     return trace
@@ -218,6 +231,12 @@ def _spoiled(state: Any, mesh: Mesh, computes: Sequence[bool]) -> Any:
         return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
 
     return jax.tree.map(spoil, state)
+
+
+def host_tables_of(plan: Plan, of: EmbeddingLayout, optimizer: ops.RowOptimizer) -> dict[str, HostTable]:
+    """Rows that the plan keeps in host memory, by planned stack."""
+    key = nnx.Rngs(params=SEED).params()
+    return {s.name: HostTable(s, optimizer, key) for s in planned_stacks(of) if plan.host_rows(plan_stack(s))}
 
 
 def assert_close(found: Trace, expected: Trace, *, rtol: float = 2e-4, atol: float = 2e-5) -> None:

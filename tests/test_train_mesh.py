@@ -23,7 +23,7 @@ from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError, JrecError
 from jrec.sharding import BASELINES, PlanError, save_plan
-from jrec.sharding.pieces import REPLICATED, SHARDED
+from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
 from jrec.train.build import build_layout
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
@@ -40,8 +40,8 @@ def alone(name, steps, **kwargs):
     return mesh_runs.on_one_device(OPTIMIZERS[name], steps, **kwargs)
 
 
-def some_plan(devices, *, how="row-cyclic", seed=None, replicate=0.0, tt=True, dtype="float32"):
-    """A baseline's plan, or one that gives every row to a random device, some rows to all."""
+def some_plan(devices, *, how="row-cyclic", seed=None, replicate=0.0, host=0.0, tt=True, dtype="float32"):
+    """A baseline's plan, or one that gives every row to a random device, some rows to all, some to host memory."""
     layout = mesh_runs.layout("planned", tt=tt, dtype=dtype)
     plan = dealt(layout, devices, how=how)
     if seed is None:
@@ -51,20 +51,25 @@ def some_plan(devices, *, how="row-cyclic", seed=None, replicate=0.0, tt=True, d
     total = sum(rows)
     shared = rng.random(total) < replicate
     owner = np.where(shared, -1, rng.integers(0, devices, total))
-    offset = np.empty(total, np.int64)
-    for group in np.unique(owner):
-        of = owner == group
+    kept = np.zeros(total, bool) if not host else rng.random(total) < host
+    owner[kept] = -1
+    tier = np.where(kept, HOST, np.where(shared, REPLICATED, SHARDED))
+    array, offset = np.where(owner < 0, -1 - tier.astype(np.int64), owner), np.empty(total, np.int64)
+    for group in np.unique(array):
+        of = array == group
         offset[of] = np.arange(of.sum())
-    path = np.vstack([np.repeat(np.arange(devices)[:, None], devices, axis=1), np.arange(devices)])
+    path = np.vstack(
+        [np.repeat(np.arange(devices)[:, None], devices, axis=1), np.arange(devices), np.full(devices, -1)]
+    )
     return dataclasses.replace(
         plan,
         first=np.cumsum([0, *rows]),
         start=np.concatenate([np.arange(n) for n in rows]),
-        tier=np.where(shared, REPLICATED, SHARDED).astype(np.uint8),
+        tier=tier.astype(np.uint8),
         owner=owner.astype(np.int16),
         offset=offset,
         path=path.astype(np.int16),
-        way=np.where(shared, devices, owner).astype(np.int32),
+        way=np.where(kept, devices + 1, np.where(shared, devices, owner)).astype(np.int32),
     )
 
 

@@ -85,7 +85,8 @@ def _file(size: int, written: np.ndarray, name: str, folder: pathlib.Path) -> mm
         status = os.statvfs(folder)
         raise ConfigError(
             f"{name} needs {_gib(int(np.diff(written).sum()))} in {folder}, where"
-            f" {_gib(status.f_bavail * status.f_frsize)} are free ({error.strerror}); free some, or choose another folder"
+            f" {_gib(status.f_bavail * status.f_frsize)} are free ({error.strerror}); free some, or choose another"
+            " folder"
         ) from error
     finally:
         os.close(descriptor)

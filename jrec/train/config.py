@@ -248,6 +248,11 @@ class TrainConfig(Section):
                 " devices. Set mesh.devices to the plan's number of devices, or leave out plan"
             )
         if self.schedule == "fae":
+            if self.plan:
+                raise ConfigError(
+                    f"plan is {self.plan!r}, but schedule is 'fae', which itself says where rows live: hot ones on all"
+                    " devices, the others in host memory; leave out plan, or set schedule=plain"
+                )
             object.__setattr__(self, "tables", dataclasses.replace(self.tables, tier="host"))
         if not self.out:
             object.__setattr__(self, "out", f"runs/{self.name}")

@@ -6,7 +6,6 @@ RUN/checkpoints/STEP/        everything else; a checkpoint counts once this part
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -20,7 +19,7 @@ from jrec.data.loader import Loader
 from jrec.errors import ConfigError
 from jrec.host import HostCheckpoints, HostTable
 from jrec.host.pipeline import HostPipeline
-from jrec.host.pipeline_batch import localized, read
+from jrec.host.pipeline_batch import Preparation, WholeBatches, read
 from jrec.host.resident import ResidentRows
 from jrec.host.ring import Rows, expand
 from jrec.host.timeline import Timeline
@@ -64,7 +63,7 @@ def host_predict(
     """
 
     def predict(state: State, batch: Batch) -> jax.Array:
-        batch, rows, _ = with_rows(batch, layout, tables, resident or {})
+        batch, rows = with_rows(batch, layout, tables, resident or {})
         return compiled.predict_on_rows(state, rows, batch)
 
     return predict
@@ -72,26 +71,41 @@ def host_predict(
 
 def with_rows(
     batch: Batch, layout: EmbeddingLayout, tables: Mapping[str, HostTable], resident: Mapping[str, ResidentRows]
-) -> tuple[Batch, dict[str, Rows], dict[str, np.ndarray]]:
-    """A batch whose ids of host stacks number its unique rows; these rows, without slots; and their addresses.
+) -> tuple[Batch, dict[str, Rows]]:
+    """A batch whose ids of host stacks number its unique rows; and these rows, without slots, by stack.
 
     Args:
       batch: NumPy arrays.
       layout: of the batch.
       tables: by host stack.
       resident: by stack, rows that are read from the device instead.
+    """
+    prepared = WholeBatches({name: layout.stacks[name] for name in tables}, lambda tree: tree).prepare(batch)
+    return prepared.batch, read_rows(prepared.rows, tables, resident)
+
+
+def read_rows(
+    unique: Mapping[str, tuple[np.ndarray, int]],
+    tables: Mapping[str, HostTable],
+    resident: Mapping[str, ResidentRows],
+) -> dict[str, Rows]:
+    """A batch's rows from host memory, without slots, by stack.
+
+    Args:
+      unique: see ``Prepared.rows``.
+      tables: by host stack.
+      resident: by stack, rows that are read from the device instead.
 
     Returns:
-      The batch; by stack its rows, zeros behind them, in a size that depends on the batch's alone; and (n,) int32.
+      Zeros behind them, in a size that depends on the batch's alone.
     """
-    bags, rows, addresses = dict(batch.bags), {}, {}
-    for name, table in tables.items():
-        bags[name], addresses[name], capacity = localized(bags[name], layout.stacks[name])
-        split = resident[name].split(addresses[name]) if name in resident else None
-        rows[name] = expand(read(table, addresses[name], capacity, split), capacity)
+    rows = {}
+    for name, (addresses, most) in unique.items():
+        split = resident[name].split(addresses) if name in resident else None
+        rows[name] = expand(read(tables[name], addresses, most, split), most)
         if split is not None:
-            rows[name] = resident[name].fill(rows[name], split.padded(capacity))
-    return dataclasses.replace(batch, bags=bags), rows, addresses
+            rows[name] = resident[name].fill(rows[name], split.padded(most))
+    return rows
 
 
 def restored_predict(
@@ -126,6 +140,7 @@ class HostStepper:
       total: of the loader's batches, the steps of the whole run, so that no batch is read that none will take.
       folder: of the run.
       resident: by stack, rows that stay on the device.
+      preparation: of what the loader gives; see ``HostPipeline``.
     """
 
     def __init__(
@@ -140,6 +155,7 @@ class HostStepper:
         total: int,
         folder: pathlib.Path,
         resident: Mapping[str, ResidentRows] | None = None,
+        preparation: Preparation | None = None,
     ):
         self.state = state
         self.timeline = Timeline(trace=config.log.trace)
@@ -157,6 +173,7 @@ class HostStepper:
             cached=host.cached_batches or None,
             resident=self._resident,
             timeline=self.timeline,
+            preparation=preparation,
         )
 
     def step(self) -> tuple[jax.Array, jax.Array, Batch]:
@@ -192,13 +209,16 @@ class HostStepper:
     def saved(self, steps: list[int]) -> None:
         """See ``Stepper``."""
         if steps:
-            self._checkpoints.prune(sum(step >= min(steps) for step in self._checkpoints.steps()))
+            self._checkpoints.prune_before(min(steps))
 
     def restore(self, state: State, position: Any, step: int) -> None:
         """See ``Stepper``."""
         self.state = state
         if self._loader is not None:
             self._loader.restore(position)
+        self._restore_rows(step)
+
+    def _restore_rows(self, step: int) -> None:
         self._checkpoints.restore(step)
         for name, rows in self._resident.items():
             rows.load(self._tables[name])
@@ -215,7 +235,7 @@ class HostStepper:
         if self._trace is not None:
             self.timeline.write_trace(self._trace)
 
-    def _batches(self) -> Iterator[tuple[Batch, dict[str, Any]]]:
+    def _batches(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         """The run's remaining batches; runs in a thread of the pipeline."""
         loader = self._loader
         while loader is not None and loader.position < self._total:

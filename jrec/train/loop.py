@@ -112,7 +112,7 @@ class _Run:
         self.layout = build_layout(config, schema)
         self.mesh = self._open_mesh() if config.mesh.on else None
         self.loader = (
-            train_loader(config, schema, self.layout, transform=None if self.mesh is None else self.mesh.transform)
+            train_loader(config, schema, self.layout, transform=None if self.mesh is None else self.mesh.parts)
             if data.packed is None
             else FaeLoaders(config, data.packed, self.layout)
         )

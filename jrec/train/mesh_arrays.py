@@ -42,10 +42,11 @@ class MeshBatch:
     """A batch on the mesh; every leaf has an axis of devices in front.
 
     Attributes:
-      batch: the examples of each device; ids and casts of planned stacks number their unique rows.
+      batch: the examples of each device; ids and casts of planned and host stacks number their unique rows.
       routes: by planned and by host stack.
       sends: by planned stack with features whose lookups are sent.
-      host: by host stack the rows that any device reads, with their slots in training, shared out: (N, K / N, dim).
+      host: by stack with rows in host memory those that any device reads, with their slots in training, shared out:
+        (N, K / N, dim).
     """
 
     batch: Batch

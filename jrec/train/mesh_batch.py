@@ -16,12 +16,12 @@ from jrec.batch import Batch
 from jrec.data.packing import host_cast
 from jrec.data.regroup import blank, gathered
 from jrec.host.local import local_ids
-from jrec.ops.layout import EmbeddingLayout
+from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed, Router
 from jrec.sharding.sent import SentLookups, split_sent
 from jrec.train.mesh_forms import Forms, sending_bags
-from jrec.train.mesh_plan import planned_stacks
+from jrec.train.mesh_plan import plan_stack, planned_stacks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,9 @@ class Part:
     """One device's part of a batch, NumPy arrays.
 
     Attributes:
-      batch: the examples. Ids of planned stacks number their unique rows, 0 for the least address; their casts' rows
-        are addresses still.
-      routes: where these rows are read from, by planned stack.
+      batch: the examples. Ids of planned and of host stacks number their unique rows, 0 for the least address; their
+        casts' rows are addresses still.
+      routes: where these rows are read from, by such a stack. Rows in host memory are numbers in ``Dealt.host``.
       sends: lookups at other devices, which have no ids in the batch, by planned stack with features that send.
     """
 
@@ -47,10 +47,12 @@ class Dealt:
     Attributes:
       batch: as the loader made it.
       parts: of some devices, in their order.
+      host: by stack that has rows in host memory, (n,) int32 ascending addresses of those that these parts read.
     """
 
     batch: Batch
     parts: tuple[Part, ...]
+    host: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 class Parts:
@@ -63,8 +65,10 @@ class Parts:
       first: number of the first device that the batch is for.
       count: for how many devices it is, from that one on. Those of them that compute share it equally, in their order;
         parts of the others are blank.
-      cast: whether stacks that are not planned get their casts here too.
+      cast: whether tensor-train stacks get their casts here too.
       forms: which features' lookups are sent, as it stands when a batch is cut; None retrieves all.
+      resident: by host stack, (n,) int32 addresses of rows that all devices have and that the batches' ids number: such
+        batches bring none.
     """
 
     def __init__(
@@ -77,11 +81,16 @@ class Parts:
         count: int,
         cast: bool,
         forms: Forms | None = None,
+        resident: Mapping[str, np.ndarray] | None = None,
     ):
         self.layout, self.devices, self._forms = layout, tuple(devices), forms
         self._askers = [d for d in plan.askers if first <= d < first + count]
-        self._casts = {s.name for s in layout.members if cast or s.tier == "planned"}
-        self._routers = routers(layout, plan)
+        self._casts = {s.name for s in layout.members if cast or s.tier in ("planned", "host")}
+        self._routers: dict[str, Router | HostRouter] = {**routers(layout, plan)}
+        self._hosts = [stack.name for stack in host_stacks(layout, plan) if stack.name not in (resident or {})]
+        for stack in layout.members:
+            if stack.tier == "host":
+                self._routers[stack.name] = HostRouter(plan.devices, (resident or {}).get(stack.name))
 
     def __call__(self, batch: Batch) -> Dealt:
         """The batch, and a part for each of the devices.
@@ -97,13 +106,56 @@ class Parts:
         for device in self.devices:
             part = self._examples(batch, device, size)
             parts.append(routed_part(self.layout, part, self._routers, device, self._casts, send))
-        return Dealt(batch=batch, parts=tuple(parts))
+        host = {}
+        for name in self._hosts:
+            routes, host[name] = numbered([part.routes[name] for part in parts])
+            for part, route in zip(parts, routes, strict=True):
+                part.routes[name] = route
+        return Dealt(batch=batch, parts=tuple(parts), host=host)
 
     def _examples(self, batch: Batch, device: int, size: int) -> Batch:
         if device not in self._askers:
             return blank(self.layout, batch, size)
         begin = self._askers.index(device) * size
         return gathered(self.layout, [(batch, begin, begin + size)])
+
+
+def host_stacks(layout: EmbeddingLayout, plan: Plan) -> tuple[Stack, ...]:
+    """The stacks of which some rows, or all, are in host memory."""
+    partly = [s.name for s in planned_stacks(layout) if plan.host_rows(plan_stack(s))]
+    return tuple(s for s in layout.members if s.tier == "host" or s.name in partly)
+
+
+def numbered(routes: Sequence[Routed]) -> tuple[list[Routed], np.ndarray]:
+    """Routes of one stack whose host rows number those of all of them together; and these, (n,) int32 ascending."""
+    found = [routed.addresses[routed.of(-2)[1]] for routed in routes]
+    together = np.unique(np.concatenate(found))
+    changed = []
+    for routed, addresses in zip(routes, found, strict=True):
+        rows = routed.rows.copy()
+        rows[routed.starts[-2] :] = np.searchsorted(together, addresses)
+        changed.append(dataclasses.replace(routed, rows=rows))
+    return changed, together
+
+
+class HostRouter:
+    """Routes rows of a stack that is in host memory as a whole; see ``Router``.
+
+    Args:
+      devices: of the mesh.
+      resident: addresses of rows that the routed ones number; None where these are addresses.
+    """
+
+    def __init__(self, devices: int, resident: np.ndarray | None = None):
+        self._devices, self._resident = devices, resident
+
+    def route(self, rows: np.ndarray, device: int) -> Routed:
+        """All of (n,) int32 ascending rows, in the place of host rows."""
+        del device
+        starts = np.zeros(self._devices + 3, np.int64)
+        starts[-1] = rows.size
+        addresses = rows if self._resident is None else self._resident[rows]
+        return Routed(addresses=addresses, rows=rows, at=np.arange(rows.size, dtype=np.int32), starts=starts)
 
 
 def routers(layout: EmbeddingLayout, plan: Plan) -> dict[str, Router]:
@@ -117,7 +169,7 @@ def routers(layout: EmbeddingLayout, plan: Plan) -> dict[str, Router]:
 def routed_part(
     layout: EmbeddingLayout,
     batch: Batch,
-    routers: Mapping[str, Router],
+    routers: Mapping[str, Router | HostRouter],
     device: int,
     casts: set[str],
     send: Set[str] = frozenset(),
@@ -127,7 +179,7 @@ def routed_part(
     Args:
       layout: of the batch.
       batch: NumPy arrays, without casts.
-      routers: by planned stack.
+      routers: by stack.
       device: whose part it is.
       casts: the stacks to cast.
       send: names of the features whose lookups of other devices' rows are sent.

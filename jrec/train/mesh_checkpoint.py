@@ -1,6 +1,7 @@
 """Planned rows in checkpoints: written as they lie on the devices, with the plan beside them, read by address.
 
-RUN/mesh_checkpoints/STEP/   plan, one file for each stack, array and device, and their checksums; written first
+RUN/mesh_checkpoints/host/STEP/   rows that the plan keeps in host memory (``jrec.host.checkpoint``); written first
+RUN/mesh_checkpoints/STEP/   plan, one file for each stack, array and device, and their checksums; written second
 RUN/checkpoints/STEP/        everything else; a checkpoint counts once this part is complete
 
 So writing copies nothing between devices, and a checkpoint of any plan and mesh goes on under any other, or on a single
@@ -26,6 +27,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.errors import CheckpointError
+from jrec.host.checkpoint import step_folder
+from jrec.host.saved import VALUES, SavedRows
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.sharding import Plan, load_plan, save_plan
@@ -38,7 +41,7 @@ from jrec.train.mesh_rows import based, device_addresses
 from jrec.train.run_folder import MESH_CHECKPOINT_FOLDER
 
 PLAN, INDEX, VERSION = "plan", "index-{:05}.json", 1
-VALUES = "values"
+HOST_ROWS = "host"
 _CHUNK = 1 << 20  # rows read at a time
 
 
@@ -99,6 +102,10 @@ class MeshCheckpoints:
             for found in self._folder.iterdir():
                 if found.name.isdigit() and int(found.name) not in keep:
                     shutil.rmtree(found, ignore_errors=True)
+            # What an earlier plan of this run left, once no checkpoint needs it.
+            host = self._folder / HOST_ROWS
+            if not self._plan.rows_in("host") and not any(step_folder(host, step).is_dir() for step in keep):
+                shutil.rmtree(host, ignore_errors=True)
 
     def load(self, source: RowSource, optimizer: RowOptimizer | None) -> dict[str, MeshRows]:
         """The rows of a checkpoint, each device reading what it keeps under the present plan."""
@@ -173,6 +180,7 @@ class MeshRowSource:
             self._files |= files
         self._opened: dict[str, np.ndarray] = {}
         self._routers: dict[str, Router] = {}
+        self._saved: SavedRows | None = None
 
     def read(self, stack: Stack, array: str, addresses: np.ndarray) -> np.ndarray:
         """See ``RowSource``."""
@@ -185,14 +193,23 @@ class MeshRowSource:
             part = unique[begin : begin + _CHUNK]
             routed = self._routers[name].route(part, 0)
             for number in np.flatnonzero(routed.counts):
-                where = "replicated" if number == self.plan.devices else f"{number:05}"
-                lines = self._open(f"{name}.{array}.{where}")
+                rows, at = routed.of(int(number))
+                if number > self.plan.devices:
+                    lines = self._host().read(dataclasses.replace(stack, name=name), array, part[at])
+                else:
+                    where = "replicated" if number == self.plan.devices else f"{number:05}"
+                    lines = self._open(f"{name}.{array}.{where}")[rows]
                 if found is None:
                     found = np.zeros((unique.size, *lines.shape[1:]), lines.dtype)
-                rows, at = routed.of(int(number))
-                found[begin + at] = lines[rows]
+                found[begin + at] = lines
         assert found is not None  # a stack has rows
         return found[inverse]
+
+    def _host(self) -> SavedRows:
+        """The rows that the plan keeps in host memory."""
+        if self._saved is None:
+            self._saved = SavedRows(self._folder.parent / HOST_ROWS, int(self._folder.name))
+        return self._saved
 
     def _open(self, name: str) -> np.ndarray:
         if name not in self._opened:

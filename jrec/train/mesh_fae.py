@@ -26,11 +26,12 @@ from jrec.host.ring import Rows
 from jrec.nn import SparseOptimizer
 from jrec.sharding.runtime.allreduce import Reduce
 from jrec.sharding.runtime.route import AXIS, local_view
-from jrec.train.fae_data import FaeLoaders, resident_addresses
+from jrec.train.fae_data import FaeLoaders, hot_layout, resident_addresses
 from jrec.train.fae_run import FaeStepper
 from jrec.train.host_run import host_tables
-from jrec.train.mesh_arrays import MeshBatch
-from jrec.train.mesh_host import MeshHostStepper, first_copy
+from jrec.train.mesh_arrays import MeshBatch, Shapes
+from jrec.train.mesh_batch import Parts
+from jrec.train.mesh_host import DealtBatches, MeshHostStepper, first_copy
 from jrec.train.mesh_run import MeshSetup, MeshStepper
 from jrec.train.mesh_step import CompiledMesh, Seen, State, mesh_train_step
 from jrec.train.step import HostRows
@@ -58,15 +59,26 @@ def mesh_fae_stepper(
     addresses = resident_addresses(loaders.packed, layout)
     resident = {name: ReplicatedRows(rows, tables[name], setup.mesh) for name, rows in addresses.items()}
     cold = _ColdStepper(mesh, loaders.cold, tables=tables, total=loaders.cold_batches, folder=folder, resident=resident)
-    shapes = setup.shapes(config.data.batch_size)
     step = compile_hot(mesh.compiled, setup.mesh, reduce=config.mesh.reduce)
+    dealing = _hot_dealing(loaders, setup, addresses)
 
     def hot(state: State, rows: HostRows, batch: Batch) -> tuple[State, HostRows, jax.Array, jax.Array]:
-        # The ids of a hot batch number the resident rows, as those of a cold one number its unique rows.
-        state, seen = step(state, rows, cold.dealt(batch, addresses, shapes))
+        state, seen = step(state, rows, dealing.send(dealing.prepare(batch).sent))
         return state, seen.host, seen.loss, seen.logits
 
     return FaeStepper(cold, hot, loaders, config=config, layout=layout, resident=resident)
+
+
+def _hot_dealing(loaders: FaeLoaders, setup: MeshSetup, addresses: Mapping[str, np.ndarray]) -> DealtBatches:
+    """Of hot batches, whose ids number the resident rows."""
+    layout, plan = hot_layout(loaders.packed, setup.layout), setup.plan
+    parts = Parts(layout, plan, devices=setup.local, first=0, count=plan.devices, cast=False, resident=addresses)
+
+    def shapes(examples: int) -> Shapes:
+        each, headroom = examples // plan.devices, setup.config.mesh.headroom
+        return Shapes(layout, plan, examples=each, fixed=False, headroom=headroom)
+
+    return DealtBatches(setup, parts, shapes)
 
 
 def compile_hot(

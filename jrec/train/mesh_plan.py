@@ -85,6 +85,11 @@ def check_sharing(
         )
     if plan.computes is None:
         return
+    if rows := plan.rows_in("host"):
+        raise ConfigError(
+            f"plan: {config.plan} has devices that only keep tables, and keeps {rows:,} rows in host memory, which all"
+            " devices of a mesh share; plan with --no-host and more memory or --tt, or without --tables-on"
+        )
     if host := [t.name for s in layout.members if s.tier == "host" for t in s.tables]:
         raise ConfigError(
             f"plan: {config.plan} has devices that only keep tables, but table(s) {', '.join(host)} lie in host memory,"

@@ -24,7 +24,7 @@ from jrec.sharding.runtime.exchange import Kind, check_kind, fastest_kind
 from jrec.train.build import ROW_OPTIMIZERS
 from jrec.train.config import TrainConfig
 from jrec.train.mesh_arrays import NONE, MeshBatch, Shapes, Sizes, on_mesh, stacked
-from jrec.train.mesh_batch import Dealt, Parts
+from jrec.train.mesh_batch import Dealt, Parts, host_stacks
 from jrec.train.mesh_checkpoint import MeshCheckpoints, RowSource
 from jrec.train.mesh_dense import settled
 from jrec.train.mesh_forms import Forms
@@ -68,13 +68,8 @@ class MeshSetup:
 
     @property
     def host(self) -> bool:
-        """Whether some stacks lie in host memory, whose pipeline takes batches whole."""
-        return any(stack.tier == "host" for stack in self.layout.members)
-
-    @property
-    def transform(self) -> Parts | None:
-        """What the loader makes of its batches."""
-        return None if self.host else self.parts
+        """Whether some rows lie in host memory."""
+        return bool(host_stacks(self.layout, self.plan))
 
     @functools.cached_property
     def forms(self) -> Forms:
@@ -126,6 +121,11 @@ class MeshSetup:
         dealt = [found if isinstance(found, Dealt) else self.parts(found) for found in batches]
         self.forms.decide([of.parts for of in dealt], self.local)
 
+    def decide_forms_without(self, batch: Batch) -> None:
+        """The same where nothing was trained, by a batch to predict, which every process gives whole."""
+        if not self.forms.decided:
+            self.forms.decide([self.all_parts(batch).parts], range(self.plan.devices), training=False)
+
     def everywhere(self, tree: Any) -> Any:
         """Arrays that every process has, on all devices."""
         sharding = NamedSharding(self.mesh, PartitionSpec())
@@ -164,10 +164,10 @@ def open_mesh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, t
     slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots if training else None
     plan = run_plan(config, schema, layout, slots)
     check_sharing(config, layout, plan, [d.process_index for d in mesh.devices.flat], training=training)
-    if planned_stacks(layout) and (rows := plan.rows_in("host")):
+    if (rows := plan.rows_in("host")) and (processes := jax.process_count()) > 1:
         raise ConfigError(
-            f"the plan keeps {rows:,} rows of tables in host memory, but a run on a mesh keeps tables there whole"
-            " (tables.overrides.NAME.tier); plan with --no-host and such tables left out, more memory, or --tt"
+            f"the plan keeps {rows:,} rows of tables in host memory, which one process updates, but this is one of"
+            f" {processes}; plan with --no-host, more memory, or --tt"
         )
     watched = training and config.plan and planned_stacks(layout)
     monitor = monitor_of(layout, plan, load_plan(config.plan)) if watched else None
@@ -183,15 +183,18 @@ def mesh_stepper(
     folder: pathlib.Path,
     total: int,
 ) -> MeshStepper | MeshHostStepper:
-    """The stepper of a run on a mesh, with tables in host memory or without; arguments as of ``MeshStepper``."""
+    """The stepper of a run on a mesh, with rows in host memory or without; arguments as of ``MeshStepper``."""
     if not setup.host:
         return MeshStepper(model, optimizer, loader, setup=setup, folder=folder, total=total)
     from jrec.train.host_run import host_tables
     from jrec.train.mesh_host import MeshHostStepper
+    from jrec.train.mesh_host_rows import planned_host_tables
 
     mesh = MeshStepper(model, optimizer, None, setup=setup, folder=folder, total=total)
     tables = host_tables(setup.config, setup.layout, optimizer.embedding)
-    return MeshHostStepper(mesh, loader, tables=tables, total=total, folder=folder)
+    slots = optimizer.embedding if setup.training else None
+    planned = planned_host_tables(setup.config, setup.layout, setup.plan, slots)
+    return MeshHostStepper(mesh, loader, tables=tables, total=total, folder=folder, planned=planned)
 
 
 class MeshStepper:
@@ -310,10 +313,8 @@ class MeshStepper:
             more = blank(self.setup.layout, batch, examples - given)
             batch = gathered(self.setup.layout, [(batch, 0, given), (more, 0, examples - given)])
         # Every process routes all parts, so that all agree on forms and sizes.
+        self.setup.decide_forms_without(batch)
         parts = self.setup.all_parts(batch).parts
-        if not self.setup.forms.decided:  # nothing was trained
-            self.setup.forms.decide([parts], numbers, training=False)
-            parts = self.setup.all_parts(batch).parts
         if examples not in self._evaluated:
             self._evaluated[examples] = self.setup.shapes(examples)
         shapes = self._evaluated[examples]

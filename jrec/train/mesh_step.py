@@ -3,8 +3,9 @@
 Every device looks up, and learns from, its part of the batch. The loss is that of the whole batch: each part counts by
 its examples, so that the gradients' sums over the devices are the gradients of one device that saw them all. Dense
 parameters and tensor-train cores are equal on all devices and stay so; rows of planned tables are stepped where they
-live (``jrec.sharding.runtime``). Rows of tables in host memory come once for all devices, each device getting its
-share from the host; all of them take the same step, and one of them returns the rows.
+live (``jrec.sharding.runtime``). Rows in host memory, of whole tables or of those that a plan keeps there in part, come
+once for all devices, each device getting its share from the host; all of them take the same step, and one of them
+returns the rows.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Seen:
     Attributes:
       loss: () float32, of the whole batch.
       logits, labels, mask: (batch,) float32.
-      host: the batch's rows of host stacks, or all resident rows, after the step, (K, dim) and slots, by stack.
+      host: the batch's rows from host memory, or all resident rows, after the step, (K, dim) and slots, by stack.
     """
 
     loss: jax.Array
@@ -166,7 +167,7 @@ def mesh_train_step(
     updated, returned = {}, {}
     names = sorted(plan_stack(s) for s in model.embeddings.layout.members if s.tier != "tt")
     implementation = model.embeddings.implementation
-    for name in (*rows, *host):
+    for name in dict.fromkeys((*rows, *host)):
         # As ``jrec.ops.lookup.apply_gradients`` derives it on one device, whose stack has the plan's name.
         of_stack = None if key is None else rounding.derived_key(key, names.index(plan_stack(name)))
         options = StepOptions(step=step, rounding_key=of_stack, implementation=implementation)
@@ -184,7 +185,7 @@ def mesh_train_step(
                 reduce=reduce,
                 options=options,
             )
-        else:
+        if name in host:
             values, slots = update_shared(
                 optimizer.embedding,
                 host[name].values,
@@ -247,12 +248,15 @@ def _lookup(
     A bag is the sum of its unique rows and of what the owners of other rows have pooled of it.
     """
     embeddings, bags = model.embeddings, batch.batch.bags
-    tables = {name: retrieve(of, batch.routes[name], links[name].exchange) for name, of in rows.items()}
+    values = {name: of.values for name, of in host.items()}
+    tables = {
+        name: retrieve(of, batch.routes[name], links[name].exchange, host=values.get(name)) for name, of in rows.items()
+    }
     options = StepOptions(implementation=embeddings.implementation)
     pooled = {n: of.sent.pooled(rows[n].sharded, options=options) for n, of in links.items() if of.sent is not None}
-    for name, of in host.items():
+    for name in [name for name in host if name not in rows]:
         picks = batch.routes[name].host  # as many as unique rows, in their order
-        tables[name] = of.values.at[picks.rows].get(mode="clip", wrap_negative_indices=False)
+        tables[name] = values[name].at[picks.rows].get(mode="clip", wrap_negative_indices=False)
     of_planned = {name: bags[name] for name in tables}
     activations, planned = lookup(tables, of_planned, implementation=embeddings.implementation)
     activations |= {name: activations[name] + away for name, away in pooled.items()}

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
+from jrec.host import HostTable
 from jrec.ops.layout import Stack
-from jrec.sharding.contents import replicated_addresses, shard_addresses
+from jrec.sharding.contents import host_addresses, replicated_addresses, shard_addresses
 from jrec.sharding.plan import Plan
 from jrec.sharding.runtime.route import MeshRows
 from jrec.train.mesh_rows import based
 
 
-def whole_stack(stack: Stack, plan: Plan, rows: MeshRows) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def whole_stack(
+    stack: Stack, plan: Plan, rows: MeshRows, host: HostTable | None = None
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """All rows of a stack and their slots, in the order of addresses, as a single device has them.
 
-    For one process, which has all shards; rows in host memory are zero.
+    For one process, which has all shards.
+
+    Args:
+      stack: planned.
+      plan: where its rows live.
+      rows: those on the devices.
+      host: those in host memory; zero where it is None.
     """
     values = np.zeros((stack.rows, stack.dim), rows.sharded.dtype)
     slots = {n: np.zeros((stack.rows, *a.shape[1:]), np.float32) for n, a in rows.sharded_slots.items()}
@@ -27,4 +36,9 @@ def whole_stack(stack: Stack, plan: Plan, rows: MeshRows) -> tuple[np.ndarray, d
             out[held] = np.asarray(sharded[device * capacity : device * capacity + held.size])
         held = replicated_addresses(plan, based(stack))
         out[held] = np.asarray(replicated)[: held.size]
+    if host is not None:
+        held = np.sort(host_addresses(plan, based(stack)))
+        values[held], of_host = host.fetch(held)
+        for name, array in of_host.items():
+            slots[name][held] = array
     return values, slots
