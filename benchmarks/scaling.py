@@ -7,7 +7,8 @@
 Three parts. "steps" trains a DLRM of Criteo Kaggle's tables, capped, with as many examples on every device, in one
 process for each number of devices, and counts what its routes fetch over each link beside the cost model. "links" does
 so for the full Kaggle and Terabyte tables, where only routes are made, and for RM1 to RM4 in the forms retrieve, send
-and memory-centric (half of the devices keep tables, the other half compute). "projection" adds the links of 8 and 64
+and memory-centric (half of the devices keep tables, the other half compute); what their training steps, compiled for 8
+virtual devices, move in the first two, padding told apart. "projection" adds the links of 8 and 64
 H200 to one device's step, measured here or given with --single-step-ms; beside it stands the floor of an H200's step.
 """
 

@@ -17,9 +17,9 @@ from jrec.ops.tensor_cast import tensor_cast
 from jrec.sharding.runtime.retrieve import retrieve
 from jrec.sharding.runtime.route import AXIS, MeshRows, local_view
 from jrec.sharding.runtime.send import Sent, only_on, send_route
+from jrec.sharding.runtime.sent import SentLookups
 from jrec.sharding.runtime.step import StepOptions
 from jrec.sharding.runtime.update import update
-from jrec.sharding.sent import SentLookups
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -1,6 +1,7 @@
 """Lookups that are sent and those that are not: together the batch, each once, in the forms that a step takes."""
 
 import dataclasses
+from typing import Any
 
 import mesh_runs
 import numpy as np
@@ -64,7 +65,8 @@ def test_every_lookup_is_sent_or_read_once(make, sends, seed):
     for device in range(3):
         piece = gathered(layout, [(batch, 8 * device, 8 * device + 8)])
         part = routed_part(layout, piece, routers(layout, plan), device, {stack.name}, send)
-        bags, sent, routed = part.batch.bags[stack.name], part.sends[stack.name], part.routes[stack.name]
+        bags: Any = part.batch.bags[stack.name]
+        sent, routed = part.sends[stack.name], part.routes[stack.name]
         # The cast is that of the lookups that are left.
         expected = host.tensor_cast(
             bags.ids, bags.offsets, num_rows=stack.rows, unique_capacity=bags.cast.rows.size, threads=1
@@ -77,6 +79,8 @@ def test_every_lookup_is_sent_or_read_once(make, sends, seed):
         # Both kinds together are the part's lookups, and only features that send have sent ones.
         left = [(bag, int(routed.addresses[i]), w) for bag, i, w in lookups_of(bags, bags.num_bags)]
         away, flags = [], sending_bags(stack, send, 8)
+        assert flags is not None
+        assert sent.addresses is not None
         for other in range(3):
             line, own = sent.line(other), shard_addresses(plan, based(stack), other)
             np.testing.assert_array_equal(own[sent.rows[line]], sent.addresses[line])

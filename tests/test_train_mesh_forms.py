@@ -193,6 +193,17 @@ def test_a_resumed_run_chooses_alike_and_gives_the_same_bits(configure):
     assert read[0] == read[1]
 
 
+@pytest.mark.slow
+def test_tables_on_devices_send_beside_tables_in_host_memory(configure):
+    host = "tables.overrides={T2={tier='host'}}"
+    one = train(configure(out="one")).scores["test"].logits
+    for form in ("send", "auto"):
+        two = train(configure("mesh.devices=2", f"mesh.form={form!r}", host, out=form))
+        assert {name.split("_")[0] for name in two.parameters} == {"dense", "host", "planned"}
+        np.testing.assert_allclose(two.scores["test"].logits, one, rtol=1e-4, atol=1e-5)
+        assert (two.forms is None) == (form == "send")
+
+
 def test_an_exchange_that_the_platform_lacks_is_refused(configure, dataset):
     config, schema = configure("mesh.devices=2", "mesh.exchange='ragged'"), Schema.load(dataset)
     with pytest.raises(ConfigError, match=r"mesh\.exchange.*lacks on CPUs; use 'padded'"):

@@ -25,7 +25,7 @@ from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed
 from jrec.sharding.runtime.route import AXIS, Picks, Route, shard_capacity
 from jrec.sharding.runtime.send import SendRoute, send_route
-from jrec.sharding.sent import SentLookups
+from jrec.sharding.runtime.sent import SentLookups
 from jrec.train.mesh_batch import Part
 from jrec.train.mesh_forms import sending_features
 from jrec.train.mesh_plan import plan_stack

@@ -20,8 +20,8 @@ from jrec.ops.gather_reduce import gather_reduce
 from jrec.sharding.runtime.allreduce import pick
 from jrec.sharding.runtime.exchange import Kind, swap, swap_padded
 from jrec.sharding.runtime.route import AXIS
+from jrec.sharding.runtime.sent import SentLookups
 from jrec.sharding.runtime.step import StepOptions
-from jrec.sharding.sent import SentLookups
 
 
 @jax.tree_util.register_dataclass

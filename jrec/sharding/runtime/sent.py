@@ -9,7 +9,7 @@ import numpy as np
 
 from jrec.ops.types import Cast
 from jrec.sharding.router import Routed
-from jrec.sharding.sent_kernel import filter_routed, sort_by_owner, take_sent
+from jrec.sharding.runtime.sent_kernel import filter_routed, sort_by_owner, take_sent
 
 _NO_WEIGHTS, _NO_ADDRESSES = np.empty(0, np.float32), np.empty(0, np.int32)
 

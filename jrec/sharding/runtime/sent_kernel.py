@@ -1,4 +1,4 @@
-"""The compiled part of ``jrec.sharding.sent``."""
+"""The compiled part of ``jrec.sharding.runtime.sent``."""
 
 from __future__ import annotations
 
