@@ -35,6 +35,7 @@ from jrec.train.step import compile_run
 EXAMPLES, SEED = 24, 3
 STACK_ROWS = 500  # no stack has more
 SIZES = {"site": 40, "user": 5, "item": 300, "word": 90}
+WHOLE_ROWS = 4  # of "item", where it comes in parts
 FEATURES = (
     FeatureConfig(name="site", table="site"),
     FeatureConfig(name="user", table="user", max_length=3, pooling="mean"),
@@ -52,10 +53,16 @@ OPTIMIZERS = {
 }
 
 
-def layout(tier: Any, *, dtype: str = "float32", tt: bool = True) -> EmbeddingLayout:
-    """Ragged bags of all kinds; one of the tables is a tensor train."""
+def layout(tier: Any, *, dtype: str = "float32", tt: bool | str = True) -> EmbeddingLayout:
+    """Ragged bags of all kinds; one of the tables is a tensor train, and with "parts" all but the first rows of one."""
     tables = []
     for name, rows in SIZES.items():
+        if tt == "parts" and name == "item":
+            of: dict[str, Any] = {"name": name, "dim": 8, "dtype": dtype, "of_rows": rows}
+            tail = TTShape.search(rows - WHOLE_ROWS, 8, ranks=3)
+            tables.append(TableConfig(rows=WHOLE_ROWS, tier=tier, **of))
+            tables.append(TableConfig(rows=tail.rows, tier="tt", tt_shape=tail, first_row=WHOLE_ROWS, **of))
+            continue
         shape = TTShape.search(rows, 8, ranks=3) if tt and name == "word" else None
         tables.append(
             TableConfig(name=name, rows=rows, dim=8, dtype=dtype, tier=tier if shape is None else "tt", tt_shape=shape)
@@ -108,7 +115,7 @@ class Trace:
 
 
 def on_one_device(
-    optimizer: ops.RowOptimizer, steps: int, *, dtype: str = "float32", tt: bool = True, **kwargs: Any
+    optimizer: ops.RowOptimizer, steps: int, *, dtype: str = "float32", tt: bool | str = True, **kwargs: Any
 ) -> Trace:
     """The run that all meshes must equal."""
     of = layout("device", dtype=dtype, tt=tt)
@@ -157,7 +164,7 @@ def on_mesh_of(
     devices: Sequence[Any] | None = None,
     reduce: Any = "local",
     dtype: str = "float32",
-    tt: bool = True,
+    tt: bool | str = True,
     fixed: bool = False,
     form: Form = "retrieve",
     send: Set[str] | None = None,

@@ -17,6 +17,7 @@ from jrec.sharding.errors import PlanError
 from jrec.sharding.hardware import PRESETS
 from jrec.sharding.partition import access_bound, partition, whole
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TT, Placement
+from jrec.sharding.plan import build_plan
 from jrec.sharding.planner import PlanOptions, plan_placement
 from jrec.sharding.problem import Problem, tables_of
 from jrec.sharding.replicate import replicated_ranks
@@ -251,6 +252,26 @@ def test_tensor_train_is_taken_where_it_is_cheaper_than_the_host():
     placed = plan_placement(problem, PlanOptions(tt=(head,))).placement
     tt = placed.tier == TT
     assert (placed.pieces.start[tt].tolist(), placed.pieces.stop[tt].tolist()) == ([100], [3000])
+
+
+@pytest.mark.parametrize("purpose", ["training", "inference"])
+def test_cores_hold_the_rows_behind_the_first_ones_whatever_is_accessed_most_at_present(purpose):
+    counts = zipf_counts(3000)
+    counts[[3, 90, 150, 2000]] = counts[[2000, 150, 90, 3]]
+    problem = problem_of(
+        [counts, zipf_counts(500, 1)], memory=14_000, host=1e8, devices=2, purpose=purpose, extra_memory=0.1
+    )
+    option = TTOption(table="t0", memory_bytes=2000, seconds=1e-9, rank=4, first_rank=100)
+    planned = plan_placement(problem, PlanOptions(tt=(option,)))
+    assert planned.tiers.tt == (option,)
+    plan = build_plan(problem, planned.placement)
+    rows = np.arange(3000)
+    np.testing.assert_array_equal(plan.locate("t0", rows).tier == TT, rows >= 100)
+    fetched = plan.placement(problem).pieces.fetched[plan.tier != TT].sum()  # of rows, not of ranks
+    pieces = planned.placement.pieces
+    assert pieces.fetched[planned.placement.tier != TT].sum() == pytest.approx(fetched)
+    again = plan_placement(problem, PlanOptions(tt=(option,)), previous=plan)
+    np.testing.assert_array_equal(build_plan(problem, again.placement).locate("t0", rows).tier == TT, rows >= 100)
 
 
 def test_cores_fill_a_small_device_or_are_refused():

@@ -87,6 +87,40 @@ def test_a_selected_table_whose_cores_are_no_smaller_stays_whole_and_says_so():
     assert tables["country"].tier == "tt"
 
 
+def parts(tables, **model):
+    """(tier, first row, rows) by table and part."""
+    plan = plan_tables(config(tables, **model), schema())
+    return {(t.name, t.tier): (t.first_row, t.rows, t.table_rows) for t in plan.tables}, plan.notes
+
+
+def test_the_first_rows_of_tensor_train_tables_stay_whole_where_that_is_asked_for():
+    rules = {"tt": {"largest": 2, "rank": 4, "whole_rows": 500}, "overrides": {"item": {"whole_rows": 0}}}
+    found, notes = parts(rules, table_dtype="bfloat16")
+    assert found == {
+        ("country", "device"): (0, 200, 200),
+        ("user", "device"): (0, 500, 100_000),
+        ("user", "tt"): (500, 99_500, 100_000),
+        ("item", "tt"): (0, 30_000, 30_000),
+        ("tiny", "device"): (0, 3, 3),
+    }
+    assert not notes
+    layout = build_layout(config(rules), schema())
+    assert layout.stacks["tt_user"].tt_shape == TTShape.search(99_500, 16, ranks=4)
+    assert layout.order == ("f_country", "f_user", "f_item", "f_tiny")
+    rules["overrides"] = {"user": {"tier": "tt", "whole_rows": 7, "rank": 5}}
+    found, _ = parts(rules | {"tier": "host"})
+    assert (found["user", "host"], found["user", "tt"]) == ((0, 7, 100_000), (7, 99_993, 100_000))
+
+
+def test_a_selected_table_that_whole_rows_leave_too_little_of_stays_whole_and_says_so():
+    found, notes = parts({"tt": {"largest": 4, "rank": 8, "whole_rows": 190}})
+    assert found["country", "device"] == (0, 200, 200)
+    assert "stays whole: cores of ranks [" in notes["country"]
+    assert "its rows from 190 on have 160" in notes["country"]
+    assert "stays whole: tables.tt.whole_rows is 190, and it has 3 rows" in notes["tiny"]
+    assert ("user", "tt") in found
+
+
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
@@ -107,6 +141,23 @@ def test_a_selected_table_whose_cores_are_no_smaller_stays_whole_and_says_so():
         ({"overrides": {"user": {"rank": 8, "ranks": [8, 8]}}}, ["user.rank is 8 and", "ranks is [8, 8]; set one"]),
         ({"overrides": {"user": {"row_factors": [400, 400]}}}, ["row_factors is set alone"]),
         ({"tt": {"cache": {"rows": 5, "fraction": 0.1}}}, ["cache.rows is 5", "fraction 0.1; set one"]),
+        (
+            {"overrides": {"user": {"tier": "device", "whole_rows": 8}}},
+            ["user.whole_rows = 8 keeps", "user.tier is 'device'"],
+        ),
+        (
+            {"overrides": {"tiny": {"tier": "tt", "whole_rows": 3}}},
+            ["tables.overrides.tiny.whole_rows is 3", "has 3 rows", "none are left for cores"],
+        ),
+        (
+            {"tt": {"largest": 1}, "overrides": {"user": {"whole_rows": 200_000}}},
+            ["tables.overrides.user.whole_rows is 200000", "has 100,000 rows"],
+        ),
+        (
+            {"tt": {"whole_rows": 500}, "overrides": {"country": {"tier": "tt"}}},
+            ["tables.tt.whole_rows is 500", "'country' has 200 rows", "set tables.overrides.country.whole_rows"],
+        ),
+        ({"tt": {"whole_rows": -1}}, ["tables.tt.whole_rows is -1", "at least 0"]),
         ({"tt": {"cores": 5}}, ["tables.tt.cores is 5", "at most 4"]),
         ({"tt": {"rank": 0}}, ["tables.tt.rank is 0", "at least 1"]),
         ({"tt": {"ranks": 8}}, ["unknown key tables.tt.ranks", "tables.tt.rank"]),
@@ -160,3 +211,17 @@ def test_tables_are_described_with_what_they_hold_and_what_that_saves():
     assert total["uncompressed_parameters"] == whole
     assert total["uncompressed_bytes"] == 2 * whole
     assert total["parameters"] == whole - 1_600_000 + user["parameters"]
+
+
+def test_a_table_in_parts_is_described_as_one():
+    rules = {"tt": {"largest": 1, "rank": 8, "whole_rows": 1000, "dtype": "bfloat16", "cache": {"rows": 10}}}
+    described = describe_tables(config(rules), schema())
+    assert list(described) == [n for n in ROWS if n != "unread"]
+    shape = TTShape.search(99_000, 16, ranks=8)
+    user = described["user"]
+    assert (user["tier"], user["rows"], user["whole_rows"], user["whole_tier"]) == ("tt", 100_000, 1000, "device")
+    assert user["parameters"] == 16_000 + shape.num_parameters + 160
+    assert user["bytes"] == 4 * 16_000 + 2 * shape.num_parameters + 4 * 160
+    assert user["compression"] == pytest.approx(1_600_000 / user["parameters"])
+    assert user["row_factors"] == list(shape.row_factors)
+    assert tables_total(described)["parameters"] == 16 * (200 + 30_000 + 3) + user["parameters"]

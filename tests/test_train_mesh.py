@@ -40,7 +40,7 @@ def alone(name, steps, **kwargs):
     return mesh_runs.on_one_device(OPTIMIZERS[name], steps, **kwargs)
 
 
-def some_plan(devices, *, how="row-cyclic", seed=None, replicate=0.0, host=0.0, tt=True, dtype="float32"):
+def some_plan(devices, *, how="row-cyclic", seed=None, replicate=0.0, host=0.0, tt: bool | str = True, dtype="float32"):
     """A baseline's plan, or one that gives every row to a random device, some rows to all, some to host memory."""
     layout = mesh_runs.layout("planned", tt=tt, dtype=dtype)
     plan = dealt(layout, devices, how=how)

@@ -113,6 +113,11 @@ class TableProfile:
         """The counts of (n,) rows."""
         return self.counts[np.searchsorted(self.starts, rows, side="right") - 1]
 
+    def head(self, rows: int) -> TableProfile:
+        """That of the first rows alone, as of a table of so many."""
+        runs = int(np.searchsorted(self.starts, rows, side="left"))
+        return TableProfile(name=self.name, starts=np.append(self.starts[:runs], rows), counts=self.counts[:runs])
+
     def dense(self) -> np.ndarray:
         """The (rows,) float64 counts of single rows."""
         return np.repeat(self.counts, np.diff(self.starts))

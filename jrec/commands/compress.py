@@ -22,6 +22,7 @@ EPILOG = """examples:
   jrec compress runs/kaggle --rank 64 --min-rows 1000000 --out runs/kaggle_tt64
   jrec compress runs/kaggle/checkpoints/5000 --relative-error 0.1 --tables C3,C12 --out runs/kaggle_10_percent
   jrec compress runs/kaggle --relative-error 0.05 --rank 128 --largest 3 --cores 4 --out runs/kaggle_tt4
+  jrec compress runs/kaggle --rank 32 --largest 7 --whole-rows 10000 --out runs/kaggle_hot_rows_whole
 """
 REPORT_FILE = "compression.json"
 METRICS = ("auc", "log_loss")
@@ -39,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--largest", type=int, default=0, metavar="K", help="compress the K largest tables")
     parser.add_argument("--min-rows", type=int, default=0, metavar="N", help="compress tables of N rows or more")
     parser.add_argument("--tables", default="", metavar="A,B", help="compress these tables")
+    parser.add_argument(
+        "--whole-rows", type=int, default=0, metavar="N", help="of each table, keep the N most frequent rows whole"
+    )
     parser.add_argument("--cores", type=int, choices=(2, 3, 4), default=3, help="of a table (default 3)")
     parser.add_argument("--data", metavar="DATA", help="the dataset, if it is no longer where the run says")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in that folder, if any")
@@ -57,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         largest=args.largest,
         min_rows=args.min_rows,
         tables=tuple(name for name in args.tables.split(",") if name),
+        whole_rows=args.whole_rows,
     )
     done = compress_run(
         args.checkpoint,
@@ -85,7 +90,8 @@ def report(done: Compression) -> dict[str, Any]:
         entry: dict[str, Any] = {"rows": table.rows, "dim": table.dim}
         if (shape := table.shape) is not None:
             entry |= {key: list(getattr(shape, key)) for key in ("row_factors", "dim_factors", "ranks")}
-            entry |= {"parameters": shape.num_parameters, "compression": shape.compression}
+            compression = table.rows * table.dim / table.parameters
+            entry |= {"whole_rows": table.whole_rows, "parameters": table.parameters, "compression": compression}
             entry["relative_error"] = table.relative_error
         tables[name] = entry | ({"note": table.note} if table.note else {})
     return {

@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--for", dest="purpose", choices=("training", "inference"), default="training")
     parser.add_argument("--profile", metavar="FILE", help="accesses by `jrec access` (default: the training counts)")
     model = parser.add_argument_group("tables")
-    model.add_argument("--config", metavar="CONFIG.toml", help="take dim, dtype, batch size and slots from a run's")
+    model.add_argument(
+        "--config", metavar="CONFIG.toml", help="take dim, dtype, batch size, slots and tables from a run's"
+    )
     model.add_argument("--dim", type=int, metavar="N", help="elements of a row")
     model.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default float32")
     model.add_argument("--slot-bytes", type=int, metavar="N", help="of the optimizer, a row (default 0)")
@@ -80,7 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--no-host", action="store_true", help="keep all rows on the devices, or fail")
     search.add_argument(
         "--tt", action="append", default=[], metavar="TABLE=RANK[:FROM]",
-        help="where memory is short, TABLE may be tensor-train of RANK, its rows from FROM on; with '!' behind, always",
+        help="where memory is short, TABLE may be tensor-train of RANK, its rows from FROM on; with '!' behind, always"
+        " (as tables are that --config makes tensor-train)",
     )  # fmt: skip
     parser.add_argument(
         "--exact", type=float, metavar="SECONDS", help="also solve a coarser instance exactly, to tell the gap"
@@ -110,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
     schema = Schema.load(args.data, check_files=False)
     problem = _problem(args, schema)
-    options = _options(args, problem)
+    options = _options(args, problem, schema)
     planned = plan_placement(problem, options)
     plan = build_plan(problem, planned.placement, describe(problem, options, data=schema.name))
     check_budget(plan, problem.hardware.memory)
@@ -243,16 +246,22 @@ def _problem(args: argparse.Namespace, schema: Any) -> Any:
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """Dim, dtype, slots and batch size, of the arguments or else the configuration."""
     found: dict[str, Any] = {"dim": None, "dtype": "float32", "slot_bytes": 0, "batch_size": None}
-    if args.config:
-        from jrec.train.config import load_config
-
-        config = load_config(args.config, () if args.data is None else (f"data.path={args.data}",))
+    if (config := _config(args)) is not None:
         found |= row_settings(config)
         found["batch_size"] = config.data.batch_size
         if args.purpose != "training":
             found["slot_bytes"] = 0
     given = {key: getattr(args, key) for key in found}
     return found | {key: value for key, value in given.items() if value is not None}
+
+
+def _config(args: argparse.Namespace) -> Any:
+    """The run's configuration that the arguments name, if any."""
+    if not args.config:
+        return None
+    from jrec.train.config import load_config
+
+    return load_config(args.config, () if args.data is None else (f"data.path={args.data}",))
 
 
 def row_settings(config: Any) -> dict[str, Any]:
@@ -265,16 +274,38 @@ def row_settings(config: Any) -> dict[str, Any]:
     return {"dim": dim, "dtype": config.model.table_dtype, "slot_bytes": slot_bytes}
 
 
-def _options(args: argparse.Namespace, problem: Any) -> Any:
+def _options(args: argparse.Namespace, problem: Any, schema: Any) -> Any:
+    from jrec.errors import ConfigError
     from jrec.sharding.planner import PlanOptions
 
+    allowed, fixed = [_tt(text, problem) for text in args.tt], _configured(args, problem, schema)
+    if twice := sorted({o.table for o in allowed} & {o.table for o in fixed}):
+        raise ConfigError(
+            f"--tt {twice[0]}: {args.config} makes that table tensor-train already; say in tables.overrides.{twice[0]}"
+            " what is to be different"
+        )
     return PlanOptions(
         threshold=args.threshold,
         target=args.target,
         rule=args.rule,
         host=not args.no_host,
-        tt=tuple(_tt(text, problem) for text in args.tt),
+        tt=(*allowed, *fixed),
     )
+
+
+def _configured(args: argparse.Namespace, problem: Any, schema: Any) -> list[Any]:
+    """The tables that the run's configuration makes tensor-train, as it makes them."""
+    config = _config(args)
+    if config is None:
+        return []
+    from jrec.sharding.tiers import tt_option
+    from jrec.train.tables import plan_tables
+
+    return [
+        tt_option(problem, t.name, max(t.tt_shape.ranks), first_rank=t.first_row, required=True, shape=t.tt_shape)
+        for t in plan_tables(dataclasses.replace(config, plan=""), schema).tables
+        if t.tt_shape is not None
+    ]
 
 
 def _tt(text: str, problem: Any) -> Any:

@@ -102,7 +102,7 @@ def make_loader(
         dense=[f.name for f in schema.dense],
         on_bad_id=config.on_bad_id,
         oov_rows={t.name: t.oov_row for t in schema.tables},
-        orders=load_orders(folder, schema, [t.name for stack in layout.members for t in stack.tables]),
+        orders=load_orders(folder, schema, {t.name for stack in layout.members for t in stack.tables}),
         cast=config.cast,
     )
 

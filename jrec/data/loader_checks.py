@@ -69,18 +69,19 @@ def _check_table(schema: Schema, table: TableConfig, on_bad_id: str) -> None:
             f"the model has table {table.name!r}, but the dataset has {', '.join(t.name for t in schema.tables)}"
         )
     stored = schema.table(table.name)
-    if table.rows > stored.rows or (table.rows < stored.rows and on_bad_id == "raise"):
+    rows = table.table_rows
+    if rows > stored.rows or (rows < stored.rows and on_bad_id == "raise"):
         raise DatasetError(
-            f"table {table.name!r} has {table.rows:,} rows in the model, but {stored.rows:,} in the dataset; make them"
+            f"table {table.name!r} has {rows:,} rows in the model, but {stored.rows:,} in the dataset; make them"
             " equal (fewer rows in the model need on_bad_id 'clip' or 'oov')"
         )
-    if table.rows != stored.rows and stored.bijection is not None:
+    if rows != stored.rows and stored.bijection is not None:
         raise DatasetError(
-            f"table {table.name!r} has {table.rows:,} rows in the model, but the dataset renumbers its {stored.rows:,}"
+            f"table {table.name!r} has {rows:,} rows in the model, but the dataset renumbers its {stored.rows:,}"
             " rows (`jrec reorder`), so that none of them can be left out; make them equal"
         )
-    if on_bad_id == "oov" and (stored.oov_row is None or stored.oov_row >= table.rows):
+    if on_bad_id == "oov" and (stored.oov_row is None or stored.oov_row >= rows):
         has = "no OOV row" if stored.oov_row is None else f"its OOV row at {stored.oov_row}"
         raise DatasetError(
-            f"on_bad_id is 'oov', but table {table.name!r} of {table.rows:,} rows has {has}; choose 'raise' or 'clip'"
+            f"on_bad_id is 'oov', but table {table.name!r} of {rows:,} rows has {has}; choose 'raise' or 'clip'"
         )

@@ -105,14 +105,13 @@ class Packer:
         self.policy = _POLICIES[on_bad_id]
         self.oov_rows = _checked_oov_rows(layout, oov_rows or {}) if on_bad_id == "oov" else {}
         self.orders = _checked_orders(layout, orders or {})
-        self._features = [f.config for stack in layout.stacks.values() for f in stack.features]
+        self._features = [config for config, _ in layout.features]
         self._numbers = [*([] if label is None else [label]), *self.dense]
         # Ids of these come from a plain column without a detour over lists.
         self._plain = {
-            f.config.name
-            for stack in layout.stacks.values()
-            for f in stack.features
-            if stack.padded_length == 1 and f.config.max_length == 1
+            name
+            for name, places in layout.places.items()
+            if all(s.padded_length == 1 and s.features[i].config.max_length == 1 for s, i in places)
         }
 
     @property
@@ -245,6 +244,9 @@ class _Pack:
                 kernels.gather_ids(column, self.indices, *self._address(feature), ids[start:middle], self.fault)
                 weights[start:middle] = 1
             self._check(feature)
+            if feature.is_part:
+                place = (feature.first_row, feature.rows, feature.base)
+                kernels.keep_part_padded(*place, ids[start:middle], weights[start:middle])
         return ids.reshape(-1, stack.padded_length or 1), None
 
     def _ragged(self, stack: Stack, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -252,10 +254,11 @@ class _Pack:
         offsets = np.zeros(stack.num_bags(self.batch_size) + 1, np.int32)
         bag = position = 0
         for feature in stack.features:
-            config = feature.config
+            config, begin = feature.config, position
             column = self.columns.ids[config.name]
             assert isinstance(column, ListColumn)  # prepare_columns saw to it
             bags = self.batch_size * config.bags_per_example
+            ends = offsets[bag + 1 : bag + bags + 1]
             position = kernels.gather_ragged(
                 column.offsets,
                 column.values,
@@ -269,19 +272,23 @@ class _Pack:
                 position,
                 ids,
                 weights,
-                offsets[bag + 1 : bag + bags + 1],
+                ends,
                 self.fault,
             )
             self._check(feature)
+            if feature.is_part:
+                place = (feature.first_row, feature.rows, feature.base)
+                position = kernels.keep_part_ragged(*place, begin, ids, weights, ends)
             bag += bags
         ids[position:] = -1
         return ids, offsets
 
     def _address(self, feature: StackedFeature) -> tuple[int, int, int, int, np.ndarray]:
-        """Base, rows, policy, OOV row and order, as the kernels take them."""
+        """Base, rows, policy, OOV row and order, as the kernels take them; of a part those of its whole table."""
         packer, table = self.packer, feature.config.table
         order = packer.orders.get(table, _STORED_ORDER)
-        return feature.base, feature.rows, packer.policy, packer.oov_rows.get(table, 0), order
+        base = 0 if feature.is_part else feature.base
+        return base, feature.table_rows, packer.policy, packer.oov_rows.get(table, 0), order
 
     def _check(self, feature: StackedFeature) -> None:
         k, kind, value = (int(v) for v in self.fault)
@@ -291,7 +298,7 @@ class _Pack:
         if kind == kernels.BAD_ID:
             raise DatasetError(
                 f"id {value} of feature {config.name!r} in {self.where(k)} is outside of table {config.table!r}, which"
-                f" has {feature.rows:,} rows; give the table more rows, or choose on_bad_id 'clip' or 'oov'"
+                f" has {feature.table_rows:,} rows; give the table more rows, or choose on_bad_id 'clip' or 'oov'"
             )
         if kind == kernels.BAD_NUMBER:
             raise DatasetError(
@@ -323,8 +330,8 @@ def _checked_oov_rows(layout: EmbeddingLayout, given: Mapping[str, int | None]) 
             raise ValueError(
                 f"on_bad_id is 'oov', but table {table.name!r} has no OOV row; name one, or use 'raise' or 'clip'"
             )
-        if not 0 <= row < table.rows:
-            raise ValueError(f"the OOV row of table {table.name!r} is {row}, but it has {table.rows:,} rows")
+        if not 0 <= row < table.table_rows:
+            raise ValueError(f"the OOV row of table {table.name!r} is {row}, but it has {table.table_rows:,} rows")
         found[table.name] = row
     return found
 
@@ -333,10 +340,10 @@ def _checked_orders(layout: EmbeddingLayout, given: Mapping[str, np.ndarray]) ->
     """Read-only views of the orders of the layout's tables; none may lead out of its table."""
     found = {}
     for table in (t for stack in layout.stacks.values() for t in stack.tables if t.name in given):
-        order = np.asarray(given[table.name]).view()
-        if order.dtype != np.uint32 or order.shape != (table.rows,) or (order >= table.rows).any():
+        order, rows = np.asarray(given[table.name]).view(), table.table_rows
+        if order.dtype != np.uint32 or order.shape != (rows,) or (order >= rows).any():
             raise ValueError(
-                f"the order of table {table.name!r} must be ({table.rows:,},) uint32 rows of that table, but is"
+                f"the order of table {table.name!r} must be ({rows:,},) uint32 rows of that table, but is"
                 f" {order.dtype}{list(order.shape)}"
             )
         order.flags.writeable = False

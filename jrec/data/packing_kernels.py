@@ -145,6 +145,45 @@ def gather_ragged(
 
 
 @compiled
+def keep_part_padded(first, rows, base, ids, weights):
+    """Leaves of ``ids``, rows of a whole table and -1, the ``rows`` from ``first`` on, as addresses; others become -1.
+
+    ``ids`` and ``weights`` are flat; weights of what leaves become 0, ``weights`` of size 0 means none.
+    """
+    for k in range(ids.size):
+        row = np.int64(ids[k]) - first
+        if row >= 0 and row < rows:
+            ids[k] = base + row
+        else:
+            ids[k] = -1
+            if weights.size:
+                weights[k] = 0.0
+
+
+@compiled
+def keep_part_ragged(first, rows, base, begin, ids, weights, offsets):
+    """As ``keep_part_padded``, of the bags that end at ``offsets`` and begin at ``begin``; what is left moves together.
+
+    Returns:
+      where the last bag ends now.
+    """
+    position = begin
+    for bag in range(offsets.size):
+        end = np.int64(offsets[bag])
+        for k in range(begin, end):
+            row = np.int64(ids[k]) - first
+            if row >= 0 and row < rows:
+                ids[position] = base + row
+                if weights.size:
+                    weights[position] = weights[k]
+                position += 1
+        begin = end
+        offsets[bag] = position
+    weights[position:begin] = 0.0
+    return position
+
+
+@compiled
 def _factor(scale, length):
     if scale == SUM or length == 0:
         return np.float32(1.0)

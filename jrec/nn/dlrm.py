@@ -108,10 +108,10 @@ def interaction_width(config: DLRMConfig, layout: EmbeddingLayout) -> int:
     Raises:
       ValueError: on unpooled features, or dims that a dot interaction cannot join.
     """
-    sequences = [f.config.name for s in layout.stacks.values() for f in s.features if f.config.pooling == "none"]
+    sequences = [config.name for config, _ in layout.features if config.pooling == "none"]
     if sequences:
         raise ValueError(f"DLRM pools every feature, but {', '.join(sequences)} have pooling 'none'; choose another")
-    dims = [stack.dim for stack in layout.stacks.values() for _ in stack.features]
+    dims = [dim for _, dim in layout.features]
     bottom = config.bottom_mlp[-1] if config.num_dense else 0
     if config.interaction == "concat":
         return bottom + sum(dims)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Mapping
 from typing import cast
 
@@ -27,7 +27,8 @@ class Table(nnx.Variable):
 class EmbeddingCollection(nnx.Module):
     """All embedding tables of a model, each in its tier: whole on the device, or as the cores of a tensor train.
 
-    Every table starts uniform in ±1/sqrt(rows), as in the reference DLRM, or, of tier "tt", as ``tt_init`` draws it.
+    Every table starts uniform in ±1/sqrt(rows), as in the reference DLRM, or, of tier "tt", as ``tt_init`` draws it; of
+    a table in parts the first is as the whole table would be there.
     Rows of tiers "host" and "planned" are not in here: a step gets those of its batch (``jrec.train.host_step``,
     ``jrec.train.mesh_step``).
 
@@ -157,59 +158,66 @@ class EmbeddingCollection(nnx.Module):
         return new_slots
 
     def features(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> dict[str, jax.Array]:
-        """Activations by feature: (batch, dim) where pooled, (batch, max_length, dim) where not; see ``masks``."""
-        out = {}
-        for name, stack in self.layout.stacks.items():
-            batch = activations[name].shape[0] // stack.bags_per_example
-            for feature in stack.features:
-                config = feature.config
-                begin = feature.first_bag * batch
-                rows = activations[name][begin : begin + config.bags_per_example * batch]
-                if config.unpooled:
-                    rows = rows.reshape(batch, config.max_length, stack.dim)
-                if config.pooling == "max":
-                    rows = masked_max(rows, _present(bags[name], begin, batch, config.max_length))
-                out[config.name] = rows
-        return out
+        """Activations by feature: (batch, dim) where pooled, (batch, max_length, dim) where not; see ``masks``.
+
+        That of a feature whose table comes in parts is the sum of the parts' bags.
+        """
+        return {name: self._feature(name, activations, bags) for name in self.layout.order}
+
+    def _feature(self, name: str, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> jax.Array:
+        parts = []
+        for stack, number in self.layout.places[name]:
+            feature, batch = stack.features[number], activations[stack.name].shape[0] // stack.bags_per_example
+            config, begin = feature.config, feature.first_bag * batch
+            rows = activations[stack.name][begin : begin + config.bags_per_example * batch]
+            parts.append(rows.reshape(batch, config.max_length, stack.dim) if config.unpooled else rows)
+        rows = functools.reduce(jnp.add, parts)
+        return masked_max(rows, self._present(name, bags)) if config.pooling == "max" else rows
+
+    def _present(self, name: str, bags: Mapping[str, Bags]) -> jax.Array:
+        """Which positions of an unpooled feature hold an id, (batch, max_length) bool."""
+        parts = []
+        for stack, number in self.layout.places[name]:
+            feature, batch = stack.features[number], bags[stack.name].num_bags // stack.bags_per_example
+            parts.append(_present(bags[stack.name], feature.first_bag * batch, batch, feature.config.max_length))
+        return functools.reduce(jnp.logical_or, parts)
 
     def masks(self, bags: Mapping[str, Bags]) -> dict[str, jax.Array]:
         """Which positions of each unpooled ("none") feature hold an id, (batch, max_length) bool by feature."""
-        out = {}
-        for name, stack in self.layout.stacks.items():
-            batch = bags[name].num_bags // stack.bags_per_example
-            for feature in stack.features:
-                if feature.config.pooling == "none":
-                    length = feature.config.max_length
-                    out[feature.config.name] = _present(bags[name], feature.first_bag * batch, batch, length)
-        return out
+        return {f.name: self._present(f.name, bags) for f, _ in self.layout.features if f.pooling == "none"}
 
     def pooled(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> list[jax.Array]:
         """Pooled features in the layout's order, (batch, features, dim) each: what interactions take.
 
-        Neighbours in the order and in their stack come as one array, so that one stack is one array.
+        Neighbours in the order and in their stack come as one array, so that one stack is one array; each feature of a
+        table in parts is one by itself.
         """
-        by_feature: dict[str, jax.Array] | None = None
         groups = {}
         for name, stack in self.layout.stacks.items():
             if any(f.config.unpooled for f in stack.features):
-                if by_feature is None:
-                    by_feature = self.features(activations, bags)
-                groups[name] = jnp.stack([by_feature[f.config.name] for f in stack.features], axis=1)
+                of_stack = [self._feature(f.config.name, activations, bags) for f in stack.features]
+                groups[name] = jnp.stack(of_stack, axis=1)
             else:
                 groups[name] = activations[name].reshape(len(stack.features), -1, stack.dim).swapaxes(0, 1)
-        return [groups[name][:, begin:stop] for name, begin, stop in _runs(self.layout)]
+        return [
+            self._feature(run, activations, bags)[:, None]
+            if isinstance(run, str)
+            else groups[run[0]][:, run[1] : run[2]]
+            for run in _runs(self.layout)
+        ]
 
 
-def _runs(layout: EmbeddingLayout) -> list[tuple[str, int, int]]:
-    """The layout's order as pieces of stacks: (stack, first feature, one past the last)."""
-    places = {f.config.name: (stack.name, i) for stack in layout.members for i, f in enumerate(stack.features)}
-    ordered = [places[name] for name in layout.order]
-    runs = []
-    for _, run in itertools.groupby(
-        enumerate(ordered), key=lambda numbered: (numbered[1][0], numbered[1][1] - numbered[0])
-    ):
-        run = [place for _, place in run]
-        runs.append((run[0][0], run[0][1], run[-1][1] + 1))
+def _runs(layout: EmbeddingLayout) -> list[tuple[str, int, int] | str]:
+    """The layout's order as pieces of stacks, (stack, first feature, one past the last), and features in parts."""
+    runs: list[tuple[str, int, int] | str] = []
+    for name, ((stack, number), *others) in layout.places.items():
+        last = runs[-1] if runs else ""
+        if others:
+            runs.append(name)
+        elif isinstance(last, tuple) and (last[0], last[2]) == (stack.name, number):
+            runs[-1] = (stack.name, last[1], number + 1)
+        else:
+            runs.append((stack.name, number, number + 1))
     return runs
 
 

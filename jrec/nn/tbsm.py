@@ -189,7 +189,7 @@ def history_steps(config: TBSMConfig, layout: EmbeddingLayout) -> int:
     Raises:
       ValueError: if the layout's features are not those of targets and histories.
     """
-    features = {f.config.name: f.config for stack in layout.members for f in stack.features}
+    features = {config.name: config for config, _ in layout.features}
     for target, history in config.histories:
         if missing := [name for name in (target, history) if name not in features]:
             raise ValueError(f"histories names feature {missing[0]!r}, but the features are {', '.join(features)}")
@@ -223,7 +223,7 @@ def tower_width(config: TBSMConfig, layout: EmbeddingLayout) -> int:
       ValueError: on dims that a dot interaction cannot join.
     """
     histories = config.history_of.values()
-    dims = [s.dim for s in layout.members for f in s.features if f.config.name not in histories]
+    dims = [dim for config, dim in layout.features if config.name not in histories]
     bottom = config.bottom_mlp[-1]
     if config.interaction == "concat":
         return bottom + sum(dims)

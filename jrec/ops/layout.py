@@ -5,6 +5,9 @@ the *address* of its row ``i`` is ``base + i``. A tensor-train table, whose core
 The bags of a stack are *feature-major*: all bags of the first feature, then all of the second. Features follow the
 order of their tables, so the address ranges of successive tables ascend and the cast of a stack is the concatenation
 of its tables' casts.
+
+A table may come in two *parts*, its frequent rows whole and the others as tensor-train cores: two tables of one name in
+two stacks. Every feature of it then has its bags in both, each with the ids of that part's rows, and is their sum.
 """
 
 from __future__ import annotations
@@ -30,6 +33,13 @@ class TableConfig:
 
     Its ``tier`` says where the rows live: whole on the "device", as tensor-train cores of ``tt_shape`` ("tt"), in
     "host" memory, or each row where a plan for several devices says ("planned").
+
+    Of a table in parts each one says which it is: ``rows`` from ``first_row`` on, of ``of_rows`` in all. The first part
+    is whole, the second of tier "tt":
+
+      >>> head = TableConfig(name="user", rows=100, dim=16, of_rows=1000)
+      >>> shape = TTShape.search(900, 16, ranks=8)
+      >>> tail = TableConfig(name="user", rows=900, dim=16, tier="tt", tt_shape=shape, first_row=100, of_rows=1000)
     """
 
     name: str
@@ -38,6 +48,8 @@ class TableConfig:
     dtype: str = "float32"
     tier: Tier = "device"
     tt_shape: TTShape | None = None
+    first_row: int = 0
+    of_rows: int | None = None
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -61,6 +73,32 @@ class TableConfig:
                 )
             if self.dtype == "float16":
                 raise ValueError(f"table {self.name!r} is float16; cores are float32 or bfloat16")
+        self._check_part()
+
+    def _check_part(self) -> None:
+        if not self.is_part:
+            if self.first_row:
+                raise ValueError(
+                    f"table {self.name!r} begins at row {self.first_row:,}; say of how many rows it is a part (of_rows)"
+                )
+            return
+        stop = self.first_row + self.rows
+        whole, cores = self.first_row == 0 and stop < self.table_rows, self.first_row > 0 and stop == self.table_rows
+        if not (cores if self.tier == "tt" else whole):
+            raise ValueError(
+                f"table {self.name!r} has a part of tier {self.tier!r} with rows {self.first_row:,} to {stop:,} of"
+                f" {self.table_rows:,}; of a table in parts the first rows are whole and all others of tier 'tt'"
+            )
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the table has further rows in another part."""
+        return self.of_rows is not None
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the table with all its parts."""
+        return self.rows if self.of_rows is None else self.of_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,12 +135,28 @@ class FeatureConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackedFeature:
-    """A feature's place in its stack: the address of its table, and its first bag for a batch of one example."""
+    """A feature's place in a stack: the address of its table, and its first bag for a batch of one example.
+
+    Attributes:
+      config: the feature.
+      base: address of the first of the table's rows that are in this stack.
+      rows: how many these are.
+      first_bag: of the feature, for a batch of one example.
+      first_row: which row of the table is at ``base``; not 0 only where the table comes in parts.
+      table_rows: of the table with all its parts, which ids must be below.
+    """
 
     config: FeatureConfig
     base: int
     rows: int
     first_bag: int
+    first_row: int = 0
+    table_rows: int
+
+    @property
+    def is_part(self) -> bool:
+        """Whether ids of this feature are looked up in another stack, too."""
+        return self.rows != self.table_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,16 +228,35 @@ class EmbeddingLayout:
         """The stacks by name."""
         return types.MappingProxyType({stack.name: stack for stack in self.members})
 
+    @functools.cached_property
+    def places(self) -> Mapping[str, tuple[tuple[Stack, int], ...]]:
+        """By feature, in order: the stacks that it is looked up in and its number among their features.
+
+        More than one where its table comes in parts.
+        """
+        found: dict[str, tuple[tuple[Stack, int], ...]] = dict.fromkeys(self.order, ())
+        for stack in self.members:
+            for number, feature in enumerate(stack.features):
+                found[feature.config.name] += ((stack, number),)
+        return types.MappingProxyType(found)
+
+    @property
+    def features(self) -> tuple[tuple[FeatureConfig, int], ...]:
+        """The features in order, each once, with their dims."""
+        return tuple((of[0][0].features[of[0][1]].config, of[0][0].dim) for of in self.places.values())
+
     @staticmethod
     def build(tables: Iterable[TableConfig], features: Iterable[FeatureConfig]) -> EmbeddingLayout:
         """Groups tables by (tier, dim, dtype) in their given order and places every feature behind its table.
 
         Raises:
-          ValueError: on duplicate names, a feature of an unknown table, a table that no feature reads, or a stack of
-            2^31 - 1 rows or more.
+          ValueError: on duplicate names, parts that do not make a table, a feature of an unknown table, a table that no
+            feature reads, or a stack of 2^31 - 1 rows or more.
         """
         tables, features = tuple(tables), tuple(features)
-        for kind, names in (("table", [t.name for t in tables]), ("feature", [f.name for f in features])):
+        firsts = [t for t in tables if not t.first_row]
+        _check_parts(tables)
+        for kind, names in (("table", [t.name for t in firsts]), ("feature", [f.name for f in features])):
             if repeated := sorted({n for n in names if names.count(n) > 1}):
                 raise ValueError(f"{kind} names must be unique, but {', '.join(repeated)} occur more than once")
         readers: dict[str, list[FeatureConfig]] = {t.name: [] for t in tables}
@@ -200,8 +273,26 @@ class EmbeddingLayout:
             groups.setdefault(_stack_name(table), []).append(table)
         return EmbeddingLayout(
             members=tuple(_stack(name, group, readers) for name, group in groups.items()),
-            order=tuple(feature.name for table in tables for feature in readers[table.name]),
+            order=tuple(feature.name for table in firsts for feature in readers[table.name]),
         )
+
+
+def _check_parts(tables: tuple[TableConfig, ...]) -> None:
+    """Raises ValueError where parts of tables are missing, too many, or of unequal dims."""
+    for table in tables:
+        others = [t for t in tables if t.name == table.name and t is not table] if table.is_part else []
+        if table.is_part and (len(others) != 1 or others[0].table_rows != table.table_rows):
+            raise ValueError(
+                f"table {table.name!r} of {table.table_rows:,} rows comes in parts, of which rows {table.first_row:,}"
+                f" to {table.first_row + table.rows:,} are one; give exactly one other, with the rest"
+            )
+        for other in others:
+            if other.rows + table.rows != table.table_rows or other.dim != table.dim or other.tier == table.tier:
+                raise ValueError(
+                    f"the parts of table {table.name!r}, {table.rows:,} x {table.dim} of tier {table.tier!r} and"
+                    f" {other.rows:,} x {other.dim} of tier {other.tier!r}, do not make its {table.table_rows:,} rows;"
+                    " give the first rows whole and all others, of the same dim, of tier 'tt'"
+                )
 
 
 def _stack_name(table: TableConfig) -> str:
@@ -216,7 +307,16 @@ def _stack(name: str, tables: list[TableConfig], readers: Mapping[str, list[Feat
     for table in tables:
         bases.append(rows)
         for config in readers[table.name]:
-            features.append(StackedFeature(config=config, base=rows, rows=table.rows, first_bag=bag))
+            features.append(
+                StackedFeature(
+                    config=config,
+                    base=rows,
+                    rows=table.rows,
+                    first_bag=bag,
+                    first_row=table.first_row,
+                    table_rows=table.table_rows,
+                )
+            )
             bag += config.bags_per_example
         rows += table.rows
     if rows >= MAX_ROWS:

@@ -22,17 +22,17 @@ def table_key(key: jax.Array, name: str) -> jax.Array:
 
 
 def init_rows(table: TableConfig, key: jax.Array) -> jax.Array:
-    """Uniform in ±1/sqrt(rows), as in the reference DLRM.
+    """Uniform in ±1/sqrt(rows), as in the reference DLRM; of a part, the rows that the whole table has there.
 
     Args:
-      table: whose name chooses the key.
+      table: whose name chooses the key; not of tier "tt".
       key: of the model's tables.
 
     Returns:
       (rows, dim) of the table's dtype.
     """
     bits = jax.random.bits(table_key(key, table.name), (table.rows, table.dim), jnp.uint32)
-    return _from_bits(bits, scale(table.rows), table.dtype)
+    return _from_bits(bits, scale(table.table_rows), table.dtype)
 
 
 def init_rows_at(
@@ -53,7 +53,7 @@ def init_rows_at(
     starts = jnp.asarray(bases, jnp.int32)
     table = jnp.searchsorted(starts, addresses, side="right") - 1
     keys = jnp.stack([jax.random.key_data(_typed(table_key(key, t.name))) for t in tables])[table]
-    scales = jnp.stack([scale(t.rows) for t in tables])[table]
+    scales = jnp.stack([scale(t.table_rows) for t in tables])[table]
     # The number of an element, row * dim + column, in two words: Threefry's counter.
     row, width = (addresses - starts[table]).astype(jnp.uint32), jnp.uint32(dim)
     upper, lower = (row >> 16) * width, (row & jnp.uint32(0xFFFF)) * width

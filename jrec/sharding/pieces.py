@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -65,6 +66,7 @@ class Placement:
         "tt" and "host".
       core_bytes: of all tensor-train cores, on each device.
       core_seconds: the time of their products in a step.
+      cuts: of the problem whose ranks the pieces are, see ``Problem.cuts``.
     """
 
     pieces: Pieces
@@ -73,6 +75,7 @@ class Placement:
     path: np.ndarray
     core_bytes: float = 0.0
     core_seconds: float = 0.0
+    cuts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def owned(pieces: Pieces, owner: np.ndarray, devices: int) -> Placement:

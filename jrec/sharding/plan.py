@@ -210,6 +210,7 @@ class Plan:
 
 def build_plan(problem: Problem, placement: Placement, info: Mapping[str, Any] | None = None) -> Plan:
     """Turns a placement of ranks into ranges of rows with offsets; neighbouring ranges that live alike are joined."""
+    problem = problem.cut(placement.cuts)
     path, way = np.unique(placement.path, axis=0, return_inverse=True)
     table, start, piece = _row_ranges(problem, placement.pieces)
     tier, owner, way = placement.tier[piece], placement.owner[piece], way.reshape(-1)[piece]

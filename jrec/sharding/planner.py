@@ -18,7 +18,7 @@ from jrec.sharding.pieces import HOST, REPLICATED, TT, Pieces, Placement, join
 from jrec.sharding.plan import Plan
 from jrec.sharding.problem import Problem
 from jrec.sharding.replicate import FrequencyRule, replicated_ranks
-from jrec.sharding.tiers import Marginal, Tiers, TTOption, choose_tiers
+from jrec.sharding.tiers import Marginal, Tiers, TTOption, choose_tiers, cuts_of
 
 DEFAULT_THRESHOLD = 0.001
 _WORTH_MOVING = 0.01  # in degree of balance, for which nearly all rows change their device
@@ -105,6 +105,7 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
         return _on_keepers(problem, options, previous)
     began = time.perf_counter()
     tiers = choose_tiers(problem, options.tt, host=options.host, rule=options.rule)
+    problem = problem.cut(cuts_of(tiers.tt))
     training = problem.purpose == "training"
     hot = replicated_ranks(problem, tiers.kept, tiers.extra, options.rule)
     none = np.zeros_like(hot)
@@ -132,6 +133,7 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
         if max(balance for _, balance in fresh.tried) > best[0] + _WORTH_MOVING:
             return fresh
     placement = join([*apart, best[2]], core_bytes=tiers.core_bytes, core_seconds=tiers.core_seconds)
+    placement = dataclasses.replace(placement, cuts=problem.cuts)
     if not training:
         used = placement.pieces.memory @ placement.holders() + tiers.core_bytes
         room = np.minimum(tiers.extra / problem.devices, np.array(problem.hardware.memory) - used)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -65,7 +65,7 @@ class Ranked:
 
     Attributes:
       starts: (runs + 1,) int64, ranks where runs of equally accessed rows start.
-      access: (runs,) float64, A of each row of a run; descending.
+      access: (runs,) float64, A of each row of a run; descending, before a cut and behind it.
       first_row: (runs,) int64, the row of a run's first rank; the run's rows follow each other.
       mass: (runs + 1,) float64, accesses of all ranks before a run.
     """
@@ -76,9 +76,14 @@ class Ranked:
     mass: np.ndarray
 
     @staticmethod
-    def of(starts: np.ndarray, access: np.ndarray) -> Ranked:
-        """From runs in row order."""
-        order = np.argsort(-access, kind="stable")
+    def of(starts: np.ndarray, access: np.ndarray, cut: int = 0) -> Ranked:
+        """From runs in row order; the ranks before ``cut`` are of the rows before it."""
+        if cut not in starts:
+            run = int(np.searchsorted(starts, cut)) - 1
+            starts, access = np.insert(starts, run + 1, cut), np.insert(access, run, access[run])
+        first = int(np.searchsorted(starts, cut))
+        before, behind = np.argsort(-access[:first], kind="stable"), np.argsort(-access[first:], kind="stable")
+        order = np.concatenate([before, first + behind])
         lengths = np.diff(starts)[order]
         return Ranked(
             starts=np.append(0, np.cumsum(lengths)),
@@ -121,6 +126,8 @@ class Problem:
       extra_memory: how much of the tables' size may be spent on further copies of rows.
       dedup: count a row that a device accesses several times in a step as one fetch, which is what a lookup of unique
         ids does. OPER's equations do not.
+      cuts: by table a row that ranks do not pass: rows before it rank before those behind it, however accessed, since
+        the latter live otherwise.
 
     Raises:
       ConfigError: on values out of range or a profile of other sizes.
@@ -133,6 +140,7 @@ class Problem:
     purpose: Purpose = "training"
     extra_memory: float = DEFAULT_EXTRA
     dedup: bool = False
+    cuts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", tuple(self.tables))
@@ -198,7 +206,18 @@ class Problem:
         )
 
     def _ranked(self, table: PlanTable) -> Ranked:
-        return Ranked.of(*self._accesses(table))
+        return Ranked.of(*self._accesses(table), self.cuts.get(table.name, 0))
+
+    def cut(self, rows: Mapping[str, int]) -> Problem:
+        """The problem with these cuts; those that rows in order of access keep by themselves are left out."""
+        needed = {}
+        for table in self.tables:
+            starts, access = self._accesses(table)
+            row = rows.get(table.name, 0)
+            before, behind = access[starts[:-1] < row], access[starts[1:] > row]
+            if before.size and behind.size and before.min() < behind.max():
+                needed[table.name] = row
+        return self if self.cuts == needed else dataclasses.replace(self, cuts=needed)
 
     def _accesses(self, table: PlanTable) -> tuple[np.ndarray, np.ndarray]:
         found = self.profile.table(table.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,20 +15,23 @@ from jrec.sharding.errors import PlanError
 from jrec.sharding.problem import ITEM_BYTES, PlanTable, Problem
 from jrec.sharding.replicate import FrequencyRule, Runs, pays, runs_of
 
+if TYPE_CHECKING:
+    from jrec.ops.tt.shape import TTShape
+
 _ALL_SUBSETS = 8  # options up to which every subset is tried
 _GRID = 33
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TTOption:
-    """A table, or its rows from some rank on, that may live as tensor-train cores on every device.
+    """A table, or its rows from some row on, that may live as tensor-train cores on every device.
 
     Attributes:
       table: its name.
       memory_bytes: of the cores with their slots.
       seconds: of their products in a step of one device.
       rank: of the cores.
-      first_rank: the most accessed rows before it stay whole; 0 takes the whole table.
+      first_rank: the rows before it, the most frequent ones, stay whole; 0 takes the whole table.
       required: take it even where the tables fit without.
     """
 
@@ -46,6 +50,7 @@ def tt_option(
     *,
     first_rank: int = 0,
     required: bool = False,
+    shape: TTShape | None = None,
     platform: str = "gpu",
 ) -> TTOption:
     """The cores of a table at some rank: their memory, and by the cost model of ``jrec.ops.tt`` their time.
@@ -54,8 +59,9 @@ def tt_option(
       problem: the tables and their accesses.
       name: of the table.
       rank: of all bonds, or as much of it as the shape can use.
-      first_rank: the most accessed rows that stay whole.
+      first_rank: how many of the first rows stay whole.
       required: take it even where the tables fit without.
+      shape: of the cores; None for the one that ``TTShape.search`` finds.
       platform: "gpu" or "cpu", of the products.
 
     Raises:
@@ -73,9 +79,10 @@ def tt_option(
             f"table {name!r} of {table.rows:,} rows: tensor-train rank {rank} from rank {first_rank:,} on"
         )
     rows = table.rows - first_rank
-    shape = TTShape.search(rows, table.dim, ranks=1)
-    shape = shape.with_ranks([min(rank, bound) for bound in shape.max_ranks])
-    ranked = problem.ranked[number]
+    if shape is None:
+        found = TTShape.search(rows, table.dim, ranks=1)
+        shape = found.with_ranks([min(rank, bound) for bound in found.max_ranks])
+    ranked = problem.by_row[number]
     lookups = float(ranked.mass[-1] - ranked.mass_before(np.array(first_rank)))
     choice = explain(shape, max(1, round(lookups)), platform="cpu" if platform == "cpu" else "gpu")
     seconds = choice.forward_seconds[choice.forward]
@@ -130,6 +137,11 @@ class Tiers:
     def core_seconds(self) -> float:
         """Of all cores' products."""
         return sum(option.seconds for option in self.tt)
+
+
+def cuts_of(taken: Sequence[TTOption]) -> dict[str, int]:
+    """``Problem.cuts`` where these options are taken: cores hold rows, whichever are accessed most at present."""
+    return {option.table: option.first_rank for option in taken if option.first_rank}
 
 
 def table_number(problem: Problem, name: str) -> int:
@@ -200,6 +212,7 @@ def _subsets(problem: Problem, options: Sequence[TTOption]) -> Iterator[tuple[TT
 
 def _with(problem: Problem, taken: tuple[TTOption, ...], host: bool, rule: FrequencyRule) -> Tiers | None:
     """The best tiers with exactly these options, None if they do not fit."""
+    problem = problem.cut(cuts_of(taken))
     rows = np.array([t.rows for t in problem.tables], np.int64)
     tt_from = rows.copy()
     for option in taken:

@@ -127,7 +127,12 @@ def fingerprint(config: TrainConfig, layout: EmbeddingLayout, schema: Schema) ->
         "model": model,
         "optimizer": {"dense": config.optimizer.name, "embedding": config.optimizer.embedding.name},
         "num_dense": len(schema.dense),
-        "tables": {t.name: _table_fingerprint(t, options) for stack in layout.members for t in stack.tables},
+        "tables": {
+            t.name: _table_fingerprint(t, options)
+            for stack in layout.members
+            for t in stack.tables
+            if not t.is_part or t.first_row  # what lies behind whole rows says how many those are
+        },
         "reordered": table_checksums(schema),
     }
 
@@ -139,7 +144,9 @@ def _table_fingerprint(table: TableConfig, options: TTOptions) -> Any:
     factors = {"row_factors": list(shape.row_factors), "dim_factors": list(shape.dim_factors)}
     cache = options.caches.get(table.name)
     cached = {} if cache is None else {"cache_rows": cache.cache_rows}
-    return {"rows": table.rows, "dtype": table.dtype, **factors, "ranks": list(shape.ranks), **cached}
+    whole = {"whole_rows": table.first_row} if table.first_row else {}
+    dtype = {"rows": table.table_rows, **whole, "dtype": table.dtype}
+    return {**dtype, **factors, "ranks": list(shape.ranks), **cached}
 
 
 def parameter_counts(model: DLRM | TBSM) -> dict[str, dict[str, Any]]:

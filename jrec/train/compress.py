@@ -22,11 +22,12 @@ from jrec.ops.layout import Stack, TableConfig
 from jrec.ops.tt import TTDecomposition, TTShape, tt_dense_chunks, tt_svd
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint
 from jrec.train.checkpoint import Checkpoints
-from jrec.train.config import TableOverride, TrainConfig, load_config
+from jrec.train.config import TrainConfig, load_config
 from jrec.train.evaluate import RestoredRun, restore_run
 from jrec.train.metrics import Scores
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, open_run_folder
 from jrec.train.step import compile_run
+from jrec.train.tables import train_override
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,7 @@ class Selection:
       largest: the so many largest tables.
       min_rows: tables of so many rows or more; 0 for none.
       tables: by name.
+      whole_rows: so many rows of every table, its first and so its most frequent, stay whole.
     """
 
     rank: int | None = None
@@ -49,6 +51,7 @@ class Selection:
     largest: int = 0
     min_rows: int = 0
     tables: tuple[str, ...] = ()
+    whole_rows: int = 0
 
     def __post_init__(self) -> None:
         if self.rank is None and self.relative_error is None:
@@ -57,7 +60,7 @@ class Selection:
             raise ConfigError(f"--rank is {self.rank}; it must be at least 1")
         if self.relative_error is not None and not 0 <= self.relative_error < 1:
             raise ConfigError(f"--relative-error is {self.relative_error}; it must be in [0, 1)")
-        for name in ("largest", "min_rows"):
+        for name in ("largest", "min_rows", "whole_rows"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 0")
         if not (self.largest or self.min_rows or self.tables):
@@ -70,8 +73,8 @@ class CompressedTable:
 
     Attributes:
       rows, dim: of it.
-      shape: of the tensor train; None where it stays whole, for the reason in ``note``.
-      relative_error: Frobenius norm of (table - its train, as stored) by that of the table.
+      shape: of the tensor train of all but its whole rows; None where it stays whole, for the reason in ``note``.
+      relative_error: Frobenius norm of (rows - their train, as stored) by that of these rows.
       note: what is not as it was asked for.
     """
 
@@ -80,6 +83,17 @@ class CompressedTable:
     shape: TTShape | None = None
     relative_error: float = 0.0
     note: str = ""
+
+    @property
+    def whole_rows(self) -> int:
+        """How many of its first rows stay whole beside a tensor train of the others."""
+        return 0 if self.shape is None else self.rows - self.shape.rows
+
+    @property
+    def parameters(self) -> int:
+        """Elements that are stored of it."""
+        train = 0 if self.shape is None else self.shape.num_parameters
+        return train + (self.rows if self.shape is None else self.whole_rows) * self.dim
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +155,7 @@ def compress_run(
         raise ConfigError("no table was compressed: " + "; ".join(f"{n}: {t.note}" for n, t in tables.items()))
     splits = [split for split in splits if split in run.schema.splits]
     before = {split: run.scores(split) for split in splits}
-    config = _configuration(run, out, data, {n: t.shape for n, t in tables.items() if t.shape is not None})
+    config = _configuration(run, out, data, tables)
     _write(run, config, trains, overwrite=overwrite)
     compressed = restore_run(out)
     return Compression(
@@ -156,7 +170,8 @@ def compress_run(
 
 
 def _selected(run: RestoredRun, selection: Selection) -> list[TableConfig]:
-    tables = {t.name: t for stack in run.layout.members for t in stack.tables}
+    parts = [t for stack in run.layout.members for t in stack.tables]
+    tables = {t.name: t for t in sorted(parts, key=lambda t: t.tier == "tt")}  # of parts, the cores
     whole = {name: t for name, t in tables.items() if t.tier == "device"}
     for name in selection.tables:
         if name not in tables:
@@ -166,6 +181,11 @@ def _selected(run: RestoredRun, selection: Selection) -> list[TableConfig]:
     largest = sorted(whole.values(), key=lambda t: -t.rows)[: selection.largest]
     chosen = {t.name for t in largest} | set(selection.tables)
     chosen |= {name for name, t in whole.items() if selection.min_rows and t.rows >= selection.min_rows}
+    if small := [name for name in selection.tables if tables[name].rows <= selection.whole_rows]:
+        raise ConfigError(
+            f"--whole-rows is {selection.whole_rows:,}, but table {small[0]} has {tables[small[0]].rows:,} rows, so"
+            " that none are left for cores"
+        )
     if not chosen:
         raise ConfigError(
             f"--min-rows {selection.min_rows:,} selects no table; the largest has"
@@ -178,7 +198,11 @@ def _decompose(
     run: RestoredRun, table: TableConfig, selection: Selection
 ) -> tuple[CompressedTable, tuple[jax.Array, ...] | None]:
     """A table's train, its cores of equal scale and of the dtype they are stored in."""
-    shape = TTShape.search(table.rows, table.dim, num_cores=selection.cores, ranks=1)
+    described = CompressedTable(rows=table.rows, dim=table.dim)
+    if table.rows <= selection.whole_rows:
+        why = f"stays whole: --whole-rows is {selection.whole_rows:,}, and it has {table.rows:,} rows"
+        return dataclasses.replace(described, note=why), None
+    shape = TTShape.search(table.rows - selection.whole_rows, table.dim, num_cores=selection.cores, ranks=1)
     ranks, note = shape.ranks, ""
     if selection.rank is not None:
         ranks = tuple(min(selection.rank, bound) for bound in shape.max_ranks)
@@ -187,25 +211,26 @@ def _decompose(
                 with value_errors_are_config_errors(f"--rank {selection.rank} for table {table.name}"):
                     shape.with_ranks(selection.rank)
             note = f"ranks {list(ranks)}: more represent no further table of it"
-    rows = _rows(run, table)
+    rows = _rows(run, table)[selection.whole_rows :]
     with value_errors_are_config_errors(f"table {table.name}"):
         found = tt_svd(rows, shape.with_ranks(ranks), relative_error=selection.relative_error)
         limited = tuple(min(pair) for pair in zip(found.shape.ranks, ranks, strict=True))
         if selection.rank is not None and limited != found.shape.ranks:
             found = tt_svd(rows, shape.with_ranks(limited))
             note = f"ranks {list(limited)} by --rank; the error asked for would need more"
-    described = CompressedTable(rows=table.rows, dim=table.dim, shape=found.shape, note=note)
-    if found.shape.num_parameters >= table.rows * table.dim:
+    if found.shape.num_parameters >= rows.size:
+        of = f"its rows from {selection.whole_rows:,} on have" if selection.whole_rows else "the table has"
         why = (
             f"stays whole: cores of ranks {list(found.shape.ranks)} would have {found.shape.num_parameters:,}"
-            f" elements, the table has {table.rows * table.dim:,}"
+            f" elements, {of} {rows.size:,}"
         )
-        return dataclasses.replace(described, shape=None, note=why), None
+        return dataclasses.replace(described, note=why), None
     dtype = run.config.tables.tt.dtype or table.dtype
     if dtype == "float16":
         raise ConfigError(f"table {table.name} is float16, but cores are float32 or bfloat16; set tables.tt.dtype")
     cores = tuple(jnp.asarray(core, dtype) for core in _balanced(found))
-    return dataclasses.replace(described, relative_error=_error(rows, cores, found.shape)), cores
+    error = _error(rows, cores, found.shape)
+    return dataclasses.replace(described, shape=found.shape, note=note, relative_error=error), cores
 
 
 def _rows(run: RestoredRun, table: TableConfig) -> np.ndarray:
@@ -215,11 +240,12 @@ def _rows(run: RestoredRun, table: TableConfig) -> np.ndarray:
 
 
 def _place(run: RestoredRun, table: str) -> tuple[Stack, int]:
+    """Where the whole rows of a table are."""
     return next(
         (stack, base)
         for stack in run.layout.members
         for of, base in zip(stack.tables, stack.bases, strict=True)
-        if of.name == table
+        if of.name == table and stack.tier != "tt"
     )
 
 
@@ -243,13 +269,17 @@ def _error(rows: np.ndarray, cores: Sequence[Any], shape: TTShape) -> float:
 
 
 def _configuration(
-    run: RestoredRun, out: str | os.PathLike[str], data: str | os.PathLike[str] | None, shapes: Mapping[str, TTShape]
+    run: RestoredRun,
+    out: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None,
+    compressed: Mapping[str, CompressedTable],
 ) -> TrainConfig:
     """The run's configuration with its tables' shapes spelled out."""
     config = load_config(run.folder / CONFIG_FILE, [] if data is None else [f"data.path={str(data)!r}"])
     overrides = {
-        name: TableOverride(tier="tt", ranks=shape.ranks, row_factors=shape.row_factors, dim_factors=shape.dim_factors)
-        for name, shape in shapes.items()
+        name: train_override(shape, whole_rows=table.whole_rows)
+        for name, table in compressed.items()
+        if (shape := table.shape) is not None
     }
     tables = dataclasses.replace(config.tables, overrides={**config.tables.overrides, **overrides})
     return dataclasses.replace(config, tables=tables, out=str(out))

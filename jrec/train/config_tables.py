@@ -56,6 +56,8 @@ class TTSection(Section):
       min_rows: compress tables of so many rows or more; 0 for none.
       rank: between neighbouring cores.
       cores: of a table; 2, 3 or 4.
+      whole_rows: so many rows of every such table, its first and so its most frequent, stay whole: ordinary rows of
+        ``tables.tier``, or of a plan. Of a smaller table all rows.
       dtype: of the cores; ``model.table_dtype`` unless given.
       initializer: what the cores are drawn from, so that the table's elements have the variance of a plain table's.
       learning_rate: of the cores; that of ``optimizer.embedding`` unless given.
@@ -67,6 +69,7 @@ class TTSection(Section):
     min_rows: Count = 0
     rank: Positive = 32
     cores: Cores = 3
+    whole_rows: Count = 0
     dtype: Literal["float32", "bfloat16"] | None = None
     initializer: Literal["sampled_gaussian", "gaussian", "uniform"] = "sampled_gaussian"
     learning_rate: Amount | None = None
@@ -109,6 +112,7 @@ class TableOverride(Section):
       rank: of a tensor-train table, instead of ``tables.tt.rank``. More than a table of the shape needs is an error.
       ranks: one a bond, instead of ``rank``.
       cores: instead of ``tables.tt.cores``.
+      whole_rows: instead of ``tables.tt.whole_rows``; shapes are of the rows behind them.
       row_factors, dim_factors: of every core, for a shape that is not searched for; both or none.
     """
 
@@ -116,6 +120,7 @@ class TableOverride(Section):
     rank: Positive | None = None
     ranks: tuple[Positive, ...] | None = None
     cores: Cores | None = None
+    whole_rows: Count | None = None
     row_factors: tuple[Positive, ...] | None = None
     dim_factors: tuple[Positive, ...] | None = None
 
@@ -149,6 +154,11 @@ class TablesConfig(Section):
     def check(self) -> None:
         for name, of in self.overrides.items():
             key = f"tables.overrides.{name}"
+            if of.whole_rows is not None and of.tier not in (None, "tt"):
+                raise ConfigError(
+                    f"{key}.whole_rows = {of.whole_rows} keeps the first rows of a tensor-train table whole, but"
+                    f" {key}.tier is {of.tier!r}; leave out one of them"
+                )
             if of.shaped and of.tier not in (None, "tt"):
                 raise ConfigError(f"{key}.{of.shaped[0]} shapes a tensor-train table, but {key}.tier is {of.tier!r}")
             for one, other in (("rank", "ranks"), ("cores", "row_factors"), ("cores", "dim_factors")):

@@ -13,7 +13,6 @@ from jrec.batch import Batch
 from jrec.ops.layout import EmbeddingLayout
 from jrec.sharding import Plan, evaluate
 from jrec.sharding.drift import problem_of_plan
-from jrec.train.mesh_plan import planned_stacks
 
 PROFILE = "access"
 _EVERY = 16  # steps: one batch in so many is looked at
@@ -29,7 +28,7 @@ class PlanMonitor:
     """
 
     def __init__(self, layout: EmbeddingLayout, plan: Plan, whole: Plan):
-        self._stacks, self._plan, self._dataset = planned_stacks(layout), plan, whole.dataset
+        self._stacks, self._plan, self._dataset = layout.members, plan, whole.dataset
         self._monitor = AccessMonitor({t.name: t.rows for t in whole.tables})
         self._batches = 0
 
@@ -38,14 +37,15 @@ class PlanMonitor:
         self._batches += 1
         if self._batches % _EVERY != 1:
             return
-        ids = {}
+        ids: dict[str, list[np.ndarray]] = {}
         for stack in self._stacks:
             found = np.asarray(batch.bags[stack.name].ids).reshape(-1)
             found = np.sort(found[found >= 0])
             bounds = np.searchsorted(found, [*stack.bases, stack.rows])
             for table, base, low, high in zip(stack.tables, stack.bases, bounds[:-1], bounds[1:], strict=True):
-                ids[table.name] = found[low:high] - base
-        self._monitor.observe(ids, examples=int(np.sum(batch.mask)))
+                ids.setdefault(table.name, []).append(found[low:high] - base + table.first_row)
+        rows = {name: np.concatenate(of) for name, of in ids.items()}
+        self._monitor.observe(rows, examples=int(np.sum(batch.mask)))
 
     def summary(self, folder: pathlib.Path) -> dict[str, Any] | None:
         """The plan's balance and cost now, in JSON types; its profile goes to FOLDER/access, for ``jrec replan``.
@@ -56,7 +56,8 @@ class PlanMonitor:
             return None
         profile = self._monitor.profile(dataset=self._dataset)
         profile.save(folder / PROFILE)
-        problem = problem_of_plan(self._plan, profile)
+        held = tuple(profile.table(t.name).head(t.rows) for t in self._plan.tables)  # of parts, the whole rows
+        problem = problem_of_plan(self._plan, dataclasses.replace(profile, tables=held))
         cost = evaluate(problem, self._plan.placement(problem))
         return {
             "profile": str(folder / PROFILE),

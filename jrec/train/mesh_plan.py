@@ -51,7 +51,7 @@ def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, slots
             " `jrec plan DATA --for training`"
         )
     _check_tables(plan, layout, config)
-    tt_ranks(plan)
+    planned_trains(plan)
     held = planned_part(plan, layout, slots)
     if (memory := dict(plan.info.get("hardware", {})).get("memory")) is not None:
         cores = dataclasses.replace(held, info={"core_bytes": plan.info.get("core_bytes", 0.0)})
@@ -168,11 +168,13 @@ def plan_stack(stack: Stack | str) -> str:
 def planned_part(plan: Plan, layout: EmbeddingLayout, slots: SlotShapes | None = None) -> Plan:
     """A plan's ranges of a layout's planned tables alone, in the layout's order, with offsets in arrays without gaps.
 
-    Copies of rows, of plans for inference, keep their devices.
+    Of a table in parts these are the ranges of the whole rows. Copies of rows, of plans for inference, keep their
+    devices.
     """
     tables = plan_tables_of(layout, slots)
     numbers = [plan.number(t.name) for t in tables]
-    chosen = [np.arange(plan.first[t], plan.first[t + 1]) for t in numbers]
+    chosen = [np.arange(plan.first[n], plan.first[n + 1]) for n in numbers]
+    chosen = [c[plan.start[c] < t.rows] for c, t in zip(chosen, tables, strict=True)]
     segments = np.concatenate(chosen) if chosen else np.empty(0, np.int64)
     first = np.cumsum([0, *(len(c) for c in chosen)])
     table = np.repeat(np.arange(len(tables)), np.diff(first))
@@ -208,11 +210,19 @@ def planned_part(plan: Plan, layout: EmbeddingLayout, slots: SlotShapes | None =
     )
 
 
-def tt_ranks(plan: Plan) -> dict[str, int]:
-    """The tables that a plan puts into tensor-train cores, with their ranks.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlannedTrain:
+    """A table that a plan puts into tensor-train cores: their rank, and the rows before ``first_row`` whole."""
+
+    rank: int
+    first_row: int
+
+
+def planned_trains(plan: Plan) -> dict[str, PlannedTrain]:
+    """The tables that a plan puts into tensor-train cores.
 
     Raises:
-      ConfigError: if a table is in cores in part, or the plan does not say their rank.
+      ConfigError: if a table's rows in cores are not all behind some row, or the plan does not say the cores' rank.
     """
     options = {o["table"]: o for o in dict(plan.info.get("options", {})).get("tt", ())}
     found = {}
@@ -220,14 +230,16 @@ def tt_ranks(plan: Plan) -> dict[str, int]:
         cores = plan.tier[plan.first[t] : plan.first[t + 1]] == TT
         if not cores.any():
             continue
-        if not cores.all():
-            raise ConfigError(
-                f"the plan keeps the frequent rows of table {table.name!r} whole and the others in tensor-train cores,"
-                f" but a run trains a table in one form; plan with --tt {table.name}=RANK, without a row to begin from"
-            )
-        if table.name not in options:
+        begin = int(cores.argmax())
+        first, option = int(plan.start[plan.first[t] + begin]), options.get(table.name)
+        if option is None:
             raise ConfigError(f"the plan does not say the rank of table {table.name!r}; make it again with `jrec plan`")
-        found[table.name] = int(options[table.name]["rank"])
+        if not cores[begin:].all() or first != int(option["first_rank"]):
+            raise ConfigError(
+                f"the plan has rows of table {table.name!r} in tensor-train cores that are not all rows from"
+                f" {int(option['first_rank']):,} on; make it again with `jrec plan`"
+            )
+        found[table.name] = PlannedTrain(rank=int(option["rank"]), first_row=first)
     return found
 
 
@@ -244,8 +256,9 @@ def _check_tables(plan: Plan, layout: EmbeddingLayout, config: TrainConfig) -> N
                         f"plan: {config.plan} places rows of {what} {theirs} of table {table.name!r}, but {key} is"
                         f" {ours}; plan again with `jrec plan DATA --config` of this run"
                     )
-            segments = plan.tier[plan.first[plan.number(table.name)] : plan.first[plan.number(table.name) + 1]]
-            if (segments == TT).any():
+            number = plan.number(table.name)
+            segments = slice(plan.first[number], plan.first[number + 1])
+            if (plan.tier[segments][plan.start[segments] < table.rows] == TT).any():
                 raise ConfigError(
                     f"plan: {config.plan} puts table {table.name!r} into tensor-train cores, but"
                     f" tables.overrides.{table.name}.tier says otherwise; leave that out, or plan again without --tt"

@@ -193,8 +193,9 @@ def _table_lines(tables: Mapping[str, Mapping[str, Any]], total: Mapping[str, An
     for name, table in tables.items():
         if table["tier"] == "tt":
             factors, ranks = (" x ".join(map(str, table[key])) for key in ("row_factors", "ranks"))
+            whole = f", the first {table['whole_rows']:,} whole, the others" if "whole_rows" in table else ""
             lines.append(
-                f"table {name}: {table['rows']:,} rows as a tensor train of {factors}, rank {ranks}:"
+                f"table {name}: {table['rows']:,} rows{whole} as a tensor train of {factors}, rank {ranks}:"
                 f" {table['parameters']:,} parameters, {table['compression']:,.1f} times fewer"
             )
         if "note" in table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
@@ -16,13 +16,16 @@ from jrec.ops.tt import TTCacheConfig, TTShape
 from jrec.train.config import TrainConfig
 from jrec.train.config_tables import TableOverride, TTCacheSection
 
+if TYPE_CHECKING:
+    from jrec.train.mesh_plan import PlannedTrain
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TablePlan:
     """The tables that features read, each in its tier.
 
     Attributes:
-      tables: in the dataset's order.
+      tables: in the dataset's order; two parts of one whose first rows are whole and the others in cores.
       notes: by table, what became of it that the configuration does not say literally.
     """
 
@@ -34,7 +37,8 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
     """Places the tables of a dataset.
 
     Raises:
-      ConfigError: on an override of an unknown table, or a shape or rank that does not fit its table.
+      ConfigError: on an override of an unknown table, a shape or rank that does not fit its table, or a plan that has
+        the table in another form.
     """
     read = {f.table for f in schema.categorical}
     tables = [t for t in schema.tables if t.name in read]
@@ -44,7 +48,7 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
         raise ConfigError(
             f"tables.overrides.{unknown[0]}: the dataset has no table of that name, only {', '.join(names)}"
         )
-    planned = plan_ranks(config)
+    planned = plan_trains(config)
     largest = sorted(tables, key=lambda t: -t.rows)[: rules.tt.largest]
     selected = {t.name for t in largest} | {t.name for t in tables if rules.tt.min_rows and t.rows >= rules.tt.min_rows}
     placed, notes = [], {}
@@ -57,33 +61,58 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
             shape, note = _selected_shape(config, table, override)
         elif override.tier is None and table.name in planned:
             shape = _planned_shape(config, table, planned[table.name])
-        elif override.tier is None and override.shaped:
+        elif override.tier is None and (override.shaped or override.whole_rows):
             note = "stays whole: no rule selects it, so the shape in tables.overrides is not used"
-        placed.append(_table(config, table, shape, override.tier))
+        if shape is not None:
+            _check_plan(config, table, table.rows - shape.rows, planned)
+        placed.extend(_parts(config, table, shape, override.tier))
         if note is not None:
             notes[table.name] = note
     return TablePlan(tables=tuple(placed), notes=notes)
 
 
-def plan_ranks(config: TrainConfig) -> dict[str, int]:
-    """The tensor-train tables of the run's plan, with their ranks; see ``jrec.sharding``."""
+def plan_trains(config: TrainConfig) -> dict[str, PlannedTrain]:
+    """The tensor-train tables of the run's plan; see ``jrec.sharding``."""
     if not config.plan:
         return {}
     from jrec.sharding import load_plan
-    from jrec.train.mesh_plan import tt_ranks
+    from jrec.train.mesh_plan import planned_trains
 
-    return tt_ranks(load_plan(config.plan))
+    return planned_trains(load_plan(config.plan))
+
+
+def _check_plan(config: TrainConfig, table: Table, whole_rows: int, planned: Mapping[str, PlannedTrain]) -> None:
+    """Refuses a plan by which other rows of a tensor-train table are whole."""
+    first = planned[table.name].first_row if table.name in planned else None
+    if not config.plan or first == whole_rows or (first is None and not whole_rows):
+        return
+    says = f"rows {first:,} and on in cores" if first is not None else "no row in cores"
+    raise ConfigError(
+        f"plan: {config.plan} has of table {table.name!r} {says}, but by [tables] its first {whole_rows:,} rows are"
+        " whole and all others in cores; plan again with `jrec plan DATA --config` of this run, or leave out what"
+        f" [tables] says of it"
+    )
 
 
 def on_devices(config: TrainConfig, schema: Schema, devices: int) -> TrainConfig:
     """The configuration with the same tables on other devices, whatever their number and kind, and without a plan."""
-    ranks = plan_ranks(config)
-    shapes = {t.name: _planned_shape(config, t, ranks[t.name]) for t in schema.tables if t.name in ranks}
-    given = config.tables.overrides
-    cores = {n: TableOverride(tier="tt", ranks=s.ranks) for n, s in shapes.items() if n not in given}
+    trains, given = plan_trains(config), config.tables.overrides
+    tt = {t.name: t for t in plan_tables(config, schema).tables if t.tier == "tt"} if trains else {}
+    cores = {n: train_override(s, whole_rows=t.first_row) for n, t in tt.items() if n in trains and (s := t.tt_shape)}
     tables = dataclasses.replace(config.tables, overrides={**given, **cores})
     mesh = dataclasses.replace(config.mesh, devices=devices, exchange="auto")
     return dataclasses.replace(config, tables=tables, mesh=mesh, plan="")
+
+
+def train_override(shape: TTShape, *, whole_rows: int = 0) -> TableOverride:
+    """What ``tables.overrides`` says of a table with cores of this shape, behind so many whole rows."""
+    return TableOverride(
+        tier="tt",
+        ranks=shape.ranks,
+        whole_rows=whole_rows,
+        row_factors=shape.row_factors,
+        dim_factors=shape.dim_factors,
+    )
 
 
 def tt_options(config: TrainConfig, layout: EmbeddingLayout) -> TTOptions:
@@ -102,22 +131,27 @@ def tt_options(config: TrainConfig, layout: EmbeddingLayout) -> TTOptions:
 def describe_tables(config: TrainConfig, schema: Schema) -> dict[str, dict[str, Any]]:
     """By table: tier, rows, dim, dtype, parameters, bytes, compression, the shape of a tensor train; for the report.
 
-    ``compression`` is the whole table's elements by those that are stored, a cache's rows among them.
+    ``compression`` is the whole table's elements by those that are stored, a cache's rows among them. Of a table in
+    parts, ``whole_rows`` are those that are whole, in ``whole_tier``.
     """
     plan = plan_tables(config, schema)
-    described = {}
-    for table in plan.tables:
-        size, whole = jnp.dtype(table.dtype).itemsize, table.rows * table.dim
-        entry: dict[str, Any] = {"tier": table.tier, "rows": table.rows, "dim": table.dim, "dtype": table.dtype}
-        parameters, stored = whole, size * whole
-        if (shape := table.tt_shape) is not None:
-            cache = _cache(config.tables.tt.cache, table.rows)
-            cached = 0 if cache is None else cache.cache_rows * table.dim
+    described: dict[str, dict[str, Any]] = {}
+    for part in plan.tables:
+        size = jnp.dtype(part.dtype).itemsize
+        entry: dict[str, Any] = {"tier": part.tier, "rows": part.table_rows, "dim": part.dim, "dtype": part.dtype}
+        parameters, stored = part.rows * part.dim, size * part.rows * part.dim
+        if (shape := part.tt_shape) is not None:
+            cache = _cache(config.tables.tt.cache, part.rows)
+            cached = 0 if cache is None else cache.cache_rows * part.dim
             parameters, stored = shape.num_parameters + cached, size * shape.num_parameters + 4 * cached
             entry |= {key: list(getattr(shape, key)) for key in ("row_factors", "dim_factors", "ranks")}
             entry["cache_rows"] = 0 if cache is None else cache.cache_rows
-        entry |= {"parameters": parameters, "bytes": stored, "compression": whole / parameters}
-        described[table.name] = entry | ({"note": plan.notes[table.name]} if table.name in plan.notes else {})
+        if part.first_row:
+            head = described[part.name]
+            entry |= {"whole_rows": part.first_row, "whole_tier": head["tier"]}
+            parameters, stored = parameters + head["parameters"], stored + head["bytes"]
+        entry |= {"parameters": parameters, "bytes": stored, "compression": part.table_rows * part.dim / parameters}
+        described[part.name] = entry | ({"note": plan.notes[part.name]} if part.name in plan.notes else {})
     return described
 
 
@@ -134,29 +168,52 @@ def tables_total(described: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _table(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier | None) -> TableConfig:
+def _parts(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier | None) -> list[TableConfig]:
+    """The table, or its first rows whole and the others, which ``shape`` has, in cores."""
     dim, dtype = config.model.embedding_dim, config.model.table_dtype
+    tier = config.tables.tier if named in (None, "tt") else named
+    tier = "planned" if tier == "device" and config.mesh.on else tier
+    whole: dict[str, Any] = {"name": table.name, "dim": dim, "dtype": dtype, "tier": tier}
     if shape is None:
-        tier = config.tables.tier if named is None else named
-        tier = "planned" if tier == "device" and config.mesh.on else tier
-        return TableConfig(name=table.name, rows=table.rows, dim=dim, dtype=dtype, tier=tier)
+        return [TableConfig(rows=table.rows, **whole)]
     core_dtype = config.tables.tt.dtype or dtype
     if core_dtype == "float16":
         raise ConfigError(
             "model.table_dtype is 'float16', but cores are float32 or bfloat16; set tables.tt.dtype to one of them"
         )
-    return TableConfig(name=table.name, rows=table.rows, dim=dim, dtype=core_dtype, tier="tt", tt_shape=shape)
+    cores: dict[str, Any] = {"name": table.name, "dim": dim, "dtype": core_dtype, "tier": "tt", "tt_shape": shape}
+    if not (first := table.rows - shape.rows):
+        return [TableConfig(rows=table.rows, **cores)]
+    return [
+        TableConfig(rows=first, of_rows=table.rows, **whole),
+        TableConfig(rows=shape.rows, first_row=first, of_rows=table.rows, **cores),
+    ]
 
 
-def _factored(config: TrainConfig, table: Table, override: TableOverride) -> TTShape:
-    """The table's shape with ranks of one."""
+def _whole_rows(config: TrainConfig, table: Table, override: TableOverride) -> int:
+    """How many rows of a tensor-train table stay whole.
+
+    Raises:
+      ConfigError: if these are all of the table's and an override asks for cores or for so many whole rows.
+    """
+    given = override.whole_rows
+    rows = config.tables.tt.whole_rows if given is None else given
+    if rows >= table.rows and (override.tier == "tt" or override.shaped or given is not None):
+        key = "tables.tt" if given is None else f"tables.overrides.{table.name}"
+        raise ConfigError(
+            f"{key}.whole_rows is {rows}, but table {table.name!r} has {table.rows:,} rows, so that none are left for"
+            f" cores; set tables.overrides.{table.name}.whole_rows to less, or its tier to 'device'"
+        )
+    return rows
+
+
+def _factored(config: TrainConfig, rows: int, override: TableOverride) -> TTShape:
+    """The shape of the rows in cores, with ranks of one."""
     dim, cores = config.model.embedding_dim, override.cores or config.tables.tt.cores
     if override.row_factors is None or override.dim_factors is None:
-        return TTShape.search(table.rows, dim, num_cores=cores, ranks=1)
+        return TTShape.search(rows, dim, num_cores=cores, ranks=1)
     ranks = (1,) * (len(override.row_factors) - 1)
-    return TTShape(
-        rows=table.rows, dim=dim, row_factors=override.row_factors, dim_factors=override.dim_factors, ranks=ranks
-    )
+    return TTShape(rows=rows, dim=dim, row_factors=override.row_factors, dim_factors=override.dim_factors, ranks=ranks)
 
 
 def _ranks(config: TrainConfig, override: TableOverride, shape: TTShape) -> tuple[int, ...]:
@@ -168,27 +225,31 @@ def _ranks(config: TrainConfig, override: TableOverride, shape: TTShape) -> tupl
 def _named_shape(config: TrainConfig, table: Table, override: TableOverride) -> TTShape:
     """The shape of a table that the configuration names: what does not fit is an error."""
     with value_errors_are_config_errors(f"tables.overrides.{table.name}"):
-        shape = _factored(config, table, override)
+        shape = _factored(config, table.rows - _whole_rows(config, table, override), override)
         return shape.with_ranks(_ranks(config, override, shape))
 
 
-def _planned_shape(config: TrainConfig, table: Table, rank: int) -> TTShape:
+def _planned_shape(config: TrainConfig, table: Table, planned: PlannedTrain) -> TTShape:
     """The shape that `jrec plan` reckoned with: as much of the rank as it can use."""
-    shape = TTShape.search(table.rows, config.model.embedding_dim, ranks=1)
-    return shape.with_ranks(tuple(min(rank, bound) for bound in shape.max_ranks))
+    shape = TTShape.search(table.rows - planned.first_row, config.model.embedding_dim, ranks=1)
+    return shape.with_ranks(tuple(min(planned.rank, bound) for bound in shape.max_ranks))
 
 
 def _selected_shape(config: TrainConfig, table: Table, override: TableOverride) -> tuple[TTShape | None, str | None]:
     """The shape of a table that a rule selected, None where it would not be smaller; and what to say about it."""
     if override.shaped:
         return _named_shape(config, table, override), None
-    shape = _factored(config, table, override)
+    whole = _whole_rows(config, table, override)
+    if whole >= table.rows:
+        return None, f"stays whole: tables.tt.whole_rows is {whole:,}, and it has {table.rows:,} rows"
+    shape = _factored(config, table.rows - whole, override)
     wanted = _ranks(config, override, shape)
     shape = shape.with_ranks(tuple(min(rank, bound) for rank, bound in zip(wanted, shape.max_ranks, strict=True)))
-    if shape.num_parameters >= table.rows * shape.dim:
+    if shape.num_parameters >= shape.rows * shape.dim:
+        of = f"its rows from {whole:,} on have" if whole else "the table has"
         return None, (
-            f"stays whole: cores of ranks {list(shape.ranks)} would have {shape.num_parameters:,} elements, the table"
-            f" has {table.rows * shape.dim:,}"
+            f"stays whole: cores of ranks {list(shape.ranks)} would have {shape.num_parameters:,} elements, {of}"
+            f" {shape.rows * shape.dim:,}"
         )
     if shape.ranks != wanted:
         return shape, f"ranks {list(shape.ranks)} instead of {list(wanted)}: more represent no further table of it"
