@@ -30,6 +30,7 @@ from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
 from jrec.train.mesh_plan import PlannedTrain, plan_tables_of, planned_trains, run_plan
 from jrec.train.metrics import evaluate
+from jrec.train.report import summary
 from jrec.train.tables import describe_tables, on_devices
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -90,8 +91,8 @@ def test_a_plan_says_which_rows_are_whole_and_where_they_live(configure, dataset
     layout = build_layout(config, schema)
     (head,) = [t for t in layout.stacks["planned_d8_float32"].tables if t.name == "C7"]
     assert (head.rows, layout.stacks["tt_C7"].tables[0].first_row) == (FROM, FROM)
-    held = run_plan(config, schema, layout, {"first": "element", "second": "element"})
-    assert held.tables == plan_tables_of(layout, {"first": "element", "second": "element"})
+    held = run_plan(config, schema, layout, {"mu": "element", "nu": "element"})
+    assert held.tables == plan_tables_of(layout, {"mu": "element", "nu": "element"})
     for table in held.tables:
         rows = np.arange(table.rows)
         of_run, of_plan = held.locate(table.name, rows), whole.locate(table.name, rows)
@@ -135,7 +136,7 @@ def test_a_plan_with_cores_between_whole_rows_is_refused(dataset):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tier", ["device", "host"])
-def test_a_run_learns_resumes_to_the_same_bits_and_is_evaluated_and_reported(configure, tier, capsys):
+def test_a_run_learns_resumes_to_the_same_bits_and_is_evaluated_and_reported(configure, tier):
     """Whole rows on the device or in host memory, for the cast of the device and of the host."""
     rules = (PARTS, f"tables.tier={tier!r}", "evaluate.every_steps=0", "epochs=2")
     outcome = train(configure(*rules))
@@ -157,9 +158,8 @@ def test_a_run_learns_resumes_to_the_same_bits_and_is_evaluated_and_reported(con
         np.testing.assert_allclose(cast.scores["test"].logits, outcome.scores["test"].logits, rtol=1e-4, atol=1e-5)
         hosted = train(configure(*rules, "tables.tier='host'", out="hosted"))
         np.testing.assert_allclose(hosted.scores["test"].logits, outcome.scores["test"].logits, rtol=1e-4, atol=1e-5)
-    assert cli.main(["eval", str(outcome.folder), str(config.data.path), "--out", str(outcome.folder / "e")]) == 0
-    assert f"the first {FROM} whole, the others as a tensor train" in capsys.readouterr().out
     content = json.loads((outcome.folder / "report" / "metrics.json").read_text())
+    assert f"the first {FROM} whole, the others as a tensor train" in summary(content)
     assert content["tables"]["C7"]["whole_tier"] == tier
     stored = sum(of["parameters"] for name, of in content["parameters"].items() if name not in ("dense", "total"))
     assert content["tables_total"]["parameters"] == stored
@@ -205,7 +205,7 @@ def test_a_trained_table_is_compressed_behind_its_first_rows(configure, dataset,
     for run, found in ((old, rows), (new, table)):
         (stack,) = [s for s in run.layout.members if s.tier == "device"]
         values = np.asarray(run.model.embeddings.arrays()[stack.name])
-        slots = np.asarray(run.optimizer.slots[stack.name]["second"][...])
+        slots = np.asarray(run.optimizer.slots[stack.name]["nu"][...])
         for of, base in zip(stack.tables, stack.bases, strict=True):
             found[of.name] = np.concatenate([values[base : base + of.rows], slots[base : base + of.rows]], axis=1)
     for name, found in table.items():
@@ -224,14 +224,3 @@ def test_a_trained_table_is_compressed_behind_its_first_rows(configure, dataset,
     again = ["compress", str(out), "--rank", "3", "--tables", "C7", "--out", str(tmp_path / "x")]
     assert cli.main(again) == 2
     assert "C7 is of tier 'tt'" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_whole_frequent_rows_learn_more_than_cores_alone_of_the_same_rank(configure):
-    """On labels of a teacher that has a row of its own for every id."""
-    losses = {}
-    for whole_rows in (0, 64):
-        rules = ("tables.tt.largest=4", "tables.tt.rank=2", f"tables.tt.whole_rows={whole_rows}", "epochs=4")
-        scores = train(configure(*rules, "evaluate.every_steps=0", out=f"{whole_rows}")).scores["test"]
-        losses[whole_rows] = evaluate(scores).log_loss
-    assert losses[64] < losses[0]
