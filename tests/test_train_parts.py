@@ -154,11 +154,13 @@ def test_a_run_learns_resumes_to_the_same_bits_and_is_evaluated_and_reported(con
     evaluated = evaluate_checkpoint(outcome.folder, config.data.path, split="test")
     np.testing.assert_array_equal(evaluated.scores.logits, outcome.scores["test"].logits)
     if tier == "device":
-        cast = train(configure(*rules, "data.cast='none'", out="cast"))
+        cast = train(configure(*rules, "data.cast='device'", out="cast"))
         np.testing.assert_allclose(cast.scores["test"].logits, outcome.scores["test"].logits, rtol=1e-4, atol=1e-5)
         hosted = train(configure(*rules, "tables.tier='host'", out="hosted"))
         np.testing.assert_allclose(hosted.scores["test"].logits, outcome.scores["test"].logits, rtol=1e-4, atol=1e-5)
-    content = json.loads((outcome.folder / "report" / "metrics.json").read_text())
+    report = outcome.folder / "evaluated"
+    assert cli.main(["eval", str(outcome.folder), str(config.data.path), "--out", str(report)]) == 0
+    content = json.loads((report / "metrics.json").read_text())
     assert f"the first {FROM} whole, the others as a tensor train" in summary(content)
     assert content["tables"]["C7"]["whole_tier"] == tier
     stored = sum(of["parameters"] for name, of in content["parameters"].items() if name not in ("dense", "total"))
