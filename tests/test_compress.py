@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from test_train import CONFIG, compilation_cache, dataset  # noqa: F401
+from test_train import CONFIG, dataset  # noqa: F401
 
 from jrec import cli
 from jrec.errors import ConfigError

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from host_runs import pipeline_threads
 from test_fae_training import on_host, packed, records_of
-from test_train import compilation_cache  # noqa: F401, a fixture
 
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from host_runs import pipeline_threads
 from test_fae_pack import hot_set, write_dataset
-from test_train import CONFIG, compilation_cache, configure, dataset, final_arrays  # noqa: F401, fixtures
+from test_train import CONFIG, configure, dataset, final_arrays  # noqa: F401, fixtures
 from test_train_tbsm import SHIPPED, SMALL
 
 from jrec.access.profile import fingerprint
@@ -74,7 +74,7 @@ WHOLE = ("epochs=2", "log.every_steps=1", "checkpoint.every_steps=2", "checkpoin
 
 
 @pytest.fixture(scope="module")
-def whole(fae, compilation_cache):
+def whole(fae):
     """A run of two epochs, and its configuration."""
     config = fae(*WHOLE, out="whole")
     return train(config), config

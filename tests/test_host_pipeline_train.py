@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 from host_runs import pipeline_threads
-from test_train import CONFIG, compilation_cache, configure, dataset, final_arrays  # noqa: F401, fixtures
+from test_train import CONFIG, configure, dataset, final_arrays  # noqa: F401, fixtures
 
 from jrec.data.loader import Loader
 from jrec.data.prepare import prepare
@@ -219,9 +219,7 @@ def test_kill_9_at_random_moments_then_resume_gives_the_same_bits(configure, tmp
     overrides = [f"data.path={dataset}", "epochs=16", "checkpoint.every_steps=20", "evaluate.every_steps=0"]
     overrides += ["tables.tier=host", "tables.host.queue=4"]
     command = [sys.executable, "-m", "jrec", "train", str(tmp_path / "tiny.toml"), *overrides]
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    environment = {**os.environ, **cache}
-    subprocess.run([*command, f"out={tmp_path / 'whole'}"], check=True, capture_output=True, env=environment)
+    subprocess.run([*command, f"out={tmp_path / 'whole'}"], check=True, capture_output=True)
     rng, kills = np.random.default_rng(1), 0
     killed = [*command, f"out={tmp_path / 'killed'}", "--resume"]
     folders = [tmp_path / "killed" / name for name in ("host_checkpoints", "checkpoints")]
@@ -231,9 +229,7 @@ def test_kill_9_at_random_moments_then_resume_gives_the_same_bits(configure, tmp
 
     while kills < 4:
         before = names()
-        with subprocess.Popen(
-            killed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
-        ) as process:
+        with subprocess.Popen(killed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
             while process.poll() is None and not names() - before:
                 time.sleep(0.005)  # the first sign of a checkpoint: some kills fall between its two parts
             time.sleep(float(rng.exponential(0.05)))
@@ -243,7 +239,7 @@ def test_kill_9_at_random_moments_then_resume_gives_the_same_bits(configure, tmp
             process.send_signal(signal.SIGKILL)
         kills += 1
     assert kills >= 3, "the run finished before it could be killed often enough"
-    subprocess.run(killed, check=True, capture_output=True, env=environment)
+    subprocess.run(killed, check=True, capture_output=True)
     assert kept(tmp_path / "killed") == kept(tmp_path / "whole")
 
 

@@ -49,17 +49,6 @@ tensorboard = false
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compilation_cache(tmp_path_factory):
-    """Every run compiles the same few programs; so they are compiled once."""
-    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", before[0])
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
-
-
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "quickstart"
@@ -173,10 +162,7 @@ def test_16_bit_tables_are_rounded_stochastically_unless_the_configuration_says_
 def test_kill_9_at_ten_random_moments_then_resume_gives_the_same_bits(configure, tmp_path, dataset):
     overrides = [f"data.path={dataset}", "epochs=40", "checkpoint.every_steps=20", "evaluate.every_steps=50"]
     command = [sys.executable, "-m", "jrec", "train", str(tmp_path / "tiny.toml"), *overrides]
-    # As in ``compilation_cache``; the processes differ in where they are killed, not in what they compile.
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    environment = {**os.environ, **cache}
-    subprocess.run([*command, f"out={tmp_path / 'whole'}"], check=True, capture_output=True, env=environment)
+    subprocess.run([*command, f"out={tmp_path / 'whole'}"], check=True, capture_output=True)
     rng = np.random.default_rng(1)
     killed = [*command, f"out={tmp_path / 'killed'}", "--resume"]
     configure()
@@ -184,9 +170,7 @@ def test_kill_9_at_ten_random_moments_then_resume_gives_the_same_bits(configure,
     while kills < 10:
         checkpoints = tmp_path / "killed" / "checkpoints"
         before = set(checkpoints.iterdir()) if checkpoints.exists() else set()
-        with subprocess.Popen(
-            killed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
-        ) as process:
+        with subprocess.Popen(killed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
             while process.poll() is None and not (checkpoints.exists() and set(checkpoints.iterdir()) - before):
                 time.sleep(0.02)  # until training is on its way
             time.sleep(float(rng.uniform(0, 0.3)))
@@ -196,7 +180,7 @@ def test_kill_9_at_ten_random_moments_then_resume_gives_the_same_bits(configure,
             process.send_signal(signal.SIGKILL)
         kills += 1
     assert kills >= 5, "the run finished before it could be killed often enough"
-    subprocess.run(killed, check=True, capture_output=True, env=environment)
+    subprocess.run(killed, check=True, capture_output=True)
     assert final_arrays(tmp_path / "killed") == final_arrays(tmp_path / "whole")
     for name in ("metrics.jsonl", "report/metrics.json"):
         texts = [(tmp_path / run / name).read_text() for run in ("whole", "killed")]

@@ -5,7 +5,6 @@ import pathlib
 
 import numpy as np
 import pytest
-from test_train import compilation_cache  # noqa: F401, a fixture
 
 from jrec import cli
 from jrec.data.synth.generate import SynthOptions, synthesize

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from test_train import CONFIG, compilation_cache, configuring, dataset, final_arrays  # noqa: F401
+from test_train import CONFIG, configuring, dataset, final_arrays  # noqa: F401
 
 from jrec import cli
 from jrec.errors import CheckpointError
