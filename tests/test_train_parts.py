@@ -7,7 +7,7 @@ import mesh_runs
 import numpy as np
 import pytest
 from mesh_runs import OPTIMIZERS
-from test_train import CONFIG, configuring, final_arrays  # noqa: F401
+from test_train import CONFIG, configuring, final_arrays
 from test_train_mesh import some_plan
 
 from jrec import cli
