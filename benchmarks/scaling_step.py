@@ -109,7 +109,7 @@ def parts_of(setup: Setup, *, seed: int) -> tuple[Part, ...]:
 def mesh_batches(setup: Setup, batches: Sequence[Sequence[Part]]) -> list[MeshBatch]:
     """The parts of some batches as NumPy arrays, in static sizes that fit all of them: one program."""
     devices = range(setup.devices)
-    examples = setup.workload.batch // setup.devices
+    examples = setup.workload.batch // len(setup.plan.askers)
     shapes = Shapes(setup.layout, setup.plan, examples=examples, fixed=False, headroom=1.0, send=setup.forms.send)
     for parts in batches:
         shapes.fit(parts, devices)
@@ -126,7 +126,7 @@ def modules(setup: Setup) -> tuple[DLRM, SparseOptimizer]:
 
 def compiled(setup: Setup, mesh: Mesh) -> tuple[State, CompiledMesh]:
     """The workload's model over a mesh."""
-    return compile_mesh(*modules(setup), mesh, exchange=setup.exchange)
+    return compile_mesh(*modules(setup), mesh, exchange=setup.exchange, computes=setup.plan.computes)
 
 
 def abstract_rows(setup: Setup, mesh: Mesh, optimizer: RowOptimizer = OPTIMIZER) -> dict[str, MeshRows]:
@@ -157,7 +157,8 @@ def lowered(
     setup: Setup, mesh: Mesh, batch: MeshBatch, platform: str
 ) -> tuple[State, dict[str, MeshRows], jax.stages.Lowered]:
     """The training step for devices that need not be there, and the shapes of its state and rows."""
-    state, run = compile_mesh(*nnx.eval_shape(lambda: modules(setup)), mesh, exchange=setup.exchange)
+    how: Any = {"exchange": setup.exchange, "computes": setup.plan.computes}
+    state, run = compile_mesh(*nnx.eval_shape(lambda: modules(setup)), mesh, **how)
     state = abstract(state, mesh, PartitionSpec())
     rows, placed = abstract_rows(setup, mesh), abstract(batch, mesh, PartitionSpec(AXIS))
     return state, rows, run.step.trace(state, rows, placed).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]
