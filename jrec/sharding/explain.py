@@ -121,7 +121,7 @@ def _between(problem: Problem, plan: Plan) -> list[str]:
         return []
     lines = [f"between devices in a step: {forms(expected_traffic(problem, plan))}"]
     if plan.computes is not None:
-        return [f"{lines[0]}, as a run does where devices only keep tables"]
+        return [f"{lines[0]}, as a run does with such a plan unless mesh.form=retrieve"]
     tables = [(t.name, expected_traffic(problem, plan, table=t.name)) for t in plan.tables]
     send = [name for name, found in tables if found.cheaper == "send"]
     rest = "" if len(send) <= _MOST else f" and {len(send) - _MOST} more"
