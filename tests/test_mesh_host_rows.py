@@ -1,17 +1,357 @@
 """Plans that keep rows in host memory train as one device does, whatever the pipeline's queues, and move."""
 
+import dataclasses
+import shutil
+import types
+
+import jax
 import mesh_runs
+import numpy as np
 import pytest
+from flax import nnx
+from host_runs import pipeline_threads
+from jax.sharding import Mesh
 from mesh_runs import OPTIMIZERS
-from test_train_mesh import alone, some_plan
+from test_train import configuring
+from test_train_mesh import CONFIG, LONG, QUICK, alone, scattered, some_plan
+
+from jrec.data.schema import Schema
+from jrec.data.synth.generate import SynthOptions, synthesize
+from jrec.data.synth.shapes import shape_like
+from jrec.errors import CheckpointError, ConfigError
+from jrec.host import HostCheckpoints, HostTable
+from jrec.host.saved import SavedRows
+from jrec.sharding import save_plan
+from jrec.sharding.contents import host_addresses, host_ranges
+from jrec.train import loop
+from jrec.train.build import build_layout
+from jrec.train.checkpoint import flatten
+from jrec.train.evaluate import evaluate_checkpoint, restore_run
+from jrec.train.loop import train
+from jrec.train.mesh_checkpoint import HOST_ROWS, MeshCheckpoints, MeshRowSource, WholeStacks
+from jrec.train.mesh_host_rows import load_host_rows, planned_host_tables
+from jrec.train.mesh_plan import dealt
+from jrec.train.mesh_rows import based
+from jrec.train.mesh_run import open_mesh
+from jrec.train.mesh_table import whole_stack
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-QUICK, LONG = 6, 50
+LAYOUT = mesh_runs.layout("planned", tt=False)
+STACK = LAYOUT.members[0]
+OPTIMIZER = OPTIMIZERS["rowwise_adagrad"]
 
 
-@pytest.mark.parametrize(("devices", "steps"), [(2, QUICK), pytest.param(4, LONG, marks=pytest.mark.slow)])
-def test_devices_with_rows_in_host_memory_train_as_one(devices, steps):
-    plan = some_plan(devices, seed=devices, replicate=0.3, host=0.4, tt=False)
-    found = mesh_runs.on_mesh_of(plan, OPTIMIZERS["rowwise_adagrad"], steps, tt=False)
-    mesh_runs.assert_close(found, alone("rowwise_adagrad", steps, tt=False))
+@pytest.fixture(autouse=True)
+def no_thread_outlives_its_test():
+    yield
+    assert pipeline_threads() == []
+
+
+def host_plan(devices, **kwargs):
+    return some_plan(devices, **{"seed": devices, "replicate": 0.3, "host": 0.4, "tt": False, **kwargs})
+
+
+def test_devices_with_rows_in_host_memory_train_as_one():
+    found = mesh_runs.on_mesh_of(host_plan(2), OPTIMIZER, QUICK, tt=False)
+    mesh_runs.assert_close(found, alone("rowwise_adagrad", QUICK, tt=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_for_fifty_steps(name):
+    found = mesh_runs.on_mesh_of(host_plan(4), OPTIMIZERS[name], LONG, tt=False)
+    mesh_runs.assert_close(found, alone(name, LONG, tt=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "host", "how"),
+    [
+        (3, 0.9, {"reduce": "all_gather"}),
+        (2, 1.0, {"reduce": "dense"}),
+        (4, 0.5, {"send": frozenset({"item", "user"})}),
+        (2, 0.3, {"form": "send"}),
+    ],
+)
+def test_other_ways_to_train(devices, host, how):
+    found = mesh_runs.on_mesh_of(host_plan(devices, host=host), OPTIMIZERS["adagrad"], LONG, tt=False, **how)
+    mesh_runs.assert_close(found, alone("adagrad", LONG, tt=False))
+
+
+@pytest.mark.slow
+def test_stochastically_rounded_rows_have_the_bits_of_one_device():
+    """One step: from the second on, sums that differ in their last bit may round to another neighbour."""
+    kwargs = {"dtype": "bfloat16", "tt": False, "rounding_seed": 7}
+    expected = alone("rowwise_adagrad", 1, **kwargs)
+    found = mesh_runs.on_mesh_of(host_plan(4, dtype="bfloat16"), OPTIMIZER, 1, **kwargs)
+    same = found.arrays["d8_bfloat16"] == expected.arrays["d8_bfloat16"]
+    assert same.mean() > 0.999
+
+
+# Rows at rest.
+
+
+class Placed:
+    """A stack's rows and slots as a plan places them, and their checkpoints."""
+
+    def __init__(self, folder, plan, source):
+        self.folder, self.plan = folder, plan
+        mesh = Mesh(np.array(jax.devices()[: plan.devices]), ("devices",))
+        config = types.SimpleNamespace(
+            seed=0, tables=types.SimpleNamespace(host=types.SimpleNamespace(folder="", threads=1))
+        )
+        self.tables = planned_host_tables(config, LAYOUT, plan, OPTIMIZER)
+        self.checkpoints = MeshCheckpoints(folder, LAYOUT, plan, mesh)
+        self.host = HostCheckpoints(folder / HOST_ROWS, self.tables)
+        self.rows = self.checkpoints.load(source, OPTIMIZER)
+        load_host_rows(self.tables, plan, source)
+
+    def saved(self, step):
+        """The source of a checkpoint."""
+        if self.tables:
+            self.host.save(step)
+        self.checkpoints.save(step, self.rows)
+        return MeshRowSource(self.folder / str(step))
+
+    def whole(self):
+        values, slots = whole_stack(STACK, self.plan, self.rows[STACK.name], self.tables.get(STACK.name))
+        return {"values": values, **slots}
+
+
+def of_one_device(seed=0):
+    """Rows of which the last ones are still as they began."""
+    rng = np.random.default_rng(seed)
+    untouched, fresh = slice(STACK.rows // 2, None), HostTable(STACK, OPTIMIZER, nnx.Rngs(params=0).params())
+    whole = {
+        "values": rng.normal(size=(STACK.rows, STACK.dim)).astype(np.float32),
+        "sum": rng.uniform(size=STACK.rows).astype(np.float32),
+    }
+    first, slots = fresh.fetch(np.arange(STACK.rows, dtype=np.int32))
+    whole["values"][untouched], whole["sum"][untouched] = first[untouched], slots["sum"][untouched]
+    return whole
+
+
+PLANS = [host_plan(2), host_plan(4, host=0.7), host_plan(2, host=0.0), host_plan(3, host=1.0), host_plan(2, seed=9)]
+
+
+def test_rows_and_slots_move_between_one_device_and_any_plans(tmp_path):
+    whole = of_one_device()
+    source, every = WholeStacks(stacks={"d8_float32": whole}), np.arange(STACK.rows, dtype=np.int32)
+    for step, plan in enumerate(PLANS):
+        placed = Placed(tmp_path, plan, source)
+        source = placed.saved(step)
+        for array, expected in whole.items():
+            np.testing.assert_array_equal(placed.whole()[array], expected)
+            np.testing.assert_array_equal(source.read(STACK, array, every[::-1]), expected[::-1])
+        for table in placed.tables.values():  # rows as they began take no memory
+            held = host_addresses(plan, based(STACK))
+            assert table.num_made == (held < STACK.rows // 2).sum()
+
+
+def test_increments_are_read_by_address_and_damage_is_named(tmp_path):
+    whole = of_one_device()
+    placed = Placed(tmp_path, PLANS[0], WholeStacks(stacks={"d8_float32": whole}))
+    placed.saved(1)
+    table, held = placed.tables[STACK.name], np.sort(host_addresses(PLANS[0], based(STACK)))
+    for step, some in ((2, held[::3]), (3, held[1::4])):
+        values, slots = table.fetch(some)
+        table.store(some, values + step, {"sum": slots["sum"] + step})
+        whole["values"][some] += step
+        whole["sum"][some] += step
+        source = placed.saved(step)
+    sizes = [sum(f.stat().st_size for f in (tmp_path / HOST_ROWS / f"{step:012d}").glob("*.shard")) for step in (1, 2)]
+    assert sizes[1] < sizes[0]
+    for array, expected in whole.items():
+        np.testing.assert_array_equal(source.read(STACK, array, held), expected[held])
+    (shard,) = (tmp_path / HOST_ROWS / "000000000001").glob("*.shard")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"00000\.shard is damaged: the checksum of '.*' differs"):
+        MeshRowSource(tmp_path / "3").read(STACK, "values", held)
+    shard.write_bytes(content[:-1])
+    with pytest.raises(CheckpointError, match=r"00000\.shard is damaged: it has [\d,]+ bytes"):
+        MeshRowSource(tmp_path / "3").read(STACK, "values", held)
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=r"00000\.shard is damaged: .*No such file"):
+        MeshRowSource(tmp_path / "3").read(STACK, "values", held)
+    (tmp_path / HOST_ROWS / "000000000002" / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"2/manifest\.json is damaged"):
+        MeshRowSource(tmp_path / "3").read(STACK, "values", held)
+    shutil.rmtree(tmp_path / HOST_ROWS)
+    placed.saved(4)
+    tables = tuple(dataclasses.replace(t, rows=t.rows + 1) for t in STACK.tables)
+    with pytest.raises(CheckpointError, match="does not have the host rows of stack planned_d8_float32"):
+        SavedRows(tmp_path / HOST_ROWS, 4).read(dataclasses.replace(STACK, tables=tables), "values", held)
+
+
+def test_files_have_room_for_host_rows_alone(tmp_path):
+    """The ranges that a plan keeps in host memory, and no other byte, are reserved."""
+    plan = dealt(LAYOUT, 2, how="table-wise")
+    ranges = host_ranges(host_plan(2), based(STACK))
+    held = np.concatenate([np.arange(*of) for of in ranges])
+    np.testing.assert_array_equal(held, np.sort(host_addresses(host_plan(2), based(STACK))))
+    assert (ranges[1:, 0] > ranges[:-1, 1]).all()
+    assert host_ranges(plan, based(STACK)).shape == (0, 2)
+    rows = 1 << 20
+    big = dataclasses.replace(STACK, rows=rows, tables=(dataclasses.replace(STACK.tables[0], rows=rows),), bases=(0,))
+    key = jax.random.key(0)
+    reserved = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.posix_fallocate", lambda _, begin, size: reserved.append((begin, begin + size)))
+        table = HostTable(big, OPTIMIZER, key, folder=tmp_path, written=np.array([[5, 9], [rows - 2, rows]]))
+    row = 4 * STACK.dim
+    assert set(reserved) == {(5 * row, 9 * row), ((rows - 2) * row, rows * row), (20, 36), (4 * rows - 8, 4 * rows)}
+    some = np.array([6, rows - 1], np.int32)
+    values, slots = table.fetch(some)
+    table.store(some, values + 1, slots)
+    np.testing.assert_array_equal(table.read(some), values + 1)
+
+
+# Runs from a configuration.
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "quickstart"
+    synthesize(shape_like("quickstart"), folder, SynthOptions(rows=800, seed=1))
+    return folder
+
+
+@pytest.fixture
+def configure(tmp_path, dataset):
+    return configuring(tmp_path, dataset, CONFIG)
+
+
+@pytest.fixture
+def plan_file(configure, dataset, tmp_path):
+    """What writes a plan with host rows for the run's tables, and its override."""
+
+    def write(devices, *overrides, seed=1, host=0.6, **changes):
+        config = configure(f"mesh.devices={devices}", *overrides)
+        layout = build_layout(config, Schema.load(dataset))
+        plan = dataclasses.replace(scattered(dealt(layout, devices), seed=seed, replicate=0.2, host=host), **changes)
+        path = tmp_path / f"plan-{devices}-{seed}"
+        save_plan(plan, path)
+        return f"plan={str(path)!r}"
+
+    return write
+
+
+def bits(folder):
+    """Everything a run trained, as a single device reads it."""
+    return {path: np.asarray(leaf).tobytes() for path, leaf in flatten(restore_run(folder).checkpoint.state).items()}
+
+
+@pytest.mark.slow
+def test_runs_are_those_of_one_device_and_queues_change_no_bit(configure, plan_file, dataset):
+    one = train(configure(out="one"))
+    with_plan = ("mesh.devices=2", plan_file(2))
+    queued = train(configure(*with_plan, "evaluate.every_steps=2", out="queued"))
+    np.testing.assert_allclose(queued.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
+    assert queued.pipeline["rows"]["planned_d4_float32"]["fetched"] > 0
+    sizes = queued.parameters["planned_d4_float32"]
+    assert 0 < sizes["host_rows"] < sizes["rows"]
+    assert sizes["host_bytes"] == 16 * sizes["host_rows"]
+    expected = restore_run(one.folder).checkpoint.state
+    for path, leaf in flatten(restore_run(queued.folder).checkpoint.state).items():
+        np.testing.assert_allclose(np.asarray(leaf), np.asarray(flatten(expected)[path]), rtol=2e-4, atol=2e-5)
+    other = train(configure(*with_plan, "tables.host.queue=1", "tables.host.threads=1", out="sequential"))
+    assert bits(other.folder) == bits(queued.folder)
+    np.testing.assert_array_equal(other.scores["test"].logits, queued.scores["test"].logits)
+    serving = plan_file(4, seed=5, purpose="inference").split("'")[1]
+    for devices, plan in ((1, ""), (3, ""), (4, serving)):
+        scores = evaluate_checkpoint(queued.folder, dataset, split="test", devices=devices, plan=plan).scores
+        np.testing.assert_allclose(scores.logits, queued.scores["test"].logits, rtol=1e-5, atol=1e-6)
+
+
+class Killed(BaseException):
+    """As sudden as a kill: nothing in the loop handles it."""
+
+
+@pytest.mark.slow
+def test_a_run_killed_anywhere_resumes_to_the_same_bits(configure, plan_file, monkeypatch, tmp_path):
+    run = ("mesh.devices=2", plan_file(2), "checkpoint.every_steps=2", "max_steps=7", f"tables.host.folder={tmp_path}")
+    whole, rng = train(configure(*run, out="whole")), np.random.default_rng(0)
+    saves = {of: of.save for of in (loop.Checkpoints, HostCheckpoints, MeshCheckpoints)}
+    deaths, outcome = 0, None
+    while outcome is None:
+        budget = [int(rng.integers(5, 14))]
+
+        def dying(of, budget=budget):
+            def save(self, *args, **kwargs):
+                for when in ("before", "after"):  # a part of the checkpoint, or all, or none is there
+                    budget[0] -= 1
+                    if not budget[0]:
+                        raise Killed
+                    if when == "before":
+                        found = saves[of](self, *args, **kwargs)
+                return found
+
+            return save
+
+        for of in saves:
+            monkeypatch.setattr(of, "save", dying(of))
+        try:
+            queue = f"tables.host.queue={int(rng.integers(1, 4))}"
+            outcome = train(configure(*run, queue), resume=True)
+        except Killed:
+            deaths += 1
+            assert deaths < 30
+    assert deaths >= 2
+    assert bits(outcome.folder) == bits(whole.folder)
+    np.testing.assert_array_equal(outcome.scores["test"].logits, whole.scores["test"].logits)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_under_other_plans_and_on_one_device(configure, plan_file):
+    one = train(configure("max_steps=10", out="one"))
+    places = (
+        ("mesh.devices=2", plan_file(2)),
+        ("mesh.devices=4", plan_file(4, seed=3, host=0.9)),
+        ("mesh.devices=0",),
+        ("mesh.devices=2",),
+        ("mesh.devices=4", plan_file(4, seed=4, host=0.2)),
+    )
+    for number, place in enumerate(places):
+        last = train(configure(*place, f"max_steps={2 * number + 2}", "checkpoint.keep=1", out="moved"), resume=True)
+        left = [int(p.name) for p in last.folder.glob(f"mesh_checkpoints/{HOST_ROWS}/*")]
+        assert left == [[2], [4], [4], [], [10]][number]  # one device leaves what a mesh wrote
+    np.testing.assert_allclose(last.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
+    expected = flatten(restore_run(one.folder).checkpoint.state)
+    for path, leaf in flatten(restore_run(last.folder).checkpoint.state).items():
+        np.testing.assert_allclose(np.asarray(leaf), np.asarray(expected[path]), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_whole_tables_in_host_memory_beside_rows_of_a_plan(configure, plan_file, dataset):
+    tiers = ("tables.tt.largest=1", "tables.overrides={C2={tier='host'}, C3={tier='host'}}")
+    one = train(configure(*tiers, out="one"))
+    run = ("mesh.devices=2", *tiers, plan_file(2, *tiers))
+    two = train(configure(*run, out="two"))
+    assert {name.split("_")[0] for name in two.parameters} == {"dense", "host", "planned", "tt"}
+    assert two.pipeline["rows"].keys() == {"host_d4_float32", "planned_d4_float32"}
+    np.testing.assert_allclose(two.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
+    train(configure(*run, "max_steps=3", out="again"))
+    again = train(configure(*run, out="again"), resume=True)
+    np.testing.assert_array_equal(again.scores["test"].logits, two.scores["test"].logits)
+
+
+def test_what_cannot_train_is_refused(configure, plan_file, dataset, monkeypatch):
+    schema = Schema.load(dataset)
+
+    def opened(*overrides):
+        config = configure("mesh.devices=2", *overrides)
+        return open_mesh(config, schema, build_layout(config, schema))
+
+    assert opened(plan_file(2)).host
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr("jrec.train.mesh_run.make_mesh", lambda n: Mesh(np.array(jax.devices()[:n]), ("devices",)))
+    with pytest.raises(ConfigError, match=r"keeps [\d,]+ rows of tables in host memory.*one of 2; plan with --no-host"):
+        opened(plan_file(2))
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match=r"only keep tables, and keeps .* rows in host memory.*--no-host"):
+        opened(plan_file(2, seed=3, host=1.0, computes=(True, False)))
+    with pytest.raises(ConfigError, match=r"schedule is 'fae', which itself says where rows live.*leave out plan"):
+        configure("mesh.devices=2", "schedule=fae", "plan=x")

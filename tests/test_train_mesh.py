@@ -41,11 +41,17 @@ def alone(name, steps, **kwargs):
 
 
 def some_plan(devices, *, how="row-cyclic", seed=None, replicate=0.0, host=0.0, tt: bool | str = True, dtype="float32"):
-    """A baseline's plan, or one that gives every row to a random device, some rows to all, some to host memory."""
+    """A baseline's plan, or a ``scattered`` one."""
     layout = mesh_runs.layout("planned", tt=tt, dtype=dtype)
     plan = dealt(layout, devices, how=how)
     if seed is None:
         return plan
+    return scattered(plan, seed=seed, replicate=replicate, host=host)
+
+
+def scattered(plan, *, seed, replicate=0.0, host=0.0):
+    """A plan of the same tables that gives every row to a random device, some rows to all, some to host memory."""
+    devices = plan.devices
     rng = np.random.default_rng(seed)
     rows = [t.rows for t in plan.tables]
     total = sum(rows)

@@ -121,7 +121,7 @@ class _Run:
             self.total = min(self.total, config.max_steps)
         model = build_model(config, schema, self.layout)
         optimizer = build_optimizer(config, model, self.total)
-        self.parameters = parameter_counts(model)
+        self.parameters = self._parameters(model)
         self.stepper = self._make_stepper(model, optimizer)
         self.checkpoints = Checkpoints(
             folder / CHECKPOINT_FOLDER,
@@ -139,6 +139,14 @@ class _Run:
         from jrec.train.mesh_run import open_mesh
 
         return open_mesh(self.config, self.schema, self.layout)
+
+    def _parameters(self, model: Any) -> dict[str, dict[str, Any]]:
+        counts = parameter_counts(model)
+        if self.mesh is None:
+            return counts
+        from jrec.train.mesh_host_rows import with_host_rows
+
+        return with_host_rows(counts, self.layout, self.mesh.plan)
 
     def _make_stepper(self, model: Any, optimizer: SparseOptimizer) -> Stepper:
         if isinstance(self.loader, FaeLoaders):

@@ -7,7 +7,9 @@ lives, and only what is written takes memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -20,7 +22,7 @@ from jrec.sharding.contents import host_ranges
 from jrec.sharding.plan import Plan
 from jrec.train.config import TrainConfig
 from jrec.train.mesh_checkpoint import RowSource
-from jrec.train.mesh_plan import planned_stacks
+from jrec.train.mesh_plan import plan_stack, planned_stacks
 from jrec.train.mesh_rows import based
 
 _ROWS_AT_A_TIME = 1 << 18
@@ -75,6 +77,18 @@ def load_host_rows(tables: Mapping[str, HostTable], plan: Plan, source: RowSourc
             for name, slot in slots.items():
                 changed |= _differ(slot, first_slots[name])
             table.store(part[changed], values[changed], {name: slot[changed] for name, slot in slots.items()})
+
+
+def with_host_rows(
+    parameters: Mapping[str, Mapping[str, Any]], layout: EmbeddingLayout, plan: Plan
+) -> dict[str, dict[str, Any]]:
+    """``parameter_counts`` that say how many rows of planned stacks, and bytes of them, are in host memory."""
+    counts = {name: dict(of) for name, of in parameters.items()}
+    for stack in planned_stacks(layout):
+        if rows := plan.host_rows(plan_stack(stack)):
+            size = rows * stack.dim * np.dtype(jnp.dtype(stack.dtype)).itemsize
+            counts[stack.name] |= {"host_rows": rows, "host_bytes": size}
+    return counts
 
 
 def _parts(ranges: np.ndarray) -> Iterator[np.ndarray]:

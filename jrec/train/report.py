@@ -37,6 +37,8 @@ _UNITS = {
     "parameters": "count",
     "bytes": "bytes",
     "rows": "count",
+    "host_rows": "count, those that the run's plan keeps in host memory",
+    "host_bytes": "bytes of these",
     "compression": "elements of the whole table by those that are stored",
     "steps": "count",
     "seconds": "seconds of training, without evaluations and checkpoints",
@@ -152,6 +154,10 @@ def summary(content: Mapping[str, Any]) -> str:
         ]
         lines.append("".join(cells))
         lines += [f"  {name} is undefined: {reason}" for name, reason in metrics.get("undefined", {}).items()]
+    for name, group in content["parameters"].items():
+        if "host_rows" in group:
+            rows, size = group["host_rows"], group["host_bytes"]
+            lines.append(f"stack {name}: {rows:,} of {group['rows']:,} rows in host memory, {size:,} bytes")
     lines += _table_lines(content["tables"], content["tables_total"])
     lines += _form_lines(content.get("forms", {}))
     return "\n".join([*lines, *(_fae_lines(content["fae"]) if "fae" in content else [])])
