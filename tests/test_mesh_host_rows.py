@@ -328,7 +328,7 @@ def test_a_run_goes_on_under_other_plans_and_on_one_device(configure, plan_file)
 def test_whole_tables_in_host_memory_beside_rows_of_a_plan(configure, plan_file, dataset):
     tiers = ("tables.tt.largest=1", "tables.overrides={C2={tier='host'}, C3={tier='host'}}")
     one = train(configure(*tiers, out="one"))
-    run = ("mesh.devices=2", *tiers, plan_file(2, *tiers))
+    run = ("mesh.devices=2", *tiers, plan_file(2))
     two = train(configure(*run, out="two"))
     assert {name.split("_")[0] for name in two.parameters} == {"dense", "host", "planned", "tt"}
     assert two.pipeline["rows"].keys() == {"host_d4_float32", "planned_d4_float32"}
