@@ -17,6 +17,7 @@ from jrec.batch import Batch
 from jrec.data.packing import pack_batch
 from jrec.host import HostTable
 from jrec.host.pipeline_batch import fetched, read
+from jrec.host.ring import Rows
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.tt import TTShape
@@ -194,7 +195,7 @@ def on_mesh_of(
 
     def placed(dealt: Dealt, fetch: Any) -> MeshBatch:
         shapes.fit(dealt.parts, numbers)
-        found = {name: fetch(tables[name], held, STACK_ROWS) for name, held in dealt.host.items()}
+        found = {name: _filled(fetch(tables[name], held, STACK_ROWS)) for name, held in dealt.host.items()}
         return with_rows(on_mesh(stacked(dealt.parts, numbers, shapes), mesh), found, mesh)
 
     trace = Trace([], [], np.empty(0), {})
@@ -238,6 +239,11 @@ def _spoiled(state: Any, mesh: Mesh, computes: Sequence[bool]) -> Any:
         return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
 
     return jax.tree.map(spoil, state)
+
+
+def _filled(rows: Rows) -> Rows:
+    """Zeros behind a batch's rows, so that one compiled step serves all batches."""
+    return jax.tree.map(lambda a: np.pad(a, [(0, STACK_ROWS - len(a)), *[(0, 0)] * (a.ndim - 1)]), rows)
 
 
 def host_tables_of(plan: Plan, of: EmbeddingLayout, optimizer: ops.RowOptimizer) -> dict[str, HostTable]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-import types
 
 import jax
 import mesh_runs
@@ -26,6 +25,7 @@ from jrec.sharding.contents import host_addresses, host_ranges
 from jrec.train import loop
 from jrec.train.build import build_layout
 from jrec.train.checkpoint import flatten
+from jrec.train.config import DataConfig, TrainConfig
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
 from jrec.train.mesh_checkpoint import HOST_ROWS, MeshCheckpoints, MeshRowSource, WholeStacks
@@ -98,9 +98,7 @@ class Placed:
     def __init__(self, folder, plan, source):
         self.folder, self.plan = folder, plan
         mesh = Mesh(np.array(jax.devices()[: plan.devices]), ("devices",))
-        config = types.SimpleNamespace(
-            seed=0, tables=types.SimpleNamespace(host=types.SimpleNamespace(folder="", threads=1))
-        )
+        config = TrainConfig(data=DataConfig(path="x"), seed=0)
         self.tables = planned_host_tables(config, LAYOUT, plan, OPTIMIZER)
         self.checkpoints = MeshCheckpoints(folder, LAYOUT, plan, mesh)
         self.host = HostCheckpoints(folder / HOST_ROWS, self.tables)
@@ -250,6 +248,7 @@ def test_runs_are_those_of_one_device_and_queues_change_no_bit(configure, plan_f
     with_plan = ("mesh.devices=2", plan_file(2))
     queued = train(configure(*with_plan, "evaluate.every_steps=2", out="queued"))
     np.testing.assert_allclose(queued.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
+    assert queued.pipeline
     assert queued.pipeline["rows"]["planned_d4_float32"]["fetched"] > 0
     sizes = queued.parameters["planned_d4_float32"]
     assert 0 < sizes["host_rows"] < sizes["rows"]
@@ -331,6 +330,7 @@ def test_whole_tables_in_host_memory_beside_rows_of_a_plan(configure, plan_file,
     run = ("mesh.devices=2", *tiers, plan_file(2))
     two = train(configure(*run, out="two"))
     assert {name.split("_")[0] for name in two.parameters} == {"dense", "host", "planned", "tt"}
+    assert two.pipeline
     assert two.pipeline["rows"].keys() == {"host_d4_float32", "planned_d4_float32"}
     np.testing.assert_allclose(two.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
     train(configure(*run, "max_steps=3", out="again"))
