@@ -42,7 +42,8 @@ def report_forms(report: harness.Report, names: list[str], *, examples: int) -> 
         )
         report.add(case, "lookups, padding", moved - real, "MB")
         report.add(case, "all collectives, sent by a device", line["collectives"] / 1e6, "MB")
-        report.add(case, "tables that mesh.form=auto sends", line["auto"], "")
+        if line["form"] == "send":
+            report.add(case, "tables that mesh.form=auto sends", line["auto"], "")
         for entry in line["entries"]:
             report.note(
                 f"  {entry['name']}: {entry['moved'] / 1e6:,.2f} MB, {entry['real'] / 1e6:,.2f} real: {entry['why']}"

@@ -43,38 +43,38 @@ def test_both_forms_in_one_step():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMED)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "form"), [*((name, "mixed") for name in OPTIMIZERS), ("adam", "send"), ("adagrad", "auto")]
+)
 def test_every_optimizer_for_fifty_steps(name, form):
     mesh_runs.assert_close(trained(form, name, LONG, tt=True), alone(name, LONG))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_random_plans(seed):
-    devices, replicate = (2, 3, 4, 4)[seed], (0, 0.1, 0.5, 1)[seed]
-    found = trained("mixed", "momentum", LONG, devices=devices, seed=seed, replicate=replicate, fixed=False)
+@pytest.mark.parametrize(("devices", "replicate"), [(3, 0), (4, 1)])
+def test_random_plans(devices, replicate):
+    """All rows on all devices is among them: then nothing is sent."""
+    found = trained("mixed", "momentum", LONG, devices=devices, seed=devices, replicate=replicate)
     mesh_runs.assert_close(found, alone("momentum", LONG, tt=False))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["send", "mixed"])
-def test_stochastically_rounded_rows_have_the_bits_of_one_device(form):
+def test_stochastically_rounded_rows_have_the_bits_of_one_device():
     """One step: from the second on, sums that differ in their last bit may round to another neighbour."""
     kwargs = {"dtype": "bfloat16", "tt": False, "rounding_seed": 7}
     expected = alone("rowwise_adagrad", 1, **kwargs)
-    found = trained(form, "rowwise_adagrad", 1, seed=3, replicate=0.3, **kwargs)
+    found = trained("mixed", "rowwise_adagrad", 1, seed=3, replicate=0.3, **kwargs)
     same = found.arrays["d8_bfloat16"] == expected.arrays["d8_bfloat16"]
     assert same.mean() > 0.999
 
 
-@pytest.mark.parametrize("form", [pytest.param("retrieve", marks=pytest.mark.slow), "mixed"])
-def test_gradients_are_those_of_one_device(form):
+@pytest.mark.slow
+def test_gradients_are_those_of_one_device():
     """With SGD at a rate of one, what a step takes away is the gradient: of every row and every dense parameter."""
     sgd, kwargs = ops.SGD(learning_rate=1.0), {"tt": False, "dense": optax.sgd(1.0)}
     before = mesh_runs.arrays_of(*mesh_runs.modules(mesh_runs.layout("device", tt=False), sgd, dense=kwargs["dense"]))
     plan = some_plan(2, seed=2, replicate=0.3, tt=False)
-    found = mesh_runs.on_mesh_of(plan, sgd, 1, **FORMED.get(form, {}), **kwargs).arrays
+    found = mesh_runs.on_mesh_of(plan, sgd, 1, **FORMED["mixed"], **kwargs).arrays
     expected = mesh_runs.on_one_device(sgd, 1, **kwargs).arrays
     assert found.keys() == expected.keys() == before.keys()
     moved = {name: np.abs(before[name] - array).max() for name, array in expected.items()}
