@@ -163,7 +163,7 @@ def test_processes_that_send_lookups_train_as_one_device(run, tmp_path):
     assert len(losses) == 10
     assert_same_run(tmp_path / "many", losses, arrays)
     (chosen,) = [r for r in read_records(tmp_path / "many" / "metrics.jsonl") if r["split"] == FORMS]
-    assert all(chosen[f"T{i}"]["send"] == [f"T{i}"] for i in range(1, 11))
+    assert all(chosen["tables"][f"T{i}"]["send"] == [f"T{i}"] for i in range(1, 11))
 
 
 def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_fewer(run, config, tmp_path):

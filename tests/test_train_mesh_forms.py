@@ -170,7 +170,7 @@ def test_runs_of_any_form_score_alike_and_their_checkpoints_move(configure, data
     assert outcomes["send"].forms is None
     chosen = outcomes["auto"].forms or {}
     records = list(read_records(outcomes["auto"].folder / METRICS_FILE))
-    assert records[0] == {"step": 0, "split": FORMS, **chosen}
+    assert records[0] == {"step": 0, "split": FORMS, "tables": chosen}
     assert sum(r["split"] == FORMS for r in records) == 1
     assert all(t["megabytes"] == min(t["send_megabytes"], t["retrieve_megabytes"]) > 0 for t in chosen.values())
     for first, then in (("retrieve", "send"), ("send", "auto")):

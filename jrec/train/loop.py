@@ -214,7 +214,7 @@ class _Run:
         """Trains to the end or to a stop request, then evaluates."""
         mode = self.config.log.progress if first() else "off"
         if self.step == 0 and self.meshed is not None and (forms := self.meshed.forms()) is not None:
-            self.log.write(0, forms, split=FORMS)
+            self.log.write(0, {"tables": forms}, split=FORMS)
         with TrainingProgress(mode, total=self.total, start=self.step) as progress:
             stopped = self._train(stop, progress)
             self.save()
