@@ -164,6 +164,7 @@ def on_mesh_of(
     *,
     devices: Sequence[Any] | None = None,
     reduce: Any = "local",
+    exchange: Any = "padded",
     dtype: str = "float32",
     tt: bool | str = True,
     fixed: bool = False,
@@ -175,7 +176,7 @@ def on_mesh_of(
     of = layout("planned", dtype=dtype, tt=tt)
     mesh = Mesh(np.array((devices or jax.devices())[: plan.devices]), ("devices",))
     model, sparse = modules(of, optimizer, **kwargs)
-    state, compiled = compile_mesh(model, sparse, mesh, reduce=reduce, computes=plan.computes)
+    state, compiled = compile_mesh(model, sparse, mesh, reduce=reduce, exchange=exchange, computes=plan.computes)
     state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
     rows = initial_rows(of, plan, mesh, nnx.Rngs(params=SEED).params(), optimizer)
     tables = host_tables_of(plan, of, optimizer)

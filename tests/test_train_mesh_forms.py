@@ -5,6 +5,7 @@ import numpy as np
 import optax
 import pytest
 from mesh_runs import OPTIMIZERS
+from test_mesh_exchange import ragged_on_cpu
 from test_train import configuring
 from test_train_mesh import LONG, QUICK, alone, some_plan
 
@@ -66,6 +67,17 @@ def test_stochastically_rounded_rows_have_the_bits_of_one_device():
     found = trained("mixed", "rowwise_adagrad", 1, seed=3, replicate=0.3, **kwargs)
     same = found.arrays["d8_bfloat16"] == expected.arrays["d8_bfloat16"]
     assert same.mean() > 0.999
+
+
+@pytest.mark.slow
+def test_rows_and_sums_that_travel_without_padding():
+    """Both forms in one step, the ragged all-to-all emulated; it would give NaN where sizes disagree."""
+    padded = trained("mixed", "adagrad", QUICK, devices=3)
+    with ragged_on_cpu():
+        ragged = trained("mixed", "adagrad", QUICK, devices=3, exchange="ragged")
+    np.testing.assert_array_equal(np.stack(ragged.logits), np.stack(padded.logits))
+    for name, array in padded.arrays.items():
+        np.testing.assert_array_equal(ragged.arrays[name], array, err_msg=name)
 
 
 @pytest.mark.slow
