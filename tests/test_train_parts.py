@@ -61,10 +61,14 @@ def test_devices_train_a_table_in_parts_as_one():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "devices"), [("adam", 4), ("sgd", 3), ("momentum", 2)])
-def test_devices_train_a_table_in_parts_as_one_for_fifty_steps(name, devices):
-    plan = some_plan(devices, seed=devices, replicate=0.2, tt="parts")
-    found = mesh_runs.on_mesh_of(plan, OPTIMIZERS[name], 50, tt="parts")
+@pytest.mark.parametrize(
+    ("name", "devices", "host", "form"),
+    [("adam", 4, 0.0, "auto"), ("sgd", 3, 0.0, "send"), ("momentum", 2, 0.3, "send")],
+)
+def test_devices_train_a_table_in_parts_as_one_for_fifty_steps(name, devices, host, form):
+    """Whole rows are fetched or sent, from devices or from host memory, as those of any table."""
+    plan = some_plan(devices, seed=devices, replicate=0.2, host=host, tt="parts")
+    found = mesh_runs.on_mesh_of(plan, OPTIMIZERS[name], 50, tt="parts", form=form)
     mesh_runs.assert_close(found, mesh_runs.on_one_device(OPTIMIZERS[name], 50, tt="parts"))
 
 
