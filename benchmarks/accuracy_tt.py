@@ -59,6 +59,7 @@ SETTINGS = {
             "tables.tt.learning_rate=0.04",
             "tables.tt.weight_decay=0",
         ),
+        others={"the first 1,000 rows of each whole": ("tables.tt.whole_rows=1000",)},
     ),
     "movielens_1m": Setting(
         prepare=(
@@ -76,6 +77,10 @@ SETTINGS = {
         others={
             f"largest table alone, rank {rank}": ("tables.tt.largest=1", f"tables.tt.rank={rank}")
             for rank in (32, 64, 128)
+        }
+        | {
+            f"rank 8, {says}": ("tables.tt.rank=8", f"tables.tt.whole_rows={rows}")
+            for rows, says in ((0, "no row whole"), (1000, "the first 1,000 rows of each whole"))
         },
     ),
 }
