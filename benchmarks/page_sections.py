@@ -167,7 +167,7 @@ says what they mean.""",
         files=("accuracy_tt",),
         text="""\
 `python -m benchmarks.accuracy_tt`: the largest tables compressed against whole tables, three seeds, three
-initializations of the cores (TT-Rec, Figure 6c), and with the frequent rows whole, on public samples.""",
+initializations of the cores (TT-Rec, Figure 6c), on public samples.""",
     ),
     Section(
         title="Criteo Terabyte at full size in 24 GB",
