@@ -18,9 +18,9 @@ from jrec.data.packing import pack_batch
 from jrec.host import HostTable
 from jrec.host.pipeline_batch import fetched, read
 from jrec.host.ring import Rows
-from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
+from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, TTOptions
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.ops.tt import TTShape
+from jrec.ops.tt import TTCacheConfig, TTShape
 from jrec.sharding.plan import Plan
 from jrec.train.mesh_arrays import MeshBatch, Shapes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt, Parts
@@ -97,11 +97,13 @@ def modules(
     optimizer: ops.RowOptimizer,
     *,
     dense: optax.GradientTransformation | None = None,
+    cache: TTCacheConfig | None = None,
     **kwargs: Any,
 ) -> tuple[DLRM, SparseOptimizer]:
-    """A model and its optimizer."""
+    """A model, its tensor train with or without a cache, and its optimizer."""
     config = DLRMConfig(num_dense=3, bottom_mlp=(16, 8), top_mlp=(16, 1))
-    model = DLRM(config, of, rngs=nnx.Rngs(params=SEED))
+    tt = TTOptions(caches={} if cache is None else {"word": cache})
+    model = DLRM(config, of, tt=tt, rngs=nnx.Rngs(params=SEED))
     return model, SparseOptimizer(model, dense=dense or optax.adagrad(0.05), embedding=optimizer, **kwargs)
 
 
@@ -145,6 +147,7 @@ def arrays_of(model: DLRM, sparse: SparseOptimizer) -> dict[str, np.ndarray]:
 
 def _dense(model: DLRM, sparse: SparseOptimizer) -> dict[str, np.ndarray]:
     tt = {f"{n}.{i}": a for n, of in model.embeddings.tt.items() for i, a in enumerate(of.arrays())}
+    tt |= {f"{n}.cached_{k}": v[...] for n, of in model.embeddings.tt.items() for k, v in of.cached.items()}
     slots = {f"{n}.{s}": v[...] for n in tt_names(model) for s, v in sparse.slots[n].items()}
     dense = {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))}
     opt = nnx.state(sparse.dense)

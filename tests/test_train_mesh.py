@@ -228,7 +228,6 @@ def test_tables_of_all_tiers_train_in_one_model(configure):
     [
         (("mesh.devices=3",), "data.batch_size is 64, which 3 devices.*use a multiple of 3"),
         (("mesh.devices=64",), "JAX sees 4 cpu device.*lower mesh.devices"),
-        (("mesh.devices=2", "tables.tt.largest=1", "tables.tt.cache.rows=4"), "does not train on several"),
     ],
 )
 def test_what_cannot_train_on_a_mesh_is_refused(configure, dataset, overrides, says):

@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         plan=outcome.plan,
         fae=outcome.fae,
         forms=outcome.forms,
+        caches=outcome.caches,
     )
     print(summary(content))
     print(f"{outcome.step:,} steps; report: {report}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jrec.nn.counter import count, empty_counter
 from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import Stack
@@ -32,7 +33,7 @@ from jrec.ops.tt import (
 )
 from jrec.ops.tt.cache_tracker import TTTracker, empty_tracker
 from jrec.ops.tt.init import Cores, Initializer
-from jrec.ops.types import Bags
+from jrec.ops.types import Bags, Cast
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,8 +60,8 @@ class TTCached(nnx.Variable):
 class TTStack(nnx.Module):
     """A tensor-train table whose cores a row optimizer updates in place; ``EmbeddingCollection`` makes it.
 
-    A table with a cache holds the cached rows and their numbers as well, which predictions need; their slots and the
-    tracker of frequencies are among the optimizer's slots.
+    A table with a cache holds the cached rows and their numbers as well, which predictions need; their slots, the
+    tracker of frequencies and the counts of lookups and hits are among the optimizer's slots.
 
     (``TTEmbeddingBag`` is the module to use alone, with gradients and any optax optimizer.)
 
@@ -103,11 +104,11 @@ class TTStack(nnx.Module):
         """Phase one: activations (num_bags, dim) float32, and what ``apply_gradients`` needs."""
         if self.cache_config is None:
             return tt_lookup(self.arrays(), self.shape, bags, implementation=self.implementation)
-        cache = self._cache({})
+        cache = self.cache({})
         return tt_cached_lookup(self.arrays(), cache, self.shape, bags, implementation=self.implementation)
 
     def init_slots(self, optimizer: RowOptimizer, *, cores: RowOptimizer | None = None) -> Slots:
-        """Fresh slots of all cores and of the cached rows, and the tracker, by name.
+        """Fresh slots of all cores and of the cached rows, the tracker and the counters, by name.
 
         Args:
           optimizer: of cached rows.
@@ -116,7 +117,8 @@ class TTStack(nnx.Module):
         slots = named_slots(tt_init_slots(cores or optimizer, self.arrays()))
         if self.cache_config is None:
             return slots
-        return slots | _state_beside_rows(tt_cache_init(self.cache_config, self.shape, optimizer))
+        cache = tt_cache_init(self.cache_config, self.shape, optimizer)
+        return slots | _state_beside_rows(cache) | {name: empty_counter() for name in COUNTERS}
 
     def apply_gradients(
         self,
@@ -143,44 +145,74 @@ class TTStack(nnx.Module):
         Returns:
           The new slots.
         """
-        if rounding_key is not None:
-            rounding_key = rounding.derived_key(rounding_key, zlib.crc32(self.name.encode()))
         of_cores = slots_by_core(slots, self.shape.num_cores)
-        how = {"step": step, "rounding_key": rounding_key, "implementation": self.implementation}
+        key = self.rounding_key(rounding_key)
+        how = {"step": step, "rounding_key": key, "implementation": self.implementation}
         if isinstance(residuals, TTResiduals):
             new_cores, of_cores = tt_apply_gradients(
                 cores or optimizer, self.arrays(), of_cores, self.shape, residuals, gradients, **how
             )
             self.set_arrays(new_cores)
             return named_slots(of_cores)
-        if self.cache_config is None:
-            raise ValueError(f"{self.name} has no cache, but the residuals are of a cached lookup")
         new_cores, of_cores, cache = tt_cached_apply_gradients(
             optimizer,
             self.arrays(),
             of_cores,
-            self._cache(slots),
+            self.cache(slots),
             self.shape,
             residuals,
             gradients,
             core_optimizer=cores,
             **how,
         )
-        new_cores, cache = tt_cache_step(
+        self.set_arrays(new_cores)
+        counted = {"hits": residuals.hits, "lookups": residuals.lookups}
+        return named_slots(of_cores) | self.end_step(optimizer, slots, cache, residuals.cast, counted, step=step)
+
+    def end_step(
+        self,
+        optimizer: RowOptimizer,
+        slots: Slots,
+        cache: TTCache,
+        cast: Cast | Callable[[], Cast],
+        counted: Mapping[str, jax.Array],
+        *,
+        step: jax.Array | int,
+    ) -> Slots:
+        """``tt_cache_step`` in place on the cores and the cached rows, after both were updated.
+
+        Args:
+          optimizer: of cached rows.
+          slots: before the step, with the counters of hits.
+          cache: after the update.
+          cast: of the step's lookups; see ``tt_cache_step``.
+          counted: () int32, the step's "hits" and "lookups".
+          step: () int32, how many steps were taken before.
+
+        Returns:
+          The new slots, but for those of the cores.
+        """
+        if self.cache_config is None:
+            raise ValueError(f"{self.name} has no cache, but the residuals are of a cached lookup")
+        cores, cache = tt_cache_step(
             self.cache_config,
             optimizer,
-            new_cores,
+            self.arrays(),
             cache,
             self.shape,
-            residuals.cast,
+            cast,
             step=step,
             implementation=self.implementation,
         )
-        self.set_arrays(new_cores)
+        self.set_arrays(cores)
         self.cached["ids"][...], self.cached["rows"][...] = cache.ids, cache.rows
-        return named_slots(of_cores) | _state_beside_rows(cache)
+        return _state_beside_rows(cache) | {name: count(slots[name], counted[name]) for name in COUNTERS}
 
-    def _cache(self, slots: Slots) -> TTCache:
+    def rounding_key(self, key: jax.Array | None) -> jax.Array | None:
+        """The table's own key of a step's, which is the same for all tables."""
+        return None if key is None else rounding.derived_key(key, zlib.crc32(self.name.encode()))
+
+    def cache(self, slots: Slots) -> TTCache:
         """The cache's state; of the optimizer's part, what ``slots`` has of it."""
         tracked = {name: slots[f"tracked_{name}"] for name in _TRACKER if f"tracked_{name}" in slots}
         tracker = TTTracker(**tracked) if tracked else empty_tracker(1, self.shape.rows)
@@ -189,6 +221,8 @@ class TTStack(nnx.Module):
 
 
 TTStackResiduals = TTResiduals | TTCachedResiduals
+COUNTERS = ("hits", "lookups")
+"""Slots of a table with a cache: how many of its lookups in training found their row in it, and how many there were."""
 _TRACKER = tuple(field.name for field in dataclasses.fields(TTTracker))
 
 

@@ -159,7 +159,7 @@ def parameter_counts(model: DLRM | TBSM) -> dict[str, dict[str, Any]]:
         rows, dim = array.shape[0], model.embeddings.dims[name]
         counts[name] = {"parameters": rows * dim, "bytes": array.nbytes, "rows": rows}
     for name, stack in model.embeddings.tt.items():
-        arrays = [*stack.arrays(), *(x[...] for x in stack.cached.values())]
+        arrays = [*stack.arrays(), *(x[...] for kind, x in stack.cached.items() if kind == "rows")]
         rows = stack.shape.rows
         counts[name] = {"parameters": sum(x.size for x in arrays), "bytes": sum(x.nbytes for x in arrays), "rows": rows}
     for stack in model.embeddings.layout.members:

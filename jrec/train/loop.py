@@ -22,6 +22,7 @@ from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data
 from jrec.train.evaluate import score
 from jrec.train.fae_data import FaeLoaders
+from jrec.train.hit_rates import HitRates
 from jrec.train.interrupt import StopRequest, stop_on_signals
 from jrec.train.loaders import eval_loader, train_loader
 from jrec.train.logs import FORMS, SCHEDULE, MetricLog
@@ -55,6 +56,7 @@ class Outcome:
       fae: schedules, switches and bytes (``FaeStepper.summary``); None unless ``schedule`` is "fae".
       plan: what the run's plan costs under its accesses (``PlanMonitor.summary``); None without such a plan.
       forms: how tables' rows are looked up, and the bytes that decided (``Forms.record``); None without a choice.
+      caches: hits of the caches of tensor-train tables (``HitRates.summary``); None without one.
       reports: whether this process is the one to write the report.
     """
 
@@ -70,6 +72,7 @@ class Outcome:
     fae: dict[str, Any] | None = None
     plan: dict[str, Any] | None = None
     forms: dict[str, Any] | None = None
+    caches: dict[str, Any] | None = None
     reports: bool = True
 
 
@@ -130,6 +133,7 @@ class _Run:
         )
         self.log = MetricLog(folder, tensorboard=config.log.tensorboard) if first() else SilentLog()
         self.auc = RunningAuc()
+        self.hits = HitRates(self.layout, self.stepper.state)
         self.losses: list[float] = []  # since the last log record
         self.step = 0
         self.saved = -1
@@ -206,6 +210,7 @@ class _Run:
             self.meshed.load(rows)
         self.stepper.restore(restored.state, restored.meta["loader"], restored.step)
         self.auc.restore(restored.progress)
+        self.hits.restore(restored.meta.get("hits", {}))
         self.losses = list(restored.meta["losses"])
         self.step = self.saved = restored.step
         self.log.truncate_after(self.step)
@@ -232,6 +237,7 @@ class _Run:
             fae=None if self.fae is None else self.fae.summary(),
             plan=None if self.meshed is None else self.meshed.monitored(self.folder),
             forms=None if self.meshed is None else self.meshed.forms(),
+            caches=self.hits.summary(self.stepper.state),
             reports=first(),
         )
 
@@ -304,6 +310,7 @@ class _Run:
 
     def _write_log(self) -> None:
         record = {"loss": math.fsum(self.losses) / len(self.losses), "running_auc": self.auc.value()}
+        record |= self.hits.record(self.stepper.state)
         rate = self.examples / self.seconds if self.seconds else None
         self.log.write(self.step, record, timing={"examples_per_second": rate})
         self.losses = []
@@ -313,7 +320,7 @@ class _Run:
         if self.saved == self.step:
             return
         self.log.sync()
-        meta = {"loader": self.stepper.position(), "losses": self.losses}
+        meta = {"loader": self.stepper.position(), "losses": self.losses, "hits": self.hits.position()}
         self.stepper.save(self.step)
         self.checkpoints.save(self.step, self.stepper.state, progress=self.auc.state(), meta=meta)
         self.stepper.saved(self.checkpoints.steps())

@@ -151,12 +151,6 @@ def open_mesh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, t
       PlanError: if the plan does not fit.
     """
     devices = config.mesh.devices
-    cache = config.tables.tt.cache
-    if (cache.rows or cache.fraction) and any(s.tier == "tt" for s in layout.members):
-        raise ConfigError(
-            "tables.tt.cache keeps rows by what one device looks up, which does not train on several; set"
-            " tables.tt.cache.rows and fraction to 0, or mesh.devices to 1"
-        )
     mesh = make_mesh(devices)
     if config.mesh.exchange != "auto":
         with value_errors_are_config_errors("mesh.exchange"):

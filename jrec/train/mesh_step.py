@@ -2,17 +2,16 @@
 
 Every device looks up, and learns from, its part of the batch. The loss is that of the whole batch: each part counts by
 its examples, so that the gradients' sums over the devices are the gradients of one device that saw them all. Dense
-parameters and tensor-train cores are equal on all devices and stay so; rows of planned tables are stepped where they
-live (``jrec.sharding.runtime``). Rows in host memory, of whole tables or of those that a plan keeps there in part, come
-once for all devices, each device getting its share from the host; all of them take the same step, and one of them
-returns the rows.
+parameters, tensor-train cores and their caches are equal on all devices and stay so (``jrec.train.mesh_tt``); rows of
+planned tables are stepped where they live (``jrec.sharding.runtime``). Rows in host memory, of whole tables or of those
+that a plan keeps there in part, come once for all devices, each device getting its share from the host; all of them
+take the same step, and one of them returns the rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,13 +23,9 @@ from jax.sharding import Mesh, PartitionSpec
 from jrec.host.ring import Rows
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss
-from jrec.nn.tt_stack import TTStack, named_slots, slots_by_core
 from jrec.ops import rounding
 from jrec.ops.lookup import Residuals, lookup
-from jrec.ops.row_optimizers import Slots
 from jrec.ops.row_update import casted_gather_reduce
-from jrec.ops.tt import TTResiduals, tt_core_gradients
-from jrec.ops.tt.core_update import core_keys, step_core, touched_slices
 from jrec.sharding.runtime.allreduce import Reduce, update_shared
 from jrec.sharding.runtime.exchange import Exchange, Kind
 from jrec.sharding.runtime.retrieve import retrieve
@@ -41,6 +36,7 @@ from jrec.sharding.runtime.update import update
 from jrec.train.mesh_arrays import MeshBatch
 from jrec.train.mesh_dense import Computes, gradients_of, of_examples, predicted, summed
 from jrec.train.mesh_plan import plan_stack
+from jrec.train.mesh_tt import step_tt
 
 State = Any  # an nnx.State of (model, optimizer): equal on all devices
 StackRows = Mapping[str, MeshRows]
@@ -199,7 +195,18 @@ def mesh_train_step(
             returned[name] = Rows(values=values, slots=slots)
     for name, stack in model.embeddings.tt.items():
         slots = {slot: variable[...] for slot, variable in optimizer.slots[name].items()}
-        slots = _step_cores(stack, optimizer, slots, residuals[name], gradients[name], step, key, computes)
+        slots = step_tt(
+            stack,
+            optimizer.embedding,
+            slots,
+            residuals[name],
+            gradients[name],
+            cores=optimizer.cores,
+            step=step,
+            rounding_key=key,
+            reduce=reduce,
+            computes=computes,
+        )
         for slot, variable in optimizer.slots[name].items():
             variable[...] = slots[slot]
     optimizer.dense.update(model, summed(dense_gradients, computes))
@@ -264,44 +271,6 @@ def _lookup(
     for name, stack in embeddings.tt.items():
         activations[name], residuals[name] = stack.lookup(bags[name])
     return activations, residuals
-
-
-def _step_cores(
-    stack: TTStack,
-    optimizer: SparseOptimizer,
-    slots: Slots,
-    residuals: Any,
-    gradients: jax.Array,
-    step: jax.Array,
-    key: jax.Array | None,
-    computes: Computes,
-) -> Slots:
-    """``TTStack.apply_gradients`` with core gradients, and the slices touched, of all that compute together."""
-    if not isinstance(residuals, TTResiduals):
-        raise ValueError(f"{stack.name} keeps rows in a cache, which does not train on several devices")
-    cores = stack.arrays()
-    if key is not None:
-        key = rounding.derived_key(key, zlib.crc32(stack.name.encode()))
-    found = tt_core_gradients(cores, stack.shape, residuals, gradients, implementation=stack.implementation)
-    total = summed(found, computes)
-    new_cores, new_slots = [], []
-    for k, (core, of_core) in enumerate(zip(cores, slots_by_core(slots, len(cores)), strict=True)):
-        touched = touched_slices(residuals.plan, k, stack.shape.row_factors[k])
-        core, of_core = step_core(
-            optimizer.cores or optimizer.embedding,
-            core,
-            of_core,
-            total[k],
-            summed(touched.astype(jnp.int32), computes) > 0,
-            step=step,
-            gradient_scale=jnp.float32(1),
-            rounding_key=core_keys(key, cores)[k],
-            implementation=stack.implementation,
-        )
-        new_cores.append(core)
-        new_slots.append(of_core)
-    stack.set_arrays(tuple(new_cores))
-    return named_slots(tuple(new_slots))
 
 
 def _gathered(values: jax.Array) -> jax.Array:

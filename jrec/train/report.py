@@ -46,7 +46,7 @@ _UNITS = {
     "busy_seconds": "seconds that a stage of the host tier's pipeline worked",
     "wait_seconds": "seconds that it waited for its neighbours",
     "overlap_efficiency": "the busiest stage's busy seconds by those of training",
-    "hit_rate": "share of unique host rows found on the device",
+    "hit_rate": "share of unique host rows found on the device; of caches, of training lookups found in them",
     "bytes_to_device": "bytes of rows and slots, in the static sizes in which they travel",
     "bytes_to_host": "bytes of rows and slots, in the static sizes in which they travel",
     "megabytes": "millions of bytes of a table's rows and sums that a step moves between devices, without padding",
@@ -72,6 +72,7 @@ def write_report(
     plan: Mapping[str, Any] | None = None,
     fae: Mapping[str, Any] | None = None,
     forms: Mapping[str, Any] | None = None,
+    caches: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Computes the metrics of the final scores and writes the report, each file atomically, ``metrics.json`` last.
 
@@ -88,6 +89,7 @@ def write_report(
       plan: balance and cost of the run's plan under its accesses, see ``PlanMonitor.summary``; None without one.
       fae: schedules and bytes of a run on hot and cold batches, see ``FaeStepper.summary``; None of others.
       forms: how rows were looked up on a mesh, and what each way moves, see ``Forms.record``; None without a choice.
+      caches: hits of tensor-train tables' caches in training, see ``HitRates.summary``; None without one.
 
     Returns:
       the content of ``metrics.json``.
@@ -120,6 +122,8 @@ def write_report(
         content["plan"] = dict(plan)
     if forms is not None:
         content["forms"] = dict(forms)
+    if caches is not None:
+        content["caches"] = dict(caches)
     if fae is not None:
         content["fae"] = dict(fae)
         content["data"]["examples"]["train"] = fae["hot_examples"] + fae["cold_examples"]
@@ -160,6 +164,7 @@ def summary(content: Mapping[str, Any]) -> str:
             lines.append(f"stack {name}: {rows:,} of {group['rows']:,} rows in host memory, {size:,} bytes")
     lines += _table_lines(content["tables"], content["tables_total"])
     lines += _form_lines(content.get("forms", {}))
+    lines += [_cache_line(table, of, content["tables"][table]) for table, of in content.get("caches", {}).items()]
     return "\n".join([*lines, *(_fae_lines(content["fae"]) if "fae" in content else [])])
 
 
@@ -212,6 +217,11 @@ def _table_lines(tables: Mapping[str, Mapping[str, Any]], total: Mapping[str, An
             f" {total['compression']:,.1f} times fewer parameters"
         )
     return lines
+
+
+def _cache_line(name: str, hits: Mapping[str, Any], table: Mapping[str, Any]) -> str:
+    rate = "-" if hits["hit_rate"] is None else f"{100 * hits['hit_rate']:.1f} %"
+    return f"table {name}: {rate} of {hits['lookups']:,} lookups hit the cache of {table['cache_rows']:,} rows"
 
 
 def _cell(value: float | None, width: int) -> str:

@@ -18,6 +18,7 @@ All state is in arrays of static shapes: a step is pure, compiles once, and chec
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import jax
@@ -137,7 +138,7 @@ def tt_cache_step(
     cores: Cores,
     cache: TTCache,
     shape: TTShape,
-    cast: Cast,
+    cast: Cast | Callable[[], Cast],
     *,
     step: jax.Array | int,
     implementation: Implementation | None = None,
@@ -152,7 +153,8 @@ def tt_cache_step(
       cores: after the step's update.
       cache: after the step's update.
       shape: of the table.
-      cast: of the step's lookups, ``residuals.cast``.
+      cast: of the step's lookups, ``residuals.cast``; or what makes it, called in the steps that are tracked. Its
+        ``rows`` and ``offsets`` are read: what was looked up, and how often.
       step: () int32, how many steps were taken before this one.
       implementation: as for ``tt_lookup``.
 
@@ -174,7 +176,7 @@ def tt_cache_step(
         tracks = due if tracks is None else tracks & due
 
     def tracked(tracker: TTTracker) -> TTTracker:
-        return track(tracker, cast, shape.rows)
+        return track(tracker, cast() if callable(cast) else cast, shape.rows)
 
     tracker = tracked(cache.tracker) if tracks is None else _only_if(tracks, tracked, cache.tracker)
 

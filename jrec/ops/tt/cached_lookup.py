@@ -175,14 +175,13 @@ def tt_cached_apply_gradients(
             f"gradients must be float32 of shape (num_bags, {shape.dim}), but are"
             f" {gradients.dtype}{list(gradients.shape)}"
         )
-    cached, size = cache.ids.shape[0], residuals.places.shape[0]
     of_rows = casted_gather_reduce(residuals.cast, gradients, residuals.weights, implementation=implementation)
-    hits = compact(residuals.places < cached, min(cached, size))
+    places, hits = cached_places(residuals, cache)
     rows, row_slots = row_update(
         optimizer,
         cache.rows,
         cache.slots,
-        take(residuals.places, hits, cached),
+        places,
         take(of_rows, hits, 0),
         step=step,
         gradient_scale=gradient_scale,
@@ -203,3 +202,13 @@ def tt_cached_apply_gradients(
         implementation=implementation,
     )
     return cores, slots, dataclasses.replace(cache, rows=rows, slots=row_slots)
+
+
+def cached_places(residuals: TTCachedResiduals, cache: TTCache) -> tuple[jax.Array, jax.Array]:
+    """Which cached rows a batch read, and which of its unique rows they are: both (n,) int32, n the fewer of them.
+
+    Both ascend; padding holds cache_rows and unique_capacity.
+    """
+    cached, size = cache.ids.shape[0], residuals.places.shape[0]
+    hits = compact(residuals.places < cached, min(cached, size))
+    return take(residuals.places, hits, cached), hits

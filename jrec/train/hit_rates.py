@@ -1,0 +1,63 @@
+"""How often the caches of tensor-train tables are hit in training: between two log records, and in the whole run.
+
+The counts are part of the state on the device, where every step raises them; they are read when a log record is
+written, and never in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jrec.nn.counter import counted
+from jrec.nn.tt_stack import COUNTERS
+from jrec.ops.layout import EmbeddingLayout
+from jrec.train.step import State
+
+
+class HitRates:
+    """Hit rates of the tables with a cache, by table.
+
+    Args:
+      layout: of the tables.
+      state: of model and optimizer.
+    """
+
+    def __init__(self, layout: EmbeddingLayout, state: State):
+        slots = state[1]["slots"]
+        self._stacks = {
+            stack.tables[0].name: stack.name
+            for stack in layout.members
+            if stack.tier == "tt" and "lookups" in slots[stack.name]
+        }
+        self._logged: dict[str, dict[str, int]] = {}
+
+    def record(self, state: State) -> dict[str, float | None]:
+        """What a log record says of the lookups since the one before: "cache_hit_rate.TABLE"; None without lookups."""
+        found = self._read(state)
+        since = {table: {n: of[n] - self._logged.get(table, {}).get(n, 0) for n in of} for table, of in found.items()}
+        self._logged = found
+        return {f"cache_hit_rate.{table}": _rate(of) for table, of in since.items()}
+
+    def summary(self, state: State) -> dict[str, dict[str, Any]] | None:
+        """Of the whole run, for the report: hits, lookups and hit rate by table; None where no table has a cache."""
+        return {table: {**of, "hit_rate": _rate(of)} for table, of in self._read(state).items()} or None
+
+    def position(self) -> dict[str, dict[str, int]]:
+        """The counts at the last log record, for a checkpoint; JSON."""
+        return self._logged
+
+    def restore(self, position: Mapping[str, Mapping[str, int]]) -> None:
+        """Takes over a ``position()``."""
+        self._logged = {table: dict(of) for table, of in position.items()}
+
+    def _read(self, state: State) -> dict[str, dict[str, int]]:
+        slots = state[1]["slots"]
+        return {
+            table: {name: counted(slots[stack][name][...]) for name in COUNTERS}
+            for table, stack in self._stacks.items()
+        }
+
+
+def _rate(of: Mapping[str, int]) -> float | None:
+    return of["hits"] / of["lookups"] if of["lookups"] else None
