@@ -104,6 +104,15 @@ def finish(processes):
         assert process.returncode == 0, said[-3000:]
 
 
+def wait_for_checkpoint(folder, processes):
+    """Returns when the run has written its first."""
+    deadline = time.monotonic() + TIMEOUT
+    while not any(p.name.isdigit() for p in (folder / "checkpoints").glob("*")):
+        assert time.monotonic() < deadline, "no checkpoint was written"
+        assert all(p.poll() is None for p in processes), processes[0].communicate()[1][-3000:]
+        time.sleep(0.05)
+
+
 def on_one_device(config, shares):
     """Losses and final arrays of one device on the batches of so many processes."""
     schema = Schema.load(config.data.path)
@@ -169,11 +178,7 @@ def test_processes_that_send_lookups_train_as_one_device(run, tmp_path):
 def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_fewer(run, config, tmp_path):
     folder = tmp_path / "many"
     processes = run(2, "epochs=200", "max_steps=2000")
-    deadline = time.monotonic() + TIMEOUT
-    while not any(p.name.isdigit() for p in (folder / "checkpoints").glob("*")):
-        assert time.monotonic() < deadline, "no checkpoint was written"
-        assert all(p.poll() is None for p in processes), processes[0].communicate()[1][-3000:]
-        time.sleep(0.2)
+    wait_for_checkpoint(folder, processes)
     processes[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     _, said = processes[0].communicate(timeout=60)
@@ -185,6 +190,27 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_fewer(run, co
     last = max(steps) + 5
     finish(run(1, "epochs=200", f"max_steps={last}", devices=1, resume=True))
     assert restore_run(folder).checkpoint.step == last
+
+
+def test_a_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_to_the_same_bits(run, tmp_path):
+    rules = ("epochs=40", "max_steps=200", "checkpoint.every_steps=20")
+    stopped = run(2, *rules, out="stopped")
+    wait_for_checkpoint(tmp_path / "stopped", stopped)
+    stopped[1].send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=TIMEOUT)[1] for process in stopped]
+    assert [process.returncode for process in stopped] == [130, 130], said
+    steps = {int(step) for text in said for step in re.findall(r"stopped after step (\d+)", text)}
+    (step,) = steps
+    assert step < 200
+    assert (tmp_path / "stopped" / "checkpoints" / str(step)).is_dir()
+    finish(run(2, *rules, out="stopped", resume=True))
+    finish(run(2, *rules, out="whole"))
+    one, other = (flatten(restore_run(tmp_path / out).checkpoint.state) for out in ("whole", "stopped"))
+    assert one.keys() == other.keys()
+    for path, leaf in one.items():
+        np.testing.assert_array_equal(np.asarray(other[path]), np.asarray(leaf), err_msg=path)
+    logs = [(tmp_path / out / "metrics.jsonl").read_bytes() for out in ("whole", "stopped")]
+    assert logs[0] == logs[1]
 
 
 def test_a_resumed_run_of_fewer_processes_takes_the_same_batches(run, config, tmp_path):

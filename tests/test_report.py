@@ -92,6 +92,14 @@ def test_summary_puts_the_auc_beside_the_ceiling(tmp_path):
     assert len({len(line) for line in (header, valid, test)}) == 1
 
 
+def test_hits_of_caches_are_reported(tmp_path):
+    hits = {"hits": 250, "lookups": 1000, "hit_rate": 0.25}
+    content = write(tmp_path, {"test": make_scores(2)}, caches={"C1": hits})
+    assert content["caches"] == {"C1": hits}
+    content["tables"]["C1"]["cache_rows"] = 5
+    assert report.summary(content).splitlines()[-1] == "table C1: 25.0 % of 1,000 lookups hit the cache of 5 rows"
+
+
 @pytest.mark.parametrize("label", [False, True])
 def test_one_class(tmp_path, label):
     one = Scores(logits=np.array([-4, -3, -3.5], np.float32), labels=np.full(3, label))

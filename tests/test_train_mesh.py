@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -266,6 +267,32 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_reason(configure, dataset,
     with pytest.raises((PlanError, ConfigError), match=says) as caught:
         run_plan(config, schema, build_layout(config, schema), {})
     assert isinstance(caught.value, JrecError)
+
+
+def test_the_shell_says_why_a_plan_is_refused(configure, dataset, tmp_path, capsys):
+    """Of another dataset, of another number of devices, and of devices that the optimizer's slots overfill."""
+    from jrec.cli import main
+
+    configure()
+    other, plan = tmp_path / "other", str(tmp_path / "plan")
+    synthesize(shape_like("quickstart"), other, SynthOptions(rows=900, seed=1))
+
+    def refused(data, *made, train=()):
+        command = ["plan", str(data), "--hardware", "dgx-a100", "--devices", "2", "--dim", "4", "--out", plan]
+        assert main([*command, "--figure", "none", *made]) == 0
+        capsys.readouterr()
+        keys = [f"data.path={dataset}", f"out={tmp_path / 'run'}", "mesh.devices=2", f"plan={plan}", *train]
+        assert main(["train", str(tmp_path / "tiny.toml"), *keys]) == 2
+        (said,) = capsys.readouterr().err.strip().splitlines()
+        return said
+
+    assert "was made for another dataset than" in refused(other)
+    assert "is for 2 devices, but the mesh has 4; plan again" in refused(dataset, train=["mesh.devices=4"])
+    tight = refused(
+        dataset, "--memory", "60kB", "--slot-bytes", "0", "--no-host", train=["optimizer.embedding.name=adam"]
+    )
+    assert re.search(r"device \d would hold [\d,]+ bytes of embedding rows, slots and cores, but has 60,000", tight)
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def dealt_again(plan, devices):

@@ -24,11 +24,10 @@ class HitRates:
     """
 
     def __init__(self, layout: EmbeddingLayout, state: State):
-        slots = state[1]["slots"]
         self._stacks = {
             stack.tables[0].name: stack.name
             for stack in layout.members
-            if stack.tier == "tt" and "lookups" in slots[stack.name]
+            if stack.tier == "tt" and COUNTERS[0] in state[1]["slots"][stack.name]
         }
         self._logged: dict[str, dict[str, int]] = {}
 
@@ -52,11 +51,8 @@ class HitRates:
         self._logged = {table: dict(of) for table, of in position.items()}
 
     def _read(self, state: State) -> dict[str, dict[str, int]]:
-        slots = state[1]["slots"]
-        return {
-            table: {name: counted(slots[stack][name][...]) for name in COUNTERS}
-            for table, stack in self._stacks.items()
-        }
+        of = {table: state[1]["slots"][stack] for table, stack in self._stacks.items()}
+        return {table: {name: counted(counters[name][...]) for name in COUNTERS} for table, counters in of.items()}
 
 
 def _rate(of: Mapping[str, int]) -> float | None:
