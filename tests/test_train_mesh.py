@@ -282,16 +282,16 @@ def test_the_shell_says_why_a_plan_is_refused(configure, dataset, tmp_path, caps
         assert main([*command, "--figure", "none", *made]) == 0
         capsys.readouterr()
         keys = [f"data.path={dataset}", f"out={tmp_path / 'run'}", "mesh.devices=2", f"plan={plan}", *train]
-        assert main(["train", str(tmp_path / "tiny.toml"), *keys]) == 2
+        assert main(["train", str(tmp_path / "tiny.toml"), *keys, "--overwrite"]) == 2
         (said,) = capsys.readouterr().err.strip().splitlines()
         return said
 
     assert "was made for another dataset than" in refused(other)
     assert "is for 2 devices, but the mesh has 4; plan again" in refused(dataset, train=["mesh.devices=4"])
     tight = refused(
-        dataset, "--memory", "60kB", "--slot-bytes", "0", "--no-host", train=["optimizer.embedding.name=adam"]
+        dataset, "--memory", "180kB", "--slot-bytes", "0", "--no-host", train=["optimizer.embedding.name=adam"]
     )
-    assert re.search(r"device \d would hold [\d,]+ bytes of embedding rows, slots and cores, but has 60,000", tight)
+    assert re.search(r"device \d would hold [\d,]+ bytes of embedding rows, slots and cores, but has 180,000", tight)
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
