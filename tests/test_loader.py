@@ -136,6 +136,26 @@ def test_unequal_shares_are_padded_with_whole_batches(tmp_path):
             assert [len(numbers(b)) for b in loader] == expected
 
 
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("first", [1, 17, 24, 40])
+def test_the_first_examples_alone_are_shared(tmp_path, processes, first):
+    schema = write_dataset(tmp_path, [11, 13], 4)
+    config = LoaderConfig(batch_size=5, shuffle=False, first=first)
+    shares, counts = [], set()
+    for p in range(processes):
+        with make_loader(tmp_path, schema, LAYOUT, "train", config, process_index=p, process_count=processes) as loader:
+            batches = [numbers(b) for b in loader]
+        counts.add(len(batches))
+        shares += [n for batch in batches for n in batch]
+    assert shares == list(range(min(first, 24)))
+    assert counts == {-(-min(first, 24) // (5 * processes))}
+
+
+def test_first_must_be_some():
+    with pytest.raises(ValueError, match="first is 0; it must be at least 1"):
+        LoaderConfig(batch_size=5, first=0)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_drop_remainder(tmp_path, processes):
     schema = write_dataset(tmp_path, [101], 8)

@@ -1,5 +1,6 @@
 """Several processes (gloo on the CPU) train as one device does, and end when one of them dies."""
 
+import json
 import os
 import re
 import signal
@@ -20,8 +21,9 @@ from jrec.data.synth.shapes import shape_like
 from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.checkpoint import flatten
 from jrec.train.config import load_config
-from jrec.train.evaluate import restore_run
+from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.logs import FORMS, read_records
+from jrec.train.metrics import evaluate
 from jrec.train.step import compile_run
 
 pytestmark = pytest.mark.slow
@@ -68,7 +70,7 @@ def run(tmp_path, dataset):
     (tmp_path / "run.toml").write_text(CONFIG)
     started = []
 
-    def start(processes, *overrides, devices=None, resume=False, out="many"):
+    def start(processes, *overrides, devices=None, resume=False, out="many", script=None):
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
             port = probe.getsockname()[1]
@@ -78,12 +80,13 @@ def run(tmp_path, dataset):
         options = [f"data.path={dataset}", f"out={tmp_path / out}", f"mesh.devices={devices}", *overrides]
         command = [sys.executable, "-m", "jrec", "train", str(tmp_path / "run.toml"), *options]
         command += ["--resume"] if resume else []
+        command = command if script is None else [sys.executable, "-c", script, *overrides]
         if processes > 1:
             command += ["--coordinator", f"localhost:{port}", "--processes", str(processes)]
         for number in range(processes):
             own = [*command, "--process", str(number)] if processes > 1 else command
-            pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-            started.append(subprocess.Popen(own, env=environment, **pipes))
+            out = subprocess.PIPE if script else subprocess.DEVNULL
+            started.append(subprocess.Popen(own, env=environment, text=True, stdout=out, stderr=subprocess.PIPE))
         return started[-processes:]
 
     yield start
@@ -99,9 +102,13 @@ def config(tmp_path, dataset, run):
 
 
 def finish(processes):
+    """What each of them wrote."""
+    written = []
     for process in processes:
-        _, said = process.communicate(timeout=TIMEOUT)
+        found, said = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0, said[-3000:]
+        written.append(found)
+    return written
 
 
 def wait_for_checkpoint(folder, processes):
@@ -125,7 +132,7 @@ def on_one_device(config, shares):
         for p in range(shares)
     ]
     model = build_model(config, schema, layout)
-    state, compiled = compile_run(model, build_optimizer(config, model, loaders[0].total_batches))
+    state, compiled = compile_run(model, build_optimizer(config, model, loaders[0].total_batches or 0))
     losses = []
     for parts in zip(*loaders, strict=True):
         batch = gathered(layout, [(part, 0, len(part.labels)) for part in parts])
@@ -173,6 +180,44 @@ def test_processes_that_send_lookups_train_as_one_device(run, tmp_path):
     assert_same_run(tmp_path / "many", losses, arrays)
     (chosen,) = [r for r in read_records(tmp_path / "many" / "metrics.jsonl") if r["split"] == FORMS]
     assert all(chosen["tables"][f"T{i}"]["send"] == [f"T{i}"] for i in range(1, 11))
+
+
+EVALUATING = """
+import sys
+import jax
+import numpy as np
+from jrec.cli import main
+assert main(["eval", *sys.argv[1:]]) == 0
+from jrec.train.evaluate import evaluate_checkpoint
+run, data = sys.argv[1:3]
+for limit in (0, 3):
+    found = evaluate_checkpoint(run, data, split="test", devices=jax.device_count(), limit=limit)
+    np.savez(f"{run}/{jax.process_index()}-{limit}", logits=found.scores.logits, labels=found.scores.labels)
+"""
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(2, 4), (3, 3)])
+def test_processes_share_an_evaluation_and_score_as_one_device(run, dataset, tmp_path, processes, devices):
+    """In the order of time, in every process; last batches are uneven, and more are read than agree at once."""
+    finish(run(1, "max_steps=3", "data.eval_batch_size=6", devices=1))
+    folder = tmp_path / "many"
+    said = finish(
+        run(processes, str(folder), str(dataset), "--devices", str(devices), devices=devices, script=EVALUATING)
+    )
+    one = {limit: evaluate_checkpoint(folder, dataset, split="test", limit=limit).scores for limit in (0, 3)}
+    metrics = json.loads(said[0])
+    assert not "".join(said[1:])
+    expected = evaluate(one[0]).to_dict()
+    assert metrics["examples"] == expected["examples"] == Schema.load(dataset).splits["test"].examples
+    for name in ("auc", "log_loss", "accuracy", "calibration"):
+        assert metrics[name] == pytest.approx(expected[name], rel=1e-5)
+    for limit, scores in one.items():
+        for process in range(processes):
+            found = np.load(folder / f"{process}-{limit}.npz")
+            np.testing.assert_array_equal(found["labels"][: scores.labels.size], scores.labels)
+            np.testing.assert_allclose(found["logits"][: scores.labels.size], scores.logits, rtol=1e-5, atol=1e-6)
+            # A mesh's batch is a multiple of its devices.
+            assert found["labels"].size == (scores.labels.size if limit == 0 else limit * -(-6 // devices) * devices)
 
 
 def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_fewer(run, config, tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from jrec.commands.processes import add_process_arguments, join_if_many
+
 DESCRIPTION = """\
 Evaluate a checkpoint on a dataset.
 
@@ -14,6 +16,7 @@ EPILOG = """examples:
   jrec eval runs/quickstart data/quickstart
   jrec eval runs/kaggle data/kaggle --devices 4 --plan serving_plan
   jrec eval runs/kaggle/checkpoints/5000 data/kaggle --split valid --out reports/kaggle_5000
+  srun jrec eval runs/terabyte data/terabyte --devices 8 --distributed
 """
 
 
@@ -29,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plan", default="", metavar="FILE", help="where rows live on N devices, by `jrec plan`")
     parser.add_argument("--out", metavar="DIR", help="write metrics.json and plots there")
+    add_process_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,7 +40,11 @@ def run(args: argparse.Namespace) -> int:
     import json
 
     from jrec.errors import ConfigError
+
+    join_if_many(args)
+
     from jrec.train.evaluate import evaluate_checkpoint
+    from jrec.train.mesh_processes import first, one_of_many
     from jrec.train.metrics import evaluate
     from jrec.train.report import write_report
 
@@ -44,9 +52,12 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--batches is {args.batches}; give a positive number, or 0 for all")
     if args.devices < 1:
         raise ConfigError(f"--devices is {args.devices}; give a positive number")
-    result = evaluate_checkpoint(
-        args.checkpoint, args.data, split=args.split, limit=args.batches, devices=args.devices, plan=args.plan
-    )
+    with one_of_many():
+        result = evaluate_checkpoint(
+            args.checkpoint, args.data, split=args.split, limit=args.batches, devices=args.devices, plan=args.plan
+        )
+    if not first():
+        return 0
     metrics = evaluate(result.scores).to_dict()
     where = {"checkpoint": args.checkpoint, "data": args.data, "step": result.step, "split": args.split}
     print(json.dumps({**where, **metrics}, allow_nan=False))

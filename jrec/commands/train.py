@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from jrec.commands.processes import add_process_arguments, join_if_many
+
 DESCRIPTION = """\
 Train a model as CONFIG.toml says, evaluate it, and write a report.
 
@@ -32,11 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("config", metavar="CONFIG.toml", help="the run's configuration")
     parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="what to change in it")
-    many = parser.add_argument_group("several processes", "see docs/distributed.md")
-    many.add_argument("--distributed", action="store_true", help="be one of the processes that the cluster started")
-    many.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens, without a cluster")
-    many.add_argument("--processes", type=int, metavar="N", help="how many there are")
-    many.add_argument("--process", type=int, metavar="I", help="which one this is, from 0")
+    add_process_arguments(parser)
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="go on where the run in that folder stopped, if any")
     existing.add_argument("--overwrite", action="store_true", help="replace the run in that folder, if any")
@@ -52,10 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from jrec.train.loop import train
     from jrec.train.report import summary, write_report
 
-    if args.distributed or args.coordinator:
-        from jrec.train.mesh_processes import join_processes
-
-        join_processes(args.coordinator, args.processes, args.process)
+    join_if_many(args)
     outcome = train(config, resume=args.resume, overwrite=args.overwrite)
     if not outcome.finished:
         print(f"stopped after step {outcome.step:,}; the same command with --resume goes on", file=sys.stderr)

@@ -36,6 +36,7 @@ class LoaderConfig:
       on_bad_id: ids outside of their table "raise" before the step, are clipped to its ends ("clip"), or go to its
         OOV row ("oov").
       drop_remainder: leave out the short last batch of an epoch instead of padding it with mask 0.
+      first: read so many examples of an epoch's order alone, all processes together; None for all.
     """
 
     batch_size: int
@@ -47,8 +48,11 @@ class LoaderConfig:
     cast: CastPlace = "none"
     on_bad_id: OnBadId = "raise"
     drop_remainder: bool = False
+    first: int | None = None
 
     def __post_init__(self) -> None:
+        if self.first is not None and self.first < 1:
+            raise ValueError(f"first is {self.first}; it must be at least 1, or None for all examples")
         for name, least in (("batch_size", 1), ("window_blocks", 1), ("workers", 0), ("prefetch", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
@@ -118,6 +122,7 @@ def make_loader(
                 window_blocks=config.window_blocks,
                 process_index=index,
                 process_count=count,
+                first=config.first,
             ),
             batch_size=batch_size,
             drop_remainder=config.drop_remainder,
@@ -148,6 +153,7 @@ def make_loader(
         "window_blocks": config.window_blocks,
         "drop_remainder": config.drop_remainder,
         "process_count": process_count,
+        **({} if config.first is None else {"first": config.first}),
         "reordered": table_checksums(schema),
     }
     return Loader(shared, config, identity, transform)

@@ -26,11 +26,16 @@ class OrderConfig:
     window_blocks: int
     process_index: int = 0
     process_count: int = 1
+    first: int | None = None
 
     def share(self, examples: int) -> tuple[int, int]:
-        """The bounds of this process's share of an epoch's stream."""
-        p, count = self.process_index, self.process_count
+        """The bounds of this process's share of an epoch's stream, or of its first examples."""
+        p, count, examples = self.process_index, self.process_count, self.read(examples)
         return p * examples // count, (p + 1) * examples // count
+
+    def read(self, examples: int) -> int:
+        """How many of an epoch's examples are read, by all processes together."""
+        return examples if self.first is None else min(examples, self.first)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -106,7 +106,7 @@ class BatchSource:
         self._first_block = np.cumsum([0, *(s.blocks for s in shards)])
         sizes = [min(schema.block_size, s.examples - i * schema.block_size) for s in shards for i in range(s.blocks)]
         self._block_examples = np.array(sizes, np.int64)
-        total, count = int(self._block_examples.sum()), order.process_count
+        total, count = order.read(int(self._block_examples.sum())), order.process_count
         # The same number of batches for every process: of the smallest share if short ones go, else of the largest.
         share = total // count if drop_remainder else math.ceil(total / count)
         self.batches_per_epoch = share // batch_size if drop_remainder else math.ceil(share / batch_size)

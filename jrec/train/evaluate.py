@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.schema import Schema
-from jrec.errors import CheckpointError
+from jrec.errors import CheckpointError, ConfigError
 from jrec.nn import DLRM, TBSM, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
 from jrec.train import mesh_checkpoint
@@ -22,6 +22,7 @@ from jrec.train.checkpoint import Checkpoints, Restored
 from jrec.train.config import LRScheduleConfig, TrainConfig, load_config
 from jrec.train.dataset import evaluation_config
 from jrec.train.loaders import eval_loader
+from jrec.train.mesh_processes import first, shared_scores
 from jrec.train.metrics import ScoreAccumulator, Scores
 from jrec.train.progress import TrainingProgress
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE
@@ -29,41 +30,92 @@ from jrec.train.step import CompiledRun, compile_run
 from jrec.train.tables import on_devices
 
 if TYPE_CHECKING:
+    from jrec.train.mesh_evaluate import MeshPredictions
     from jrec.train.mesh_host import MeshHostStepper
     from jrec.train.mesh_run import MeshStepper
 
 
-def score(
+def score_split(
+    config: TrainConfig,
+    schema: Schema,
+    layout: EmbeddingLayout,
+    split: str,
+    *,
     predict: Callable[[Any, Batch], jax.Array],
     state: Any,
-    batches: Iterable[Batch],
-    *,
+    mesh: MeshStepper | MeshHostStepper | None = None,
     limit: int = 0,
-    on_batch: Callable[[], None] = lambda: None,
+    progress: TrainingProgress,
 ) -> Scores:
-    """Runs ``predict`` over batches.
+    """Predicts every example of a split; each process of a mesh reads and cuts its own share of them.
 
     Args:
+      config: of the run.
+      schema: of the dataset.
+      layout: of the tables.
+      split: "train", "valid" or "test".
       predict: ``state, batch -> logits``, (batch,) float32.
       state: its first argument.
-      batches: as a loader yields them.
+      mesh: what predicts on several devices.
       limit: batches to read at most; 0 for all.
+      progress: shows the batches.
+
+    Returns:
+      The scores of all processes' examples, in the order of time, in every process.
+
+    Raises:
+      DatasetError: if the split cannot be used.
+      DivergedError: if a logit is NaN or infinite.
+    """
+    predictions = _dealt_predictions(mesh)
+    how: dict[str, Any] = {"limit": limit}
+    if predictions is not None:
+        how |= {"transform": predictions.transform, "multiple": predictions.multiple, "shared": True}
+    with (
+        eval_loader(config, schema, layout, split, **how) as loader,
+        progress.evaluating(split, loader.batches_per_epoch) as advance,
+    ):
+        if predictions is None:
+            return collected(((predict(state, batch), batch) for batch in loader), on_batch=advance)
+        return shared_scores(collected(predictions.of_split(state, loader), on_batch=advance))
+
+
+def _dealt_predictions(mesh: MeshStepper | MeshHostStepper | None) -> MeshPredictions | None:
+    """What predicts on batches that the loader cuts; None where they come whole: rows in host memory want that."""
+    if mesh is None:
+        return None
+    from jrec.train.mesh_run import MeshStepper
+
+    return mesh.predictions if isinstance(mesh, MeshStepper) and mesh.predictions.shares else None
+
+
+def collected(predictions: Iterable[tuple[jax.Array, Batch]], *, on_batch: Callable[[], None] = lambda: None) -> Scores:
+    """The scores of this process's examples.
+
+    Args:
+      predictions: logits and batch, one behind the other; of several processes, the logits of all their batches and
+        the process's own batch.
       on_batch: called after each batch.
 
     Raises:
-      DivergedError: if a logit is NaN or infinite.
+      DivergedError: if a logit is NaN or infinite; of several processes, ``shared_scores`` raises it in all.
     """
-    accumulator = ScoreAccumulator()
+    accumulator = ScoreAccumulator(check=jax.process_count() == 1)
     waiting: tuple[jax.Array, Batch] | None = None
-    for batch in itertools.islice(batches, limit or None):
-        logits = predict(state, batch)
+
+    def add(logits: jax.Array, batch: Batch) -> None:
+        found, examples = np.asarray(logits), len(batch.labels)
+        begin = 0 if found.size == examples else jax.process_index() * examples
+        accumulator.update(found[begin : begin + examples], batch.labels, batch.mask)
+
+    for logits, batch in predictions:
         # The batch before is read back while this one computes.
         if waiting is not None:
-            accumulator.update(waiting[0], waiting[1].labels, waiting[1].mask)
+            add(*waiting)
         waiting = (logits, batch)
         on_batch()
     if waiting is not None:
-        accumulator.update(waiting[0], waiting[1].labels, waiting[1].mask)
+        add(*waiting)
     return accumulator.scores()
 
 
@@ -114,10 +166,18 @@ class RestoredRun:
           DatasetError: if the split cannot be used.
           DivergedError: if a logit is NaN or infinite.
         """
-        with eval_loader(self.config, self.schema, self.layout, split) as loader:
-            batches = min(limit, loader.batches_per_epoch) if limit else loader.batches_per_epoch
-            with TrainingProgress("auto", total=0, start=0) as progress, progress.evaluating(split, batches) as advance:
-                return score(self._predict(), self.checkpoint.state, loader, limit=limit, on_batch=advance)
+        with TrainingProgress("auto" if first() else "off", total=0, start=0) as progress:
+            return score_split(
+                self.config,
+                self.schema,
+                self.layout,
+                split,
+                predict=self._predict(),
+                state=self.checkpoint.state,
+                mesh=self.mesh,
+                limit=limit,
+                progress=progress,
+            )
 
     def _predict(self) -> Callable[[Any, Batch], jax.Array]:
         if self.mesh is not None:
@@ -143,8 +203,13 @@ def restore_run(
 
     Raises:
       CheckpointError: if there is no such checkpoint, or it is of a model for other data.
+      ConfigError: if several processes are to share one device.
       DatasetError: if the dataset cannot be used.
     """
+    if devices == 1 and (processes := jax.process_count()) > 1:
+        raise ConfigError(
+            f"--devices is 1, but {processes} processes were started; give the number of all their devices"
+        )
     folder, step = _find(pathlib.Path(checkpoint))
     config = load_config(folder / CONFIG_FILE, [] if data is None else [f"data.path={str(data)!r}"])
     config = evaluation_config(dataclasses.replace(config, lr_schedule=LRScheduleConfig()))

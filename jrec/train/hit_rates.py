@@ -12,7 +12,7 @@ from typing import Any
 from jrec.nn.counter import counted
 from jrec.nn.tt_stack import COUNTERS
 from jrec.ops.layout import EmbeddingLayout
-from jrec.train.step import State
+from jrec.train.stepper import Stepper
 
 
 class HitRates:
@@ -20,10 +20,11 @@ class HitRates:
 
     Args:
       layout: of the tables.
-      state: of model and optimizer.
+      stepper: has the state.
     """
 
-    def __init__(self, layout: EmbeddingLayout, state: State):
+    def __init__(self, layout: EmbeddingLayout, stepper: Stepper):
+        self._stepper, state = stepper, stepper.state
         self._stacks = {
             stack.tables[0].name: stack.name
             for stack in layout.members
@@ -31,16 +32,16 @@ class HitRates:
         }
         self._logged: dict[str, dict[str, int]] = {}
 
-    def record(self, state: State) -> dict[str, float | None]:
+    def record(self) -> dict[str, float | None]:
         """What a log record says of the lookups since the one before: "cache_hit_rate.TABLE"; None without lookups."""
-        found = self._read(state)
+        found = self._read()
         since = {table: {n: of[n] - self._logged.get(table, {}).get(n, 0) for n in of} for table, of in found.items()}
         self._logged = found
         return {f"cache_hit_rate.{table}": _rate(of) for table, of in since.items()}
 
-    def summary(self, state: State) -> dict[str, dict[str, Any]] | None:
+    def summary(self) -> dict[str, dict[str, Any]] | None:
         """Of the whole run, for the report: hits, lookups and hit rate by table; None where no table has a cache."""
-        return {table: {**of, "hit_rate": _rate(of)} for table, of in self._read(state).items()} or None
+        return {table: {**of, "hit_rate": _rate(of)} for table, of in self._read().items()} or None
 
     def position(self) -> dict[str, dict[str, int]]:
         """The counts at the last log record, for a checkpoint; JSON."""
@@ -50,7 +51,10 @@ class HitRates:
         """Takes over a ``position()``."""
         self._logged = {table: dict(of) for table, of in position.items()}
 
-    def _read(self, state: State) -> dict[str, dict[str, int]]:
+    def _read(self) -> dict[str, dict[str, int]]:
+        if not self._stacks:
+            return {}
+        state = self._stepper.state
         of = {table: state[1]["slots"][stack] for table, stack in self._stacks.items()}
         return {table: {name: counted(counters[name][...]) for name in COUNTERS} for table, counters in of.items()}
 

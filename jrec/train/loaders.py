@@ -55,17 +55,51 @@ def train_loader(
     )
 
 
-def eval_loader(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, split: str) -> Loader:
-    """One pass over a split in the order of time, every example once, the last batch padded."""
-    data = config.data
+def eval_loader(
+    config: TrainConfig,
+    schema: Schema,
+    layout: EmbeddingLayout,
+    split: str,
+    *,
+    limit: int = 0,
+    multiple: int = 0,
+    transform: Callable[[Batch], Any] | None = None,
+    shared: bool = False,
+) -> Loader:
+    """One pass over a split in the order of time, every example once, the last batch padded.
+
+    Args:
+      config: of the run.
+      schema: of the dataset.
+      layout: of the tables.
+      split: "train", "valid" or "test".
+      limit: batches to read at most; 0 for all.
+      multiple: of which the size of a batch is one; 0 for the devices of the mesh.
+      transform: of every batch, see ``make_loader``.
+      shared: whether each process reads a contiguous share of the examples, of sizes that differ by one at most, and
+        its part of a batch; else every process reads all.
+    """
+    data, multiple = config.data, multiple or max(1, config.mesh.devices)
+    batch_size = -(-data.eval_batch_size // multiple) * multiple
+    processes = jax.process_count() if shared else 1
     order = LoaderConfig(
-        batch_size=-(-data.eval_batch_size // max(1, config.mesh.devices)) * max(1, config.mesh.devices),
+        batch_size=batch_size // processes,
         shuffle=False,
         workers=data.workers,
         prefetch=data.prefetch,
         on_bad_id=data.on_bad_id,
+        first=limit * batch_size or None,
     )
-    return make_loader(data.path, schema, layout, split, order)
+    return make_loader(
+        data.path,
+        schema,
+        layout,
+        split,
+        order,
+        process_index=jax.process_index() if shared else 0,
+        process_count=processes,
+        transform=transform,
+    )
 
 
 def _local_batch(batch_size: int) -> int:

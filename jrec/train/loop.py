@@ -20,11 +20,11 @@ from jrec.train.build import build_layout, build_model, build_optimizer, fingerp
 from jrec.train.checkpoint import Checkpoints
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data
-from jrec.train.evaluate import score
+from jrec.train.evaluate import score_split
 from jrec.train.fae_data import FaeLoaders
 from jrec.train.hit_rates import HitRates
 from jrec.train.interrupt import StopRequest, stop_on_signals
-from jrec.train.loaders import eval_loader, train_loader
+from jrec.train.loaders import train_loader
 from jrec.train.logs import FORMS, SCHEDULE, MetricLog
 from jrec.train.mesh_processes import AgreedStop, SilentLog, first, one_of_many, shared_run_folder
 from jrec.train.metrics import Scores, evaluate, log_loss
@@ -133,7 +133,7 @@ class _Run:
         )
         self.log = MetricLog(folder, tensorboard=config.log.tensorboard) if first() else SilentLog()
         self.auc = RunningAuc()
-        self.hits = HitRates(self.layout, self.stepper.state)
+        self.hits = HitRates(self.layout, self.stepper)
         self.losses: list[float] = []  # since the last log record
         self.step = 0
         self.saved = -1
@@ -237,7 +237,7 @@ class _Run:
             fae=None if self.fae is None else self.fae.summary(),
             plan=None if self.meshed is None else self.meshed.monitored(self.folder),
             forms=None if self.meshed is None else self.meshed.forms(),
-            caches=self.hits.summary(self.stepper.state),
+            caches=self.hits.summary(),
             reports=first(),
         )
 
@@ -310,7 +310,7 @@ class _Run:
 
     def _write_log(self) -> None:
         record = {"loss": math.fsum(self.losses) / len(self.losses), "running_auc": self.auc.value()}
-        record |= self.hits.record(self.stepper.state)
+        record |= self.hits.record()
         rate = self.examples / self.seconds if self.seconds else None
         self.log.write(self.step, record, timing={"examples_per_second": rate})
         self.losses = []
@@ -327,10 +327,17 @@ class _Run:
         self.saved = self.step
 
     def _score(self, split: str, limit: int, progress: TrainingProgress) -> Scores:
-        with eval_loader(self.config, self.schema, self.layout, split) as loader:
-            batches = min(limit, loader.batches_per_epoch) if limit else loader.batches_per_epoch
-            with progress.evaluating(split, batches) as advance:
-                return score(self.stepper.predict, self.stepper.state, loader, limit=limit, on_batch=advance)
+        return score_split(
+            self.config,
+            self.schema,
+            self.layout,
+            split,
+            predict=self.stepper.predict,
+            state=self.stepper.state,
+            mesh=self.meshed,
+            limit=limit,
+            progress=progress,
+        )
 
     def _final_scores(self, progress: TrainingProgress) -> dict[str, Scores]:
         splits = [s for s in self.config.evaluate.final_splits if s in self.schema.splits]

@@ -8,7 +8,7 @@ the run's first batches (``settled``), and a batch that needs more is an error t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import jax
@@ -161,18 +161,32 @@ class Shapes:
                 found[name] = found[name].most(counts(routed, device, part.sends.get(name)))
         return found
 
+    def most(self, batches: Iterable[Sequence[Part]], devices: Sequence[int]) -> dict[str, Sizes]:
+        """What some devices' parts of any of these batches need."""
+        found = dict.fromkeys(self.stacks, NONE)
+        for parts in batches:
+            for name, of in self.needed(parts, devices).items():
+                found[name] = found[name].most(of)
+        return found
+
     def fit(self, parts: Sequence[Part], devices: Sequence[int]) -> None:
         """Grows to these parts.
 
         Raises:
           ConfigError: where sizes are fixed and too small.
         """
-        for name, needed in self.needed(parts, devices).items():
-            if self.sizes[name].most(needed) == self.sizes[name]:
-                continue
-            if self._fixed:
-                raise ConfigError(self._overflow(name, parts, devices))
-            self.sizes[name] = self.sizes[name].most(self._bucketed(name, needed, _SLACK))
+        needed = self.needed(parts, devices)
+        if self._fixed:
+            for name, of in needed.items():
+                if self.sizes[name].most(of) != self.sizes[name]:
+                    raise ConfigError(self._overflow(name, parts, devices))
+        self.grow(needed)
+
+    def grow(self, needed: dict[str, Sizes]) -> None:
+        """Makes room for these, and a little more, where there is none."""
+        for name, of in needed.items():
+            if self.sizes[name].most(of) != self.sizes[name]:
+                self.sizes[name] = self.sizes[name].most(self._bucketed(name, of, _SLACK))
 
     def _overflow(self, name: str, parts: Sequence[Part], devices: Sequence[int]) -> str:
         have = dataclasses.asdict(self.sizes[name])

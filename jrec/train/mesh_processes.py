@@ -1,4 +1,4 @@
-"""Several processes that train one model: how they find each other, agree to stop, and end when one of them dies."""
+"""Several processes of one model: how they find each other, agree to stop, share scores, and end when one dies."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from jrec.errors import ConfigError, JrecError
 from jrec.train.config import TrainConfig
 from jrec.train.interrupt import StopRequest
+from jrec.train.metrics import Scores, check_finite
 from jrec.train.run_folder import open_run_folder
 
 HEARTBEAT_SECONDS = 30
@@ -75,6 +76,29 @@ def wait_for_all(what: str) -> None:
         from jax.experimental import multihost_utils
 
         multihost_utils.sync_global_devices(what)
+
+
+def shared_scores(scores: Scores) -> Scores:
+    """The scores of all processes, those of the first process first, in every process.
+
+    Raises:
+      DivergedError: in all of them, if a logit of any is NaN or infinite.
+    """
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        sizes = np.asarray(multihost_utils.process_allgather(np.array(scores.labels.size, np.int32)))
+
+        def of_all(values: np.ndarray) -> np.ndarray:
+            padded = np.zeros(int(sizes.max()), values.dtype)
+            padded[: values.size] = values
+            found = np.asarray(multihost_utils.process_allgather(padded))
+            return np.concatenate([line[:size] for line, size in zip(found, sizes, strict=True)])
+
+        labels = of_all(scores.labels.astype(np.uint8)).astype(bool)
+        scores = Scores(logits=of_all(scores.logits), labels=labels)
+    check_finite(scores.logits)
+    return scores
 
 
 @contextlib.contextmanager

@@ -23,10 +23,11 @@ from jrec.sharding import Plan, load_plan
 from jrec.sharding.runtime.exchange import Kind, check_kind, fastest_kind
 from jrec.train.build import ROW_OPTIMIZERS
 from jrec.train.config import TrainConfig
-from jrec.train.mesh_arrays import NONE, MeshBatch, Shapes, Sizes, on_mesh, stacked
+from jrec.train.mesh_arrays import MeshBatch, Shapes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt, Parts, host_stacks
 from jrec.train.mesh_checkpoint import MeshCheckpoints, RowSource
 from jrec.train.mesh_dense import settled
+from jrec.train.mesh_evaluate import MeshPredictions, agreed
 from jrec.train.mesh_forms import Forms
 from jrec.train.mesh_monitor import PlanMonitor, monitor_of
 from jrec.train.mesh_plan import check_sharing, planned_stacks, run_plan
@@ -231,6 +232,7 @@ class MeshStepper:
         self._loader, self._total = loader, total
         self._shapes: Shapes | None = None
         self._evaluated: dict[int, Shapes] = {}
+        self.predictions = MeshPredictions(setup, self.predict_on)
         self._checkpoints = MeshCheckpoints(folder / MESH_CHECKPOINT_FOLDER, setup.layout, setup.plan, setup.mesh)
 
     @property
@@ -322,12 +324,9 @@ class MeshStepper:
         setup = self.setup
         setup.decide_forms(loader)
         shapes = setup.shapes(setup.config.data.batch_size, fixed=jax.process_count() > 1)
-        needed = dict.fromkeys(shapes.stacks, NONE)
-        for number in range(loader.position, min(loader.position + _FIRST_BATCHES, self._total)):
-            dealt: Any = loader.batch(number)
-            for name, of in shapes.needed(dealt.parts, setup.local).items():
-                needed[name] = needed[name].most(of)
-        shapes.settle(_agreed(needed))
+        numbers = range(loader.position, min(loader.position + _FIRST_BATCHES, self._total))
+        batches: Any = map(loader.batch, numbers)
+        shapes.settle(agreed(shapes.most((dealt.parts for dealt in batches), setup.local)))
         return shapes
 
     def settle(self) -> None:
@@ -365,17 +364,3 @@ class MeshStepper:
         """See ``Stepper``."""
         if self._loader is not None:
             self._loader.close()
-
-
-def _agreed(needed: dict[str, Sizes]) -> dict[str, Sizes]:
-    """The greatest needs of all processes."""
-    if jax.process_count() == 1 or not needed:
-        return needed
-    from jax.experimental import multihost_utils
-
-    table = np.array([dataclasses.astuple(of) for of in needed.values()], np.int64)
-    most = np.asarray(multihost_utils.process_allgather(table)).max(axis=0)
-    fields = [f.name for f in dataclasses.fields(Sizes)]
-    return {
-        name: Sizes(**dict(zip(fields, map(int, line), strict=True))) for name, line in zip(needed, most, strict=True)
-    }

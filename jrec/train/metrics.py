@@ -86,9 +86,14 @@ class ReliabilityBins:
 
 
 class ScoreAccumulator:
-    """Collects the scores of an evaluation batch by batch, 5 bytes an example."""
+    """Collects the scores of an evaluation batch by batch, 5 bytes an example.
 
-    def __init__(self) -> None:
+    Args:
+      check: whether a logit that is NaN or infinite raises at once.
+    """
+
+    def __init__(self, *, check: bool = True) -> None:
+        self._check = check
         self._logits: list[np.ndarray] = []
         self._labels: list[np.ndarray] = []
 
@@ -102,7 +107,7 @@ class ScoreAccumulator:
 
         Raises:
           ValueError: if shapes differ or a label is neither 0 nor 1.
-          DivergedError: if a logit is NaN or infinite.
+          DivergedError: if a logit is NaN or infinite, and that is checked.
         """
         scores, truth = np.asarray(logits, np.float32), np.asarray(labels)
         if mask is not None:
@@ -112,7 +117,8 @@ class ScoreAccumulator:
             if truth.shape == scores.shape:
                 scores, truth = scores[keep], truth[keep]
         truth = _binary(truth, scores)
-        _finite(scores)
+        if self._check:
+            check_finite(scores)
         self._logits.append(scores.copy())
         self._labels.append(truth)
 
@@ -134,7 +140,7 @@ def evaluate(scores: Scores) -> Evaluation:
     logits, labels = np.asarray(scores.logits), _binary(scores.labels, scores.logits)
     if logits.size == 0:
         raise DatasetError("there are no examples to evaluate: the split, or what was read of it, is empty")
-    _finite(logits)
+    check_finite(logits)
     probabilities = sigmoid(logits)
     positives = int(np.count_nonzero(labels))
     base_rate, mean_prediction = positives / labels.size, float(np.mean(probabilities))
@@ -276,7 +282,8 @@ def _binary(labels: ArrayLike, scores: np.ndarray) -> np.ndarray:
     return truth
 
 
-def _finite(logits: np.ndarray) -> None:
+def check_finite(logits: np.ndarray) -> None:
+    """Raises DivergedError if a logit is NaN or infinite."""
     finite = np.isfinite(logits)
     if not np.all(finite):
         first = int(np.argmin(finite))
