@@ -85,8 +85,8 @@ def run(tmp_path, dataset):
             command += ["--coordinator", f"localhost:{port}", "--processes", str(processes)]
         for number in range(processes):
             own = [*command, "--process", str(number)] if processes > 1 else command
-            out = subprocess.PIPE if script else subprocess.DEVNULL
-            started.append(subprocess.Popen(own, env=environment, text=True, stdout=out, stderr=subprocess.PIPE))
+            stdout = subprocess.PIPE if script else subprocess.DEVNULL
+            started.append(subprocess.Popen(own, env=environment, text=True, stdout=stdout, stderr=subprocess.PIPE))
         return started[-processes:]
 
     yield start
