@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from mesh_runs import OPTIMIZERS
 from test_train import configuring
+from test_train_memory_centric import MIDDLE, plan_apart
 from test_train_mesh import CONFIG, dataset, some_plan  # noqa: F401
 
 from jrec.nn.counter import count, counted, empty_counter
@@ -141,6 +142,14 @@ def check(found, expected):
 def test_a_mesh_is_one_device_for_fifty_steps(name, devices, cache, kwargs):
     found = mesh_runs.on_mesh_of(some_plan(devices), OPTIMIZERS[name], LONG, cache=cache, **kwargs)
     check(found, alone(name, LONG, cache))
+
+
+@pytest.mark.slow
+def test_devices_that_only_keep_tables_leave_the_cache_to_the_others():
+    """Their copies are NaN before every step: nothing reads them."""
+    plan = plan_apart(MIDDLE, seed=1, tt=True)
+    found = mesh_runs.on_mesh_of(plan, OPTIMIZERS["rowwise_adagrad"], 12, cache=EXACT, form="send")
+    check(found, alone("rowwise_adagrad", 12, EXACT))
 
 
 RUN = """
