@@ -19,6 +19,7 @@ from jrec.train.run_folder import open_run_folder
 
 HEARTBEAT_SECONDS = 30
 """After so long without a sign of life a process counts as dead, and the others end."""
+_SHUTDOWN_SECONDS = 600  # how long the others wait at the end for the first process, which writes the report
 _STOP_EVERY = 16
 
 
@@ -53,7 +54,7 @@ def join_processes(
             process,
             initialization_timeout=wait,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
     except ValueError as error:
         raise ConfigError(
