@@ -77,7 +77,7 @@ def score_split(
     ):
         if predictions is None:
             return collected(((predict(state, batch), batch) for batch in loader), on_batch=advance)
-        return shared_scores(collected(predictions.of_split(state, loader), on_batch=advance))
+        return shared_scores(collected(predictions.of_split(state, loader), check=False, on_batch=advance))
 
 
 def _dealt_predictions(mesh: MeshStepper | MeshHostStepper | None) -> MeshPredictions | None:
@@ -89,18 +89,21 @@ def _dealt_predictions(mesh: MeshStepper | MeshHostStepper | None) -> MeshPredic
     return mesh.predictions if isinstance(mesh, MeshStepper) and mesh.predictions.shares else None
 
 
-def collected(predictions: Iterable[tuple[jax.Array, Batch]], *, on_batch: Callable[[], None] = lambda: None) -> Scores:
+def collected(
+    predictions: Iterable[tuple[jax.Array, Batch]], *, check: bool = True, on_batch: Callable[[], None] = lambda: None
+) -> Scores:
     """The scores of this process's examples.
 
     Args:
       predictions: logits and batch, one behind the other; of several processes, the logits of all their batches and
         the process's own batch.
+      check: whether a logit that is NaN or infinite raises; ``shared_scores`` looks at those of all processes.
       on_batch: called after each batch.
 
     Raises:
-      DivergedError: if a logit is NaN or infinite; of several processes, ``shared_scores`` raises it in all.
+      DivergedError: if a logit is NaN or infinite, and that is checked.
     """
-    accumulator = ScoreAccumulator(check=jax.process_count() == 1)
+    accumulator = ScoreAccumulator(check=check)
     waiting: tuple[jax.Array, Batch] | None = None
 
     def add(logits: jax.Array, batch: Batch) -> None:
