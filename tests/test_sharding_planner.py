@@ -306,8 +306,14 @@ def test_tt_options_come_from_the_cost_model():
     assert 0 < low.seconds < high.seconds
     with pytest.raises(ConfigError, match="no table 'z'; the tables are a, b"):
         tt_option(problem, "z", 4)
-    with pytest.raises(ConfigError, match="tensor-train rank 0"):
+    with pytest.raises(ConfigError, match="cannot be in cores of rank 0; give a rank of at least 1"):
         tt_option(problem, "a", 0)
+    rows = problem.tables[0].rows
+    with pytest.raises(ConfigError, match=f"those from {rows:,} on cannot be in cores.* leave at least one row"):
+        tt_option(problem, "a", 4, first_rank=rows)
+    tail = tt_option(problem, "a", 4, first_rank=rows // 2)
+    assert tail.memory_bytes < low.memory_bytes
+    assert tail.seconds < low.seconds
 
 
 # The optimum

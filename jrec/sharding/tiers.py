@@ -76,7 +76,8 @@ def tt_option(
         raise ConfigError(f"table {name!r} is float16; cores are float32 or bfloat16")
     if rank < 1 or not 0 <= first_rank < table.rows:
         raise ConfigError(
-            f"table {name!r} of {table.rows:,} rows: tensor-train rank {rank} from rank {first_rank:,} on"
+            f"table {name!r} has {table.rows:,} rows, of which those from {first_rank:,} on cannot be in cores of rank"
+            f" {rank}; give a rank of at least 1 and leave at least one row"
         )
     rows = table.rows - first_rank
     if shape is None:
