@@ -10,8 +10,10 @@ from jrec import cli
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
+from jrec.train.checkpoint import flatten
 from jrec.train.config import load_config
-from jrec.train.evaluate import evaluate_checkpoint
+from jrec.train.evaluate import evaluate_checkpoint, restore_run
+from jrec.train.logs import read_records
 from jrec.train.loop import train
 from jrec.train.metrics import evaluate
 
@@ -65,6 +67,30 @@ def test_a_run_on_host_tables_is_the_run_on_the_device(configure, device_run):
     assert (host.folder / "metrics.jsonl").read_bytes() == (device_run.folder / "metrics.jsonl").read_bytes()
     for split, scores in device_run.scores.items():
         np.testing.assert_array_equal(host.scores[split].logits, scores.logits)
+
+
+@pytest.mark.slow
+def test_devices_train_as_one(configure):
+    """Losses, every array and the scores, up to the order of float32 sums."""
+    one = train(configure("log.every_steps=1", out="one"))
+    assert one.step == 16
+    arrays = flatten(restore_run(one.folder).checkpoint.state)
+    for devices in (2, 4):
+        many = train(configure("log.every_steps=1", f"mesh.devices={devices}", out=f"many{devices}"))
+        assert "planned_d4_float32" in many.parameters
+        losses = [[record["loss"] for record in logged(run)] for run in (many, one)]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=2e-4)
+        found = flatten(restore_run(many.folder).checkpoint.state)
+        assert found.keys() == arrays.keys()
+        for path, array in arrays.items():
+            np.testing.assert_allclose(np.asarray(found[path]), array, rtol=1e-3, atol=1e-4, err_msg=path)
+        for split, scores in one.scores.items():
+            np.testing.assert_allclose(many.scores[split].logits, scores.logits, rtol=1e-3, atol=1e-4)
+
+
+def logged(run):
+    """Log records of training."""
+    return [record for record in read_records(run.folder / "metrics.jsonl") if record["split"] == "train"]
 
 
 @pytest.mark.slow

@@ -168,7 +168,9 @@ class TBSM(nnx.Module):
         batch, n = place.shape
         dtype = jnp.dtype(self.config.compute_dtype)
         time = place.astype(dtype) / (self.steps + 1)
-        inputs = jnp.concatenate([time[:, :, None], _each_step(dense.astype(dtype), n)], axis=2)
+        inputs = time[:, :, None]
+        if dense.shape[1]:  # XLA crashes on CPUs when a program of several devices reads an array without elements
+            inputs = jnp.concatenate([inputs, _each_step(dense.astype(dtype), n)], axis=2)
         bottom = self.bottom(inputs.reshape(batch * n, -1))
         own = [(x if x.ndim == 3 else _each_step(x, n)).reshape(batch * n, -1) for x in features.values()]
         if self.config.interaction == "dot":
