@@ -70,16 +70,16 @@ class HostCheckpoints:
     ) -> None:
         if full_every < 1 or shard_bytes < 1:
             raise ValueError(f"full_every={full_every} and shard_bytes={shard_bytes} must be at least 1")
-        self.folder, self._tables = pathlib.Path(folder).absolute(), dict(tables)
+        self._folder, self._tables = pathlib.Path(folder).absolute(), dict(tables)
         self._full_every, self._shard_bytes = full_every, shard_bytes
         self._last: _Link | None = None
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, ascending."""
-        if not self.folder.is_dir():
+        if not self._folder.is_dir():
             return []
         return sorted(
-            int(path.parent.name) for path in self.folder.glob(f"*/{_MANIFEST}") if path.parent.name.isdigit()
+            int(path.parent.name) for path in self._folder.glob(f"*/{_MANIFEST}") if path.parent.name.isdigit()
         )
 
     def latest_step(self) -> int | None:
@@ -104,20 +104,20 @@ class HostCheckpoints:
         base = self._base(step, full)
         temporary = self._path(step).with_name(f"{step:012d}.partial")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(parents=True, exist_ok=True)
             self._clean()
             temporary.mkdir()
             manifest, saved = self._write(temporary, step, base)
             replaced = [self._withdraw(later) for later in reversed(self.steps()) if later >= step]
             temporary.rename(self._path(step))
-            sync_folder(self.folder)
+            sync_folder(self._folder)
             for path in replaced:
                 shutil.rmtree(path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 shutil.rmtree(temporary)
             raise CheckpointError(
-                f"the host tables' checkpoint of step {step} could not be written to {self.folder}: {error}; free"
+                f"the host tables' checkpoint of step {step} could not be written to {self._folder}: {error}; free"
                 " space there or choose another folder. Earlier checkpoints are untouched"
             ) from error
         length, rows = (0, 0) if base is None else (base.length + 1, base.rows + saved.rows)
@@ -140,7 +140,7 @@ class HostCheckpoints:
         step = max(steps, default=None) if step is None else step
         if step not in steps:
             have = ", ".join(map(str, steps)) or "none"
-            raise CheckpointError(f"{self.folder} has no complete host checkpoint of step {step}; steps there: {have}")
+            raise CheckpointError(f"{self._folder} has no complete host checkpoint of step {step}; steps there: {have}")
         assert step is not None
         chain = self._chain(step)
         try:
@@ -211,7 +211,7 @@ class HostCheckpoints:
 
     def _chain(self, step: int) -> list[dict[str, Any]]:
         """Manifests from the full checkpoint to this one, all of this object's tables."""
-        chain, own = manifests(self.folder, step), {name: describe(table) for name, table in self._tables.items()}
+        chain, own = manifests(self._folder, step), {name: describe(table) for name, table in self._tables.items()}
         for manifest in reversed(chain):
             path = self._path(manifest["step"]) / _MANIFEST
             for name in sorted(own.keys() | manifest["tables"].keys()):
@@ -226,7 +226,7 @@ class HostCheckpoints:
             self._tables[shard["stack"]].store(rows, values, slots)
 
     def _path(self, step: int) -> pathlib.Path:
-        return step_folder(self.folder, step)
+        return step_folder(self._folder, step)
 
     def _withdraw(self, step: int) -> pathlib.Path:
         """Takes away its name first, so that a checkpoint is complete or not there."""
@@ -235,7 +235,7 @@ class HostCheckpoints:
     def _clean(self) -> None:
         """Removes what processes that were killed left behind."""
         for pattern in ("*.partial", "*.removed"):
-            for path in self.folder.glob(pattern):
+            for path in self._folder.glob(pattern):
                 shutil.rmtree(path)
 
 

@@ -34,7 +34,7 @@ from jrec.train.mesh_host_rows import load_host_rows
 from jrec.train.mesh_plan import plan_stack
 from jrec.train.mesh_run import MeshSetup, MeshStepper
 from jrec.train.mesh_step import State
-from jrec.train.run_folder import MESH_CHECKPOINT_FOLDER
+from jrec.train.run_folder import HOST_CHECKPOINT_FOLDER, MESH_CHECKPOINT_FOLDER
 
 
 class DealtBatches:
@@ -112,7 +112,7 @@ class MeshHostStepper(HostStepper):
             resident=resident,
             preparation=DealtBatches(setup, setup.parts, setup.shapes),
         )
-        self._checkpoints = HostCheckpoints(self._checkpoints.folder, tables)
+        self._checkpoints = HostCheckpoints(folder / HOST_CHECKPOINT_FOLDER, tables)
         self._planned_checkpoints = HostCheckpoints(folder / MESH_CHECKPOINT_FOLDER / HOST_ROWS, self._planned)
         self._predictions = DealtBatches(setup, setup.all_parts, setup.shapes)
         self._predict = self._predict_on_mesh
