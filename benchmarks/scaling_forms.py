@@ -82,7 +82,7 @@ def compiled_bytes(name: str, *, examples: int) -> list[dict[str, Any]]:
         (batch,) = scaling_step.mesh_batches(setup, [parts])
         state, _, lowered = scaling_step.lowered(setup, mesh, batch, "cpu")
         ledger = scaling_bytes.ledger(setup, parts, batch, state)
-        collectives = scaling_step.collectives(lowered.compile().as_text(), DEVICES)
+        collectives = scaling_step.collectives(lowered.compile().as_text() or "", DEVICES)
         moved, listed = sum(c.sent for c in collectives), sum(entry.moved for entry in ledger)
         assert abs(moved / listed - 1) < 1e-3, (
             f"{name}, {form}: {moved:,.0f} bytes in the program, {listed:,.0f} listed"

@@ -68,8 +68,10 @@ class SentLookups:
           ValueError: if bags do not ascend, or an owner is none of the devices.
         """
         given = [np.ascontiguousarray(a, np.int32) for a in (bags, owners, offsets)]
-        beside = [_NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float32)]
-        beside.append(_NO_ADDRESSES if addresses is None else np.ascontiguousarray(addresses, np.int32))
+        beside: list[np.ndarray] = [
+            _NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float32),
+            _NO_ADDRESSES if addresses is None else np.ascontiguousarray(addresses, np.int32),
+        ]
         starts, bag_starts = (np.empty(devices + 1, np.int64) for _ in range(2))
         rows, found, firsts = (np.empty(bags.size, np.int32) for _ in range(3))
         filled = [np.empty_like(array) for array in beside]
