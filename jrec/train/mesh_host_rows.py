@@ -92,10 +92,14 @@ def with_host_rows(
 
 
 def _parts(ranges: np.ndarray) -> Iterator[np.ndarray]:
-    """Some addresses after others, int32."""
-    for begin, stop in ranges:
-        for low in range(int(begin), int(stop), _ROWS_AT_A_TIME):
-            yield np.arange(low, min(low + _ROWS_AT_A_TIME, int(stop)), dtype=np.int32)
+    """The addresses of ranges, some after others, int32 ascending."""
+    lengths = ranges[:, 1] - ranges[:, 0]
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if ends.size else 0
+    for low in range(0, total, _ROWS_AT_A_TIME):
+        numbers = np.arange(low, min(low + _ROWS_AT_A_TIME, total))
+        of = np.searchsorted(ends, numbers, side="right")
+        yield (ranges[of, 0] + numbers - (ends - lengths)[of]).astype(np.int32)
 
 
 def _differ(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
