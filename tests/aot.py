@@ -17,6 +17,7 @@ import ptx_machine
 import pytest
 from jax._src.state.types import AbstractRef
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 
 import jrec.pallas.casted_update
 import jrec.pallas.gather_reduce
@@ -58,7 +59,10 @@ def needs_environment() -> pytest.MarkDecorator:
 
 @functools.cache
 def mesh(gpus: int, *, hosts: int = 1, axis: str = "d") -> jax.sharding.Mesh:
-    """Compile-only H200s, so many of every host, along one axis."""
+    """Compile-only H200s, so many of every host, along one axis. From now on no program comes from a cache."""
+    # Compile-only clients write what they compiled, but cannot load it again.
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
     topology = topologies.get_topology_desc(
         platform="cuda", topology_name="h200", target_config=_H200, topology=f"1x{hosts}x{gpus}"
     )
