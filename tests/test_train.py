@@ -22,6 +22,7 @@ from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.metrics import evaluate
+from jrec.train.run_folder import open_run_folder
 
 CONFIG = """
 seed = 3
@@ -220,9 +221,19 @@ def test_a_second_run_in_the_folder_needs_resume_or_overwrite(configure):
     assert train(configure("max_steps=3", "model.top_mlp=[32,1]"), overwrite=True).step == 3
 
 
-def test_a_folder_in_use_is_refused(configure):
-    from jrec.train.run_folder import open_run_folder
+def test_a_run_that_never_began_is_in_nobodys_way(configure):
+    other = configure("model.top_mlp=[32,1]")
+    with pytest.raises(ConfigError, match="the plan"), open_run_folder(configure(), resume=False, overwrite=False):
+        raise ConfigError("the plan does not fit")
+    for resume in (False, True):
+        with open_run_folder(other, resume=resume, overwrite=False) as folder:
+            assert "32" in (folder / "config.toml").read_text()
+    (folder / "metrics.jsonl").write_text("{}")
+    with pytest.raises(ConfigError, match="holds a run already"), open_run_folder(other, resume=False, overwrite=False):
+        pass
 
+
+def test_a_folder_in_use_is_refused(configure):
     config = configure()
     with (
         open_run_folder(config, resume=False, overwrite=False),

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 from jrec.errors import ConfigError
 from jrec.train.config import TrainConfig, differences, load_config, save_config
+from jrec.train.logs import METRICS_FILE, TENSORBOARD_FOLDER, TIMING_FILE
 
 CONFIG_FILE = "config.toml"
 CHECKPOINT_FOLDER = "checkpoints"
@@ -37,6 +38,8 @@ LENGTH = ("epochs", "max_steps")
 @contextlib.contextmanager
 def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> Iterator[pathlib.Path]:
     """Creates or reopens ``config.out``, and holds it against other processes while inside.
+
+    A run that ended before it had logged or saved anything, as one with a plan that does not fit, is in nobody's way.
 
     Args:
       config: of the run.
@@ -60,7 +63,7 @@ def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> It
                 f"another process is training in {folder}; wait for it, or choose another out="
             ) from error
         stored = folder / CONFIG_FILE
-        if stored.is_file():
+        if stored.is_file() and _began(folder):
             if overwrite:
                 _clear(folder)
             elif resume:
@@ -74,11 +77,17 @@ def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> It
         yield folder
 
 
+def _began(folder: pathlib.Path) -> bool:
+    """Whether a run has come to its first line of metrics or its first checkpoint there."""
+    metrics, checkpoints = folder / METRICS_FILE, folder / CHECKPOINT_FOLDER
+    return (metrics.is_file() and metrics.stat().st_size > 0) or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+
+
 def _clear(folder: pathlib.Path) -> None:
     """Deletes what runs write, and nothing else that someone may have put there."""
-    for name in (CHECKPOINT_FOLDER, HOST_CHECKPOINT_FOLDER, MESH_CHECKPOINT_FOLDER, "report", "tensorboard"):
+    for name in (CHECKPOINT_FOLDER, HOST_CHECKPOINT_FOLDER, MESH_CHECKPOINT_FOLDER, "report", TENSORBOARD_FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (CONFIG_FILE, "metrics.jsonl", "timing.jsonl", TRACE_FILE):
+    for name in (CONFIG_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE):
         (folder / name).unlink(missing_ok=True)
 
 
