@@ -83,7 +83,7 @@ def test_pack_calibrates_by_itself_and_takes_a_runs_settings(data, tmp_path, cap
         (["calibrate", "--budget", "1kB"], "more than the budget"),
         (["pack", "--out", "OUT", "--threads", "0"], "--threads is 0"),
         (["pack", "--out", "OUT", "--calibration", "c.json", "--exact", "--dim", "3"], "--exact, --dim would make"),
-        (["pack", "--out", "OUT", "--calibration", "absent.json"], "absent.json: No such file"),
+        (["pack", "--out", "OUT", "--calibration", "absent.json"], "absent.json cannot be read (No such file"),
     ],
 )
 def test_mistakes_are_explained(data, tmp_path, capsys, arguments, message):
