@@ -39,7 +39,9 @@ def test_a_plan_of_lookups_shares_nothing():
     np.testing.assert_array_equal(rows, ids.ravel())
 
 
-@pytest.mark.parametrize("wanted", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "wanted", [pytest.param(0.0, marks=pytest.mark.slow), 0.5, pytest.param(1.0, marks=pytest.mark.slow)]
+)
 def test_the_cache_is_hit_as_often_as_wanted(wanted):
     side = _side(128)
     step, rate = tt_cache.cached_step(side, wanted)
@@ -57,6 +59,7 @@ def test_footprints_follow_the_shapes():
     assert tt_memory.model_bytes(workloads.CRITEO_KAGGLE_ROWS, 16, 32) == 4 * (small + cores)
 
 
+@pytest.mark.slow
 def test_memory_of_a_step_grows_with_the_table_only_where_it_is_uncompressed():
     small, large = (shape_of(rows, 16, 8) for rows in (200_000, 400_000))
     plain = [tt_memory.plain_step_bytes(shape, 64) for shape in (small, large)]

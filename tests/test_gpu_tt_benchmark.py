@@ -56,6 +56,7 @@ def test_the_uncompressed_side_runs():
     assert all(np.all(np.isfinite(x)) for x in plain.step())
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu_tt"], capture_output=True, text=True, check=True, timeout=120

@@ -170,7 +170,7 @@ def compare(order, hot, rows="adam", looks=(), saves=(), threads=1, **options):
     saves=st.sets(st.integers(0, STEPS - 1), max_size=2),
     slow=st.booleans(),
 )
-@settings(max_examples=4, derandomize=True)
+@settings(max_examples=2, derandomize=True)
 def test_hot_and_cold_steps_in_any_order_give_the_bits_of_the_device_tier(
     order, seed, queue, longer, looks, saves, slow
 ):

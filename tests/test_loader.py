@@ -102,7 +102,7 @@ configs = st.builds(
 
 
 @hypothesis.given(dataset=datasets, config=configs, processes=st.integers(1, 5), epochs=st.integers(1, 3))
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=30)
 def test_processes_read_every_example_once_an_epoch(tmp_path_factory, dataset, config, processes, epochs):
     folder = tmp_path_factory.mktemp("dataset")
     schema = write_dataset(folder, *dataset)
@@ -212,7 +212,7 @@ def test_permutations_are_uniform():
     workers=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     cast=st.sampled_from(["none", "host"]),
 )
-@hypothesis.settings(max_examples=30, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(max_examples=15, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 def test_resuming_anywhere_gives_identical_batches(dataset, stop, workers, cast):
     def loader(workers, epochs=2):
         config = LoaderConfig(batch_size=50, seed=3, window_blocks=3, workers=workers, cast=cast)

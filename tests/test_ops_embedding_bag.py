@@ -38,7 +38,7 @@ def _with_gradients(table, weights, ids, offsets, bag_gradients, *, combiner, im
 @pytest.mark.parametrize("combiner", COMBINERS)
 def test_output_and_gradients_equal_reference(combiner, implementation):
     @given(case=reference.cases(COMBINERS[combiner]))
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     def check(case):
         out, table_gradient, weight_gradient = _with_gradients(
             case.table, case.weights, case.ids, case.offsets, case.bag_gradients,

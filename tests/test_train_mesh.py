@@ -80,7 +80,7 @@ def scattered(plan, *, seed, replicate=0.0, host=0.0):
     )
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_devices_train_as_one(devices):
     plan = some_plan(devices, seed=devices, replicate=0.3, tt=False)
     found = mesh_runs.on_mesh_of(plan, OPTIMIZERS["rowwise_adagrad"], QUICK, tt=False)
