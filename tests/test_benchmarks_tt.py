@@ -17,14 +17,8 @@ def _side(lookups=64):
     return Side(tt.TTShape.search(997, 16, ranks=(6, 9)), lookups)
 
 
-@pytest.mark.parametrize(
-    "variants",
-    [
-        tt_breakdown.forwards_of,
-        pytest.param(tt_breakdown.backwards_of, marks=pytest.mark.slow),
-        pytest.param(tt_breakdown.steps_of, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("variants", [tt_breakdown.forwards_of, tt_breakdown.backwards_of, tt_breakdown.steps_of])
 def test_every_variant_of_the_breakdown_computes_the_same(variants):
     tt_breakdown.check(variants(_side()), 1e-3)
 

@@ -48,6 +48,7 @@ def test_batches_are_stacked_feature_major():
     assert gpu.stacked_ids(one_hot, seed=0).shape == (26 * gpu.BATCH, 1)
 
 
+@pytest.mark.slow
 def test_a_side_runs_its_programs():
     side = gpu.Side(TINY, ops.RowWiseAdagrad(learning_rate=0.1), "xla")
     assert side.forward().shape == (8, 8)

@@ -118,6 +118,7 @@ def test_importing_ops_does_not_import_numba():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_kernels_run_where_no_cache_can_be_written(tmp_path):
     source = pathlib.Path(importlib.util.find_spec("jrec").origin).parent / "native" / "compile.py"
     code = (

@@ -122,7 +122,7 @@ def test_row_update(optimizer):
     _assert_close(got, _expected(optimizer, case, slots))
 
 
-@pytest.mark.parametrize("kind", ["identical", "all padding"])
+@pytest.mark.parametrize("kind", [pytest.param("identical", marks=pytest.mark.slow), "all padding"])
 def test_casted_update_of_one_row_few_rows_and_none(kind):
     shape = reference.Shape(rows=5, dim=4, bags=40, length=2)
     case = _case(shape, kind)
