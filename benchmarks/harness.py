@@ -246,6 +246,20 @@ def _line(result: Result) -> str:
     return json.dumps(dataclasses.asdict(result), allow_nan=False)
 
 
+def on_virtual_devices(devices: int, module: str, *arguments: str) -> Any:
+    """What ``python -m MODULE ARGUMENTS`` prints, JSON, in a process of its own that sees so many CPU devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
 def cores() -> int:
     """Cores this process may run on; peers get as many threads."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -15,10 +15,6 @@ H200 to one device's step, measured here or given with --single-step-ms; beside 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 
@@ -73,17 +69,8 @@ def steps(report: harness.Report, devices: list[int], examples: int) -> float | 
 
 def run_worker(devices: int, *, rows: int, examples: int, steps: int) -> dict:
     """``benchmarks.scaling_worker`` with so many virtual CPU devices."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     sizes = {"devices": devices, "rows": rows, "examples": examples, "steps": steps}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.scaling_worker", *(f"--{k}={v}" for k, v in sizes.items())],
-        cwd=harness.ROOT,
-        env={**os.environ, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    return harness.on_virtual_devices(devices, "benchmarks.scaling_worker", *(f"--{k}={v}" for k, v in sizes.items()))
 
 
 def links(report: harness.Report, devices: list[int], examples: int) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 from typing import Any, get_args
 
@@ -51,16 +49,7 @@ def report_forms(report: harness.Report, names: list[str], *, examples: int) -> 
 
 
 def _run(names: list[str], examples: int) -> list[dict[str, Any]]:
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.scaling_forms", str(examples), *names],
-        cwd=harness.ROOT,
-        env={**os.environ, "XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    return harness.on_virtual_devices(DEVICES, "benchmarks.scaling_forms", str(examples), *names)
 
 
 def compiled_bytes(name: str, *, examples: int) -> list[dict[str, Any]]:

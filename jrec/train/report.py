@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from jrec import environment
 from jrec.data.schema import Schema
+from jrec.files import write_atomically
 from jrec.train.config import TrainConfig
 from jrec.train.fae_plots import plot_schedule
 from jrec.train.logs import SCHEDULE, read_records
@@ -138,7 +139,7 @@ def write_report(
         if fae is not None and (schedules := [r for r in records if r["split"] == SCHEDULE]):
             _save(plot_schedule(schedules, title=title, split=fae["test_split"]), folder / "schedule.png")
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    _write(folder / METRICS_FILE, text.encode())
+    write_atomically(folder / METRICS_FILE, text.encode())
     return content
 
 
@@ -256,13 +257,4 @@ def _training(steps: int, seconds: float | None, examples: int | None) -> dict[s
 def _save(figure: Figure, path: pathlib.Path) -> None:
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=DPI)
-    _write(path, image.getvalue())
-
-
-def _write(path: pathlib.Path, data: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.partial")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_atomically(path, image.getvalue())
