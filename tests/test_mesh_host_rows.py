@@ -1,3 +1,4 @@
+# ruff: noqa: F811, tests take fixtures of another file
 """Plans that keep rows in host memory train as one device does, whatever the pipeline's queues, and move."""
 
 import dataclasses
@@ -11,12 +12,9 @@ from flax import nnx
 from host_runs import pipeline_threads
 from jax.sharding import Mesh
 from mesh_runs import OPTIMIZERS
-from test_train import configuring
-from test_train_mesh import CONFIG, LONG, QUICK, alone, scattered, some_plan
+from test_train_mesh import LONG, QUICK, alone, configure, dataset, scattered, some_plan  # noqa: F401, fixtures
 
 from jrec.data.schema import Schema
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError, ConfigError
 from jrec.host import HostCheckpoints, HostTable
 from jrec.host.saved import SavedRows
@@ -217,18 +215,6 @@ def test_files_have_room_for_host_rows_alone(tmp_path):
 
 
 # Runs from a configuration.
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "quickstart"
-    synthesize(shape_like("quickstart"), folder, SynthOptions(rows=800, seed=1))
-    return folder
-
-
-@pytest.fixture
-def configure(tmp_path, dataset):
-    return configuring(tmp_path, dataset, CONFIG)
 
 
 @pytest.fixture

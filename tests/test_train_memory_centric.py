@@ -1,3 +1,4 @@
+# ruff: noqa: F811, tests take fixtures of another file
 """Some devices of a mesh keep the tables and the others train the dense model: as one device does."""
 
 import dataclasses
@@ -6,13 +7,10 @@ import mesh_runs
 import numpy as np
 import pytest
 from mesh_runs import OPTIMIZERS
-from test_train import configuring
-from test_train_mesh import CONFIG, LONG, QUICK, alone, some_plan
+from test_train_mesh import LONG, QUICK, alone, configure, dataset, some_plan  # noqa: F401, fixtures
 
 from jrec.cli import main
 from jrec.data.regroup import blank
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
 from jrec.sharding import load_plan
 from jrec.train.evaluate import evaluate_checkpoint
@@ -86,18 +84,6 @@ def test_blank_parts_have_no_lookups():
 
 
 # Runs from a configuration.
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "quickstart"
-    synthesize(shape_like("quickstart"), folder, SynthOptions(rows=800, seed=1))
-    return folder
-
-
-@pytest.fixture
-def configure(tmp_path, dataset):
-    return configuring(tmp_path, dataset, CONFIG)
 
 
 @pytest.fixture

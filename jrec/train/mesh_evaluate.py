@@ -6,7 +6,6 @@ one small exchange between hosts, then all of these are predicted. Sizes grow wi
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from jrec.batch import Batch
 from jrec.data.loader import Loader
 from jrec.train.mesh_arrays import MeshBatch, Shapes, Sizes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt, Parts
+from jrec.train.mesh_plan import computing_of
 from jrec.train.mesh_step import State
 
 if TYPE_CHECKING:
@@ -43,9 +43,8 @@ class MeshPredictions:
     @property
     def shares(self) -> bool:
         """Whether all processes have as many devices that compute, so that they can share every batch equally."""
-        of_process = [d.process_index for d in self._setup.mesh.devices.flat]
-        computing = collections.Counter(of_process[d] for d in self._setup.plan.askers)
-        return len({computing[process] for process in of_process}) == 1
+        processes = [d.process_index for d in self._setup.mesh.devices.flat]
+        return len(set(computing_of(self._setup.plan, processes))) == 1
 
     @property
     def multiple(self) -> int:

@@ -59,6 +59,11 @@ def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, slots
     return held
 
 
+def computing_of(plan: Plan, processes: Sequence[int]) -> list[int]:
+    """How many devices of each process compute, process by process; ``processes`` says whose each device is."""
+    return [sum(processes[d] == p for d in plan.askers) for p in sorted(set(processes))]
+
+
 def check_sharing(
     config: TrainConfig, layout: EmbeddingLayout, plan: Plan, processes: Sequence[int], *, training: bool
 ) -> None:
@@ -96,7 +101,7 @@ def check_sharing(
             " which all devices of a mesh share; leave tables.tier and tables.overrides.NAME.tier out, or plan without"
             " --tables-on"
         )
-    of_process = [sum(processes[d] == p for d in plan.askers) for p in sorted(set(processes))]
+    of_process = computing_of(plan, processes)
     if training and len(set(of_process)) > 1:
         raise ConfigError(
             f"plan: of the devices of the {len(of_process)} processes {', '.join(map(str, of_process))} compute, but"
