@@ -22,7 +22,7 @@ from jrec.pallas.tuning import TuningConfig, tune
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-TINY_SPLIT = TuningConfig(chunks=1, unroll=2, split=4)
+TINY_SPLIT = TuningConfig(chunks=1, unroll=2, long_unroll=1, split=4)
 SHAPES = (
     reference.Shape(rows=50, dim=3, bags=9, length=5, weighted=True),
     reference.Shape(rows=300, dim=64, bags=20, length=1, dtype="float16"),
@@ -50,7 +50,7 @@ def test_skewed_segments(exponent):
     exact = np.zeros((1000, dim))
     np.add.at(exact, ids, np.repeat(gradients.astype(np.float64), 2, axis=0))
     rows = np.unique(ids)
-    config = TuningConfig(chunks=1, unroll=4, split=8, blocks=4)
+    config = TuningConfig(chunks=1, unroll=4, long_unroll=2, split=8, blocks=4)
     with interpreted():
         runs = [gather_reduce(gradients, cast.sources, cast.offsets, config=config) for _ in range(2)]
     np.testing.assert_array_equal(runs[0], runs[1])
@@ -80,6 +80,7 @@ def test_levels_shrink_until_one_thread_can_walk_the_last():
     assert segments.level_sizes(64, 64) == (1,)
     assert segments.level_sizes(1_000_000, 64) == (15_625, 244)
     assert segments.level_sizes(100_000_000, 64) == (1_562_500, 24_414, 381, 5)
+    assert segments.level_sizes(1_000_000, 64, top=10) == (15_625, 244, 3)
 
 
 def test_one_bag_of_everything_in_the_padded_form_is_split():
@@ -179,14 +180,24 @@ def test_tiles_cover_each_element_once(dim, itemsize):
 
 
 @pytest.mark.parametrize("element_slots", [None, 0, 1, 2])
-def test_heuristics_stay_within_the_registers(element_slots):
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_heuristics_stay_within_the_registers(element_slots, itemsize):
     for dim in (1, 4, 16, 20, 64, 128, 256, 1000, 1024):
-        for lookups in (1000, 4000, 100_000):
-            config = tune(dim=dim, itemsize=4, segments=1000, lookups=lookups, element_slots=element_slots)
-            tile = Tile.of(dim, 4, chunks=config.chunks)
-            live = config.unroll + (1 if element_slots is None or not config.prefetch else 2 + element_slots)
-            assert live * tile.registers <= 224
+        for length in (None, 1, 4, 100):
+            config = tune(dim=dim, itemsize=itemsize, length=length, element_slots=element_slots)
+            tile, single = Tile.of(dim, itemsize, chunks=config.chunks), Tile.of(dim, itemsize)
+            old = 0 if element_slots is None else 1 + element_slots
+            assert (1 + config.unroll + (old if config.prefetch else 0)) * tile.registers <= 160
+            assert config.long_unroll == 1 or (1 + config.long_unroll + old) * single.registers <= 160
             assert tile.chunks * tile.blocks * config.unroll <= 32
+
+
+def test_skewed_segments_load_many_rows_at_once():
+    """Where lengths are unknown their mean says nothing: one row owns many lookups, and most rows one or two."""
+    for dim in (16, 64, 128):
+        config = tune(dim=dim, itemsize=4, length=None, element_slots=0)
+        assert (config.chunks, config.unroll, config.long_unroll) == (1, 8, 32)
+        assert config.split <= config.long_unroll
 
 
 def test_a_config_that_no_kernel_can_follow_is_refused():

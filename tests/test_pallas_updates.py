@@ -13,7 +13,7 @@ from pallas_interpreter import race_free
 from jrec import ops
 from jrec.ops.rounding import round_values
 from jrec.pallas import storage
-from jrec.pallas.casted_update import casted_update
+from jrec.pallas.casted_update import UpdateRequest, casted_update
 from jrec.pallas.interpret import interpreted
 from jrec.pallas.row_update import row_update
 from jrec.pallas.rules import rule_of
@@ -62,22 +62,23 @@ def _fused(optimizer, case, slots, *, config=CONFIG, key=None, unique_capacity=N
         jnp.asarray(case.ids), num_rows=case.shape.rows, unique_capacity=unique_capacity, implementation="xla"
     )
     weights = None if case.weights is None else jnp.asarray(case.weights).reshape(-1)[cast.positions]
-    return casted_update(
-        optimizer,
-        table,
-        slots,
-        cast.rows,
-        cast.offsets,
-        cast.sources,
-        cast.num_unique,
-        jnp.asarray(case.bag_gradients),
-        weights,
-        jnp.int32(STEP),
-        jnp.float32(SCALE),
+    request = UpdateRequest(
+        optimizer=optimizer,
+        table=table,
+        slots=slots,
+        rows=cast.rows,
+        offsets=cast.offsets,
+        sources=cast.sources,
+        num_unique=cast.num_unique,
+        bag_gradients=jnp.asarray(case.bag_gradients),
+        weights=weights,
+        step=jnp.int32(STEP),
+        gradient_scale=jnp.float32(SCALE),
         rounding=round_values,
         rounding_key=key,
         config=config,
     )
+    return casted_update(request)
 
 
 def _assert_close(got, want, rtol=1e-5, atol=1e-5):

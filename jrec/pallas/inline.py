@@ -31,7 +31,7 @@ from jrec.pallas.threads import (
     to_index,
     when,
 )
-from jrec.pallas.tile import Tile
+from jrec.pallas.tile import WARP, Tile
 
 
 def load_scalars(tile: Tile, ref: Any, positions: jax.Array, *, fill: float = 0, written: bool = False) -> jax.Array:
@@ -141,6 +141,29 @@ def spread(tile: Tile, scalars: jax.Array) -> jax.Array:
         return fragment(registers, tile.layout.to_mgpu(), dtype)
 
     return broadcast(scalars)
+
+
+def from_lane(tile: Tile, scalars: jax.Array, lane: int) -> jax.Array:
+    """Row scalars that equal what lane ``lane`` of the row's threads holds."""
+    dtype = scalars.dtype
+    if tile.lanes == 1:
+        return scalars
+
+    @inline_op(
+        arg_types=(tile.scalar_layout,),
+        return_type=plgpu.ShapeDtypeStruct(tile.scalar_shape, dtype, layout=tile.scalar_layout),
+    )
+    def shuffle(ctx, scalars):
+        del ctx
+        # PTX's clamp operand: the upper byte masks a lane's group of ``lanes``, so the source is of the same row.
+        group = i32((WARP - tile.lanes) << 8 | (WARP - 1))
+        registers = np.empty_like(scalars.registers)
+        for k, value in enumerate(scalars_of(scalars)):
+            value = nvvm.shfl_sync(i32(FULL_WARP), value, i32(lane), group, nvvm.ShflKind.idx)
+            registers[k] = vector.broadcast(ir.VectorType.get((1,), value.type), value)
+        return fragment(registers, scalars.layout, dtype)
+
+    return shuffle(scalars)
 
 
 def row_sum(tile: Tile, values: jax.Array) -> jax.Array:

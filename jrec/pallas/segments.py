@@ -41,13 +41,24 @@ class Gather(NamedTuple):
     weights: Any = None
 
 
-def level_sizes(lookups: int, split: int) -> tuple[int, ...]:
+class Lookups(NamedTuple):
+    """Indices and weights of a few lookups of each row, loaded ahead of the rows that they name.
+
+    Each array holds the lookups of ``lanes`` neighbouring positions, one a lane, so that one load and one register of
+    every thread serve as many lookups; or, where only one is added at a time, the same one in every lane.
+    """
+
+    indices: tuple[jax.Array, ...]
+    weights: tuple[jax.Array, ...] | None
+
+
+def level_sizes(lookups: int, split: int, *, top: int = _TOP) -> tuple[int, ...]:
     """How many nodes each level of pieces holds, lowest first; () where no run can be full."""
     sizes = []
     nodes = lookups // split
     while nodes >= 1:
         sizes.append(nodes)
-        if nodes <= _TOP:
+        if nodes <= top:
             break
         nodes //= split
     return tuple(sizes)
@@ -69,8 +80,37 @@ def full_runs(offsets: jax.Array, sizes: Sequence[int], split: int) -> list[jax.
     return runs
 
 
+def load_lookups(
+    tile: Tile, ops: ModuleType, source: Gather, low: jax.Array, high: jax.Array, *, unroll: int
+) -> Lookups | None:
+    """The first ``unroll`` lookups of ``[low, high)``, for ``add_range``; None where positions name rows themselves."""
+    if source.indices is None:
+        return None
+    if unroll == 1:
+        positions = [jnp.where(low < high, low, -1)]
+    else:
+        lane = tile.lane_numbers()
+        starts = range(0, unroll, tile.lanes)
+        place = [low + (lane + start) for start in starts]
+        positions = [
+            jnp.where((at < high) & (lane < unroll - start), at, -1) for at, start in zip(place, starts, strict=True)
+        ]
+    weights = None
+    if source.weights is not None:
+        weights = tuple(ops.load_scalars(tile, source.weights, p) for p in positions)
+    return Lookups(tuple(ops.load_scalars(tile, source.indices, p, fill=-1) for p in positions), weights)
+
+
 def add_range(
-    tile: Tile, ops: ModuleType, source: Gather, low: jax.Array, high: jax.Array, total: jax.Array, *, unroll: int
+    tile: Tile,
+    ops: ModuleType,
+    source: Gather,
+    low: jax.Array,
+    high: jax.Array,
+    total: jax.Array,
+    *,
+    unroll: int,
+    lookups: Lookups | None = None,
 ) -> jax.Array:
     """Adds positions ``[low, high)`` of ``source`` to the values ``total``, row by row in ascending order.
 
@@ -82,20 +122,20 @@ def add_range(
       high: row scalars int32; where it is not above ``low``, nothing is added.
       total: values.
       unroll: rows loaded before the first is added.
+      lookups: ``load_lookups`` of the same range, where that was done ahead.
     """
 
-    def step(i: jax.Array, total: jax.Array) -> jax.Array:
-        first = low + i * unroll
-        positions = [jnp.where(first + u < high, first + u, -1) for u in range(unroll)]
-        if source.indices is None:
+    def rows_at(first: jax.Array, lookups: Lookups | None, total: jax.Array) -> jax.Array:
+        if lookups is None:
+            positions = [jnp.where(first + u < high, first + u, -1) for u in range(unroll)]
             for rows in [ops.load_rows(tile, source.rows, p) for p in positions]:
                 total = total + rows
             return total
-        indices = [ops.load_scalars(tile, source.indices, p, fill=-1) for p in positions]
-        if source.weights is None:
+        indices = [_of_lane(tile, ops, lookups.indices, u, unroll) for u in range(unroll)]
+        if lookups.weights is None:
             weights = [tile.row_scalars(1.0, jnp.float32)] * unroll
         else:
-            weights = [ops.load_scalars(tile, source.weights, p) for p in positions]
+            weights = [_of_lane(tile, ops, lookups.weights, u, unroll) for u in range(unroll)]
         loaded = [ops.load_rows(tile, source.rows, jnp.where(x < source.rows.shape[0], x, -1)) for x in indices]
         for index, weight, rows in zip(indices, weights, loaded, strict=True):
             # Rows that were not loaded are zero, so the weight alone makes a skipped index 0 and one past the end NaN.
@@ -104,9 +144,25 @@ def add_range(
             total = total + ops.spread(tile, weight) * rows
         return total
 
+    def step(i: jax.Array, carry: tuple[jax.Array, Lookups | None]) -> tuple[jax.Array, Lookups | None]:
+        total, lookups = carry
+        first = low + i * unroll
+        # Asked for before this step's rows are waited for, so that the two latencies overlap.
+        following = load_lookups(tile, ops, source, first + unroll, high, unroll=unroll)
+        return rows_at(first, lookups, total), following
+
     trips = ops.most(tile, jnp.maximum(high - low, 0))
     trips = _shift_right(trips + (unroll - 1), unroll)
-    return jax.lax.fori_loop(0, trips, step, total)
+    if lookups is None:
+        lookups = load_lookups(tile, ops, source, low, high, unroll=unroll)
+    return jax.lax.fori_loop(0, trips, step, (total, lookups))[0]
+
+
+def _of_lane(tile: Tile, ops: ModuleType, lookups: tuple[jax.Array, ...], number: int, unroll: int) -> jax.Array:
+    """Row scalars of the lookup with this number among those loaded."""
+    if unroll == 1:
+        return lookups[0]
+    return ops.from_lane(tile, lookups[number // tile.lanes], number % tile.lanes)
 
 
 def add_nodes(

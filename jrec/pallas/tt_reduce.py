@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jrec.pallas import segments
 from jrec.pallas.interpret import interpret_params
-from jrec.pallas.launch import Interpret, launch
+from jrec.pallas.launch import Interpret, Job, launch
 from jrec.pallas.segments import Gather
 from jrec.pallas.tt_engine import Engine, Spec
 from jrec.pallas.tt_tuning import ReduceConfig, check_int32, tune_reduce
@@ -175,13 +175,13 @@ def _launch(
 ) -> Any:
     """Launches over all blocks of ``count`` matrices, of which ``rows`` are made."""
     block = spec.block
-    out_type = () if rows is None else jax.ShapeDtypeStruct((rows * block.height, block.width), jnp.float32)
-    return launch(
-        body,
-        block.items,
-        count * block.chunks,
-        operands,
+    out_type = None if rows is None else jax.ShapeDtypeStruct((rows * block.height, block.width), jnp.float32)
+    job = Job(
+        body=body,
+        tile=block.items,
+        count=count * block.chunks,
+        operands=operands,
         out_type=out_type,
         blocks=config.blocks,
-        interpret=interpret,
     )
+    return launch([job], interpret=interpret)[0]
