@@ -221,8 +221,11 @@ class Machine:
 
     def _do_shfl(self, rest: list[str], operands: tuple[str, ...], active: np.ndarray) -> None:
         lane = np.arange(THREADS) % WARP
-        by = self._read(operands[2], "s32")
-        source = {"bfly": lane ^ by, "idx": by}[rest[1]]
+        by, clamp = self._read(operands[2], "s32"), self._read(operands[3], "s32")
+        group = clamp >> 8 & WARP - 1  # the bits of a lane's number that its source has too
+        source = {"bfly": lane ^ by, "idx": lane & group | by & ~group}[rest[1]]
+        if np.any(clamp & WARP - 1 != WARP - 1):
+            raise MachineError("a shuffle whose clamp leaves lanes out is not known")
         values = self._read(operands[1], "b32")[np.arange(THREADS) // WARP * WARP + source]
         self._write(operands[0], values, active)
 

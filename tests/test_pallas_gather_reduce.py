@@ -15,7 +15,7 @@ from pallas_interpreter import race_free
 from benchmarks.workloads import zipf_ids
 from jrec import ops
 from jrec.pallas import segments
-from jrec.pallas.gather_reduce import gather_reduce
+from jrec.pallas.gather_reduce import Request, gather_reduce, gather_reduce_many
 from jrec.pallas.interpret import interpreted
 from jrec.pallas.tile import Tile
 from jrec.pallas.tuning import TuningConfig, tune
@@ -96,6 +96,22 @@ def test_an_empty_source_makes_lookups_nan_and_skips_stay_zero():
     with interpreted():
         got = gather_reduce(jnp.zeros((0, 4)), jnp.array([[0, -1], [-1, -1]], jnp.int32))
     np.testing.assert_array_equal(got, [[np.nan] * 4, [0] * 4])
+
+
+def test_many_sources_in_the_launches_of_one():
+    """Dims, dtypes and forms differ, one has nothing to sum; each source gets the bits that it gets alone."""
+    cases = [reference.make_case(s, np.random.default_rng(s.dim), kind="power law", past=True) for s in SHAPES]
+    requests = [
+        Request(source=c.table, indices=c.ids, offsets=c.offsets, weights=c.weights, config=TINY_SPLIT) for c in cases
+    ]
+    requests.insert(1, Request(source=jnp.ones((3, 4)), indices=jnp.zeros((2, 0), jnp.int32)))
+    with race_free():
+        together = gather_reduce_many(requests)
+        alone = [gather_reduce_many([request])[0] for request in requests]
+    jax.tree.map(np.testing.assert_array_equal, together, alone)
+    np.testing.assert_array_equal(together.pop(1), np.zeros((2, 4)))
+    for got, case in zip(together, cases, strict=True):
+        np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
 
 
 def test_no_lookups_and_no_segments():
