@@ -137,8 +137,8 @@ def _launch_on_machine(modules, jobs, *, interpret):
         compiled = compile_for_h200(kernel, *arguments, donate_argnums=tuple(written), keep_unused=True)
     ((device, host),) = dumped
     modules.append(device)
-    made = [None if job.out_type is None else np.full(job.out_type.shape, np.nan, job.out_type.dtype) for job in jobs]
-    new = [array for array in made if array is not None]
+    made = [[poisoned(out) for out in job.out_types] for job in jobs]
+    new = [array for arrays in made for array in arrays]
     operands_ = _operands(compiled.as_text())
     buffers = [arrays[i] for i in operands_] + new  # results that alias an operand are not passed by the host code
     order, grid = _host_call(host)
@@ -147,7 +147,13 @@ def _launch_on_machine(modules, jobs, *, interpret):
     ptx_machine.Machine(ptx_machine.parse(device), flat, allowed).run(grid)
     for i in written:
         distinct[i][...] = jnp.asarray(arrays[i])
-    return [None if array is None else jnp.asarray(array) for array in made]
+    return [tuple(jnp.asarray(array) for array in arrays) for arrays in made]
+
+
+def poisoned(out: jax.ShapeDtypeStruct) -> np.ndarray:
+    """Memory that nobody wrote: NaN, or the least integer."""
+    least = np.nan if jnp.issubdtype(out.dtype, jnp.floating) else jnp.iinfo(out.dtype).min
+    return np.full(out.shape, least, out.dtype)
 
 
 def _is_ref(leaf) -> bool:

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import reference
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from pallas_interpreter import race_free
 
 from benchmarks.workloads import zipf_ids
 from jrec import ops
 from jrec.pallas import segments
-from jrec.pallas.gather_reduce import Request, gather_reduce, gather_reduce_many
+from jrec.pallas.gather_reduce import Request, gather_reduce, gather_reduce_many, with_pieces
 from jrec.pallas.interpret import interpreted
+from jrec.pallas.launch import Job, launch_together
+from jrec.pallas.segments import Gather
 from jrec.pallas.tile import Tile
 from jrec.pallas.tuning import TuningConfig, tune
 
@@ -58,21 +59,29 @@ def test_skewed_segments(exponent):
     np.testing.assert_array_equal(runs[0][rows.size :], 0)
 
 
-@given(
-    lengths=st.lists(st.one_of(st.integers(0, 9), st.integers(0, 200)), min_size=10, max_size=10),
-    split=st.sampled_from([2, 8]),
-)
-@settings(max_examples=50)
-def test_full_runs_lie_within_their_segments(lengths, split):
-    """``full_runs`` names the segment of every node that lies within one, on every level."""
+@pytest.mark.parametrize("dim", [4, 12, 64])  # 1, 4 and 16 lanes a row search together
+@pytest.mark.parametrize("split", [2, 8])
+def test_pieces_lie_within_their_segments(split, dim):
+    """Pieces of each level: which segment a node lies within, and the sum of the lookups below it."""
+    rng = np.random.default_rng(dim * split)
+    lengths = rng.permutation(np.r_[rng.integers(0, 9, 12), rng.integers(0, 200, 6), np.zeros(4, int)])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    runs = jax.jit(segments.full_runs, static_argnums=(1, 2))(offsets, segments.level_sizes(2003, split), split)
-    for level, owners in enumerate(runs):
+    lookups = int(offsets[-1]) + 37  # some past the last segment
+    gather = Gather(jnp.ones((1, dim)), jnp.zeros(lookups, jnp.int32))
+    config = TuningConfig(chunks=1, unroll=2, long_unroll=1, split=split)
+    nothing = Job(body=lambda *_: None, tile=Tile.of(dim, 4), count=1, operands=(jnp.zeros(1),), out_types=(), blocks=1)
+    with interpreted() as interpret:
+        steps = with_pieces(nothing, dim, gather, jnp.asarray(offsets), config, interpret)
+        ((_, levels, runs),) = launch_together([steps], interpret=interpret)
+    assert len(levels) > 2
+    for level, pieces in enumerate(levels[1:]):
         size = split ** (level + 1)
-        for node, owner in enumerate(np.asarray(owners)):
-            within = [s for s, (a, b) in enumerate(itertools.pairwise(offsets)) if a <= node * size < b]
-            full = bool(within) and (node + 1) * size <= offsets[within[0] + 1]
-            assert owner == (within[0] if full else -1)
+        for node, sums in enumerate(np.asarray(pieces.rows)):
+            begins = [s for s, (a, b) in enumerate(itertools.pairwise(offsets)) if a <= node * size < b]
+            within = bool(begins) and (node + 1) * size <= offsets[begins[0] + 1]
+            if level == 0:
+                assert runs[node] == (begins[0] if within else -1)
+            np.testing.assert_array_equal(sums, size if within else np.nan)  # nobody writes the others
 
 
 def test_levels_shrink_until_one_thread_can_walk_the_last():

@@ -39,7 +39,7 @@ class UpdateRequest:
       rows: (unique_capacity,) int32 of the cast.
       offsets: (unique_capacity + 1,) int32 of the cast.
       sources: (capacity,) int32 of the cast.
-      num_unique: () int32 of the cast.
+      num_unique: () int32 of the cast; more than the capacity means that rows were left out.
       bag_gradients: (num_bags, dim) float32.
       weights: (capacity,) float32 in the order of the cast, or None.
       step: () int32.
@@ -143,7 +143,7 @@ def _prepared(request: UpdateRequest, rule: Rule) -> tuple[_Work, _Form]:
     hyper = rules.hyperparameters(request.optimizer, request.step, request.gradient_scale)
     target = Target(request.table, request.slots, request.rows, hyper, request.rounding_key)
     gather = Gather(request.bag_gradients, request.sources, request.weights)
-    active = jnp.minimum(request.num_unique, request.rows.shape[0]).reshape(1)
+    active = request.num_unique.reshape(1)  # a walk ends with its rows, so more than there are does no harm
     rounding = request.rounding if request.rounding_key is not None else None
     return _Work(target, gather, request.offsets, active), _Form(rule, rounding, config)
 
@@ -203,7 +203,7 @@ def _short(updater: Updater, work: _Work, config: TuningConfig) -> Job:
         tile=tile,
         count=work.target.rows.shape[0],
         operands=(work.active, work.target, work.gather, work.offsets),
-        out_type=None,
+        out_types=(),
         blocks=config.blocks,
         active=0,
         stages=(bounds, lookups),
@@ -226,6 +226,6 @@ def _long(updater: Updater, work: _Work, levels: list[Gather], runs: jax.Array, 
         tile=tile,
         count=runs.shape[0],
         operands=(work.target, levels, runs, work.offsets),
-        out_type=None,
+        out_types=(),
         blocks=config.blocks,
     )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jrec.pallas import segments
 from jrec.pallas.interpret import interpret_params
 from jrec.pallas.launch import Interpret, Job, Steps, check_dim, launch_together, ops_for
-from jrec.pallas.segments import Gather, Lookups
+from jrec.pallas.segments import Gather
 from jrec.pallas.tile import Tile
 from jrec.pallas.tuning import TuningConfig, sums_directly, tune
 
@@ -142,13 +142,13 @@ def _padded(gather: Gather, length: int | None, config: TuningConfig, interpret:
         ops.store_rows(tile, out, segment, total)
 
     out = jax.ShapeDtypeStruct((num_segments, dim), jnp.float32)
-    (total,) = yield [
+    ((total,),) = yield [
         Job(
             body=gather_reduce_padded,
             tile=tile,
             count=num_segments,
             operands=(gather,),
-            out_type=out,
+            out_types=(out,),
             blocks=config.blocks,
         )
     ]
@@ -174,10 +174,10 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
         tile=tile,
         count=num_segments,
         operands=(gather, offsets),
-        out_type=jax.ShapeDtypeStruct((num_segments, dim), jnp.float32),
+        out_types=(jax.ShapeDtypeStruct((num_segments, dim), jnp.float32),),
         blocks=config.blocks,
     )
-    out, levels, runs = yield from with_pieces(short, dim, gather, offsets, config, interpret)
+    (out,), levels, runs = yield from with_pieces(short, dim, gather, offsets, config, interpret)
     if runs is None:
         return out
     long_tile = Tile.of(dim, gather.rows.dtype.itemsize)
@@ -194,7 +194,7 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
             tile=long_tile,
             count=runs.shape[0],
             operands=(levels, runs, offsets, target),
-            out_type=None,
+            out_types=(),
             blocks=config.blocks,
         )
     ]
@@ -207,43 +207,55 @@ def with_pieces(
     """Runs ``short`` beside the lowest level of pieces, and then the levels above.
 
     Returns:
-      The short job's output; the lookups and the pieces of each level; and (nodes,) int32, the segment that each node
+      The short job's outputs; the lookups and the pieces of each level; and (nodes,) int32, the segment that each node
       of the lowest level lies within, or -1. The last is None where no segment can be long.
     """
-    sizes = segments.level_sizes(gather.indices.shape[0], config.split, top=config.top)
-    if not sizes:
-        (out,) = yield [short]
-        return out, [gather], None
-    first, *upper = segments.full_runs(offsets, sizes, config.split)
-    sums, out = yield [_pieces(dim, gather, first, config, interpret), short]  # pieces first: they take longer
-    levels = [gather, Gather(sums)]
-    for runs in upper:
-        (sums,) = yield [_pieces(dim, levels[-1], runs, config, interpret)]
+    nodes = segments.level_sizes(gather.indices.shape[0], config.split, top=config.top)
+    if not nodes:
+        (outputs,) = yield [short]
+        return outputs, [gather], None
+    levels, runs, outputs = [gather], None, ()
+    for level, count in enumerate(nodes):
+        job = _pieces(dim, levels[-1], offsets, runs, level, count, config, interpret)
+        if runs is None:
+            (sums, runs), outputs = yield [job, short]  # pieces first: they take longer
+        else:
+            ((sums,),) = yield [job]
         levels.append(Gather(sums))
-    return out, levels, first
+    return outputs, levels, runs
 
 
-def _pieces(dim: int, children: Gather, runs: jax.Array, config: TuningConfig, interpret: Interpret) -> Job:
-    """(nodes, dim) float32: sums of ``split`` children each, where a node lies within one segment; else unwritten."""
-    ops = ops_for(interpret)
-    tile = Tile.of(dim, children.rows.dtype.itemsize)
+def _pieces(
+    dim: int,
+    children: Gather,
+    offsets: jax.Array,
+    runs: jax.Array | None,
+    level: int,
+    nodes: int,
+    config: TuningConfig,
+    interpret: Interpret,
+) -> Job:
+    """(nodes, dim) float32: sums of ``split`` children each, where a node lies within one segment; else unwritten.
 
-    def lookups_of(node: jax.Array, children: Gather, runs: Any) -> tuple[jax.Array, jax.Array, Lookups | None]:
-        full = ops.load_scalars(tile, runs, node, fill=-1) >= 0
-        low = jnp.where(full, node * config.split, 0)
-        high = jnp.where(full, low + config.split, 0)
-        return low, high, segments.load_lookups(tile, ops, children, low, high, unroll=config.unroll)
+    The lowest level's second output, (nodes,) int32, is the segment that each node lies within, or -1.
+    """
+    ops, tile = ops_for(interpret), Tile.of(dim, children.rows.dtype.itemsize)
 
-    def pieces(node: jax.Array, children: Gather, runs: Any, out: Any) -> None:
-        low, high, lookups = lookups_of(node, children, runs)
-        total = segments.add_range(tile, ops, children, low, high, tile.zeros(), unroll=config.unroll, lookups=lookups)
-        ops.store_rows(tile, out, jnp.where(high > low, node, -1), total)
+    def pieces(node: jax.Array, children: Gather, offsets: Any, runs: Any, out: Any, new_runs: Any = None) -> None:
+        segment = segments.run_at(tile, ops, offsets, runs, node, level=level, split=config.split)
+        low = jnp.where(segment >= 0, node * config.split, 0)
+        high = jnp.where(segment >= 0, low + config.split, 0)
+        total = segments.add_range(tile, ops, children, low, high, tile.zeros(), unroll=config.unroll)
+        ops.store_rows(tile, out, jnp.where(segment >= 0, node, -1), total)
+        if new_runs is not None:
+            ops.store_scalars(tile, new_runs, node, segment)
 
+    sums = jax.ShapeDtypeStruct((nodes, dim), jnp.float32)
     return Job(
         body=pieces,
         tile=tile,
-        count=runs.shape[0],
-        operands=(children, runs),
-        out_type=jax.ShapeDtypeStruct((runs.shape[0], dim), jnp.float32),
+        count=nodes,
+        operands=(children, offsets, runs),
+        out_types=(sums, jax.ShapeDtypeStruct((nodes,), jnp.int32)) if runs is None else (sums,),
         blocks=config.blocks,
     )

@@ -166,6 +166,24 @@ def from_lane(tile: Tile, scalars: jax.Array, lane: int) -> jax.Array:
     return shuffle(scalars)
 
 
+def lane_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
+    """Row scalars that equal the sum over the row's threads of what each holds, int32."""
+
+    @inline_op(
+        arg_types=(tile.scalar_layout,),
+        return_type=plgpu.ShapeDtypeStruct(tile.scalar_shape, jnp.int32, layout=tile.scalar_layout),
+    )
+    def reduce(ctx, scalars):
+        del ctx
+        registers = np.empty_like(scalars.registers)
+        for k, value in enumerate(scalars_of(scalars)):
+            total = butterfly(value, tile.lanes, arith.addi)
+            registers[k] = vector.broadcast(ir.VectorType.get((1,), total.type), total)
+        return fragment(registers, scalars.layout, jnp.int32)
+
+    return reduce(scalars)
+
+
 def row_sum(tile: Tile, values: jax.Array) -> jax.Array:
     """Sums along rows as row scalars, in a fixed order: within a thread, then by a butterfly over the lanes."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from types import ModuleType
 from typing import Any
@@ -50,11 +51,11 @@ class Job:
 
     Attributes:
       body: Called for every tile with ``item``, the row scalars that number the tile's rows (-1 past the end), what the
-        last of ``stages`` returned for them where there are any, the operands as refs, and the output's ref.
+        last of ``stages`` returned for them where there are any, the operands as refs, and the outputs' refs.
       tile: The geometry.
       count: Rows to walk over.
       operands: Arrays, refs, and pytrees of them.
-      out_type: ShapeDtypeStruct of the output, or None where the body writes to its operands.
+      out_types: ShapeDtypeStructs of the outputs; none where the body writes to its operands.
       blocks: The most thread blocks that walk.
       active: Which operand, if any, is a (1,) int32 array holding how many of the ``count`` rows are worth visiting.
       stages: Loads ahead of the body, each stage from what the one before returned: ``stage(item, *refs)`` the first,
@@ -66,7 +67,7 @@ class Job:
     tile: Tile
     count: int
     operands: tuple[Any, ...]
-    out_type: jax.ShapeDtypeStruct | None
+    out_types: tuple[jax.ShapeDtypeStruct, ...]
     blocks: int
     active: int | None = None
     stages: tuple[Callable[..., Any], ...] = ()
@@ -82,7 +83,7 @@ class Job:
         return min(self.tiles, self.blocks)
 
 
-def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[Any]:
+def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[tuple[jax.Array, ...]]:
     """Launches one kernel for all ``jobs``, each on thread blocks of its own; its name is the bodies' names.
 
     Args:
@@ -90,7 +91,7 @@ def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[Any]:
       interpret: Parameters of interpret mode, or None.
 
     Returns:
-      Each job's output, None for a job without one.
+      Each job's outputs.
 
     Raises:
       NotImplementedError: Inside a ``shard_map`` with ``check_vma=True``.
@@ -98,16 +99,14 @@ def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[Any]:
     jobs = list(jobs)
     check_manual_axes([job.operands for job in jobs])
     inputs, places = _distinct([job.operands for job in jobs])
-    has_out = [job.out_type is not None for job in jobs]
 
     def kernel(*refs: Any) -> None:
         block = jax.lax.axis_index("block")
         outs = iter(refs[len(inputs) :])
         first = 0
-        for job, (tree, numbers), writes in zip(jobs, places, has_out, strict=True):
+        for job, (tree, numbers) in zip(jobs, places, strict=True):
             operands = jax.tree.unflatten(tree, [refs[n] for n in numbers])
-            out = (next(outs),) if writes else ()
-            walk = _walk(job, ops_for(interpret), (*operands, *out))
+            walk = _walk(job, ops_for(interpret), (*operands, *itertools.islice(outs, len(job.out_types))))
             if len(jobs) == 1:
                 walk(block)
             else:
@@ -118,16 +117,16 @@ def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[Any]:
     kernel.__name__ = "_and_".join(dict.fromkeys(job.body.__name__ for job in jobs))
     made = plgpu.kernel(
         kernel,
-        out_type=[job.out_type for job in jobs if job.out_type is not None],
+        out_type=[out for job in jobs for out in job.out_types],
         grid=(sum(job.grid for job in jobs),),
         grid_names=("block",),
         interpret=interpret,
     )(*inputs)
     outputs = iter(made)
-    return [next(outputs) if writes else None for writes in has_out]
+    return [tuple(itertools.islice(outputs, len(job.out_types))) for job in jobs]
 
 
-Steps = Generator[list[Job], list[Any], Any]
+Steps = Generator[list[Job], list[tuple[jax.Array, ...]], Any]
 """Launches that depend on each other, as a generator: it yields jobs, is sent their outputs, and returns its result."""
 
 

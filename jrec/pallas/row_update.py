@@ -102,7 +102,7 @@ def _row_update(
         tile=tile,
         count=target.rows.shape[0],
         operands=(target, gradients),
-        out_type=None,
+        out_types=(),
         blocks=2**20,
     )
     launch([job], interpret=interpret)

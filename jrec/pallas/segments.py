@@ -27,6 +27,9 @@ from jrec.pallas.tile import Tile
 _TOP = 256  # nodes that the highest level may hold: a segment's walk over them is not worth another launch
 
 
+_NEVER = 2**31 - 1  # a position that no segment begins at
+
+
 class Gather(NamedTuple):
     """What positions add up: arrays outside a kernel, refs inside.
 
@@ -64,20 +67,43 @@ def level_sizes(lookups: int, split: int, *, top: int = _TOP) -> tuple[int, ...]
     return tuple(sizes)
 
 
-def full_runs(offsets: jax.Array, sizes: Sequence[int], split: int) -> list[jax.Array]:
-    """Per level the segment each node lies within, (nodes,) int32, or -1 where it lies within none. Plain JAX."""
-    last = offsets.shape[0] - 2
-    starts = jnp.arange(sizes[0], dtype=jnp.int32) * split
-    # Unrolled, the binary search is one fused kernel; as a loop it is twenty launches.
-    segments = jnp.searchsorted(offsets, starts, side="right", method="scan_unrolled").astype(jnp.int32) - 1
-    runs = []
-    for level, nodes in enumerate(sizes):
-        size = split ** (level + 1)
-        of_node = segments[:: split**level][:nodes]
-        ends = jnp.arange(1, nodes + 1, dtype=jnp.int32) * size
-        within = (of_node <= last) & (ends <= offsets[jnp.minimum(of_node, last) + 1])
-        runs.append(jnp.where(within, of_node, -1))
-    return runs
+def segment_at(tile: Tile, ops: ModuleType, offsets: Any, position: jax.Array) -> jax.Array:
+    """The last segment that begins at or before each position, row scalars; any for a position below 0.
+
+    ``offsets`` is an ascending int32 ref from 0. Each lane of a row looks at another place: at 16 lanes, a search among
+    a million segments waits 5 times.
+    """
+    # Invariant: the answer lies in [low, low + size).
+    low, size = tile.row_scalars(0, jnp.int32), offsets.shape[0]
+    while size > 1:
+        size = -(-size // (tile.lanes + 1))
+        place = low + (tile.lane_numbers() + 1) * size
+        begins = ops.load_scalars(tile, offsets, jnp.where(place < offsets.shape[0], place, -1), fill=_NEVER)
+        low = low + ops.lane_sum(tile, jnp.where(begins <= position, 1, 0)) * size
+    return low
+
+
+def run_at(
+    tile: Tile, ops: ModuleType, offsets: Any, runs: Any, node: jax.Array, *, level: int, split: int
+) -> jax.Array:
+    """The segment that each node lies within, row scalars; -1 where it lies within none.
+
+    Args:
+      tile: The geometry.
+      ops: ``inline`` or ``twins``.
+      offsets: (segments + 1,) int32 ref.
+      runs: (nodes of level 0,) int32 ref of what this found for them; None for level 0 itself.
+      node: Row scalars int32, -1 for none.
+      level: The nodes' level: one holds ``split ** (level + 1)`` lookups.
+      split: See ``TuningConfig``.
+    """
+    if runs is None:
+        segment = segment_at(tile, ops, offsets, jnp.where(node >= 0, node * split, -1))
+    else:
+        segment = ops.load_scalars(tile, runs, jnp.where(node >= 0, node * split**level, -1), fill=-1)
+    real = (node >= 0) & (segment >= 0) & (segment < offsets.shape[0] - 1)
+    end = ops.load_scalars(tile, offsets, jnp.where(real, segment + 1, -1), fill=-1)
+    return jnp.where(real & ((node + 1) * split ** (level + 1) <= end), segment, -1)
 
 
 def load_lookups(

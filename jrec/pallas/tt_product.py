@@ -104,8 +104,8 @@ def _products(
         tile=block.items,
         count=count,
         operands=(active, products, runs),
-        out_type=jax.ShapeDtypeStruct((runs.order.shape[0] * height, block.width), jnp.float32),
+        out_types=(jax.ShapeDtypeStruct((runs.order.shape[0] * height, block.width), jnp.float32),),
         blocks=config.blocks,
         active=0,
     )
-    return launch([job], interpret=interpret)[0]
+    return launch([job], interpret=interpret)[0][0]
