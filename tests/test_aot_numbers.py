@@ -11,6 +11,8 @@ import pytest
 import reference
 from test_pallas_updates import OPTIMIZERS, SCALE, STEP, _assert_close, _expected, _fused, _slots, update_request
 
+import jrec.pallas.casted_update
+import jrec.pallas.gather_reduce
 from jrec import ops
 from jrec.ops.rounding import round_values, stochastic_round
 from jrec.pallas.casted_update import casted_update_many
@@ -175,3 +177,21 @@ def test_many_tables_in_one_launch():
     for got, optimizer, case, of_table in zip(updated, optimizers, cases, slots, strict=True):
         rtol = 1e-5 if case.shape.dtype == "float32" else 2**-7
         _assert_close(got, _expected(optimizer, case, of_table), rtol=rtol, atol=2e-5)
+
+
+@pytest.mark.parametrize("dim", [16, 64])
+def test_long_segments_found_by_the_lanes_of_a_row(dim, monkeypatch):
+    """As where there are many runs: every lane looks at another run, and long segments are visited one by one."""
+    for home in (jrec.pallas.gather_reduce, jrec.pallas.casted_update):
+        monkeypatch.setattr(home, "runs_a_row", lambda runs, tile: 4)
+    case_shape = reference.Shape(rows=17, dim=dim, bags=30, capacity=83)
+    case = reference.make_case(case_shape, np.random.default_rng(dim), kind="power law", past=True)
+    with aot.ptx_machine_launches() as modules:
+        got = gather_reduce(_jax(case.table), _jax(case.ids), _jax(case.offsets), config=CONFIG)
+    assert "gather_reduce_long" in modules[-1]
+    np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
+    optimizer = OPTIMIZERS[3]
+    slots = _slots(optimizer, case.table)
+    with aot.ptx_machine_launches():
+        got = _fused(optimizer, case, slots, config=CONFIG)
+    _assert_close(got, _expected(optimizer, case, slots))

@@ -19,7 +19,7 @@ from jrec.pallas.interpret import interpreted
 from jrec.pallas.launch import Job, launch_together
 from jrec.pallas.segments import Gather
 from jrec.pallas.tile import Tile
-from jrec.pallas.tuning import TuningConfig, tune
+from jrec.pallas.tuning import TuningConfig, runs_a_row, tune
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -90,6 +90,18 @@ def test_levels_shrink_until_one_thread_can_walk_the_last():
     assert segments.level_sizes(1_000_000, 64) == (15_625, 244)
     assert segments.level_sizes(100_000_000, 64) == (1_562_500, 24_414, 381, 5)
     assert segments.level_sizes(1_000_000, 64, top=10) == (15_625, 244, 3)
+
+
+def test_lanes_look_for_long_segments_where_runs_are_many(monkeypatch):
+    monkeypatch.setattr("jrec.pallas.gather_reduce.runs_a_row", lambda runs, tile: 4)
+    case = reference.make_case(
+        reference.Shape(rows=11, dim=32, bags=9, capacity=150), np.random.default_rng(1), kind="power law"
+    )
+    with race_free():
+        got = gather_reduce(case.table, case.ids, case.offsets, config=TINY_SPLIT)
+    np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
+    tile = Tile.of(32, 4)
+    assert [runs_a_row(n, tile) for n in (1, 8447, 8448, 50_000, 10**7)] == [1, 1, 2, 8, 8]
 
 
 def test_one_bag_of_everything_in_the_padded_form_is_split():

@@ -22,7 +22,7 @@ from jrec.pallas.launch import Interpret, Job, Steps, check_dim, launch_together
 from jrec.pallas.rules import Rule
 from jrec.pallas.segments import Gather, Lookups
 from jrec.pallas.tile import Tile
-from jrec.pallas.tuning import TuningConfig, tune
+from jrec.pallas.tuning import TuningConfig, runs_a_row, tune
 from jrec.pallas.update import Rounding, Target, Updater, finished, in_place
 
 Updated = tuple[jax.Array, dict[str, jax.Array]]  # a table and its slots
@@ -212,19 +212,21 @@ def _short(updater: Updater, work: _Work, config: TuningConfig) -> Job:
 
 def _long(updater: Updater, work: _Work, levels: list[Gather], runs: jax.Array, config: TuningConfig) -> Job:
     """Updates the rows whose segments are long, from their pieces."""
-    tile, ops = updater.tile, updater.ops
+    tile, ops, take = updater.tile, updater.ops, runs_a_row(runs.shape[0], updater.tile)
 
-    def casted_update_long(run: jax.Array, target: Target, levels: list[Gather], runs: Any, offsets: Any) -> None:
-        item, low, high = segments.long_segment(tile, ops, runs, offsets, run, split=config.split)
-        address = updater.addresses(target, item)
-        old = updater.load(target, address) if config.prefetch else None
-        gradients = segments.add_nodes(tile, ops, levels, low, high, split=config.split, unroll=config.long_unroll)
-        updater.apply(target, old or updater.load(target, address), gradients)
+    def casted_update_long(group: jax.Array, target: Target, levels: list[Gather], runs: Any, offsets: Any) -> None:
+        def visit(item: jax.Array, low: jax.Array, high: jax.Array) -> None:
+            address = updater.addresses(target, item)
+            old = updater.load(target, address) if config.prefetch else None
+            gradients = segments.add_nodes(tile, ops, levels, low, high, split=config.split, unroll=config.long_unroll)
+            updater.apply(target, old or updater.load(target, address), gradients)
+
+        segments.visit_long(tile, ops, runs, offsets, group, visit, split=config.split, take=take)
 
     return Job(
         body=casted_update_long,
         tile=tile,
-        count=runs.shape[0],
+        count=-(-runs.shape[0] // take),
         operands=(work.target, levels, runs, work.offsets),
         out_types=(),
         blocks=config.blocks,

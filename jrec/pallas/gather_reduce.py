@@ -18,7 +18,7 @@ from jrec.pallas.interpret import interpret_params
 from jrec.pallas.launch import Interpret, Job, Steps, check_dim, launch_together, ops_for
 from jrec.pallas.segments import Gather
 from jrec.pallas.tile import Tile
-from jrec.pallas.tuning import TuningConfig, sums_directly, tune
+from jrec.pallas.tuning import TuningConfig, runs_a_row, sums_directly, tune
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,17 +182,21 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
         return out
     long_tile = Tile.of(dim, gather.rows.dtype.itemsize)
 
-    def gather_reduce_long(run: jax.Array, levels: list[Gather], runs: Any, offsets: Any, out: Any) -> None:
-        segment, low, high = segments.long_segment(long_tile, ops, runs, offsets, run, split=config.split)
-        total = segments.add_nodes(long_tile, ops, levels, low, high, split=config.split, unroll=config.long_unroll)
-        ops.store_rows(long_tile, out, segment, total)
+    take = runs_a_row(runs.shape[0], long_tile)
+
+    def gather_reduce_long(group: jax.Array, levels: list[Gather], runs: Any, offsets: Any, out: Any) -> None:
+        def visit(segment: jax.Array, low: jax.Array, high: jax.Array) -> None:
+            total = segments.add_nodes(long_tile, ops, levels, low, high, split=config.split, unroll=config.long_unroll)
+            ops.store_rows(long_tile, out, segment, total)
+
+        segments.visit_long(long_tile, ops, runs, offsets, group, visit, split=config.split, take=take)
 
     target = jax.new_ref(out)
     yield [
         Job(
             body=gather_reduce_long,
             tile=long_tile,
-            count=runs.shape[0],
+            count=-(-runs.shape[0] // take),
             operands=(levels, runs, offsets, target),
             out_types=(),
             blocks=config.blocks,

@@ -143,27 +143,27 @@ def spread(tile: Tile, scalars: jax.Array) -> jax.Array:
     return broadcast(scalars)
 
 
-def from_lane(tile: Tile, scalars: jax.Array, lane: int) -> jax.Array:
-    """Row scalars that equal what lane ``lane`` of the row's threads holds."""
+def from_lane(tile: Tile, scalars: jax.Array, lane: jax.Array | int) -> jax.Array:
+    """Row scalars that equal what lane ``lane``, the same for all rows, of the row's threads holds."""
     dtype = scalars.dtype
     if tile.lanes == 1:
         return scalars
 
     @inline_op(
-        arg_types=(tile.scalar_layout,),
+        arg_types=(tile.scalar_layout, plgpu.Layout.WG_SPLAT(())),
         return_type=plgpu.ShapeDtypeStruct(tile.scalar_shape, dtype, layout=tile.scalar_layout),
     )
-    def shuffle(ctx, scalars):
+    def shuffle(ctx, scalars, lane):
         del ctx
         # PTX's clamp operand: the upper byte masks a lane's group of ``lanes``, so the source is of the same row.
         group = i32((WARP - tile.lanes) << 8 | (WARP - 1))
         registers = np.empty_like(scalars.registers)
         for k, value in enumerate(scalars_of(scalars)):
-            value = nvvm.shfl_sync(i32(FULL_WARP), value, i32(lane), group, nvvm.ShflKind.idx)
+            value = nvvm.shfl_sync(i32(FULL_WARP), value, lane.registers.flat[0], group, nvvm.ShflKind.idx)
             registers[k] = vector.broadcast(ir.VectorType.get((1,), value.type), value)
         return fragment(registers, scalars.layout, dtype)
 
-    return shuffle(scalars)
+    return shuffle(scalars, jnp.asarray(lane, jnp.int32))
 
 
 def lane_sum(tile: Tile, scalars: jax.Array) -> jax.Array:

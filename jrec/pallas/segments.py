@@ -242,6 +242,43 @@ def long_segment(
     return jnp.where(mine, segment, -1), jnp.where(mine, low, 0), jnp.where(mine, high, 0)
 
 
+def visit_long(
+    tile: Tile,
+    ops: ModuleType,
+    runs: Any,
+    offsets: Any,
+    group: jax.Array,
+    visit: Callable[[jax.Array, jax.Array, jax.Array], None],
+    *,
+    split: int,
+    take: int,
+) -> None:
+    """Visits the long segments whose first full run is among each group's ``take`` runs.
+
+    Most runs begin none, so the lanes of a row look at one each, and only then are segments visited one by one.
+
+    Args:
+      tile: The geometry.
+      ops: ``inline`` or ``twins``.
+      runs: (nodes,) int32 ref, see ``run_at``.
+      offsets: (segments + 1,) int32 ref.
+      group: Row scalars int32, -1 for none; group ``g`` has runs ``[g * take, (g + 1) * take)``.
+      visit: Called with a segment of each row (-1 for none), its first lookup and its end.
+      split: See ``TuningConfig``.
+      take: At most ``tile.lanes``.
+    """
+    lane = tile.lane_numbers()
+    run = group * take + lane
+    run = jnp.where((group >= 0) & (lane < take) & (run < runs.shape[0]), run, -1)
+    long = long_segment(tile, ops, runs, offsets, run, split=split)
+
+    def visit_one(lane: jax.Array, none: None) -> None:
+        visit(*(ops.from_lane(tile, scalars, lane) for scalars in long))
+        return none
+
+    jax.lax.fori_loop(0, take, visit_one, None)
+
+
 def _shift_right(value: jax.Array, by: int) -> jax.Array:
     """``value // by`` for a power of two and values that are not negative."""
     return jax.lax.shift_right_logical(value, jnp.full_like(value, by.bit_length() - 1))

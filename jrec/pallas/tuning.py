@@ -127,6 +127,14 @@ def sums_directly(*, segments: int, length: int, dim: int, itemsize: int, config
     return length <= _DIRECT and warps >= 8 * MULTIPROCESSORS[H200]
 
 
+def runs_a_row(runs: int, tile: Tile) -> int:
+    """How many runs each row of a tile looks through for long segments: one a lane, where the GPU is full even so."""
+    take = 1
+    while 2 * take <= tile.lanes and runs >= 2 * take * tile.rows * 2 * MULTIPROCESSORS[H200]:
+        take *= 2
+    return take
+
+
 def _unroll(most: int, live: int, registers: int, *, budget: int = _SHORT_REGISTERS) -> int:
     """The largest power of two up to ``most`` whose rows fit the budget beside ``live`` other tiles; at least 1."""
     unroll = 1

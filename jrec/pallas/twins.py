@@ -88,9 +88,9 @@ def spread(tile: Tile, scalars: jax.Array) -> jax.Array:
     return wide.reshape(tile.shape)
 
 
-def from_lane(tile: Tile, scalars: jax.Array, lane: int) -> jax.Array:
+def from_lane(tile: Tile, scalars: jax.Array, lane: jax.Array | int) -> jax.Array:
     """See ``inline``."""
-    return jnp.broadcast_to(scalars[:, lane : lane + 1], tile.scalar_shape)
+    return jnp.broadcast_to(jax.lax.dynamic_slice_in_dim(scalars, lane, 1, axis=1), tile.scalar_shape)
 
 
 def lane_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
