@@ -19,6 +19,7 @@ from jax._src.state.types import AbstractRef
 from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 
+import jrec.pallas.cast
 import jrec.pallas.casted_update
 import jrec.pallas.gather_reduce
 import jrec.pallas.row_update
@@ -111,7 +112,8 @@ def ptx_machine_launches():
     run = functools.partial(_launch_on_machine, modules)
     kernels = jrec.pallas
     homes = (
-        kernels.gather_reduce, kernels.row_update, kernels.casted_update, kernels.tt_product, kernels.tt_reduce,
+        kernels.cast, kernels.gather_reduce, kernels.row_update, kernels.casted_update, kernels.tt_product,
+        kernels.tt_reduce,
     )  # fmt: skip
     with contextlib.ExitStack() as stack, jax.disable_jit():
         for home in homes:
@@ -137,7 +139,7 @@ def _launch_on_machine(modules, body, tile, count, operands, *, out_type, blocks
         compiled = compile_for_h200(kernel, *arguments, donate_argnums=tuple(written), keep_unused=True)
     ((device, host),) = dumped
     modules.append(device)
-    new = [] if out_type == () else [np.full(out_type.shape, np.nan, out_type.dtype)]
+    new = [np.full(of.shape, _poison(of.dtype), of.dtype) for of in jax.tree.leaves(out_type)]
     operands_ = _operands(compiled.as_text())
     buffers = [arrays[i] for i in operands_] + new  # results that alias an operand are not passed by the host code
     order, grid = _host_call(host)
@@ -146,7 +148,11 @@ def _launch_on_machine(modules, body, tile, count, operands, *, out_type, blocks
     ptx_machine.Machine(ptx_machine.parse(device), flat, allowed).run(grid)
     for i in written:
         leaves[i][...] = jnp.asarray(arrays[i])
-    return jnp.asarray(new[0]) if new else ()
+    return jax.tree.unflatten(jax.tree.structure(out_type), [jnp.asarray(array) for array in new])
+
+
+def _poison(dtype) -> float:
+    return np.nan if jnp.issubdtype(dtype, jnp.floating) else np.iinfo(dtype).max // 3
 
 
 def _is_ref(leaf) -> bool:
