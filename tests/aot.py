@@ -20,6 +20,7 @@ from jax._src.state.types import AbstractRef
 from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 
+import jrec.pallas.cast
 import jrec.pallas.launch
 import jrec.pallas.row_update
 import jrec.pallas.tt_product
@@ -111,7 +112,7 @@ def ptx_machine_launches():
     run = functools.partial(_launch_on_machine, modules)
     kernels = jrec.pallas
     with contextlib.ExitStack() as stack, jax.disable_jit():
-        for home in (kernels.launch, kernels.row_update, kernels.tt_product, kernels.tt_reduce):
+        for home in (kernels.launch, kernels.cast, kernels.row_update, kernels.tt_product, kernels.tt_reduce):
             stack.enter_context(mock.patch.object(home, "launch", run))
         yield modules
 
@@ -151,9 +152,9 @@ def _launch_on_machine(modules, jobs, *, interpret):
 
 
 def poisoned(out: jax.ShapeDtypeStruct) -> np.ndarray:
-    """Memory that nobody wrote: NaN, or the least integer."""
-    least = np.nan if jnp.issubdtype(out.dtype, jnp.floating) else jnp.iinfo(out.dtype).min
-    return np.full(out.shape, least, out.dtype)
+    """Memory that nobody wrote: NaN, or a large integer."""
+    poison = np.nan if jnp.issubdtype(out.dtype, jnp.floating) else jnp.iinfo(out.dtype).max // 3
+    return np.full(out.shape, poison, out.dtype)
 
 
 def _is_ref(leaf) -> bool:

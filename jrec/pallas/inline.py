@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, memref, nvvm, vector
+from jaxlib.mlir.dialects import arith, gpu, llvm, memref, nvvm, vector
 
 from jrec.pallas.threads import (
     FULL_WARP,
@@ -241,3 +241,51 @@ def _accesses(tile: Tile, rows: mgpu.FragmentedArray):
                 below = arith.cmpi(arith.CmpIPredicate.slt, place, constant(tile.dim, lane.type))
                 inside = arith.andi(taken, below)
             yield block * tile.chunks + k, row, to_index(place), inside
+
+
+def warp_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
+    """The sum of the int32 row scalars of the calling *warp*, as row scalars. Only for one lane a row."""
+
+    @inline_op(
+        arg_types=(tile.scalar_layout,),
+        return_type=plgpu.ShapeDtypeStruct(tile.scalar_shape, jnp.int32, layout=tile.scalar_layout),
+    )
+    def reduce(ctx, scalars):
+        del ctx
+        total, *others = scalars_of(scalars)
+        for other in others:
+            total = arith.addi(total, other)
+        total = nvvm.redux_sync(total, nvvm.ReductionKind.ADD, i32(FULL_WARP))
+        registers = np.empty_like(scalars.registers)
+        for k in range(registers.size):
+            registers.flat[k] = vector.broadcast(ir.VectorType.get((1,), total.type), total)
+        return fragment(registers, tile.scalar_layout.to_mgpu(), jnp.int32)
+
+    return reduce(scalars)
+
+
+def warp_ranks(tile: Tile, flags: jax.Array) -> jax.Array:
+    """How many flags of the calling *warp* are set before each row, as row scalars. Only for one lane a row.
+
+    A warp's rows are ordered by chunk, and then by lane. flags: int32 row scalars, 0 or not.
+    """
+
+    @inline_op(
+        arg_types=(tile.scalar_layout,),
+        return_type=plgpu.ShapeDtypeStruct(tile.scalar_shape, jnp.int32, layout=tile.scalar_layout),
+    )
+    def rank(ctx, flags):
+        del ctx
+        lane = arith.andi(arith.index_cast(i32(0).type, gpu.thread_id(gpu.Dimension.x)), i32(WARP - 1))
+        below = arith.subi(arith.shli(i32(1), lane), i32(1))
+        before = i32(0)
+        registers = np.empty_like(flags.registers)
+        for k, flag in enumerate(scalars_of(flags)):
+            is_set = arith.cmpi(arith.CmpIPredicate.ne, flag, constant(0, flag.type))
+            votes = nvvm.vote_sync(i32(FULL_WARP), is_set, nvvm.VoteSyncKind.ballot)
+            here = arith.addi(before, llvm.intr_ctpop(arith.andi(votes, below)))
+            registers.flat[k] = vector.broadcast(ir.VectorType.get((1,), here.type), here)
+            before = arith.addi(before, llvm.intr_ctpop(votes))
+        return fragment(registers, tile.scalar_layout.to_mgpu(), jnp.int32)
+
+    return rank(flags)
