@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.gather_reduce import check_segments, segment_of_entries
 from jrec.ops.types import Cast
+from jrec.ops.verdicts import CAST
 
 
 def tensor_cast(
@@ -45,7 +46,7 @@ def tensor_cast(
 
         return kernels.tensor_cast(ids, offsets, num_rows=num_rows, unique_capacity=unique_capacity)
 
-    return dispatch("tensor_cast", implementation, (ids, offsets), xla=xla, native=native)
+    return dispatch("tensor_cast", implementation, (ids, offsets), xla=xla, native=native, kernel=CAST)
 
 
 def _xla(ids: jax.Array, offsets: jax.Array | None, num_rows: int, unique_capacity: int) -> Cast:
