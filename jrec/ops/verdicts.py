@@ -20,6 +20,8 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self, get_args
 
+import jax
+
 from jrec.errors import ConfigError, JrecError
 from jrec.files import load_json
 from jrec.ops.local_gpu import Gpu, local_gpu
@@ -264,8 +266,19 @@ def gpu_choice(kernel: KernelClass) -> Choice:
     chosen: Choice = "xla" if verdict is None else verdict.choice
     if _agreed is not None and kernel not in _agreed:
         chosen = "xla"
+    if chosen == "pallas" and _agreed is None and _one_of_many():
+        _warn_once(
+            "GPU kernels are not used in this program of several processes, which must all choose the same ones; call"
+            f" jrec.ops.verdicts.agree with the classes that all of them may use, or set {KERNELS_VARIABLE}=pallas"
+        )
+        chosen = "xla"
     _choices[kernel] = chosen
     return chosen
+
+
+def _one_of_many() -> bool:
+    """Whether the program runs in several processes; only called where a GPU is, whose backend then runs or will."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def _say_unchecked(kernel: KernelClass, gpu: Gpu) -> None:
