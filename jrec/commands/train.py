@@ -13,7 +13,10 @@ Train a model as CONFIG.toml says, evaluate it, and write a report.
 Keys given as section.key=value win over the file. The run folder (out=, runs/NAME by default) receives checkpoints,
 metrics.jsonl, TensorBoard files and report/ with metrics.json and plots. SIGINT (Ctrl-C) and SIGTERM stop the run after
 the current step with a checkpoint; --resume goes on from the latest one and computes the same bits as a run that was
-never stopped."""
+never stopped.
+
+On an NVIDIA GPU the kernels that the model needs are first checked and timed against XLA, once for a GPU, driver and
+versions, a minute at most (see jrec kernels). JREC_KERNELS=xla or pallas in the environment chooses without."""
 EPILOG = """examples:
   jrec train configs/quickstart.toml
   jrec train configs/criteo_kaggle.toml data.path=data/kaggle
@@ -46,11 +49,16 @@ def run(args: argparse.Namespace) -> int:
 
     config = load_config(args.config, args.overrides)  # before JAX is loaded, so that a slip is answered at once
 
+    from jrec.commands.kernel_check import agree_on_kernels, check_before_training
+    from jrec.ops.verdicts import choices, local_verdicts
+    from jrec.selfcheck.report import record
     from jrec.train.logs import METRICS_FILE
     from jrec.train.loop import train
     from jrec.train.report import summary, write_report
 
+    classes = check_before_training(config)
     join_if_many(args)
+    agree_on_kernels(classes)
     outcome = train(config, resume=args.resume, overwrite=args.overwrite)
     if not outcome.finished:
         print(f"stopped after step {outcome.step:,}; the same command with --resume goes on", file=sys.stderr)
@@ -73,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         fae=outcome.fae,
         forms=outcome.forms,
         caches=outcome.caches,
+        kernels=record(local_verdicts(), choices()),
     )
     print(summary(content))
     print(f"{outcome.step:,} steps; report: {report}")

@@ -1,7 +1,7 @@
-"""Which implementation of an op runs: XLA everywhere, native kernels on CPU, Pallas kernels on GPU.
+"""Which implementation of an op runs: native kernels on CPU, on NVIDIA GPUs what their verdicts say, XLA elsewhere.
 
-``None`` takes the fastest one measured for the platform the program is *lowered* for, so a program compiled on a CPU
-machine for a GPU holds the GPU's choice. An explicit name never falls back silently.
+``None`` decides by the platform the program is *lowered* for, so one program may hold all of them. On a GPU it takes a
+Pallas kernel only where ``jrec.ops.verdicts`` has it as right and faster. An explicit name never falls back silently.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
+
+from jrec.ops.verdicts import KernelClass, gpu_choice
 
 Implementation = Literal["xla", "native", "pallas"]
 IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
@@ -39,17 +41,30 @@ def dispatch(
     xla: Callable[..., Any],
     native: Callable[..., Any] | None = None,
     pallas: Callable[..., Any] | None = None,
+    kernel: KernelClass | None = None,
 ) -> Any:
     """Calls the implementation of ``op`` that ``implementation`` names, or the default of the lowering platform.
+
+    Args:
+      op: The op's name, for messages.
+      implementation: A name, or None for the default.
+      args: The arguments, pytrees of arrays.
+      xla: The reference.
+      native: The CPU's kernel, or None.
+      pallas: The GPU's kernel, or None.
+      kernel: Which verdict decides on ``pallas`` where nobody named it; None never takes it.
 
     Raises:
       ValueError: for an unknown name.
       NotImplementedError: where the named implementation does not cover this op or cannot run here.
     """
     if implementation is None:
-        if native is None or native_unavailable() is not None:
-            return xla(*args)
-        return jax.lax.platform_dependent(*args, cpu=native, default=xla)
+        per_platform: dict[str, Callable[..., Any]] = {}
+        if native is not None and native_unavailable() is None:
+            per_platform["cpu"] = native
+        if pallas is not None and kernel is not None and gpu_choice(kernel) == "pallas":
+            per_platform["cuda"] = _where_it_serves(pallas, xla)
+        return jax.lax.platform_dependent(*args, **per_platform, default=xla) if per_platform else xla(*args)
     if implementation == "xla":
         return xla(*args)
     if implementation == "native":
@@ -65,3 +80,25 @@ def dispatch(
     raise ValueError(
         f"implementation={implementation!r} is unknown; choose None or one of {', '.join(IMPLEMENTATIONS)}"
     )
+
+
+def _where_it_serves(pallas: Callable[..., Any], xla: Callable[..., Any]) -> Callable[..., Any]:
+    """A chosen, not a named, kernel: XLA takes what it does not cover, such as rows too long for it.
+
+    Under ``vmap`` XLA does all, since a kernel over a batch is other code than the one that was checked.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def run(*args: Any) -> Any:
+        try:
+            return jax.jit(pallas, inline=True)(*args)  # in a trace of its own, which vanishes where it is refused
+        except NotImplementedError:
+            return xla(*args)
+
+    @run.def_vmap
+    def batched(size: int, is_batched: Any, *args: Any) -> Any:
+        axes = jax.tree.map(lambda one: 0 if one else None, tuple(is_batched))
+        out = jax.vmap(xla, in_axes=axes, axis_size=size)(*args)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return run

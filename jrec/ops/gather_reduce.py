@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jrec.ops.dispatch import Implementation, dispatch
+from jrec.ops.verdicts import KernelClass
 
 
 def gather_reduce(
@@ -40,7 +41,8 @@ def gather_reduce(
         raise ValueError(f"source must be a (rows, dim) float array, but is {source.dtype}{list(source.shape)}")
     arguments = (source, indices, offsets, weights)
     native = _native if source.dtype in (jnp.float32, jnp.bfloat16, jnp.float16) else None
-    return dispatch("gather_reduce", implementation, arguments, xla=_xla, native=native, pallas=_pallas)
+    kernel = KernelClass(kernel="gather_reduce", dtype=source.dtype.name, dim=source.shape[1])
+    return dispatch("gather_reduce", implementation, arguments, xla=_xla, native=native, pallas=_pallas, kernel=kernel)
 
 
 def check_segments(

@@ -12,6 +12,7 @@ from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_optimizers import SGD, Adagrad, Adam, Momentum, RMSProp, RowOptimizer, RowWiseAdagrad, Slots
 from jrec.ops.types import Cast
+from jrec.ops.verdicts import KernelClass
 
 
 def row_update(
@@ -89,6 +90,7 @@ def row_update(
         xla=xla,
         native=native if has_native(optimizer, table) else None,
         pallas=pallas,
+        kernel=_kernel("row_update", optimizer, table),
     )
 
 
@@ -176,7 +178,12 @@ def casted_update(
         xla=xla,
         native=native if has_native(optimizer, table) else None,
         pallas=pallas,
+        kernel=_kernel("casted_update", optimizer, table),
     )
+
+
+def _kernel(name: str, optimizer: RowOptimizer, table: jax.Array) -> KernelClass:
+    return KernelClass(kernel=name, dtype=table.dtype.name, dim=table.shape[1], optimizer=type(optimizer).__name__)
 
 
 def real_dim(width: int, dim: int | None) -> int:

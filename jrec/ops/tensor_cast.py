@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.gather_reduce import check_segments, segment_of_entries
 from jrec.ops.types import Cast
+from jrec.ops.verdicts import CAST
 
 
 def tensor_cast(
@@ -51,7 +52,7 @@ def tensor_cast(
     def pallas(ids: jax.Array, offsets: jax.Array | None) -> Cast:
         return _pallas(ids, offsets, num_rows, unique_capacity)
 
-    return dispatch("tensor_cast", implementation, (ids, offsets), xla=xla, native=native, pallas=pallas)
+    return dispatch("tensor_cast", implementation, (ids, offsets), xla=xla, native=native, pallas=pallas, kernel=CAST)
 
 
 def _xla(ids: jax.Array, offsets: jax.Array | None, num_rows: int, unique_capacity: int) -> Cast:

@@ -74,6 +74,7 @@ def write_report(
     fae: Mapping[str, Any] | None = None,
     forms: Mapping[str, Any] | None = None,
     caches: Mapping[str, Any] | None = None,
+    kernels: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Computes the metrics of the final scores and writes the report, each file atomically, ``metrics.json`` last.
 
@@ -91,6 +92,7 @@ def write_report(
       fae: schedules and bytes of a run on hot and cold batches, see ``FaeStepper.summary``; None of others.
       forms: how rows were looked up on a mesh, and what each way moves, see ``Forms.record``; None without a choice.
       caches: hits of tensor-train tables' caches in training, see ``HitRates.summary``; None without one.
+      kernels: by kernel class, what was chosen on the GPU and the verdict behind it; None or empty without a GPU.
 
     Returns:
       the content of ``metrics.json``.
@@ -125,6 +127,8 @@ def write_report(
         content["forms"] = dict(forms)
     if caches is not None:
         content["caches"] = dict(caches)
+    if kernels:
+        content["kernels"] = dict(kernels)
     if fae is not None:
         content["fae"] = dict(fae)
         content["data"]["examples"]["train"] = fae["hot_examples"] + fae["cold_examples"]
@@ -166,7 +170,22 @@ def summary(content: Mapping[str, Any]) -> str:
     lines += _table_lines(content["tables"], content["tables_total"])
     lines += _form_lines(content.get("forms", {}))
     lines += [_cache_line(table, of, content["tables"][table]) for table, of in content.get("caches", {}).items()]
+    lines += _kernel_lines(content.get("kernels", {}))
     return "\n".join([*lines, *(_fae_lines(content["fae"]) if "fae" in content else [])])
+
+
+def _kernel_lines(kernels: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which kernel classes ran as GPU kernels, which as XLA, and why."""
+    lines = []
+    for choice, name in (("pallas", "jrec's"), ("xla", "XLA's")):
+        reasons = {
+            of: "unchecked" if entry["verdict"] is None else entry["verdict"]["reason"]
+            for of, entry in kernels.items()
+            if entry["chosen"] == choice
+        }
+        if reasons:
+            lines.append(f"GPU kernels, {name}: {', '.join(f'{of} ({reason})' for of, reason in reasons.items())}")
+    return lines
 
 
 def _form_lines(forms: Mapping[str, Mapping[str, Any]]) -> list[str]:
