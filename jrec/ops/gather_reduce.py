@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jrec.ops.dispatch import Implementation, dispatch
+from jrec.ops.platforms import cpu_or_other
+from jrec.ops.segment_sums import segment_sums
 from jrec.ops.verdicts import KernelClass
 
 
@@ -78,23 +80,66 @@ def take_rows(source: jax.Array, indices: jax.Array, weights: jax.Array | None) 
 
 
 def _xla(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
+    return cpu_or_other((source, indices, offsets, weights), cpu=_xla_on_cpu, other=_xla_on_gpu)
+
+
+def _xla_on_cpu(
+    source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
+) -> jax.Array:
     if offsets is not None:
         segments = segment_of_entries(offsets, indices.shape[0])
         rows = take_rows(source, indices, weights)
         return jax.ops.segment_sum(rows, segments, offsets.shape[0] - 1, indices_are_sorted=True, mode="drop")
-    num_segments, length = indices.shape
-    if length == 0:
-        return jnp.zeros((num_segments, source.shape[1]), jnp.float32)
-    if length == 1:
-        return take_rows(source, indices[:, 0], None if weights is None else weights[:, 0])
-
     # A loop over the bag's positions never holds the (num_segments, length, dim) gather: eight times faster on CPU.
-    def add_position(position: jax.Array, total: jax.Array) -> jax.Array:
-        index = jax.lax.dynamic_index_in_dim(indices, position, axis=1, keepdims=False)
-        weight = None if weights is None else jax.lax.dynamic_index_in_dim(weights, position, axis=1, keepdims=False)
-        return total + take_rows(source, index, weight)
+    return _sum_of_positions(source, indices, weights, block=1)
 
-    return jax.lax.fori_loop(0, length, add_position, jnp.zeros((num_segments, source.shape[1]), jnp.float32))
+
+def _xla_on_gpu(
+    source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
+) -> jax.Array:
+    if offsets is None:
+        # A block is one kernel, which reads its rows and indices once and writes its sums once. Of more than about
+        # fifty gathers XLA would make several kernels, with arrays of the output's size between them.
+        return _sum_of_positions(source, indices, weights, block=32)
+    if indices.shape[0] == 0:
+        return jnp.zeros((offsets.shape[0] - 1, source.shape[1]), jnp.float32)
+
+    def rows_at(positions: jax.Array) -> jax.Array:
+        def take(array: jax.Array) -> jax.Array:
+            return array.at[positions].get(mode="clip", wrap_negative_indices=False)
+
+        index = jnp.where(positions >= 0, take(indices), -1)
+        return take_rows(source, index, None if weights is None else take(weights))
+
+    return segment_sums(rows_at, indices.shape[0], offsets)
+
+
+def _sum_of_positions(source: jax.Array, indices: jax.Array, weights: jax.Array | None, *, block: int) -> jax.Array:
+    """Sums each segment's positions in ascending order, ``block`` of them at a time."""
+    num_segments, length = indices.shape
+
+    def add_positions(total: jax.Array | None, first: jax.Array | int, count: int) -> jax.Array:
+        for position in range(count):
+
+            def column(array: jax.Array, position: int = position) -> jax.Array:
+                return jax.lax.dynamic_index_in_dim(array, first + position, axis=1, keepdims=False)
+
+            rows = take_rows(source, column(indices), None if weights is None else column(weights))
+            total = rows if total is None else total + rows
+        return jnp.zeros((num_segments, source.shape[1]), jnp.float32) if total is None else total
+
+    if length <= block:
+        return add_positions(None, 0, length)
+    blocks, rest = divmod(length, block)
+    if blocks <= 8 and block > 1:
+        total = add_positions(None, 0, block)
+        for first in range(block, length, block):
+            # Without the barrier XLA would join the blocks, and split them elsewhere.
+            total = add_positions(jax.lax.optimization_barrier(total), first, min(block, length - first))
+        return total
+    total = jnp.zeros((num_segments, source.shape[1]), jnp.float32)
+    total = jax.lax.fori_loop(0, blocks, lambda i, total: add_positions(total, i * block, block), total)
+    return add_positions(total, blocks * block, rest)
 
 
 def _native(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -11,6 +9,7 @@ from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_optimizers import SGD, Adagrad, Adam, Momentum, RMSProp, RowOptimizer, RowWiseAdagrad, Slots
+from jrec.ops.row_update_xla import update_rows
 from jrec.ops.types import Cast
 from jrec.ops.verdicts import KernelClass
 
@@ -59,7 +58,7 @@ def row_update(
     step, scale = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32)
 
     def xla(table, slots, rows, gradients, step, scale, key):
-        return _xla(optimizer, table, slots, rows, gradients, step, scale, key)
+        return update_rows(optimizer, table, slots, rows, gradients, step, scale, key)
 
     def native(table, slots, rows, gradients, step, scale, key):
         from jrec.native import xla as kernels
@@ -140,7 +139,7 @@ def casted_update(
 
     def xla(table, slots, cast, bag_gradients, weights, step, scale, key):
         gradients = casted_gather_reduce(cast, bag_gradients, weights, implementation="xla")
-        return _xla(optimizer, table, slots, cast.rows, gradients, step, scale, key)
+        return update_rows(optimizer, table, slots, cast.rows, gradients, step, scale, key)
 
     def native(table, slots, cast, bag_gradients, weights, step, scale, key):
         from jrec.native import xla as kernels
@@ -223,40 +222,6 @@ def casted_gather_reduce(
     if weights is not None:
         weights = weights.reshape(-1)[cast.positions]
     return gather_reduce(bag_gradients, cast.sources, cast.offsets, weights=weights, implementation=implementation)
-
-
-def _xla(
-    optimizer: RowOptimizer,
-    table: jax.Array,
-    slots: Slots,
-    rows: jax.Array,
-    gradients: jax.Array,
-    step: jax.Array,
-    gradient_scale: jax.Array,
-    rounding_key: jax.Array | None,
-) -> tuple[jax.Array, Slots]:
-    num_rows = table.shape[0]
-    # Padding becomes distinct rows past the end, which are dropped: so the promise of unique rows holds for all.
-    rows = jnp.where(rows < num_rows, rows, num_rows + jnp.arange(rows.shape[0], dtype=jnp.int32))
-
-    def place(array: jax.Array) -> Any:
-        return rows if array.shape[1:] in ((), gradients.shape[1:]) else (rows, slice(gradients.shape[1]))
-
-    def take(array: jax.Array) -> jax.Array:
-        at = array.at[place(array)]
-        return at.get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
-
-    def put(array: jax.Array, values: jax.Array) -> jax.Array:
-        at, values = array.at[place(array)], values.astype(array.dtype)
-        return at.set(values, mode="drop", unique_indices=True, indices_are_sorted=True)
-
-    old = take(table).astype(jnp.float32)
-    gradients = optimizer.prepare(old, gradients, gradient_scale)
-    old_slots = {name: take(slot) for name, slot in slots.items()}
-    new, new_slots = optimizer.step_rows(old, gradients, old_slots, optimizer.learning_rate_at(step), step)
-    if rounding_key is not None:
-        new = rounding.stochastic_round(new, table.dtype, rounding_key, rows)
-    return put(table, new), {name: put(slot, new_slots[name]) for name, slot in slots.items()}
 
 
 def _check(
