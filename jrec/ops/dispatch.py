@@ -6,9 +6,10 @@ Pallas kernel only where ``jrec.ops.verdicts`` has it as right and faster. An ex
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import jax
@@ -80,6 +81,82 @@ def dispatch(
     raise ValueError(
         f"implementation={implementation!r} is unknown; choose None or one of {', '.join(IMPLEMENTATIONS)}"
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of an op among several of the same op, whose kernels may share launches.
+
+    Attributes:
+      args: The arguments, pytrees of arrays.
+      xla: The reference.
+      native: The CPU's kernel, or None.
+      request: Turns the arguments into what the GPU's kernel takes of them.
+      kernel: Which verdict decides on the GPU's kernel where nobody named it.
+    """
+
+    args: tuple[Any, ...]
+    xla: Callable[..., Any]
+    native: Callable[..., Any] | None
+    request: Callable[..., Any]
+    kernel: KernelClass
+
+    def dispatch(self, op: str, implementation: Implementation | None, together: _Together) -> Any:
+        """The result of one call alone; see the function ``dispatch``."""
+
+        def pallas(*args: Any) -> Any:
+            return together([self.request(*args)])[0]
+
+        return dispatch(
+            op, implementation, self.args, xla=self.xla, native=self.native, pallas=pallas, kernel=self.kernel
+        )
+
+
+_Together = Callable[[Sequence[Any]], list[Any]]  # requests -> a result each, from launches that they share
+
+
+def dispatch_together(
+    op: str, implementation: Implementation | None, calls: Sequence[Call], together: _Together
+) -> list[Any]:
+    """What ``dispatch`` returns for each call, from as few launches on a GPU as kernels can share.
+
+    Args:
+      op: The op's name, for messages.
+      implementation: A name, or None for the default.
+      calls: Independent of each other.
+      together: The GPU's kernel for any number of requests.
+
+    Raises:
+      ValueError: for an unknown name.
+      NotImplementedError: where the named implementation does not cover the op or cannot run here.
+    """
+    if implementation == "pallas":
+        return together([call.request(*call.args) for call in calls])
+    chosen = [i for i, call in enumerate(calls) if implementation is None and gpu_choice(call.kernel) == "pallas"]
+    if len(chosen) < 2:
+        return [call.dispatch(op, implementation, together) for call in calls]
+    alone = [i for i in range(len(calls)) if i not in chosen]
+
+    def pallas(*args: Any) -> list[Any]:
+        return together([calls[i].request(*of_call) for i, of_call in zip(chosen, args, strict=True)])
+
+    def xla(*args: Any) -> list[Any]:
+        return [calls[i].xla(*of_call) for i, of_call in zip(chosen, args, strict=True)]
+
+    def native(*args: Any) -> list[Any]:
+        return [(calls[i].native or calls[i].xla)(*of_call) for i, of_call in zip(chosen, args, strict=True)]
+
+    per_platform = {"cuda": _where_it_serves(pallas, xla)}
+    if native_unavailable() is None:
+        per_platform["cpu"] = native
+    results: list[Any] = [None] * len(calls)
+    for i, result in zip(
+        chosen, jax.lax.platform_dependent(*(calls[i].args for i in chosen), **per_platform, default=xla), strict=True
+    ):
+        results[i] = result
+    for i in alone:
+        results[i] = calls[i].dispatch(op, None, together)
+    return results
 
 
 def _where_it_serves(pallas: Callable[..., Any], xla: Callable[..., Any]) -> Callable[..., Any]:

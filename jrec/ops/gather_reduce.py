@@ -5,10 +5,13 @@ Forward it sums table rows into bags; backward, with a cast's arguments, bag gra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from jrec.ops.dispatch import Implementation, dispatch
+from jrec.ops.dispatch import Call, Implementation, dispatch_together
 from jrec.ops.platforms import cpu_or_other
 from jrec.ops.segment_sums import segment_sums
 from jrec.ops.verdicts import KernelClass
@@ -38,13 +41,29 @@ def gather_reduce(
     Raises:
       ValueError: on shapes or dtypes that do not fit together.
     """
+    call = gather_reduce_call(source, indices, offsets, weights=weights)
+    return call.dispatch("gather_reduce", implementation, _together)
+
+
+def gather_reduce_call(
+    source: jax.Array, indices: jax.Array, offsets: jax.Array | None = None, *, weights: jax.Array | None = None
+) -> Call:
+    """One of several for ``gather_reduce_together``; see ``gather_reduce`` for arguments and errors."""
     check_segments(indices, offsets, weights, name="indices")
     if source.ndim != 2 or not jnp.issubdtype(source.dtype, jnp.floating):
         raise ValueError(f"source must be a (rows, dim) float array, but is {source.dtype}{list(source.shape)}")
-    arguments = (source, indices, offsets, weights)
-    native = _native if source.dtype in (jnp.float32, jnp.bfloat16, jnp.float16) else None
-    kernel = KernelClass(kernel="gather_reduce", dtype=source.dtype.name, dim=source.shape[1])
-    return dispatch("gather_reduce", implementation, arguments, xla=_xla, native=native, pallas=_pallas, kernel=kernel)
+    return Call(
+        args=(source, indices, offsets, weights),
+        xla=_xla,
+        native=_native if source.dtype in (jnp.float32, jnp.bfloat16, jnp.float16) else None,
+        request=_request,
+        kernel=KernelClass(kernel="gather_reduce", dtype=source.dtype.name, dim=source.shape[1]),
+    )
+
+
+def gather_reduce_together(calls: Sequence[Call], implementation: Implementation | None) -> list[jax.Array]:
+    """What ``gather_reduce`` returns for each call; on a GPU, kernels of all of them share launches."""
+    return dispatch_together("gather_reduce", implementation, calls, _together)
 
 
 def check_segments(
@@ -148,7 +167,13 @@ def _native(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, we
     return native.gather_reduce(source, indices, offsets, weights)
 
 
-def _pallas(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
-    from jrec.pallas.gather_reduce import gather_reduce as kernel
+def _request(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> Any:
+    from jrec.pallas.gather_reduce import Request
 
-    return kernel(source, indices, offsets, weights)
+    return Request(source=source, indices=indices, offsets=offsets, weights=weights)
+
+
+def _together(requests: Sequence[Any]) -> list[jax.Array]:
+    from jrec.pallas.gather_reduce import gather_reduce_many
+
+    return gather_reduce_many(requests)

@@ -4,8 +4,9 @@
     loss, activation_gradients = jax.value_and_grad(dense_model)(activations)
     tables, slots = apply_gradients(optimizer, tables, slots, residuals, activation_gradients, step=step)
 
-Tables are plain arrays by name. Nothing here makes a gradient the size of a table, and everything works under jit,
-shard_map and donation. Where gradients of the tables themselves are wanted, use ``embedding_bag``.
+Tables are plain arrays by name, of any dims and dtypes: on a GPU the kernels of all tables share their launches.
+Nothing here makes a gradient the size of a table, and everything works under jit, shard_map and donation. Where
+gradients of the tables themselves are wanted, use ``embedding_bag``.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import jax.numpy as jnp
 
 from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation
-from jrec.ops.gather_reduce import gather_reduce
+from jrec.ops.gather_reduce import gather_reduce_call, gather_reduce_together
 from jrec.ops.row_optimizers import RowOptimizer, Slots
-from jrec.ops.row_update import casted_update
+from jrec.ops.row_update import casted_update_call, casted_update_together
 from jrec.ops.tensor_cast import tensor_cast
 from jrec.ops.types import Bags, Cast
 
@@ -61,12 +62,14 @@ def lookup(
     capacities = dict(unique_capacities or {})
     if unknown := sorted(capacities.keys() - tables.keys()):
         raise ValueError(f"unique_capacities name {unknown}, but the tables are {sorted(tables)}")
-    activations, residuals = {}, {}
+    calls = [
+        gather_reduce_call(table, bags[name].ids, bags[name].offsets, weights=bags[name].weights)
+        for name, table in tables.items()
+    ]
+    activations = dict(zip(tables, gather_reduce_together(calls, implementation), strict=True))
+    residuals = {}
     for name, table in tables.items():
         bag = bags[name]
-        activations[name] = gather_reduce(
-            table, bag.ids, bag.offsets, weights=bag.weights, implementation=implementation
-        )
         cast = bag.cast
         if cast is None:
             cast = tensor_cast(
@@ -131,26 +134,28 @@ def apply_gradients(
     named = {"slots": slots, "residuals": residuals, "gradients": gradients}
     for what, values in (named if dims is None else {**named, "dims": dims}).items():
         _same_names(what, values, tables)
-    new_tables, new_slots = {}, {}
     number = {name: i for i, name in enumerate(sorted(tables))}
+    calls = []
     for name, table in tables.items():
         key = None
         if rounding_key is not None and table.dtype.itemsize < 4:
             key = rounding.derived_key(rounding_key, number[name])
-        new_tables[name], new_slots[name] = casted_update(
-            optimizer,
-            table,
-            slots[name],
-            residuals[name].cast,
-            gradients[name],
-            weights=residuals[name].weights,
-            step=step,
-            gradient_scale=gradient_scale,
-            rounding_key=key,
-            dim=None if dims is None else dims[name],
-            implementation=implementation,
+        calls.append(
+            casted_update_call(
+                optimizer,
+                table,
+                slots[name],
+                residuals[name].cast,
+                gradients[name],
+                weights=residuals[name].weights,
+                step=step,
+                gradient_scale=gradient_scale,
+                rounding_key=key,
+                dim=None if dims is None else dims[name],
+            )
         )
-    return new_tables, new_slots
+    updated = dict(zip(tables, casted_update_together(calls, implementation), strict=True))
+    return {name: table for name, (table, _) in updated.items()}, {name: of for name, (_, of) in updated.items()}
 
 
 def init_slots(optimizer: RowOptimizer, tables: Mapping[str, jax.Array]) -> dict[str, Slots]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from jrec.ops import rounding
-from jrec.ops.dispatch import Implementation, dispatch
+from jrec.ops.dispatch import Call, Implementation, dispatch, dispatch_together
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_optimizers import SGD, Adagrad, Adam, Momentum, RMSProp, RowOptimizer, RowWiseAdagrad, Slots
 from jrec.ops.row_update_xla import update_rows
@@ -132,6 +135,35 @@ def casted_update(
     Raises:
       ValueError: if shapes, dtypes or slots do not fit the table and optimizer.
     """
+    call = casted_update_call(
+        optimizer,
+        table,
+        slots,
+        cast,
+        bag_gradients,
+        weights=weights,
+        step=step,
+        gradient_scale=gradient_scale,
+        rounding_key=rounding_key,
+        dim=dim,
+    )
+    return call.dispatch("casted_update", implementation, _together)
+
+
+def casted_update_call(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    cast: Cast,
+    bag_gradients: jax.Array,
+    *,
+    weights: jax.Array | None = None,
+    step: jax.Array | int = 0,
+    gradient_scale: jax.Array | float = 1.0,
+    rounding_key: jax.Array | None = None,
+    dim: int | None = None,
+) -> Call:
+    """One of several for ``casted_update_together``; see ``casted_update`` for arguments and errors."""
     _check(optimizer, table, slots, cast.rows, bag_gradients.shape[-1], dim, rounding_key)
     if weights is not None and weights.size != cast.positions.shape[0]:
         raise ValueError(f"weights of shape {weights.shape} do not fit a cast of {cast.positions.shape[0]} lookups")
@@ -146,39 +178,46 @@ def casted_update(
 
         return kernels.casted_update(optimizer, table, slots, cast, bag_gradients, weights, step, scale, key)
 
-    def pallas(table, slots, cast, bag_gradients, weights, step, scale, key):
+    def request(table, slots, cast, bag_gradients, weights, step, scale, key):
         from jrec.pallas.casted_update import UpdateRequest
-        from jrec.pallas.casted_update import casted_update as kernel
 
-        return kernel(
-            UpdateRequest(
-                optimizer=optimizer,
-                table=table,
-                slots=slots,
-                rows=cast.rows,
-                offsets=cast.offsets,
-                sources=cast.sources,
-                num_unique=cast.num_unique,
-                bag_gradients=_widened(bag_gradients, table),
-                weights=None if weights is None else weights.reshape(-1)[cast.positions],
-                step=step,
-                gradient_scale=scale,
-                rounding=rounding.round_values,
-                rounding_key=key,
-                dim=dim,
-            )
+        return UpdateRequest(
+            optimizer=optimizer,
+            table=table,
+            slots=slots,
+            rows=cast.rows,
+            offsets=cast.offsets,
+            sources=cast.sources,
+            num_unique=cast.num_unique,
+            bag_gradients=_widened(bag_gradients, table),
+            weights=None if weights is None else weights.reshape(-1)[cast.positions],
+            step=step,
+            gradient_scale=scale,
+            rounding=rounding.round_values,
+            rounding_key=key,
+            dim=dim,
         )
 
-    args = (table, slots, cast, bag_gradients, weights, step, scale, rounding_key)
-    return dispatch(
-        "casted_update",
-        implementation,
-        args,
+    return Call(
+        args=(table, slots, cast, bag_gradients, weights, step, scale, rounding_key),
         xla=xla,
         native=native if has_native(optimizer, table) else None,
-        pallas=pallas,
+        request=request,
         kernel=_kernel("casted_update", optimizer, table),
     )
+
+
+def casted_update_together(
+    calls: Sequence[Call], implementation: Implementation | None
+) -> list[tuple[jax.Array, Slots]]:
+    """What ``casted_update`` returns for each call; on a GPU, kernels of all of them share launches."""
+    return dispatch_together("casted_update", implementation, calls, _together)
+
+
+def _together(requests: Sequence[Any]) -> list[tuple[jax.Array, Slots]]:
+    from jrec.pallas.casted_update import casted_update_many
+
+    return casted_update_many(requests)
 
 
 def _kernel(name: str, optimizer: RowOptimizer, table: jax.Array) -> KernelClass:
