@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -19,8 +20,8 @@ from jax._src.state.types import AbstractRef
 from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 
-import jrec.pallas.casted_update
-import jrec.pallas.gather_reduce
+import jrec.pallas.cast
+import jrec.pallas.launch
 import jrec.pallas.row_update
 import jrec.pallas.tt_product
 import jrec.pallas.tt_reduce
@@ -110,34 +111,35 @@ def ptx_machine_launches():
     modules: list[str] = []
     run = functools.partial(_launch_on_machine, modules)
     kernels = jrec.pallas
-    homes = (
-        kernels.gather_reduce, kernels.row_update, kernels.casted_update, kernels.tt_product, kernels.tt_reduce,
-    )  # fmt: skip
     with contextlib.ExitStack() as stack, jax.disable_jit():
-        for home in homes:
+        for home in (kernels.launch, kernels.cast, kernels.row_update, kernels.tt_product, kernels.tt_reduce):
             stack.enter_context(mock.patch.object(home, "launch", run))
         yield modules
 
 
-def _launch_on_machine(modules, body, tile, count, operands, *, out_type, blocks, interpret, active=None):
+def _launch_on_machine(modules, jobs, *, interpret):
     assert interpret is None
-    leaves, tree = jax.tree.flatten(operands)
-    written = [i for i, leaf in enumerate(leaves) if _is_ref(leaf)]
-    arrays = [np.array(leaf[...] if i in written else leaf) for i, leaf in enumerate(leaves)]
+    leaves, tree = jax.tree.flatten([job.operands for job in jobs])
+    distinct = list({id(leaf): leaf for leaf in leaves}.values())
+    written = [i for i, leaf in enumerate(distinct) if _is_ref(leaf)]
+    arrays = [np.array(leaf[...] if i in written else leaf) for i, leaf in enumerate(distinct)]
 
     def kernel(*arguments):
-        refs = [jax.new_ref(a) if i in written else a for i, a in enumerate(arguments)]
-        out = launch(
-            body, tile, count, tree.unflatten(refs), out_type=out_type, blocks=blocks, interpret=None, active=active
-        )
-        return out, [jax.freeze(refs[i]) for i in written]
+        refs = {
+            id(leaf): jax.new_ref(a) if i in written else a
+            for i, (leaf, a) in enumerate(zip(distinct, arguments, strict=True))
+        }
+        operands = tree.unflatten([refs[id(leaf)] for leaf in leaves])
+        again = [dataclasses.replace(job, operands=of_job) for job, of_job in zip(jobs, operands, strict=True)]
+        return launch(again, interpret=None), [jax.freeze(refs[id(distinct[i])]) for i in written]
 
     with jax.disable_jit(False), dumped_ptx() as dumped:
         arguments = [shape(a.shape, a.dtype) for a in arrays]
         compiled = compile_for_h200(kernel, *arguments, donate_argnums=tuple(written), keep_unused=True)
     ((device, host),) = dumped
     modules.append(device)
-    new = [] if out_type == () else [np.full(out_type.shape, np.nan, out_type.dtype)]
+    made = [[poisoned(out) for out in job.out_types] for job in jobs]
+    new = [array for arrays in made for array in arrays]
     operands_ = _operands(compiled.as_text())
     buffers = [arrays[i] for i in operands_] + new  # results that alias an operand are not passed by the host code
     order, grid = _host_call(host)
@@ -145,8 +147,14 @@ def _launch_on_machine(modules, body, tile, count, operands, *, out_type, blocks
     flat = [buffers[i].reshape(-1).view(np.uint8) for i in order]
     ptx_machine.Machine(ptx_machine.parse(device), flat, allowed).run(grid)
     for i in written:
-        leaves[i][...] = jnp.asarray(arrays[i])
-    return jnp.asarray(new[0]) if new else ()
+        distinct[i][...] = jnp.asarray(arrays[i])
+    return [tuple(jnp.asarray(array) for array in arrays) for arrays in made]
+
+
+def poisoned(out: jax.ShapeDtypeStruct) -> np.ndarray:
+    """Memory that nobody wrote: NaN, or a large integer."""
+    poison = np.nan if jnp.issubdtype(out.dtype, jnp.floating) else jnp.iinfo(out.dtype).max // 3
+    return np.full(out.shape, poison, out.dtype)
 
 
 def _is_ref(leaf) -> bool:

@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 
 from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation
@@ -37,6 +38,7 @@ def lookup(
     tables: Mapping[str, jax.Array],
     bags: Mapping[str, Bags],
     *,
+    unique_capacities: Mapping[str, int] | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[dict[str, jax.Array], dict[str, Residuals]]:
     """Pools the rows of every bag, and casts the ids for the backward pass where the loader did not.
@@ -44,15 +46,21 @@ def lookup(
     Args:
       tables: (rows, dim) each, by name.
       bags: what to look up in each table; a table without bags is an error, as are bags without a table.
+      unique_capacities: How many unique rows fit, by table. Tables that are not named, and all for None, have room for
+        every row; bags that bring a cast keep its capacity. Of rows that do not fit the activations are right, but
+        ``apply_gradients`` leaves them as they are: whoever sets a capacity must check ``rows_left_out``.
       implementation: see ``gather_reduce``.
 
     Returns:
       ``activations``, (num_bags, dim) float32 by table, and ``residuals`` for ``apply_gradients``.
 
     Raises:
-      ValueError: if tables and bags have different names, or shapes do not fit.
+      ValueError: if tables and bags have different names, a capacity has no table, or shapes do not fit.
     """
     _same_names("bags", bags, tables)
+    capacities = dict(unique_capacities or {})
+    if unknown := sorted(capacities.keys() - tables.keys()):
+        raise ValueError(f"unique_capacities name {unknown}, but the tables are {sorted(tables)}")
     activations, residuals = {}, {}
     for name, table in tables.items():
         bag = bags[name]
@@ -62,10 +70,25 @@ def lookup(
         cast = bag.cast
         if cast is None:
             cast = tensor_cast(
-                bag.ids, bag.offsets, num_rows=table.shape[0], implementation=_cast_implementation(implementation)
+                bag.ids,
+                bag.offsets,
+                num_rows=table.shape[0],
+                unique_capacity=capacities.get(name),
+                implementation=implementation,
             )
         residuals[name] = Residuals(cast=cast, weights=bag.weights)
     return activations, residuals
+
+
+def rows_left_out(residuals: Mapping[str, Residuals]) -> dict[str, jax.Array]:
+    """How many unique rows did not fit into each table's cast, () int32 by table: ``apply_gradients`` skips them.
+
+    Example:
+      >>> activations, residuals = lookup(tables, bags, unique_capacities={"items": 100_000})
+      >>> left_out = rows_left_out(residuals)["items"]  # check it after the step, as jax.device_get(left_out) == 0
+    """
+    casts = {name: of.cast for name, of in residuals.items()}
+    return {name: jnp.maximum(cast.num_unique - cast.rows.shape[0], 0) for name, cast in casts.items()}
 
 
 def apply_gradients(
@@ -133,10 +156,6 @@ def apply_gradients(
 def init_slots(optimizer: RowOptimizer, tables: Mapping[str, jax.Array]) -> dict[str, Slots]:
     """Fresh optimizer slots for every table."""
     return {name: optimizer.init(table) for name, table in tables.items()}
-
-
-def _cast_implementation(implementation: Implementation | None) -> Implementation | None:
-    return None if implementation == "pallas" else implementation  # XLA's sort is the GPU's cast
 
 
 def _same_names(what: str, named: Mapping[str, object], tables: Mapping[str, jax.Array]) -> None:

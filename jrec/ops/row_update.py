@@ -148,23 +148,26 @@ def casted_update(
         return kernels.casted_update(optimizer, table, slots, cast, bag_gradients, weights, step, scale, key)
 
     def pallas(table, slots, cast, bag_gradients, weights, step, scale, key):
+        from jrec.pallas.casted_update import UpdateRequest
         from jrec.pallas.casted_update import casted_update as kernel
 
         return kernel(
-            optimizer,
-            table,
-            slots,
-            cast.rows,
-            cast.offsets,
-            cast.sources,
-            cast.num_unique,
-            _widened(bag_gradients, table),
-            None if weights is None else weights.reshape(-1)[cast.positions],
-            step,
-            scale,
-            rounding=rounding.round_values,
-            rounding_key=key,
-            dim=dim,
+            UpdateRequest(
+                optimizer=optimizer,
+                table=table,
+                slots=slots,
+                rows=cast.rows,
+                offsets=cast.offsets,
+                sources=cast.sources,
+                num_unique=cast.num_unique,
+                bag_gradients=_widened(bag_gradients, table),
+                weights=None if weights is None else weights.reshape(-1)[cast.positions],
+                step=step,
+                gradient_scale=scale,
+                rounding=rounding.round_values,
+                rounding_key=key,
+                dim=dim,
+            )
         )
 
     args = (table, slots, cast, bag_gradients, weights, step, scale, rounding_key)
