@@ -176,6 +176,13 @@ def test_the_reference_is_that_of_the_tests():
                 np.testing.assert_allclose(got[1][slot][i], values, rtol=1e-12)
 
 
+def test_casts_are_checked_in_every_width_of_their_sort():
+    largest = {int(draw.arguments[0].max()) for program in trials.programs(CAST) for draw in program.draws}
+    assert any(0 <= row < 2**8 for row in largest)
+    assert any(2**8 <= row < 2**16 for row in largest)
+    assert any(row >= 2**16 for row in largest)
+
+
 def test_the_hot_form_splits_its_segments_twice():
     form = next(form for form in trials.FORMS if form.hot)
     lookups = trials.draw_lookups(np.random.default_rng(0), form, "power law")

@@ -182,7 +182,7 @@ def _running() -> Iterator[None]:
         raise _CrashError(f"{type(error).__name__}: {error}") from error
 
 
-def _interpreter(request: Request) -> contextlib.AbstractContextManager[Any]:
+def _interpreter(request: Request) -> contextlib.AbstractContextManager[object]:
     from jrec.pallas.interpret import interpreted
 
     return interpreted() if request.interpret else contextlib.nullcontext()

@@ -150,8 +150,8 @@ def _on_device(function: Callable[..., Any], *arguments: Any) -> Any:
     return jax.jit(function)(*arguments)
 
 
-def compiled(case: Timed, table: ModuleType, implementation: Implementation, size: Size) -> Callable[..., Any]:
-    """A program of ``size.loop`` steps of a case, which gives up its carry and returns the next."""
+def looped(case: Timed, table: ModuleType, implementation: Implementation, size: Size) -> Callable[..., Any]:
+    """The function of ``size.loop`` steps of a case: (carry, linked, fixed) to the next carry."""
     step = case.build(table, implementation)
 
     def run(carry: Any, linked: Any, fixed: Any) -> Any:
@@ -161,7 +161,13 @@ def compiled(case: Timed, table: ModuleType, implementation: Implementation, siz
 
         return jax.lax.fori_loop(0, size.loop, again, (carry, linked))[0]
 
-    return jax.jit(run, donate_argnums=0).lower(case.carry, case.linked, case.fixed).compile()
+    return run
+
+
+def compiled(case: Timed, table: ModuleType, implementation: Implementation, size: Size) -> Callable[..., Any]:
+    """That function compiled; it gives up its carry."""
+    run = jax.jit(looped(case, table, implementation, size), donate_argnums=0)
+    return run.lower(case.carry, case.linked, case.fixed).compile()
 
 
 def seconds(programs: Sequence[Callable[..., Any]], case: Timed, size: Size) -> list[float]:
