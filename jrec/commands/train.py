@@ -23,6 +23,7 @@ EPILOG = """examples:
   jrec train configs/criteo_kaggle.toml data.path=data/kaggle seed=1 out=runs/kaggle_seed1
   jrec train configs/rm1.toml optimizer.embedding.name=adam optimizer.embedding.learning_rate=0.001 max_steps=500
   jrec train configs/criteo_kaggle.toml data.path=data/kaggle_fae schedule=fae
+  jrec train configs/criteo_kaggle.toml data.path=data/kaggle deterministic=true
   jrec train configs/quickstart.toml --resume
 """
 
@@ -48,6 +49,10 @@ def run(args: argparse.Namespace) -> int:
     from jrec.train.config import load_config
 
     config = load_config(args.config, args.overrides)  # before JAX is loaded, so that a slip is answered at once
+    if config.deterministic:
+        from jrec.train import determinism
+
+        determinism.request()  # before JAX reads its flags
 
     from jrec.commands.kernel_check import agree_on_kernels, check_before_training
     from jrec.ops.verdicts import choices, local_verdicts

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from jrec.ops.dispatch import Call, Implementation, dispatch_together
-from jrec.ops.platforms import cpu_or_other
-from jrec.ops.segment_sums import segment_sums
+from jrec.ops.gather_reduce_xla import run_in_xla
+from jrec.ops.gather_reduce_xla import segment_of_entries as segment_of_entries
+from jrec.ops.gather_reduce_xla import take_rows as take_rows
 from jrec.ops.verdicts import KernelClass
 
 
@@ -54,7 +55,7 @@ def gather_reduce_call(
         raise ValueError(f"source must be a (rows, dim) float array, but is {source.dtype}{list(source.shape)}")
     return Call(
         args=(source, indices, offsets, weights),
-        xla=_xla,
+        xla=run_in_xla,
         native=_native if source.dtype in (jnp.float32, jnp.bfloat16, jnp.float16) else None,
         request=_request,
         kernel=KernelClass(kernel="gather_reduce", dtype=source.dtype.name, dim=source.shape[1]),
@@ -82,83 +83,6 @@ def check_segments(
             f"weights must be float32 of the {name}' shape {indices.shape},"
             f" but are {weights.dtype}{list(weights.shape)}"
         )
-
-
-def segment_of_entries(offsets: jax.Array, capacity: int) -> jax.Array:
-    """The segment of each of ``capacity`` entries, (capacity,) int32; entries past the last offset get num_segments."""
-    starts = jnp.zeros(capacity + 1, jnp.int32).at[offsets[1:]].add(1, indices_are_sorted=True, mode="drop")
-    return jnp.cumsum(starts[:capacity], dtype=jnp.int32)
-
-
-def take_rows(source: jax.Array, indices: jax.Array, weights: jax.Array | None) -> jax.Array:
-    """Weighted float32 rows, (..., dim): zero for negative indices, NaN past the source."""
-    rows = source.at[indices].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False).astype(jnp.float32)
-    if weights is not None:
-        rows = rows * weights[..., None]
-    return jnp.where((indices >= 0)[..., None], rows, jnp.float32(0))
-
-
-def _xla(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
-    return cpu_or_other((source, indices, offsets, weights), cpu=_xla_on_cpu, other=_xla_on_gpu)
-
-
-def _xla_on_cpu(
-    source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
-) -> jax.Array:
-    if offsets is not None:
-        segments = segment_of_entries(offsets, indices.shape[0])
-        rows = take_rows(source, indices, weights)
-        return jax.ops.segment_sum(rows, segments, offsets.shape[0] - 1, indices_are_sorted=True, mode="drop")
-    # A loop over the bag's positions never holds the (num_segments, length, dim) gather: eight times faster on CPU.
-    return _sum_of_positions(source, indices, weights, block=1)
-
-
-def _xla_on_gpu(
-    source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
-) -> jax.Array:
-    if offsets is None:
-        # A block is one kernel, which reads its rows and indices once and writes its sums once. Of more than about
-        # fifty gathers XLA would make several kernels, with arrays of the output's size between them.
-        return _sum_of_positions(source, indices, weights, block=32)
-    if indices.shape[0] == 0:
-        return jnp.zeros((offsets.shape[0] - 1, source.shape[1]), jnp.float32)
-
-    def rows_at(positions: jax.Array) -> jax.Array:
-        def take(array: jax.Array) -> jax.Array:
-            return array.at[positions].get(mode="clip", wrap_negative_indices=False)
-
-        index = jnp.where(positions >= 0, take(indices), -1)
-        return take_rows(source, index, None if weights is None else take(weights))
-
-    return segment_sums(rows_at, indices.shape[0], offsets)
-
-
-def _sum_of_positions(source: jax.Array, indices: jax.Array, weights: jax.Array | None, *, block: int) -> jax.Array:
-    """Sums each segment's positions in ascending order, ``block`` of them at a time."""
-    num_segments, length = indices.shape
-
-    def add_positions(total: jax.Array | None, first: jax.Array | int, count: int) -> jax.Array:
-        for position in range(count):
-
-            def column(array: jax.Array, position: int = position) -> jax.Array:
-                return jax.lax.dynamic_index_in_dim(array, first + position, axis=1, keepdims=False)
-
-            rows = take_rows(source, column(indices), None if weights is None else column(weights))
-            total = rows if total is None else total + rows
-        return jnp.zeros((num_segments, source.shape[1]), jnp.float32) if total is None else total
-
-    if length <= block:
-        return add_positions(None, 0, length)
-    blocks, rest = divmod(length, block)
-    if blocks <= 8 and block > 1:
-        total = add_positions(None, 0, block)
-        for first in range(block, length, block):
-            # Without the barrier XLA would join the blocks, and split them elsewhere.
-            total = add_positions(jax.lax.optimization_barrier(total), first, min(block, length - first))
-        return total
-    total = jnp.zeros((num_segments, source.shape[1]), jnp.float32)
-    total = jax.lax.fori_loop(0, blocks, lambda i, total: add_positions(total, i * block, block), total)
-    return add_positions(total, blocks * block, rest)
 
 
 def _native(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jrec.ops import rounding
 from jrec.ops.platforms import cpu_or_other
@@ -78,11 +76,12 @@ def _step_in_place(
     gradients = optimizer.prepare(old, gradients, gradient_scale)
     new_slots = {}
     for name, (decay, increment) in optimizer.slot_terms(gradients).items():
-        new_slots[name] = _combine(slots[name], rows, increment, _add if decay is None else _decay_and_add(decay))
+        slot = slots[name] if decay is None else _scale(slots[name], rows, decay, increment)
+        new_slots[name] = _add(slot, rows, increment)
     at_rows = {name: _take(slot, rows, gradients) for name, slot in new_slots.items()}
     change = optimizer.row_change(gradients, at_rows, optimizer.learning_rate_at(step), step)
     if table.dtype == jnp.float32:
-        return _combine(table, rows, -change, _add), new_slots
+        return _add(table, rows, -change), new_slots
     new = old - change  # rounded to 16 bits, so that no sum within the scatter gives the same
     if rounding_key is not None:
         new = rounding.stochastic_round(new, table.dtype, rounding_key, rows)
@@ -109,32 +108,11 @@ def _put(array: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
     return at.set(values, mode="drop", unique_indices=True, indices_are_sorted=True)
 
 
-def _combine(
-    array: jax.Array, rows: jax.Array, values: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]
-) -> jax.Array:
-    """``array`` with ``combine(old, value)`` at the first columns of distinct ``rows``: one kernel, without atomics."""
-    element = jax.ShapeDtypeStruct((), array.dtype)
-    closed = jax.make_jaxpr(combine)(element, element)
-    return lax.scatter_p.bind(
-        array,
-        rows[:, None],
-        values,
-        update_jaxpr=closed.jaxpr,
-        update_consts=tuple(closed.consts),
-        dimension_numbers=lax.ScatterDimensionNumbers(
-            update_window_dims=tuple(range(1, values.ndim)),
-            inserted_window_dims=(0,),
-            scatter_dims_to_operand_dims=(0,),
-        ),
-        indices_are_sorted=True,
-        unique_indices=True,
-        mode=lax.GatherScatterMode.FILL_OR_DROP,
-    )
+def _add(array: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
+    at = array.at[_place(array, rows, values)]
+    return at.add(values, mode="drop", unique_indices=True, indices_are_sorted=True)
 
 
-def _add(old: jax.Array, value: jax.Array) -> jax.Array:
-    return old + value
-
-
-def _decay_and_add(decay: float) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    return lambda old, value: value + jnp.float32(decay) * old
+def _scale(array: jax.Array, rows: jax.Array, factor: float, like: jax.Array) -> jax.Array:
+    at = array.at[_place(array, rows, like)]
+    return at.multiply(jnp.float32(factor), mode="drop", unique_indices=True, indices_are_sorted=True)

@@ -2,15 +2,15 @@
 
 XLA's own segment sum is a scatter-add. On a GPU that fills an array with zeros and adds to it with float atomics, whose
 order differs from run to run. Made deterministic (``--xla_gpu_deterministic_ops``) it becomes a scan over all lookups
-with log(n) passes. Here the lookups are cut into aligned *runs* of eight, runs into runs of eight again, and so on:
+with log(n) passes. Here the lookups are cut into aligned *runs*, these into runs again, and so on:
 
-    lookups     [start .... a)                                  [b .... end)      seven at most on each side
-    level 1                 [a' .... c)                 [d .... b')               seven at most on each side
+    lookups     [start .... a)                                  [b .... end)      fewer than a run on each side
+    level 1                 [a' .... c)                 [d .... b')               fewer than a run on each side
     level 2                         [c' ......... d')
 
 The sum of a segment is its lookups left of its first full run, the sum of its full runs, and its lookups right of the
-last one, so no output reads more than 15 rows. Sums of full runs are found by the segment's first one: on each level
-at most as many segments are left as the level has runs. ``jrec.pallas.segments`` divides work the same way.
+last one. Sums of full runs are found by the segment's first one, so a level has as many sums as it has runs.
+``jrec.pallas.segments`` divides work the same way.
 """
 
 from __future__ import annotations
@@ -20,84 +20,109 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-# Every output row reads 2 * (_RUN - 1) + 1 rows, needed or not: more lengthen the common short segments, fewer make
-# pieces as large as the output.
-_RUN = 8
+# XLA reduces a middle axis of fewer than 32 elements within the kernel that gathers them. For a longer one it first
+# writes all that is gathered to memory, transposed.
+MAX_SUMMED = 31
 
-Rows = Callable[[jax.Array], jax.Array]  # (n,) int32 positions, -1 for none -> (n, dim) float32 rows, zero for none
+# Every sum adds 2 * (run - 1) + 1 rows, needed or not. Longer runs of lookups would lengthen the common short segments,
+# shorter ones make pieces as large as the output. Above, rows are few, and longer runs save launches.
+_LOOKUPS, _NODES = 8, 16
+_TOP = MAX_SUMMED  # nodes of the highest level, which are walked from first to last
+
+Rows = Callable[[jax.Array], jax.Array]  # int32 positions, -1 for none -> (*positions, dim) float32 rows, zero for none
+Span = tuple[jax.Array, jax.Array]  # first and end of each sum's positions, (n,) int32
 
 
 def segment_sums(rows_at: Rows, capacity: int, offsets: jax.Array) -> jax.Array:
     """Sums the rows of ``capacity`` positions per segment, without atomics.
 
     Args:
-      rows_at: The rows at (n,) int32 positions, (n, dim) float32; zeros for position -1. Traced several times.
+      rows_at: The rows at int32 positions of any shape, (*shape, dim) float32; zeros for position -1. Traced twice.
       capacity: How many positions there are.
       offsets: (num_segments + 1,) int32, ascending from 0 and at most ``capacity``.
 
     Returns:
       (num_segments, dim) float32.
     """
-    starts, ends = offsets[:-1], offsets[1:]
-    levels = _runs(rows_at, capacity)
-    if not levels:
-        return _edges(rows_at, starts, ends, None)
-    # The segment that each lowest run begins in. Unrolled, the binary search is one kernel; as a loop it is twenty.
-    first = jnp.arange(levels[0].shape[0], dtype=jnp.int32) * _RUN
-    segments = jnp.searchsorted(offsets, first, side="right", method="scan_unrolled").astype(jnp.int32) - 1
-    above = None
-    for level in reversed(range(len(levels))):
-        nodes, size = levels[level], _RUN ** (level + 1)
-        run = jnp.arange(nodes.shape[0], dtype=jnp.int32)
-        segment = segments[:: size // _RUN][: nodes.shape[0]]
-        low, high = _ceil(starts.at[segment].get(mode="clip"), size), ends.at[segment].get(mode="clip") // size
-        found = (segment < starts.shape[0]) & (low == run) & (low < high)
-        low, high = jnp.where(found, low, 0), jnp.where(found, high, 0)
-        above = _edges(_rows_of(nodes), low, high, above)
-    return _edges(rows_at, starts, ends, above)
-
-
-def add_in_order(rows: list[jax.Array]) -> jax.Array:
-    """``rows[0] + rows[1] + …``: on GPUs one kernel that reads what they are made of and writes the sum."""
-    total = rows[0]
-    for row in rows[1:]:
-        total = total + row
+    counts = level_sizes(capacity)
+    sources = [rows_at]
+    for level, count in enumerate(counts):
+        positions = jnp.arange(count * _run(level), dtype=jnp.int32).reshape(count, _run(level))
+        sources.append(_rows_of(jnp.sum(sources[-1](positions), axis=1)))
+    spans = [(offsets[:-1], offsets[1:]), *_spans(offsets, counts)]
+    total = above = None
+    for level in reversed(range(len(spans))):
+        source, span = sources[level], spans[level]
+        total = (
+            _walk(source, span, (capacity, *counts)[-1]) if above is None else _edges(source, span, above, _run(level))
+        )
+        above = _rows_of(total)
+    assert total is not None
     return total
 
 
-def _runs(rows_at: Rows, capacity: int) -> list[jax.Array]:
-    """Sums of the full runs of every level, lowest first, (runs, dim) float32 each."""
-    levels: list[jax.Array] = []
-    count, source = capacity // _RUN, rows_at
-    while count:
-        first = jnp.arange(count, dtype=jnp.int32) * _RUN
-        levels.append(add_in_order([source(first + k) for k in range(_RUN)]))
-        count, source = count // _RUN, _rows_of(levels[-1])
-    return levels
+def level_sizes(capacity: int) -> list[int]:
+    """How many runs each level above the lookups has, lowest first."""
+    sizes: list[int] = []
+    while capacity > _TOP:
+        capacity //= _run(len(sizes))
+        sizes.append(capacity)
+    return sizes
 
 
-def _edges(rows_at: Rows, low: jax.Array, high: jax.Array, above: jax.Array | None) -> jax.Array:
-    """Sums of positions ``[low, high)``, whose full runs are summed in ``above`` at the first run of each segment."""
-    run_low, run_high = _ceil(low, _RUN), high // _RUN
-    left_end = jnp.minimum(run_low * _RUN, high)
-    right = jnp.maximum(run_high * _RUN, left_end)
+def _run(level: int) -> int:
+    """How many positions of a level a run has."""
+    return _NODES if level else _LOOKUPS
 
-    def row(position: jax.Array, end: jax.Array) -> jax.Array:
-        return rows_at(jnp.where(position < end, position, -1))
 
-    terms = [row(low + k, left_end) for k in range(_RUN - 1)]
-    if above is not None:
-        terms.append(_rows_of(above)(jnp.where(run_low < run_high, run_low, -1)))
-    return add_in_order(terms + [row(right + k, high) for k in range(_RUN - 1)])
+def _spans(offsets: jax.Array, counts: list[int]) -> list[Span]:
+    """Per level and run the runs of the segment whose first full one it is; an empty span where it is none's."""
+    if not counts:
+        return []
+    places, ends, base, size = [], [], 0, 1
+    for level, count in enumerate(counts):
+        size *= _run(level)
+        low, high = (offsets[:-1] + (size - 1)) // size, offsets[1:] // size
+        places.append(jnp.where(low < high, base + low, -1))
+        ends.append(high)
+        base += count
+    # One scatter for all levels. What is dropped gets places of its own past the end: so all places are distinct.
+    place = jnp.concatenate(places)
+    place = jnp.where(place >= 0, place, base + jnp.arange(place.shape[0], dtype=jnp.int32))
+    end_at = jnp.zeros(base, jnp.int32).at[place].set(jnp.concatenate(ends), mode="drop", unique_indices=True)
+    spans, base = [], 0
+    for count in counts:
+        spans.append((jnp.arange(count, dtype=jnp.int32), end_at[base : base + count]))
+        base += count
+    return spans
+
+
+def _walk(rows_at: Rows, span: Span, width: int) -> jax.Array:
+    """Sums of spans among ``width`` positions, one by one."""
+    return jnp.sum(rows_at(_positions(span[0], span[1], width)), axis=1)
+
+
+def _edges(rows_at: Rows, span: Span, above: Rows, run: int) -> jax.Array:
+    """Sums of spans whose full runs are summed in ``above``, at the first run of each span."""
+    low, high = span
+    run_low, run_high = (low + (run - 1)) // run, high // run
+    left_end = jnp.minimum(run_low * run, high)
+    right = jnp.maximum(run_high * run, left_end)
+    left_sum, right_sum = (
+        jnp.sum(rows_at(_positions(*at, run - 1)), axis=1) for at in ((low, left_end), (right, high))
+    )
+    return left_sum + above(jnp.where(run_low < run_high, run_low, -1)) + right_sum
+
+
+def _positions(low: jax.Array, high: jax.Array, count: int) -> jax.Array:
+    """The first ``count`` positions of spans, (n, count) int32, -1 past their ends."""
+    at = low[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
+    return jnp.where(at < high[:, None], at, -1)
 
 
 def _rows_of(array: jax.Array) -> Rows:
     def rows(positions: jax.Array) -> jax.Array:
         taken = array.at[positions].get(mode="clip", wrap_negative_indices=False)
-        return jnp.where((positions >= 0)[:, None], taken, jnp.float32(0))
+        return jnp.where((positions >= 0)[..., None], taken, jnp.float32(0))
 
     return rows
-
-
-def _ceil(values: jax.Array, size: int) -> jax.Array:
-    return (values + (size - 1)) // size

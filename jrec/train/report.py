@@ -1,6 +1,7 @@
 """The report of a finished run: ``metrics.json`` and plots.
 
-REPORT/metrics.json      metrics, units, the teacher's ceiling, data, parameters, tables, throughput, configuration
+REPORT/metrics.json      metrics, units, the teacher's ceiling, data, parameters, tables, throughput, configuration,
+                         and under "bits" whether another run computes the same ones
 REPORT/loss.png          where the run logged its loss
 REPORT/schedule.png      of a run on hot and cold batches: rate and loss by schedule
 REPORT/roc.png, calibration.png
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from jrec import environment
 from jrec.data.schema import Schema
 from jrec.files import write_atomically
+from jrec.train import determinism
 from jrec.train.config import TrainConfig
 from jrec.train.fae_plots import plot_schedule
 from jrec.train.logs import SCHEDULE, read_records
@@ -114,6 +116,7 @@ def write_report(
         "parameters": _with_total(parameters),
         "training": _training(steps, seconds, examples),
         "device": environment.devices(),
+        "bits": determinism.promise(str(environment.devices()["platform"])),
         "versions": environment.versions(),
         "config": config.to_dict(),
     }
@@ -167,6 +170,8 @@ def summary(content: Mapping[str, Any]) -> str:
         if "host_rows" in group:
             rows, size = group["host_rows"], group["host_bytes"]
             lines.append(f"stack {name}: {rows:,} of {group['rows']:,} rows in host memory, {size:,} bytes")
+    if content["device"]["platform"] != "cpu":
+        lines.append(f"bits: {content['bits']}")
     lines += _table_lines(content["tables"], content["tables_total"])
     lines += _form_lines(content.get("forms", {}))
     lines += [_cache_line(table, of, content["tables"][table]) for table, of in content.get("caches", {}).items()]
