@@ -11,9 +11,9 @@ A line holds microseconds a call, timed by loops inside one compiled program (``
     distinct_gb_s, distinct_fraction    the same with each distinct input byte counted once: the fraction of the floor
     launches, kernel_us                 kernels launched a call and their time alone, where the profiler tells
 
-Before anything is timed, both implementations update tables of the same values, and samples of sums and touched rows are
-compared, with a checksum over the rows that no id names. Only one side's tables are on the device at a time. A case that
-raises is a line, and the next goes on.
+Before anything is timed, both implementations update tables of the same values, and samples of sums and touched rows
+are compared, with a checksum over the rows that no id names. Only one side's tables are on the device at a time. A case
+that raises is a line, and the next goes on.
 
 Examples:
   python -m benchmarks.gpu --out results.jsonl
@@ -84,7 +84,14 @@ def figures(moved: gpu_cases.Traffic, timing: gpu_timing.Timing, bandwidth: floa
     for what, size in (("lookup", moved.lookups), ("distinct", moved.distinct)):
         found[f"{what}_gb_s"] = _rounded(size / timing.seconds / 1e9)
         found[f"{what}_fraction"] = _rounded(size / timing.seconds / bandwidth)
-    found |= {"spread": _rounded(timing.spread), "calls": timing.calls, "dispatches": timing.dispatches}
+    return found | timing_figures(timing)
+
+
+def timing_figures(timing: gpu_timing.Timing) -> dict[str, Any]:
+    """The details that need no bytes: spread, calls, and the profiler's launches and kernels."""
+    found: dict[str, Any] = {
+        "spread": _rounded(timing.spread), "calls": timing.calls, "dispatches": timing.dispatches
+    }  # fmt: skip
     if timing.launches is not None and timing.kernel_seconds is not None:
         found |= {"launches": _rounded(timing.launches), "kernel_us": _rounded(1e6 * timing.kernel_seconds)}
         found["kernels"] = [

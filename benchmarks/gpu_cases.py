@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +90,8 @@ QUICK = ("design", "cuembed 1M x 32, batch 1,024, hotness 16, alpha 1.05")
 def _own() -> dict[str, Case]:
     adagrad = ops.RowWiseAdagrad(learning_rate=0.01)
     made = {}
-    for name, batch in (("kaggle", BATCH), ("terabyte", BATCH), ("mlperf", 8192), *((f"rm{i}", 8192) for i in range(1, 5))):
+    batches = {"kaggle": BATCH, "terabyte": BATCH, "mlperf": 8192, **{f"rm{i}": 8192 for i in range(1, 5)}}
+    for name, batch in batches.items():
         workload = workloads.WORKLOADS[name]
         made[name] = Case(stacks=(workload.with_batch(batch),), optimizer=adagrad, source=workload.source)
     cpu = workloads.WORKLOADS["cpu"]
@@ -98,9 +100,7 @@ def _own() -> dict[str, Case]:
     design = dataclasses.replace(cpu, name="design", rows=(1_000_000,), ids_per_bag=(20,), batch=16_384, zipf=1.05)
     made["design"] = Case(stacks=(design,), optimizer=adagrad, source="the design's GPU case")
     dynamicemb = workloads.WORKLOADS["dynamicemb"]
-    made["dynamicemb"] = Case(
-        stacks=(dynamicemb,), optimizer=ops.Adam(learning_rate=0.01), source=dynamicemb.source
-    )
+    made["dynamicemb"] = Case(stacks=(dynamicemb,), optimizer=ops.Adam(learning_rate=0.01), source=dynamicemb.source)
     return made
 
 
@@ -126,7 +126,7 @@ def _fbgemm() -> dict[str, Case]:
             stacks=(ci,),
             optimizer=adagrad,
             dtype="float16",
-            source="pytorch/FBGEMM, .github/scripts/fbgemm_gpu_benchmarks.bash (its outputs are bfloat16, jrec's float32)",
+            source="pytorch/FBGEMM, .github/scripts/fbgemm_gpu_benchmarks.bash (bfloat16 outputs there, float32 here)",
         ),
         "fbgemm default": Case(
             stacks=(default,),
@@ -144,7 +144,7 @@ def _cuembed_name(size: str, width: int, batch: int, hotness: int, alpha: float)
 
 
 def cuembed() -> dict[str, Case]:
-    """NVIDIA cuEmbed's sweep, forward: 108 cases of one table, a fixed hotness and a power law; and its README's case."""
+    """NVIDIA cuEmbed's sweep, forward: 108 cases of one table, a fixed hotness and a power law; its README's case."""
     made = {}
     sweep = itertools.product(_SIZES, (32, 128), (1024, 32_768, 131_072), (1, 16, 64), (0.0, 1.05, 1.15))
     for size, width, batch, hotness, alpha in sweep:
@@ -264,7 +264,11 @@ def traffic(case: Case, metric: str, ids: list[np.ndarray]) -> Traffic:
     """Bytes of one call of ``metric``, for a batch's ids by stack. The cast's own bytes are not counted in any."""
     total = Traffic(read=0, written=0, lookups=0)
     for stack, stack_ids in zip(case.stacks, ids, strict=True):
-        shape = {"bags": stack.batch * stack.num_tables, "dim": stack.dim, "itemsize": ITEMSIZE[case.dtype]}
+        shape: dict[str, Any] = {
+            "bags": stack.batch * stack.num_tables,
+            "dim": stack.dim,
+            "itemsize": ITEMSIZE[case.dtype],
+        }
         if metric == FORWARD:
             total += forward_traffic(stack_ids, **shape)
         else:

@@ -59,7 +59,7 @@ def _timed(call: Callable[[], Any]) -> tuple[float, float]:
 
 
 def _torch(case: Case) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """One EmbeddingBag a stack; its backward pass is sparse, and followed by Adagrad (SGD or SparseAdam as the case has)."""
+    """One EmbeddingBag a stack; its backward pass is sparse, and followed by Adagrad, SparseAdam or SGD."""
     import torch  # pyright: ignore[reportMissingImports]
 
     dtype = getattr(torch, case.dtype)

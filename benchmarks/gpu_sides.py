@@ -82,7 +82,7 @@ class Batches:
 
 
 def _no_cast() -> Cast:
-    """An empty cast: ``lookup`` makes one of its own where there is none, which is not what a forward pass is timed for."""
+    """An empty cast: without one, ``lookup`` makes its own, which is not what a forward pass is timed for."""
     none = jnp.zeros((0,), jnp.int32)
     return Cast(
         rows=none, offsets=jnp.zeros((1,), jnp.int32), sources=none, positions=none, num_unique=jnp.zeros((), jnp.int32)
@@ -107,7 +107,8 @@ def cast_implementation(name: Implementation) -> Implementation:
     """``name`` where the cast has such an implementation, else "xla"."""
     try:
         jax.eval_shape(
-            functools.partial(ops.tensor_cast, num_rows=64, implementation=name), jax.ShapeDtypeStruct((8, 2), jnp.int32)
+            functools.partial(ops.tensor_cast, num_rows=64, implementation=name),
+            jax.ShapeDtypeStruct((8, 2), jnp.int32),
         )
     except NotImplementedError:
         return "xla"
@@ -133,8 +134,9 @@ class Side:
     """The programs of one implementation over a case."""
 
     def __init__(self, case: Case, batches: Batches, name: Implementation) -> None:
-        self.case, self.batches, self.name = case, batches, name
-        self.cast = cast_implementation(name)
+        self.case, self.batches = case, batches
+        self.name: Implementation = name
+        self.cast: Implementation = cast_implementation(name)
         self._rows = tuple((stack_name(number), sum(stack.rows)) for number, stack in enumerate(case.stacks))
 
     def tables(self) -> dict[str, jax.Array]:
@@ -227,8 +229,8 @@ def compare(case: Case, got: Trace, want: Trace) -> float:
     """The largest difference of two sides, as a fraction of the largest value.
 
     Raises:
-      SidesDifferError: for more than rounding, for values that are not finite, and for rows that changed though no id named
-        them.
+      SidesDifferError: for more than rounding, for values that are not finite, and for rows that changed though no id
+        named them.
     """
     worst = 0.0
     for what, ours, theirs in (

@@ -34,7 +34,7 @@ DISPATCH_SECONDS = 0.02  # aimed at for one dispatch: a hundred times what launc
 MAX_ROUNDS = 2000
 COPY_BYTES = 4 << 30
 
-# (fixed, state, batch) -> (state, output): state is carried and donated, output is None where the state is all there is.
+# (fixed, state, batch) -> (state, output): the state is carried and donated; the output may be None.
 Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
@@ -144,7 +144,7 @@ def rounds_for(seconds: float, batches: int, *, target: float = DISPATCH_SECONDS
 
 
 def copy_bandwidth(size: int = COPY_BYTES) -> float:
-    """Bytes read and written per second by a large elementwise copy on the device: what a memory-bound kernel can reach."""
+    """Bytes read and written per second by a large copy on the device: what a memory-bound kernel can reach."""
     source = [jnp.full((size // 8192, 1024), value, jnp.float32) for value in (0.0, 1.0)]
     loop = Loop(lambda _, state, batch: (state, batch + jnp.float32(1)), None, None, source, rounds=4)
     return 2 * source[0].nbytes / loop.time(profile=False).seconds

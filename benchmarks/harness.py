@@ -136,8 +136,8 @@ def alternate(
 class Report:
     """Collects results: prints each as a JSON line at once, and all of them as a table at the end.
 
-    A context manager. With ``--out FILE`` the lines also go to FILE.partial, one by one, so that a benchmark that is cut
-    off leaves what it measured; FILE itself appears whole, when the benchmark has ended.
+    A context manager. With ``--out FILE`` the lines also go to FILE.partial, one by one, so that a benchmark that is
+    cut off leaves what it measured; FILE itself appears whole, when the benchmark has ended.
     """
 
     def __init__(self, arguments: argparse.Namespace, name: str, *, stdout: TextIO | None = None) -> None:
@@ -210,7 +210,10 @@ class Report:
             details=details,
         )
         self.results.append(result)
-        self.line({name: value for name, value in dataclasses.asdict(result).items() if value is not None or name != "details"})
+        fields = dataclasses.asdict(result)
+        if details is None:
+            del fields["details"]
+        self.line(fields)
 
     def compare(
         self,

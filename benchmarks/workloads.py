@@ -124,8 +124,8 @@ def _invert_power_integral(low: float, mass: np.ndarray, exponent: float) -> np.
 def hashed_ids(ids: np.ndarray, rows: int) -> np.ndarray:
     """Maps ids to other ids of the same table by one fixed permutation of its rows, as a hash of raw values would.
 
-    ``zipf_ids`` numbers rows by frequency, so neighbours in the table are equally hot and share cache lines and segments;
-    in a table that was filled by hashing they are not.
+    ``zipf_ids`` numbers rows by frequency, so neighbours in the table are equally hot, and long segments are neighbours
+    in a cast. In a table that was filled by hashing they are not.
 
     Args:
       ids: int32 of any shape; negative ids are padding and stay as they are.
