@@ -64,7 +64,9 @@ def measure(report: harness.Report, name: str, case: Case, *, bandwidth: float, 
                 rounds = quick.rounds or gpu_timing.rounds_for(
                     gpu_cases.expected_seconds(case, bandwidth), len(batches.bags)
                 )
-                timing = sides[implementation].loop(metric, rounds=rounds).time(seconds=quick.seconds)
+                timing = (
+                    sides[implementation].loop(metric, rounds=rounds).time(seconds=quick.seconds, least=quick.least)
+                )
                 times[implementation] = timing.seconds
                 ratio = times["xla"] / timing.seconds if implementation == "pallas" and "xla" in times else None
                 report.add(
@@ -136,6 +138,7 @@ class Quick:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.seconds = 0.0 if arguments.tiny else 0.15 if arguments.quick else 0.4
         self.rounds = 1 if arguments.tiny else None
+        self.least = 1 if arguments.tiny else 3
         self.metrics: tuple[str, ...] = tuple(arguments.metric)
         self.peers: tuple[str, ...] = tuple(p for p in arguments.peer if gpu_peers.missing(p) is None)
 

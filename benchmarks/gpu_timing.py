@@ -84,13 +84,13 @@ class Loop:
         self.calls = rounds * len(batches)
         self._fixed, self.state, self._batches = fixed, state, tuple(batches)
         _, output = jax.eval_shape(step, fixed, state, batches[0])
-        self._outputs = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (output,) * len(batches))
+        self.outputs = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (output,) * len(batches))
         self._run = jax.jit(functools.partial(repeat, step, rounds=rounds), donate_argnums=(1, 2))
 
     def dispatch(self) -> None:
         """Runs all calls once and waits for them."""
-        self.state, self._outputs = self._run(self._fixed, self.state, self._outputs, self._batches)
-        jax.block_until_ready((self.state, self._outputs))
+        self.state, self.outputs = self._run(self._fixed, self.state, self.outputs, self._batches)
+        jax.block_until_ready((self.state, self.outputs))
 
     def time(self, *, seconds: float = 0.5, least: int = 3, profile: bool = True) -> Timing:
         """Compiles, warms up, and times dispatches until ``seconds`` have passed, at least ``least`` of them."""

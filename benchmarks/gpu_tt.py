@@ -227,7 +227,8 @@ class Measured:
             self._time(name, metric, UNCOMPRESSED, plain)
 
     def _time(self, name: str, metric: str, way: str, side: Side | Uncompressed) -> None:
-        timing = side.loop(metric, rounds=self._rounds).time(seconds=self._seconds)
+        least = 1 if self._seconds == 0 else 3
+        timing = side.loop(metric, rounds=self._rounds).time(seconds=self._seconds, least=least)
         if way == "naive":
             self._times[name, metric] = timing.seconds
         naive = None if way == "naive" else self._times.get((name, metric))
