@@ -27,7 +27,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -204,12 +204,13 @@ class Measured:
         self._naive = functools.cache(lambda case: Side(case, WAYS["naive"]).outputs())
         self._times: dict[tuple[str, str], float] = {}
 
-    def cases(self, tables: dict[str, Case]) -> dict[str, Callable[[], None]]:
+    def cases(self, tables: dict[str, Case], ways: Sequence[str]) -> dict[str, Callable[[], None]]:
         """What ``resume.Cases`` runs, by key."""
         made: dict[str, Callable[[], None]] = {}
         for name, case in tables.items():
-            made |= {f"{name}: {way}": functools.partial(self._way, name, case, way) for way in WAYS}
-            made[f"{name}: {UNCOMPRESSED}"] = functools.partial(self._uncompressed, name, case)
+            made |= {f"{name}: {way}": functools.partial(self._way, name, case, way) for way in WAYS if way in ways}
+            if UNCOMPRESSED in ways:
+                made[f"{name}: {UNCOMPRESSED}"] = functools.partial(self._uncompressed, name, case)
         return made
 
     def _way(self, name: str, case: Case, way: str) -> None:
@@ -243,6 +244,8 @@ def main() -> None:
     """Runs the cases that were asked for."""
     parser = harness.parser(__doc__)
     parser.add_argument("--case", nargs="+", choices=sorted(CASES), help="only these cases")
+    parser.add_argument("--way", nargs="+", choices=[*WAYS, UNCOMPRESSED], default=[*WAYS, UNCOMPRESSED],
+                        help="only these ways (default: all)")  # fmt: skip
     parser.add_argument("--earlier", type=pathlib.Path, metavar="FILE",
                         help="lines of a run that was cut off: its finished cases are skipped")  # fmt: skip
     parser.add_argument("--tiny", action="store_true", help="a tiny table in the kernels' interpreter on a CPU")
@@ -259,7 +262,7 @@ def main() -> None:
         tables = {"tiny": TINY} if arguments.tiny else {name: CASES[name] for name in names}
         rounds = 1 if arguments.tiny else gpu_timing.rounds_for(EXPECTED_SECONDS, SETS)
         measured = Measured(report, seconds=0.0 if arguments.tiny else 0.15 if arguments.quick else 0.5, rounds=rounds)
-        resume.Cases(report.line, earlier).run(measured.cases(tables))
+        resume.Cases(report.line, earlier).run(measured.cases(tables, arguments.way))
 
 
 if __name__ == "__main__":
