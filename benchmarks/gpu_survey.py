@@ -10,9 +10,9 @@
 
 Each step is a process with a budget. It is ended, with all that it started, when the budget is spent or when it prints
 nothing for too long. Its lines go to DIR/STEP.jsonl one by one as they come. A step that crashes goes on at its next
-case. When all is over, or anything fails, DIR/summary.json and a table tell what there is. The same command again goes on
-where the last one ended. DIR holds at most 8 files, none above 16 MB. Nothing needs to be installed beside jax, flax,
-numba, optax, rich and scipy.
+case. When all is over, or anything fails, DIR/summary.json and a table tell what there is. The same command again goes
+on where the last one ended. DIR holds at most 8 files, none above 16 MB. Nothing needs to be installed beside jax,
+flax, numba, optax, rich and scipy. A dry run exits with 1 if any step or case failed.
 
 Examples:
   PYTHONPATH=. python3 -m benchmarks.gpu_survey --out survey
@@ -132,7 +132,7 @@ def survey(steps: Sequence[Step], folder: pathlib.Path, *, minutes: float, dry: 
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = {step.name: folder / f"{step.name}.jsonl" for step in steps}
-    _check_folder(folder, dry=dry)
+    _check_folder(folder, set(files.values()), dry=dry)
     deadline = time.monotonic() + 60 * minutes
     try:
         states = {name: survey_steps.state(file) for name, file in files.items()}
@@ -153,9 +153,9 @@ def survey(steps: Sequence[Step], folder: pathlib.Path, *, minutes: float, dry: 
     return made
 
 
-def _check_folder(folder: pathlib.Path, *, dry: bool) -> None:
-    own = {f"{step.name}.jsonl" for step in survey_steps.STEPS} | {"summary.json"}
-    foreign = sorted(path.name for path in folder.iterdir() if path.name not in own)
+def _check_folder(folder: pathlib.Path, files: set[pathlib.Path], *, dry: bool) -> None:
+    own = {folder / f"{step.name}.jsonl" for step in survey_steps.STEPS} | files | {folder / "summary.json"}
+    foreign = sorted(path.name for path in folder.iterdir() if path not in own)
     if foreign:
         raise SystemExit(
             f"gpu_survey: {folder} holds other files ({', '.join(foreign[:3])}); choose a folder of its own"
@@ -205,7 +205,9 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, _stop)
     steps = [step for step in survey_steps.STEPS if arguments.only is None or step.name in arguments.only]
-    survey(steps, arguments.out, minutes=arguments.minutes, dry=arguments.dry_run)
+    summary = survey(steps, arguments.out, minutes=arguments.minutes, dry=arguments.dry_run)
+    if arguments.dry_run and any(step["outcome"] != "ended" or step["failed"] for step in summary["steps"]):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -110,6 +110,8 @@ def run(
                 handle(name, text)
     finally:
         status = _end(process, wait=outcome is None)
+    for reader in readers:
+        reader.join(GRACE)
     with contextlib.suppress(queue.Empty):  # what it printed last
         while True:
             name, text = printed.get(timeout=0.2)
@@ -126,7 +128,7 @@ def run(
 
 
 def _read(name: str, stream: IO[str], printed: queue.Queue[tuple[str, str | None]]) -> None:
-    with contextlib.suppress(ValueError, OSError):  # the stream was closed
+    with stream:
         while text := stream.readline(MAX_LINE + 1):  # a line without an end must not fill the memory
             printed.put((name, text))
     printed.put((name, None))

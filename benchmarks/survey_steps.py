@@ -76,7 +76,7 @@ STEPS: tuple[Step, ...] = (
         name="tt",
         minutes=2,
         command=_module("gpu_tt", "--quick"),
-        dry=_module("gpu_tt", "--tiny", "--way", "naive", "pallas"),
+        dry=_module("gpu_tt", "--tiny", "--way", "naive", "pallas, fused"),
     ),
 )
 
