@@ -11,27 +11,31 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 COMMAND = [sys.executable, "-m", "jrec", "kernels", "check", "--json"]
 
 
-def lines_of(text: str) -> Iterator[dict[str, Any]]:
-    """The verdicts in what the command printed: JSON lines, or one object or list over several."""
+def verdicts(printed: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The verdicts in what the command prints: an object a line, at once, or one object or list over several lines."""
+    text, found = "", 0
+    for line in printed:
+        text += line
+        verdict = _parsed(line)
+        if isinstance(verdict, dict):
+            found += 1
+            yield verdict
+    if not found:
+        whole = _parsed(text)
+        yield from whole if isinstance(whole, list) else [whole] if isinstance(whole, dict) else []
+
+
+def _parsed(text: str) -> Any:
     try:
-        whole = json.loads(text)
+        return json.loads(text)
     except ValueError:
-        for line in text.splitlines():
-            try:
-                found = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(found, dict):
-                yield {"verdict": found}
-        return
-    for found in whole if isinstance(whole, list) else [whole]:
-        yield {"verdict": found}
+        return None
 
 
 def main() -> None:
@@ -41,11 +45,10 @@ def main() -> None:
     arguments = parser.parse_args()
     with subprocess.Popen([*COMMAND, *arguments.arguments], stdout=subprocess.PIPE, text=True) as command:
         assert command.stdout is not None
-        text = command.stdout.read()
-    number = 0
-    for line in lines_of(text):
-        number += 1
-        print(json.dumps(line), flush=True)
+        number = 0
+        for verdict in verdicts(command.stdout):
+            number += 1
+            print(json.dumps({"verdict": verdict}), flush=True)
     print(json.dumps({"status": command.returncode, "verdicts": number}), flush=True)
     if command.returncode == 2 and not number:  # argparse's status for a command that is not there
         print(json.dumps({"absent": "this jrec has no `jrec kernels check --json`"}), flush=True)

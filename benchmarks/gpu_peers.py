@@ -6,6 +6,7 @@ filled otherwise.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
@@ -34,9 +35,15 @@ def missing(name: str) -> str | None:
 
 def runs(name: str, case: Case) -> Iterator[tuple[str, float, float]]:
     """(metric, median seconds of a call, spread) of a peer's passes over a case."""
+    import torch  # pyright: ignore[reportMissingImports]
+
     make = {"torch": _torch, "fbgemm": _fbgemm}[name]
-    for metric, call in make(case):
-        yield metric, *_timed(call)
+    try:
+        for metric, call in make(case):
+            yield metric, *_timed(call)
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()  # else torch keeps the memory that the next case's tables need
 
 
 def _timed(call: Callable[[], Any]) -> tuple[float, float]:

@@ -1,6 +1,8 @@
 """What of the GPU benchmark needs no GPU: bytes, cases, hashed ids, both sides at tiny sizes, what a failure leaves."""
 
+import argparse
 import dataclasses
+import io
 import json
 import subprocess
 import sys
@@ -10,7 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import gpu, gpu_cases, gpu_peers, gpu_profile, gpu_sides, gpu_timing, workloads
+from benchmarks import (
+    gpu,
+    gpu_cases,
+    gpu_peers,
+    gpu_profile,
+    gpu_sides,
+    gpu_smoke,
+    gpu_step,
+    gpu_timing,
+    harness,
+    models,
+    workloads,
+)  # fmt: skip
 from jrec import ops
 from jrec.pallas.interpret import interpreted
 
@@ -208,6 +222,41 @@ def test_fbgemms_ids_are_table_major_rows_of_each_table():
     np.testing.assert_array_equal(lengths, [3] * 4 + [1] * 4)
     stacked = gpu_cases.stacked_ids(TINY, seed=1)
     np.testing.assert_array_equal(ids, np.where(np.arange(16) < 12, stacked, stacked - 50))
+
+
+def test_smoke_finds_a_wrong_kernel(monkeypatch):
+    inputs = gpu_smoke.Inputs(rows=60, dim=8, bags=6, length=3)
+    report = harness.Report(argparse.Namespace(quick=True, out=None), "test", stdout=io.StringIO())
+    check = inputs.checks("xla", 1)["gather"]
+    gpu_smoke._check(report, "gather", "xla", check, 0.0)
+    right = ops.gather_reduce
+    monkeypatch.setattr(ops, "gather_reduce", lambda *a, **k: right(*a, **k).at[0].add(0.01))
+    with pytest.raises(ValueError, match="gather by xla is wrong"):
+        gpu_smoke._check(report, "gather", "xla", check, 0.0)
+
+    def missing():
+        raise NotImplementedError("no such kernel")
+
+    gpu_smoke._check(report, "cast", "pallas", missing, 0.0)
+    assert json.loads(report._stdout.getvalue().splitlines()[-1])["absent"].startswith("NotImplementedError: no such")
+
+
+def test_a_steps_kernels_are_counted_by_step():
+    kernels = [gpu_profile.Kernel(name=f"k{i}", count=4, seconds=1e-6 * (30 - i)) for i in range(30)]
+    found = gpu_step.figures(kernels, 2)
+    assert found["launches"] == 60
+    assert found["kernel_us"] == pytest.approx(sum(range(1, 31)) / 2)
+    assert len(found["kernels"]) == 20
+    assert found["kernels"][0] == {"name": "k0", "launches": 2, "us": 15}
+
+
+def test_a_models_batch_can_be_hashed():
+    plain, hashed = (models.batch(TINY, seed=0, hashed=h) for h in (False, True))
+    ids = [
+        np.concatenate([np.ravel(x) for x in jax.tree.leaves(b.bags) if x.dtype == np.int32]) for b in (plain, hashed)
+    ]
+    assert ids[0].shape == ids[1].shape
+    assert np.any(ids[0] != ids[1])
 
 
 def _run(monkeypatch, capsys, *arguments):
