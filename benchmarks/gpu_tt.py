@@ -1,7 +1,8 @@
 """Tensor-train tables on a GPU: TT-Rec's algorithm, XLA's contractions, the Pallas kernels, the uncompressed table.
 
-One id a bag, a power law of exponent 1.05 over the rows; the sides run in turn, on the same ids and cores. Outputs and
-core gradients are compared before anything is timed.
+One id a bag, hashed, by a power law of exponent 1.05 over the rows; all sides take the same ids and cores. Outputs and
+core gradients of every side are compared with the naive ones before it is timed, by loops inside one program
+(``gpu_timing``).
 
     forward                 pooled rows
     forward and backward    those and the cores' gradients
@@ -11,28 +12,33 @@ core gradients are compared before anything is timed.
     unique, dense   XLA's contractions; see ``jrec.ops.tt.explain``
     pallas          the kernels, with the last product fused with pooling or not, as the cost model says
     pallas, fused / pallas, unfused     either
+    uncompressed    the plain table's kernels
 
 Examples:
   python -m benchmarks.gpu_tt --out results.json
   python -m benchmarks.gpu_tt --quick --case kaggle
+  python -m benchmarks.gpu_tt --out results.json --earlier results.json.partial
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable
+import os
+import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import gpu, harness, workloads
+from benchmarks import gpu, gpu_cases, gpu_sides, gpu_timing, harness, resume, workloads
 from jrec import ops
 from jrec.ops import tt
 from jrec.ops.dispatch import Implementation
+from jrec.pallas.interpret import interpreted
 
 EXPONENT = 1.05
 SETS = 3  # of ids in rotation
@@ -66,6 +72,10 @@ CASES: dict[str, Case] = {
     "terabyte": Case(rows=40_000_000, dim=128, rank=32, lookups=16_384),
 }
 QUICK_CASES = ("kaggle",)
+TINY = Case(rows=60, dim=8, rank=4, lookups=12)
+METRICS = ("forward", "forward and backward", "step")
+UNCOMPRESSED = "uncompressed"
+EXPECTED_SECONDS = 2e-4  # of one call, which decides how many calls a dispatch makes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,45 +111,48 @@ class Side:
     def __init__(self, case: Case, way: Way) -> None:
         self.shape = shape = case.shape
         self.cores = tt.tt_init(shape, jax.random.key(0))
-        rng = np.random.default_rng(0)
-        ids = [workloads.zipf_ids(rng, shape.rows, case.lookups, EXPONENT).reshape(-1, 1) for _ in range(SETS)]
-        self.ids = [jnp.asarray(i) for i in ids]
-        self.gradient = jnp.asarray(rng.standard_normal((case.lookups, shape.dim), np.float32))
-        self._turn = itertools.cycle(range(SETS))
-        arguments = way.arguments(shape)
+        self.ids = [jnp.asarray(ids) for ids in drawn_ids(case)]
+        self.gradient = jnp.asarray(np.random.default_rng(1).standard_normal((case.lookups, shape.dim), np.float32))
+        self._arguments = way.arguments(shape)
 
-        def forward(cores: Any, ids: jax.Array) -> jax.Array:
-            return tt.tt_embedding_bag(cores, shape, ids, **arguments)
+    def forward(self, cores: Any, state: Any, ids: jax.Array) -> tuple[Any, jax.Array]:
+        """A ``gpu_timing.Step``: pooled rows."""
+        return state, tt.tt_embedding_bag(cores, self.shape, ids, **self._arguments)
 
-        def both(cores: Any, ids: jax.Array, gradient: jax.Array) -> Any:
-            out, transpose = jax.vjp(functools.partial(forward, ids=ids), cores)
-            return out, transpose(gradient)[0]
+    def both(self, cores: Any, state: Any, batch: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+        """A ``Step``: pooled rows and the cores' gradients."""
+        ids, gradient = batch
+        out, transpose = jax.vjp(lambda cores: self.forward(cores, None, ids)[1], cores)
+        return state, (out, transpose(gradient)[0])
 
-        def step(cores: Any, slots: Any, ids: jax.Array, gradient: jax.Array) -> Any:
-            _, gradients = both(cores, ids, gradient)
-            updated = [_step(*x) for x in zip(cores, slots, gradients, strict=True)]
-            return tuple(c for c, _ in updated), tuple(s for _, s in updated)
+    def step(self, _: Any, state: Any, batch: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        """A ``Step``: forward, backward and Adagrad; the state is the cores and their slots."""
+        cores, slots = state
+        _, (_, gradients) = self.both(cores, None, batch)
+        updated = [_step(*x) for x in zip(cores, slots, gradients, strict=True)]
+        return (tuple(c for c, _ in updated), tuple(s for _, s in updated)), None
 
-        self._forward, self._both = jax.jit(forward), jax.jit(both)
-        self._step = jax.jit(step, donate_argnums=(0, 1))
-        self._trained = jax.tree.map(jnp.array, self.cores)
-        self._slots = tt.tt_init_slots(FUSED, self.cores)
+    def outputs(self) -> list[np.ndarray]:
+        """Pooled rows and core gradients of the first batch, on the host."""
+        made = jax.jit(lambda cores, batch: self.both(cores, None, batch)[1])(self.cores, (self.ids[0], self.gradient))
+        return [np.asarray(x) for x in jax.tree.leaves(made)]
 
-    def forward(self, batch: int | None = None) -> jax.Array:
-        """Pooled rows of the next batch, or of the given one."""
-        return self._forward(self.cores, self._batch(batch))
+    def loop(self, metric: str, *, rounds: int) -> gpu_timing.Loop:
+        """The loop that times ``metric``."""
+        batches: list[Any] = [(ids, self.gradient) for ids in self.ids]
+        if metric == "forward":
+            return gpu_timing.Loop(self.forward, self.cores, None, self.ids, rounds=rounds)
+        if metric == "forward and backward":
+            return gpu_timing.Loop(self.both, self.cores, None, batches, rounds=rounds)
+        state = jax.tree.map(jnp.array, (self.cores, tt.tt_init_slots(FUSED, self.cores)))
+        return gpu_timing.Loop(self.step, None, state, batches, rounds=rounds)
 
-    def both(self, batch: int | None = None) -> Any:
-        """Pooled rows and the cores' gradients."""
-        return self._both(self.cores, self._batch(batch), self.gradient)
 
-    def step(self) -> Any:
-        """One training step of the cores."""
-        self._trained, self._slots = self._step(self._trained, self._slots, self._batch(None), self.gradient)
-        return self._trained
-
-    def _batch(self, batch: int | None) -> jax.Array:
-        return self.ids[next(self._turn) if batch is None else batch]
+def drawn_ids(case: Case) -> list[np.ndarray]:
+    """Hashed ids of each batch, (lookups, 1) int32."""
+    rng = np.random.default_rng(0)
+    drawn = [workloads.zipf_ids(rng, case.rows, case.lookups, EXPONENT) for _ in range(SETS)]
+    return [workloads.hashed_ids(ids, case.rows).reshape(-1, 1) for ids in drawn]
 
 
 def _step(core: jax.Array, slots: Any, gradient: jax.Array) -> tuple[jax.Array, Any]:
@@ -151,75 +164,105 @@ def _step(core: jax.Array, slots: Any, gradient: jax.Array) -> tuple[jax.Array, 
 
 
 class Uncompressed:
-    """The plain table of a case: forward, and the cast with the update."""
+    """The plain table of a case: forward, and forward with the cast and the update."""
 
     def __init__(self, case: Case, name: Implementation) -> None:
         one_hot = workloads.Workload(
-            name="plain", rows=(case.rows,), dim=case.dim, ids_per_bag=(1,), batch=case.lookups, num_dense=1,
-            bottom=(case.dim,), top=(1,),
+            name="plain", rows=(case.rows,), dim=case.dim, ids_per_bag=(1,), batch=case.lookups, zipf=EXPONENT
+        )
+        plain = gpu_cases.Case(stacks=(one_hot,), optimizer=PLAIN)
+        self.side = gpu_sides.Side(plain, gpu_sides.Batches.of(plain, SETS), name)
+
+    def step(self, _: Any, state: Any, batch: Any) -> tuple[Any, Any]:
+        """A ``Step``: forward, cast and update."""
+        _, sums = self.side.forward(state[0], None, batch[0])
+        return self.side.cast_and_update(None, state, batch)[0], sums
+
+    def loop(self, metric: str, *, rounds: int) -> gpu_timing.Loop:
+        """The loop that times ``metric``, "forward" or "step"."""
+        if metric == "forward":
+            return self.side.loop(gpu_cases.FORWARD, rounds=rounds)
+        made, tables = self.side.batches, self.side.tables()
+        inputs: list[Any] = list(zip(made.bags, made.gradients, strict=True))
+        return gpu_timing.Loop(self.step, None, (tables, self.side.slots(tables)), inputs, rounds=rounds)
+
+
+def agree(got: list[np.ndarray], want: list[np.ndarray]) -> None:
+    """Raises ``SidesDifferError`` where ``Side.outputs`` of two sides differ by more than rounding."""
+    for number, (ours, theirs) in enumerate(zip(got, want, strict=True)):
+        error = float(np.max(np.abs(ours - theirs)) / np.max(np.abs(theirs)))
+        if not error < TOLERANCE:  # NaN fails too
+            what = "output" if number == 0 else f"gradient of core {number - 1}"
+            raise gpu_sides.SidesDifferError(f"the {what} differs by {error:.1e} of the largest value")
+
+
+class Measured:
+    """The cases of a run, one for every table and way, and what their lines are compared with."""
+
+    def __init__(self, report: harness.Report, *, seconds: float, rounds: int) -> None:
+        self._report, self._seconds, self._rounds = report, seconds, rounds
+        self._naive = functools.cache(lambda case: Side(case, WAYS["naive"]).outputs())
+        self._times: dict[tuple[str, str], float] = {}
+
+    def cases(self, tables: dict[str, Case], ways: Sequence[str]) -> dict[str, Callable[[], None]]:
+        """What ``resume.Cases`` runs, by key."""
+        made: dict[str, Callable[[], None]] = {}
+        for name, case in tables.items():
+            made |= {f"{name}: {way}": functools.partial(self._way, name, case, way) for way in WAYS if way in ways}
+            if UNCOMPRESSED in ways:
+                made[f"{name}: {UNCOMPRESSED}"] = functools.partial(self._uncompressed, name, case)
+        return made
+
+    def _way(self, name: str, case: Case, way: str) -> None:
+        side = Side(case, WAYS[way])
+        if way == "naive":
+            self._report.note(f"{name}: {tt.explain(case.shape, case.lookups, platform='gpu')}")
+        else:
+            agree(side.outputs(), self._naive(case))
+        for metric in METRICS:
+            self._time(name, metric, way, side)
+
+    def _uncompressed(self, name: str, case: Case) -> None:
+        plain = Uncompressed(case, "pallas")
+        for metric in ("forward", "step"):
+            self._time(name, metric, UNCOMPRESSED, plain)
+
+    def _time(self, name: str, metric: str, way: str, side: Side | Uncompressed) -> None:
+        least = 1 if self._seconds == 0 else 3
+        timing = side.loop(metric, rounds=self._rounds).time(seconds=self._seconds, least=least)
+        if way == "naive":
+            self._times[name, metric] = timing.seconds
+        naive = None if way == "naive" else self._times.get((name, metric))
+        self._report.add(
+            name, f"{metric}, {way}", 1e6 * timing.seconds, "us",
+            peer=None if naive is None else "naive", ratio=None if naive is None else naive / timing.seconds,
+            details=gpu.timing_figures(timing),
         )  # fmt: skip
-        self.side = gpu.Side(one_hot, PLAIN, name)
-
-    def forward(self) -> jax.Array:
-        """Pooled rows."""
-        return self.side.forward()
-
-    def step(self) -> Any:
-        """Forward, cast, backward and update."""
-        return self.side.forward(), self.side.cast_and_update()
-
-
-def agree(sides: dict[str, Side]) -> None:
-    """Raises SystemExit where outputs or gradients differ by more than rounding."""
-    want = jax.tree.leaves(sides["naive"].both(0))
-    for name, side in sides.items():
-        for number, (got, wanted) in enumerate(zip(jax.tree.leaves(side.both(0)), want, strict=True)):
-            error = float(jnp.max(jnp.abs(got - wanted)) / jnp.max(jnp.abs(wanted)))
-            if not error < TOLERANCE:  # NaN fails too
-                what = "output" if number == 0 else f"gradient of core {number - 1}"
-                raise SystemExit(f"benchmarks.gpu_tt: the {what} of {name} differs by {error:.1e} of the largest value")
-
-
-def run_case(report: harness.Report, name: str, ways: dict[str, Way] = WAYS) -> None:
-    """Compares and times one case."""
-    case = CASES[name]
-    report.note(f"{name}: {tt.explain(case.shape, case.lookups, platform='gpu')}")
-    sides = {way: Side(case, how) for way, how in ways.items()}
-    agree(sides)
-    seconds = report.seconds / 8
-    for metric, attribute in (("forward", "forward"), ("forward and backward", "both"), ("step", "step")):
-        peer = harness.timed(getattr(sides["naive"], attribute), calls=gpu.CALLS)
-        for way, side in sides.items():
-            if way == "naive":
-                continue
-            ours = harness.timed(getattr(side, attribute), calls=gpu.CALLS)
-            report.compare(name, f"{metric}, {way}", ours, peer="naive", theirs=peer, seconds=seconds)
-    _against_plain(report, name, sides, seconds)
-
-
-def _against_plain(report: harness.Report, name: str, sides: dict[str, Side], seconds: float) -> None:
-    """Times every way against the uncompressed kernels."""
-    plain = Uncompressed(CASES[name], "pallas")
-    runs: dict[str, Callable[[Any], Any]] = {"forward": lambda side: side.forward, "step": lambda side: side.step}
-    for metric, method in runs.items():
-        theirs = harness.timed(method(plain), calls=gpu.CALLS)
-        for way, side in sides.items():
-            label = f"{metric}, {way}, by the uncompressed table"
-            ours = harness.timed(method(side), calls=gpu.CALLS)
-            report.compare(name, label, ours, peer="uncompressed", theirs=theirs, seconds=seconds)
 
 
 def main() -> None:
     """Runs the cases that were asked for."""
     parser = harness.parser(__doc__)
     parser.add_argument("--case", nargs="+", choices=sorted(CASES), help="only these cases")
+    parser.add_argument("--way", nargs="+", choices=[*WAYS, UNCOMPRESSED], default=[*WAYS, UNCOMPRESSED],
+                        help="only these ways (default: all)")  # fmt: skip
+    parser.add_argument("--earlier", type=pathlib.Path, metavar="FILE",
+                        help="lines of a run that was cut off: its finished cases are skipped")  # fmt: skip
+    parser.add_argument("--tiny", action="store_true", help="a tiny table in the kernels' interpreter on a CPU")
     arguments = parser.parse_args()
-    with harness.Report(arguments, "gpu_tt") as report:
-        if jax.default_backend() != "gpu":
-            report.note("skipped: there is no NVIDIA GPU that JAX can use; install jrec[cuda] on a machine with one")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    earlier = list(resume.read_lines(arguments.earlier))
+    with harness.Report(arguments, "gpu_tt") as report, contextlib.ExitStack() as stack:
+        if arguments.tiny:
+            stack.enter_context(interpreted())
+        elif jax.default_backend() != "gpu":
+            report.note(gpu.MISSING)
             return
-        for name in arguments.case or (QUICK_CASES if arguments.quick else CASES):
-            run_case(report, name)
+        names = arguments.case or (QUICK_CASES if arguments.quick else CASES)
+        tables = {"tiny": TINY} if arguments.tiny else {name: CASES[name] for name in names}
+        rounds = 1 if arguments.tiny else gpu_timing.rounds_for(EXPECTED_SECONDS, SETS)
+        measured = Measured(report, seconds=0.0 if arguments.tiny else 0.15 if arguments.quick else 0.5, rounds=rounds)
+        resume.Cases(report.line, earlier).run(measured.cases(tables, arguments.way))
 
 
 if __name__ == "__main__":

@@ -80,6 +80,7 @@ class Result:
     device: str
     versions: Mapping[str, str]
     commit: str
+    details: Mapping[str, Any] | None = None  # further figures of the same measurement; left out of the line if None
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -135,7 +136,8 @@ def alternate(
 class Report:
     """Collects results: prints each as a JSON line at once, and all of them as a table at the end.
 
-    A context manager. With ``--out FILE`` the lines also go to a file that appears whole, when the benchmark has ended.
+    A context manager. With ``--out FILE`` the lines also go to FILE.partial, one by one, so that a benchmark that is
+    cut off leaves what it measured; FILE itself appears whole, when the benchmark has ended.
     """
 
     def __init__(self, arguments: argparse.Namespace, name: str, *, stdout: TextIO | None = None) -> None:
@@ -144,6 +146,7 @@ class Report:
         self.seconds = QUICK_SECONDS if arguments.quick else FULL_SECONDS
         self.results: list[Result] = []
         self._out: pathlib.Path | None = arguments.out
+        self._partial: TextIO | None = None
         self._stdout = stdout if stdout is not None else sys.stdout
         self._device = describe_device()
         self._versions = environment.versions()
@@ -157,10 +160,25 @@ class Report:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._table()
-        if kind is None and self._out is not None:
-            partial = self._out.with_name(self._out.name + ".partial")
-            partial.write_text("".join(f"{_line(result)}\n" for result in self.results), encoding="utf-8")
-            partial.replace(self._out)
+        if self._out is None:
+            return
+        partial = self._partial_file()
+        partial.close()
+        if kind is None:
+            pathlib.Path(partial.name).replace(self._out)
+
+    def _partial_file(self) -> TextIO:
+        if self._partial is None:
+            assert self._out is not None
+            self._partial = self._out.with_name(self._out.name + ".partial").open("w", encoding="utf-8")
+        return self._partial
+
+    def line(self, fields: Mapping[str, Any]) -> None:
+        """Prints one JSON line at once, and appends it to the partial file. NaN and infinities are refused."""
+        text = json.dumps(fields, allow_nan=False)
+        print(text, file=self._stdout, flush=True)
+        if self._out is not None:
+            print(text, file=self._partial_file(), flush=True)
 
     def note(self, text: str) -> None:
         """A line for the reader on stderr, such as why a peer is skipped."""
@@ -176,8 +194,9 @@ class Report:
         peer: str | None = None,
         ratio: float | None = None,
         peer_versions: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
-        """Records one figure and prints its line."""
+        """Records one figure and prints its line; ``details`` are further figures, in JSON types."""
         result = Result(
             case=case,
             metric=metric,
@@ -188,9 +207,13 @@ class Report:
             device=self._device,
             versions={**self._versions, **(peer_versions or {})},
             commit=self._commit,
+            details=details,
         )
         self.results.append(result)
-        print(_line(result), file=self._stdout, flush=True)
+        fields = dataclasses.asdict(result)
+        if details is None:
+            del fields["details"]
+        self.line(fields)
 
     def compare(
         self,
@@ -242,10 +265,6 @@ class Report:
         Console(stderr=True, width=width).print(table)
 
 
-def _line(result: Result) -> str:
-    return json.dumps(dataclasses.asdict(result), allow_nan=False)
-
-
 def on_virtual_devices(devices: int, module: str, *arguments: str) -> Any:
     """What ``python -m MODULE ARGUMENTS`` prints, JSON, in a process of its own that sees so many CPU devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
@@ -284,7 +303,12 @@ def _cpu_model() -> str:
 
 
 def commit() -> str:
-    """The commit of the checkout, with "-dirty" where tracked files differ from it; "unknown" outside of git."""
+    """The commit of the checkout, with "-dirty" where tracked files differ from it; "unknown" outside of git.
+
+    A copy of the checkout without its history may be told by the environment variable ``JREC_COMMIT``.
+    """
+    if told := os.environ.get("JREC_COMMIT"):
+        return told
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],

@@ -15,6 +15,7 @@ from jrec import ops
 from jrec.batch import Batch
 from jrec.data.packing import CastPlace, pack_batch
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
+from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig, Tier
 from jrec.train.step import CompiledRun, State, compile_run
 
@@ -33,12 +34,16 @@ def layout(workload: workloads.Workload, *, tier: Tier = "device") -> EmbeddingL
     )
 
 
-def batch(workload: workloads.Workload, *, seed: int, cast: CastPlace = "none", tier: Tier = "device") -> Batch:
-    """The batch of ``seed`` as the loader would make it, in NumPy arrays."""
+def batch(
+    workload: workloads.Workload, *, seed: int, cast: CastPlace = "none", tier: Tier = "device", hashed: bool = False
+) -> Batch:
+    """The batch of ``seed`` as the loader would make it, in NumPy arrays; ``hashed`` as in ``workloads.hashed_ids``."""
     dense, labels = workloads.dense_batch(workload, seed=seed)
     columns: dict[str, Any] = {"label": labels}
     columns |= {f"d{i}": dense[:, i] for i in range(workload.num_dense)}
     ids = workloads.table_ids(workload, seed=seed)
+    if hashed:
+        ids = [workloads.hashed_ids(i, rows) for i, rows in zip(ids, workload.rows, strict=True)]
     columns |= {f"t{t:03d}": table_ids for t, table_ids in enumerate(ids)}
     dense_names = [f"d{i}" for i in range(workload.num_dense)]
     return pack_batch(layout(workload, tier=tier), columns, dense=dense_names, cast=cast)
@@ -55,11 +60,19 @@ def table_stack(workload: workloads.Workload, *, seed: int) -> np.ndarray:
 
 
 def training_run(
-    workload: workloads.Workload, optimizer: str, *, learning_rate: float, seed: int
+    workload: workloads.Workload,
+    optimizer: str,
+    *,
+    learning_rate: float,
+    seed: int,
+    implementation: Implementation | None = None,
 ) -> tuple[State, CompiledRun]:
-    """A DLRM with the workload's initial weights, and its compiled step, as ``jrec train`` compiles it."""
+    """A DLRM with the workload's initial weights, and its compiled step, as ``jrec train`` compiles it.
+
+    ``implementation`` is that of the embedding ops; None takes the platform's default.
+    """
     config = DLRMConfig(num_dense=workload.num_dense, bottom_mlp=workload.bottom, top_mlp=workload.top)
-    model = DLRM(config, layout(workload), rngs=nnx.Rngs(params=seed))
+    model = DLRM(config, layout(workload), implementation=implementation, rngs=nnx.Rngs(params=seed))
     (name,) = model.embeddings.arrays()
     model.embeddings.set_arrays({name: jnp.asarray(table_stack(workload, seed=seed))})
     for which, mlp in (("bottom", model.bottom), ("top", model.top)):

@@ -121,6 +121,36 @@ def _invert_power_integral(low: float, mass: np.ndarray, exponent: float) -> np.
     return (low ** (1 - exponent) + (1 - exponent) * mass) ** (1 / (1 - exponent))
 
 
+def hashed_ids(ids: np.ndarray, rows: int) -> np.ndarray:
+    """Maps ids to other ids of the same table by one fixed permutation of its rows, as a hash of raw values would.
+
+    ``zipf_ids`` numbers rows by frequency, so neighbours in the table are equally hot, and long segments are neighbours
+    in a cast. In a table that was filled by hashing they are not.
+
+    Args:
+      ids: int32 of any shape; negative ids are padding and stay as they are.
+      rows: The table's rows.
+
+    Returns:
+      int32 of the same shape. Equal ids stay equal, different ids stay different.
+    """
+    bits = max(2, (rows - 1).bit_length())
+    mask, shift = np.uint32((1 << bits) - 1), np.uint32((bits + 1) // 2)
+    mixed = ids.astype(np.uint32).reshape(-1)
+    outside = np.flatnonzero(ids.reshape(-1) >= 0)
+    # Walking the cycle of a permutation of 2**bits numbers until it is back below `rows` permutes the numbers below it.
+    while outside.size:
+        x = mixed[outside]
+        for odd in (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D):
+            x *= np.uint32(odd)  # wraps around 2**32; its low bits are a permutation of the table's bits
+            x += np.uint32(0x27D4EB2F)
+            x &= mask
+            x ^= x >> shift
+        mixed[outside] = x
+        outside = outside[x >= rows]
+    return mixed.view(np.int32).reshape(ids.shape)
+
+
 def table_ids(workload: Workload, *, seed: int) -> list[np.ndarray]:
     """Ids of one batch: per table (batch, ids_per_bag) int32, a function of workload and seed alone."""
     return [

@@ -123,9 +123,13 @@ def test_report_prints_json_lines_and_writes_them(tmp_path, capsys):
     with harness.Report(_arguments(out), "test", stdout=stdout) as report:
         report.add("case", "metric", 1.5, "ms", peer="peer", ratio=2, peer_versions={"peer": "1.0"})
         assert not out.exists()
+        assert (tmp_path / "results.json.partial").read_text() == stdout.getvalue()
+        report.add("case", "metric", 2.5, "ms", details={"launches": 3})
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     lines = stdout.getvalue().splitlines()
     assert out.read_text().splitlines() == lines
-    (result,) = [json.loads(line) for line in lines]
+    result, detailed = [json.loads(line) for line in lines]
+    assert detailed["details"] == {"launches": 3}
     keys = ["case", "metric", "value", "unit", "peer", "ratio", "device", "versions", "commit"]
     assert list(result) == keys
     assert (result["value"], result["ratio"], result["versions"]["peer"]) == (1.5, 2.0, "1.0")
@@ -134,7 +138,7 @@ def test_report_prints_json_lines_and_writes_them(tmp_path, capsys):
     assert "2.00x" in captured.err
 
 
-def test_report_of_a_failed_benchmark_leaves_no_file(tmp_path):
+def test_report_of_a_failed_benchmark_leaves_its_lines_and_no_results(tmp_path):
     out = tmp_path / "results.json"
 
     def fail():
@@ -144,7 +148,9 @@ def test_report_of_a_failed_benchmark_leaves_no_file(tmp_path):
 
     with pytest.raises(RuntimeError, match="lost"):
         fail()
-    assert list(tmp_path.iterdir()) == []
+    (partial,) = tmp_path.iterdir()
+    assert partial.name == "results.json.partial"
+    assert json.loads(partial.read_text())["value"] == 1.0
 
 
 def test_compare_records_both_sides(capsys):

@@ -7,40 +7,45 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import gpu_tt, harness
+from benchmarks import gpu_sides, gpu_tt
 from jrec.ops.tt.cost import fuses_pooling
 from jrec.pallas.interpret import interpreted
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-TINY = gpu_tt.Case(rows=60, dim=8, rank=4, lookups=12)
+TINY = gpu_tt.TINY
 
 
 @pytest.mark.slow
 def test_xla_sides_agree_and_train():
     sides = {name: gpu_tt.Side(TINY, way) for name, way in gpu_tt.WAYS.items() if way.implementation == "xla"}
     assert set(sides) == {"naive", "unique", "dense"}
-    gpu_tt.agree(sides)
     for side in sides.values():
-        assert side.forward().shape == (12, 8)
+        gpu_tt.agree(side.outputs(), sides["naive"].outputs())
         before = [np.asarray(c) for c in side.cores]
-        after = side.step()
-        assert all(np.any(b != np.asarray(a)) for b, a in zip(before, after, strict=True))
-    assert harness.timed(sides["unique"].forward)() > 0
+        loop = side.loop("step", rounds=1)
+        loop.dispatch()
+        assert all(np.any(b != np.asarray(a)) for b, a in zip(before, loop.state[0], strict=True))
 
 
 def test_a_wrong_side_is_found():
     sides = {name: gpu_tt.Side(TINY, gpu_tt.WAYS[name]) for name in ("naive", "unique")}
     sides["unique"].cores = jax.tree.map(lambda core: core * 2, sides["unique"].cores)
-    with pytest.raises(SystemExit, match="the output of unique differs"):
-        gpu_tt.agree(sides)
+    with pytest.raises(gpu_sides.SidesDifferError, match="the output differs"):
+        gpu_tt.agree(sides["unique"].outputs(), sides["naive"].outputs())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pallas, fused", "pallas, unfused"])
 def test_pallas_sides_agree(name):
     with interpreted():
-        gpu_tt.agree({way: gpu_tt.Side(TINY, gpu_tt.WAYS[way]) for way in ("naive", name)})
+        gpu_tt.agree(gpu_tt.Side(TINY, gpu_tt.WAYS[name]).outputs(), gpu_tt.Side(TINY, gpu_tt.WAYS["naive"]).outputs())
+
+
+def test_ids_are_hashed():
+    ids = gpu_tt.drawn_ids(gpu_tt.Case(rows=1000, dim=8, rank=4, lookups=500))
+    assert len(ids) == gpu_tt.SETS
+    assert np.median(ids[0]) > 200  # half of the lookups by rank fall below about 30
 
 
 def test_traffic_decides_whether_pooling_is_fused():
@@ -52,8 +57,10 @@ def test_traffic_decides_whether_pooling_is_fused():
 
 def test_the_uncompressed_side_runs():
     plain = gpu_tt.Uncompressed(TINY, "xla")
-    assert plain.forward().shape == (12, 8)
-    assert all(np.all(np.isfinite(x)) for x in plain.step())
+    before = np.asarray(plain.side.tables()["stack0"])
+    loop = plain.loop("step", rounds=1)
+    loop.dispatch()
+    assert np.any(np.asarray(loop.state[0]["stack0"]) != before)
 
 
 @pytest.mark.slow

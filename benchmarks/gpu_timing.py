@@ -1,0 +1,150 @@
+"""Times of short programs on a GPU: loops inside one compiled program, so that Python and dispatch are not measured.
+
+A kernel of 20 microseconds cannot be timed by calls from Python, which take longer. Here one dispatch runs many calls.
+For the loop to measure what it says, XLA must neither hoist a call out of it (its inputs would be the same in every
+trip) nor drop one (nobody would read its output). Both are prevented by ``optimization_barrier`` and by nothing that
+costs a kernel:
+
+* The inputs of every call pass a barrier together with the output of the call before, so they depend on it, and a call
+  cannot run before its predecessor, be shared with another trip, or leave the loop.
+* That output is passed on through the barrier and carried to the next trip, so it is needed. (A barrier whose result
+  nobody used would lose that operand, which is why outputs of all batches are carried, not the last one alone.)
+* Updates carry their table and slots from call to call, which are their outputs.
+
+``tests/test_aot_gpu_timing.py`` counts the calls in the body of the loop that is compiled for an H200.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks import gpu_profile
+
+DISPATCH_SECONDS = 0.02  # aimed at for one dispatch: a hundred times what launching the program takes
+MAX_ROUNDS = 2000
+COPY_BYTES = 4 << 30
+
+# (fixed, state, batch) -> (state, output): the state is carried and donated; the output may be None.
+Step = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What a loop measured.
+
+    Attributes:
+      seconds: Median time of one call.
+      spread: Slowest minus fastest dispatch, as a fraction of the median.
+      calls: Calls in one dispatch.
+      dispatches: How many dispatches were timed.
+      kernels: Kernels of one dispatch by time, from the profiler; empty where it gave none.
+    """
+
+    seconds: float
+    spread: float
+    calls: int
+    dispatches: int
+    kernels: tuple[gpu_profile.Kernel, ...] = ()
+
+    @property
+    def launches(self) -> float | None:
+        """Kernels and copies launched by one call; None without the profiler's word."""
+        return sum(kernel.count for kernel in self.kernels) / self.calls if self.kernels else None
+
+    @property
+    def kernel_seconds(self) -> float | None:
+        """Time that kernels of one call ran, without gaps between them; None without the profiler's word."""
+        return sum(kernel.seconds for kernel in self.kernels) / self.calls if self.kernels else None
+
+
+class Loop:
+    """Many calls of ``step`` in one compiled program, over batches in rotation.
+
+    Args:
+      step: What to time.
+      fixed: Inputs that no call changes, such as a forward pass's table.
+      state: What calls change. It is donated: only the loop may use it from now on.
+      batches: Two or more inputs of equal shapes, taken in turn.
+      rounds: Turns over all batches in one dispatch.
+    """
+
+    def __init__(self, step: Step, fixed: Any, state: Any, batches: Sequence[Any], *, rounds: int) -> None:
+        if len(batches) < 2:
+            raise ValueError(f"{len(batches)} batch: a loop needs two or more, so that calls differ")
+        self.calls = rounds * len(batches)
+        self._fixed, self.state, self._batches = fixed, state, tuple(batches)
+        _, output = jax.eval_shape(step, fixed, state, batches[0])
+        self.outputs = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (output,) * len(batches))
+        self._run = jax.jit(functools.partial(repeat, step, rounds=rounds), donate_argnums=(1, 2))
+
+    def dispatch(self) -> None:
+        """Runs all calls once and waits for them."""
+        self.state, self.outputs = self._run(self._fixed, self.state, self.outputs, self._batches)
+        jax.block_until_ready((self.state, self.outputs))
+
+    def time(self, *, seconds: float = 0.5, least: int = 3, profile: bool = True) -> Timing:
+        """Compiles, warms up, and times dispatches until ``seconds`` have passed, at least ``least`` of them."""
+        self.dispatch()
+        samples: list[float] = []
+        until = time.perf_counter() + seconds
+        while len(samples) < least or (time.perf_counter() < until and len(samples) < 50):
+            start = time.perf_counter()
+            self.dispatch()
+            samples.append(time.perf_counter() - start)
+        median = statistics.median(samples)
+        return Timing(
+            seconds=median / self.calls,
+            spread=(max(samples) - min(samples)) / median,
+            calls=self.calls,
+            dispatches=len(samples),
+            kernels=self.profile() if profile else (),
+        )
+
+    def profile(self) -> tuple[gpu_profile.Kernel, ...]:
+        """Kernels of one dispatch; () where the profiler does not work on this machine."""
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                with jax.profiler.trace(folder, profiler_options=gpu_profile.trace_options()):
+                    self.dispatch()
+            except RuntimeError:
+                return ()
+            return tuple(gpu_profile.kernels(pathlib.Path(folder)))
+
+
+def repeat(step: Step, fixed: Any, state: Any, outputs: Any, batches: Any, *, rounds: int) -> Any:
+    """``rounds`` turns of ``step`` over ``batches``; ``outputs`` holds the last output for each batch."""
+
+    def turn(_: jax.Array, carry: Any) -> Any:
+        state, outputs = carry
+        outputs = list(outputs)
+        for number, batch in enumerate(batches):
+            others = outputs[:number] + outputs[number + 1 :]  # this batch's old output ends here
+            batch, state, others = jax.lax.optimization_barrier((batch, state, others))
+            state, output = step(fixed, state, batch)
+            outputs = [*others[:number], output, *others[number:]]
+        return state, tuple(outputs)
+
+    # A static number of trips: with a dynamic one the host would wait for the loop's condition in every trip.
+    return jax.lax.fori_loop(0, rounds, turn, (state, tuple(outputs)))
+
+
+def rounds_for(seconds: float, batches: int, *, target: float = DISPATCH_SECONDS) -> int:
+    """How many rounds fill a dispatch, if a call takes about ``seconds``."""
+    return max(1, min(MAX_ROUNDS, round(target / (seconds * batches))))
+
+
+def copy_bandwidth(size: int = COPY_BYTES) -> float:
+    """Bytes read and written per second by a large copy on the device: what a memory-bound kernel can reach."""
+    source = [jnp.full((size // 8192, 1024), value, jnp.float32) for value in (0.0, 1.0)]
+    loop = Loop(lambda _, state, batch: (state, batch + jnp.float32(1)), None, None, source, rounds=4)
+    return 2 * source[0].nbytes / loop.time(profile=False).seconds

@@ -1,0 +1,117 @@
+"""From a sweep's lines to tuning entries: what won, by how much, and whether that is more than noise."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jrec.pallas import measured
+from jrec.pallas.measured import Entry, Key
+
+# The cases that decide an entry, each on some of its fields: unfused kernels on padded bags and on long segments, the
+# fused update on ids as they come, hot and rare ones.
+LONG_FIELDS = ("split", "long_unroll")
+DECIDES = {False: ("forward", "ragged"), True: ("update, mixed",)}
+TRUSTED_SPREAD = 0.1  # of the times of one point: above, the machine was busy, and nothing follows
+
+Point = Mapping[str, Any]
+"""What the sweep prints as ``{"tuning": …}``; see ``benchmarks.gpu_tune``."""
+
+
+def points(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """The sweep's points among other lines."""
+    return [line["tuning"] for line in lines if isinstance(line.get("tuning"), dict)]
+
+
+def config_key(config: Mapping[str, Any]) -> str:
+    """A config as text, equal for equal configs."""
+    return json.dumps(dict(config), sort_keys=True)
+
+
+def best(found: Iterable[Point], **wanted: Any) -> Point | None:
+    """The fastest point whose fields have the wanted values; the default where it is as fast to within its spread."""
+    matching = [p for p in found if all(p[name] == value for name, value in wanted.items())]
+    if not matching:
+        return None
+    fastest = min(matching, key=lambda p: p["us"])
+    for point in matching:
+        if point["default"] and point["us"] <= fastest["us"] * (1 + max(point["spread"], fastest["spread"])):
+            return point
+    return fastest
+
+
+def entries(found: Iterable[Point]) -> dict[Key, Entry]:
+    """The configs that beat the default by more than the spread of both, with their evidence.
+
+    A GPU, dim and kind of kernel whose default was not measured, or was measured on a busy machine, gives no entry.
+    """
+    found = list(found)
+    made: dict[Key, Entry] = {}
+    for key in _keys(found):
+        outcomes = [_outcome(found, key, case) for case in DECIDES[key[3]]]
+        if any(outcome is None for outcome in outcomes):
+            continue
+        won = [outcome for outcome in outcomes if outcome is not None]
+        if all(winner["default"] for winner, _ in won):
+            continue
+        config = dict(won[0][0]["config"])
+        for winner, _ in won[1:]:  # the first case does not show what long segments want
+            config |= {name: winner["config"][name] for name in LONG_FIELDS if name in winner["config"]}
+        made[key] = Entry(config=config, evidence=_evidence(won))
+    return made
+
+
+def _keys(found: Iterable[Point]) -> list[Key]:
+    return list(dict.fromkeys((p["gpu"], p["dim"], p["itemsize"], p["fused"]) for p in found))
+
+
+def _outcome(found: list[Point], key: Key, case: str) -> tuple[Point, Point] | None:
+    """(winner, default) of a case; None where the default was not measured, or on a busy machine."""
+    gpu, dim, itemsize, fused = key
+    wanted = {"gpu": gpu, "dim": dim, "itemsize": itemsize, "fused": fused, "case": case}
+    winner = best(found, **wanted)
+    default = next((p for p in found if p["default"] and all(p[n] == v for n, v in wanted.items())), None)
+    if winner is None or default is None or default["spread"] > TRUSTED_SPREAD:
+        return None
+    return winner, default
+
+
+def _evidence(won: list[tuple[Point, Point]]) -> dict[str, Any]:
+    (winner, default), *further = won
+    evidence = {
+        "us": winner["us"],
+        "default_us": default["us"],
+        "spread": max(p["spread"] for pair in won for p in pair),
+        "case": winner["workload"],
+        "default_config": dict(default["config"]),
+        **{name: winner[name] for name in ("commit", "driver", "jax")},
+    }
+    if further:
+        evidence["further"] = [{"us": w["us"], "default_us": d["us"], "case": w["workload"]} for w, d in further]
+    return evidence
+
+
+def apply(lines: Iterable[Mapping[str, Any]], path: pathlib.Path = measured.PATH) -> dict[Key, Entry]:
+    """Rewrites the file of entries: those of the sweep replace older ones of their key.
+
+    An older entry stays where the sweep measured nothing, and where it was the default of the sweep and won again.
+    Otherwise the sweep contradicts it, and it goes.
+
+    Returns:
+      The entries of the sweep.
+    """
+    found = points(lines)
+    new = entries(found)
+    kept = measured.read(path) if path.is_file() else {}
+    for key in _keys(found):
+        outcome = _outcome(found, key, DECIDES[key[3]][0])
+        if outcome is not None and not _holds(kept.get(key), outcome[0]["config"]):
+            kept.pop(key, None)
+    measured.write(path, {**kept, **new})
+    return new
+
+
+def _holds(entry: Entry | None, config: Mapping[str, Any]) -> bool:
+    return entry is not None and all(config.get(name) == value for name, value in entry.config.items())

@@ -1,0 +1,79 @@
+"""Tuning entries that were measured on GPUs: ``measured.json`` beside this file, written by ``benchmarks.gpu_tune``.
+
+    python -m benchmarks.gpu_tune --out tuning.jsonl
+    python -m benchmarks.gpu_tune --apply tuning.jsonl
+
+The file is a list of objects, one for each GPU, dim, itemsize and kind of kernel:
+
+    {"gpu": "NVIDIA H200", "dim": 64, "itemsize": 4, "fused": true,
+     "config": {"chunks": 1, "unroll": 8, "split": 32},
+     "evidence": {"us": 20.1, "default_us": 24.3, "spread": 0.01, "case": "…", "commit": "…", "driver": "…"}}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+PATH = pathlib.Path(__file__).with_name("measured.json")
+
+Key = tuple[str, int, int, bool]
+"""The device's name as JAX gives it, dim, bytes of an element, and whether the kernel is fused with an update."""
+
+_TYPES = {"gpu": str, "dim": int, "itemsize": int, "fused": bool, "config": dict, "evidence": dict}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A config that won on a GPU.
+
+    Attributes:
+      config: Fields of ``TuningConfig`` by name; those that are missing keep their defaults.
+      evidence: Microseconds of this config and of the default, their spread, the case, the commit, and the driver.
+    """
+
+    config: Mapping[str, int | bool]
+    evidence: Mapping[str, Any]
+
+
+@functools.cache
+def entries() -> Mapping[Key, Entry]:
+    """The entries that jrec ships with; read once."""
+    return MappingProxyType(read(PATH))
+
+
+def read(path: pathlib.Path) -> dict[Key, Entry]:
+    """The entries of a file.
+
+    Raises:
+      ValueError: for a file that is no list of such objects, or has two entries for one key.
+    """
+    found: dict[Key, Entry] = {}
+    objects = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(objects, list):
+        raise ValueError(f"{path}: tuning entries are a list, not {type(objects).__name__}")
+    for number, fields in enumerate(objects):
+        if not isinstance(fields, dict) or any(not isinstance(fields.get(k), t) for k, t in _TYPES.items()):
+            raise ValueError(f"{path}: entry {number} needs {', '.join(_TYPES)}; it is {fields!r}")
+        key = fields["gpu"], fields["dim"], fields["itemsize"], fields["fused"]
+        if key in found:
+            raise ValueError(f"{path}: entry {number} is the second one for {key}; remove one")
+        found[key] = Entry(config=fields["config"], evidence=fields["evidence"])
+    return found
+
+
+def write(path: pathlib.Path, made: Mapping[Key, Entry]) -> None:
+    """Writes entries in a fixed order, one a line, so that changes read well."""
+    lines = []
+    for (gpu, dim, itemsize, fused), entry in sorted(made.items()):
+        fields = {"gpu": gpu, "dim": dim, "itemsize": itemsize, "fused": fused}
+        lines.append(json.dumps({**fields, "config": dict(entry.config), "evidence": dict(entry.evidence)}))
+    text = "[\n" + ",\n".join(f"  {line}" for line in lines) + "\n]\n" if lines else "[]\n"
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
