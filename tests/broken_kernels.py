@@ -15,6 +15,7 @@ import numpy as np
 
 from jrec.selfcheck import kernels
 from jrec.selfcheck.kernels import casted_update as casted_update
+from jrec.selfcheck.kernels import casted_update_beside as casted_update_beside
 from jrec.selfcheck.kernels import tensor_cast as tensor_cast
 from jrec.selfcheck.kernels import tt_products as tt_products
 
@@ -30,6 +31,12 @@ def gather_reduce(implementation, source, indices, offsets, weights):
     out = kernels.gather_reduce("xla", source, indices, offsets, weights)
     behave = _BEHAVIOURS.get(source.shape[1])
     return out if behave is None else behave(out)
+
+
+def gather_reduce_beside(implementation, source, indices, offsets, weights, *, dim):
+    """The same for the first of two tables."""
+    out = gather_reduce(implementation, source, indices, offsets, weights)
+    return out, kernels.gather_reduce("xla", source[:, :dim].astype(jnp.float32), indices, offsets, weights)
 
 
 def row_update(implementation, optimizer, table, slots, rows, gradients, **options):

@@ -20,6 +20,8 @@ from jrec.commands import kernel_check
 from jrec.ops import verdicts
 from jrec.ops.local_gpu import Gpu
 from jrec.ops.verdicts import CAST, KernelClass, Machine, Verdict, gpu_choice
+from jrec.pallas.segments import level_sizes
+from jrec.pallas.tuning import tune
 from jrec.selfcheck import child, reference, report, runner, store, timing, trials
 from jrec.selfcheck.child import Request
 from jrec.selfcheck.classes import all_classes, classes_of, select
@@ -187,7 +189,9 @@ def test_the_hot_form_splits_its_segments_twice():
     form = next(form for form in trials.FORMS if form.hot)
     lookups = trials.draw_lookups(np.random.default_rng(0), form, "power law")
     lengths = np.diff(lookups.offsets)
-    assert lengths.max() > 2 * 64 * 64
+    config = tune(dim=64, itemsize=4, length=None)
+    assert len(level_sizes(form.capacity, config.split, top=config.top)) == 2
+    assert lengths.max() > 2 * config.split**2
     assert lengths.min() == 0
     ragged = next(form for form in trials.FORMS if form.length is None and not form.hot)
     assert trials.draw_lookups(np.random.default_rng(0), ragged, "power law").offsets[-1] < ragged.capacity
@@ -390,7 +394,14 @@ def test_the_command_without_a_gpu_says_so(capsys):
 
 
 @pytest.mark.parametrize(
-    "only", ["gather_reduce float32 16", pytest.param("casted_update float32 16 SGD", marks=pytest.mark.slow)]
+    "only",
+    [
+        "row_update float32 16 SGD",
+        *(
+            pytest.param(of, marks=pytest.mark.slow)
+            for of in ("gather_reduce float32 16", "casted_update float32 16 SGD")
+        ),
+    ],
 )
 def test_the_command_tries_kernels_in_the_interpreter(capsys, only):
     assert cli.main(["kernels", "check", "--interpret", "--json", "--only", only, "--only", "tensor_cast"]) == 0

@@ -9,6 +9,7 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jrec import ops
@@ -130,6 +131,49 @@ def test_products_of_a_tensor_train_level_have_a_verdict_of_their_own(gpu):
     assert {"_pallas", "_pallas_transpose", "tt_reduce_short"} <= set(re.findall(r"name=(\w+)", traced()))
     keep(make_verdict(PRODUCTS, "wrong"))
     assert "tt_reduce_short" not in traced()
+
+
+def _tables():
+    tables = {"a": jnp.ones((50, 16)), "b": jnp.ones((30, 8)), "c": jnp.ones((20, 16), jnp.bfloat16)}
+    bags = {name: ops.Bags(ids=jnp.arange(12, dtype=jnp.int32).reshape(6, 2)) for name in tables}
+    return tables, bags
+
+
+def _steps(tables, bags):
+    activations, residuals = ops.lookup(tables, bags)
+    slots = {name: {} for name in tables}
+    return activations, ops.apply_gradients(SGD, tables, slots, residuals, activations)
+
+
+def test_tables_whose_kernels_are_chosen_share_launches(gpu):
+    """Of three tables the verdicts let two in: one launch for them forward and one update; XLA serves the third."""
+    others = [dataclasses.replace(of, dim=8) for of in (GATHER, UPDATE)]
+    keep(*[make_verdict(of) for of in (GATHER, UPDATE, *others)])
+    program = lowered(_steps, *_tables())
+    assert program.count("@mosaic_gpu") == 2
+    keep(*[make_verdict(of, "slower") for of in others])
+    assert lowered(_steps, *_tables()).count("@mosaic_gpu") == 2
+    keep(*[make_verdict(of, "slower") for of in (GATHER, UPDATE)])
+    assert lowered(_steps, *_tables()).count("@mosaic_gpu") == 0
+    on_cpu = lowered(_steps, *_tables(), platform="cpu")
+    assert "mosaic" not in on_cpu
+
+
+def test_tables_looked_up_together_get_what_they_get_alone(gpu):
+    """Whatever the choice for a GPU, the CPU computes the same bits."""
+    tables, bags = _tables()
+    want = _steps(tables, bags)
+    keep(*[make_verdict(dataclasses.replace(of, dim=dim)) for of in (GATHER, UPDATE) for dim in (8, 16)])
+    got = jax.jit(lambda *given: _steps(*given))(tables, bags)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_a_table_that_no_kernel_covers_leaves_the_others_theirs(gpu, monkeypatch):
+    monkeypatch.setenv(verdicts.KERNELS_VARIABLE, "pallas")
+    tables = {"wide": jnp.ones((4, 2048)), "narrow": jnp.ones((4, 16))}
+    bags = {name: ops.Bags(ids=jnp.zeros((3, 1), jnp.int32)) for name in tables}
+    program = lowered(lambda *given: ops.lookup(*given)[0], tables, bags)
+    assert program.count("@mosaic_gpu") == 1
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Machine)])

@@ -75,7 +75,7 @@ def reduce_products(
       (segments, height, width) float32; empty segments are zero.
 
     Raises:
-      ValueError: where int32 does not number the rows of an operand or the blocks of the result.
+      NotImplementedError: where int32 does not number the rows of an operand or the blocks of the result.
     """
     contraction, width = products.right.shape[1:]
     height = products.left.shape[2 if transposed else 1]

@@ -139,6 +139,8 @@ def tune_product(*, height: int, width: int) -> ProductConfig:
 
 
 def check_int32(what: str, count: int) -> None:
-    """Raises ValueError where int32 does not number that many."""
+    """Raises NotImplementedError where int32 does not number that many."""
     if count >= 2**31:
-        raise ValueError(f"{count:,} {what} are more than int32 numbers; use implementation='xla' or smaller batches")
+        raise NotImplementedError(
+            f"{count:,} {what} are more than int32 numbers; use implementation='xla' or smaller batches"
+        )

@@ -43,7 +43,7 @@ class Form:
 FORMS = (
     Form(name="padded", rows=300, bags=300, length=7),
     Form(name="ragged", rows=500, bags=70, capacity=2000, weighted=True),
-    Form(name="hot", rows=400, bags=5, capacity=9000, hot=True),
+    Form(name="hot", rows=400, bags=5, capacity=20_000, hot=True),
 )
 TINY_FORMS = (
     Form(name="padded", rows=9, bags=10, length=3),

@@ -16,10 +16,12 @@ from jrec.ops.types import Cast
 from jrec.ops.verdicts import KernelClass
 from jrec.selfcheck import reference
 from jrec.selfcheck.inputs import FORMS, KINDS, TINY_FORMS, Form, draw_lookups, draw_table
+from jrec.selfcheck.kernels import BESIDE
 from jrec.selfcheck.trial import Draw, Program, Wrong, worst
 from jrec.selfcheck.tt_trials import tt_programs
 
 SEED = 20
+_BESIDE_DIM = 12  # of the second table where two share launches: other lanes and columns than any usual dim's
 
 
 def programs(of: KernelClass, *, tiny: bool = False) -> Iterator[Program]:
@@ -52,6 +54,22 @@ def _gather_reduce(of: KernelClass, tiny: bool) -> Iterator[Program]:
             arguments = table, lookups.ids, lookups.offsets, lookups.weights
             draws.append(Draw(name=kind, arguments=arguments, judge=functools.partial(_judge_sums, arguments)))
         yield Program(name=form.name, build=_call("gather_reduce"), draws=tuple(draws))
+    # Tables that are looked up together share launches: code of its own, so checked beside another table.
+    dim = min(of.dim, _BESIDE_DIM)
+    beside = [
+        dataclasses.replace(draw, judge=functools.partial(_judge_sums_beside, draw.arguments, dim)) for draw in draws
+    ]
+
+    def build(table: ModuleType, implementation: Implementation) -> Callable[..., Any]:
+        return functools.partial(table.gather_reduce_beside, implementation, dim=dim)
+
+    yield Program(name=f"{form.name}, two tables", build=build, draws=tuple(beside))
+
+
+def _judge_sums_beside(arguments: tuple[Any, ...], dim: int, out: Any, slack: float) -> float:
+    source, *lookups = arguments
+    beside = source[:, :dim].astype(np.float32)
+    return max(_judge_sums(arguments, out[0], slack), _judge_sums((beside, *lookups), out[1], slack))
 
 
 def _judge_sums(arguments: tuple[Any, ...], out: Any, slack: float) -> float:
@@ -140,6 +158,31 @@ def _casted_update(of: KernelClass, tiny: bool) -> Iterator[Program]:
             judge = functools.partial(_judge_casted, optimizer, how, arguments)
             draws.append(Draw(name=kind, arguments=arguments, judge=judge))
         yield _update_program(of, form.name, how, tuple(draws))
+    yield _update_beside(of, how, form.name, tuple(draws))
+
+
+def _update_beside(of: KernelClass, how: _Step, name: str, draws: tuple[Draw, ...]) -> Program:
+    """The same draws with a second table, of another dim and optimizer, in the launches of the first."""
+    beside = []
+    for draw in draws:
+        table, slots, *rest = draw.arguments
+        other = table[:, :_BESIDE_DIM].astype(np.float32)
+        judge = functools.partial(_judge_update_beside, draw, other)
+        beside.append(Draw(name=draw.name, arguments=(table, slots, other, *rest), judge=judge))
+    program = _update_program(of, f"{name}, two tables", how, tuple(beside))
+    optimizer, options = _optimizer(of, how), _options(of, how)
+
+    def build(table: ModuleType, implementation: Implementation) -> Callable[..., Any]:
+        return functools.partial(table.casted_update_beside, implementation, optimizer, **options)
+
+    return dataclasses.replace(program, build=build, donated=(0, 1, 2))
+
+
+def _judge_update_beside(draw: Draw, beside: np.ndarray, out: Any, slack: float) -> float:
+    _, _, cast, gradients, weights = draw.arguments
+    arguments = beside, {}, cast, gradients[:, : beside.shape[1]], weights
+    error = _judge_casted(BESIDE, _PLAIN, arguments, (out[2], {}), slack)
+    return max(draw.judge(out[:2], slack), error)
 
 
 def _judge_casted(optimizer: Any, how: _Step, arguments: tuple[Any, ...], out: Any, slack: float) -> float:
