@@ -7,8 +7,11 @@ import sys
 
 import pytest
 
+from jrec import cli
+from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
 from jrec.train import determinism
+from jrec.train.config import DataConfig, TrainConfig
 
 FLAG = "--xla_gpu_deterministic_ops"
 
@@ -73,3 +76,28 @@ def test_what_is_promised(flags):
     assert "deterministic=true" in determinism.promise("gpu")
     flags(f"{FLAG}=true", None)
     assert "deterministic is true" in determinism.promise("gpu")
+
+
+@pytest.mark.parametrize("key", [True, False])
+def test_a_run_asks_before_it_reads_anything(key, flags, tmp_path):
+    from jrec.train.loop import train
+
+    read = flags("", None)
+    data = DataConfig(path=str(tmp_path / "absent"))
+    with pytest.raises(DatasetError):
+        train(TrainConfig(data=data, out=str(tmp_path / "run"), deterministic=key))
+    assert (read() == [f"{FLAG}=true"]) is key
+
+
+def test_the_command_asks_before_it_joins_others_or_trains(flags, tmp_path, monkeypatch):
+    read, seen = flags("", None), []
+
+    def train(config, **_):
+        seen.append((config.deterministic, read()))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("jrec.train.loop.train", train)
+    config = tmp_path / "run.toml"
+    config.write_text(f'deterministic = true\n[data]\npath = "{tmp_path}/absent"\n')
+    assert cli.main(["train", str(config), f"out={tmp_path}/run"]) != 0
+    assert seen == [(True, [f"{FLAG}=true"])]
