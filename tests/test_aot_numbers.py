@@ -22,7 +22,7 @@ from jrec.pallas.tuning import TuningConfig
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 
-CONFIG = TuningConfig(chunks=1, unroll=2, long_unroll=1, split=2, blocks=3)
+CONFIG = TuningConfig(chunks=1, unroll=2, long_unroll=1, split=2, top=16, blocks=3)
 SHAPES = (
     reference.Shape(rows=40, dim=4, bags=70, length=1),
     reference.Shape(rows=50, dim=3, bags=9, length=5, weighted=True),
@@ -45,7 +45,7 @@ def _jax(array):
 @pytest.mark.parametrize("case_shape", SHAPES, ids=lambda s: f"{s.dim}-{s.dtype}")
 def test_gather_reduce(case_shape, chunks):
     case = reference.make_case(case_shape, np.random.default_rng(case_shape.dim), kind="power law", past=True)
-    config = dataclasses.replace(CONFIG, chunks=chunks, split=4, long_unroll=4)
+    config = dataclasses.replace(CONFIG, chunks=chunks, split=4, long_unroll=4, top=64)
     with aot.ptx_machine_launches() as modules:
         got = gather_reduce(_jax(case.table), _jax(case.ids), _jax(case.offsets), _jax(case.weights), config=config)
     assert modules

@@ -23,7 +23,7 @@ from jrec.pallas.tuning import TuningConfig, runs_a_row, tune
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-TINY_SPLIT = TuningConfig(chunks=1, unroll=2, long_unroll=1, split=4)
+TINY_SPLIT = TuningConfig(chunks=1, unroll=2, long_unroll=1, split=4, top=16)
 SHAPES = (
     reference.Shape(rows=50, dim=3, bags=9, length=5, weighted=True),
     reference.Shape(rows=300, dim=64, bags=20, length=1, dtype="float16"),
@@ -51,7 +51,7 @@ def test_skewed_segments(exponent):
     exact = np.zeros((1000, dim))
     np.add.at(exact, ids, np.repeat(gradients.astype(np.float64), 2, axis=0))
     rows = np.unique(ids)
-    config = TuningConfig(chunks=1, unroll=4, long_unroll=2, split=8, blocks=4)
+    config = TuningConfig(chunks=1, unroll=4, long_unroll=2, split=8, top=32, blocks=4)
     with interpreted():
         runs = [gather_reduce(gradients, cast.sources, cast.offsets, config=config) for _ in range(2)]
     np.testing.assert_array_equal(runs[0], runs[1])
@@ -68,7 +68,7 @@ def test_pieces_lie_within_their_segments(split, dim):
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     lookups = int(offsets[-1]) + 37  # some past the last segment
     gather = Gather(jnp.ones((1, dim)), jnp.zeros(lookups, jnp.int32))
-    config = TuningConfig(chunks=1, unroll=2, long_unroll=1, split=split)
+    config = TuningConfig(chunks=1, unroll=2, long_unroll=1, split=split, top=16)
     nothing = Job(body=lambda *_: None, tile=Tile.of(dim, 4), count=1, operands=(jnp.zeros(1),), out_types=(), blocks=1)
     with interpreted() as interpret:
         steps = with_pieces(nothing, dim, gather, jnp.asarray(offsets), config, interpret)

@@ -32,7 +32,7 @@ OPTIMIZERS = (
 )
 STEP, SCALE = 3, 0.5
 SHAPE = reference.Shape(rows=17, dim=20, bags=14, length=4, weighted=True)
-CONFIG = TuningConfig(chunks=1, unroll=2, split=4, blocks=2)
+CONFIG = TuningConfig(chunks=1, unroll=2, split=4, top=16, blocks=2)
 
 
 def _case(shape=SHAPE, kind="power law"):

@@ -21,6 +21,7 @@ _LONG_REGISTERS = 144  # long segments are few: what counts is how often one wai
 _IN_FLIGHT = 4  # 16-byte loads per thread before the first use, which cover the memory's latency at 16 warps and more
 _SKEWED_UNROLL = 8  # most segments of hashed ids end in one step of it; a step that is not filled loads nothing
 _LONG_UNROLL = 32  # with ``split`` as large, each range of a long segment's walk is one step
+_TOP = 512  # 16 or 32 steps for the one segment that owns every lookup, none for others
 _DIRECT = 1024  # lookups of a padded segment that one thread adds up, where there are segments enough for all threads
 
 
@@ -34,6 +35,8 @@ class TuningConfig:
       long_unroll: The same for segments that are summed from pieces; a power of two.
       split: Runs of this many lookups that lie within one segment are summed apart, by blocks of their own; a power of
         two. So no thread sums more than twice as many lookups.
+      top: Pieces that the highest level may have: what a segment that owns every lookup walks over at the end, against
+        another launch.
       blocks: The most thread blocks launched; each walks over tiles in strides of that. Bounds the cost of padding, and
         lets a block load the next tile's lookups while it sums this one's.
       prefetch: Whether a fused update loads the table's row and slots before it sums the gradient.
@@ -43,6 +46,7 @@ class TuningConfig:
     unroll: int
     long_unroll: int = 4
     split: int = 32
+    top: int = 512
     blocks: int = 2**20
     prefetch: bool = True
 
@@ -53,13 +57,8 @@ class TuningConfig:
                 raise ValueError(f"{name}={value} must be a power of two")
         if self.split < 2:
             raise ValueError(f"{self.split=} must be at least 2: levels of pieces would never shrink")
-        if self.chunks < 1 or self.blocks < 1:
-            raise ValueError(f"{self.chunks=} and {self.blocks=} must be at least 1")
-
-    @property
-    def top(self) -> int:
-        """Nodes that the highest level of pieces may hold: 16 steps for the one segment that owns every lookup."""
-        return 16 * self.long_unroll
+        if min(self.chunks, self.top, self.blocks) < 1:
+            raise ValueError(f"{self.chunks=}, {self.top=} and {self.blocks=} must be at least 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,10 +109,12 @@ def tune(
         blocks = Tile.of(dim, itemsize).blocks
         while blocks * unroll * chunks < _IN_FLIGHT and 2 * chunks * (1 + old + unroll) * registers <= _SHORT_REGISTERS:
             chunks *= 2
+    long_unroll = _unroll(_LONG_UNROLL, 1 + old, registers, budget=_LONG_REGISTERS)
     return TuningConfig(
         chunks=chunks,
         unroll=unroll,
-        long_unroll=_unroll(_LONG_UNROLL, 1 + old, registers, budget=_LONG_REGISTERS),
+        long_unroll=long_unroll,
+        top=_TOP if registers <= 8 else 16 * long_unroll,
         blocks=8 * MULTIPROCESSORS.get(gpu, 132) if fused else 2**20,
         prefetch=(1 + old + unroll) * chunks * registers <= 2 * _SHORT_REGISTERS,
     )

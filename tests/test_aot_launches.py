@@ -1,0 +1,99 @@
+"""What a step by jrec's kernels launches and holds on one H200, many tables together; run with -s for the figures."""
+
+import functools
+import sys
+
+import aot
+import hlo
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+from benchmarks import models, workloads
+from jrec import ops
+from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
+from jrec.train.step import compile_run
+
+pytestmark = [pytest.mark.aot, aot.needs_environment()]
+
+BAGS, LENGTH, ROWS = 16_384, 20, 800_000
+LOOKUPS = BAGS * LENGTH
+TABLES = {"a": (16, "float32"), "b": (64, "bfloat16"), "c": (128, "float32")}
+OPTIMIZER = ops.RowWiseAdagrad(learning_rate=0.1)
+i32 = functools.partial(aot.shape, dtype=jnp.int32)
+
+
+def _tables():
+    return {name: aot.shape((ROWS, dim), dtype) for name, (dim, dtype) in TABLES.items()}
+
+
+def _slots():
+    return {name: {"sum": aot.shape((ROWS,))} for name in TABLES}
+
+
+def _cast(unique=LOOKUPS):
+    return ops.Cast(
+        rows=i32((unique,)), offsets=i32((unique + 1,)), sources=i32((LOOKUPS,)), positions=i32((LOOKUPS,)),
+        num_unique=i32(()),
+    )  # fmt: skip
+
+
+def _program(name, function, *arguments, **options):
+    program = aot.check_program(name, function, *arguments, **options)
+    text, memory = program.executable.as_text(), program.executable.memory_analysis()
+    kernels = [f"{kernel.name} ({kernel.registers} registers)" for kernel in program.kernels]
+    sys.stdout.write(
+        f"\n{name}: {hlo.launches(text)}; {', '.join(kernels)}; temporaries {memory.temp_size_in_bytes / 1e6:.1f} MB\n"
+    )
+    return hlo.launches(text), memory
+
+
+def test_tables_of_several_dims_are_looked_up_in_one_launch():
+    def forward(tables, bags):
+        return ops.lookup(tables, bags, implementation="pallas")[0]
+
+    bags = {name: ops.Bags(ids=i32((BAGS, LENGTH)), cast=_cast()) for name in TABLES}
+    launches, memory = _program("forward, 3 tables", forward, _tables(), bags)
+    assert launches.kinds == {"custom-call": 1}
+    assert memory.temp_size_in_bytes <= 1024
+
+
+def test_tables_of_several_dims_are_updated_in_the_launches_of_one():
+    def update(tables, slots, casts, gradients):
+        residuals = {name: ops.Residuals(cast=cast) for name, cast in casts.items()}
+        return ops.apply_gradients(OPTIMIZER, tables, slots, residuals, gradients, implementation="pallas")
+
+    tables, slots = _tables(), _slots()
+    gradients = {name: aot.shape((BAGS, dim)) for name, (dim, _) in TABLES.items()}
+    casts = {name: _cast() for name in TABLES}
+    launches, memory = _program("update, 3 tables", update, tables, slots, casts, gradients, donate_argnums=(0, 1))
+    # Short segments beside pieces, a second level of pieces, long segments.
+    assert launches.kinds == {"custom-call": 3}
+    assert memory.alias_size_in_bytes == sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((tables, slots)))
+    # A piece of float32 for every 32 lookups and for every 1,024, and whom it belongs to.
+    pieces = LOOKUPS // 32 * 34 // 32 + 1
+    assert memory.temp_size_in_bytes <= sum(pieces * (4 * dim + 8) for dim, _ in TABLES.values()) + 4096
+
+
+@pytest.mark.parametrize("name", ["kaggle", "rm1"])
+def test_a_whole_step(name):
+    """Forward, dense model, cast and update: how much of it is jrec's, and that nothing has a table's size."""
+    workload = workloads.WORKLOADS[name]
+    config = DLRMConfig(num_dense=workload.num_dense, bottom_mlp=workload.bottom, top_mlp=workload.top)
+
+    def modules():
+        model = DLRM(config, models.layout(workload), implementation="pallas", rngs=nnx.Rngs(params=0))
+        return model, SparseOptimizer(model, dense=optax.adagrad(0.1), embedding=OPTIMIZER)
+
+    state, run = compile_run(*nnx.eval_shape(modules))
+    state, batch = (
+        jax.tree.map(lambda x: aot.shape(x.shape, x.dtype), x) for x in (state, models.batch(workload, seed=0))
+    )
+    launches, memory = _program(f"{name}, batch {workload.batch}", run.step, state, batch)
+    assert not launches.loops
+    # One forward, two of the cast, three or four of the update; and matrix products.
+    assert launches.kinds["custom-call"] <= 7
+    coalesced = workload.lookups * workload.dim * 4
+    assert memory.temp_size_in_bytes <= coalesced / 8 + 64 * workload.lookups + 2**26
