@@ -43,6 +43,9 @@ COMMANDS = (
     ),
     Command(name="train", module="jrec.commands.train", help="train and evaluate a model, write a report"),
     Command(name="eval", module="jrec.commands.eval", help="evaluate a checkpoint on a dataset"),
+    Command(
+        name="kernels", module="jrec.commands.kernels", help="check GPU kernels on this machine; show what is used"
+    ),
     Command(name="compress", module="jrec.commands.compress", help="compress trained tables into tensor trains"),
 )
 

@@ -15,11 +15,12 @@ import numpy as np
 
 THREADS, WARP = 128, 32
 _TYPES = {
+    "b8": np.uint8, "u8": np.uint8, "s8": np.int8,
     "b16": np.uint16, "u16": np.uint16, "s16": np.int16, "f16": np.float16, "bf16": ml_dtypes.bfloat16,
     "b32": np.uint32, "u32": np.uint32, "s32": np.int32, "f32": np.float32,
     "b64": np.uint64, "u64": np.uint64, "s64": np.int64, "f64": np.float64,
 }  # fmt: skip
-_WARP_WIDE = ("shfl", "redux", "elect")  # wait for all threads of the warp, as their .sync says
+_WARP_WIDE = ("shfl", "redux", "vote", "elect")  # wait for all threads of the warp, as their .sync says
 _BUFFER_BITS = 40  # a pointer is (buffer number + 1) << 40, plus the offset
 
 
@@ -221,15 +222,24 @@ class Machine:
 
     def _do_shfl(self, rest: list[str], operands: tuple[str, ...], active: np.ndarray) -> None:
         lane = np.arange(THREADS) % WARP
-        by = self._read(operands[2], "s32")
-        source = {"bfly": lane ^ by, "idx": by}[rest[1]]
+        by, clamp = self._read(operands[2], "s32"), self._read(operands[3], "s32")
+        group = clamp >> 8 & WARP - 1  # the bits of a lane's number that its source has too
+        source = {"bfly": lane ^ by, "idx": lane & group | by & ~group}[rest[1]]
+        if np.any(clamp & WARP - 1 != WARP - 1):
+            raise MachineError("a shuffle whose clamp leaves lanes out is not known")
         values = self._read(operands[1], "b32")[np.arange(THREADS) // WARP * WARP + source]
         self._write(operands[0], values, active)
 
     def _do_redux(self, rest: list[str], operands: tuple[str, ...], active: np.ndarray) -> None:
-        assert rest == ["sync", "max", "s32"]
-        greatest = self._read(operands[1], "s32").reshape(-1, WARP).max(axis=1)
-        self._write(operands[0], np.repeat(greatest, WARP), active)
+        reduce = {("sync", "max", "s32"): np.max, ("sync", "add", "s32"): np.sum}[tuple(rest)]
+        reduced = reduce(self._read(operands[1], "s32").reshape(-1, WARP), axis=1).astype(np.int32)
+        self._write(operands[0], np.repeat(reduced, WARP), active)
+
+    def _do_vote(self, rest: list[str], operands: tuple[str, ...], active: np.ndarray) -> None:
+        assert rest == ["sync", "ballot", "b32"]
+        votes = self._read(operands[1], "pred").reshape(-1, WARP).astype(np.uint64)
+        ballots = np.sum(votes << np.arange(WARP, dtype=np.uint64), axis=1).astype(np.uint32)
+        self._write(operands[0], np.repeat(ballots, WARP), active)
 
     def _do_elect(self, rest: list[str], operands: tuple[str, ...], active: np.ndarray) -> None:
         leader, elected = operands[0].split("|")
@@ -329,6 +339,7 @@ _PURE = {
     "not": lambda _, a: ~a,
     "neg": lambda _, a: -a,
     "abs": lambda _, a: np.abs(a),
+    "popc": lambda _, a: np.bitwise_count(a).astype(np.uint32),
     "bfe": lambda _, a, first, length: (a >> first) & ((np.uint32(1) << length) - np.uint32(1)),
     "min": lambda _, a, b: np.minimum(a, b),
     "max": _greater,

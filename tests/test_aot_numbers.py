@@ -9,17 +9,20 @@ import numpy as np
 import ptx_machine
 import pytest
 import reference
-from test_pallas_updates import OPTIMIZERS, SCALE, STEP, _assert_close, _expected, _fused, _slots
+from test_pallas_updates import OPTIMIZERS, SCALE, STEP, _assert_close, _expected, _fused, _slots, update_request
 
+import jrec.pallas.casted_update
+import jrec.pallas.gather_reduce
 from jrec import ops
 from jrec.ops.rounding import round_values, stochastic_round
-from jrec.pallas.gather_reduce import gather_reduce
+from jrec.pallas.casted_update import casted_update_many
+from jrec.pallas.gather_reduce import Request, gather_reduce, gather_reduce_many
 from jrec.pallas.row_update import row_update
 from jrec.pallas.tuning import TuningConfig
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 
-CONFIG = TuningConfig(chunks=1, unroll=2, split=4, blocks=3)
+CONFIG = TuningConfig(chunks=1, unroll=2, long_unroll=1, split=2, blocks=3)
 SHAPES = (
     reference.Shape(rows=40, dim=4, bags=70, length=1),
     reference.Shape(rows=50, dim=3, bags=9, length=5, weighted=True),
@@ -42,7 +45,7 @@ def _jax(array):
 @pytest.mark.parametrize("case_shape", SHAPES, ids=lambda s: f"{s.dim}-{s.dtype}")
 def test_gather_reduce(case_shape, chunks):
     case = reference.make_case(case_shape, np.random.default_rng(case_shape.dim), kind="power law", past=True)
-    config = dataclasses.replace(CONFIG, chunks=chunks)
+    config = dataclasses.replace(CONFIG, chunks=chunks, split=4, long_unroll=4)
     with aot.ptx_machine_launches() as modules:
         got = gather_reduce(_jax(case.table), _jax(case.ids), _jax(case.offsets), _jax(case.weights), config=config)
     assert modules
@@ -57,7 +60,7 @@ def test_casted_update(optimizer, dim):
     slots = _slots(optimizer, case.table)
     with aot.ptx_machine_launches() as modules:
         got = _fused(optimizer, case, slots, config=CONFIG)
-    assert len(modules) >= 3  # short segments, pieces, long segments
+    assert len(modules) == 3  # short segments beside pieces, pieces of these, long segments
     _assert_close(got, _expected(optimizer, case, slots))
 
 
@@ -148,3 +151,47 @@ def test_the_machine_runs_and_finds_faults():
     ):
         with pytest.raises(ptx_machine.MachineError, match=fault):
             run(stride, size, grid)
+
+
+def test_many_tables_in_one_launch():
+    """Dims, dtypes and optimizers differ; every table's jobs are thread blocks of the same kernels."""
+    shapes = (SHAPES[4], SHAPES[5], SHAPES[7])
+    optimizers = (OPTIMIZERS[3], OPTIMIZERS[5], OPTIMIZERS[0])
+    cases = [reference.make_case(s, np.random.default_rng(s.dim), kind="power law", past=True) for s in shapes]
+    requests = [
+        Request(source=_jax(c.table), indices=_jax(c.ids), offsets=_jax(c.offsets), weights=_jax(c.weights),
+                config=CONFIG)
+        for c in cases
+    ]  # fmt: skip
+    with aot.ptx_machine_launches() as modules:
+        sums = gather_reduce_many(requests)
+    assert len(modules) == 4  # short segments beside pieces, two more levels of them, long segments
+    for got, case in zip(sums, cases, strict=True):
+        np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
+    slots = [_slots(o, c.table) for o, c in zip(optimizers, cases, strict=True)]
+    with aot.ptx_machine_launches() as modules:
+        updated = casted_update_many(
+            [update_request(*each, config=CONFIG) for each in zip(optimizers, cases, slots, strict=True)]
+        )
+    assert len(modules) == 4
+    for got, optimizer, case, of_table in zip(updated, optimizers, cases, slots, strict=True):
+        rtol = 1e-5 if case.shape.dtype == "float32" else 2**-7
+        _assert_close(got, _expected(optimizer, case, of_table), rtol=rtol, atol=2e-5)
+
+
+@pytest.mark.parametrize("dim", [16, 64])
+def test_long_segments_found_by_the_lanes_of_a_row(dim, monkeypatch):
+    """As where there are many runs: every lane looks at another run, and long segments are visited one by one."""
+    for home in (jrec.pallas.gather_reduce, jrec.pallas.casted_update):
+        monkeypatch.setattr(home, "runs_a_row", lambda runs, tile: 4)
+    case_shape = reference.Shape(rows=17, dim=dim, bags=30, capacity=83)
+    case = reference.make_case(case_shape, np.random.default_rng(dim), kind="power law", past=True)
+    with aot.ptx_machine_launches() as modules:
+        got = gather_reduce(_jax(case.table), _jax(case.ids), _jax(case.offsets), config=CONFIG)
+    assert "gather_reduce_long" in modules[-1]
+    np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
+    optimizer = OPTIMIZERS[3]
+    slots = _slots(optimizer, case.table)
+    with aot.ptx_machine_launches():
+        got = _fused(optimizer, case, slots, config=CONFIG)
+    _assert_close(got, _expected(optimizer, case, slots))

@@ -12,7 +12,8 @@ from tt_kernel_cases import make_level
 from jrec.ops.tt import TTShape, TTTraffic, tt_core_gradients, tt_lookup
 from jrec.ops.types import Bags
 from jrec.pallas import tt
-from jrec.pallas.tt_tuning import WIDE, fits_wgmma
+from jrec.pallas.tt_tuning import WIDE, fits_wgmma, tune_wgmma
+from jrec.pallas.tt_wgmma import wgmma_products
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 
@@ -84,6 +85,25 @@ def test_through_the_op(num_cores):
     assert {"tt_reduce_short", "tt_reduce_pieces", "tt_reduce_long"} <= set(modules)
     # Products and gradients of levels, partial sums, index work: a few rows a lookup, and no slice a lookup.
     assert compiled.memory_analysis().temp_size_in_bytes <= 40 * 4 * LOOKUPS * 32 * num_cores
+
+
+# The widest tile, and others at the greatest depth: about a third of all (terms, columns) that there are.
+WGMMA_TILES = [
+    *((terms, 128, "float32") for terms in (16, 112, 128, 144, 176, 192, 208, 240, 256)),
+    *((256, columns, "float32") for columns in (32, 64)),
+    *((terms, 128, "bfloat16") for terms in (128, 240)),
+]
+
+
+@pytest.mark.parametrize(("terms", "columns", "left"), WGMMA_TILES)
+def test_tiles_of_the_tensor_cores_keep_within_the_registers(terms, columns, left):
+    rows, right = aot.shape((300, 7, terms), left), aot.shape((200, terms, columns), jnp.bfloat16)
+    index, bounds = aot.shape((1024,), jnp.int32), aot.shape((201,), jnp.int32)
+    run = functools.partial(wgmma_products, interpret=None)
+    (kernel,) = aot.check_program("wgmma", run, rows, right, index, index, bounds).kernels
+    steps = -(-terms // tune_wgmma(height=7, terms=terms, width=columns).depth)
+    assert kernel.ptx.count("wgmma.commit_group") == steps * (3 if left == "float32" else 1)
+    assert terms * columns * 2 <= kernel.shared_bytes <= terms * columns * 2 + 1024
 
 
 def _bags_of_level(below, core, parents, digits, sources):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from jrec.data.blocks import ListColumn
-from jrec.data.packing import Packer, pack_batch, unique_capacity
+from jrec.data.packing import Packer, pack_batch
 from jrec.data.packing_columns import take
 from jrec.data.schema import DatasetError
 from jrec.ops.layout import POOLINGS, EmbeddingLayout, FeatureConfig, TableConfig
@@ -181,7 +181,7 @@ def test_casts_equal_a_stable_sort(case, seed):
     check(case, batch, np.arange(len(case.labels)))
     for name, stack in case.layout.stacks.items():
         bags = batch.bags[name]
-        unique = unique_capacity(stack, case.batch_size)
+        unique = stack.unique_capacity(case.batch_size)
         for field, expected in reference_cast(bags, stack.rows, bags.capacity, unique).items():
             found = np.asarray(getattr(bags.cast, field))
             assert found.dtype == np.int32
@@ -314,4 +314,4 @@ def test_unique_capacity_counts_small_tables_by_their_rows():
         FeatureConfig(name="c", table="large"),
     ]
     [stack] = EmbeddingLayout.build(tables, features).stacks.values()
-    assert unique_capacity(stack, 10) == 3 + 30
+    assert stack.unique_capacity(10) == 3 + 30

@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 import reference
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from pallas_interpreter import race_free
 
 from benchmarks.workloads import zipf_ids
 from jrec import ops
 from jrec.pallas import segments
-from jrec.pallas.gather_reduce import gather_reduce
+from jrec.pallas.gather_reduce import Request, gather_reduce, gather_reduce_many, with_pieces
 from jrec.pallas.interpret import interpreted
+from jrec.pallas.launch import Job, launch_together
+from jrec.pallas.segments import Gather
 from jrec.pallas.tile import Tile
-from jrec.pallas.tuning import TuningConfig, tune
+from jrec.pallas.tuning import TuningConfig, runs_a_row, tune
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-TINY_SPLIT = TuningConfig(chunks=1, unroll=2, split=4)
+TINY_SPLIT = TuningConfig(chunks=1, unroll=2, long_unroll=1, split=4)
 SHAPES = (
     reference.Shape(rows=50, dim=3, bags=9, length=5, weighted=True),
     reference.Shape(rows=300, dim=64, bags=20, length=1, dtype="float16"),
@@ -50,7 +51,7 @@ def test_skewed_segments(exponent):
     exact = np.zeros((1000, dim))
     np.add.at(exact, ids, np.repeat(gradients.astype(np.float64), 2, axis=0))
     rows = np.unique(ids)
-    config = TuningConfig(chunks=1, unroll=4, split=8, blocks=4)
+    config = TuningConfig(chunks=1, unroll=4, long_unroll=2, split=8, blocks=4)
     with interpreted():
         runs = [gather_reduce(gradients, cast.sources, cast.offsets, config=config) for _ in range(2)]
     np.testing.assert_array_equal(runs[0], runs[1])
@@ -58,21 +59,29 @@ def test_skewed_segments(exponent):
     np.testing.assert_array_equal(runs[0][rows.size :], 0)
 
 
-@given(
-    lengths=st.lists(st.one_of(st.integers(0, 9), st.integers(0, 200)), min_size=10, max_size=10),
-    split=st.sampled_from([2, 8]),
-)
-@settings(max_examples=50)
-def test_full_runs_lie_within_their_segments(lengths, split):
-    """``full_runs`` names the segment of every node that lies within one, on every level."""
+@pytest.mark.parametrize("dim", [4, 12, 64])  # 1, 4 and 16 lanes a row search together
+@pytest.mark.parametrize("split", [2, 8])
+def test_pieces_lie_within_their_segments(split, dim):
+    """Pieces of each level: which segment a node lies within, and the sum of the lookups below it."""
+    rng = np.random.default_rng(dim * split)
+    lengths = rng.permutation(np.r_[rng.integers(0, 9, 12), rng.integers(0, 200, 6), np.zeros(4, int)])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    runs = jax.jit(segments.full_runs, static_argnums=(1, 2))(offsets, segments.level_sizes(2003, split), split)
-    for level, owners in enumerate(runs):
+    lookups = int(offsets[-1]) + 37  # some past the last segment
+    gather = Gather(jnp.ones((1, dim)), jnp.zeros(lookups, jnp.int32))
+    config = TuningConfig(chunks=1, unroll=2, long_unroll=1, split=split)
+    nothing = Job(body=lambda *_: None, tile=Tile.of(dim, 4), count=1, operands=(jnp.zeros(1),), out_types=(), blocks=1)
+    with interpreted() as interpret:
+        steps = with_pieces(nothing, dim, gather, jnp.asarray(offsets), config, interpret)
+        ((_, levels, runs),) = launch_together([steps], interpret=interpret)
+    assert len(levels) > 2
+    for level, pieces in enumerate(levels[1:]):
         size = split ** (level + 1)
-        for node, owner in enumerate(np.asarray(owners)):
-            within = [s for s, (a, b) in enumerate(itertools.pairwise(offsets)) if a <= node * size < b]
-            full = bool(within) and (node + 1) * size <= offsets[within[0] + 1]
-            assert owner == (within[0] if full else -1)
+        for node, sums in enumerate(np.asarray(pieces.rows)):
+            begins = [s for s, (a, b) in enumerate(itertools.pairwise(offsets)) if a <= node * size < b]
+            within = bool(begins) and (node + 1) * size <= offsets[begins[0] + 1]
+            if level == 0:
+                assert runs[node] == (begins[0] if within else -1)
+            np.testing.assert_array_equal(sums, size if within else np.nan)  # nobody writes the others
 
 
 def test_levels_shrink_until_one_thread_can_walk_the_last():
@@ -80,6 +89,19 @@ def test_levels_shrink_until_one_thread_can_walk_the_last():
     assert segments.level_sizes(64, 64) == (1,)
     assert segments.level_sizes(1_000_000, 64) == (15_625, 244)
     assert segments.level_sizes(100_000_000, 64) == (1_562_500, 24_414, 381, 5)
+    assert segments.level_sizes(1_000_000, 64, top=10) == (15_625, 244, 3)
+
+
+def test_lanes_look_for_long_segments_where_runs_are_many(monkeypatch):
+    monkeypatch.setattr("jrec.pallas.gather_reduce.runs_a_row", lambda runs, tile: 4)
+    case = reference.make_case(
+        reference.Shape(rows=11, dim=32, bags=9, capacity=150), np.random.default_rng(1), kind="power law"
+    )
+    with race_free():
+        got = gather_reduce(case.table, case.ids, case.offsets, config=TINY_SPLIT)
+    np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
+    tile = Tile.of(32, 4)
+    assert [runs_a_row(n, tile) for n in (1, 8447, 8448, 50_000, 10**7)] == [1, 1, 2, 8, 8]
 
 
 def test_one_bag_of_everything_in_the_padded_form_is_split():
@@ -95,6 +117,22 @@ def test_an_empty_source_makes_lookups_nan_and_skips_stay_zero():
     with interpreted():
         got = gather_reduce(jnp.zeros((0, 4)), jnp.array([[0, -1], [-1, -1]], jnp.int32))
     np.testing.assert_array_equal(got, [[np.nan] * 4, [0] * 4])
+
+
+def test_many_sources_in_the_launches_of_one():
+    """Dims, dtypes and forms differ, one has nothing to sum; each source gets the bits that it gets alone."""
+    cases = [reference.make_case(s, np.random.default_rng(s.dim), kind="power law", past=True) for s in SHAPES]
+    requests = [
+        Request(source=c.table, indices=c.ids, offsets=c.offsets, weights=c.weights, config=TINY_SPLIT) for c in cases
+    ]
+    requests.insert(1, Request(source=jnp.ones((3, 4)), indices=jnp.zeros((2, 0), jnp.int32)))
+    with race_free():
+        together = gather_reduce_many(requests)
+        alone = [gather_reduce_many([request])[0] for request in requests]
+    jax.tree.map(np.testing.assert_array_equal, together, alone)
+    np.testing.assert_array_equal(together.pop(1), np.zeros((2, 4)))
+    for got, case in zip(together, cases, strict=True):
+        np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
 
 
 def test_no_lookups_and_no_segments():
@@ -179,14 +217,24 @@ def test_tiles_cover_each_element_once(dim, itemsize):
 
 
 @pytest.mark.parametrize("element_slots", [None, 0, 1, 2])
-def test_heuristics_stay_within_the_registers(element_slots):
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_heuristics_stay_within_the_registers(element_slots, itemsize):
     for dim in (1, 4, 16, 20, 64, 128, 256, 1000, 1024):
-        for lookups in (1000, 4000, 100_000):
-            config = tune(dim=dim, itemsize=4, segments=1000, lookups=lookups, element_slots=element_slots)
-            tile = Tile.of(dim, 4, chunks=config.chunks)
-            live = config.unroll + (1 if element_slots is None or not config.prefetch else 2 + element_slots)
-            assert live * tile.registers <= 224
+        for length in (None, 1, 4, 100):
+            config = tune(dim=dim, itemsize=itemsize, length=length, element_slots=element_slots)
+            tile, single = Tile.of(dim, itemsize, chunks=config.chunks), Tile.of(dim, itemsize)
+            old = 0 if element_slots is None else 1 + element_slots
+            assert (1 + config.unroll + (old if config.prefetch else 0)) * tile.registers <= 160
+            assert config.long_unroll == 1 or (1 + config.long_unroll + old) * single.registers <= 160
             assert tile.chunks * tile.blocks * config.unroll <= 32
+
+
+def test_skewed_segments_load_many_rows_at_once():
+    """Where lengths are unknown their mean says nothing: one row owns many lookups, and most rows one or two."""
+    for dim in (16, 64, 128):
+        config = tune(dim=dim, itemsize=4, length=None, element_slots=0)
+        assert (config.chunks, config.unroll, config.long_unroll) == (1, 8, 32)
+        assert config.split <= config.long_unroll
 
 
 def test_a_config_that_no_kernel_can_follow_is_refused():

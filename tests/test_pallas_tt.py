@@ -113,12 +113,13 @@ def test_last_products_fused_with_pooling(level):
     _check_bags(_case(level, past=True))
 
 
-def test_bfloat16_slices_on_tensor_cores():
+@pytest.mark.parametrize("rank", [16, 144])
+def test_bfloat16_slices_on_tensor_cores(rank):
     """Float32 left factors in three pieces: float32 accuracy, and only real entries written."""
-    level = {"height": 3, "rank": 16, "columns": 2, "right_rank": 16}
+    level = {"height": 3, "rank": rank, "columns": 2, "right_rank": 16}
     case = _case(level)
     case = dataclasses.replace(case, core=np.asarray(jnp.asarray(case.core, jnp.bfloat16)))
-    assert fits_wgmma(height=3, terms=16, width=32)
+    assert fits_wgmma(height=3, terms=rank, width=32)
     _check_products(case)
 
 
@@ -268,6 +269,10 @@ def test_partial_sums_stay_bounded():
     assert (1 << 20) // config.split * 128 * 512 <= 1 << 24
 
 
+def _wgmma(**changes):
+    return WgmmaConfig(**{"entries": 1, "columns": 64, "depth": 64, "swizzle": 128, "shared_bytes": 1} | changes)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -280,9 +285,10 @@ def test_partial_sums_stay_bounded():
         (lambda: ReduceConfig(block=Block.of(2, 4), blocks=0), "blocks=0"),
         (lambda: ProductConfig(block=Block.of(5, 4), entries=2), "entries=2 must .* divide the block's height=5"),
         (lambda: tune_wgmma(height=65, terms=16, width=32), "height=65, terms=16 and width=32 fit no tile"),
-        (lambda: WgmmaConfig(entries=1, columns=64, swizzle=128, shared_bytes=2**18), "shared_bytes=262144 exceed"),
-        (lambda: WgmmaConfig(entries=1, columns=48, swizzle=128, shared_bytes=1), "columns=48 must be a multiple"),
-        (lambda: WgmmaConfig(entries=65, columns=64, swizzle=128, shared_bytes=1), "entries=65 must be from 1 to 64"),
+        (lambda: _wgmma(shared_bytes=2**18), "shared_bytes=262144 exceed"),
+        (lambda: _wgmma(columns=48), "columns=48 must be a multiple"),
+        (lambda: _wgmma(entries=65), "entries=65 must be from 1 to 64"),
+        (lambda: _wgmma(depth=32), "depth=32 must be a multiple"),
         (lambda: check_int32("rows", 2**31), r"2,147,483,648 rows are more than int32 numbers"),
     ],
 )  # fmt: skip

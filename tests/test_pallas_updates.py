@@ -13,7 +13,7 @@ from pallas_interpreter import race_free
 from jrec import ops
 from jrec.ops.rounding import round_values
 from jrec.pallas import storage
-from jrec.pallas.casted_update import casted_update
+from jrec.pallas.casted_update import UpdateRequest, casted_update, casted_update_many
 from jrec.pallas.interpret import interpreted
 from jrec.pallas.row_update import row_update
 from jrec.pallas.rules import rule_of
@@ -56,28 +56,33 @@ def _expected(optimizer, case, slots):
     return table, slots
 
 
-def _fused(optimizer, case, slots, *, config=CONFIG, key=None, unique_capacity=None):
+def update_request(optimizer, case, slots, *, config=CONFIG, key=None, unique_capacity=None):
     table = jnp.asarray(case.table)
+    offsets = None if case.offsets is None else jnp.asarray(case.offsets)
     cast = ops.tensor_cast(
-        jnp.asarray(case.ids), num_rows=case.shape.rows, unique_capacity=unique_capacity, implementation="xla"
+        jnp.asarray(case.ids), offsets, num_rows=case.shape.rows, unique_capacity=unique_capacity, implementation="xla"
     )
     weights = None if case.weights is None else jnp.asarray(case.weights).reshape(-1)[cast.positions]
-    return casted_update(
-        optimizer,
-        table,
-        slots,
-        cast.rows,
-        cast.offsets,
-        cast.sources,
-        cast.num_unique,
-        jnp.asarray(case.bag_gradients),
-        weights,
-        jnp.int32(STEP),
-        jnp.float32(SCALE),
+    return UpdateRequest(
+        optimizer=optimizer,
+        table=table,
+        slots=slots,
+        rows=cast.rows,
+        offsets=cast.offsets,
+        sources=cast.sources,
+        num_unique=cast.num_unique,
+        bag_gradients=jnp.asarray(case.bag_gradients),
+        weights=weights,
+        step=jnp.int32(STEP),
+        gradient_scale=jnp.float32(SCALE),
         rounding=round_values,
         rounding_key=key,
         config=config,
     )
+
+
+def _fused(optimizer, case, slots, **options):
+    return casted_update(update_request(optimizer, case, slots, **options))
 
 
 def _assert_close(got, want, rtol=1e-5, atol=1e-5):
@@ -167,6 +172,25 @@ def test_stochastic_rounding_stores_the_bits_of_the_xla_implementation(dtype):
     )
     np.testing.assert_array_equal(got, want)
     assert np.any(np.asarray(want) != np.asarray(nearest))
+
+
+def test_many_tables_in_the_launches_of_one():
+    """Dims, dtypes and optimizers differ; each table gets the bits that it gets alone."""
+    shapes = (
+        reference.Shape(rows=9, dim=4, bags=12, length=1),
+        reference.Shape(rows=5, dim=8, bags=6, capacity=20, dtype="bfloat16"),
+    )
+    optimizers = (OPTIMIZERS[3], OPTIMIZERS[0])
+    cases = [_case(shape) for shape in shapes]
+    slots = [_slots(o, c.table) for o, c in zip(optimizers, cases, strict=True)]
+    with race_free():
+        requests = [update_request(*each) for each in zip(optimizers, cases, slots, strict=True)]
+        together = casted_update_many(requests)
+        alone = [casted_update(request) for request in requests]
+    jax.tree.map(np.testing.assert_array_equal, together, alone)
+    for got, optimizer, case, of_table in zip(together, optimizers, cases, slots, strict=True):
+        close = {"rtol": 1e-5, "atol": 1e-5} if case.shape.dtype == "float32" else {"rtol": 2**-7, "atol": 1e-4}
+        _assert_close(got, _expected(optimizer, case, of_table), **close)
 
 
 def test_nothing_to_update():

@@ -13,13 +13,17 @@ Train a model as CONFIG.toml says, evaluate it, and write a report.
 Keys given as section.key=value win over the file. The run folder (out=, runs/NAME by default) receives checkpoints,
 metrics.jsonl, TensorBoard files and report/ with metrics.json and plots. SIGINT (Ctrl-C) and SIGTERM stop the run after
 the current step with a checkpoint; --resume goes on from the latest one and computes the same bits as a run that was
-never stopped."""
+never stopped.
+
+On an NVIDIA GPU the kernels that the model needs are first checked and timed against XLA, once for a GPU, driver and
+versions, a minute at most (see jrec kernels). JREC_KERNELS=xla or pallas in the environment chooses without."""
 EPILOG = """examples:
   jrec train configs/quickstart.toml
   jrec train configs/criteo_kaggle.toml data.path=data/kaggle
   jrec train configs/criteo_kaggle.toml data.path=data/kaggle seed=1 out=runs/kaggle_seed1
   jrec train configs/rm1.toml optimizer.embedding.name=adam optimizer.embedding.learning_rate=0.001 max_steps=500
   jrec train configs/criteo_kaggle.toml data.path=data/kaggle_fae schedule=fae
+  jrec train configs/criteo_kaggle.toml data.path=data/kaggle deterministic=true
   jrec train configs/quickstart.toml --resume
 """
 
@@ -45,12 +49,21 @@ def run(args: argparse.Namespace) -> int:
     from jrec.train.config import load_config
 
     config = load_config(args.config, args.overrides)  # before JAX is loaded, so that a slip is answered at once
+    if config.deterministic:
+        from jrec.train import determinism
 
+        determinism.request()  # before JAX reads its flags
+
+    from jrec.commands.kernel_check import agree_on_kernels, check_before_training
+    from jrec.ops.verdicts import choices, local_verdicts
+    from jrec.selfcheck.report import record
     from jrec.train.logs import METRICS_FILE
     from jrec.train.loop import train
     from jrec.train.report import summary, write_report
 
+    classes = check_before_training(config)
     join_if_many(args)
+    agree_on_kernels(classes)
     outcome = train(config, resume=args.resume, overwrite=args.overwrite)
     if not outcome.finished:
         print(f"stopped after step {outcome.step:,}; the same command with --resume goes on", file=sys.stderr)
@@ -73,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         fae=outcome.fae,
         forms=outcome.forms,
         caches=outcome.caches,
+        kernels=record(local_verdicts(), choices()),
     )
     print(summary(content))
     print(f"{outcome.step:,} steps; report: {report}")

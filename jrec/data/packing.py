@@ -143,14 +143,6 @@ class Packer:
         return _Pack(self, columns, indices, batch_size, where).batch()
 
 
-def unique_capacity(stack: Stack, batch_size: int) -> int:
-    """The most unique rows a batch can touch: no table gives more than its rows, nor than its lookups."""
-    lookups = {table.name: 0 for table in stack.tables}
-    for feature in stack.features:
-        lookups[feature.config.table] += batch_size * feature.config.max_length
-    return sum(min(table.rows, lookups[table.name]) for table in stack.tables)
-
-
 def host_cast(stack: Stack, ids: np.ndarray, offsets: np.ndarray | None, batch_size: int) -> Cast:
     """The cast of a batch's bags of one stack, in the caller's thread: the loader's threads run side by side.
 
@@ -165,7 +157,7 @@ def host_cast(stack: Stack, ids: np.ndarray, offsets: np.ndarray | None, batch_s
         ids,
         offsets,
         num_rows=stack.rows,
-        unique_capacity=unique_capacity(stack, batch_size),
+        unique_capacity=stack.unique_capacity(batch_size),
         segments=_table_bounds(stack) * (batch_size, 1),
         threads=1,
     )

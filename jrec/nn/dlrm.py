@@ -56,6 +56,7 @@ class DLRM(nnx.Module):
       implementation: of the embedding ops; None for the platform's fastest.
       pad_rows: of the embedding tables, see ``EmbeddingCollection``.
       tt: of the tensor-train tables among them.
+      unique_capacities: How many unique rows of a batch fit, by stack; see ``EmbeddingCollection``.
       rngs: whose ``params`` stream initializes everything.
 
     Raises:
@@ -70,11 +71,17 @@ class DLRM(nnx.Module):
         implementation: Implementation | None = None,
         pad_rows: bool | None = None,
         tt: TTOptions | None = None,
+        unique_capacities: Mapping[str, int] | None = None,
         rngs: nnx.Rngs,
     ):
         self.config = config
         self.embeddings = EmbeddingCollection(
-            layout, implementation=implementation, pad_rows=pad_rows, tt=tt, rngs=rngs
+            layout,
+            implementation=implementation,
+            pad_rows=pad_rows,
+            tt=tt,
+            unique_capacities=unique_capacities,
+            rngs=rngs,
         )
         dtype = jnp.dtype(config.compute_dtype)
         bottom_sizes = (config.num_dense, *config.bottom_mlp)

@@ -13,7 +13,7 @@ from flax import nnx
 from jrec.nn.tt_stack import TTOptions, TTStack, TTStackResiduals
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, Stack
-from jrec.ops.lookup import Residuals, apply_gradients, init_slots, lookup
+from jrec.ops.lookup import Residuals, apply_gradients, init_slots, lookup, rows_left_out
 from jrec.ops.row_init import init_rows
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.types import Bags
@@ -38,6 +38,9 @@ class EmbeddingCollection(nnx.Module):
       pad_rows: whether rows are stored with zeros up to a multiple of 16 bytes, for the widest accesses of a GPU; None
         does so for the Pallas kernels. Activations, gradients and results are those of rows that are not padded.
       tt: of the tensor-train tables.
+      unique_capacities: How many unique rows of a batch fit, by stack of the device. What is not named has room for all
+        that a batch of the layout can touch. ``rows_left_out`` tells of rows that did not fit, whose gradients are
+        lost; the loss of ``train_step`` is NaN then.
       rngs: ``params`` of the initial rows.
     """
 
@@ -48,9 +51,11 @@ class EmbeddingCollection(nnx.Module):
         implementation: Implementation | None = None,
         pad_rows: bool | None = None,
         tt: TTOptions | None = None,
+        unique_capacities: Mapping[str, int] | None = None,
         rngs: nnx.Rngs,
     ):
         self.layout = layout
+        self.unique_capacities = tuple(sorted((unique_capacities or {}).items()))  # static, so hashable
         self.implementation: Implementation | None = implementation
         self.pad_rows = implementation == "pallas" if pad_rows is None else pad_rows
         key = rngs.params()
@@ -90,12 +95,28 @@ class EmbeddingCollection(nnx.Module):
                 " those of its batch (jrec.train.host_step and jrec.host.HostPipeline, jrec.train.mesh_step)"
             )
         on_device = {name: of for name, of in bags.items() if name not in self.tt}
-        activations, device_residuals = lookup(self.arrays(), on_device, implementation=self.implementation)
+        arrays = self.arrays()
+        activations, device_residuals = lookup(
+            arrays,
+            on_device,
+            unique_capacities={name: self._unique_capacity(name, rows, bags[name]) for name, rows in arrays.items()},
+            implementation=self.implementation,
+        )
         activations = {name: strip(rows, self.dims[name]) for name, rows in activations.items()}
         residuals: dict[str, Residuals | TTStackResiduals] = {**device_residuals}
         for name, stack in self.tt.items():
             activations[name], residuals[name] = stack.lookup(bags[name])
         return activations, residuals
+
+    def _unique_capacity(self, name: str, rows: jax.Array, bags: Bags) -> int:
+        stack = self.layout.stacks[name]
+        most = min(stack.unique_capacity(bags.num_bags // stack.bags_per_example), bags.capacity, rows.shape[0])
+        return min(dict(self.unique_capacities).get(name, most), most)
+
+    def rows_left_out(self, residuals: Mapping[str, Residuals | TTStackResiduals]) -> jax.Array:
+        """How many unique rows did not fit into ``unique_capacities``, () int32; ``apply_gradients`` skips them."""
+        found = rows_left_out(cast("dict[str, Residuals]", {name: residuals[name] for name in self.stacks}))
+        return functools.reduce(jnp.add, found.values(), jnp.int32(0))
 
     def init_slots(self, optimizer: RowOptimizer, *, cores: RowOptimizer | None = None) -> dict[str, Slots]:
         """Fresh slots by stack.

@@ -102,7 +102,8 @@ def train_step(
       loss: of logits (batch,) and batch, a scalar.
 
     Returns:
-      The loss, () float32, and the logits before the step, (batch,) float32.
+      The loss, () float32, and the logits before the step, (batch,) float32. The loss is NaN where rows of the batch
+      did not fit into the ``unique_capacities`` of the embeddings: their gradients are lost.
     """
     activations, residuals = model.embeddings.lookup(batch.bags)
 
@@ -125,4 +126,4 @@ def train_step(
         for name, slot in of.items():
             slot[...] = slots[stack][name]
     optimizer.dense.update(model, dense_gradients)
-    return value, logits
+    return jnp.where(model.embeddings.rows_left_out(residuals) > 0, jnp.nan, value), logits

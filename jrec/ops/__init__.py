@@ -6,6 +6,7 @@ from jrec.ops.lookup import Residuals as Residuals
 from jrec.ops.lookup import apply_gradients as apply_gradients
 from jrec.ops.lookup import init_slots as init_slots
 from jrec.ops.lookup import lookup as lookup
+from jrec.ops.lookup import rows_left_out as rows_left_out
 from jrec.ops.row_optimizers import SGD as SGD
 from jrec.ops.row_optimizers import Adagrad as Adagrad
 from jrec.ops.row_optimizers import Adam as Adam

@@ -1,17 +1,20 @@
-"""Which implementation of an op runs: XLA everywhere, native kernels on CPU, Pallas kernels on GPU.
+"""Which implementation of an op runs: native kernels on CPU, on NVIDIA GPUs what their verdicts say, XLA elsewhere.
 
-``None`` takes the fastest one measured for the platform the program is *lowered* for, so a program compiled on a CPU
-machine for a GPU holds the GPU's choice. An explicit name never falls back silently.
+``None`` decides by the platform the program is *lowered* for, so one program may hold all of them. On a GPU it takes a
+Pallas kernel only where ``jrec.ops.verdicts`` has it as right and faster. An explicit name never falls back silently.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import jax
+
+from jrec.ops.verdicts import KernelClass, gpu_choice
 
 Implementation = Literal["xla", "native", "pallas"]
 IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
@@ -39,17 +42,30 @@ def dispatch(
     xla: Callable[..., Any],
     native: Callable[..., Any] | None = None,
     pallas: Callable[..., Any] | None = None,
+    kernel: KernelClass | None = None,
 ) -> Any:
     """Calls the implementation of ``op`` that ``implementation`` names, or the default of the lowering platform.
+
+    Args:
+      op: The op's name, for messages.
+      implementation: A name, or None for the default.
+      args: The arguments, pytrees of arrays.
+      xla: The reference.
+      native: The CPU's kernel, or None.
+      pallas: The GPU's kernel, or None.
+      kernel: Which verdict decides on ``pallas`` where nobody named it; None never takes it.
 
     Raises:
       ValueError: for an unknown name.
       NotImplementedError: where the named implementation does not cover this op or cannot run here.
     """
     if implementation is None:
-        if native is None or native_unavailable() is not None:
-            return xla(*args)
-        return jax.lax.platform_dependent(*args, cpu=native, default=xla)
+        per_platform: dict[str, Callable[..., Any]] = {}
+        if native is not None and native_unavailable() is None:
+            per_platform["cpu"] = native
+        if pallas is not None and kernel is not None and gpu_choice(kernel) == "pallas":
+            per_platform["cuda"] = _where_it_serves(pallas, xla)
+        return jax.lax.platform_dependent(*args, **per_platform, default=xla) if per_platform else xla(*args)
     if implementation == "xla":
         return xla(*args)
     if implementation == "native":
@@ -65,3 +81,101 @@ def dispatch(
     raise ValueError(
         f"implementation={implementation!r} is unknown; choose None or one of {', '.join(IMPLEMENTATIONS)}"
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of an op among several of the same op, whose kernels may share launches.
+
+    Attributes:
+      args: The arguments, pytrees of arrays.
+      xla: The reference.
+      native: The CPU's kernel, or None.
+      request: Turns the arguments into what the GPU's kernel takes of them.
+      kernel: Which verdict decides on the GPU's kernel where nobody named it.
+    """
+
+    args: tuple[Any, ...]
+    xla: Callable[..., Any]
+    native: Callable[..., Any] | None
+    request: Callable[..., Any]
+    kernel: KernelClass
+
+    def dispatch(self, op: str, implementation: Implementation | None, together: _Together) -> Any:
+        """The result of one call alone; see the function ``dispatch``."""
+
+        def pallas(*args: Any) -> Any:
+            return together([self.request(*args)])[0]
+
+        return dispatch(
+            op, implementation, self.args, xla=self.xla, native=self.native, pallas=pallas, kernel=self.kernel
+        )
+
+
+_Together = Callable[[Sequence[Any]], list[Any]]  # requests -> a result each, from launches that they share
+
+
+def dispatch_together(
+    op: str, implementation: Implementation | None, calls: Sequence[Call], together: _Together
+) -> list[Any]:
+    """What ``dispatch`` returns for each call, from as few launches on a GPU as kernels can share.
+
+    Args:
+      op: The op's name, for messages.
+      implementation: A name, or None for the default.
+      calls: Independent of each other.
+      together: The GPU's kernel for any number of requests.
+
+    Raises:
+      ValueError: for an unknown name.
+      NotImplementedError: where the named implementation does not cover the op or cannot run here.
+    """
+    if implementation == "pallas":
+        return together([call.request(*call.args) for call in calls])
+    chosen = [i for i, call in enumerate(calls) if implementation is None and gpu_choice(call.kernel) == "pallas"]
+    if len(chosen) < 2:
+        return [call.dispatch(op, implementation, together) for call in calls]
+    alone = [i for i in range(len(calls)) if i not in chosen]
+
+    def pallas(*args: Any) -> list[Any]:
+        return together([calls[i].request(*of_call) for i, of_call in zip(chosen, args, strict=True)])
+
+    def xla(*args: Any) -> list[Any]:
+        return [calls[i].xla(*of_call) for i, of_call in zip(chosen, args, strict=True)]
+
+    def native(*args: Any) -> list[Any]:
+        return [(calls[i].native or calls[i].xla)(*of_call) for i, of_call in zip(chosen, args, strict=True)]
+
+    per_platform = {"cuda": _where_it_serves(pallas, xla)}
+    if native_unavailable() is None:
+        per_platform["cpu"] = native
+    results: list[Any] = [None] * len(calls)
+    for i, result in zip(
+        chosen, jax.lax.platform_dependent(*(calls[i].args for i in chosen), **per_platform, default=xla), strict=True
+    ):
+        results[i] = result
+    for i in alone:
+        results[i] = calls[i].dispatch(op, None, together)
+    return results
+
+
+def _where_it_serves(pallas: Callable[..., Any], xla: Callable[..., Any]) -> Callable[..., Any]:
+    """A chosen, not a named, kernel: XLA takes what it does not cover, such as rows too long for it.
+
+    Under ``vmap`` XLA does all, since a kernel over a batch is other code than the one that was checked.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def run(*args: Any) -> Any:
+        try:
+            return jax.jit(pallas, inline=True)(*args)  # in a trace of its own, which vanishes where it is refused
+        except NotImplementedError:
+            return xla(*args)
+
+    @run.def_vmap
+    def batched(size: int, is_batched: Any, *args: Any) -> Any:
+        axes = jax.tree.map(lambda one: 0 if one else None, tuple(is_batched))
+        out = jax.vmap(xla, in_axes=axes, axis_size=size)(*args)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return run

@@ -85,9 +85,7 @@ def _bag_sum_forward(implementation, table, ids, offsets, weights):
 def _bag_sum_backward(implementation, residuals, gradient):
     table, ids, offsets, weights = residuals
     num_rows = table.shape[0]
-    cast = tensor_cast(
-        ids, offsets, num_rows=num_rows, implementation=None if implementation == "pallas" else implementation
-    )
+    cast = tensor_cast(ids, offsets, num_rows=num_rows, implementation=implementation)
     row_gradients = casted_gather_reduce(cast, gradient, weights, implementation=implementation)
     rows = jnp.where(cast.rows < num_rows, cast.rows, num_rows + jnp.arange(cast.rows.shape[0], dtype=jnp.int32))
     table_gradient = (

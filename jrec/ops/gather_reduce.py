@@ -5,10 +5,17 @@ Forward it sums table rows into bags; backward, with a cast's arguments, bag gra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from jrec.ops.dispatch import Implementation, dispatch
+from jrec.ops.dispatch import Call, Implementation, dispatch_together
+from jrec.ops.gather_reduce_xla import run_in_xla
+from jrec.ops.gather_reduce_xla import segment_of_entries as segment_of_entries
+from jrec.ops.gather_reduce_xla import take_rows as take_rows
+from jrec.ops.verdicts import KernelClass
 
 
 def gather_reduce(
@@ -35,12 +42,29 @@ def gather_reduce(
     Raises:
       ValueError: on shapes or dtypes that do not fit together.
     """
+    call = gather_reduce_call(source, indices, offsets, weights=weights)
+    return call.dispatch("gather_reduce", implementation, _together)
+
+
+def gather_reduce_call(
+    source: jax.Array, indices: jax.Array, offsets: jax.Array | None = None, *, weights: jax.Array | None = None
+) -> Call:
+    """One of several for ``gather_reduce_together``; see ``gather_reduce`` for arguments and errors."""
     check_segments(indices, offsets, weights, name="indices")
     if source.ndim != 2 or not jnp.issubdtype(source.dtype, jnp.floating):
         raise ValueError(f"source must be a (rows, dim) float array, but is {source.dtype}{list(source.shape)}")
-    arguments = (source, indices, offsets, weights)
-    native = _native if source.dtype in (jnp.float32, jnp.bfloat16, jnp.float16) else None
-    return dispatch("gather_reduce", implementation, arguments, xla=_xla, native=native, pallas=_pallas)
+    return Call(
+        args=(source, indices, offsets, weights),
+        xla=run_in_xla,
+        native=_native if source.dtype in (jnp.float32, jnp.bfloat16, jnp.float16) else None,
+        request=_request,
+        kernel=KernelClass(kernel="gather_reduce", dtype=source.dtype.name, dim=source.shape[1]),
+    )
+
+
+def gather_reduce_together(calls: Sequence[Call], implementation: Implementation | None) -> list[jax.Array]:
+    """What ``gather_reduce`` returns for each call; on a GPU, kernels of all of them share launches."""
+    return dispatch_together("gather_reduce", implementation, calls, _together)
 
 
 def check_segments(
@@ -61,47 +85,19 @@ def check_segments(
         )
 
 
-def segment_of_entries(offsets: jax.Array, capacity: int) -> jax.Array:
-    """The segment of each of ``capacity`` entries, (capacity,) int32; entries past the last offset get num_segments."""
-    starts = jnp.zeros(capacity + 1, jnp.int32).at[offsets[1:]].add(1, indices_are_sorted=True, mode="drop")
-    return jnp.cumsum(starts[:capacity], dtype=jnp.int32)
-
-
-def take_rows(source: jax.Array, indices: jax.Array, weights: jax.Array | None) -> jax.Array:
-    """Weighted float32 rows, (..., dim): zero for negative indices, NaN past the source."""
-    rows = source.at[indices].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False).astype(jnp.float32)
-    if weights is not None:
-        rows = rows * weights[..., None]
-    return jnp.where((indices >= 0)[..., None], rows, jnp.float32(0))
-
-
-def _xla(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
-    if offsets is not None:
-        segments = segment_of_entries(offsets, indices.shape[0])
-        rows = take_rows(source, indices, weights)
-        return jax.ops.segment_sum(rows, segments, offsets.shape[0] - 1, indices_are_sorted=True, mode="drop")
-    num_segments, length = indices.shape
-    if length == 0:
-        return jnp.zeros((num_segments, source.shape[1]), jnp.float32)
-    if length == 1:
-        return take_rows(source, indices[:, 0], None if weights is None else weights[:, 0])
-
-    # A loop over the bag's positions never holds the (num_segments, length, dim) gather: eight times faster on CPU.
-    def add_position(position: jax.Array, total: jax.Array) -> jax.Array:
-        index = jax.lax.dynamic_index_in_dim(indices, position, axis=1, keepdims=False)
-        weight = None if weights is None else jax.lax.dynamic_index_in_dim(weights, position, axis=1, keepdims=False)
-        return total + take_rows(source, index, weight)
-
-    return jax.lax.fori_loop(0, length, add_position, jnp.zeros((num_segments, source.shape[1]), jnp.float32))
-
-
 def _native(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
     from jrec.native import xla as native
 
     return native.gather_reduce(source, indices, offsets, weights)
 
 
-def _pallas(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
-    from jrec.pallas.gather_reduce import gather_reduce as kernel
+def _request(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> Any:
+    from jrec.pallas.gather_reduce import Request
 
-    return kernel(source, indices, offsets, weights)
+    return Request(source=source, indices=indices, offsets=offsets, weights=weights)
+
+
+def _together(requests: Sequence[Any]) -> list[jax.Array]:
+    from jrec.pallas.gather_reduce import gather_reduce_many
+
+    return gather_reduce_many(requests)

@@ -209,6 +209,13 @@ class Stack:
         """The most lookups a batch can hold: every example at its feature's ``max_length``."""
         return batch_size * sum(f.config.max_length for f in self.features)
 
+    def unique_capacity(self, batch_size: int) -> int:
+        """The most unique rows a batch can touch: no table gives more than its rows, nor than its lookups."""
+        lookups = {table.name: 0 for table in self.tables}
+        for feature in self.features:
+            lookups[feature.config.table] += batch_size * feature.config.max_length
+        return sum(min(table.rows, lookups[table.name]) for table in self.tables)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingLayout:

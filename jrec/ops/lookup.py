@@ -4,8 +4,9 @@
     loss, activation_gradients = jax.value_and_grad(dense_model)(activations)
     tables, slots = apply_gradients(optimizer, tables, slots, residuals, activation_gradients, step=step)
 
-Tables are plain arrays by name. Nothing here makes a gradient the size of a table, and everything works under jit,
-shard_map and donation. Where gradients of the tables themselves are wanted, use ``embedding_bag``.
+Tables are plain arrays by name, of any dims and dtypes: on a GPU the kernels of all tables share their launches.
+Nothing here makes a gradient the size of a table, and everything works under jit, shard_map and donation. Where
+gradients of the tables themselves are wanted, use ``embedding_bag``.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import dataclasses
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 
 from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation
-from jrec.ops.gather_reduce import gather_reduce
+from jrec.ops.gather_reduce import gather_reduce_call, gather_reduce_together
 from jrec.ops.row_optimizers import RowOptimizer, Slots
-from jrec.ops.row_update import casted_update
+from jrec.ops.row_update import casted_update_call, casted_update_together
 from jrec.ops.tensor_cast import tensor_cast
 from jrec.ops.types import Bags, Cast
 
@@ -37,6 +39,7 @@ def lookup(
     tables: Mapping[str, jax.Array],
     bags: Mapping[str, Bags],
     *,
+    unique_capacities: Mapping[str, int] | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[dict[str, jax.Array], dict[str, Residuals]]:
     """Pools the rows of every bag, and casts the ids for the backward pass where the loader did not.
@@ -44,28 +47,51 @@ def lookup(
     Args:
       tables: (rows, dim) each, by name.
       bags: what to look up in each table; a table without bags is an error, as are bags without a table.
+      unique_capacities: How many unique rows fit, by table. Tables that are not named, and all for None, have room for
+        every row; bags that bring a cast keep its capacity. Of rows that do not fit the activations are right, but
+        ``apply_gradients`` leaves them as they are: whoever sets a capacity must check ``rows_left_out``.
       implementation: see ``gather_reduce``.
 
     Returns:
       ``activations``, (num_bags, dim) float32 by table, and ``residuals`` for ``apply_gradients``.
 
     Raises:
-      ValueError: if tables and bags have different names, or shapes do not fit.
+      ValueError: if tables and bags have different names, a capacity has no table, or shapes do not fit.
     """
     _same_names("bags", bags, tables)
-    activations, residuals = {}, {}
+    capacities = dict(unique_capacities or {})
+    if unknown := sorted(capacities.keys() - tables.keys()):
+        raise ValueError(f"unique_capacities name {unknown}, but the tables are {sorted(tables)}")
+    calls = [
+        gather_reduce_call(table, bags[name].ids, bags[name].offsets, weights=bags[name].weights)
+        for name, table in tables.items()
+    ]
+    activations = dict(zip(tables, gather_reduce_together(calls, implementation), strict=True))
+    residuals = {}
     for name, table in tables.items():
         bag = bags[name]
-        activations[name] = gather_reduce(
-            table, bag.ids, bag.offsets, weights=bag.weights, implementation=implementation
-        )
         cast = bag.cast
         if cast is None:
             cast = tensor_cast(
-                bag.ids, bag.offsets, num_rows=table.shape[0], implementation=_cast_implementation(implementation)
+                bag.ids,
+                bag.offsets,
+                num_rows=table.shape[0],
+                unique_capacity=capacities.get(name),
+                implementation=implementation,
             )
         residuals[name] = Residuals(cast=cast, weights=bag.weights)
     return activations, residuals
+
+
+def rows_left_out(residuals: Mapping[str, Residuals]) -> dict[str, jax.Array]:
+    """How many unique rows did not fit into each table's cast, () int32 by table: ``apply_gradients`` skips them.
+
+    Example:
+      >>> activations, residuals = lookup(tables, bags, unique_capacities={"items": 100_000})
+      >>> left_out = rows_left_out(residuals)["items"]  # check it after the step, as jax.device_get(left_out) == 0
+    """
+    casts = {name: of.cast for name, of in residuals.items()}
+    return {name: jnp.maximum(cast.num_unique - cast.rows.shape[0], 0) for name, cast in casts.items()}
 
 
 def apply_gradients(
@@ -108,35 +134,33 @@ def apply_gradients(
     named = {"slots": slots, "residuals": residuals, "gradients": gradients}
     for what, values in (named if dims is None else {**named, "dims": dims}).items():
         _same_names(what, values, tables)
-    new_tables, new_slots = {}, {}
     number = {name: i for i, name in enumerate(sorted(tables))}
+    calls = []
     for name, table in tables.items():
         key = None
         if rounding_key is not None and table.dtype.itemsize < 4:
             key = rounding.derived_key(rounding_key, number[name])
-        new_tables[name], new_slots[name] = casted_update(
-            optimizer,
-            table,
-            slots[name],
-            residuals[name].cast,
-            gradients[name],
-            weights=residuals[name].weights,
-            step=step,
-            gradient_scale=gradient_scale,
-            rounding_key=key,
-            dim=None if dims is None else dims[name],
-            implementation=implementation,
+        calls.append(
+            casted_update_call(
+                optimizer,
+                table,
+                slots[name],
+                residuals[name].cast,
+                gradients[name],
+                weights=residuals[name].weights,
+                step=step,
+                gradient_scale=gradient_scale,
+                rounding_key=key,
+                dim=None if dims is None else dims[name],
+            )
         )
-    return new_tables, new_slots
+    updated = dict(zip(tables, casted_update_together(calls, implementation), strict=True))
+    return {name: table for name, (table, _) in updated.items()}, {name: of for name, (_, of) in updated.items()}
 
 
 def init_slots(optimizer: RowOptimizer, tables: Mapping[str, jax.Array]) -> dict[str, Slots]:
     """Fresh optimizer slots for every table."""
     return {name: optimizer.init(table) for name, table in tables.items()}
-
-
-def _cast_implementation(implementation: Implementation | None) -> Implementation | None:
-    return None if implementation == "pallas" else implementation  # XLA's sort is the GPU's cast
 
 
 def _same_names(what: str, named: Mapping[str, object], tables: Mapping[str, jax.Array]) -> None:

@@ -10,7 +10,6 @@ row norm ``max_row_norm``, and ``weight_decay * row`` is added (L2, on touched r
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
@@ -24,7 +23,7 @@ SlotShape = Literal["element", "row"]  # (rows, dim) or (rows,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RowOptimizer(abc.ABC):
+class RowOptimizer:
     """Base of the row optimizers.
 
     Attributes:
@@ -39,11 +38,39 @@ class RowOptimizer(abc.ABC):
 
     slots: ClassVar[Mapping[str, SlotShape]] = {}  # name -> shape, of the subclass
 
-    @abc.abstractmethod
+    def slot_terms(self, gradients: jax.Array) -> dict[str, tuple[float | None, jax.Array]]:
+        """What the step makes of each slot: ``decay * slot + increment``.
+
+        Args:
+          gradients: (n, dim) float32, prepared (see the module).
+
+        Returns:
+          By slot, the decay (None for one) and the increment, float32, (n, dim) or (n,).
+        """
+        del gradients
+        return {}
+
+    def row_change(self, gradients: jax.Array, slots: Slots, learning_rate: jax.Array, step: jax.Array) -> jax.Array:
+        """What the step subtracts from rows.
+
+        Args:
+          gradients: (n, dim) float32, prepared (see the module).
+          slots: The new slots of the rows, float32, (n, dim) or (n,) each.
+          learning_rate: () float32.
+          step: () int32, how many steps the table took before.
+
+        Returns:
+          (n, dim) float32.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define slot_terms and row_change, or step_rows")
+
     def step_rows(
         self, rows: jax.Array, gradients: jax.Array, slots: Slots, learning_rate: jax.Array, step: jax.Array
     ) -> tuple[jax.Array, Slots]:
         """One step on gathered rows.
+
+        An optimizer defines ``slot_terms`` and ``row_change``, from which this follows. One whose step is of another
+        form overrides this instead, and then costs an array of new rows and slots on a GPU.
 
         Args:
           rows: (n, dim) float32.
@@ -55,6 +82,11 @@ class RowOptimizer(abc.ABC):
         Returns:
           The new rows and slots.
         """
+        new_slots = {}
+        for name, (decay, increment) in self.slot_terms(gradients).items():
+            old = slots[name]
+            new_slots[name] = old + increment if decay is None else increment + jnp.float32(decay) * old
+        return rows - self.row_change(gradients, new_slots, learning_rate, step), new_slots
 
     def initial_slot(self, name: str) -> float:
         """What slot ``name`` starts as."""
@@ -91,12 +123,10 @@ class RowOptimizer(abc.ABC):
 class SGD(RowOptimizer):
     """Stochastic gradient descent: ``row -= lr * g`` (``optax.sgd``)."""
 
-    def step_rows(
-        self, rows: jax.Array, gradients: jax.Array, slots: Slots, learning_rate: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, Slots]:
+    def row_change(self, gradients: jax.Array, slots: Slots, learning_rate: jax.Array, step: jax.Array) -> jax.Array:
         """See the base class."""
-        del step
-        return rows - learning_rate * gradients, slots
+        del slots, step
+        return learning_rate * gradients
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,15 +138,15 @@ class Momentum(RowOptimizer):
 
     slots: ClassVar[Mapping[str, SlotShape]] = {"trace": "element"}
 
-    def step_rows(
-        self, rows: jax.Array, gradients: jax.Array, slots: Slots, learning_rate: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, Slots]:
+    def slot_terms(self, gradients: jax.Array) -> dict[str, tuple[float | None, jax.Array]]:
+        """See the base class."""
+        return {"trace": (self.momentum, gradients)}
+
+    def row_change(self, gradients: jax.Array, slots: Slots, learning_rate: jax.Array, step: jax.Array) -> jax.Array:
         """See the base class."""
         del step
-        momentum = jnp.float32(self.momentum)
-        trace = gradients + momentum * slots["trace"]
-        update = gradients + momentum * trace if self.nesterov else trace
-        return rows - learning_rate * update, {"trace": trace}
+        trace = slots["trace"]
+        return learning_rate * (gradients + jnp.float32(self.momentum) * trace if self.nesterov else trace)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,14 +162,16 @@ class Adagrad(RowOptimizer):
         """See the base class."""
         return self.initial_accumulator
 
-    def step_rows(
-        self, rows: jax.Array, gradients: jax.Array, slots: Slots, learning_rate: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, Slots]:
+    def slot_terms(self, gradients: jax.Array) -> dict[str, tuple[float | None, jax.Array]]:
+        """See the base class."""
+        return {"sum": (None, jnp.square(gradients))}
+
+    def row_change(self, gradients: jax.Array, slots: Slots, learning_rate: jax.Array, step: jax.Array) -> jax.Array:
         """See the base class."""
         del step
-        total = slots["sum"] + jnp.square(gradients)
+        total = slots["sum"]
         scale = jnp.where(total > 0, jax.lax.rsqrt(total + jnp.float32(self.eps)), jnp.float32(0))
-        return rows - learning_rate * gradients * scale, {"sum": total}
+        return learning_rate * gradients * scale
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,14 +190,16 @@ class RowWiseAdagrad(RowOptimizer):
         """See the base class."""
         return self.initial_accumulator
 
-    def step_rows(
-        self, rows: jax.Array, gradients: jax.Array, slots: Slots, learning_rate: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, Slots]:
+    def slot_terms(self, gradients: jax.Array) -> dict[str, tuple[float | None, jax.Array]]:
+        """See the base class."""
+        return {"sum": (None, jnp.mean(jnp.square(gradients), axis=-1))}
+
+    def row_change(self, gradients: jax.Array, slots: Slots, learning_rate: jax.Array, step: jax.Array) -> jax.Array:
         """See the base class."""
         del step
-        total = slots["sum"] + jnp.mean(jnp.square(gradients), axis=-1)
+        total = slots["sum"]
         scale = jnp.where(total > 0, jax.lax.rsqrt(total + jnp.float32(self.eps)), jnp.float32(0))
-        return rows - (learning_rate * scale)[:, None] * gradients, {"sum": total}
+        return (learning_rate * scale)[:, None] * gradients
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,14 +211,14 @@ class RMSProp(RowOptimizer):
 
     slots: ClassVar[Mapping[str, SlotShape]] = {"nu": "element"}
 
-    def step_rows(
-        self, rows: jax.Array, gradients: jax.Array, slots: Slots, learning_rate: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, Slots]:
+    def slot_terms(self, gradients: jax.Array) -> dict[str, tuple[float | None, jax.Array]]:
+        """See the base class."""
+        return {"nu": (self.decay, jnp.float32(1 - self.decay) * jnp.square(gradients))}
+
+    def row_change(self, gradients: jax.Array, slots: Slots, learning_rate: jax.Array, step: jax.Array) -> jax.Array:
         """See the base class."""
         del step
-        decay = jnp.float32(self.decay)
-        nu = jnp.float32(1 - self.decay) * jnp.square(gradients) + decay * slots["nu"]
-        return rows - learning_rate * gradients * jax.lax.rsqrt(nu + jnp.float32(self.eps)), {"nu": nu}
+        return learning_rate * gradients * jax.lax.rsqrt(slots["nu"] + jnp.float32(self.eps))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,13 +240,16 @@ class Adam(RowOptimizer):
         t = (step + 1).astype(jnp.float32)
         return 1 - jnp.float32(self.b1) ** t, 1 - jnp.float32(self.b2) ** t
 
-    def step_rows(
-        self, rows: jax.Array, gradients: jax.Array, slots: Slots, learning_rate: jax.Array, step: jax.Array
-    ) -> tuple[jax.Array, Slots]:
+    def slot_terms(self, gradients: jax.Array) -> dict[str, tuple[float | None, jax.Array]]:
         """See the base class."""
-        b1, b2 = jnp.float32(self.b1), jnp.float32(self.b2)
-        mu = jnp.float32(1 - self.b1) * gradients + b1 * slots["mu"]
-        nu = jnp.float32(1 - self.b2) * jnp.square(gradients) + b2 * slots["nu"]
+        return {
+            "mu": (self.b1, jnp.float32(1 - self.b1) * gradients),
+            "nu": (self.b2, jnp.float32(1 - self.b2) * jnp.square(gradients)),
+        }
+
+    def row_change(self, gradients: jax.Array, slots: Slots, learning_rate: jax.Array, step: jax.Array) -> jax.Array:
+        """See the base class."""
+        del gradients
         correction1, correction2 = self.bias_corrections(step)
-        update = (mu / correction1) / (jnp.sqrt(nu / correction2) + jnp.float32(self.eps))
-        return rows - learning_rate * update, {"mu": mu, "nu": nu}
+        nu = slots["nu"] / correction2
+        return learning_rate * ((slots["mu"] / correction1) / (jnp.sqrt(nu) + jnp.float32(self.eps)))

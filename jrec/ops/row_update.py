@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jrec.ops import rounding
-from jrec.ops.dispatch import Implementation, dispatch
+from jrec.ops.dispatch import Call, Implementation, dispatch, dispatch_together
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_optimizers import SGD, Adagrad, Adam, Momentum, RMSProp, RowOptimizer, RowWiseAdagrad, Slots
+from jrec.ops.row_update_xla import update_rows
 from jrec.ops.types import Cast
+from jrec.ops.verdicts import KernelClass
 
 
 def row_update(
@@ -58,7 +61,7 @@ def row_update(
     step, scale = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32)
 
     def xla(table, slots, rows, gradients, step, scale, key):
-        return _xla(optimizer, table, slots, rows, gradients, step, scale, key)
+        return update_rows(optimizer, table, slots, rows, gradients, step, scale, key)
 
     def native(table, slots, rows, gradients, step, scale, key):
         from jrec.native import xla as kernels
@@ -89,6 +92,7 @@ def row_update(
         xla=xla,
         native=native if has_native(optimizer, table) else None,
         pallas=pallas,
+        kernel=_kernel("row_update", optimizer, table),
     )
 
 
@@ -131,6 +135,35 @@ def casted_update(
     Raises:
       ValueError: if shapes, dtypes or slots do not fit the table and optimizer.
     """
+    call = casted_update_call(
+        optimizer,
+        table,
+        slots,
+        cast,
+        bag_gradients,
+        weights=weights,
+        step=step,
+        gradient_scale=gradient_scale,
+        rounding_key=rounding_key,
+        dim=dim,
+    )
+    return call.dispatch("casted_update", implementation, _together)
+
+
+def casted_update_call(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    cast: Cast,
+    bag_gradients: jax.Array,
+    *,
+    weights: jax.Array | None = None,
+    step: jax.Array | int = 0,
+    gradient_scale: jax.Array | float = 1.0,
+    rounding_key: jax.Array | None = None,
+    dim: int | None = None,
+) -> Call:
+    """One of several for ``casted_update_together``; see ``casted_update`` for arguments and errors."""
     _check(optimizer, table, slots, cast.rows, bag_gradients.shape[-1], dim, rounding_key)
     if weights is not None and weights.size != cast.positions.shape[0]:
         raise ValueError(f"weights of shape {weights.shape} do not fit a cast of {cast.positions.shape[0]} lookups")
@@ -138,42 +171,57 @@ def casted_update(
 
     def xla(table, slots, cast, bag_gradients, weights, step, scale, key):
         gradients = casted_gather_reduce(cast, bag_gradients, weights, implementation="xla")
-        return _xla(optimizer, table, slots, cast.rows, gradients, step, scale, key)
+        return update_rows(optimizer, table, slots, cast.rows, gradients, step, scale, key)
 
     def native(table, slots, cast, bag_gradients, weights, step, scale, key):
         from jrec.native import xla as kernels
 
         return kernels.casted_update(optimizer, table, slots, cast, bag_gradients, weights, step, scale, key)
 
-    def pallas(table, slots, cast, bag_gradients, weights, step, scale, key):
-        from jrec.pallas.casted_update import casted_update as kernel
+    def request(table, slots, cast, bag_gradients, weights, step, scale, key):
+        from jrec.pallas.casted_update import UpdateRequest
 
-        return kernel(
-            optimizer,
-            table,
-            slots,
-            cast.rows,
-            cast.offsets,
-            cast.sources,
-            cast.num_unique,
-            _widened(bag_gradients, table),
-            None if weights is None else weights.reshape(-1)[cast.positions],
-            step,
-            scale,
+        return UpdateRequest(
+            optimizer=optimizer,
+            table=table,
+            slots=slots,
+            rows=cast.rows,
+            offsets=cast.offsets,
+            sources=cast.sources,
+            num_unique=cast.num_unique,
+            bag_gradients=_widened(bag_gradients, table),
+            weights=None if weights is None else weights.reshape(-1)[cast.positions],
+            step=step,
+            gradient_scale=scale,
             rounding=rounding.round_values,
             rounding_key=key,
             dim=dim,
         )
 
-    args = (table, slots, cast, bag_gradients, weights, step, scale, rounding_key)
-    return dispatch(
-        "casted_update",
-        implementation,
-        args,
+    return Call(
+        args=(table, slots, cast, bag_gradients, weights, step, scale, rounding_key),
         xla=xla,
         native=native if has_native(optimizer, table) else None,
-        pallas=pallas,
+        request=request,
+        kernel=_kernel("casted_update", optimizer, table),
     )
+
+
+def casted_update_together(
+    calls: Sequence[Call], implementation: Implementation | None
+) -> list[tuple[jax.Array, Slots]]:
+    """What ``casted_update`` returns for each call; on a GPU, kernels of all of them share launches."""
+    return dispatch_together("casted_update", implementation, calls, _together)
+
+
+def _together(requests: Sequence[Any]) -> list[tuple[jax.Array, Slots]]:
+    from jrec.pallas.casted_update import casted_update_many
+
+    return casted_update_many(requests)
+
+
+def _kernel(name: str, optimizer: RowOptimizer, table: jax.Array) -> KernelClass:
+    return KernelClass(kernel=name, dtype=table.dtype.name, dim=table.shape[1], optimizer=type(optimizer).__name__)
 
 
 def real_dim(width: int, dim: int | None) -> int:
@@ -213,40 +261,6 @@ def casted_gather_reduce(
     if weights is not None:
         weights = weights.reshape(-1)[cast.positions]
     return gather_reduce(bag_gradients, cast.sources, cast.offsets, weights=weights, implementation=implementation)
-
-
-def _xla(
-    optimizer: RowOptimizer,
-    table: jax.Array,
-    slots: Slots,
-    rows: jax.Array,
-    gradients: jax.Array,
-    step: jax.Array,
-    gradient_scale: jax.Array,
-    rounding_key: jax.Array | None,
-) -> tuple[jax.Array, Slots]:
-    num_rows = table.shape[0]
-    # Padding becomes distinct rows past the end, which are dropped: so the promise of unique rows holds for all.
-    rows = jnp.where(rows < num_rows, rows, num_rows + jnp.arange(rows.shape[0], dtype=jnp.int32))
-
-    def place(array: jax.Array) -> Any:
-        return rows if array.shape[1:] in ((), gradients.shape[1:]) else (rows, slice(gradients.shape[1]))
-
-    def take(array: jax.Array) -> jax.Array:
-        at = array.at[place(array)]
-        return at.get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
-
-    def put(array: jax.Array, values: jax.Array) -> jax.Array:
-        at, values = array.at[place(array)], values.astype(array.dtype)
-        return at.set(values, mode="drop", unique_indices=True, indices_are_sorted=True)
-
-    old = take(table).astype(jnp.float32)
-    gradients = optimizer.prepare(old, gradients, gradient_scale)
-    old_slots = {name: take(slot) for name, slot in slots.items()}
-    new, new_slots = optimizer.step_rows(old, gradients, old_slots, optimizer.learning_rate_at(step), step)
-    if rounding_key is not None:
-        new = rounding.stochastic_round(new, table.dtype, rounding_key, rows)
-    return put(table, new), {name: put(slot, new_slots[name]) for name, slot in slots.items()}
 
 
 def _check(

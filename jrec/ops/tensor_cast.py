@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.gather_reduce import check_segments, segment_of_entries
 from jrec.ops.types import Cast
+from jrec.ops.verdicts import CAST
 
 
 def tensor_cast(
@@ -28,7 +31,8 @@ def tensor_cast(
       unique_capacity: how many unique rows fit. The default, the smaller of the lookups and the rows, always
         suffices; with a smaller one, ``num_unique > unique_capacity`` tells that rows were left out, and the caller
         must check it.
-      implementation: "xla", "native" (CPU), or None for the platform's fastest. All give identical casts.
+      implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest. All give identical
+        casts.
 
     Returns:
       A ``Cast``.
@@ -45,21 +49,22 @@ def tensor_cast(
 
         return kernels.tensor_cast(ids, offsets, num_rows=num_rows, unique_capacity=unique_capacity)
 
-    return dispatch("tensor_cast", implementation, (ids, offsets), xla=xla, native=native)
+    def pallas(ids: jax.Array, offsets: jax.Array | None) -> Cast:
+        return _pallas(ids, offsets, num_rows, unique_capacity)
+
+    return dispatch("tensor_cast", implementation, (ids, offsets), xla=xla, native=native, pallas=pallas, kernel=CAST)
 
 
 def _xla(ids: jax.Array, offsets: jax.Array | None, num_rows: int, unique_capacity: int) -> Cast:
     capacity = ids.size
-    positions = jnp.arange(capacity, dtype=jnp.int32)
     if offsets is None:
         num_bags = ids.shape[0]
-        bags = positions // jnp.int32(max(1, ids.shape[1]))
+        bags = jnp.arange(capacity, dtype=jnp.int32) // jnp.int32(max(1, ids.shape[1]))
     else:
         num_bags = offsets.shape[0] - 1
         bags = segment_of_entries(offsets, capacity)
-    flat = ids.reshape(-1)
-    real = (flat >= 0) & (flat < num_rows) & (bags < num_bags)
-    keys, positions = jax.lax.sort((jnp.where(real, flat, num_rows), positions), num_keys=1, is_stable=True)
+    keys, positions = _sorted(_keys(ids, num_rows, bags < num_bags))
+    keys = keys.astype(jnp.int32)
     real = keys < num_rows
     total = jnp.sum(real, dtype=jnp.int32)
     first = jnp.concatenate([jnp.ones(min(1, capacity), bool), keys[1:] != keys[:-1]])
@@ -75,3 +80,38 @@ def _xla(ids: jax.Array, offsets: jax.Array | None, num_rows: int, unique_capaci
         positions=positions,
         num_unique=jnp.sum(first & real, dtype=jnp.int32),
     )
+
+
+def _pallas(ids: jax.Array, offsets: jax.Array | None, num_rows: int, unique_capacity: int) -> Cast:
+    from jrec.pallas import cast
+
+    if offsets is None:
+        num_bags, bags = ids.shape
+        keys = _keys(ids, num_rows)
+    else:
+        num_bags = offsets.shape[0] - 1
+        keys, bags = cast.ragged_keys(ids, offsets, num_rows=num_rows, key_type=_key_type(num_rows))
+    keys, positions = _sorted(keys)
+    rows, segments, sources, num_unique = cast.cast_sorted(
+        keys, positions, bags, num_bags=num_bags, num_rows=num_rows, unique_capacity=unique_capacity
+    )
+    return Cast(rows=rows, offsets=segments, sources=sources, positions=positions, num_unique=num_unique)
+
+
+def _keys(ids: jax.Array, num_rows: int, inside: jax.Array | bool = True) -> jax.Array:
+    """(capacity,) rows in the narrowest type; ``num_rows`` for padding and where ``inside`` is False."""
+    flat = ids.reshape(-1)
+    real = (flat >= 0) & (flat < num_rows) & inside
+    return jnp.where(real, flat, num_rows).astype(_key_type(num_rows))
+
+
+def _sorted(keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys in ascending order, and their flat positions, int32."""
+    positions = jnp.arange(keys.shape[0], dtype=jnp.int32)
+    keys, positions = jax.lax.sort((keys, positions), num_keys=1, is_stable=True)
+    return keys, positions
+
+
+def _key_type(num_rows: int) -> Any:
+    """The type that rows are sorted in: a GPU's radix sort makes a pass for each of its bytes."""
+    return jnp.uint8 if num_rows < 2**8 else jnp.uint16 if num_rows < 2**16 else jnp.int32

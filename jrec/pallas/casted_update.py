@@ -1,66 +1,96 @@
 """The whole backward pass of a lookup on a GPU: casted gather-reduce and optimizer step in one kernel.
 
 The gradient of a unique row is summed in registers and applied from there; it never reaches device memory. Only long
-segments (see ``segments``) leave partial sums behind, at most one row for every ``split`` lookups.
+segments (see ``segments``) leave partial sums behind, at most one row for every ``split`` lookups. Many tables, of
+different dims, dtypes and optimizers, share each launch.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jrec.pallas import rules, segments
-from jrec.pallas.gather_reduce import Tree, sum_pieces
+from jrec.pallas.gather_reduce import with_pieces
 from jrec.pallas.interpret import interpret_params
-from jrec.pallas.launch import Interpret, check_dim, launch, ops_for
+from jrec.pallas.launch import Interpret, Job, Steps, check_dim, launch_together, ops_for
 from jrec.pallas.rules import Rule
-from jrec.pallas.segments import Gather
+from jrec.pallas.segments import Gather, Lookups
 from jrec.pallas.tile import Tile
-from jrec.pallas.tuning import TuningConfig, tune
+from jrec.pallas.tuning import TuningConfig, runs_a_row, tune
 from jrec.pallas.update import Rounding, Target, Updater, finished, in_place
 
+Updated = tuple[jax.Array, dict[str, jax.Array]]  # a table and its slots
 
-def casted_update(
-    optimizer: Any,
-    table: jax.Array,
-    slots: dict[str, jax.Array],
-    rows: jax.Array,
-    offsets: jax.Array,
-    sources: jax.Array,
-    num_unique: jax.Array,
-    bag_gradients: jax.Array,
-    weights: jax.Array | None,
-    step: jax.Array,
-    gradient_scale: jax.Array,
-    *,
-    rounding: Rounding | None = None,
-    rounding_key: jax.Array | None = None,
-    dim: int | None = None,
-    config: TuningConfig | None = None,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Sums the bag gradients of every unique row and takes an optimizer step along them (Algorithm 3, fused).
 
-    See ``jrec.ops.casted_update`` for the contract, and ``row_update`` for the arguments that are not listed here.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UpdateRequest:
+    """One casted update among several.
 
-    Args:
-      optimizer: one of jrec's row optimizers.
+    Attributes:
+      optimizer: One of jrec's row optimizers.
       table: (num_rows, dim), float32, bfloat16 or float16.
-      slots: by name, float32.
+      slots: By name, float32.
       rows: (unique_capacity,) int32 of the cast.
       offsets: (unique_capacity + 1,) int32 of the cast.
       sources: (capacity,) int32 of the cast.
-      num_unique: () int32 of the cast.
+      num_unique: () int32 of the cast; more than the capacity means that rows were left out.
       bag_gradients: (num_bags, dim) float32.
       weights: (capacity,) float32 in the order of the cast, or None.
       step: () int32.
       gradient_scale: () float32.
-      rounding: see ``row_update``.
-      rounding_key: see ``row_update``.
-      dim: see ``row_update``.
-      config: tuning, or None for ``tune``'s.
+      rounding: ``jrec.ops.rounding.round_values``, which is used with a key.
+      rounding_key: (2,) uint32 for stochastic rounding, or None for round to nearest.
+      dim: Elements of a row that count, where the storage is padded; None for all.
+      config: Tuning, or None for ``tune``'s.
+    """
+
+    optimizer: Any
+    table: jax.Array
+    slots: dict[str, jax.Array]
+    rows: jax.Array
+    offsets: jax.Array
+    sources: jax.Array
+    num_unique: jax.Array
+    bag_gradients: jax.Array
+    weights: jax.Array | None
+    step: jax.Array
+    gradient_scale: jax.Array
+    rounding: Rounding | None = None
+    rounding_key: jax.Array | None = None
+    dim: int | None = None
+    config: TuningConfig | None = None
+
+
+class _Work(NamedTuple):
+    """The arrays of a request, as the kernels take them; ``active`` is (1,) int32, how many segments are real."""
+
+    target: Target
+    gather: Gather
+    offsets: jax.Array
+    active: jax.Array
+
+
+class _Form(NamedTuple):
+    """What of a request the kernels are compiled for."""
+
+    rule: Rule
+    rounding: Rounding | None
+    config: TuningConfig
+
+
+def casted_update(request: UpdateRequest) -> Updated:
+    """Sums the bag gradients of every unique row and takes an optimizer step along them (Algorithm 3, fused).
+
+    See ``jrec.ops.casted_update`` for the contract.
+
+    Args:
+      request: The table, the cast and the gradients.
 
     Returns:
       The new table and slots, aliases of the old ones under donation.
@@ -68,112 +98,136 @@ def casted_update(
     Raises:
       NotImplementedError: for a dim of more than 1024 or an unknown optimizer.
     """
-    check_dim("casted_update", table.shape[1])
-    rule = rules.rule_of(optimizer, dim or table.shape[1])
-    if rows.shape[0] == 0 or sources.shape[0] == 0 or bag_gradients.shape[0] == 0:
-        return table, slots
+    return casted_update_many([request])[0]
+
+
+def casted_update_many(requests: Sequence[UpdateRequest]) -> list[Updated]:
+    """Several casted updates in the launches of one; dims, dtypes and optimizers may differ.
+
+    Args:
+      requests: Of different tables.
+
+    Returns:
+      The new table and slots of each: the bits that ``casted_update`` gives one by one.
+
+    Raises:
+      NotImplementedError: for a dim of more than 1024 or an unknown optimizer.
+    """
+    updated: list[Updated] = []
+    work, forms, numbers = [], [], []
+    for number, request in enumerate(requests):
+        check_dim("casted_update", request.table.shape[1])
+        rule = rules.rule_of(request.optimizer, request.dim or request.table.shape[1])
+        updated.append((request.table, request.slots))
+        if 0 not in (request.rows.shape[0], request.sources.shape[0], request.bag_gradients.shape[0]):
+            prepared, form = _prepared(request, rule)
+            work.append(prepared)
+            forms.append(form)
+            numbers.append(number)
+    if work:
+        new = _casted_update(work, forms=tuple(forms), interpret=interpret_params())
+        for number, of_table in zip(numbers, new, strict=True):
+            updated[number] = of_table
+    return updated
+
+
+def _prepared(request: UpdateRequest, rule: Rule) -> tuple[_Work, _Form]:
+    config = request.config
     if config is None:
         config = tune(
-            dim=table.shape[1],
-            itemsize=table.dtype.itemsize,
-            segments=rows.shape[0],
-            lookups=sources.shape[0],
+            dim=request.table.shape[1],
+            itemsize=request.table.dtype.itemsize,
+            length=None,
             element_slots=sum(shape == "element" for _, shape in rule.slots),
         )
-    target = Target(table, slots, rows, rules.hyperparameters(optimizer, step, gradient_scale), rounding_key)
-    active = jnp.minimum(num_unique, rows.shape[0]).reshape(1)
-    return _casted_update(
-        target,
-        Gather(bag_gradients, sources, weights),
-        offsets,
-        active,
-        rule=rule,
-        rounding=rounding if rounding_key is not None else None,
-        config=config,
-        interpret=interpret_params(),
+    hyper = rules.hyperparameters(request.optimizer, request.step, request.gradient_scale)
+    target = Target(request.table, request.slots, request.rows, hyper, request.rounding_key)
+    gather = Gather(request.bag_gradients, request.sources, request.weights)
+    active = request.num_unique.reshape(1)  # a walk ends with its rows, so more than there are does no harm
+    rounding = request.rounding if request.rounding_key is not None else None
+    return _Work(target, gather, request.offsets, active), _Form(rule, rounding, config)
+
+
+@functools.partial(jax.jit, static_argnames=("forms", "interpret"))
+def _casted_update(work: list[_Work], *, forms: tuple[_Form, ...], interpret: Interpret) -> list[Updated]:
+    return launch_together(
+        [_steps(one, form, interpret) for one, form in zip(work, forms, strict=True)], interpret=interpret
     )
 
 
-@functools.partial(jax.jit, static_argnames=("rule", "rounding", "config", "interpret"))
-def _casted_update(
-    target: Target,
-    gather: Gather,
-    offsets: jax.Array,
-    active: jax.Array,
-    *,
-    rule: Rule,
-    rounding: Rounding | None,
-    config: TuningConfig,
-    interpret: Interpret,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    dim = target.table.shape[1]
-    tile = Tile.of(dim, target.table.dtype.itemsize, chunks=config.chunks)
-    updater = Updater(tile=tile, ops=ops_for(interpret), rule=rule, rounding=rounding)
-    target = in_place(target)
-    _short(updater, target, gather, offsets, active, config, interpret)
-    tree = sum_pieces(dim, gather, offsets, config, interpret)
-    if tree is not None:
-        _long(updater, target, tree, offsets, config, interpret)
-    return finished(target)
+def _steps(work: _Work, form: _Form, interpret: Interpret) -> Steps:
+    """Rows with short segments in the first launch, those with long ones in the last, from pieces."""
+    table, config = work.target.table, form.config
+    dim, itemsize = table.shape[1], table.dtype.itemsize
+    work = work._replace(target=in_place(work.target))
+    short = _short(_updater(form, Tile.of(dim, itemsize, chunks=config.chunks), interpret), work, config)
+    _, levels, runs = yield from with_pieces(short, dim, work.gather, work.offsets, config, interpret)
+    if runs is not None:
+        yield [_long(_updater(form, Tile.of(dim, itemsize), interpret), work, levels, runs, config)]
+    return finished(work.target)
 
 
-def _short(
-    updater: Updater,
-    target: Target,
-    gather: Gather,
-    offsets: jax.Array,
-    active: jax.Array,
-    config: TuningConfig,
-    interpret: Interpret,
-) -> None:
+def _updater(form: _Form, tile: Tile, interpret: Interpret) -> Updater:
+    return Updater(tile=tile, ops=ops_for(interpret), rule=form.rule, rounding=form.rounding)
+
+
+def _short(updater: Updater, work: _Work, config: TuningConfig) -> Job:
     """Updates the rows whose segments are short."""
     tile, ops = updater.tile, updater.ops
 
-    def casted_update_short(item: jax.Array, active: Any, target: Target, gather: Gather, offsets: Any) -> None:
-        del active  # Read by ``launch``.
-        low, high = segments.bounds(tile, ops, offsets, item)
-        address = updater.addresses(target, item)
+    def bounds(item: jax.Array, active: Any, target: Target, gather: Gather, offsets: Any) -> tuple[jax.Array, ...]:
+        del active, gather
+        return (*segments.bounds(tile, ops, offsets, item), updater.addresses(target, item))
+
+    def lookups(
+        item: jax.Array, found: tuple[jax.Array, ...], active: Any, target: Target, gather: Gather, offsets: Any
+    ) -> tuple[jax.Array, jax.Array, jax.Array, Lookups | None]:
+        del item, active, target, offsets
+        low, high, address = found
         # An empty segment updates too: with momentum or decay, a row of zero gradient moves.
         address = jnp.where(segments.is_short(low, high, config.split), address, -1)
         high = jnp.where(address >= 0, high, low)
+        return low, high, address, segments.load_lookups(tile, ops, gather, low, high, unroll=config.unroll)
+
+    def casted_update_short(
+        item: jax.Array, found: tuple[Any, ...], active: Any, target: Target, gather: Gather, offsets: Any
+    ) -> None:
+        del item, active, offsets
+        low, high, address, ahead = found
         old = updater.load(target, address) if config.prefetch else None
-        gradients = segments.add_range(tile, ops, gather, low, high, tile.zeros(), unroll=config.unroll)
+        gradients = segments.add_range(tile, ops, gather, low, high, tile.zeros(), unroll=config.unroll, lookups=ahead)
         updater.apply(target, old or updater.load(target, address), gradients)
 
-    launch(
-        casted_update_short,
-        tile,
-        target.rows.shape[0],
-        (active, target, gather, offsets),
-        out_type=(),
+    return Job(
+        body=casted_update_short,
+        tile=tile,
+        count=work.target.rows.shape[0],
+        operands=(work.active, work.target, work.gather, work.offsets),
+        out_types=(),
         blocks=config.blocks,
-        interpret=interpret,
         active=0,
+        stages=(bounds, lookups),
     )
 
 
-def _long(
-    updater: Updater,
-    target: Target,
-    tree: Tree,
-    offsets: jax.Array,
-    config: TuningConfig,
-    interpret: Interpret,
-) -> None:
+def _long(updater: Updater, work: _Work, levels: list[Gather], runs: jax.Array, config: TuningConfig) -> Job:
     """Updates the rows whose segments are long, from their pieces."""
-    tile, ops = updater.tile, updater.ops
+    tile, ops, take = updater.tile, updater.ops, runs_a_row(runs.shape[0], updater.tile)
 
-    def casted_update_long(run: jax.Array, target: Target, levels: list[Gather], runs: Any, offsets: Any) -> None:
-        item, low, high = segments.long_segment(tile, ops, runs, offsets, run, split=config.split)
-        gradients = segments.add_nodes(tile, ops, levels, low, high, split=config.split, unroll=config.unroll)
-        updater.apply(target, updater.load(target, updater.addresses(target, item)), gradients)
+    def casted_update_long(group: jax.Array, target: Target, levels: list[Gather], runs: Any, offsets: Any) -> None:
+        def visit(item: jax.Array, low: jax.Array, high: jax.Array) -> None:
+            address = updater.addresses(target, item)
+            old = updater.load(target, address) if config.prefetch else None
+            gradients = segments.add_nodes(tile, ops, levels, low, high, split=config.split, unroll=config.long_unroll)
+            updater.apply(target, old or updater.load(target, address), gradients)
 
-    launch(
-        casted_update_long,
-        tile,
-        tree.runs.shape[0],
-        (target, tree.levels, tree.runs, offsets),
-        out_type=(),
+        segments.visit_long(tile, ops, runs, offsets, group, visit, split=config.split, take=take)
+
+    return Job(
+        body=casted_update_long,
+        tile=tile,
+        count=-(-runs.shape[0] // take),
+        operands=(work.target, levels, runs, work.offsets),
+        out_types=(),
         blocks=config.blocks,
-        interpret=interpret,
     )

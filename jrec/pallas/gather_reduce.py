@@ -1,21 +1,40 @@
-"""Gather-reduce on a GPU: rows of a source summed per segment, forward and backward alike."""
+"""Gather-reduce on a GPU: rows of sources summed per segment, forward and backward alike.
+
+Many sources, of different dims and dtypes, share one launch: each gets thread blocks and a geometry of its own.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jrec.pallas import segments
 from jrec.pallas.interpret import interpret_params
-from jrec.pallas.launch import Interpret, check_dim, launch, ops_for
+from jrec.pallas.launch import Interpret, Job, Steps, check_dim, launch_together, ops_for
 from jrec.pallas.segments import Gather
 from jrec.pallas.tile import Tile
-from jrec.pallas.tuning import TuningConfig, tune
+from jrec.pallas.tuning import TuningConfig, runs_a_row, sums_directly, tune
 
-_PIECES_UNROLL = 4  # a piece has many lookups, so its loads are always worth overlapping
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """One gather-reduce among several; see ``gather_reduce`` for the fields."""
+
+    source: jax.Array
+    indices: jax.Array
+    offsets: jax.Array | None = None
+    weights: jax.Array | None = None
+    config: TuningConfig | None = None
+
+    @property
+    def num_segments(self) -> int:
+        """How many segments there are."""
+        return self.indices.shape[0] if self.offsets is None else self.offsets.shape[0] - 1
 
 
 def gather_reduce(
@@ -35,7 +54,7 @@ def gather_reduce(
       indices: int32, (num_segments, length) or, with ``offsets``, (capacity,).
       offsets: (num_segments + 1,) int32 or None.
       weights: float32 of the shape of ``indices``, or None.
-      config: tuning, or None for ``tune``'s.
+      config: Tuning, or None for ``tune``'s.
 
     Returns:
       (num_segments, dim) float32.
@@ -43,98 +62,77 @@ def gather_reduce(
     Raises:
       NotImplementedError: for a dim of more than 1024.
     """
-    check_dim("gather_reduce", source.shape[1])
-    num_segments = indices.shape[0] if offsets is None else offsets.shape[0] - 1
+    return gather_reduce_many(
+        [Request(source=source, indices=indices, offsets=offsets, weights=weights, config=config)]
+    )[0]
+
+
+def gather_reduce_many(requests: Sequence[Request]) -> list[jax.Array]:
+    """Several gather-reduces in the launches of one; dims and dtypes may differ.
+
+    Args:
+      requests: What to sum.
+
+    Returns:
+      (num_segments, dim) float32 each: the bits that ``gather_reduce`` gives one by one.
+
+    Raises:
+      NotImplementedError: for a dim of more than 1024.
+    """
+    out: list[Any] = [None] * len(requests)
+    work, forms, numbers = [], [], []
+    for number, request in enumerate(requests):
+        check_dim("gather_reduce", request.source.shape[1])
+        if request.num_segments == 0 or request.indices.size == 0:
+            out[number] = jnp.zeros((request.num_segments, request.source.shape[1]), jnp.float32)
+            continue
+        prepared, form = _prepared(request)
+        work.append(prepared)
+        forms.append(form)
+        numbers.append(number)
+    if work:
+        sums = _gather_reduce(work, forms=tuple(forms), interpret=interpret_params())
+        for number, total in zip(numbers, sums, strict=True):
+            out[number] = total
+    return out
+
+
+_Form = tuple[int | None, TuningConfig]  # lookups of every segment where none is split, and the tuning
+
+
+def _prepared(request: Request) -> tuple[tuple[Gather, jax.Array | None], _Form]:
+    """Flat indices and offsets, or None where the kernel knows where segments begin; and what it is compiled for."""
+    source, indices, offsets, config = request.source, request.indices, request.offsets, request.config
+    dim, itemsize = source.shape[1], source.dtype.itemsize
+    length = indices.shape[1] if offsets is None else None
     if config is None:
-        config = tune(dim=source.shape[1], itemsize=source.dtype.itemsize, segments=num_segments, lookups=indices.size)
-    if num_segments == 0 or indices.size == 0:
-        return jnp.zeros((num_segments, source.shape[1]), jnp.float32)
-    length = None
-    if offsets is None:
-        if indices.shape[1] < 2 * config.split:
-            length = indices.shape[1]
-        else:
-            offsets = jnp.arange(num_segments + 1, dtype=jnp.int32) * indices.shape[1]
-    flat_weights = None if weights is None else weights.reshape(-1)
-    return _gather_reduce(
-        source, indices.reshape(-1), offsets, flat_weights, length=length, config=config, interpret=interpret_params()
-    )
-
-
-@functools.partial(jax.jit, static_argnames=("length", "config", "interpret"))
-def _gather_reduce(
-    source: jax.Array,
-    indices: jax.Array,
-    offsets: jax.Array | None,
-    weights: jax.Array | None,
-    *,
-    length: int | None,
-    config: TuningConfig,
-    interpret: Interpret,
-) -> jax.Array:
-    dim = source.shape[1]
+        config = tune(dim=dim, itemsize=itemsize, length=length)
+    if length is not None and not sums_directly(
+        segments=indices.shape[0], length=length, dim=dim, itemsize=itemsize, config=config
+    ):
+        offsets, length = jnp.arange(indices.shape[0] + 1, dtype=jnp.int32) * length, None
     if source.shape[0] == 0:  # every index is past the end
         source, indices = jnp.zeros((1, dim), source.dtype), jnp.where(indices < 0, indices, 1)
-    tile = Tile.of(dim, source.dtype.itemsize, chunks=config.chunks)
-    gather = Gather(source, indices, weights)
-    if offsets is None:
-        assert length is not None
-        return _padded(tile, gather, length, config, interpret)
-    out = _short(tile, gather, offsets, config, interpret)
-    tree = sum_pieces(dim, gather, offsets, config, interpret)
-    return out if tree is None else _long(tile, out, offsets, tree, config, interpret)
+    weights = None if request.weights is None else request.weights.reshape(-1)
+    return (Gather(source, indices.reshape(-1), weights), offsets), (length, config)
 
 
-class Tree(NamedTuple):
-    """The nodes that long segments are summed from.
-
-    Attributes:
-      levels: the lookups, and then the pieces of each level.
-      runs: (nodes,) int32, the segment that each node of the first level of pieces lies within, or -1.
-    """
-
-    levels: list[Gather]
-    runs: jax.Array
-
-
-def sum_pieces(dim: int, gather: Gather, offsets: jax.Array, config: TuningConfig, interpret: Interpret) -> Tree | None:
-    """Sums the full runs of every level; None where the capacity has room for none."""
-    sizes = segments.level_sizes(gather.indices.shape[0], config.split)
-    if not sizes:
-        return None
-    runs = segments.full_runs(offsets, sizes, config.split)
-    levels = [gather]
-    for of_node in runs:
-        levels.append(Gather(_pieces(dim, levels[-1], of_node, config, interpret)))
-    return Tree(levels, runs[0])
+@functools.partial(jax.jit, static_argnames=("forms", "interpret"))
+def _gather_reduce(
+    work: list[tuple[Gather, jax.Array | None]], *, forms: tuple[_Form, ...], interpret: Interpret
+) -> list[jax.Array]:
+    steps = [
+        _padded(gather, *form, interpret) if offsets is None else _ragged(gather, offsets, form[1], interpret)
+        for (gather, offsets), form in zip(work, forms, strict=True)
+    ]
+    return launch_together(steps, interpret=interpret)
 
 
-def _pieces(dim: int, children: Gather, runs: jax.Array, config: TuningConfig, interpret: Interpret) -> jax.Array:
-    """(nodes, dim) float32: sums of ``split`` children each, where a node lies within one segment; else unwritten."""
-    ops = ops_for(interpret)
-    tile = Tile.of(dim, children.rows.dtype.itemsize)
-
-    def sum_pieces(node: jax.Array, children: Gather, runs: Any, out: Any) -> None:
-        full = ops.load_scalars(tile, runs, node, fill=-1) >= 0
-        low = jnp.where(full, node * config.split, 0)
-        high = jnp.where(full, low + config.split, 0)
-        total = segments.add_range(tile, ops, children, low, high, tile.zeros(), unroll=_PIECES_UNROLL)
-        ops.store_rows(tile, out, jnp.where(full, node, -1), total)
-
-    return launch(
-        sum_pieces,
-        tile,
-        runs.shape[0],
-        (children, runs),
-        out_type=jax.ShapeDtypeStruct((runs.shape[0], dim), jnp.float32),
-        blocks=config.blocks,
-        interpret=interpret,
-    )
-
-
-def _padded(tile: Tile, gather: Gather, length: int, config: TuningConfig, interpret: Interpret) -> jax.Array:
+def _padded(gather: Gather, length: int | None, config: TuningConfig, interpret: Interpret) -> Steps:
     """Segments of ``length`` lookups each."""
-    ops = ops_for(interpret)
+    assert length is not None
+    ops, dim = ops_for(interpret), gather.rows.shape[1]
+    tile = Tile.of(dim, gather.rows.dtype.itemsize, chunks=config.chunks)
     num_segments = gather.indices.shape[0] // length
 
     def gather_reduce_padded(segment: jax.Array, gather: Gather, out: Any) -> None:
@@ -143,20 +141,24 @@ def _padded(tile: Tile, gather: Gather, length: int, config: TuningConfig, inter
         total = segments.add_range(tile, ops, gather, low, high, tile.zeros(), unroll=config.unroll)
         ops.store_rows(tile, out, segment, total)
 
-    return launch(
-        gather_reduce_padded,
-        tile,
-        num_segments,
-        (gather,),
-        out_type=jax.ShapeDtypeStruct((num_segments, tile.dim), jnp.float32),
-        blocks=config.blocks,
-        interpret=interpret,
-    )
+    out = jax.ShapeDtypeStruct((num_segments, dim), jnp.float32)
+    ((total,),) = yield [
+        Job(
+            body=gather_reduce_padded,
+            tile=tile,
+            count=num_segments,
+            operands=(gather,),
+            out_types=(out,),
+            blocks=config.blocks,
+        )
+    ]
+    return total
 
 
-def _short(tile: Tile, gather: Gather, offsets: jax.Array, config: TuningConfig, interpret: Interpret) -> jax.Array:
-    """Sums of short and empty segments; the rows of long ones stay unwritten."""
-    ops = ops_for(interpret)
+def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret: Interpret) -> Steps:
+    """Segments of any length: short ones in the first launch, long ones in the last, from pieces."""
+    ops, dim = ops_for(interpret), gather.rows.shape[1]
+    tile = Tile.of(dim, gather.rows.dtype.itemsize, chunks=config.chunks)
     num_segments = offsets.shape[0] - 1
 
     def gather_reduce_short(segment: jax.Array, gather: Gather, offsets: Any, out: Any) -> None:
@@ -167,36 +169,97 @@ def _short(tile: Tile, gather: Gather, offsets: jax.Array, config: TuningConfig,
         )
         ops.store_rows(tile, out, jnp.where(mine, segment, -1), total)
 
-    return launch(
-        gather_reduce_short,
-        tile,
-        num_segments,
-        (gather, offsets),
-        out_type=jax.ShapeDtypeStruct((num_segments, tile.dim), jnp.float32),
+    short = Job(
+        body=gather_reduce_short,
+        tile=tile,
+        count=num_segments,
+        operands=(gather, offsets),
+        out_types=(jax.ShapeDtypeStruct((num_segments, dim), jnp.float32),),
         blocks=config.blocks,
-        interpret=interpret,
     )
+    (out,), levels, runs = yield from with_pieces(short, dim, gather, offsets, config, interpret)
+    if runs is None:
+        return out
+    long_tile = Tile.of(dim, gather.rows.dtype.itemsize)
 
+    take = runs_a_row(runs.shape[0], long_tile)
 
-def _long(
-    tile: Tile, out: jax.Array, offsets: jax.Array, tree: Tree, config: TuningConfig, interpret: Interpret
-) -> jax.Array:
-    """Writes the sums of long segments into ``out``, in place."""
-    ops = ops_for(interpret)
+    def gather_reduce_long(group: jax.Array, levels: list[Gather], runs: Any, offsets: Any, out: Any) -> None:
+        def visit(segment: jax.Array, low: jax.Array, high: jax.Array) -> None:
+            total = segments.add_nodes(long_tile, ops, levels, low, high, split=config.split, unroll=config.long_unroll)
+            ops.store_rows(long_tile, out, segment, total)
 
-    def gather_reduce_long(run: jax.Array, levels: list[Gather], runs: Any, offsets: Any, out: Any) -> None:
-        segment, low, high = segments.long_segment(tile, ops, runs, offsets, run, split=config.split)
-        total = segments.add_nodes(tile, ops, levels, low, high, split=config.split, unroll=config.unroll)
-        ops.store_rows(tile, out, segment, total)
+        segments.visit_long(long_tile, ops, runs, offsets, group, visit, split=config.split, take=take)
 
     target = jax.new_ref(out)
-    launch(
-        gather_reduce_long,
-        tile,
-        tree.runs.shape[0],
-        (tree.levels, tree.runs, offsets, target),
-        out_type=(),
-        blocks=config.blocks,
-        interpret=interpret,
-    )
+    yield [
+        Job(
+            body=gather_reduce_long,
+            tile=long_tile,
+            count=-(-runs.shape[0] // take),
+            operands=(levels, runs, offsets, target),
+            out_types=(),
+            blocks=config.blocks,
+        )
+    ]
     return jax.freeze(target)
+
+
+def with_pieces(
+    short: Job, dim: int, gather: Gather, offsets: jax.Array, config: TuningConfig, interpret: Interpret
+) -> Steps:
+    """Runs ``short`` beside the lowest level of pieces, and then the levels above.
+
+    Returns:
+      The short job's outputs; the lookups and the pieces of each level; and (nodes,) int32, the segment that each node
+      of the lowest level lies within, or -1. The last is None where no segment can be long.
+    """
+    nodes = segments.level_sizes(gather.indices.shape[0], config.split, top=config.top)
+    if not nodes:
+        (outputs,) = yield [short]
+        return outputs, [gather], None
+    levels, runs, outputs = [gather], None, ()
+    for level, count in enumerate(nodes):
+        job = _pieces(dim, levels[-1], offsets, runs, level, count, config, interpret)
+        if runs is None:
+            (sums, runs), outputs = yield [job, short]  # pieces first: they take longer
+        else:
+            ((sums,),) = yield [job]
+        levels.append(Gather(sums))
+    return outputs, levels, runs
+
+
+def _pieces(
+    dim: int,
+    children: Gather,
+    offsets: jax.Array,
+    runs: jax.Array | None,
+    level: int,
+    nodes: int,
+    config: TuningConfig,
+    interpret: Interpret,
+) -> Job:
+    """(nodes, dim) float32: sums of ``split`` children each, where a node lies within one segment; else unwritten.
+
+    The lowest level's second output, (nodes,) int32, is the segment that each node lies within, or -1.
+    """
+    ops, tile = ops_for(interpret), Tile.of(dim, children.rows.dtype.itemsize)
+
+    def pieces(node: jax.Array, children: Gather, offsets: Any, runs: Any, out: Any, new_runs: Any = None) -> None:
+        segment = segments.run_at(tile, ops, offsets, runs, node, level=level, split=config.split)
+        low = jnp.where(segment >= 0, node * config.split, 0)
+        high = jnp.where(segment >= 0, low + config.split, 0)
+        total = segments.add_range(tile, ops, children, low, high, tile.zeros(), unroll=config.unroll)
+        ops.store_rows(tile, out, jnp.where(segment >= 0, node, -1), total)
+        if new_runs is not None:
+            ops.store_scalars(tile, new_runs, node, segment)
+
+    sums = jax.ShapeDtypeStruct((nodes, dim), jnp.float32)
+    return Job(
+        body=pieces,
+        tile=tile,
+        count=nodes,
+        operands=(children, offsets, runs),
+        out_types=(sums, jax.ShapeDtypeStruct((nodes,), jnp.int32)) if runs is None else (sums,),
+        blocks=config.blocks,
+    )

@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, memref, nvvm, vector
+from jaxlib.mlir.dialects import arith, gpu, llvm, memref, nvvm, vector
 
 from jrec.pallas.threads import (
     FULL_WARP,
@@ -31,7 +31,7 @@ from jrec.pallas.threads import (
     to_index,
     when,
 )
-from jrec.pallas.tile import Tile
+from jrec.pallas.tile import WARP, Tile
 
 
 def load_scalars(tile: Tile, ref: Any, positions: jax.Array, *, fill: float = 0, written: bool = False) -> jax.Array:
@@ -143,6 +143,47 @@ def spread(tile: Tile, scalars: jax.Array) -> jax.Array:
     return broadcast(scalars)
 
 
+def from_lane(tile: Tile, scalars: jax.Array, lane: jax.Array | int) -> jax.Array:
+    """Row scalars that equal what lane ``lane``, the same for all rows, of the row's threads holds."""
+    dtype = scalars.dtype
+    if tile.lanes == 1:
+        return scalars
+
+    @inline_op(
+        arg_types=(tile.scalar_layout, plgpu.Layout.WG_SPLAT(())),
+        return_type=plgpu.ShapeDtypeStruct(tile.scalar_shape, dtype, layout=tile.scalar_layout),
+    )
+    def shuffle(ctx, scalars, lane):
+        del ctx
+        # PTX's clamp operand: the upper byte masks a lane's group of ``lanes``, so the source is of the same row.
+        group = i32((WARP - tile.lanes) << 8 | (WARP - 1))
+        registers = np.empty_like(scalars.registers)
+        for k, value in enumerate(scalars_of(scalars)):
+            value = nvvm.shfl_sync(i32(FULL_WARP), value, lane.registers.flat[0], group, nvvm.ShflKind.idx)
+            registers[k] = vector.broadcast(ir.VectorType.get((1,), value.type), value)
+        return fragment(registers, scalars.layout, dtype)
+
+    return shuffle(scalars, jnp.asarray(lane, jnp.int32))
+
+
+def lane_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
+    """Row scalars that equal the sum over the row's threads of what each holds, int32."""
+
+    @inline_op(
+        arg_types=(tile.scalar_layout,),
+        return_type=plgpu.ShapeDtypeStruct(tile.scalar_shape, jnp.int32, layout=tile.scalar_layout),
+    )
+    def reduce(ctx, scalars):
+        del ctx
+        registers = np.empty_like(scalars.registers)
+        for k, value in enumerate(scalars_of(scalars)):
+            total = butterfly(value, tile.lanes, arith.addi)
+            registers[k] = vector.broadcast(ir.VectorType.get((1,), total.type), total)
+        return fragment(registers, scalars.layout, jnp.int32)
+
+    return reduce(scalars)
+
+
 def row_sum(tile: Tile, values: jax.Array) -> jax.Array:
     """Sums along rows as row scalars, in a fixed order: within a thread, then by a butterfly over the lanes."""
 
@@ -200,3 +241,51 @@ def _accesses(tile: Tile, rows: mgpu.FragmentedArray):
                 below = arith.cmpi(arith.CmpIPredicate.slt, place, constant(tile.dim, lane.type))
                 inside = arith.andi(taken, below)
             yield block * tile.chunks + k, row, to_index(place), inside
+
+
+def warp_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
+    """The sum of the int32 row scalars of the calling *warp*, as row scalars. Only for one lane a row."""
+
+    @inline_op(
+        arg_types=(tile.scalar_layout,),
+        return_type=plgpu.ShapeDtypeStruct(tile.scalar_shape, jnp.int32, layout=tile.scalar_layout),
+    )
+    def reduce(ctx, scalars):
+        del ctx
+        total, *others = scalars_of(scalars)
+        for other in others:
+            total = arith.addi(total, other)
+        total = nvvm.redux_sync(total, nvvm.ReductionKind.ADD, i32(FULL_WARP))
+        registers = np.empty_like(scalars.registers)
+        for k in range(registers.size):
+            registers.flat[k] = vector.broadcast(ir.VectorType.get((1,), total.type), total)
+        return fragment(registers, tile.scalar_layout.to_mgpu(), jnp.int32)
+
+    return reduce(scalars)
+
+
+def warp_ranks(tile: Tile, flags: jax.Array) -> jax.Array:
+    """How many flags of the calling *warp* are set before each row, as row scalars. Only for one lane a row.
+
+    A warp's rows are ordered by chunk, and then by lane. flags: int32 row scalars, 0 or not.
+    """
+
+    @inline_op(
+        arg_types=(tile.scalar_layout,),
+        return_type=plgpu.ShapeDtypeStruct(tile.scalar_shape, jnp.int32, layout=tile.scalar_layout),
+    )
+    def rank(ctx, flags):
+        del ctx
+        lane = arith.andi(arith.index_cast(i32(0).type, gpu.thread_id(gpu.Dimension.x)), i32(WARP - 1))
+        below = arith.subi(arith.shli(i32(1), lane), i32(1))
+        before = i32(0)
+        registers = np.empty_like(flags.registers)
+        for k, flag in enumerate(scalars_of(flags)):
+            is_set = arith.cmpi(arith.CmpIPredicate.ne, flag, constant(0, flag.type))
+            votes = nvvm.vote_sync(i32(FULL_WARP), is_set, nvvm.VoteSyncKind.ballot)
+            here = arith.addi(before, llvm.intr_ctpop(arith.andi(votes, below)))
+            registers.flat[k] = vector.broadcast(ir.VectorType.get((1,), here.type), here)
+            before = arith.addi(before, llvm.intr_ctpop(votes))
+        return fragment(registers, tile.scalar_layout.to_mgpu(), jnp.int32)
+
+    return rank(flags)

@@ -20,11 +20,12 @@ _params: contextvars.ContextVar[plgpu.InterpretGPUParams | None] = contextvars.C
 
 
 @contextlib.contextmanager
-def interpreted(*, detect_races: bool = False) -> Iterator[None]:
+def interpreted(*, detect_races: bool = False) -> Iterator[plgpu.InterpretGPUParams]:
     """Runs kernels that are traced inside in interpret mode, on the CPU; memory that nobody wrote reads as NaN."""
-    token = _params.set(plgpu.InterpretGPUParams(detect_races=detect_races, uninitialized_memory="nan"))
+    params = plgpu.InterpretGPUParams(detect_races=detect_races, uninitialized_memory="nan")
+    token = _params.set(params)
     try:
-        yield
+        yield params
     finally:
         _params.reset(token)
 

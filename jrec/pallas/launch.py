@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import itertools
+from collections.abc import Callable, Generator, Sequence
 from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jrec.pallas import inline, twins
@@ -42,59 +45,173 @@ def check_manual_axes(operands: Any) -> None:
             )
 
 
-def launch(
-    body: Callable[..., None],
-    tile: Tile,
-    count: int,
-    operands: tuple[Any, ...],
-    *,
-    out_type: Any,
-    blocks: int,
-    interpret: Interpret,
-    active: int | None = None,
-) -> Any:
-    """Launches a kernel over tiles of ``count`` rows.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """A walk over tiles of ``count`` rows. Jobs that do not depend on each other share a launch.
+
+    Attributes:
+      body: Called for every tile with ``item``, the row scalars that number the tile's rows (-1 past the end), what the
+        last of ``stages`` returned for them where there are any, the operands as refs, and the outputs' refs.
+      tile: The geometry.
+      count: Rows to walk over.
+      operands: Arrays, refs, and pytrees of them.
+      out_types: ShapeDtypeStructs of the outputs; none where the body writes to its operands.
+      blocks: The most thread blocks that walk.
+      active: Which operand, if any, is a (1,) int32 array holding how many of the ``count`` rows are worth visiting.
+      stages: Loads ahead of the body, each stage from what the one before returned: ``stage(item, *refs)`` the first,
+        ``stage(item, before, *refs)`` the others. Where a block visits several tiles, stage ``s`` of ``n`` runs for
+        the tile ``n - s`` visits ahead, so that no tile waits for its own.
+    """
+
+    body: Callable[..., None]
+    tile: Tile
+    count: int
+    operands: tuple[Any, ...]
+    out_types: tuple[jax.ShapeDtypeStruct, ...]
+    blocks: int
+    active: int | None = None
+    stages: tuple[Callable[..., Any], ...] = ()
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles cover the rows."""
+        return -(-self.count // self.tile.rows)
+
+    @property
+    def grid(self) -> int:
+        """How many thread blocks walk."""
+        return min(self.tiles, self.blocks)
+
+
+def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[tuple[jax.Array, ...]]:
+    """Launches one kernel for all ``jobs``, each on thread blocks of its own; its name is the bodies' names.
 
     Args:
-      body: called with ``item``, the row scalars that number the tile's rows (-1 past the end), and then the refs. Its
-        name is the kernel's.
-      tile: the geometry.
-      count: rows to walk over.
-      operands: arrays, refs, and pytrees of them.
-      out_type: ShapeDtypeStructs of the outputs.
-      blocks: the most thread blocks.
-      interpret: parameters of interpret mode, or None.
-      active: which operand, if any, is a (1,) int32 array holding how many of the ``count`` rows are worth visiting.
+      jobs: What to do; none may read what another writes.
+      interpret: Parameters of interpret mode, or None.
+
+    Returns:
+      Each job's outputs.
 
     Raises:
-      NotImplementedError: inside a ``shard_map`` with ``check_vma=True``.
+      NotImplementedError: Inside a ``shard_map`` with ``check_vma=True``.
     """
-    check_manual_axes(operands)
-    ops = ops_for(interpret)
-    tiles = -(-count // tile.rows)
-    grid = min(tiles, blocks)
+    jobs = list(jobs)
+    check_manual_axes([job.operands for job in jobs])
+    inputs, places = _distinct([job.operands for job in jobs])
 
     def kernel(*refs: Any) -> None:
         block = jax.lax.axis_index("block")
+        outs = iter(refs[len(inputs) :])
+        first = 0
+        for job, (tree, numbers) in zip(jobs, places, strict=True):
+            operands = jax.tree.unflatten(tree, [refs[n] for n in numbers])
+            walk = _walk(job, ops_for(interpret), (*operands, *itertools.islice(outs, len(job.out_types))))
+            if len(jobs) == 1:
+                walk(block)
+            else:
+                mine = (block >= first) & (block < first + job.grid)
+                pl.when(mine)(lambda walk=walk, first=first: walk(block - first))
+            first += job.grid
 
-        def visit(number: jax.Array) -> None:
-            item = number * tile.rows + tile.row_numbers()
-            body(jnp.where(item < count, item, -1), *refs)
+    kernel.__name__ = "_and_".join(dict.fromkeys(job.body.__name__ for job in jobs))
+    made = plgpu.kernel(
+        kernel,
+        out_type=[out for job in jobs for out in job.out_types],
+        grid=(sum(job.grid for job in jobs),),
+        grid_names=("block",),
+        interpret=interpret,
+    )(*inputs)
+    outputs = iter(made)
+    return [tuple(itertools.islice(outputs, len(job.out_types))) for job in jobs]
 
-        if grid == tiles and active is None:
-            visit(block)
-            return
-        last = tiles
-        if active is not None:
-            real = ops.most(tile, ops.load_scalars(tile, refs[active], tile.row_scalars(0, jnp.int32)))
-            last = jnp.minimum(tiles, jax.lax.div(real + (tile.rows - 1), jnp.int32(tile.rows)))
-        turns = jax.lax.div(last - block + (grid - 1), jnp.int32(grid))
 
-        def turn(i: jax.Array, none: None) -> None:
-            visit(block + i * grid)
-            return none
+Steps = Generator[list[Job], list[tuple[jax.Array, ...]], Any]
+"""Launches that depend on each other, as a generator: it yields jobs, is sent their outputs, and returns its result."""
 
-        jax.lax.fori_loop(0, turns, turn, None)
 
-    kernel.__name__ = body.__name__
-    return plgpu.kernel(kernel, out_type=out_type, grid=(grid,), grid_names=("block",), interpret=interpret)(*operands)
+def launch_together(work: Sequence[Steps], *, interpret: Interpret) -> list[Any]:
+    """Runs several tables' steps at once: their first jobs in one launch, their second ones in the next, and so on.
+
+    Args:
+      work: What to run; no two may write the same arrays.
+      interpret: Parameters of interpret mode, or None.
+
+    Returns:
+      What each of ``work`` returned.
+    """
+    results: list[Any] = [None] * len(work)
+    waiting: dict[int, list[Any] | None] = dict.fromkeys(range(len(work)))  # outputs that each steps next gets
+    while waiting:
+        jobs: dict[int, list[Job]] = {}
+        for number, outputs in waiting.items():
+            try:
+                jobs[number] = next(work[number]) if outputs is None else work[number].send(outputs)
+            except StopIteration as end:
+                results[number] = end.value
+        flat = [job for of_one in jobs.values() for job in of_one]
+        outputs = iter(launch(flat, interpret=interpret) if flat else [])
+        waiting = {number: [next(outputs) for _ in of_one] for number, of_one in jobs.items()}
+    return results
+
+
+def _distinct(operands: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, list[int]]]]:
+    """All leaves without repetitions; and each pytree as its structure and the numbers of its leaves."""
+    leaves: list[Any] = []
+    number_of: dict[int, int] = {}
+    places = []
+    for tree in operands:
+        flat, structure = jax.tree.flatten(tree)
+        for leaf in flat:
+            if id(leaf) not in number_of:
+                number_of[id(leaf)] = len(leaves)
+                leaves.append(leaf)
+        places.append((structure, [number_of[id(leaf)] for leaf in flat]))
+    return leaves, places
+
+
+def _walk(job: Job, ops: ModuleType, refs: tuple[Any, ...]) -> Callable[[jax.Array], None]:
+    """What thread block ``block`` of the job's does."""
+    tile, inputs = job.tile, refs[: len(job.operands)]
+
+    def items(number: jax.Array) -> jax.Array:
+        item = number * tile.rows + tile.row_numbers()
+        return jnp.where(item < job.count, item, -1)
+
+    def stage(number: int, item: jax.Array, before: Any) -> Any:
+        run = job.stages[number]
+        return run(item, *inputs) if number == 0 else run(item, before, *inputs)
+
+    def visit(item: jax.Array, loaded: Any) -> None:
+        job.body(item, *((loaded,) if job.stages else ()), *refs)
+
+    def once(block: jax.Array) -> None:
+        item, loaded = items(block), None
+        for number in range(len(job.stages)):
+            loaded = stage(number, item, loaded)
+        visit(item, loaded)
+
+    def often(block: jax.Array) -> None:
+        last = jnp.int32(job.tiles)
+        if job.active is not None:
+            real = ops.most(tile, ops.load_scalars(tile, inputs[job.active], tile.row_scalars(0, jnp.int32)))
+            last = jnp.minimum(last, jax.lax.div(real + (tile.rows - 1), jnp.int32(tile.rows)))
+        turns = jax.lax.div(last - block + (job.grid - 1), jnp.int32(job.grid))
+
+        def item_at(turn: jax.Array | int) -> jax.Array:
+            return items(jnp.where(turn < turns, block + turn * job.grid, job.tiles))  # past the end: no item
+
+        # Invariant: before turn i, ahead[s] is what stage s returned for turn i + len(stages) - 1 - s.
+        ahead: list[Any] = []
+        for number in range(len(job.stages)):
+            ahead = [stage(k, item_at(number - k), ahead[k - 1] if k else None) for k in range(number + 1)]
+
+        def turn(i: jax.Array, ahead: list[Any]) -> list[Any]:
+            depth = len(job.stages)
+            following = [stage(k, item_at(i + depth - k), ahead[k - 1] if k else None) for k in range(depth)]
+            visit(item_at(i), ahead[-1] if depth else None)
+            return following
+
+        jax.lax.fori_loop(0, turns, turn, ahead)
+
+    return once if job.grid == job.tiles and job.active is None else often

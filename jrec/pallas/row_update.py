@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jrec.pallas import rules
 from jrec.pallas.interpret import interpret_params
-from jrec.pallas.launch import Interpret, check_dim, launch, ops_for
+from jrec.pallas.launch import Interpret, Job, check_dim, launch, ops_for
 from jrec.pallas.rules import Rule
 from jrec.pallas.tile import Tile
 from jrec.pallas.tuning import TuningConfig, tune
@@ -63,8 +63,7 @@ def row_update(
         config = tune(
             dim=table.shape[1],
             itemsize=table.dtype.itemsize,
-            segments=rows.shape[0],
-            lookups=rows.shape[0],
+            length=1,
             element_slots=elements,
         )
     target = Target(table, slots, rows, rules.hyperparameters(optimizer, step, gradient_scale), rounding_key)
@@ -98,13 +97,13 @@ def _row_update(
         row_gradients = updater.ops.load_rows(tile, gradients, jnp.where(address >= 0, item, -1))
         updater.apply(target, old, row_gradients)
 
-    launch(
-        row_update,
-        tile,
-        target.rows.shape[0],
-        (target, gradients),
-        out_type=(),
+    job = Job(
+        body=row_update,
+        tile=tile,
+        count=target.rows.shape[0],
+        operands=(target, gradients),
+        out_types=(),
         blocks=2**20,
-        interpret=interpret,
     )
+    launch([job], interpret=interpret)
     return finished(target)

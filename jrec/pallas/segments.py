@@ -27,6 +27,9 @@ from jrec.pallas.tile import Tile
 _TOP = 256  # nodes that the highest level may hold: a segment's walk over them is not worth another launch
 
 
+_NEVER = 2**31 - 1  # a position that no segment begins at
+
+
 class Gather(NamedTuple):
     """What positions add up: arrays outside a kernel, refs inside.
 
@@ -41,36 +44,99 @@ class Gather(NamedTuple):
     weights: Any = None
 
 
-def level_sizes(lookups: int, split: int) -> tuple[int, ...]:
+class Lookups(NamedTuple):
+    """Indices and weights of a few lookups of each row, loaded ahead of the rows that they name.
+
+    Each array holds the lookups of ``lanes`` neighbouring positions, one a lane, so that one load and one register of
+    every thread serve as many lookups; or, where only one is added at a time, the same one in every lane.
+    """
+
+    indices: tuple[jax.Array, ...]
+    weights: tuple[jax.Array, ...] | None
+
+
+def level_sizes(lookups: int, split: int, *, top: int = _TOP) -> tuple[int, ...]:
     """How many nodes each level of pieces holds, lowest first; () where no run can be full."""
     sizes = []
     nodes = lookups // split
     while nodes >= 1:
         sizes.append(nodes)
-        if nodes <= _TOP:
+        if nodes <= top:
             break
         nodes //= split
     return tuple(sizes)
 
 
-def full_runs(offsets: jax.Array, sizes: Sequence[int], split: int) -> list[jax.Array]:
-    """Per level the segment each node lies within, (nodes,) int32, or -1 where it lies within none. Plain JAX."""
-    last = offsets.shape[0] - 2
-    starts = jnp.arange(sizes[0], dtype=jnp.int32) * split
-    # Unrolled, the binary search is one fused kernel; as a loop it is twenty launches.
-    segments = jnp.searchsorted(offsets, starts, side="right", method="scan_unrolled").astype(jnp.int32) - 1
-    runs = []
-    for level, nodes in enumerate(sizes):
-        size = split ** (level + 1)
-        of_node = segments[:: split**level][:nodes]
-        ends = jnp.arange(1, nodes + 1, dtype=jnp.int32) * size
-        within = (of_node <= last) & (ends <= offsets[jnp.minimum(of_node, last) + 1])
-        runs.append(jnp.where(within, of_node, -1))
-    return runs
+def segment_at(tile: Tile, ops: ModuleType, offsets: Any, position: jax.Array) -> jax.Array:
+    """The last segment that begins at or before each position, row scalars; any for a position below 0.
+
+    ``offsets`` is an ascending int32 ref from 0. Each lane of a row looks at another place: at 16 lanes, a search among
+    a million segments waits 5 times.
+    """
+    # Invariant: the answer lies in [low, low + size).
+    low, size = tile.row_scalars(0, jnp.int32), offsets.shape[0]
+    while size > 1:
+        size = -(-size // (tile.lanes + 1))
+        place = low + (tile.lane_numbers() + 1) * size
+        begins = ops.load_scalars(tile, offsets, jnp.where(place < offsets.shape[0], place, -1), fill=_NEVER)
+        low = low + ops.lane_sum(tile, jnp.where(begins <= position, 1, 0)) * size
+    return low
+
+
+def run_at(
+    tile: Tile, ops: ModuleType, offsets: Any, runs: Any, node: jax.Array, *, level: int, split: int
+) -> jax.Array:
+    """The segment that each node lies within, row scalars; -1 where it lies within none.
+
+    Args:
+      tile: The geometry.
+      ops: ``inline`` or ``twins``.
+      offsets: (segments + 1,) int32 ref.
+      runs: (nodes of level 0,) int32 ref of what this found for them; None for level 0 itself.
+      node: Row scalars int32, -1 for none.
+      level: The nodes' level: one holds ``split ** (level + 1)`` lookups.
+      split: See ``TuningConfig``.
+    """
+    if runs is None:
+        segment = segment_at(tile, ops, offsets, jnp.where(node >= 0, node * split, -1))
+    else:
+        segment = ops.load_scalars(tile, runs, jnp.where(node >= 0, node * split**level, -1), fill=-1)
+    real = (node >= 0) & (segment >= 0) & (segment < offsets.shape[0] - 1)
+    end = ops.load_scalars(tile, offsets, jnp.where(real, segment + 1, -1), fill=-1)
+    return jnp.where(real & ((node + 1) * split ** (level + 1) <= end), segment, -1)
+
+
+def load_lookups(
+    tile: Tile, ops: ModuleType, source: Gather, low: jax.Array, high: jax.Array, *, unroll: int
+) -> Lookups | None:
+    """The first ``unroll`` lookups of ``[low, high)``, for ``add_range``; None where positions name rows themselves."""
+    if source.indices is None:
+        return None
+    if unroll == 1:
+        positions = [jnp.where(low < high, low, -1)]
+    else:
+        lane = tile.lane_numbers()
+        starts = range(0, unroll, tile.lanes)
+        place = [low + (lane + start) for start in starts]
+        positions = [
+            jnp.where((at < high) & (lane < unroll - start), at, -1) for at, start in zip(place, starts, strict=True)
+        ]
+    weights = None
+    if source.weights is not None:
+        weights = tuple(ops.load_scalars(tile, source.weights, p) for p in positions)
+    return Lookups(tuple(ops.load_scalars(tile, source.indices, p, fill=-1) for p in positions), weights)
 
 
 def add_range(
-    tile: Tile, ops: ModuleType, source: Gather, low: jax.Array, high: jax.Array, total: jax.Array, *, unroll: int
+    tile: Tile,
+    ops: ModuleType,
+    source: Gather,
+    low: jax.Array,
+    high: jax.Array,
+    total: jax.Array,
+    *,
+    unroll: int,
+    lookups: Lookups | None = None,
 ) -> jax.Array:
     """Adds positions ``[low, high)`` of ``source`` to the values ``total``, row by row in ascending order.
 
@@ -82,20 +148,20 @@ def add_range(
       high: row scalars int32; where it is not above ``low``, nothing is added.
       total: values.
       unroll: rows loaded before the first is added.
+      lookups: ``load_lookups`` of the same range, where that was done ahead.
     """
 
-    def step(i: jax.Array, total: jax.Array) -> jax.Array:
-        first = low + i * unroll
-        positions = [jnp.where(first + u < high, first + u, -1) for u in range(unroll)]
-        if source.indices is None:
+    def rows_at(first: jax.Array, lookups: Lookups | None, total: jax.Array) -> jax.Array:
+        if lookups is None:
+            positions = [jnp.where(first + u < high, first + u, -1) for u in range(unroll)]
             for rows in [ops.load_rows(tile, source.rows, p) for p in positions]:
                 total = total + rows
             return total
-        indices = [ops.load_scalars(tile, source.indices, p, fill=-1) for p in positions]
-        if source.weights is None:
+        indices = [_of_lane(tile, ops, lookups.indices, u, unroll) for u in range(unroll)]
+        if lookups.weights is None:
             weights = [tile.row_scalars(1.0, jnp.float32)] * unroll
         else:
-            weights = [ops.load_scalars(tile, source.weights, p) for p in positions]
+            weights = [_of_lane(tile, ops, lookups.weights, u, unroll) for u in range(unroll)]
         loaded = [ops.load_rows(tile, source.rows, jnp.where(x < source.rows.shape[0], x, -1)) for x in indices]
         for index, weight, rows in zip(indices, weights, loaded, strict=True):
             # Rows that were not loaded are zero, so the weight alone makes a skipped index 0 and one past the end NaN.
@@ -104,9 +170,25 @@ def add_range(
             total = total + ops.spread(tile, weight) * rows
         return total
 
+    def step(i: jax.Array, carry: tuple[jax.Array, Lookups | None]) -> tuple[jax.Array, Lookups | None]:
+        total, lookups = carry
+        first = low + i * unroll
+        # Asked for before this step's rows are waited for, so that the two latencies overlap.
+        following = load_lookups(tile, ops, source, first + unroll, high, unroll=unroll)
+        return rows_at(first, lookups, total), following
+
     trips = ops.most(tile, jnp.maximum(high - low, 0))
     trips = _shift_right(trips + (unroll - 1), unroll)
-    return jax.lax.fori_loop(0, trips, step, total)
+    if lookups is None:
+        lookups = load_lookups(tile, ops, source, low, high, unroll=unroll)
+    return jax.lax.fori_loop(0, trips, step, (total, lookups))[0]
+
+
+def _of_lane(tile: Tile, ops: ModuleType, lookups: tuple[jax.Array, ...], number: int, unroll: int) -> jax.Array:
+    """Row scalars of the lookup with this number among those loaded."""
+    if unroll == 1:
+        return lookups[0]
+    return ops.from_lane(tile, lookups[number // tile.lanes], number % tile.lanes)
 
 
 def add_nodes(
@@ -158,6 +240,43 @@ def long_segment(
     low, high = bounds(tile, ops, offsets, segment)
     mine = (segment >= 0) & (_shift_right(low + (split - 1), split) == run)
     return jnp.where(mine, segment, -1), jnp.where(mine, low, 0), jnp.where(mine, high, 0)
+
+
+def visit_long(
+    tile: Tile,
+    ops: ModuleType,
+    runs: Any,
+    offsets: Any,
+    group: jax.Array,
+    visit: Callable[[jax.Array, jax.Array, jax.Array], None],
+    *,
+    split: int,
+    take: int,
+) -> None:
+    """Visits the long segments whose first full run is among each group's ``take`` runs.
+
+    Most runs begin none, so the lanes of a row look at one each, and only then are segments visited one by one.
+
+    Args:
+      tile: The geometry.
+      ops: ``inline`` or ``twins``.
+      runs: (nodes,) int32 ref, see ``run_at``.
+      offsets: (segments + 1,) int32 ref.
+      group: Row scalars int32, -1 for none; group ``g`` has runs ``[g * take, (g + 1) * take)``.
+      visit: Called with a segment of each row (-1 for none), its first lookup and its end.
+      split: See ``TuningConfig``.
+      take: At most ``tile.lanes``.
+    """
+    lane = tile.lane_numbers()
+    run = group * take + lane
+    run = jnp.where((group >= 0) & (lane < take) & (run < runs.shape[0]), run, -1)
+    long = long_segment(tile, ops, runs, offsets, run, split=split)
+
+    def visit_one(lane: jax.Array, none: None) -> None:
+        visit(*(ops.from_lane(tile, scalars, lane) for scalars in long))
+        return none
+
+    jax.lax.fori_loop(0, take, visit_one, None)
 
 
 def _shift_right(value: jax.Array, by: int) -> jax.Array:

@@ -6,7 +6,8 @@ next of ``blocks`` column blocks. Two shapes of array stand for it in kernel cod
 
 * *values*, (blocks * rows, lanes * vector): element ``(b * rows + r, c)`` is column ``b * lanes * vector + c`` of
   row ``r``;
-* *row scalars*, (rows, lanes): every lane holds its row's value, so that nothing has to be exchanged to use it.
+* *row scalars*, (rows, lanes): every lane holds its row's value, so that nothing has to be exchanged to use it. Only
+  lookups that were loaded ahead differ from lane to lane (see ``segments.Lookups``).
 
 Rows never leave their warp, so sums along a row are shuffles, and nothing here needs shared memory or a barrier.
 """
@@ -107,6 +108,10 @@ class Tile:
     def row_numbers(self) -> jax.Array:
         """Row scalars 0 to ``rows - 1``, int32."""
         return plgpu.layout_cast(jax.lax.broadcasted_iota(jnp.int32, self.scalar_shape, 0), self.scalar_layout)
+
+    def lane_numbers(self) -> jax.Array:
+        """For each row scalar, which of the threads that share the row holds it: 0 to ``lanes - 1``, int32."""
+        return plgpu.layout_cast(jax.lax.broadcasted_iota(jnp.int32, self.scalar_shape, 1), self.scalar_layout)
 
     def row_scalars(self, value: jax.Array | float, dtype: jnp.dtype | type) -> jax.Array:
         """Row scalars that all equal ``value``."""

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jrec.pallas.interpret import interpret_params
-from jrec.pallas.launch import Interpret, launch
+from jrec.pallas.launch import Interpret, Job, launch
 from jrec.pallas.tt_block import divide
 from jrec.pallas.tt_engine import Engine, Spec
 from jrec.pallas.tt_reduce import Products
@@ -99,13 +99,13 @@ def _products(
 
     count = runs.factors.shape[0] * block.chunks
     active = runs.count * jnp.int32(block.chunks)
-    return launch(
-        tt_products,
-        block.items,
-        count,
-        (active, products, runs),
-        out_type=jax.ShapeDtypeStruct((runs.order.shape[0] * height, block.width), jnp.float32),
+    job = Job(
+        body=tt_products,
+        tile=block.items,
+        count=count,
+        operands=(active, products, runs),
+        out_types=(jax.ShapeDtypeStruct((runs.order.shape[0] * height, block.width), jnp.float32),),
         blocks=config.blocks,
-        interpret=interpret,
         active=0,
     )
+    return launch([job], interpret=interpret)[0][0]

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jrec.pallas import segments
 from jrec.pallas.interpret import interpret_params
-from jrec.pallas.launch import Interpret, launch
+from jrec.pallas.launch import Interpret, Job, launch
 from jrec.pallas.segments import Gather
 from jrec.pallas.tt_engine import Engine, Spec
 from jrec.pallas.tt_tuning import ReduceConfig, check_int32, tune_reduce
@@ -105,11 +105,13 @@ def _reduce(gather: Gather, offsets: jax.Array, *, spec: Spec, config: ReduceCon
     sizes = segments.level_sizes(capacity, config.split)
     if not sizes:
         return out
-    runs = segments.full_runs(offsets, sizes, config.split)
-    levels = [gather]
-    for of_node in runs:
-        levels.append(Gather(_pieces(levels[-1], of_node, spec, config, interpret)))
-    return _long(out, levels, runs[0], offsets, spec, config, interpret)
+    levels, runs = [gather], None
+    for level, nodes in enumerate(sizes):
+        sums, *found = _pieces(levels[-1], offsets, runs, level, nodes, spec, config, interpret)
+        levels.append(Gather(sums))
+        runs = found[0] if runs is None else runs
+    assert runs is not None
+    return _long(out, levels, runs, offsets, spec, config, interpret)
 
 
 def _short(gather: Gather, offsets: jax.Array, spec: Spec, config: ReduceConfig, interpret: Interpret) -> jax.Array:
@@ -123,21 +125,39 @@ def _short(gather: Gather, offsets: jax.Array, spec: Spec, config: ReduceConfig,
         total = engine.add_range(gather, low, jnp.where(mine, high, low))
         engine.store(out, jnp.where(mine, segment, -1), total)
 
-    return _launch(tt_reduce_short, spec, num_segments, (gather, offsets), config, interpret, rows=num_segments)
+    return _launch(tt_reduce_short, spec, num_segments, (gather, offsets), config, interpret, rows=num_segments)[0]
 
 
-def _pieces(children: Gather, runs: jax.Array, spec: Spec, config: ReduceConfig, interpret: Interpret) -> jax.Array:
-    """(nodes * height, width): sums of ``split`` children each, where a node lies in one segment; else unwritten."""
-    nodes = runs.shape[0]
+def _pieces(
+    children: Gather,
+    offsets: jax.Array,
+    runs: jax.Array | None,
+    level: int,
+    nodes: int,
+    spec: Spec,
+    config: ReduceConfig,
+    interpret: Interpret,
+) -> tuple[jax.Array, ...]:
+    """(nodes * height, width): sums of ``split`` children each, where a node lies in one segment; else unwritten.
 
-    def tt_reduce_pieces(item: jax.Array, children: Gather, runs: Any, out: Any) -> None:
+    From the lowest level also (nodes,) int32: the segment that each node lies within, or -1.
+    """
+    items, chunks = spec.block.items, spec.block.chunks
+
+    def tt_reduce_pieces(
+        item: jax.Array, children: Gather, offsets: Any, runs: Any, out: Any, new_runs: Any = None
+    ) -> None:
         engine, node = Engine.at(spec, interpret, item)
-        full = engine.ops.load_scalars(spec.block.items, runs, node, fill=-1) >= 0
-        low = jnp.where(full, node * config.split, 0)
-        total = engine.add_range(children, low, jnp.where(full, low + config.split, 0))
-        engine.store(out, jnp.where(full, node, -1), total)
+        segment = segments.run_at(items, engine.ops, offsets, runs, node, level=level, split=config.split)
+        low = jnp.where(segment >= 0, node * config.split, 0)
+        total = engine.add_range(children, low, jnp.where(segment >= 0, low + config.split, 0))
+        engine.store(out, jnp.where(segment >= 0, node, -1), total)
+        if new_runs is not None:  # by the first of the node's blocks
+            engine.ops.store_scalars(items, new_runs, jnp.where(item == node * chunks, node, -1), segment)
 
-    return _launch(tt_reduce_pieces, spec, nodes, (children, runs), config, interpret, rows=nodes)
+    more = (jax.ShapeDtypeStruct((nodes,), jnp.int32),) if runs is None else ()
+    operands = (children, offsets, runs)
+    return _launch(tt_reduce_pieces, spec, nodes, operands, config, interpret, rows=nodes, more=more)
 
 
 def _long(
@@ -172,16 +192,17 @@ def _launch(
     interpret: Interpret,
     *,
     rows: int | None,
-) -> Any:
-    """Launches over all blocks of ``count`` matrices, of which ``rows`` are made."""
+    more: tuple[jax.ShapeDtypeStruct, ...] = (),
+) -> tuple[jax.Array, ...]:
+    """Launches over all blocks of ``count`` matrices, of which ``rows`` are made; ``more`` outputs follow them."""
     block = spec.block
-    out_type = () if rows is None else jax.ShapeDtypeStruct((rows * block.height, block.width), jnp.float32)
-    return launch(
-        body,
-        block.items,
-        count * block.chunks,
-        operands,
-        out_type=out_type,
+    made = () if rows is None else (jax.ShapeDtypeStruct((rows * block.height, block.width), jnp.float32),)
+    job = Job(
+        body=body,
+        tile=block.items,
+        count=count * block.chunks,
+        operands=operands,
+        out_types=(*made, *more),
         blocks=config.blocks,
-        interpret=interpret,
     )
+    return launch([job], interpret=interpret)[0]

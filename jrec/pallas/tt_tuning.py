@@ -12,7 +12,10 @@ from jrec.pallas.tuning import H200, MULTIPROCESSORS
 
 WIDE = 32  # columns from which slices fill a warp's lanes, so that multiplying slice by slice pays
 WGMMA_ROWS = 64  # of a tile of the tensor cores
-WGMMA_TERMS = 256  # that a thread's registers hold of a tile's left rows
+WGMMA_TERMS = 256  # that shared memory holds of a tile's right factor, with room for other blocks
+# Terms of a tile's left rows that registers hold at once. Beside an accumulator of 128 columns, 192 float32 terms
+# spill, and so do 128 with the addresses of a second load.
+_WGMMA_DEPTH, _WGMMA_DEPTH_OF_SEVERAL = 128, 64
 SHARED_BYTES = 227 * 1024  # that one block may have on a Hopper GPU
 _SPLIT = 64
 _PIECE_FLOATS = 1 << 24  # of the lowest level's partial sums: 64 MiB
@@ -46,16 +49,20 @@ class WgmmaConfig:
     Attributes:
       entries: of one right factor that a tile holds.
       columns: of a tile.
+      depth: Terms of the left rows that registers hold at once.
       swizzle: bytes of the pattern that right factors lie in, in shared memory.
       shared_bytes: of shared memory.
     """
 
     entries: int
     columns: int
+    depth: int
     swizzle: int
     shared_bytes: int
 
     def __post_init__(self) -> None:
+        if self.depth < 1 or self.depth % (self.swizzle // 2):
+            raise ValueError(f"depth={self.depth} must be a multiple of {self.swizzle // 2}")
         if not 1 <= self.entries <= WGMMA_ROWS:
             raise ValueError(f"entries={self.entries} must be from 1 to {WGMMA_ROWS}")
         if self.columns % (self.swizzle // 2) or self.columns > 128:
@@ -83,7 +90,13 @@ def tune_wgmma(*, height: int, terms: int, width: int) -> WgmmaConfig:
     # Instructions come in groups as deep as the swizzle is wide.
     swizzle = next(s for s in (128, 64, 32) if terms % (s // 2) == 0 and width % (s // 2) == 0)
     columns = next(c for c in (128, 64, 32) if width % c == 0)
-    return WgmmaConfig(entries=WGMMA_ROWS // height, columns=columns, swizzle=swizzle, shared_bytes=terms * columns * 2)
+    return WgmmaConfig(
+        entries=WGMMA_ROWS // height,
+        columns=columns,
+        depth=_WGMMA_DEPTH if terms <= _WGMMA_DEPTH else _WGMMA_DEPTH_OF_SEVERAL,
+        swizzle=swizzle,
+        shared_bytes=terms * columns * 2,
+    )
 
 
 def tune_reduce(*, height: int, width: int, positions: int) -> ReduceConfig:

@@ -7,7 +7,7 @@ each, which add up to it exactly; so every product is exact in float32, and what
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -73,6 +73,7 @@ def _products(
     )
     compiled = interpret is None
     load, multiply, store = (_load, _multiply, _store) if compiled else (_twin_load, _twin_multiply, _twin_store)
+    depths = [(first, min(config.depth, terms - first)) for first in range(0, terms, config.depth)]
 
     def tt_wgmma_products(
         left: Any, right: Any, left_index: Any, runs: Runs, out: Any, smem: Any, barrier: Any
@@ -86,10 +87,13 @@ def _products(
             part = right.at[runs.factors[run], :, pl.ds(first_column, tile)]
             plgpu.copy_gmem_to_smem(part, smem, barrier)
             begin, end = runs.begins[run], runs.ends[run]
-            rows = load(left, left_index, runs.order, begin, end, height=height, terms=terms)
-            plgpu.barrier_wait(barrier)
 
-            product = multiply(rows, smem, 1 if left.dtype == jnp.bfloat16 else _PIECES)
+            def rows_of(first_term: int, terms: int) -> jax.Array:
+                return load(left, left_index, runs.order, begin, end, height=height, first_term=first_term, terms=terms)
+
+            rows = rows_of(*depths[0])
+            plgpu.barrier_wait(barrier)
+            product = multiply(rows, rows_of, smem, depths, 1 if left.dtype == jnp.bfloat16 else _PIECES)
             store(out, runs.order, begin, end, first_column, product, height=height)
 
     return plgpu.kernel(
@@ -103,9 +107,21 @@ def _products(
 
 
 def _load(
-    left: Any, left_index: Any, order: Any, begin: jax.Array, end: jax.Array, *, height: int, terms: int
+    left: Any,
+    left_index: Any,
+    order: Any,
+    begin: jax.Array,
+    end: jax.Array,
+    *,
+    height: int,
+    first_term: int,
+    terms: int,
 ) -> jax.Array:
-    """(64, terms) float32: the left factors of entries ``order[begin:end]`` below one another, zero past them."""
+    """Columns of the left factors of entries ``order[begin:end]`` below one another, zero past them.
+
+    Returns:
+      (64, terms) float32, columns ``first_term`` to ``first_term + terms`` of the factors.
+    """
     shape = WGMMA_ROWS, terms
     by_entry = left_index is None
 
@@ -128,7 +144,8 @@ def _load(
                     not_negative(entry), entry.type, lambda e=entry: memref.load(left_index, [to_index(e)]), entry
                 )
             first = arith.muli(to_index(factor), constant(height, ir.IndexType.get()))
-            where = [arith.addi(first, of_entry), column]
+            term = arith.addi(column, constant(first_term, column.type)) if first_term else column
+            where = [arith.addi(first, of_entry), term]
             value = guarded(not_negative(factor), stored, lambda w=where: vector.load(stored, left, w), zero)
             registers[place] = value if stored == single else arith.extf(single, value)
         return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
@@ -144,13 +161,27 @@ def _pieces(rows: jax.Array, count: int) -> Iterator[jax.Array]:
         rows = rows - piece.astype(jnp.float32)
 
 
-def _multiply(rows: jax.Array, right: Any, pieces: int) -> jax.Array:
-    """``rows @ right`` in float32."""
+_RowsOf = Callable[[int, int], jax.Array]  # (first term, terms) -> left rows
+
+
+def _multiply(
+    rows: jax.Array, rows_of: _RowsOf, right: Any, depths: Sequence[tuple[int, int]], pieces: int
+) -> jax.Array:
+    """Left rows times ``right`` in float32, a few terms at a time.
+
+    Args:
+      rows: The left rows of the first terms.
+      rows_of: Loads those of later terms.
+      right: (terms, columns) bfloat16 in shared memory.
+      depths: The first term and the number of terms of each step.
+      pieces: Bfloat16 numbers that a left element is cut in.
+    """
 
     def accumulate(total: Any) -> jax.Array:
-        for piece in _pieces(rows, pieces):
-            plgpu.wgmma(total, piece, right)
-            plgpu.wgmma_wait(0)
+        for number, (first, terms) in enumerate(depths):
+            for piece in _pieces(rows_of(first, terms) if number else rows, pieces):
+                plgpu.wgmma(total, piece, right.at[pl.ds(first, terms)] if len(depths) > 1 else right)
+                plgpu.wgmma_wait(0)
         return total[...]
 
     total = plgpu.ACC((WGMMA_ROWS, right.shape[1]), jnp.float32)  # pyright: ignore[reportPrivateImportUsage]
@@ -200,22 +231,36 @@ def _twin_rows(order: Any, begin: jax.Array, end: jax.Array, height: int) -> tup
 
 
 def _twin_load(
-    left: Any, left_index: Any, order: Any, begin: jax.Array, end: jax.Array, *, height: int, terms: int
+    left: Any,
+    left_index: Any,
+    order: Any,
+    begin: jax.Array,
+    end: jax.Array,
+    *,
+    height: int,
+    first_term: int,
+    terms: int,
 ) -> jax.Array:
     """Plain twin of ``_load``."""
-    del terms
     entry, of_entry = _twin_rows(order, begin, end, height)
     factor = entry
     if left_index is not None:
         factor = jnp.where(entry >= 0, left_index[...].at[jnp.maximum(entry, 0)].get(mode="fill", fill_value=-1), -1)
-    rows = left[...].at[jnp.maximum(factor, 0) * height + of_entry].get(mode="fill", fill_value=0)
+    columns = left[...][:, first_term : first_term + terms]
+    rows = columns.at[jnp.maximum(factor, 0) * height + of_entry].get(mode="fill", fill_value=0)
     return jnp.where((factor >= 0)[:, None], rows.astype(jnp.float32), jnp.float32(0))
 
 
-def _twin_multiply(rows: jax.Array, right: Any, pieces: int) -> jax.Array:
+def _twin_multiply(
+    rows: jax.Array, rows_of: _RowsOf, right: Any, depths: Sequence[tuple[int, int]], pieces: int
+) -> jax.Array:
     """Plain twin of ``_multiply``: the interpreter's wgmma takes no left factor from registers."""
     wide = right[...].astype(jnp.float32)
-    parts = [jnp.matmul(p.astype(jnp.float32), wide, precision="highest") for p in _pieces(rows, pieces)]
+    parts = [
+        jnp.matmul(piece.astype(jnp.float32), wide[first : first + terms], precision="highest")
+        for number, (first, terms) in enumerate(depths)
+        for piece in _pieces(rows_of(first, terms) if number else rows, pieces)
+    ]
     return functools.reduce(jnp.add, parts)
 
 

@@ -6,17 +6,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
+
+import jax
 
 from jrec.pallas.tile import Tile
 
 H200 = "NVIDIA H200"
 MULTIPROCESSORS: Mapping[str, int] = {H200: 132, "NVIDIA H100 80GB HBM3": 132}
 
-_REGISTER_BUDGET = (
-    96  # of 255 a thread may have: leaves addresses and scalars room, and two blocks on a multiprocessor's file
-)
+_SHORT_REGISTERS = 64  # for rows: with addresses and scalars about 80 of 255, which lets 24 warps on a multiprocessor
+_LONG_REGISTERS = 144  # long segments are few: what counts is how often one waits, not how many warps there are
 _IN_FLIGHT = 4  # 16-byte loads per thread before the first use, which cover the memory's latency at 16 warps and more
+_SKEWED_UNROLL = 8  # most segments of hashed ids end in one step of it; a step that is not filled loads nothing
+_LONG_UNROLL = 32  # with ``split`` as large, each range of a long segment's walk is one step
+_DIRECT = 1024  # lookups of a padded segment that one thread adds up, where there are segments enough for all threads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,22 +29,25 @@ class TuningConfig:
     """How a gather-reduce kernel is laid out.
 
     Attributes:
-      chunks: rows that each thread takes part in at once.
-      unroll: lookups of each segment whose rows are loaded before the first is added; a power of two.
-      split: runs of this many lookups that lie within one segment are summed apart, by blocks of their own; a power of
+      chunks: Rows that each thread takes part in at once.
+      unroll: Lookups of each segment whose rows are loaded before the first is added; a power of two.
+      long_unroll: The same for segments that are summed from pieces; a power of two.
+      split: Runs of this many lookups that lie within one segment are summed apart, by blocks of their own; a power of
         two. So no thread sums more than twice as many lookups.
-      blocks: the most thread blocks launched; each walks over tiles in strides of that. Bounds the cost of padding.
-      prefetch: whether a fused update loads the table's row and slots before it sums the gradient.
+      blocks: The most thread blocks launched; each walks over tiles in strides of that. Bounds the cost of padding, and
+        lets a block load the next tile's lookups while it sums this one's.
+      prefetch: Whether a fused update loads the table's row and slots before it sums the gradient.
     """
 
     chunks: int
     unroll: int
-    split: int = 64
+    long_unroll: int = 4
+    split: int = 32
     blocks: int = 2**20
     prefetch: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("unroll", "split"):
+        for name in ("unroll", "long_unroll", "split"):
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 raise ValueError(f"{name}={value} must be a power of two")
@@ -47,6 +55,11 @@ class TuningConfig:
             raise ValueError(f"{self.split=} must be at least 2: levels of pieces would never shrink")
         if self.chunks < 1 or self.blocks < 1:
             raise ValueError(f"{self.chunks=} and {self.blocks=} must be at least 1")
+
+    @property
+    def top(self) -> int:
+        """Nodes that the highest level of pieces may hold: 16 steps for the one segment that owns every lookup."""
+        return 16 * self.long_unroll
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,36 +74,70 @@ class Measurement:
 MEASURED: Mapping[tuple[str, int, int, bool], Measurement] = {}
 
 
+@functools.cache
+def local_gpu() -> str:
+    """The name of the first GPU that JAX uses, or the H200's where it uses none: programs are then compiled for one."""
+    return jax.devices()[0].device_kind if jax.default_backend() == "gpu" else H200
+
+
 def tune(
-    *, dim: int, itemsize: int, segments: int, lookups: int, element_slots: int | None = None, gpu: str = H200
+    *,
+    dim: int,
+    itemsize: int,
+    length: int | None,
+    element_slots: int | None = None,
+    gpu: str | None = None,
 ) -> TuningConfig:
     """The config for a gather-reduce, or with ``element_slots`` for one fused with an update.
 
     Args:
-      dim: elements of a row.
-      itemsize: bytes of an element of the table (or source).
-      segments: how many segments there are.
-      lookups: how many indices there are, padding included.
-      element_slots: (rows, dim) slots of the optimizer of a fused update, or None without one.
-      gpu: the device's name as JAX gives it.
+      dim: Elements of a row.
+      itemsize: Bytes of an element of the table (or source).
+      length: Lookups of every segment where they are as many, else None: then a few segments own most lookups, and
+        most segments have one or two, as in the cast of a click log.
+      element_slots: Slots of shape (rows, dim) of a fused update's optimizer, or None without an update.
+      gpu: The device's name as JAX gives it, or None for the local one's.
     """
+    gpu = local_gpu() if gpu is None else gpu
     fused = element_slots is not None
     if (measured := MEASURED.get((gpu, dim, itemsize, fused))) is not None:
         return measured.config
-    tile = Tile.of(dim, itemsize)
-    live = 1 + (1 + element_slots if element_slots is not None else 0)  # tiles alive beside the loads in flight
-    mean = max(1, lookups // max(1, segments))
-    unroll = 1
-    while unroll < min(mean, _IN_FLIGHT) and (live + 2 * unroll) * tile.registers <= _REGISTER_BUDGET:
-        unroll *= 2
+    registers = Tile.of(dim, itemsize).registers
+    old = 0 if element_slots is None else 1 + element_slots  # tiles of the table and slots
+    unroll = _unroll(_SKEWED_UNROLL if length is None else min(length, _IN_FLIGHT), 1 + old, registers)
     chunks = 1
-    while (
-        tile.blocks * unroll * chunks < _IN_FLIGHT and 2 * chunks * (live + unroll) * tile.registers <= _REGISTER_BUDGET
-    ):
-        chunks *= 2
+    if length is not None:  # one lookup or a few: more segments a thread instead
+        blocks = Tile.of(dim, itemsize).blocks
+        while blocks * unroll * chunks < _IN_FLIGHT and 2 * chunks * (1 + old + unroll) * registers <= _SHORT_REGISTERS:
+            chunks *= 2
     return TuningConfig(
         chunks=chunks,
         unroll=unroll,
-        blocks=16 * MULTIPROCESSORS.get(gpu, 132) if fused else 2**20,
-        prefetch=(live + unroll) * chunks * tile.registers <= _REGISTER_BUDGET,
+        long_unroll=_unroll(_LONG_UNROLL, 1 + old, registers, budget=_LONG_REGISTERS),
+        blocks=8 * MULTIPROCESSORS.get(gpu, 132) if fused else 2**20,
+        prefetch=(1 + old + unroll) * chunks * registers <= 2 * _SHORT_REGISTERS,
     )
+
+
+def sums_directly(*, segments: int, length: int, dim: int, itemsize: int, config: TuningConfig) -> bool:
+    """Whether padded segments of ``length`` lookups are summed without pieces: where short, or as many as threads."""
+    if length < 2 * config.split:
+        return True
+    warps = segments * Tile.of(dim, itemsize).lanes // 32
+    return length <= _DIRECT and warps >= 8 * MULTIPROCESSORS[H200]
+
+
+def runs_a_row(runs: int, tile: Tile) -> int:
+    """How many runs each row of a tile looks through for long segments: one a lane, where the GPU is full even so."""
+    take = 1
+    while 2 * take <= tile.lanes and runs >= 2 * take * tile.rows * 2 * MULTIPROCESSORS[H200]:
+        take *= 2
+    return take
+
+
+def _unroll(most: int, live: int, registers: int, *, budget: int = _SHORT_REGISTERS) -> int:
+    """The largest power of two up to ``most`` whose rows fit the budget beside ``live`` other tiles; at least 1."""
+    unroll = 1
+    while 2 * unroll <= most and (live + 2 * unroll) * registers <= budget:
+        unroll *= 2
+    return unroll

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrec.pallas.tile import Tile
+from jrec.pallas.tile import THREADS, WARP, Tile
 
 
 def load_scalars(tile: Tile, ref: Any, positions: jax.Array, *, fill: float = 0, written: bool = False) -> jax.Array:
@@ -88,6 +88,16 @@ def spread(tile: Tile, scalars: jax.Array) -> jax.Array:
     return wide.reshape(tile.shape)
 
 
+def from_lane(tile: Tile, scalars: jax.Array, lane: jax.Array | int) -> jax.Array:
+    """See ``inline``."""
+    return jnp.broadcast_to(jax.lax.dynamic_slice_in_dim(scalars, lane, 1, axis=1), tile.scalar_shape)
+
+
+def lane_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
+    """See ``inline``."""
+    return jnp.broadcast_to(jnp.sum(scalars, axis=1, keepdims=True, dtype=jnp.int32), tile.scalar_shape)
+
+
 def row_sum(tile: Tile, values: jax.Array) -> jax.Array:
     """See ``inline``; the order of addition differs."""
     total = jnp.sum(values.reshape(tile.blocks, tile.rows, tile.width), axis=(0, 2))
@@ -98,3 +108,26 @@ def most(tile: Tile, scalars: jax.Array) -> jax.Array:
     """See ``inline``; over the whole tile, which every warp may follow."""
     del tile
     return jnp.max(scalars)
+
+
+def warp_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
+    """See ``inline``."""
+    total = jnp.sum(_by_warp(tile, scalars), axis=(1, 2), keepdims=True, dtype=scalars.dtype)
+    return _by_row(tile, jnp.broadcast_to(total, (THREADS // WARP, tile.chunks, WARP)))
+
+
+def warp_ranks(tile: Tile, flags: jax.Array) -> jax.Array:
+    """See ``inline``."""
+    flags = (_by_warp(tile, flags) != 0).astype(jnp.int32).reshape(THREADS // WARP, -1)
+    ranks = jnp.cumsum(flags, axis=1, dtype=jnp.int32) - flags
+    return _by_row(tile, ranks.reshape(THREADS // WARP, tile.chunks, WARP))
+
+
+def _by_warp(tile: Tile, scalars: jax.Array) -> jax.Array:
+    """(warps, chunks, 32): the row scalars of a tile of one lane a row, as its warps hold them."""
+    return scalars.reshape(tile.chunks, THREADS // WARP, WARP).swapaxes(0, 1)
+
+
+def _by_row(tile: Tile, values: jax.Array) -> jax.Array:
+    """The row scalars that ``_by_warp`` takes apart."""
+    return values.swapaxes(0, 1).reshape(tile.scalar_shape)

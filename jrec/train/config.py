@@ -216,6 +216,9 @@ class TrainConfig(Section):
       schedule: in which order batches are trained: "plain" takes them as the loader shuffles them; "fae" interleaves
         hot and cold ones of a dataset that `jrec fae pack` wrote, keeps hot rows on the device, and all others in host
         memory (``tables.tier`` is then "host").
+      deterministic: whether a GPU must compute the same bits every time. Tables' rows do so by default; this also makes
+        XLA keep to one algorithm for the products of dense layers, and to sums in a fixed order, which may cost speed.
+        On a CPU all bits are the same anyway.
       plan: file of the plan that says which device keeps which rows (``jrec plan``), for a mesh; without one, the rows
         of every table are dealt to the devices in turn.
     """
@@ -227,6 +230,7 @@ class TrainConfig(Section):
     max_steps: Count = 0
     out: str = ""
     schedule: Literal["plain", "fae"] = "plain"
+    deterministic: bool = False
     plan: str = ""
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     tables: TablesConfig = dataclasses.field(default_factory=TablesConfig)

@@ -16,7 +16,7 @@ from jrec.data.schema import Schema
 from jrec.errors import CheckpointError, ConfigError
 from jrec.nn import DLRM, TBSM, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
-from jrec.train import mesh_checkpoint
+from jrec.train import determinism, mesh_checkpoint
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
 from jrec.train.checkpoint import Checkpoints, Restored
 from jrec.train.config import LRScheduleConfig, TrainConfig, load_config
@@ -209,12 +209,14 @@ def restore_run(
       ConfigError: if several processes are to share one device.
       DatasetError: if the dataset cannot be used.
     """
+    folder, step = _find(pathlib.Path(checkpoint))
+    config = load_config(folder / CONFIG_FILE, [] if data is None else [f"data.path={str(data)!r}"])
+    if config.deterministic:
+        determinism.request(required=False)
     if devices == 1 and (processes := jax.process_count()) > 1:
         raise ConfigError(
             f"--devices is 1, but {processes} processes were started; give the number of all their devices"
         )
-    folder, step = _find(pathlib.Path(checkpoint))
-    config = load_config(folder / CONFIG_FILE, [] if data is None else [f"data.path={str(data)!r}"])
     config = evaluation_config(dataclasses.replace(config, lr_schedule=LRScheduleConfig()))
     schema = Schema.load(config.data.path)
     config = on_devices(config, schema, devices)

@@ -7,7 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from jrec.data.packing import unique_capacity
 from jrec.host.resident import ResidentRows
 from jrec.host.ring import RingPlan, bucket
 from jrec.ops.layout import EmbeddingLayout
@@ -26,7 +25,7 @@ class PlainBytes:
     """
 
     def __init__(self, layout: EmbeddingLayout, batch_size: int, cached: int, resident: Mapping[str, ResidentRows]):
-        self._most = {name: unique_capacity(stack, batch_size) for name, stack in layout.stacks.items()}
+        self._most = {name: stack.unique_capacity(batch_size) for name, stack in layout.stacks.items()}
         self._plans = {name: RingPlan(length=cached, most=most) for name, most in self._most.items()}
         self._row_bytes = {name: rows.row_bytes for name, rows in resident.items()}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="jrec-plain-bytes")

@@ -16,6 +16,7 @@ from jrec.batch import Batch
 from jrec.data.schema import Schema
 from jrec.errors import DivergedError
 from jrec.nn import SparseOptimizer
+from jrec.train import determinism
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
 from jrec.train.checkpoint import Checkpoints
 from jrec.train.config import TrainConfig
@@ -88,12 +89,15 @@ def train(config: TrainConfig, *, resume: bool = False, overwrite: bool = False)
       What became of it. A SIGINT or SIGTERM ends the run after the current step, with a checkpoint.
 
     Raises:
-      ConfigError: if the configuration does not fit the data or the folder.
+      ConfigError: if the configuration does not fit the data or the folder, or asks for deterministic programs after
+        JAX has started GPUs without them.
       DatasetError: if the dataset cannot be used.
       CheckpointError: if a checkpoint cannot be used or written.
       DivergedError: if the loss or a logit becomes NaN or infinite.
       ProcessError: if another process of the run has died.
     """
+    if config.deterministic:
+        determinism.request()
     data = open_data(config)
     folder = shared_run_folder(config, resume=resume, overwrite=overwrite)
     with one_of_many(), folder as folder, stop_on_signals() as stop:

@@ -16,7 +16,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.batch import Batch
-from jrec.data.packing import unique_capacity
 from jrec.errors import ConfigError
 from jrec.host.ring import Rows, bucket
 from jrec.ops.layout import EmbeddingLayout, Stack
@@ -128,7 +127,7 @@ class Shapes:
 
     def _limit(self, stack: Stack) -> Sizes:
         """What no batch can pass."""
-        name, most = plan_stack(stack), unique_capacity(stack, self.examples)
+        name, most = plan_stack(stack), stack.unique_capacity(self.examples)
         if stack.tier == "host":
             return Sizes(unique=most, own=0, remote=0, replicated=0, host=most)
         rows = int(self.plan.shard_rows(name).max())

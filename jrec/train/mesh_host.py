@@ -20,7 +20,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.batch import Batch
 from jrec.data.loader import Loader
-from jrec.data.packing import unique_capacity
 from jrec.host import HostCheckpoints, HostTable
 from jrec.host.pipeline_batch import Prepared, Ready
 from jrec.host.resident import ResidentRows
@@ -68,7 +67,7 @@ class DealtBatches:
     def _most(self, name: str, examples: int) -> int:
         """How many host rows of a stack a batch may read."""
         stack = self._setup.layout.stacks[name]
-        most = unique_capacity(stack, examples)
+        most = stack.unique_capacity(examples)
         return most if stack.tier == "host" else min(most, self._setup.plan.host_rows(plan_stack(stack)))
 
 

@@ -1,6 +1,7 @@
 """The report of a finished run: ``metrics.json`` and plots.
 
-REPORT/metrics.json      metrics, units, the teacher's ceiling, data, parameters, tables, throughput, configuration
+REPORT/metrics.json      metrics, units, the teacher's ceiling, data, parameters, tables, throughput, configuration,
+                         and under "bits" whether another run computes the same ones
 REPORT/loss.png          where the run logged its loss
 REPORT/schedule.png      of a run on hot and cold batches: rate and loss by schedule
 REPORT/roc.png, calibration.png
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from jrec import environment
 from jrec.data.schema import Schema
 from jrec.files import write_atomically
+from jrec.train import determinism
 from jrec.train.config import TrainConfig
 from jrec.train.fae_plots import plot_schedule
 from jrec.train.logs import SCHEDULE, read_records
@@ -74,6 +76,7 @@ def write_report(
     fae: Mapping[str, Any] | None = None,
     forms: Mapping[str, Any] | None = None,
     caches: Mapping[str, Any] | None = None,
+    kernels: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Computes the metrics of the final scores and writes the report, each file atomically, ``metrics.json`` last.
 
@@ -91,6 +94,7 @@ def write_report(
       fae: schedules and bytes of a run on hot and cold batches, see ``FaeStepper.summary``; None of others.
       forms: how rows were looked up on a mesh, and what each way moves, see ``Forms.record``; None without a choice.
       caches: hits of tensor-train tables' caches in training, see ``HitRates.summary``; None without one.
+      kernels: by kernel class, what was chosen on the GPU and the verdict behind it; None or empty without a GPU.
 
     Returns:
       the content of ``metrics.json``.
@@ -112,6 +116,7 @@ def write_report(
         "parameters": _with_total(parameters),
         "training": _training(steps, seconds, examples),
         "device": environment.devices(),
+        "bits": determinism.promise(str(environment.devices()["platform"])),
         "versions": environment.versions(),
         "config": config.to_dict(),
     }
@@ -125,6 +130,8 @@ def write_report(
         content["forms"] = dict(forms)
     if caches is not None:
         content["caches"] = dict(caches)
+    if kernels:
+        content["kernels"] = dict(kernels)
     if fae is not None:
         content["fae"] = dict(fae)
         content["data"]["examples"]["train"] = fae["hot_examples"] + fae["cold_examples"]
@@ -163,10 +170,27 @@ def summary(content: Mapping[str, Any]) -> str:
         if "host_rows" in group:
             rows, size = group["host_rows"], group["host_bytes"]
             lines.append(f"stack {name}: {rows:,} of {group['rows']:,} rows in host memory, {size:,} bytes")
+    if content["device"]["platform"] != "cpu":
+        lines.append(f"bits: {content['bits']}")
     lines += _table_lines(content["tables"], content["tables_total"])
     lines += _form_lines(content.get("forms", {}))
     lines += [_cache_line(table, of, content["tables"][table]) for table, of in content.get("caches", {}).items()]
+    lines += _kernel_lines(content.get("kernels", {}))
     return "\n".join([*lines, *(_fae_lines(content["fae"]) if "fae" in content else [])])
+
+
+def _kernel_lines(kernels: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which kernel classes ran as GPU kernels, which as XLA, and why."""
+    lines = []
+    for choice, name in (("pallas", "jrec's"), ("xla", "XLA's")):
+        reasons = {
+            of: "unchecked" if entry["verdict"] is None else entry["verdict"]["reason"]
+            for of, entry in kernels.items()
+            if entry["chosen"] == choice
+        }
+        if reasons:
+            lines.append(f"GPU kernels, {name}: {', '.join(f'{of} ({reason})' for of, reason in reasons.items())}")
+    return lines
 
 
 def _form_lines(forms: Mapping[str, Mapping[str, Any]]) -> list[str]:

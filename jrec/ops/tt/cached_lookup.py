@@ -90,9 +90,12 @@ def tt_cached_lookup(
         )
     cast = bags.cast
     if cast is None:
-        named = None if implementation == "pallas" else implementation  # XLA's sort is the GPU's cast
         cast = tensor_cast(
-            bags.ids, bags.offsets, num_rows=shape.rows, unique_capacity=unique_capacity, implementation=named
+            bags.ids,
+            bags.offsets,
+            num_rows=shape.rows,
+            unique_capacity=unique_capacity,
+            implementation=implementation,
         )
     size, cached = cast.rows.shape[0], cache.ids.shape[0]
     places = find(cache.ids, cast.rows, shape.rows)

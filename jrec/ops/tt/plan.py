@@ -81,8 +81,9 @@ def tt_plan(
       The plan.
     """
     if cast is None:
-        named = None if implementation == "pallas" else implementation  # XLA's sort is the GPU's cast
-        cast = tensor_cast(ids, offsets, num_rows=shape.rows, unique_capacity=unique_capacity, implementation=named)
+        cast = tensor_cast(
+            ids, offsets, num_rows=shape.rows, unique_capacity=unique_capacity, implementation=implementation
+        )
     levels = []
     entries, count = cast.rows, jnp.minimum(cast.num_unique, jnp.int32(cast.rows.shape[0]))
     for core in range(shape.num_cores - 1, 0, -1):
@@ -117,5 +118,4 @@ def _level(shape: TTShape, core: int, entries: jax.Array, count: jax.Array) -> t
 
 def digit_cast(level: Level, factor: int, implementation: Implementation | None = None) -> Cast:
     """Entries of a level sorted by digit, so that the gradient of a core's slice is a sum over one segment."""
-    named = None if implementation == "pallas" else implementation
-    return tensor_cast(level.digits[:, None], num_rows=factor, unique_capacity=factor, implementation=named)
+    return tensor_cast(level.digits[:, None], num_rows=factor, unique_capacity=factor, implementation=implementation)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.tt.plan import Level, digit_cast
+from jrec.ops.verdicts import KernelClass
 
 Method = Literal["grouped", "dense"]
 
@@ -40,7 +41,8 @@ def expand(
     if method == "dense":
         return _dense(below, core, level)
     args = (below, core, level)
-    return dispatch("tt_expand", implementation, args, xla=_grouped, native=_native, pallas=_pallas)
+    kernel = _kernel(below, core)
+    return dispatch("tt_expand", implementation, args, xla=_grouped, native=_native, pallas=_pallas, kernel=kernel)
 
 
 def expand_transpose(
@@ -71,8 +73,19 @@ def expand_transpose(
         return _dense_transpose(gradient, below, core, level)
     args = (gradient, below, core, level, below_count)
     return dispatch(
-        "tt_expand", implementation, args, xla=_grouped_transpose, native=_native_transpose, pallas=_pallas_transpose
+        "tt_expand",
+        implementation,
+        args,
+        xla=_grouped_transpose,
+        native=_native_transpose,
+        pallas=_pallas_transpose,
+        kernel=_kernel(below, core),
     )
+
+
+def _kernel(below: jax.Array, core: jax.Array) -> KernelClass:
+    _, rank, columns, right_rank = core.shape
+    return KernelClass(kernel="tt_products", dtype=core.dtype.name, dim=(below.shape[1], rank, columns, right_rank))
 
 
 def _pallas(below: jax.Array, core: jax.Array, level: Level) -> jax.Array:

@@ -39,13 +39,8 @@ class StepOptions:
 
 def cast_rows(rows: jax.Array, *, num_rows: int, options: StepOptions, unique_capacity: int | None = None) -> Cast:
     """The cast of (n,) rows, one bag each; rows of ``num_rows`` or more are padding."""
-    named = cast_implementation(options)
+    named = options.implementation
     return tensor_cast(rows[:, None], num_rows=num_rows, unique_capacity=unique_capacity, implementation=named)
-
-
-def cast_implementation(options: StepOptions) -> Implementation | None:
-    """Of a cast: where kernels of a GPU are asked for, XLA's sort is the one there is."""
-    return None if options.implementation == "pallas" else options.implementation
 
 
 def step_casted(

@@ -11,7 +11,7 @@ from jrec.sharding.runtime.allreduce import Reduce, pick, update_shared
 from jrec.sharding.runtime.exchange import Exchange
 from jrec.sharding.runtime.route import AXIS, MeshRows, Route, check_view
 from jrec.sharding.runtime.send import Sent
-from jrec.sharding.runtime.step import StepOptions, cast_implementation, cast_rows, step_casted
+from jrec.sharding.runtime.step import StepOptions, cast_rows, step_casted
 
 
 def update(
@@ -137,7 +137,7 @@ def update_sharded(
         addresses = None if sent.addresses is None else jnp.concatenate([addresses, sent.addresses])
     rows = jnp.concatenate([rows, sent.rows])
     given = jnp.concatenate([given, sent.deliver(bag_gradients)])
-    cast = tensor_cast(rows, offsets, num_rows=shard.shape[0], implementation=cast_implementation(options))
+    cast = tensor_cast(rows, offsets, num_rows=shard.shape[0], implementation=options.implementation)
     return step_casted(optimizer, shard, slots, cast, given, addresses, options, weights=weights)
 
 

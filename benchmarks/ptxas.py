@@ -1,0 +1,98 @@
+"""What CUDA's assembler reports of a kernel: registers, spills, stack and shared memory.
+
+PTX names as many registers as it likes. Which values get one of a thread's 255, and which go to local memory, is
+decided by ptxas alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import pathlib
+import re
+import subprocess
+import tempfile
+
+ARCHITECTURE = "sm_90a"  # an H100 or H200
+_OPTIONS = ("-v", f"-arch={ARCHITECTURE}", "-O3")  # as XLA assembles Mosaic's kernels; a test compares the reports
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """What ``ptxas -v`` says of one kernel.
+
+    Attributes:
+      registers: Registers of a thread.
+      spill_store_bytes: Bytes that a thread stores for lack of registers.
+      spill_load_bytes: Bytes that it loads again.
+      stack_bytes: A thread's stack frame, where spills and arrays lie.
+      shared_bytes: Static shared memory of a thread block.
+    """
+
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assembled:
+    """A kernel's binary, and the report on it."""
+
+    cubin: bytes
+    report: Report
+
+
+@functools.cache
+def tool(name: str) -> pathlib.Path:
+    """A program of CUDA's toolkit, as installed in this environment.
+
+    Raises:
+      RuntimeError: Where it is not installed.
+    """
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec and spec.submodule_search_locations) or ():
+        if found := sorted(pathlib.Path(root).glob(f"cu*/bin/{name}")):
+            return found[-1]
+    raise RuntimeError(
+        f"CUDA's {name} is not installed here: run in the environment that"
+        " `bash scripts/setup.sh .venv-aot requirements/aot.txt` makes"
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def assemble(ptx: str) -> Assembled:
+    """Assembles one kernel for an H200.
+
+    Raises:
+      RuntimeError: Where ptxas is missing, or refuses the code.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        source, binary = pathlib.Path(folder, "kernel.ptx"), pathlib.Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        done = subprocess.run([tool("ptxas"), *_OPTIONS, source, "-o", binary], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"ptxas refuses a kernel: {done.stderr.strip()}")
+        return Assembled(cubin=binary.read_bytes(), report=parse_report(done.stdout + done.stderr))
+
+
+def parse_report(text: str) -> Report:
+    """Reads what ``ptxas -v`` printed of one kernel.
+
+    Raises:
+      RuntimeError: Where the text does not have the form that is known.
+    """
+    frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", text)
+    used = re.search(r"Used (\d+) registers(.*)", text)
+    if frame is None or used is None:
+        raise RuntimeError(f"ptxas -v reports in an unknown form: {text!r}")
+    shared = re.search(r"(\d+) bytes smem", used[2])
+    return Report(
+        registers=int(used[1]),
+        spill_store_bytes=int(frame[2]),
+        spill_load_bytes=int(frame[3]),
+        stack_bytes=int(frame[1]),
+        shared_bytes=int(shared[1]) if shared else 0,
+    )

@@ -1,0 +1,95 @@
+"""What ``jrec train`` does about GPU kernels before JAX takes the GPU: check what was never checked, and agree."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax._src import xla_bridge
+
+from jrec.errors import JrecError
+from jrec.ops import verdicts
+from jrec.ops.local_gpu import local_gpu
+from jrec.ops.verdicts import KERNELS_VARIABLE, KernelClass, kernels_mode
+from jrec.selfcheck.classes import classes_of
+from jrec.selfcheck.ensure import ensure, missing
+from jrec.selfcheck.report import shown, summary
+from jrec.selfcheck.runner import How
+from jrec.train.build import ROW_OPTIMIZERS, build_layout
+from jrec.train.config import TrainConfig
+from jrec.train.dataset import open_data
+
+BUDGET_SECONDS = 60.0
+HOW = How(timeout=30.0, start_timeout=60.0)
+
+
+def check_before_training(config: TrainConfig, how: How = HOW) -> tuple[KernelClass, ...]:
+    """Checks the kernels that a run's model needs and that nobody checked on this GPU, a minute at most.
+
+    Does nothing without a GPU, where JREC_KERNELS or ``tables.implementation`` has chosen already, or once JAX has
+    taken the GPU's memory. A check that fails is no reason not to train: XLA then computes.
+
+    Args:
+      config: The run's configuration.
+      how: How to check.
+
+    Returns:
+      What the model may run on a GPU, where verdicts decide; none where nothing has to be decided.
+
+    Raises:
+      ConfigError: If JREC_KERNELS has an unknown value, or the configuration does not fit the dataset.
+      DatasetError: If the dataset cannot be used.
+    """
+    if kernels_mode() != "auto" or config.tables.implementation != "auto":
+        return ()
+    if xla_bridge.backends_are_initialized() or (gpu := local_gpu()) is None:
+        return ()
+    data = open_data(config)
+    optimizer = ROW_OPTIMIZERS[config.optimizer.embedding.name].__name__
+    classes = classes_of(build_layout(data.config, data.schema), optimizer=optimizer)
+    todo = missing(classes, gpu)
+    if not todo:
+        return classes
+    _say(
+        f"checking {len(todo)} GPU kernels on this {gpu.kind} before their first use, {BUDGET_SECONDS:g} s at most"
+        f" (once; {KERNELS_VARIABLE}=xla goes without)"
+    )
+    show = {"auto": None, "on": True, "off": False}[config.log.progress]
+    try:
+        with shown(show=show) as progress:
+            checked = ensure(classes, gpu, how, progress=progress, budget=BUDGET_SECONDS, wait=2 * BUDGET_SECONDS)
+    except (JrecError, OSError) as error:
+        _say(f"GPU kernels could not be checked, so XLA computes: {error}")
+        return classes
+    left = len(classes) - len(checked.verdicts)
+    unfinished = f"; {left} not checked in time, which XLA computes; `jrec kernels check` checks them" if left else ""
+    _say(f"{summary(checked.verdicts)} ({checked.seconds:.0f} s){unfinished}")
+    return classes
+
+
+def agree_on_kernels(classes: Sequence[KernelClass]) -> None:
+    """Lets processes that run one program use only the kernels that all of them chose. Every process calls it.
+
+    Args:
+      classes: As ``check_before_training`` returned them, the same in every process.
+    """
+    if not jax.distributed.is_initialized() or jax.default_backend() != "gpu":
+        return
+    from jax.experimental import multihost_utils
+
+    # Also without classes, as where JREC_KERNELS is set in one process and not in others: all must gather.
+    known = verdicts.local_verdicts()
+    chosen = [of in known and known[of].choice == "pallas" for of in classes]
+    mine = np.array([len(classes), *chosen], np.int32)
+    every = np.atleast_2d(multihost_utils.process_allgather(np.pad(mine, (0, _ROOM))[:_ROOM]))
+    same = bool(np.all(every[:, 0] == len(classes)))
+    verdicts.agree(of for of, all_chose in zip(classes, every.min(axis=0)[1:], strict=False) if same and all_chose)
+
+
+_ROOM = 256  # classes of a model, far above any; of one size in all processes
+
+
+def _say(line: str) -> None:
+    print(f"jrec: {line}", file=sys.stderr)

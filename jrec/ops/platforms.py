@@ -1,0 +1,26 @@
+"""Programs that XLA runs well on a CPU and badly on a GPU, or the other way round, in one op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.core import Tracer
+
+
+def cpu_or_other(args: tuple[Any, ...], *, cpu: Callable[..., Any], other: Callable[..., Any]) -> Any:
+    """Calls ``cpu(*args)`` in programs lowered for a CPU and ``other(*args)`` in all others.
+
+    Outside jit the platform is that of the arrays, so that only one of the two is traced.
+
+    Args:
+      args: Pytrees of arrays.
+      cpu: What to run on a CPU.
+      other: What to run elsewhere; of the same result shapes and dtypes.
+    """
+    leaves = jax.tree.leaves(args)
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        return jax.lax.platform_dependent(*args, cpu=cpu, default=other)
+    platforms = {device.platform for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
+    return (cpu if (platforms or {jax.default_backend()}) == {"cpu"} else other)(*args)

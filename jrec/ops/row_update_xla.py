@@ -1,0 +1,118 @@
+"""A row optimizer's step as XLA runs it: new rows written by a scatter on CPUs, tables updated in place on GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrec.ops import rounding
+from jrec.ops.platforms import cpu_or_other
+from jrec.ops.row_optimizers import RowOptimizer, Slots
+
+
+def update_rows(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    rows: jax.Array,
+    gradients: jax.Array,
+    step: jax.Array,
+    gradient_scale: jax.Array,
+    rounding_key: jax.Array | None,
+) -> tuple[jax.Array, Slots]:
+    """The step of ``jrec.ops.row_update``, in XLA; arguments and results are those."""
+    args = (table, slots, rows, gradients, step, gradient_scale, rounding_key)
+    in_place = type(optimizer).step_rows is RowOptimizer.step_rows
+
+    def cpu(*args: Any) -> tuple[jax.Array, Slots]:
+        return _write_rows(optimizer, *args)
+
+    def other(*args: Any) -> tuple[jax.Array, Slots]:
+        return _step_in_place(optimizer, *args)
+
+    return cpu_or_other(args, cpu=cpu, other=other) if in_place else cpu(*args)
+
+
+def _write_rows(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    rows: jax.Array,
+    gradients: jax.Array,
+    step: jax.Array,
+    gradient_scale: jax.Array,
+    rounding_key: jax.Array | None,
+) -> tuple[jax.Array, Slots]:
+    """Reads rows and slots, computes new ones, and writes them."""
+    rows = _distinct(rows, table)
+    old = _take(table, rows, gradients).astype(jnp.float32)
+    gradients = optimizer.prepare(old, gradients, gradient_scale)
+    old_slots = {name: _take(slot, rows, gradients) for name, slot in slots.items()}
+    new, new_slots = optimizer.step_rows(old, gradients, old_slots, optimizer.learning_rate_at(step), step)
+    if rounding_key is not None:
+        new = rounding.stochastic_round(new, table.dtype, rounding_key, rows)
+    return _put(table, rows, new), {name: _put(slot, rows, new_slots[name]) for name, slot in slots.items()}
+
+
+def _step_in_place(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    rows: jax.Array,
+    gradients: jax.Array,
+    step: jax.Array,
+    gradient_scale: jax.Array,
+    rounding_key: jax.Array | None,
+) -> tuple[jax.Array, Slots]:
+    """Adds to slots and rows where they lie.
+
+    XLA fuses what a scatter writes into the scatter unless it reads the array that the scatter overwrites. New rows
+    computed from old ones are therefore an array of their own, as large as the gradients; increments are not.
+    """
+    rows = _distinct(rows, table)
+    old = _take(table, rows, gradients).astype(jnp.float32)
+    gradients = optimizer.prepare(old, gradients, gradient_scale)
+    new_slots = {}
+    for name, (decay, increment) in optimizer.slot_terms(gradients).items():
+        slot = slots[name] if decay is None else _scale(slots[name], rows, decay, increment)
+        new_slots[name] = _add(slot, rows, increment)
+    at_rows = {name: _take(slot, rows, gradients) for name, slot in new_slots.items()}
+    change = optimizer.row_change(gradients, at_rows, optimizer.learning_rate_at(step), step)
+    if table.dtype == jnp.float32:
+        return _add(table, rows, -change), new_slots
+    new = old - change  # rounded to 16 bits, so that no sum within the scatter gives the same
+    if rounding_key is not None:
+        new = rounding.stochastic_round(new, table.dtype, rounding_key, rows)
+    return _put(table, rows, new), new_slots
+
+
+def _distinct(rows: jax.Array, table: jax.Array) -> jax.Array:
+    """Rows whose padding is distinct rows past the end, which are dropped: the promise of unique rows holds for all."""
+    num_rows = table.shape[0]
+    return jnp.where(rows < num_rows, rows, num_rows + jnp.arange(rows.shape[0], dtype=jnp.int32))
+
+
+def _place(array: jax.Array, rows: jax.Array, gradients: jax.Array) -> Any:
+    return rows if array.shape[1:] in ((), gradients.shape[1:]) else (rows, slice(gradients.shape[1]))
+
+
+def _take(array: jax.Array, rows: jax.Array, gradients: jax.Array) -> jax.Array:
+    at = array.at[_place(array, rows, gradients)]
+    return at.get(mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True)
+
+
+def _put(array: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
+    at, values = array.at[_place(array, rows, values)], values.astype(array.dtype)
+    return at.set(values, mode="drop", unique_indices=True, indices_are_sorted=True)
+
+
+def _add(array: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
+    at = array.at[_place(array, rows, values)]
+    return at.add(values, mode="drop", unique_indices=True, indices_are_sorted=True)
+
+
+def _scale(array: jax.Array, rows: jax.Array, factor: float, like: jax.Array) -> jax.Array:
+    at = array.at[_place(array, rows, like)]
+    return at.multiply(jnp.float32(factor), mode="drop", unique_indices=True, indices_are_sorted=True)

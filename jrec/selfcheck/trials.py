@@ -1,0 +1,235 @@
+"""What the check runs of each kernel class: programs, draws of their inputs, and judges of what comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from jrec import ops
+from jrec.ops.dispatch import Implementation
+from jrec.ops.types import Cast
+from jrec.ops.verdicts import KernelClass
+from jrec.selfcheck import reference
+from jrec.selfcheck.inputs import FORMS, KINDS, TINY_FORMS, Form, draw_lookups, draw_table
+from jrec.selfcheck.trial import Draw, Program, Wrong, worst
+from jrec.selfcheck.tt_trials import tt_programs
+
+SEED = 20
+
+
+def programs(of: KernelClass, *, tiny: bool = False) -> Iterator[Program]:
+    """The programs that a kernel class is checked by.
+
+    Args:
+      of: The class.
+      tiny: Sizes for an interpreter.
+
+    Raises:
+      NotImplementedError: If the check knows no such kernel or optimizer.
+    """
+    if of.kernel not in _PROGRAMS:
+        raise NotImplementedError(f"the check knows no kernel {of.kernel!r}, only {', '.join(_PROGRAMS)}")
+    return _PROGRAMS[of.kernel](of, tiny)
+
+
+def _forms(tiny: bool) -> tuple[tuple[Form, ...], tuple[str, ...]]:
+    return (TINY_FORMS, ("half padding", "one row", "past the end")) if tiny else (FORMS, KINDS)
+
+
+def _gather_reduce(of: KernelClass, tiny: bool) -> Iterator[Program]:
+    assert isinstance(of.dim, int)
+    forms, kinds = _forms(tiny)
+    for form in forms:
+        rng = np.random.default_rng(SEED)
+        draws = []
+        for kind in kinds:
+            table, lookups = draw_table(rng, form.rows, of.dim, of.dtype), draw_lookups(rng, form, kind)
+            arguments = table, lookups.ids, lookups.offsets, lookups.weights
+            draws.append(Draw(name=kind, arguments=arguments, judge=functools.partial(_judge_sums, arguments)))
+        yield Program(name=form.name, build=_call("gather_reduce"), draws=tuple(draws))
+
+
+def _judge_sums(arguments: tuple[Any, ...], out: Any, slack: float) -> float:
+    want, off = reference.segment_sums(*arguments)
+    return worst("sums", out, want, off * slack)
+
+
+def _call(name: str) -> Callable[[ModuleType, Implementation], Callable[..., Any]]:
+    return lambda table, implementation: functools.partial(getattr(table, name), implementation)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Step:
+    """Hyperparameters of an update; ``keyed`` rounds 16-bit rows stochastically."""
+
+    step: int
+    scale: float
+    common: Mapping[str, Any]
+    keyed: bool = False
+
+
+_PLAIN = _Step(step=0, scale=1.0, common={"learning_rate": 0.1})
+_FULL = _Step(
+    step=3,
+    scale=0.5,
+    common={"learning_rate": lambda step: 0.5 / (step + 1), "weight_decay": 0.01, "max_row_norm": 1.5},
+    keyed=True,
+)
+
+
+OPTIMIZERS: dict[str, Callable[..., ops.RowOptimizer]] = {
+    kind.__name__: kind for kind in (ops.SGD, ops.Momentum, ops.Adagrad, ops.RowWiseAdagrad, ops.RMSProp, ops.Adam)
+}
+
+
+def make_optimizer(name: str, **hyperparameters: Any) -> ops.RowOptimizer:
+    """A row optimizer by its class name.
+
+    Raises:
+      NotImplementedError: If the check does not know it.
+    """
+    if name not in OPTIMIZERS:
+        raise NotImplementedError(f"the check knows no optimizer {name!r}, only {', '.join(OPTIMIZERS)}")
+    return OPTIMIZERS[name](**hyperparameters)
+
+
+def _optimizer(of: KernelClass, how: _Step) -> ops.RowOptimizer:
+    return make_optimizer(str(of.optimizer), **how.common)
+
+
+def _slots(rng: np.random.Generator, optimizer: Any, table: np.ndarray) -> dict[str, np.ndarray]:
+    shapes = {name: table.shape if shape == "element" else table.shape[:1] for name, shape in optimizer.slots.items()}
+    return {name: rng.uniform(0.1, 1.1, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def _options(of: KernelClass, how: _Step) -> dict[str, Any]:
+    key = np.array([1234567, 7654321], np.uint32) if how.keyed and of.dtype != "float32" else None
+    return {"step": how.step, "gradient_scale": how.scale, "rounding_key": key}
+
+
+def _update_program(of: KernelClass, name: str, how: _Step, draws: tuple[Draw, ...]) -> Program:
+    optimizer, options = _optimizer(of, how), _options(of, how)
+
+    def build(table: ModuleType, implementation: Implementation) -> Callable[..., Any]:
+        return functools.partial(getattr(table, of.kernel), implementation, optimizer, **options)
+
+    # With a key both must throw the same dice; sums that differ in their last bit seldom round to different sides.
+    agreement = 0.99 if options["rounding_key"] is not None else 0.0
+    return Program(name=name, build=build, draws=draws, donated=(0, 1), agreement=agreement)
+
+
+def _casted_update(of: KernelClass, tiny: bool) -> Iterator[Program]:
+    assert isinstance(of.dim, int)
+    forms, kinds = _forms(tiny)
+    for form in forms:
+        how = _FULL if form.weighted else _PLAIN
+        optimizer, rng = _optimizer(of, how), np.random.default_rng(SEED)
+        draws = []
+        for kind in kinds:
+            table, lookups = draw_table(rng, form.rows, of.dim, of.dtype), draw_lookups(rng, form, kind)
+            slots = _slots(rng, optimizer, table)
+            gradients = rng.normal(size=(form.bags, of.dim)).astype(np.float32)
+            room = min(form.lookups, form.rows) + (20 if form.weighted else 0)  # unique rows never need the latter
+            cast: dict[str, Any] = {**reference.cast_of(lookups.ids, lookups.offsets, form.rows, room)}
+            arguments = table, slots, Cast(**cast), gradients, lookups.weights
+            judge = functools.partial(_judge_casted, optimizer, how, arguments)
+            draws.append(Draw(name=kind, arguments=arguments, judge=judge))
+        yield _update_program(of, form.name, how, tuple(draws))
+
+
+def _judge_casted(optimizer: Any, how: _Step, arguments: tuple[Any, ...], out: Any, slack: float) -> float:
+    table, slots, cast, gradients, weights = arguments
+    sorted_weights = None if weights is None else weights.reshape(-1)[cast.positions]
+    sums, off = reference.segment_sums(gradients, cast.sources, cast.offsets, sorted_weights)
+    real = int(cast.num_unique)
+    return _judge_update(optimizer, how, table, slots, cast.rows[:real], sums[:real], off[:real], out, slack)
+
+
+def _row_update(of: KernelClass, tiny: bool) -> Iterator[Program]:
+    assert isinstance(of.dim, int)
+    rows, room = (9, 7) if tiny else (400, 300)
+    for how, name in ((_PLAIN, "plain"), (_FULL, "all options")):
+        optimizer, rng = _optimizer(of, how), np.random.default_rng(SEED)
+        draws = []
+        for kind, real in (("some rows", room // 2), ("all rows", room), ("all padding", 0)):
+            table = draw_table(rng, rows, of.dim, of.dtype)
+            chosen = np.full(room, rows, np.int32)
+            chosen[:real] = np.sort(rng.choice(rows, real, replace=False))
+            gradients = rng.normal(size=(room, of.dim)).astype(np.float32)
+            gradients[real:] = np.nan  # which nobody may read
+            arguments = table, _slots(rng, optimizer, table), chosen, gradients
+            judge = functools.partial(_judge_rows, optimizer, how, real, arguments)
+            draws.append(Draw(name=kind, arguments=arguments, judge=judge))
+        yield _update_program(of, name, how, tuple(draws))
+
+
+def _judge_rows(optimizer: Any, how: _Step, real: int, arguments: tuple[Any, ...], out: Any, slack: float) -> float:
+    table, slots, rows, gradients = arguments
+    sums = gradients[:real].astype(np.float64)
+    return _judge_update(optimizer, how, table, slots, rows[:real], sums, np.zeros(sums.shape), out, slack)
+
+
+def _judge_update(
+    optimizer: Any,
+    how: _Step,
+    table: np.ndarray,
+    slots: dict[str, np.ndarray],
+    touched: np.ndarray,
+    sums: np.ndarray,
+    off: np.ndarray,
+    out: Any,
+    slack: float,
+) -> float:
+    scalars = {"step": how.step, "scale": how.scale}
+    want, allowed = reference.updated(optimizer, table, slots, touched, sums, off, dice=how.keyed, **scalars)
+    error = worst("table", out[0], want[0], allowed[0] * slack)
+    return max([error, *(worst(name, out[1][name], want[1][name], allowed[1][name] * slack) for name in want[1])])
+
+
+def _tensor_cast(of: KernelClass, tiny: bool) -> Iterator[Program]:
+    del of
+    forms, kinds = _forms(tiny)
+    # Rows are sorted in 8, 16 or 32 bits, as the table needs, and each compiles to code of its own.
+    for base, rows in [*((form, 40_000_000) for form in forms), (forms[0], 40_000), (forms[1], 200)]:
+        form = dataclasses.replace(base, name=f"{base.name}, {rows:,} rows", rows=rows)
+        room = min(form.lookups, form.rows) + (20 if form.weighted else 0)
+        rng, draws = np.random.default_rng(SEED), []
+        for kind in kinds:
+            lookups = draw_lookups(rng, form, kind)
+            want = reference.cast_of(lookups.ids, lookups.offsets, form.rows, room)
+            judge = functools.partial(_judge_cast, want)
+            draws.append(Draw(name=kind, arguments=(lookups.ids, lookups.offsets), judge=judge))
+
+        def build(
+            table: ModuleType, implementation: Implementation, rows: int = form.rows, room: int = room
+        ) -> Callable[..., Any]:
+            return lambda ids, offsets: table.tensor_cast(implementation, ids, offsets, rows, room)
+
+        yield Program(name=form.name, build=build, draws=tuple(draws), agreement=1.0)
+
+
+def _judge_cast(want: dict[str, np.ndarray], out: Any, slack: float) -> float:
+    del slack
+    for name, values in want.items():
+        got = np.asarray(getattr(out, name))
+        if not np.array_equal(got, values):
+            place = np.argwhere(np.atleast_1d(got != values))[0].tolist()
+            raise Wrong(
+                f"{name}{place} is {np.atleast_1d(got)[tuple(place)]}, not {np.atleast_1d(values)[tuple(place)]}"
+            )
+    return 0.0
+
+
+_PROGRAMS: dict[str, Callable[[KernelClass, bool], Iterator[Program]]] = {
+    "gather_reduce": _gather_reduce,
+    "casted_update": _casted_update,
+    "row_update": _row_update,
+    "tensor_cast": _tensor_cast,
+    "tt_products": tt_programs,
+}
+KERNELS = tuple(_PROGRAMS)
