@@ -2,19 +2,23 @@
 
 Examples:
   python -m benchmarks.gpu_kernels_check
-  python -m benchmarks.gpu_kernels_check -- --timeout 20
+  python -m benchmarks.gpu_kernels_check -- --interpret --only 'gather_reduce 64'
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-COMMAND = [sys.executable, "-m", "jrec", "kernels", "check", "--json"]
+JREC = (sys.executable, "-m", "jrec", "kernels")
+CHECK = (*JREC, "check", "--json", "--quiet")
+SHOW = (*JREC, "show", "--json")
 
 
 def verdicts(printed: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -38,22 +42,38 @@ def _parsed(text: str) -> Any:
         return None
 
 
+def emit(line: dict[str, Any]) -> None:
+    """Prints a line at once."""
+    print(json.dumps(line), flush=True)
+
+
 def main() -> None:
-    """Runs the command and prints its lines."""
+    """Runs the command and prints its lines; those that are kept, where its time is up before it has printed any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("arguments", nargs="*", help="further arguments of `jrec kernels check`")
+    parser.add_argument("--seconds", type=float, default=75, help="for the command (default: 75)")
+    parser.add_argument("arguments", nargs="*", help="further arguments of `jrec kernels check`, after --")
     arguments = parser.parse_args()
-    with subprocess.Popen([*COMMAND, *arguments.arguments], stdout=subprocess.PIPE, text=True) as command:
+    if importlib.util.find_spec("jrec.commands.kernels") is None:
+        emit({"absent": "this jrec has no `jrec kernels check`"})
+        return
+    number = 0
+    with subprocess.Popen([*CHECK, *arguments.arguments], stdout=subprocess.PIPE, text=True) as command:
+        timer = threading.Timer(arguments.seconds, command.kill)
+        timer.start()
         assert command.stdout is not None
-        number = 0
         for verdict in verdicts(command.stdout):
+            emit({"verdict": verdict})
             number += 1
-            print(json.dumps({"verdict": verdict}), flush=True)
-    print(json.dumps({"status": command.returncode, "verdicts": number}), flush=True)
-    if command.returncode == 2 and not number:  # argparse's status for a command that is not there
-        print(json.dumps({"absent": "this jrec has no `jrec kernels check --json`"}), flush=True)
-    elif command.returncode and not number:
-        sys.exit(f"benchmarks.gpu_kernels_check: the command ended with status {command.returncode}")
+        status = command.wait()
+        timer.cancel()
+    if status < 0:  # killed: what it found until then is kept by jrec
+        kept = subprocess.run(SHOW, stdout=subprocess.PIPE, text=True, check=False, timeout=30).stdout
+        for verdict in verdicts(kept.splitlines(keepends=True)):
+            emit({"verdict": verdict})
+            number += 1
+    emit({"status": status, "verdicts": number})
+    if status < 0 or not number:
+        sys.exit(f"benchmarks.gpu_kernels_check: the command ended with status {status} and {number} verdicts")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ AXES: Mapping[str, tuple[int, ...]] = {
     "chunks": (1, 2, 4),
     "unroll": (1, 2, 4, 8),
     "split": (32, 64, 128),
-    "long_unroll": (1, 2, 4, 8),
+    "long_unroll": (4, 8, 16, 32),
 }
 TINY_AXES: Mapping[str, tuple[int, ...]] = {"chunks": (1,), "unroll": (2,), "split": (8,), "long_unroll": (2,)}
 SHORT_AXES, LONG_AXES = ("chunks", "unroll"), ("split", "long_unroll")
@@ -90,8 +90,7 @@ class Sweep:
         forward, ragged = problem(case="forward"), problem(case="ragged")
         configs = variants(forward.default(), self._axes, SHORT_AXES)
         self._stage(cases, forward, configs)
-        won = self._winner(forward, forward.default(), SHORT_AXES)
-        self._stage(cases, ragged, [ragged.default(), *variants(won, self._axes, LONG_AXES)])
+        self._stage(cases, ragged, variants(ragged.default(), self._axes, LONG_AXES))
         short, long, mixed = (problem(case=f"update, {which}") for which in ("short", "long", "mixed"))
         self._stage(cases, short, variants(short.default(), self._axes, SHORT_AXES))
         won = self._winner(short, mixed.default(), SHORT_AXES)
@@ -130,7 +129,7 @@ class Sweep:
             **self._common,
             "dim": problem.dim,
             "itemsize": problem.itemsize,
-            "fused": problem.fused,
+            "kind": problem.kind,
             "case": problem.case,
             "workload": problem.describe(),
             "config": dataclasses.asdict(config),
@@ -143,14 +142,13 @@ class Sweep:
         self._report.line({"tuning": point})
 
     def _emit_entries(self, dim: int, itemsize: int) -> None:
-        for (name, of_dim, size, fused), entry in gpu_tune_entries.entries(self.found).items():
+        for (name, of_dim, size, kind), entry in gpu_tune_entries.entries(self.found).items():
             if (name, of_dim, size) != (self._common["gpu"], dim, itemsize):
                 continue
-            key = {"gpu": name, "dim": of_dim, "itemsize": size, "fused": fused}
+            key = {"gpu": name, "dim": of_dim, "itemsize": size, "kind": kind}
             self._report.line({"entry": {**key, "config": dict(entry.config), "evidence": dict(entry.evidence)}})
             ratio = entry.evidence["default_us"] / entry.evidence["us"]
-            what = "fused update" if fused else "forward"
-            self._report.add(f"dim {dim}", what, entry.evidence["us"], "us", peer="default", ratio=ratio)
+            self._report.add(f"dim {dim}", kind, entry.evidence["us"], "us", peer="default", ratio=ratio)
 
 
 def _apply(path: pathlib.Path, target: pathlib.Path) -> None:
@@ -158,8 +156,7 @@ def _apply(path: pathlib.Path, target: pathlib.Path) -> None:
     if not gpu_tune_entries.points(lines):
         raise SystemExit(f"{path}: no line holds a point of a sweep; make one with --out")
     made = gpu_tune_entries.apply(lines, target)
-    for (name, dim, itemsize, fused), entry in made.items():
-        kind = "fused update" if fused else "forward"
+    for (name, dim, itemsize, kind), entry in made.items():
         print(f"{name}, dim {dim}, {itemsize} bytes, {kind}: {dict(entry.config)}, {entry.evidence['us']} us"
               f" against {entry.evidence['default_us']} us")  # fmt: skip
     print(f"{len(made)} entries of {path} are in {target}")

@@ -10,10 +10,8 @@ from typing import Any
 from jrec.pallas import measured
 from jrec.pallas.measured import Entry, Key
 
-# The cases that decide an entry, each on some of its fields: unfused kernels on padded bags and on long segments, the
-# fused update on ids as they come, hot and rare ones.
-LONG_FIELDS = ("split", "long_unroll")
-DECIDES = {False: ("forward", "ragged"), True: ("update, mixed",)}
+# The case that decides on each kind of kernel; the update's has ids as they come, hot and rare ones.
+DECIDES = {"padded": "forward", "ragged": "ragged", "update": "update, mixed"}
 TRUSTED_SPREAD = 0.1  # of the times of one point: above, the machine was busy, and nothing follows
 
 Point = Mapping[str, Any]
@@ -50,27 +48,21 @@ def entries(found: Iterable[Point]) -> dict[Key, Entry]:
     found = list(found)
     made: dict[Key, Entry] = {}
     for key in _keys(found):
-        outcomes = [_outcome(found, key, case) for case in DECIDES[key[3]]]
-        if any(outcome is None for outcome in outcomes):
-            continue
-        won = [outcome for outcome in outcomes if outcome is not None]
-        if all(winner["default"] for winner, _ in won):
-            continue
-        config = dict(won[0][0]["config"])
-        for winner, _ in won[1:]:  # the first case does not show what long segments want
-            config |= {name: winner["config"][name] for name in LONG_FIELDS if name in winner["config"]}
-        made[key] = Entry(config=config, evidence=_evidence(won))
+        outcome = _outcome(found, key)
+        if outcome is not None and not outcome[0]["default"]:
+            winner, default = outcome
+            made[key] = Entry(config=dict(winner["config"]), evidence=_evidence(winner, default))
     return made
 
 
 def _keys(found: Iterable[Point]) -> list[Key]:
-    return list(dict.fromkeys((p["gpu"], p["dim"], p["itemsize"], p["fused"]) for p in found))
+    return list(dict.fromkeys((p["gpu"], p["dim"], p["itemsize"], p["kind"]) for p in found))
 
 
-def _outcome(found: list[Point], key: Key, case: str) -> tuple[Point, Point] | None:
-    """(winner, default) of a case; None where the default was not measured, or on a busy machine."""
-    gpu, dim, itemsize, fused = key
-    wanted = {"gpu": gpu, "dim": dim, "itemsize": itemsize, "fused": fused, "case": case}
+def _outcome(found: list[Point], key: Key) -> tuple[Point, Point] | None:
+    """(winner, default) of a key; None where the default was not measured, or on a busy machine."""
+    gpu, dim, itemsize, kind = key
+    wanted = {"gpu": gpu, "dim": dim, "itemsize": itemsize, "kind": kind, "case": DECIDES[kind]}
     winner = best(found, **wanted)
     default = next((p for p in found if p["default"] and all(p[n] == v for n, v in wanted.items())), None)
     if winner is None or default is None or default["spread"] > TRUSTED_SPREAD:
@@ -78,19 +70,15 @@ def _outcome(found: list[Point], key: Key, case: str) -> tuple[Point, Point] | N
     return winner, default
 
 
-def _evidence(won: list[tuple[Point, Point]]) -> dict[str, Any]:
-    (winner, default), *further = won
-    evidence = {
+def _evidence(winner: Point, default: Point) -> dict[str, Any]:
+    return {
         "us": winner["us"],
         "default_us": default["us"],
-        "spread": max(p["spread"] for pair in won for p in pair),
+        "spread": max(winner["spread"], default["spread"]),
         "case": winner["workload"],
         "default_config": dict(default["config"]),
         **{name: winner[name] for name in ("commit", "driver", "jax")},
     }
-    if further:
-        evidence["further"] = [{"us": w["us"], "default_us": d["us"], "case": w["workload"]} for w, d in further]
-    return evidence
 
 
 def apply(lines: Iterable[Mapping[str, Any]], path: pathlib.Path = measured.PATH) -> dict[Key, Entry]:
@@ -106,7 +94,7 @@ def apply(lines: Iterable[Mapping[str, Any]], path: pathlib.Path = measured.PATH
     new = entries(found)
     kept = measured.read(path) if path.is_file() else {}
     for key in _keys(found):
-        outcome = _outcome(found, key, DECIDES[key[3]][0])
+        outcome = _outcome(found, key)
         if outcome is not None and not _holds(kept.get(key), outcome[0]["config"]):
             kept.pop(key, None)
     measured.write(path, {**kept, **new})

@@ -60,6 +60,11 @@ class Problem:
         return self.case.startswith("update")
 
     @property
+    def kind(self) -> str:
+        """The kind of kernel, as ``jrec.pallas.measured`` has it."""
+        return "update" if self.fused else "padded" if self.case == "forward" else "ragged"
+
+    @property
     def itemsize(self) -> int:
         """Bytes of an element of what is gathered from, or updated."""
         return jnp.dtype(self.dtype).itemsize
@@ -78,18 +83,11 @@ class Problem:
 
     def default(self) -> TuningConfig:
         """What ``tune`` gives for this kernel, shape and GPU."""
-        lookups = self.size.bags * self.size.length
+        length = self.size.length if self.case == "forward" else None
         if not self.fused:
-            segments = self.size.bags if self.case == "forward" else min(lookups, self.size.rows)
-            return tune(dim=self.dim, itemsize=self.itemsize, segments=segments, lookups=lookups)
+            return tune(dim=self.dim, itemsize=self.itemsize, length=length)
         slots = sum(kind == "element" for _, kind in rules.rule_of(OPTIMIZER, self.dim).slots)
-        return tune(
-            dim=self.dim,
-            itemsize=self.itemsize,
-            segments=min(lookups, self.size.rows),
-            lookups=lookups,
-            element_slots=slots,
-        )
+        return tune(dim=self.dim, itemsize=self.itemsize, length=length, element_slots=slots)
 
     @functools.cached_property
     def ids(self) -> list[np.ndarray]:
@@ -161,8 +159,18 @@ def _update(config: TuningConfig | None, gradients: jax.Array, state: Any, cast:
     table, slots = state
     if config is None:
         return ops.casted_update(OPTIMIZER, table, slots, cast, gradients, implementation="xla"), None
-    updated = casted_update.casted_update(
-        OPTIMIZER, table, slots, cast.rows, cast.offsets, cast.sources, cast.num_unique, gradients, None,
-        jnp.int32(0), jnp.float32(1), config=config,
-    )  # fmt: skip
-    return updated, None
+    request = casted_update.UpdateRequest(
+        optimizer=OPTIMIZER,
+        table=table,
+        slots=slots,
+        rows=cast.rows,
+        offsets=cast.offsets,
+        sources=cast.sources,
+        num_unique=cast.num_unique,
+        bag_gradients=gradients,
+        weights=None,
+        step=jnp.int32(0),
+        gradient_scale=jnp.float32(1),
+        config=config,
+    )
+    return casted_update.casted_update(request), None

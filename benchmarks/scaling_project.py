@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from benchmarks import workloads
-from benchmarks.gpu import forward_floor, stacked_ids, update_floor
+from benchmarks.gpu_cases import forward_traffic, stacked_ids, update_traffic
 from benchmarks.scaling_bytes import expected_rows
 from benchmarks.scaling_step import OPTIMIZER, Setup
 from jrec.sharding.hardware import Hardware, grid, load_hardware
@@ -84,8 +84,8 @@ def floor_seconds(workload: workloads.Workload, *, dense_parameters: int) -> flo
     """
     ids, bags = stacked_ids(workload, seed=0), workload.batch * workload.num_tables
     floors = (
-        forward_floor(ids, bags=bags, dim=workload.dim, itemsize=4),
-        update_floor(ids, bags=bags, dim=workload.dim, itemsize=4, optimizer=OPTIMIZER),
+        forward_traffic(ids, bags=bags, dim=workload.dim, itemsize=4),
+        update_traffic(ids, bags=bags, dim=workload.dim, itemsize=4, optimizer=OPTIMIZER),
     )
     moved = sum(floor.seconds(BANDWIDTH) for floor in floors)
     return max(moved, 6 * dense_parameters * workload.batch / MULTIPLY)

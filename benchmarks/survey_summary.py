@@ -66,8 +66,7 @@ def table(summary: dict[str, Any]) -> str:
     rows = [("step", "outcome", "seconds", "of", "cases", "failed", "first error or reason")]
     for step in summary["steps"]:
         reasons = [f"{e['case']}: {e['error']}" for e in step.get("errors", [])] + step.get("absent", [])
-        reason = reasons[0] if reasons else step.get("tail", "").splitlines()[-1:]
-        reason = reason if isinstance(reason, str) else " ".join(reason)
+        reason = reasons[0] if reasons else _last_words(step.get("tail", ""))
         rows.append(
             (step["step"], step["outcome"], f"{step['seconds']:.0f}", f"{step['budget_seconds']:.0f}",
              str(step["cases"]), str(step["failed"]), reason[:90])
@@ -88,6 +87,12 @@ def table(summary: dict[str, Any]) -> str:
     if len(measured) > 1:
         text += ["", *_aligned(measured)]
     return "\n".join(text)
+
+
+def _last_words(tail: str) -> str:
+    """The last line of a process's output that is a sentence, not part of a table that it drew."""
+    told = [line for line in tail.splitlines() if line.strip() and not set(line) & set("│┃─━└┡┏")]
+    return told[-1] if told else ""
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:

@@ -188,6 +188,8 @@ def test_a_step_without_lines_is_not_taken_for_done(tmp_path):
     assert found["empty"]["outcome"] == "empty"
     assert "there is no GPU" in found["empty"]["tail"]
     assert not survey_steps.state(tmp_path / "empty.jsonl").done
+    drawn = "skipped: there is no GPU\n┏━━━━━━┓\n│ case │\n└──────┘\n"
+    assert survey_summary._last_words(drawn) == "skipped: there is no GPU"
 
 
 def test_torn_lines_are_closed_and_files_stay_small(tmp_path, monkeypatch):

@@ -18,10 +18,13 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 DEFAULT = {"chunks": 1, "unroll": 8, "split": 32}
 
 
+KINDS = {"forward": "padded", "ragged": "ragged"}
+
+
 def _point(case, us, *, default=False, spread=0.01, gpu="NVIDIA H100", dim=64, **config):
     return {
         "gpu": gpu, "driver": "580", "jax": "0.11.2", "commit": "abc", "dim": dim, "itemsize": 4,
-        "fused": case.startswith("update"), "case": case, "workload": f"{case}: …", "config": {**DEFAULT, **config},
+        "kind": KINDS.get(case, "update"), "case": case, "workload": f"{case}: …", "config": {**DEFAULT, **config},
         "default": default, "us": us, "spread": spread, "kernels": {},
     }  # fmt: skip
 
@@ -40,7 +43,7 @@ def test_variants_take_the_axes_that_a_config_has():
 def test_an_entry_is_what_beats_the_default_by_more_than_noise():
     mixed = [_point("update, mixed", 24.0, default=True), _point("update, mixed", 20.0, unroll=4)]
     ((key, entry),) = gpu_tune_entries.entries(mixed).items()
-    assert key == ("NVIDIA H100", 64, 4, True)
+    assert key == ("NVIDIA H100", 64, 4, "update")
     assert entry.config == {**DEFAULT, "unroll": 4}
     assert (entry.evidence["us"], entry.evidence["default_us"]) == (20.0, 24.0)
     assert {"spread", "case", "commit", "driver", "default_config"} <= set(entry.evidence)
@@ -50,15 +53,16 @@ def test_an_entry_is_what_beats_the_default_by_more_than_noise():
     assert not gpu_tune_entries.entries([_point("update, mixed", 24.0, default=True, spread=0.5), mixed[1]])
 
 
-def test_unfused_entries_take_long_fields_from_long_segments():
+def test_kinds_of_kernels_have_entries_of_their_own():
     found = [
         _point("forward", 10.0, default=True), _point("forward", 8.0, chunks=2),
-        _point("ragged", 50.0, default=True), _point("ragged", 40.0, chunks=2, split=128),
+        _point("ragged", 50.0, default=True), _point("ragged", 40.0, split=128),
+        _point("update, short", 9.0, default=True), _point("update, short", 1.0, unroll=2),
     ]  # fmt: skip
-    ((key, entry),) = gpu_tune_entries.entries(found).items()
-    assert key[3] is False
-    assert entry.config == {"chunks": 2, "unroll": 8, "split": 128}
-    assert entry.evidence["further"] == [{"us": 40.0, "default_us": 50.0, "case": "ragged: …"}]
+    made = gpu_tune_entries.entries(found)
+    assert {key[3]: entry.config for key, entry in made.items()} == {
+        "padded": {**DEFAULT, "chunks": 2}, "ragged": {**DEFAULT, "split": 128},
+    }  # fmt: skip
 
 
 def test_gpus_and_dims_are_told_apart():
@@ -66,13 +70,17 @@ def test_gpus_and_dims_are_told_apart():
     for gpu, dim, us in (("NVIDIA H100", 64, 20.0), ("NVIDIA H200", 64, 30.0), ("NVIDIA H100", 128, 20.0)):
         found += [_point("update, mixed", 25.0, default=True, gpu=gpu, dim=dim)]
         found += [_point("update, mixed", us, unroll=4, gpu=gpu, dim=dim)]
-    assert set(gpu_tune_entries.entries(found)) == {("NVIDIA H100", 64, 4, True), ("NVIDIA H100", 128, 4, True)}
+    assert set(gpu_tune_entries.entries(found)) == {("NVIDIA H100", 64, 4, "update"), ("NVIDIA H100", 128, 4, "update")}
 
 
 def test_apply_rewrites_the_file_and_keeps_what_the_sweep_does_not_contradict(tmp_path):
     path = tmp_path / "measured.json"
     old = measured.Entry(config=DEFAULT, evidence={"us": 1.0})
-    other, same, gone = ("NVIDIA B200", 64, 4, True), ("NVIDIA H100", 16, 4, True), ("NVIDIA H100", 128, 4, True)
+    other, same, gone = (
+        ("NVIDIA B200", 64, 4, "update"),
+        ("NVIDIA H100", 16, 4, "update"),
+        ("NVIDIA H100", 128, 4, "update"),
+    )
     lost = measured.Entry(config={**DEFAULT, "unroll": 1}, evidence={})
     measured.write(path, {other: old, same: old, gone: lost})
     sweep = [
@@ -84,14 +92,14 @@ def test_apply_rewrites_the_file_and_keeps_what_the_sweep_does_not_contradict(tm
     file.write_text("".join(json.dumps({"tuning": p}) + "\n" for p in sweep) + '{"torn": ')
     gpu_tune._apply(file, path)
     found = measured.read(path)
-    assert set(found) == {other, same, ("NVIDIA H100", 64, 4, True)}
-    assert TuningConfig(**found["NVIDIA H100", 64, 4, True].config).unroll == 4
+    assert set(found) == {other, same, ("NVIDIA H100", 64, 4, "update")}
+    assert TuningConfig(**found["NVIDIA H100", 64, 4, "update"].config).unroll == 4
     assert len(path.read_text().splitlines()) == 5
     with pytest.raises(SystemExit, match="no line holds a point"):
         gpu_tune._apply(path, path)
 
 
-ENTRY = json.dumps({"gpu": "x", "dim": 4, "itemsize": 4, "fused": True, "config": {}, "evidence": {}})
+ENTRY = json.dumps({"gpu": "x", "dim": 4, "itemsize": 4, "kind": "update", "config": {}, "evidence": {}})
 
 
 @pytest.mark.parametrize(
@@ -100,6 +108,7 @@ ENTRY = json.dumps({"gpu": "x", "dim": 4, "itemsize": 4, "fused": True, "config"
         ('{"a": 1}', "are a list, not dict"),
         ('[{"gpu": "x"}]', "entry 0 needs gpu"),
         (f"[{ENTRY}, {ENTRY}]", "entry 1 is the second one"),
+        (f"[{ENTRY.replace('update', 'downdate')}]", "of kind 'downdate'"),
     ],
 )
 def test_a_bad_file_of_entries_is_refused(tmp_path, text, match):
@@ -130,7 +139,7 @@ def test_a_point_is_compared_with_xla_and_printed():
             sweep._point(problem, problem.default())
     (line,) = report._stdout.getvalue().splitlines()
     point = json.loads(line)["tuning"]
-    assert (point["case"], point["dim"], point["default"], point["fused"]) == ("forward", 8, True, False)
+    assert (point["case"], point["dim"], point["default"], point["kind"]) == ("forward", 8, True, "padded")
     assert point["us"] > 0
 
 

@@ -3,9 +3,10 @@
     python -m benchmarks.gpu_tune --out tuning.jsonl
     python -m benchmarks.gpu_tune --apply tuning.jsonl
 
-The file is a list of objects, one for each GPU, dim, itemsize and kind of kernel:
+The file is a list of objects, one for each GPU, dim, itemsize and kind of kernel: "padded" bags of one length, "ragged"
+segments of any, or an "update", which sums ragged segments and applies them at once.
 
-    {"gpu": "NVIDIA H200", "dim": 64, "itemsize": 4, "fused": true,
+    {"gpu": "NVIDIA H200", "dim": 64, "itemsize": 4, "kind": "update",
      "config": {"chunks": 1, "unroll": 8, "split": 32},
      "evidence": {"us": 20.1, "default_us": 24.3, "spread": 0.01, "case": "…", "commit": "…", "driver": "…"}}
 """
@@ -22,10 +23,11 @@ from typing import Any
 
 PATH = pathlib.Path(__file__).with_name("measured.json")
 
-Key = tuple[str, int, int, bool]
-"""The device's name as JAX gives it, dim, bytes of an element, and whether the kernel is fused with an update."""
+Key = tuple[str, int, int, str]
+"""The device's name as JAX gives it, dim, bytes of an element, and the kind of kernel: one of ``KINDS``."""
 
-_TYPES = {"gpu": str, "dim": int, "itemsize": int, "fused": bool, "config": dict, "evidence": dict}
+KINDS = ("padded", "ragged", "update")
+_TYPES = {"gpu": str, "dim": int, "itemsize": int, "kind": str, "config": dict, "evidence": dict}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,9 @@ def read(path: pathlib.Path) -> dict[Key, Entry]:
     for number, fields in enumerate(objects):
         if not isinstance(fields, dict) or any(not isinstance(fields.get(k), t) for k, t in _TYPES.items()):
             raise ValueError(f"{path}: entry {number} needs {', '.join(_TYPES)}; it is {fields!r}")
-        key = fields["gpu"], fields["dim"], fields["itemsize"], fields["fused"]
+        if fields["kind"] not in KINDS:
+            raise ValueError(f"{path}: entry {number} is of kind {fields['kind']!r}, not one of {', '.join(KINDS)}")
+        key = fields["gpu"], fields["dim"], fields["itemsize"], fields["kind"]
         if key in found:
             raise ValueError(f"{path}: entry {number} is the second one for {key}; remove one")
         found[key] = Entry(config=fields["config"], evidence=fields["evidence"])
@@ -70,8 +74,8 @@ def read(path: pathlib.Path) -> dict[Key, Entry]:
 def write(path: pathlib.Path, made: Mapping[Key, Entry]) -> None:
     """Writes entries in a fixed order, one a line, so that changes read well."""
     lines = []
-    for (gpu, dim, itemsize, fused), entry in sorted(made.items()):
-        fields = {"gpu": gpu, "dim": dim, "itemsize": itemsize, "fused": fused}
+    for (gpu, dim, itemsize, kind), entry in sorted(made.items()):
+        fields = {"gpu": gpu, "dim": dim, "itemsize": itemsize, "kind": kind}
         lines.append(json.dumps({**fields, "config": dict(entry.config), "evidence": dict(entry.evidence)}))
     text = "[\n" + ",\n".join(f"  {line}" for line in lines) + "\n]\n" if lines else "[]\n"
     partial = path.with_name(path.name + ".partial")
