@@ -13,7 +13,7 @@ from pallas_interpreter import race_free
 
 from benchmarks.workloads import zipf_ids
 from jrec import ops
-from jrec.pallas import segments
+from jrec.pallas import measured, segments
 from jrec.pallas.gather_reduce import Request, gather_reduce, gather_reduce_many, with_pieces
 from jrec.pallas.interpret import interpreted
 from jrec.pallas.launch import Job, launch_together
@@ -101,7 +101,18 @@ def test_lanes_look_for_long_segments_where_runs_are_many(monkeypatch):
         got = gather_reduce(case.table, case.ids, case.offsets, config=TINY_SPLIT)
     np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
     tile = Tile.of(32, 4)
-    assert [runs_a_row(n, tile) for n in (1, 8447, 8448, 50_000, 10**7)] == [1, 1, 2, 8, 8]
+    assert [runs_a_row(n, tile) for n in (1, 4224, 4225, 30_000, 10**7)] == [1, 1, 2, 8, 8]
+
+
+def test_what_was_measured_wins_where_it_applies(monkeypatch):
+    chosen = {"chunks": 2, "unroll": 4, "split": 64}
+    entries = {("GPU", 64, 4, kind): measured.Entry(config=chosen, evidence={}) for kind in ("padded", "update")}
+    monkeypatch.setattr(measured, "entries", lambda: entries)
+    assert tune(dim=64, itemsize=4, length=20, gpu="GPU") == TuningConfig(**chosen)
+    assert tune(dim=64, itemsize=4, length=None, element_slots=1, gpu="GPU") == TuningConfig(**chosen)
+    for other in ({"gpu": "another"}, {"itemsize": 2}, {"dim": 16}, {"length": None}, {"length": 1}):
+        arguments = {"dim": 64, "itemsize": 4, "length": 20, "gpu": "GPU", **other}
+        assert tune(**arguments) == tune(**{**arguments, "gpu": "another"})
 
 
 def test_one_bag_of_everything_in_the_padded_form_is_split():

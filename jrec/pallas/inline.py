@@ -144,31 +144,41 @@ def spread(tile: Tile, scalars: jax.Array) -> jax.Array:
 
 
 def from_lane(tile: Tile, scalars: jax.Array, lane: jax.Array | int) -> jax.Array:
-    """Row scalars that equal what lane ``lane``, the same for all rows, of the row's threads holds."""
+    """Row scalars that equal what one lane of the row's threads holds: ``lane`` is a number or row scalars of it."""
     dtype = scalars.dtype
     if tile.lanes == 1:
         return scalars
+    lane = jnp.asarray(lane, jnp.int32)
 
     @inline_op(
-        arg_types=(tile.scalar_layout, plgpu.Layout.WG_SPLAT(())),
+        arg_types=(tile.scalar_layout, tile.scalar_layout if lane.ndim else plgpu.Layout.WG_SPLAT(())),
         return_type=plgpu.ShapeDtypeStruct(tile.scalar_shape, dtype, layout=tile.scalar_layout),
     )
-    def shuffle(ctx, scalars, lane):
+    def shuffle(ctx, scalars, lanes):
         del ctx
         # PTX's clamp operand: the upper byte masks a lane's group of ``lanes``, so the source is of the same row.
         group = i32((WARP - tile.lanes) << 8 | (WARP - 1))
         registers = np.empty_like(scalars.registers)
-        for k, value in enumerate(scalars_of(scalars)):
-            value = nvvm.shfl_sync(i32(FULL_WARP), value, lane.registers.flat[0], group, nvvm.ShflKind.idx)
-            registers[k] = vector.broadcast(ir.VectorType.get((1,), value.type), value)
+        sources = scalars_of(lanes) if lane.ndim else [lanes.registers.flat[0]] * registers.size
+        for k, (value, source) in enumerate(zip(scalars_of(scalars), sources, strict=True)):
+            value = nvvm.shfl_sync(i32(FULL_WARP), value, source, group, nvvm.ShflKind.idx)
+            registers.flat[k] = vector.broadcast(ir.VectorType.get((1,), value.type), value)
         return fragment(registers, scalars.layout, dtype)
 
-    return shuffle(scalars, jnp.asarray(lane, jnp.int32))
+    return shuffle(scalars, lane)
 
 
 def lane_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
     """Row scalars that equal the sum over the row's threads of what each holds, int32."""
+    return _over_lanes(tile, scalars, arith.addi)
 
+
+def lane_min(tile: Tile, scalars: jax.Array) -> jax.Array:
+    """Row scalars that equal the least of what the row's threads hold, int32."""
+    return _over_lanes(tile, scalars, arith.minsi)
+
+
+def _over_lanes(tile: Tile, scalars: jax.Array, combine: Any) -> jax.Array:
     @inline_op(
         arg_types=(tile.scalar_layout,),
         return_type=plgpu.ShapeDtypeStruct(tile.scalar_shape, jnp.int32, layout=tile.scalar_layout),
@@ -177,8 +187,8 @@ def lane_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
         del ctx
         registers = np.empty_like(scalars.registers)
         for k, value in enumerate(scalars_of(scalars)):
-            total = butterfly(value, tile.lanes, arith.addi)
-            registers[k] = vector.broadcast(ir.VectorType.get((1,), total.type), total)
+            total = butterfly(value, tile.lanes, combine)
+            registers.flat[k] = vector.broadcast(ir.VectorType.get((1,), total.type), total)
         return fragment(registers, scalars.layout, jnp.int32)
 
     return reduce(scalars)

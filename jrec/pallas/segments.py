@@ -255,7 +255,8 @@ def visit_long(
 ) -> None:
     """Visits the long segments whose first full run is among each group's ``take`` runs.
 
-    Most runs begin none, so the lanes of a row look at one each, and only then are segments visited one by one.
+    Most runs begin none, so the lanes of a row look at one each, and only then are the segments found visited, as often
+    as the row of the warp with the most of them has.
 
     Args:
       tile: The geometry.
@@ -270,13 +271,21 @@ def visit_long(
     lane = tile.lane_numbers()
     run = group * take + lane
     run = jnp.where((group >= 0) & (lane < take) & (run < runs.shape[0]), run, -1)
-    long = long_segment(tile, ops, runs, offsets, run, split=split)
+    segment, low, high = long_segment(tile, ops, runs, offsets, run, split=split)
 
-    def visit_one(lane: jax.Array, none: None) -> None:
-        visit(*(ops.from_lane(tile, scalars, lane) for scalars in long))
-        return none
+    def visit_one(_: jax.Array, pending: jax.Array) -> jax.Array:
+        next_lane = ops.lane_min(tile, jnp.where(pending == 1, lane, tile.lanes))
+        any_left = next_lane < tile.lanes
+        source = jnp.where(any_left, next_lane, 0)
+        visit(
+            jnp.where(any_left, ops.from_lane(tile, segment, source), -1),
+            jnp.where(any_left, ops.from_lane(tile, low, source), 0),
+            jnp.where(any_left, ops.from_lane(tile, high, source), 0),
+        )
+        return jnp.where(lane == next_lane, 0, pending)
 
-    jax.lax.fori_loop(0, take, visit_one, None)
+    pending = jnp.where(segment >= 0, 1, 0)
+    jax.lax.fori_loop(0, ops.most(tile, ops.lane_sum(tile, pending)), visit_one, pending)
 
 
 def _shift_right(value: jax.Array, by: int) -> jax.Array:

@@ -1,6 +1,6 @@
 """Tuning configs of the kernels: pure functions of shapes, dtypes and GPU.
 
-``MEASURED`` holds entries with their evidence and wins over the heuristic; it is empty until kernels have run on a GPU.
+Entries of ``measured.json`` win over the heuristic; there are none until kernels have run on a GPU.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 
+from jrec.pallas import measured
 from jrec.pallas.tile import Tile
 
 H200 = "NVIDIA H200"
@@ -61,18 +63,6 @@ class TuningConfig:
             raise ValueError(f"{self.chunks=}, {self.top=} and {self.blocks=} must be at least 1")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """A config that won on a GPU, and the evidence for it."""
-
-    config: TuningConfig
-    evidence: str
-
-
-# (GPU, dim, itemsize, fused) -> what was measured best.
-MEASURED: Mapping[tuple[str, int, int, bool], Measurement] = {}
-
-
 @functools.cache
 def local_gpu() -> str:
     """The name of the first GPU that JAX uses, or the H200's where it uses none: programs are then compiled for one."""
@@ -98,10 +88,13 @@ def tune(
       gpu: The device's name as JAX gives it, or None for the local one's.
     """
     gpu = local_gpu() if gpu is None else gpu
-    fused = element_slots is not None
-    if (measured := MEASURED.get((gpu, dim, itemsize, fused))) is not None:
-        return measured.config
-    registers = Tile.of(dim, itemsize).registers
+    kind = "update" if element_slots is not None else "ragged" if length is None else "padded"
+    entry = measured.entries().get((gpu, dim, itemsize, kind))
+    # What won with many lookups a bag says nothing of bags with fewer than it loads at once.
+    if entry is not None and (length is None or length >= entry.config.get("unroll", 1)):
+        config: dict[str, Any] = {**entry.config}
+        return TuningConfig(**config)
+    registers, lanes = Tile.of(dim, itemsize).registers, Tile.of(dim, itemsize).lanes
     old = 0 if element_slots is None else 1 + element_slots  # tiles of the table and slots
     unroll = _unroll(_SKEWED_UNROLL if length is None else min(length, _IN_FLIGHT), 1 + old, registers)
     chunks = 1
@@ -109,13 +102,14 @@ def tune(
         blocks = Tile.of(dim, itemsize).blocks
         while blocks * unroll * chunks < _IN_FLIGHT and 2 * chunks * (1 + old + unroll) * registers <= _SHORT_REGISTERS:
             chunks *= 2
-    long_unroll = _unroll(_LONG_UNROLL, 1 + old, registers, budget=_LONG_REGISTERS)
+    # A thread holds the index, and the weight, of every lookup that falls to its lane, of this step and the next.
+    long_unroll = _unroll(min(_LONG_UNROLL, 8 * lanes), 1 + old, registers, budget=_LONG_REGISTERS)
     return TuningConfig(
         chunks=chunks,
         unroll=unroll,
         long_unroll=long_unroll,
         top=_TOP if registers <= 8 else 16 * long_unroll,
-        blocks=8 * MULTIPROCESSORS.get(gpu, 132) if fused else 2**20,
+        blocks=8 * MULTIPROCESSORS.get(gpu, 132) if kind == "update" else 2**20,
         prefetch=(1 + old + unroll) * chunks * registers <= 2 * _SHORT_REGISTERS,
     )
 
@@ -129,9 +123,12 @@ def sums_directly(*, segments: int, length: int, dim: int, itemsize: int, config
 
 
 def runs_a_row(runs: int, tile: Tile) -> int:
-    """How many runs each row of a tile looks through for long segments: one a lane, where the GPU is full even so."""
+    """How many runs each row of a tile looks through for long segments: so many that all blocks run at once.
+
+    A block that sums long segments needs so many registers that two fit on a multiprocessor.
+    """
     take = 1
-    while 2 * take <= tile.lanes and runs >= 2 * take * tile.rows * 2 * MULTIPROCESSORS[H200]:
+    while take < tile.lanes and runs > take * tile.rows * 2 * MULTIPROCESSORS[H200]:
         take *= 2
     return take
 

@@ -90,12 +90,19 @@ def spread(tile: Tile, scalars: jax.Array) -> jax.Array:
 
 def from_lane(tile: Tile, scalars: jax.Array, lane: jax.Array | int) -> jax.Array:
     """See ``inline``."""
+    if jnp.ndim(lane):
+        return jnp.take_along_axis(scalars, jnp.clip(jnp.asarray(lane), 0, tile.lanes - 1), axis=1)
     return jnp.broadcast_to(jax.lax.dynamic_slice_in_dim(scalars, lane, 1, axis=1), tile.scalar_shape)
 
 
 def lane_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
     """See ``inline``."""
     return jnp.broadcast_to(jnp.sum(scalars, axis=1, keepdims=True, dtype=jnp.int32), tile.scalar_shape)
+
+
+def lane_min(tile: Tile, scalars: jax.Array) -> jax.Array:
+    """See ``inline``."""
+    return jnp.broadcast_to(jnp.min(scalars, axis=1, keepdims=True), tile.scalar_shape)
 
 
 def row_sum(tile: Tile, values: jax.Array) -> jax.Array:
