@@ -96,7 +96,9 @@ def test_a_wrong_kernel_cannot_be_called_faster():
         Verdict(kernel_class=GATHER, right=True, reason="crashed")
 
 
-@pytest.mark.parametrize(("of", "run"), [(GATHER, _gather), (UPDATE, _update), (ROWS, _rows)], ids=str)
+@pytest.mark.parametrize(
+    ("of", "run"), [(GATHER, _gather), (UPDATE, _update), (ROWS, _rows)], ids=lambda v: getattr(v, "kernel", "")
+)
 def test_the_kernel_is_in_the_program_where_its_verdict_says_so(gpu, of, run):
     others = [make_verdict(one) for one in (GATHER, UPDATE, ROWS) if one != of]
     keep(make_verdict(of), *[dataclasses.replace(one, reason="slower") for one in others])
