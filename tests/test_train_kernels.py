@@ -11,9 +11,11 @@ from jrec import cli
 from jrec.commands import kernel_check
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
+from jrec.errors import ConfigError
 from jrec.ops import verdicts
 from jrec.ops.local_gpu import Gpu
-from jrec.ops.verdicts import Verdict
+from jrec.ops.verdicts import KernelClass, Machine, Verdict
+from jrec.selfcheck import store
 from jrec.selfcheck.runner import SelfCheckError
 from jrec.train.config import load_config
 
@@ -102,6 +104,42 @@ def test_a_run_checks_once_and_reports(train, config_file, monkeypatch, capsys):
     assert kernel_check.check_before_training(load_config(config_file)) == ()
 
 
+def test_a_resumed_run_keeps_its_kernels(config_file, tmp_path, monkeypatch, capsys):
+    """A verdict that came later lets no kernel in; one that turned against a kernel of the run is said."""
+    gather = KernelClass(kernel="gather_reduce", dtype="float32", dim=8)
+    update = KernelClass(kernel="row_update", dtype="float32", dim=8, optimizer="RowWiseAdagrad")
+    config = load_config(config_file, [f"out={str(tmp_path / 'run')!r}"])
+    monkeypatch.setenv(verdicts.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.delenv(verdicts.KERNELS_VARIABLE, raising=False)
+    monkeypatch.setattr(verdicts, "local_gpu", lambda: GPU)
+
+    def begin(*reasons, resume):
+        found = [
+            Verdict(kernel_class=of, right=reason != "wrong", reason=reason)
+            for of, reason in zip((gather, update), reasons, strict=True)
+        ]
+        store.record(verdicts.verdict_file(), Machine.of(GPU), found)
+        verdicts.agree(None)
+        verdicts.reread()
+        kernel_check.keep_kernels(config, (gather, update), resume=resume, overwrite=False)
+        return [verdicts.gpu_choice(of) for of in (gather, update)], capsys.readouterr().err
+
+    try:
+        assert begin("faster", "slower", resume=False) == (["pallas", "xla"], "")
+        (tmp_path / "run/metrics.jsonl").write_text("{}\n")  # it came to a first line
+        assert begin("faster", "faster", resume=True) == (["pallas", "xla"], "")
+        assert begin("faster", "faster", resume=False) == (["pallas", "pallas"], "")  # will be refused: nothing is lost
+        chosen, said = begin("wrong", "faster", resume=True)
+        assert chosen == ["xla", "xla"]
+        assert "began with GPU kernels that are not the choice here: gather_reduce float32 8. XLA computes" in said
+        (tmp_path / "run/kernels.json").write_text("{")
+        with pytest.raises(ConfigError, match=r"kernels.json is damaged .* delete it"):
+            begin("faster", "faster", resume=True)
+    finally:
+        verdicts.agree(None)
+        verdicts.reread()
+
+
 def test_a_check_that_fails_stops_no_run(train, monkeypatch, capsys):
     def broken(todo, how, *, deadline):
         raise SelfCheckError("the GPU is gone")
@@ -120,7 +158,7 @@ def test_the_check_comes_before_jax_takes_the_gpu(config_file, tmp_path):
     from jax._src import xla_bridge
     from jrec.commands import kernel_check
     from jrec.ops.local_gpu import Gpu
-    from jrec.ops.verdicts import Verdict
+    from jrec.ops.verdicts import KernelClass, Machine, Verdict
     from jrec.train.config import load_config
 
     def run(todo, how, *, deadline):

@@ -1,7 +1,8 @@
-"""What ``jrec train`` does about GPU kernels before JAX takes the GPU: check what was never checked, and agree."""
+"""What ``jrec train`` does about GPU kernels before its first step: check what was never checked, agree, keep to it."""
 
 from __future__ import annotations
 
+import pathlib
 import sys
 from collections.abc import Sequence
 
@@ -9,7 +10,8 @@ import jax
 import numpy as np
 from jax._src import xla_bridge
 
-from jrec.errors import JrecError
+from jrec.errors import ConfigError, JrecError
+from jrec.files import load_json, save_json
 from jrec.ops import verdicts
 from jrec.ops.local_gpu import local_gpu
 from jrec.ops.verdicts import KERNELS_VARIABLE, KernelClass, kernels_mode
@@ -20,6 +22,7 @@ from jrec.selfcheck.runner import How
 from jrec.train.build import ROW_OPTIMIZERS, build_layout
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import open_data
+from jrec.train.run_folder import KERNELS_FILE, began
 
 BUDGET_SECONDS = 60.0
 HOW = How(timeout=30.0, start_timeout=60.0)
@@ -86,6 +89,44 @@ def agree_on_kernels(classes: Sequence[KernelClass]) -> None:
     every = np.atleast_2d(multihost_utils.process_allgather(np.pad(mine, (0, _ROOM))[:_ROOM]))
     same = bool(np.all(every[:, 0] == len(classes)))
     verdicts.agree(of for of, all_chose in zip(classes, every.min(axis=0)[1:], strict=False) if same and all_chose)
+
+
+def keep_kernels(config: TrainConfig, classes: Sequence[KernelClass], *, resume: bool, overwrite: bool) -> None:
+    """Lets a resumed run take the kernels that it began with, since kernels and XLA add in different orders.
+
+    A kernel that the run took and that its verdict is against by now, as on another GPU, is not taken: that is said,
+    and XLA computes instead, with other bits than those of a run that never stopped.
+
+    Args:
+      config: The run's configuration.
+      classes: As ``check_before_training`` returned them.
+      resume: Whether the run goes on.
+      overwrite: Whether it replaces another.
+
+    Raises:
+      ConfigError: If the file of the run's kernels is damaged.
+    """
+    if not classes:
+        return
+    folder = pathlib.Path(config.out)
+    path, taken = folder / KERNELS_FILE, verdicts.let_in(classes)
+    if resume and began(folder):
+        if not path.is_file():
+            return
+        remedy = "delete it, and the run goes on with the kernels that are fastest now"
+        content = load_json(path, kind="jrec-run-kernels", version=1, error=ConfigError, remedy=remedy)
+        before = frozenset(map(str, content.get("taken", ())))
+        lost = sorted(before - {str(of) for of in taken})
+        if lost:
+            _say(
+                f"this run began with GPU kernels that are not the choice here: {', '.join(lost)}. XLA computes"
+                " instead, so bits may differ from those of a run that never stopped; JREC_KERNELS=pallas takes them"
+                " all the same"
+            )
+        verdicts.agree(of for of in taken if str(of) in before)
+    elif (overwrite or not began(folder)) and (not jax.distributed.is_initialized() or jax.process_index() == 0):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_json(path, {"taken": sorted(map(str, taken))}, kind="jrec-run-kernels", version=1)
 
 
 _ROOM = 256  # classes of a model, far above any; of one size in all processes

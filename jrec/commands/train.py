@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
         determinism.request()  # before JAX reads its flags
 
-    from jrec.commands.kernel_check import agree_on_kernels, check_before_training
+    from jrec.commands.kernel_check import agree_on_kernels, check_before_training, keep_kernels
     from jrec.ops.verdicts import choices, local_verdicts
     from jrec.selfcheck.report import record
     from jrec.train.logs import METRICS_FILE
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     classes = check_before_training(config)
     join_if_many(args)
     agree_on_kernels(classes)
+    keep_kernels(config, classes, resume=args.resume, overwrite=args.overwrite)
     outcome = train(config, resume=args.resume, overwrite=args.overwrite)
     if not outcome.finished:
         print(f"stopped after step {outcome.step:,}; the same command with --resume goes on", file=sys.stderr)

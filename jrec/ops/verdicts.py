@@ -260,12 +260,9 @@ def gpu_choice(kernel: KernelClass) -> Choice:
     gpu = local_gpu()
     if gpu is None:
         return "xla"
-    verdict = _known(verdict_file(), gpu).get(kernel)
-    if verdict is None:
+    if kernel not in _known(verdict_file(), gpu):
         _say_unchecked(kernel, gpu)
-    chosen: Choice = "xla" if verdict is None else verdict.choice
-    if _agreed is not None and kernel not in _agreed:
-        chosen = "xla"
+    chosen: Choice = "pallas" if kernel in let_in([kernel]) else "xla"
     if chosen == "pallas" and _agreed is None and _one_of_many():
         _warn_once(
             "GPU kernels are not used in this program of several processes, which must all choose the same ones; call"
@@ -274,6 +271,13 @@ def gpu_choice(kernel: KernelClass) -> Choice:
         chosen = "xla"
     _choices[kernel] = chosen
     return chosen
+
+
+def let_in(classes: Iterable[KernelClass]) -> frozenset[KernelClass]:
+    """Those of the classes whose verdicts on the local GPU, and whose agreement (see ``agree``), let kernels run."""
+    known = local_verdicts()
+    taken = frozenset(of for of in classes if of in known and known[of].choice == "pallas")
+    return taken if _agreed is None else taken & _agreed
 
 
 def _one_of_many() -> bool:

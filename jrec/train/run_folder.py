@@ -1,6 +1,7 @@
 """The folder of a run: who may write into it, and whether a resumed run is the run that began there.
 
 RUN/config.toml     the resolved configuration
+RUN/kernels.json    which GPU kernels it takes, see jrec.commands.kernel_check
 RUN/checkpoints/    see jrec.train.checkpoint
 RUN/host_checkpoints/   of tables in host memory, see jrec.train.host_run
 RUN/mesh_checkpoints/   of tables on several devices, see jrec.train.mesh_checkpoint
@@ -21,6 +22,7 @@ from jrec.train.config import TrainConfig, differences, load_config, save_config
 from jrec.train.logs import METRICS_FILE, TENSORBOARD_FOLDER, TIMING_FILE
 
 CONFIG_FILE = "config.toml"
+KERNELS_FILE = "kernels.json"
 CHECKPOINT_FOLDER = "checkpoints"
 HOST_CHECKPOINT_FOLDER = "host_checkpoints"
 MESH_CHECKPOINT_FOLDER = "mesh_checkpoints"
@@ -63,7 +65,7 @@ def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> It
                 f"another process is training in {folder}; wait for it, or choose another out="
             ) from error
         stored = folder / CONFIG_FILE
-        if stored.is_file() and _began(folder):
+        if stored.is_file() and began(folder):
             if overwrite:
                 _clear(folder)
             elif resume:
@@ -77,7 +79,7 @@ def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> It
         yield folder
 
 
-def _began(folder: pathlib.Path) -> bool:
+def began(folder: pathlib.Path) -> bool:
     """Whether a run has come to its first line of metrics or its first checkpoint there."""
     metrics, checkpoints = folder / METRICS_FILE, folder / CHECKPOINT_FOLDER
     return (metrics.is_file() and metrics.stat().st_size > 0) or (checkpoints.is_dir() and any(checkpoints.iterdir()))
@@ -87,7 +89,7 @@ def _clear(folder: pathlib.Path) -> None:
     """Deletes what runs write, and nothing else that someone may have put there."""
     for name in (CHECKPOINT_FOLDER, HOST_CHECKPOINT_FOLDER, MESH_CHECKPOINT_FOLDER, "report", TENSORBOARD_FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (CONFIG_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE):
+    for name in (CONFIG_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE):  # and kernels.json is of the run that begins
         (folder / name).unlink(missing_ok=True)
 
 
