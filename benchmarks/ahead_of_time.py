@@ -89,6 +89,7 @@ class CompiledKernel:
       spills: Bytes of spill stores and loads that ptxas added.
       stack_bytes: Bytes of a thread's stack frame.
       shared_bytes: Static and dynamic shared memory of a thread block, bytes.
+      instructions: Machine instructions of its code.
       grid: Thread blocks of a launch.
       launches: How often the program's HLO launches it; a launch inside a loop counts once.
     """
@@ -99,6 +100,7 @@ class CompiledKernel:
     spills: int
     stack_bytes: int
     shared_bytes: int
+    instructions: int
     grid: int
     launches: int
 
@@ -187,7 +189,8 @@ def _kernel(ptx: str, host: str, launches: int) -> CompiledKernel:
         raise RuntimeError(f"Mosaic's dump has changed its form: no entry or launch in {ptx[:200]!r}, {host[:200]!r}")
     # Grid, cluster and block, three numbers each, then dynamic shared memory.
     numbers = [int(n) for n in re.findall(r"i32 (\d+)", launched[1])]
-    report = ptxas.assemble(ptx).report
+    assembled = ptxas.assemble(ptx)
+    report = assembled.report
     return CompiledKernel(
         name=entry[1],
         ptx=ptx,
@@ -195,6 +198,7 @@ def _kernel(ptx: str, host: str, launches: int) -> CompiledKernel:
         spills=report.spill_store_bytes + report.spill_load_bytes,
         stack_bytes=report.stack_bytes,
         shared_bytes=report.shared_bytes + numbers[9],
+        instructions=assembled.instructions,
         grid=numbers[0] * numbers[1] * numbers[2],
         launches=launches,
     )

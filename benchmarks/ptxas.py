@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import pathlib
 import re
+import struct
 import subprocess
 import tempfile
 
@@ -43,6 +44,19 @@ class Assembled:
 
     cubin: bytes
     report: Report
+
+    @property
+    def instructions(self) -> int:
+        """Machine instructions, 16 bytes each, with the few that fill the code up to a multiple of 128 bytes."""
+        return sum(size for name, size in _sections(self.cubin) if name.startswith(".text.")) // 16
+
+
+def _sections(elf: bytes) -> list[tuple[str, int]]:
+    """Names and sizes of a 64-bit little-endian ELF file's sections."""
+    start, entry, count, names = struct.unpack_from("<Q10xHHH", elf, 40)
+    headers = [struct.unpack_from("<IIQQQQ", elf, start + number * entry) for number in range(count)]
+    strings = headers[names][4]
+    return [(elf[strings + h[0] : elf.index(b"\0", strings + h[0])].decode(), h[5]) for h in headers]
 
 
 @functools.cache
