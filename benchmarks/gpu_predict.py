@@ -33,7 +33,6 @@ from jrec.pallas.tuning import TuningConfig
 SECTOR = 32  # bytes that the memory moves at least
 _TRIP_CYCLES, _ROW_CYCLES = 60, 6  # from the last load's arrival to the next loads: a step's fixed part, and a row's
 _VISIT_CYCLES = 300  # an optimizer step: a sum along the row by shuffles, a root, stores
-_EMPTY_CYCLES = 150  # a visit of the long kernel that finds no segment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -302,13 +301,12 @@ def _searches(segments: int, lanes: int) -> int:
 
 def _long(case: Case, found: Segments, config: TuningConfig, chip: Chip) -> Work:
     tile = Tile.of(case.dim, 4)
-    steps, visits, take = gpu_trips.long_walk(found, tile, config)
+    steps, visits, _ = gpu_trips.long_walk(found, tile, config)
     step = _step(chip, chip.l2_latency, config.long_unroll)
     # A visit that finds a segment waits for its row's number and then for the row; every step for its indices first.
     warps = (
         chip.block_start
         + 3 * chip.l2_latency
-        + (take - visits) * _EMPTY_CYCLES / chip.clock
         + visits * (chip.l2_latency + chip.hbm_latency + _VISIT_CYCLES / chip.clock)
         + steps * (step + chip.l2_latency)
     )
@@ -326,7 +324,7 @@ def _long(case: Case, found: Segments, config: TuningConfig, chip: Chip) -> Work
         hbm_bytes=touched + loose * 4,
         l2_bytes=touched + loose * (4 + _row_bytes(case.dim)) + pieces + levels[0] * 12,
         row_loads=float(steps.sum()) * config.long_unroll * tile.blocks,
-        visits=int(visits.sum()) + steps.size * take // 2,
+        visits=int(visits.sum()),
     )
 
 

@@ -103,20 +103,21 @@ def long_walk(found: Segments, tile: Tile, config: TuningConfig) -> tuple[np.nda
     """What warps of ``casted_update_long`` do.
 
     Returns:
-      (tiles, 4) steps of each warp, (tiles, 4) visits of it that find a segment, and the visits that every warp makes.
+      (tiles, 4) steps of each warp, (tiles, 4) visits that it makes, and how many runs each row looks through.
     """
     nodes = full_nodes(found, config)
     take = runs_a_row(nodes[0].size, tile)
     first, steps = long_steps(found, len(nodes), config)
     groups = -(-nodes[0].size // take)
     tiles = -(-groups // tile.rows)
-    of_group, of_lane = first // take, first % take
+    of_group = first // take
+    rank = np.arange(first.size) - np.searchsorted(of_group, of_group)  # a row visits its segments in order
     rows_a_warp = WARP // tile.lanes
     warp = of_group // rows_a_warp  # with one row a thread, warps take neighbouring rows
-    places, inverse = np.unique(warp * take + of_lane, return_inverse=True)
+    places, inverse = np.unique(warp * take + rank, return_inverse=True)
     greatest = np.zeros((places.size, steps.shape[1]), steps.dtype)
     np.maximum.at(greatest, inverse, steps)  # each range ends with its longest row of the warp
-    total, found_visits = np.zeros(tiles * WARPS, np.int64), np.zeros(tiles * WARPS, np.int64)
+    total, visits = np.zeros(tiles * WARPS, np.int64), np.zeros(tiles * WARPS, np.int64)
     np.add.at(total, places // take, greatest.sum(axis=1))
-    np.add.at(found_visits, places // take, 1)
-    return total.reshape(tiles, WARPS), found_visits.reshape(tiles, WARPS), take
+    np.add.at(visits, places // take, 1)
+    return total.reshape(tiles, WARPS), visits.reshape(tiles, WARPS), take

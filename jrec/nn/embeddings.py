@@ -99,7 +99,9 @@ class EmbeddingCollection(nnx.Module):
         activations, device_residuals = lookup(
             arrays,
             on_device,
-            unique_capacities={name: self._unique_capacity(name, rows, bags[name]) for name, rows in arrays.items()},
+            unique_capacities={
+                name: self._unique_capacity(name, arrays[name], of) for name, of in on_device.items() if name in arrays
+            },
             implementation=self.implementation,
         )
         activations = {name: strip(rows, self.dims[name]) for name, rows in activations.items()}
