@@ -21,7 +21,6 @@ import functools
 import json
 import pathlib
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from benchmarks import gpu_facts, gpu_predict
@@ -45,11 +44,11 @@ def lines_of(case: Case, facts: dict[str, gpu_facts.Facts], chip: Chip) -> list[
     found = segments_of(case.name)
     floors = gpu_predict.floors(case, found, chip)
     lines: list[dict[str, Any]] = []
-    passes: tuple[tuple[str, Callable[..., list[gpu_predict.Prediction]], Any], ...] = (
+    passes: list[tuple[str, Any, Any]] = [
         ("forward", gpu_predict.forward, case.forward_config()),
         ("cast", gpu_predict.cast, None),
         ("update", gpu_predict.update, case.update_config()),
-    )
+    ]
     for what, predict, config in passes:
         program = facts[gpu_facts.key(case, what, config)]
         launches = predict(case, found, program, config, chip)
