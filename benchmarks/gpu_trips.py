@@ -8,7 +8,7 @@ import numpy as np
 
 from jrec.pallas import segments
 from jrec.pallas.tile import WARP, Tile
-from jrec.pallas.tuning import TuningConfig, runs_a_row
+from jrec.pallas.tuning import TuningConfig, runs_a_block
 
 WARPS = 4  # of a thread block
 
@@ -103,21 +103,20 @@ def long_walk(found: Segments, tile: Tile, config: TuningConfig) -> tuple[np.nda
     """What warps of ``casted_update_long`` do.
 
     Returns:
-      (tiles, 4) steps of each warp, (tiles, 4) visits that it makes, and how many runs each row looks through.
+      (tiles, 4) steps of each warp, (tiles, 4) visits that it makes, and how many runs each tile looks through.
     """
     nodes = full_nodes(found, config)
-    take = runs_a_row(nodes[0].size, tile)
+    width = runs_a_block(nodes[0].size, tile)
     first, steps = long_steps(found, len(nodes), config)
-    groups = -(-nodes[0].size // take)
-    tiles = -(-groups // tile.rows)
-    of_group = first // take
-    rank = np.arange(first.size) - np.searchsorted(of_group, of_group)  # a row visits its segments in order
-    rows_a_warp = WARP // tile.lanes
-    warp = of_group // rows_a_warp  # with one row a thread, warps take neighbouring rows
-    places, inverse = np.unique(warp * take + rank, return_inverse=True)
+    tiles = -(-nodes[0].size // width)
+    of_tile = first // width
+    rank = np.arange(first.size) - np.searchsorted(of_tile, of_tile)  # segments are dealt to a tile's rows in order
+    warp, turn = rank % tile.rows // (WARP // tile.lanes), rank // tile.rows
+    turns = int(turn.max(initial=0)) + 1
+    places, inverse = np.unique((of_tile * WARPS + warp) * turns + turn, return_inverse=True)
     greatest = np.zeros((places.size, steps.shape[1]), steps.dtype)
     np.maximum.at(greatest, inverse, steps)  # each range ends with its longest row of the warp
     total, visits = np.zeros(tiles * WARPS, np.int64), np.zeros(tiles * WARPS, np.int64)
-    np.add.at(total, places // take, greatest.sum(axis=1))
-    np.add.at(visits, places // take, 1)
-    return total.reshape(tiles, WARPS), visits.reshape(tiles, WARPS), take
+    np.add.at(total, places // turns, greatest.sum(axis=1))
+    np.add.at(visits, places // turns, 1)
+    return total.reshape(tiles, WARPS), visits.reshape(tiles, WARPS), width

@@ -183,7 +183,7 @@ def test_many_tables_in_one_launch():
 def test_long_segments_found_by_the_lanes_of_a_row(dim, monkeypatch):
     """As where there are many runs: every lane looks at another run, and long segments are visited one by one."""
     for home in (jrec.pallas.gather_reduce, jrec.pallas.casted_update):
-        monkeypatch.setattr(home, "runs_a_row", lambda runs, tile: 4)
+        monkeypatch.setattr(home, "runs_a_block", lambda runs, tile: 2 * tile.lanes)
     case_shape = reference.Shape(rows=17, dim=dim, bags=30, capacity=83)
     case = reference.make_case(case_shape, np.random.default_rng(dim), kind="power law", past=True)
     with aot.ptx_machine_launches() as modules:

@@ -98,13 +98,13 @@ def test_every_full_node_lies_within_its_segment():
 
 def test_warps_of_the_long_kernel_visit_each_long_segment_once():
     found, tile = _segments(np.random.default_rng(1), lookups=4000), Tile.of(64, 4)
-    steps, visits, take = gpu_trips.long_walk(found, tile, CONFIG)
+    steps, visits, width = gpu_trips.long_walk(found, tile, CONFIG)
     first, each = gpu_trips.long_steps(found, len(gpu_trips.full_nodes(found, CONFIG)), CONFIG)
     assert steps.shape == visits.shape
-    rows, counts = np.unique(first // take, return_counts=True)
-    by_row = np.zeros(visits.size * (32 // tile.lanes), int)
-    by_row[rows] = counts
-    np.testing.assert_array_equal(visits.reshape(-1), by_row.reshape(visits.size, -1).max(axis=1))
+    in_tile = np.bincount(first // width, minlength=visits.shape[0])
+    for of_tile, count in zip(visits, in_tile, strict=True):
+        dealt = [sum(row // 2 % 4 == warp for row in range(0, count, 2)) for warp in range(4)]  # 2 rows a warp
+        np.testing.assert_array_equal(of_tile, dealt)
     assert each.sum(axis=1).max() <= steps.max()
     assert steps.sum() <= each.sum()  # rows of a warp walk together
 

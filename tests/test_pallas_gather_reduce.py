@@ -19,7 +19,7 @@ from jrec.pallas.interpret import interpreted
 from jrec.pallas.launch import Job, launch_together
 from jrec.pallas.segments import Gather
 from jrec.pallas.tile import Tile
-from jrec.pallas.tuning import TuningConfig, runs_a_row, tune
+from jrec.pallas.tuning import TuningConfig, runs_a_block, tune
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -93,7 +93,7 @@ def test_levels_shrink_until_one_thread_can_walk_the_last():
 
 
 def test_lanes_look_for_long_segments_where_runs_are_many(monkeypatch):
-    monkeypatch.setattr("jrec.pallas.gather_reduce.runs_a_row", lambda runs, tile: 4)
+    monkeypatch.setattr("jrec.pallas.gather_reduce.runs_a_block", lambda runs, tile: 2 * tile.lanes)
     case = reference.make_case(
         reference.Shape(rows=11, dim=32, bags=9, capacity=150), np.random.default_rng(1), kind="power law"
     )
@@ -101,7 +101,7 @@ def test_lanes_look_for_long_segments_where_runs_are_many(monkeypatch):
         got = gather_reduce(case.table, case.ids, case.offsets, config=TINY_SPLIT)
     np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
     tile = Tile.of(32, 4)
-    assert [runs_a_row(n, tile) for n in (1, 4224, 4225, 30_000, 10**7)] == [1, 1, 2, 8, 8]
+    assert [runs_a_block(n, tile) for n in (1, 2112, 2113, 30_000, 10**7)] == [8, 8, 16, 128, 128]
 
 
 def test_what_was_measured_wins_where_it_applies(monkeypatch):
@@ -242,10 +242,9 @@ def test_heuristics_stay_within_the_registers(element_slots, itemsize):
 
 def test_skewed_segments_load_many_rows_at_once():
     """Where lengths are unknown their mean says nothing: one row owns many lookups, and most rows one or two."""
-    for dim in (16, 64, 128):
+    for dim, long_unroll in ((4, 4), (16, 16), (64, 32), (128, 32)):
         config = tune(dim=dim, itemsize=4, length=None, element_slots=0)
-        assert (config.chunks, config.unroll, config.long_unroll) == (1, 8, 32)
-        assert config.split <= config.long_unroll
+        assert (config.chunks, config.unroll, config.long_unroll) == (1, 8, long_unroll)
 
 
 def test_a_config_that_no_kernel_can_follow_is_refused():

@@ -22,7 +22,7 @@ from jrec.pallas.launch import Interpret, Job, Steps, check_dim, launch_together
 from jrec.pallas.rules import Rule
 from jrec.pallas.segments import Gather, Lookups
 from jrec.pallas.tile import Tile
-from jrec.pallas.tuning import TuningConfig, runs_a_row, tune
+from jrec.pallas.tuning import TuningConfig, runs_a_block, tune
 from jrec.pallas.update import Rounding, Target, Updater, finished, in_place
 
 Updated = tuple[jax.Array, dict[str, jax.Array]]  # a table and its slots
@@ -212,21 +212,21 @@ def _short(updater: Updater, work: _Work, config: TuningConfig) -> Job:
 
 def _long(updater: Updater, work: _Work, levels: list[Gather], runs: jax.Array, config: TuningConfig) -> Job:
     """Updates the rows whose segments are long, from their pieces."""
-    tile, ops, take = updater.tile, updater.ops, runs_a_row(runs.shape[0], updater.tile)
+    tile, ops, width = updater.tile, updater.ops, runs_a_block(runs.shape[0], updater.tile)
 
-    def casted_update_long(group: jax.Array, target: Target, levels: list[Gather], runs: Any, offsets: Any) -> None:
-        def visit(item: jax.Array, low: jax.Array, high: jax.Array) -> None:
-            address = updater.addresses(target, item)
+    def casted_update_long(item: jax.Array, target: Target, levels: list[Gather], runs: Any, offsets: Any) -> None:
+        def visit(segment: jax.Array, low: jax.Array, high: jax.Array) -> None:
+            address = updater.addresses(target, segment)
             old = updater.load(target, address) if config.prefetch else None
             gradients = segments.add_nodes(tile, ops, levels, low, high, split=config.split, unroll=config.long_unroll)
             updater.apply(target, old or updater.load(target, address), gradients)
 
-        segments.visit_long(tile, ops, runs, offsets, group, visit, split=config.split, take=take)
+        segments.visit_long(tile, ops, runs, offsets, item, visit, split=config.split, width=width)
 
     return Job(
         body=casted_update_long,
         tile=tile,
-        count=-(-runs.shape[0] // take),
+        count=-(-runs.shape[0] // width) * tile.rows,
         operands=(work.target, levels, runs, work.offsets),
         out_types=(),
         blocks=config.blocks,

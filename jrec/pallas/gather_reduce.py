@@ -18,7 +18,7 @@ from jrec.pallas.interpret import interpret_params
 from jrec.pallas.launch import Interpret, Job, Steps, check_dim, launch_together, ops_for
 from jrec.pallas.segments import Gather
 from jrec.pallas.tile import Tile
-from jrec.pallas.tuning import TuningConfig, runs_a_row, sums_directly, tune
+from jrec.pallas.tuning import TuningConfig, runs_a_block, sums_directly, tune
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,21 +182,21 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
         return out
     long_tile = Tile.of(dim, gather.rows.dtype.itemsize)
 
-    take = runs_a_row(runs.shape[0], long_tile)
+    width = runs_a_block(runs.shape[0], long_tile)
 
-    def gather_reduce_long(group: jax.Array, levels: list[Gather], runs: Any, offsets: Any, out: Any) -> None:
+    def gather_reduce_long(item: jax.Array, levels: list[Gather], runs: Any, offsets: Any, out: Any) -> None:
         def visit(segment: jax.Array, low: jax.Array, high: jax.Array) -> None:
             total = segments.add_nodes(long_tile, ops, levels, low, high, split=config.split, unroll=config.long_unroll)
             ops.store_rows(long_tile, out, segment, total)
 
-        segments.visit_long(long_tile, ops, runs, offsets, group, visit, split=config.split, take=take)
+        segments.visit_long(long_tile, ops, runs, offsets, item, visit, split=config.split, width=width)
 
     target = jax.new_ref(out)
     yield [
         Job(
             body=gather_reduce_long,
             tile=long_tile,
-            count=-(-runs.shape[0] // take),
+            count=-(-runs.shape[0] // width) * long_tile.rows,
             operands=(levels, runs, offsets, target),
             out_types=(),
             blocks=config.blocks,

@@ -15,6 +15,7 @@ full run.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -247,45 +248,57 @@ def visit_long(
     ops: ModuleType,
     runs: Any,
     offsets: Any,
-    group: jax.Array,
+    item: jax.Array,
     visit: Callable[[jax.Array, jax.Array, jax.Array], None],
     *,
     split: int,
-    take: int,
+    width: int,
 ) -> None:
-    """Visits the long segments whose first full run is among each group's ``take`` runs.
+    """Visits the long segments whose first full run is among the tile's ``width`` runs, dealt evenly to its rows.
 
-    Most runs begin none, so the lanes of a row look at one each, and only then are the segments found visited, as often
-    as the row of the warp with the most of them has.
+    Most runs begin none. Every row looks through all of the tile's runs, its lanes at one each, and numbers the
+    segments that it finds; as all rows find the same, each knows its own share without a word between warps.
 
     Args:
-      tile: The geometry.
+      tile: The geometry, of one row a thread.
       ops: ``inline`` or ``twins``.
       runs: (nodes,) int32 ref, see ``run_at``.
       offsets: (segments + 1,) int32 ref.
-      group: Row scalars int32, -1 for none; group ``g`` has runs ``[g * take, (g + 1) * take)``.
+      item: Row scalars int32, the tile's number times its rows plus the row; none is -1.
       visit: Called with a segment of each row (-1 for none), its first lookup and its end.
       split: See ``TuningConfig``.
-      take: At most ``tile.lanes``.
+      width: A multiple of ``tile.lanes``.
     """
-    lane = tile.lane_numbers()
-    run = group * take + lane
-    run = jnp.where((group >= 0) & (lane < take) & (run < runs.shape[0]), run, -1)
-    segment, low, high = long_segment(tile, ops, runs, offsets, run, split=split)
+    row, lane = tile.row_numbers(), tile.lane_numbers()
+    first = _shift_right(item - row, tile.rows) * width
+    found, total = [], tile.row_scalars(0, jnp.int32)
+    for start in range(0, width, tile.lanes):
+        run = first + (lane + start)
+        segment, _, _ = long_segment(tile, ops, runs, offsets, jnp.where(run < runs.shape[0], run, -1), split=split)
+        flags = jnp.where(segment >= 0, 1, 0)
+        found.append((segment, total + _ranks(tile, ops, flags)))
+        total = total + ops.lane_sum(tile, flags)
 
-    def visit_one(_: jax.Array, pending: jax.Array) -> jax.Array:
-        next_lane = ops.lane_min(tile, jnp.where(pending == 1, lane, tile.lanes))
-        any_left = next_lane < tile.lanes
-        source = jnp.where(any_left, next_lane, 0)
-        visit(
-            jnp.where(any_left, ops.from_lane(tile, segment, source), -1),
-            jnp.where(any_left, ops.from_lane(tile, low, source), 0),
-            jnp.where(any_left, ops.from_lane(tile, high, source), 0),
-        )
-        return jnp.where(lane == next_lane, 0, pending)
+    def visit_share(turn: jax.Array, none: None) -> None:
+        number = turn * tile.rows + row
+        # At most one lane of one part holds the segment of that number: the sum over all is that one, plus 1.
+        mine = functools.reduce(jnp.add, [jnp.where((s >= 0) & (rank == number), s + 1, 0) for s, rank in found])
+        segment = ops.lane_sum(tile, mine) - 1
+        visit(segment, *bounds(tile, ops, offsets, segment))
+        return none
 
-    pending = jnp.where(segment >= 0, 1, 0)
-    jax.lax.fori_loop(0, ops.most(tile, ops.lane_sum(tile, pending)), visit_one, pending)
+    turns = _shift_right(ops.most(tile, total) + (tile.rows - 1), tile.rows)
+    jax.lax.fori_loop(0, turns, visit_share, None)
+
+
+def _ranks(tile: Tile, ops: ModuleType, flags: jax.Array) -> jax.Array:
+    """For each lane, how many of the flags, 0 or 1, of the row's lanes before it are 1."""
+    lane, total, distance = tile.lane_numbers(), flags, 1
+    while distance < tile.lanes:
+        before = ops.from_lane(tile, total, jnp.maximum(lane - distance, 0))
+        total = total + jnp.where(lane >= distance, before, 0)
+        distance *= 2
+    return total - flags
 
 
 def _shift_right(value: jax.Array, by: int) -> jax.Array:

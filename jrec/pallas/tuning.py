@@ -24,6 +24,7 @@ _IN_FLIGHT = 4  # 16-byte loads per thread before the first use, which cover the
 _SKEWED_UNROLL = 8  # most segments of hashed ids end in one step of it; a step that is not filled loads nothing
 _LONG_UNROLL = 32  # with ``split`` as large, each range of a long segment's walk is one step
 _TOP = 512  # 16 or 32 steps for the one segment that owns every lookup, none for others
+_LOOKS = 16  # runs that one thread looks at for long segments
 _DIRECT = 1024  # lookups of a padded segment that one thread adds up, where there are segments enough for all threads
 
 
@@ -103,7 +104,7 @@ def tune(
         while blocks * unroll * chunks < _IN_FLIGHT and 2 * chunks * (1 + old + unroll) * registers <= _SHORT_REGISTERS:
             chunks *= 2
     # A thread holds the index, and the weight, of every lookup that falls to its lane, of this step and the next.
-    long_unroll = _unroll(min(_LONG_UNROLL, 8 * lanes), 1 + old, registers, budget=_LONG_REGISTERS)
+    long_unroll = _unroll(min(_LONG_UNROLL, 4 * lanes), 1 + old, registers, budget=_LONG_REGISTERS)
     return TuningConfig(
         chunks=chunks,
         unroll=unroll,
@@ -122,15 +123,15 @@ def sums_directly(*, segments: int, length: int, dim: int, itemsize: int, config
     return length <= _DIRECT and warps >= 8 * MULTIPROCESSORS[H200]
 
 
-def runs_a_row(runs: int, tile: Tile) -> int:
-    """How many runs each row of a tile looks through for long segments: so many that all blocks run at once.
+def runs_a_block(runs: int, tile: Tile) -> int:
+    """How many runs a block looks through for long segments: so many that all blocks are on the GPU at once.
 
     A block that sums long segments needs so many registers that two fit on a multiprocessor.
     """
-    take = 1
-    while take < tile.lanes and runs > take * tile.rows * 2 * MULTIPROCESSORS[H200]:
-        take *= 2
-    return take
+    width = tile.lanes
+    while width < _LOOKS * tile.lanes and runs > width * 2 * MULTIPROCESSORS[H200]:
+        width *= 2
+    return width
 
 
 def _unroll(most: int, live: int, registers: int, *, budget: int = _SHORT_REGISTERS) -> int:
