@@ -235,9 +235,9 @@ def main() -> None:
     import jax
 
     programs = {}
-    todo = {key(*program): program for program in wanted()}
-    for number, (name, program) in enumerate(todo.items()):
-        print(f"{number + 1}/{len(todo)} {name}", file=sys.stderr, flush=True)
+    pending = {key(*program): program for program in wanted()}
+    for number, (name, program) in enumerate(pending.items()):
+        print(f"{number + 1}/{len(pending)} {name}", file=sys.stderr, flush=True)
         programs[name] = dataclasses.asdict(compiled(*program))
     text = json.dumps({"commit": harness.commit(), "jax": jax.__version__, "programs": programs}, indent=1)
     # One line a kernel or loop: a change of a kernel is a change of its line.

@@ -18,7 +18,7 @@ Examples:
   PYTHONPATH=. python3 -m benchmarks.gpu_survey --out survey
   PYTHONPATH=. python3 -m benchmarks.gpu_survey --out survey --minutes 9
   PYTHONPATH=. python3 -m benchmarks.gpu_survey --out survey --only tuning tt
-  python -m benchmarks.gpu_survey --dry-run --out /tmp/survey
+  python -m benchmarks.gpu_survey --dry-run --out survey-try
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from typing import Any
 from benchmarks import harness, survey_process, survey_steps, survey_summary
 from benchmarks.survey_steps import START, STOP, Step
 
-MAX_FILE = 15 << 20  # bytes: what comes back from a lent machine is at most 16 MB a file
+MAX_FILE = 15 << 20  # bytes a file: results are copied and committed
 MIN_SECONDS = 5.0  # less is not worth starting a process for
 RESTARTS = 10  # of a step that crashes or stalls, each time in another case
 

@@ -52,11 +52,11 @@ def check_before_training(config: TrainConfig, how: How = HOW) -> tuple[KernelCl
     data = open_data(config)
     optimizer = ROW_OPTIMIZERS[config.optimizer.embedding.name].__name__
     classes = classes_of(build_layout(data.config, data.schema), optimizer=optimizer)
-    todo = missing(classes, gpu)
-    if not todo:
+    unchecked = missing(classes, gpu)
+    if not unchecked:
         return classes
     _say(
-        f"checking {len(todo)} GPU kernels on this {gpu.kind} before their first use, {BUDGET_SECONDS:g} s at most"
+        f"checking {len(unchecked)} GPU kernels on this {gpu.kind} before their first use, {BUDGET_SECONDS:g} s at most"
         f" (once; {KERNELS_VARIABLE}=xla goes without)"
     )
     show = {"auto": None, "on": True, "off": False}[config.log.progress]

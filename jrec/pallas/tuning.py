@@ -65,7 +65,7 @@ class TuningConfig:
 
 
 @functools.cache
-def local_gpu() -> str:
+def device_kind() -> str:
     """The name of the first GPU that JAX uses, or the H200's where it uses none: programs are then compiled for one."""
     return jax.devices()[0].device_kind if jax.default_backend() == "gpu" else H200
 
@@ -88,7 +88,7 @@ def tune(
       element_slots: Slots of shape (rows, dim) of a fused update's optimizer, or None without an update.
       gpu: The device's name as JAX gives it, or None for the local one's.
     """
-    gpu = local_gpu() if gpu is None else gpu
+    gpu = device_kind() if gpu is None else gpu
     kind = "update" if element_slots is not None else "ragged" if length is None else "padded"
     entry = measured.entries().get((gpu, dim, itemsize, kind))
     # What won with many lookups a bag says nothing of bags with fewer than it loads at once.

@@ -77,9 +77,9 @@ def ensure(
         deadline = None if budget is None else time.monotonic() + budget
         for _ in range(2):
             machine = Machine.of(gpu)
-            todo = list(classes) if again else list(missing(classes, gpu))
+            unchecked = list(classes) if again else list(missing(classes, gpu))
             try:
-                new = _check(todo, path, machine, dataclasses.replace(how, device=gpu.kind), progress, deadline)
+                new = _check(unchecked, path, machine, dataclasses.replace(how, device=gpu.kind), progress, deadline)
                 break
             except OtherDeviceError as other:  # a slice of a GPU, say, which the driver's list does not tell
                 gpu = dataclasses.replace(gpu, kind=other.kind)
@@ -93,7 +93,7 @@ def ensure(
 
 
 def _check(
-    todo: Sequence[KernelClass],
+    unchecked: Sequence[KernelClass],
     path: pathlib.Path,
     machine: Machine,
     how: How,
@@ -101,9 +101,9 @@ def _check(
     deadline: float | None,
 ) -> int:
     done = 0
-    for event in run_checks(todo, how, deadline=deadline):
+    for event in run_checks(unchecked, how, deadline=deadline):
         if isinstance(event, Verdict):
             record(path, machine, [event])
             done += 1
-        progress(event, done, len(todo))
+        progress(event, done, len(unchecked))
     return done
