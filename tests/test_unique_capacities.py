@@ -78,3 +78,18 @@ def test_the_loss_is_nan_where_rows_did_not_fit():
         assert np.isfinite(logits).all()
         _, residuals = jax.jit(model.embeddings.lookup)(_batch(8).bags)
         assert residuals["d4_float32"].cast.rows.shape == (min(11, capacity),)
+
+
+def test_bags_longer_than_the_layouts_have_room_for_all_their_rows():
+    model, _ = _model(None)
+    long = ops.Bags(ids=jnp.arange(4 * 20, dtype=jnp.int32).reshape(4, 20))
+    _, residuals = model.embeddings.lookup({"d4_float32": long})
+    assert residuals["d4_float32"].cast.rows.shape == (80,)
+    assert int(model.embeddings.rows_left_out(residuals)) == 0
+
+
+def test_capacities_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match=r"unique_capacities names 'large', but the layout's stacks are \['d4_fl"):
+        _model({"large": 5})
+    with pytest.raises(ValueError, match=r"unique_capacities\['d4_float32'\] is 0; give room for one row"):
+        _model({"d4_float32": 0})

@@ -55,7 +55,7 @@ class EmbeddingCollection(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.layout = layout
-        self.unique_capacities = tuple(sorted((unique_capacities or {}).items()))  # static, so hashable
+        self.unique_capacities = _checked_capacities(layout, unique_capacities or {})
         self.implementation: Implementation | None = implementation
         self.pad_rows = implementation == "pallas" if pad_rows is None else pad_rows
         key = rngs.params()
@@ -112,7 +112,9 @@ class EmbeddingCollection(nnx.Module):
 
     def _unique_capacity(self, name: str, rows: jax.Array, bags: Bags) -> int:
         stack = self.layout.stacks[name]
-        most = min(stack.unique_capacity(bags.num_bags // stack.bags_per_example), bags.capacity, rows.shape[0])
+        examples, most = bags.num_bags // stack.bags_per_example, min(bags.capacity, rows.shape[0])
+        if bags.capacity <= stack.capacity(examples):  # longer bags than the layout's have room for all of their rows
+            most = min(most, stack.unique_capacity(examples))
         return min(dict(self.unique_capacities).get(name, most), most)
 
     def rows_left_out(self, residuals: Mapping[str, Residuals | TTStackResiduals]) -> jax.Array:
@@ -269,3 +271,17 @@ def _present(bags: Bags, begin: int, batch: int, length: int) -> jax.Array:
     else:
         present = bags.offsets[begin + 1 : stop + 1] > bags.offsets[begin:stop]
     return present.reshape(batch, length)
+
+
+def _checked_capacities(layout: EmbeddingLayout, capacities: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """The capacities in a hashable form, since they are static.
+
+    Raises:
+      ValueError: If one is of no stack, or has no room for a row.
+    """
+    for name, capacity in capacities.items():
+        if name not in layout.stacks:
+            raise ValueError(f"unique_capacities names {name!r}, but the layout's stacks are {sorted(layout.stacks)}")
+        if capacity < 1:
+            raise ValueError(f"unique_capacities[{name!r}] is {capacity}; give room for one row at least")
+    return tuple(sorted(capacities.items()))
