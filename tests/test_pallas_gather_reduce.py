@@ -13,6 +13,7 @@ from pallas_interpreter import race_free
 
 from benchmarks.workloads import zipf_ids
 from jrec import ops
+from jrec.pallas import launch as launching
 from jrec.pallas import measured, segments
 from jrec.pallas.gather_reduce import Request, gather_reduce, gather_reduce_many, with_pieces
 from jrec.pallas.interpret import interpreted
@@ -144,6 +145,18 @@ def test_many_sources_in_the_launches_of_one():
     np.testing.assert_array_equal(together.pop(1), np.zeros((2, 4)))
     for got, case in zip(together, cases, strict=True):
         np.testing.assert_allclose(got, reference.gather_reduce(case), rtol=1e-4, atol=2e-5)
+
+
+def test_more_sources_than_one_launch_takes(monkeypatch):
+    monkeypatch.setattr(launching, "MOST_TOGETHER", 2)
+    names, launch = [], launching.launch
+    monkeypatch.setattr(launching, "launch", lambda jobs, **how: (names.append(len(jobs)), launch(jobs, **how))[1])
+    ids = jnp.arange(7, dtype=jnp.int32)[:, None]
+    with interpreted():
+        sums = gather_reduce_many([Request(source=jnp.full((7, 4), float(i)), indices=ids) for i in range(5)])
+    assert names == [2, 2, 1]
+    for number, got in enumerate(sums):
+        np.testing.assert_array_equal(got, np.full((7, 4), number))
 
 
 def test_no_lookups_and_no_segments():

@@ -18,6 +18,9 @@ from jrec.pallas.tile import Tile
 
 Interpret = plgpu.InterpretGPUParams | None
 MAX_DIM = 1024  # longer rows would not fit a fused update's registers
+MOST_TOGETHER = (
+    24  # tables of one launch: a kernel has 4 KB of parameters, of which an update takes 15 pointers a table
+)
 
 
 def ops_for(interpret: Interpret) -> ModuleType:
@@ -134,12 +137,19 @@ def launch_together(work: Sequence[Steps], *, interpret: Interpret) -> list[Any]
     """Runs several tables' steps at once: their first jobs in one launch, their second ones in the next, and so on.
 
     Args:
-      work: What to run; no two may write the same arrays.
+      work: What to run; no two may write the same arrays. More than ``MOST_TOGETHER`` share launches among so many.
       interpret: Parameters of interpret mode, or None.
 
     Returns:
       What each of ``work`` returned.
     """
+    results: list[Any] = []
+    for start in range(0, len(work), MOST_TOGETHER):
+        results += _together(work[start : start + MOST_TOGETHER], interpret)
+    return results
+
+
+def _together(work: Sequence[Steps], interpret: Interpret) -> list[Any]:
     results: list[Any] = [None] * len(work)
     waiting: dict[int, list[Any] | None] = dict.fromkeys(range(len(work)))  # outputs that each steps next gets
     while waiting:
