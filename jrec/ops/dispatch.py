@@ -142,10 +142,8 @@ def dispatch_together(
         try:
             return together(requests)
         except NotImplementedError:  # one of them is not covered: the others do not pay for it
-            alone = [
-                _where_it_serves(lambda *a, i=i: together([calls[i].request(*a)])[0], calls[i].xla) for i in chosen
-            ]
-            return [run(*of_call) for run, of_call in zip(alone, args, strict=True)]
+            each = [_where_it_serves(lambda *a, i=i: together([calls[i].request(*a)])[0], calls[i].xla) for i in chosen]
+            return [run(*of_call) for run, of_call in zip(each, args, strict=True)]
 
     def xla(*args: Any) -> list[Any]:
         return [calls[i].xla(*of_call) for i, of_call in zip(chosen, args, strict=True)]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jrec.pallas.interpret import interpret_params
 from jrec.pallas.launch import Interpret, Job, launch, ops_for
-from jrec.pallas.tile import THREADS, WARP, Tile
+from jrec.pallas.tile import THREADS, WARP, Tile, shift_right
 
 _WARPS = THREADS // WARP
 _MAX_RUNS = 2048  # every warp of the second kernel reads all counts: 8 KB, which stay in L2
@@ -98,7 +98,7 @@ def _ragged_keys(
         # Neighbouring lookups mostly read the same offsets, so a step of the search is one or two sectors a warp.
         def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             low, high = bounds
-            middle = _shift_right(low + high, 2)
+            middle = shift_right(low + high, 2)
             open_ = low < high
             ends = ops.load_scalars(tile, offsets, jnp.where(open_, middle + 1, -1))
             return jnp.where(open_ & (ends <= place), middle + 1, low), jnp.where(open_ & (ends > place), middle, high)
@@ -265,9 +265,9 @@ def _write(
 def _run(runs: Runs, item: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The run that a thread works on, and its chunk and lane within one trip, row scalars."""
     row = item & (runs.tile.rows - 1)
-    block = _shift_right(item, runs.tile.rows)
-    warp = _shift_right(row, WARP) & (_WARPS - 1)
-    return block * _WARPS + warp, _shift_right(row, THREADS), row & (WARP - 1)
+    block = shift_right(item, runs.tile.rows)
+    warp = shift_right(row, WARP) & (_WARPS - 1)
+    return block * _WARPS + warp, shift_right(row, THREADS), row & (WARP - 1)
 
 
 def _place(runs: Runs, item: jax.Array, trip: jax.Array) -> jax.Array:
@@ -306,8 +306,3 @@ def _before(
 
     before, all_runs = jax.lax.fori_loop(0, -(-runs.count // width), add, (nothing, nothing))
     return ops.warp_sum(tile, before), ops.warp_sum(tile, all_runs)
-
-
-def _shift_right(value: jax.Array, by: int) -> jax.Array:
-    """``value // by`` for a power of two and values that are not negative."""
-    return jax.lax.shift_right_logical(value, jnp.full_like(value, by.bit_length() - 1))

@@ -170,15 +170,7 @@ def from_lane(tile: Tile, scalars: jax.Array, lane: jax.Array | int) -> jax.Arra
 
 def lane_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
     """Row scalars that equal the sum over the row's threads of what each holds, int32."""
-    return _over_lanes(tile, scalars, arith.addi)
 
-
-def lane_min(tile: Tile, scalars: jax.Array) -> jax.Array:
-    """Row scalars that equal the least of what the row's threads hold, int32."""
-    return _over_lanes(tile, scalars, arith.minsi)
-
-
-def _over_lanes(tile: Tile, scalars: jax.Array, combine: Any) -> jax.Array:
     @inline_op(
         arg_types=(tile.scalar_layout,),
         return_type=plgpu.ShapeDtypeStruct(tile.scalar_shape, jnp.int32, layout=tile.scalar_layout),
@@ -187,7 +179,7 @@ def _over_lanes(tile: Tile, scalars: jax.Array, combine: Any) -> jax.Array:
         del ctx
         registers = np.empty_like(scalars.registers)
         for k, value in enumerate(scalars_of(scalars)):
-            total = butterfly(value, tile.lanes, combine)
+            total = butterfly(value, tile.lanes, arith.addi)
             registers.flat[k] = vector.broadcast(ir.VectorType.get((1,), total.type), total)
         return fragment(registers, scalars.layout, jnp.int32)
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrec.pallas.tile import Tile
+from jrec.pallas.tile import Tile, shift_right
 
 _TOP = 256  # nodes that the highest level may hold: a segment's walk over them is not worth another launch
 
@@ -179,7 +179,7 @@ def add_range(
         return rows_at(first, lookups, total), following
 
     trips = ops.most(tile, jnp.maximum(high - low, 0))
-    trips = _shift_right(trips + (unroll - 1), unroll)
+    trips = shift_right(trips + (unroll - 1), unroll)
     if lookups is None:
         lookups = load_lookups(tile, ops, source, low, high, unroll=unroll)
     return jax.lax.fori_loop(0, trips, step, (total, lookups))[0]
@@ -211,7 +211,7 @@ def add_nodes(
     nothing = (tile.zeros if zeros is None else zeros)()
     if not upper:
         return add_range(tile, ops, source, low, high, nothing, unroll=unroll)
-    up_low, up_high = _shift_right(low + (split - 1), split), _shift_right(high, split)
+    up_low, up_high = shift_right(low + (split - 1), split), shift_right(high, split)
     inner = up_low < up_high
     total = add_range(tile, ops, source, low, jnp.where(inner, up_low * split, high), nothing, unroll=unroll)
     upper_total = add_nodes(
@@ -230,7 +230,7 @@ def bounds(tile: Tile, ops: ModuleType, offsets: Any, segment: jax.Array) -> tup
 
 def is_short(low: jax.Array, high: jax.Array, split: int) -> jax.Array:
     """Whether lookups ``[low, high)`` contain no full run."""
-    return _shift_right(low + (split - 1), split) >= _shift_right(high, split)
+    return shift_right(low + (split - 1), split) >= shift_right(high, split)
 
 
 def long_segment(
@@ -239,7 +239,7 @@ def long_segment(
     """The segment whose first full run is ``run``, or -1, and its first lookup and end (0 and 0 without one)."""
     segment = ops.load_scalars(tile, runs, run, fill=-1)
     low, high = bounds(tile, ops, offsets, segment)
-    mine = (segment >= 0) & (_shift_right(low + (split - 1), split) == run)
+    mine = (segment >= 0) & (shift_right(low + (split - 1), split) == run)
     return jnp.where(mine, segment, -1), jnp.where(mine, low, 0), jnp.where(mine, high, 0)
 
 
@@ -270,7 +270,7 @@ def visit_long(
       width: A multiple of ``tile.lanes``.
     """
     row, lane = tile.row_numbers(), tile.lane_numbers()
-    first = _shift_right(item - row, tile.rows) * width
+    first = shift_right(item - row, tile.rows) * width
     found, total = [], tile.row_scalars(0, jnp.int32)
     for start in range(0, width, tile.lanes):
         run = first + (lane + start)
@@ -287,7 +287,7 @@ def visit_long(
         visit(segment, *bounds(tile, ops, offsets, segment))
         return none
 
-    turns = _shift_right(ops.most(tile, total) + (tile.rows - 1), tile.rows)
+    turns = shift_right(ops.most(tile, total) + (tile.rows - 1), tile.rows)
     jax.lax.fori_loop(0, turns, visit_share, None)
 
 
@@ -299,8 +299,3 @@ def _ranks(tile: Tile, ops: ModuleType, flags: jax.Array) -> jax.Array:
         total = total + jnp.where(lane >= distance, before, 0)
         distance *= 2
     return total - flags
-
-
-def _shift_right(value: jax.Array, by: int) -> jax.Array:
-    """``value // by`` for a power of two and values that are not negative."""
-    return jax.lax.shift_right_logical(value, jnp.full_like(value, by.bit_length() - 1))

@@ -7,7 +7,7 @@ next of ``blocks`` column blocks. Two shapes of array stand for it in kernel cod
 * *values*, (blocks * rows, lanes * vector): element ``(b * rows + r, c)`` is column ``b * lanes * vector + c`` of
   row ``r``;
 * *row scalars*, (rows, lanes): every lane holds its row's value, so that nothing has to be exchanged to use it. Only
-  lookups that were loaded ahead differ from lane to lane (see ``segments.Lookups``).
+  what the lanes of a row load or look for together differs from lane to lane (``segments.Lookups``, ``visit_long``).
 
 Rows never leave their warp, so sums along a row are shuffles, and nothing here needs shared memory or a barrier.
 """
@@ -124,3 +124,8 @@ class Tile:
             return column
         row = plgpu.layout_cast(jax.lax.broadcasted_iota(jnp.int32, self.shape, 0), self.layout)
         return column + row // self.rows * self.width
+
+
+def shift_right(value: jax.Array, by: int) -> jax.Array:
+    """``value // by`` for a power of two and values that are not negative."""
+    return jax.lax.shift_right_logical(value, jnp.full_like(value, by.bit_length() - 1))

@@ -100,11 +100,6 @@ def lane_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
     return jnp.broadcast_to(jnp.sum(scalars, axis=1, keepdims=True, dtype=jnp.int32), tile.scalar_shape)
 
 
-def lane_min(tile: Tile, scalars: jax.Array) -> jax.Array:
-    """See ``inline``."""
-    return jnp.broadcast_to(jnp.min(scalars, axis=1, keepdims=True), tile.scalar_shape)
-
-
 def row_sum(tile: Tile, values: jax.Array) -> jax.Array:
     """See ``inline``; the order of addition differs."""
     total = jnp.sum(values.reshape(tile.blocks, tile.rows, tile.width), axis=(0, 2))
