@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from jrec.commands.processes import add_process_arguments, join_if_many
+from jrec.commands.processes import Company, add_process_arguments, in_company
 
 DESCRIPTION = """\
 Evaluate a checkpoint on a dataset.
@@ -37,21 +37,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates; returns 0."""
+    with in_company(args) as company:
+        return _run(args, company)
+
+
+def _run(args: argparse.Namespace, company: Company) -> int:
     import json
 
     from jrec.errors import ConfigError
+    from jrec.train.same_run import evaluation_facts
 
-    join_if_many(args)
+    if args.batches < 0:
+        raise ConfigError(f"--batches is {args.batches}; give a positive number, or 0 for all")
+    if args.devices < 1:
+        raise ConfigError(f"--devices is {args.devices}; give a positive number")
+    options = {"split": args.split, "batches": args.batches, "devices": args.devices}
+    company.meet(evaluation_facts(args.checkpoint, args.data, args.plan, **options))
+    company.join()
 
     from jrec.train.evaluate import evaluate_checkpoint
     from jrec.train.mesh_processes import first, one_of_many
     from jrec.train.metrics import evaluate
     from jrec.train.report import write_report
 
-    if args.batches < 0:
-        raise ConfigError(f"--batches is {args.batches}; give a positive number, or 0 for all")
-    if args.devices < 1:
-        raise ConfigError(f"--devices is {args.devices}; give a positive number")
     with one_of_many():
         result = evaluate_checkpoint(
             args.checkpoint, args.data, split=args.split, limit=args.batches, devices=args.devices, plan=args.plan
