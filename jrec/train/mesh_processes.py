@@ -66,6 +66,7 @@ def join_processes(meeting: Meeting, *, wait: int = 300) -> None:
     """
     # On CPUs a process may be given several devices; on GPUs the cluster says which are whose.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # signals are AgreedStop's, and lost processes lifeline's
     role = meeting.role
     meeting.free_port()
     try:
