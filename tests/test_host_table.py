@@ -327,7 +327,7 @@ def test_a_table_of_many_times_the_memory_takes_what_is_touched():
 
 
 def test_a_key_of_another_generator_is_refused():
-    with pytest.raises(ValueError, match="Threefry, but its key is of rbg"):
+    with pytest.raises(ValueError, match="Threefry, but the key is of rbg"):
         HostTable(stack_of(4), ops.SGD(learning_rate=0.1), jax.random.key(0, impl="rbg"))
 
 

@@ -1,14 +1,24 @@
 """Initial rows: their distribution, and that they depend on seed and table alone."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from jrec.nn import EmbeddingCollection
+from jrec.nn.embeddings import init_stack
+from jrec.ops import row_fill
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.ops.row_init import init_rows
+from jrec.ops.row_init import init_rows, init_rows_at
+from jrec.pallas.storage import pad
 
+KEY = jax.random.key(3)
 TABLE = TableConfig(name="site", rows=4096, dim=16)
+
+
+def _layout(*tables):
+    return EmbeddingLayout.build(tables, [FeatureConfig(name=t.name, table=t.name) for t in tables])
 
 
 def test_rows_are_uniform_within_the_bound():
@@ -21,11 +31,64 @@ def test_rows_are_uniform_within_the_bound():
 
 def test_a_table_starts_alike_whatever_it_is_stacked_with():
     def stacks(*tables):
-        features = [FeatureConfig(name=t.name, table=t.name) for t in tables]
-        layout = EmbeddingLayout.build(tables, features)
-        return EmbeddingCollection(layout, rngs=nnx.Rngs(7)).arrays()["d16_float32"]
+        return EmbeddingCollection(_layout(*tables), rngs=nnx.Rngs(7)).arrays()["d16_float32"]
 
     other = TableConfig(name="app", rows=10, dim=16)
     alone, behind = stacks(TABLE), stacks(other, TABLE)
     np.testing.assert_array_equal(alone, behind[10:])
     assert not np.array_equal(behind[:10], alone[:10])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("pad_rows", [False, True])
+def test_rows_made_in_pieces_are_those_of_whole_tables(monkeypatch, dtype, pad_rows):
+    monkeypatch.setattr(row_fill, "_MADE_ELEMENTS", 700)  # 100 rows at a time: tables and pieces cross each other
+    tables = [TableConfig(name=f"t{i}", rows=rows, dim=7, dtype=dtype) for i, rows in enumerate((1, 250, 99, 3))]
+    (stack,) = _layout(*tables).members
+    rows = init_stack(stack, KEY, pad_rows=pad_rows)
+    whole = jnp.concatenate([init_rows(table, KEY) for table in tables])
+    np.testing.assert_array_equal(rows, pad(whole) if pad_rows else whole)
+
+
+def test_making_rows_takes_a_few_megabytes_besides_them():
+    (stack,) = _layout(*(TableConfig(name=f"t{i}", rows=2**20 + i, dim=16) for i in range(4))).members
+    used = jax.jit(lambda key: init_stack(stack, key)).lower(KEY).compile().memory_analysis()
+    assert used is not None
+    assert used.output_size_in_bytes >= 4 * 2**20 * 64
+    assert used.temp_size_in_bytes < 64 << 20, "random bits of whole tables took 7.2 GiB for tables of 2.2 GB"
+
+
+def test_keys_of_other_generators_make_rows_on_a_device_and_are_refused_where_rows_are_made_one_by_one():
+    key = jax.random.key(1, impl="rbg")
+    (stack,) = _layout(TABLE, TableConfig(name="app", rows=10, dim=16)).members
+    assert init_stack(stack, key).shape == (4106, 16)
+    with pytest.raises(ValueError, match="the key is of rbg; use"):
+        init_rows_at(stack.tables, stack.bases, key, jnp.zeros(1, jnp.int32))
+
+
+@pytest.mark.parametrize("shape", [(1000, 3), (1000,)])
+@pytest.mark.parametrize("lengths", [[1000], [1] * 1000, [7, 600, 393], [999, 1]])
+def test_filled_rows_are_the_pieces_in_order(monkeypatch, shape, lengths):
+    monkeypatch.setattr(row_fill, "PIECE_BYTES", 12 * 64)
+    rows = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    buffer = np.empty((max(lengths), *shape[1:]), np.float32)  # one for all pieces, as a reader may have it
+
+    def pieces():
+        begin = 0
+        for length in lengths:
+            buffer[:length] = rows[begin : begin + length]
+            yield buffer[:length]
+            begin += length
+
+    np.testing.assert_array_equal(row_fill.fill_rows(shape, "float32", pieces()), rows)
+
+
+def test_pieces_that_do_not_make_the_array_are_refused():
+    for pieces, message in (
+        ([np.zeros((3, 2), np.float32)], "the pieces are 3 rows"),
+        ([np.zeros((5, 2), np.float32)], r"a piece of \(5, 2\) float32 does not fit behind row 0"),
+        ([np.zeros((4, 3), np.float32)], "does not fit"),
+        ([np.zeros((4, 2), np.float16)], "float16 does not fit"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            row_fill.fill_rows((4, 2), np.float32, pieces)

@@ -2,12 +2,14 @@
 
 import types
 
+import jax
 import pytest
 
 from jrec.errors import ConfigError
 from jrec.ops.tt import TTShape
-from jrec.train.build import build_layout
+from jrec.train.build import build_layout, build_modules, parameter_counts
 from jrec.train.config import TrainConfig
+from jrec.train.step import compile_run
 from jrec.train.tables import describe_tables, plan_tables, tables_total, tt_options
 
 ROWS = {"country": 200, "user": 100_000, "item": 30_000, "tiny": 3, "unread": 10**6}
@@ -225,3 +227,18 @@ def test_a_table_in_parts_is_described_as_one():
     assert user["compression"] == pytest.approx(1_600_000 / user["parameters"])
     assert user["row_factors"] == list(shape.row_factors)
     assert tables_total(described)["parameters"] == 16 * (200 + 30_000 + 3) + user["parameters"]
+
+
+def test_abstract_modules_have_the_structure_of_real_ones_and_no_values():
+    of = types.SimpleNamespace(**vars(schema({"user": 5000, "item": 300})), dense=["age"])
+    how = config(
+        {"tt": {"rank": 4}, "overrides": {"user": {"tier": "tt"}}}, bottom_mlp=[16], top_mlp=[8, 1], embedding_dim=16
+    )
+    layout = build_layout(how, of)
+    (model, optimizer), (abstract, no_slots) = (build_modules(how, of, layout, 10, abstract=a) for a in (False, True))
+    (state, _), (expected, _) = compile_run(model, optimizer), compile_run(abstract, no_slots)
+    assert jax.tree.structure(state) == jax.tree.structure(expected)
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(expected))
+    shapes = [[(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)] for tree in (state, expected)]
+    assert shapes[0] == shapes[1]
+    assert parameter_counts(model) == parameter_counts(abstract)

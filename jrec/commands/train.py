@@ -13,7 +13,10 @@ Train a model as CONFIG.toml says, evaluate it, and write a report.
 Keys given as section.key=value win over the file. The run folder (out=, runs/NAME by default) receives checkpoints,
 metrics.jsonl, TensorBoard files and report/ with metrics.json and plots. SIGINT (Ctrl-C) and SIGTERM stop the run after
 the current step with a checkpoint; --resume goes on from the latest one and computes the same bits as a run that was
-never stopped.
+never stopped. Of a run that has taken all its steps it says so, with exit code 0.
+
+What can be known beforehand is checked within seconds: the run folder and its space, the dataset, the splits that will
+be evaluated, and the steps of the learning rates.
 
 On an NVIDIA GPU the kernels that the model needs are first checked and timed against XLA, once for a GPU, driver and
 versions, a minute at most (see jrec kernels). JREC_KERNELS=xla or pallas in the environment chooses without."""
@@ -45,10 +48,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains; returns 0, or 130 where a signal stopped the run."""
+    """Trains; returns 0, also where a run that is to go on is finished, or 130 where a signal stopped the run."""
     from jrec.train.config import load_config
+    from jrec.train.preflight import check_space, check_start
 
-    config = load_config(args.config, args.overrides)  # before JAX is loaded, so that a slip is answered at once
+    # Before JAX is loaded, so that a mistake is answered at once.
+    config = load_config(args.config, args.overrides)
+    start = check_start(config, resume=args.resume, overwrite=args.overwrite, writes=not args.process)
+    if start.finished:
+        print(
+            f"{config.out} is finished: all {start.steps:,} steps are taken, and the report is there; more epochs= or"
+            " max_steps= go on with it, --overwrite begins anew",
+            file=sys.stderr,
+        )
+        return 0
     if config.deterministic:
         from jrec.train import determinism
 
@@ -57,10 +70,16 @@ def run(args: argparse.Namespace) -> int:
     from jrec.commands.kernel_check import agree_on_kernels, check_before_training, keep_kernels
     from jrec.ops.verdicts import choices, local_verdicts
     from jrec.selfcheck.report import record
+    from jrec.train.build import ROW_OPTIMIZERS, build_layout
     from jrec.train.logs import METRICS_FILE
     from jrec.train.loop import train
     from jrec.train.report import summary, write_report
+    from jrec.train.run_folder import REPORT_FOLDER
 
+    layout = build_layout(start.data.config, start.data.schema)
+    if not args.process:
+        slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots
+        check_space(config, layout, slots, overwrite=args.overwrite)
     classes = check_before_training(config)
     join_if_many(args)
     agree_on_kernels(classes)
@@ -71,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         return 130
     if not outcome.reports:
         return 0
-    report = outcome.folder / "report"
+    report = outcome.folder / REPORT_FOLDER
     content = write_report(
         report,
         config=config,

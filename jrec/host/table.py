@@ -17,7 +17,7 @@ from jrec.native import host
 from jrec.native.host_cast import thread_count
 from jrec.native.host_rows import RowStore, table_records
 from jrec.ops.layout import Stack
-from jrec.ops.row_init import scale, table_key
+from jrec.ops.row_init import scale, table_keys
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.types import Bags, Cast
 
@@ -34,7 +34,7 @@ class HostTable:
     Args:
       stack: the tables; of any tier, since it says no more here than names, rows and places.
       optimizer: whose slots the rows have.
-      key: of the model's initial rows, as ``EmbeddingCollection`` draws it; or what ``table_keys`` makes of it.
+      key: The key of the model's initial rows, as ``EmbeddingCollection`` draws it, or what ``table_keys`` makes of it.
       folder: where memory-mapped files hold rows and slots, for tables larger than memory; None for memory itself. The
         files are scratch space that vanishes with the process: what lasts is a checkpoint (``HostCheckpoints``).
       threads: of the native kernels; None for all CPUs, see ``jrec.native.threads``.
@@ -72,7 +72,7 @@ class HostTable:
     ) -> None:
         self.stack, self.optimizer = stack, optimizer
         self.threads = thread_count(threads)
-        keys = key if isinstance(key, np.ndarray) else table_keys(stack, key)
+        keys = key if isinstance(key, np.ndarray) else np.asarray(table_keys(key, [t.name for t in stack.tables]))
         shapes = {n: (stack.rows, stack.dim)[: 1 + (s == "element")] for n, s in optimizer.slots.items()}
         size = _bytes(stack, shapes)
         if huge_pages is None:
@@ -274,21 +274,6 @@ class HostTable:
         for slot, array in slots.items():
             shape = (rows.size, *own[slot].shape[1:])
             checked_values(f"{slots_name}[{slot!r}]", array, shape, np.dtype(np.float32), written=written)
-
-
-def table_keys(stack: Stack, key: jax.Array) -> np.ndarray:
-    """The two words of every table's key of initial rows, (tables, 2) uint32.
-
-    Raises:
-      ValueError: if the key is not one of Threefry.
-    """
-    kind = str(jax.random.key_impl(key))
-    if kind != "threefry2x32":
-        raise ValueError(
-            f"a host table makes its rows with Threefry, but its key is of {kind}; use"
-            " jax.random.key(seed, impl='threefry2x32')"
-        )
-    return np.stack([np.asarray(jax.random.key_data(table_key(key, t.name)), np.uint32) for t in stack.tables])
 
 
 def _bytes(stack: Stack, slots: Mapping[str, tuple[int, ...]]) -> int:

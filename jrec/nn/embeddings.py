@@ -14,10 +14,10 @@ from jrec.nn.tt_stack import TTOptions, TTStack, TTStackResiduals
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.lookup import Residuals, apply_gradients, init_slots, lookup, rows_left_out
-from jrec.ops.row_init import init_rows
+from jrec.ops.row_init import init_rows, init_stack_rows, is_threefry
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.types import Bags
-from jrec.pallas.storage import pad, strip
+from jrec.pallas.storage import pad, padded_dim, strip
 
 
 class Table(nnx.Variable):
@@ -59,8 +59,8 @@ class EmbeddingCollection(nnx.Module):
         self.implementation: Implementation | None = implementation
         self.pad_rows = implementation == "pallas" if pad_rows is None else pad_rows
         key = rngs.params()
-        stacks = {stack.name: init_stack(stack, key) for stack in layout.members if stack.tier == "device"}
-        self.stacks = nnx.Dict({name: Table(pad(rows) if self.pad_rows else rows) for name, rows in stacks.items()})
+        whole = [stack for stack in layout.members if stack.tier == "device"]
+        self.stacks = nnx.Dict({s.name: Table(init_stack(s, key, pad_rows=self.pad_rows)) for s in whole})
         options = TTOptions() if tt is None else tt
         self.tt = nnx.Dict(
             {
@@ -72,7 +72,7 @@ class EmbeddingCollection(nnx.Module):
 
     def arrays(self) -> dict[str, jax.Array]:
         """The device's stacks as they are stored: plain arrays, (rows, dim or more) by name; see ``dims``."""
-        return {name: table[...] for name, table in self.stacks.items()}
+        return {name: table.get_value() for name, table in self.stacks.items()}
 
     @property
     def dims(self) -> dict[str, int]:
@@ -246,12 +246,27 @@ def _runs(layout: EmbeddingLayout) -> list[tuple[str, int, int] | str]:
     return runs
 
 
-def init_stack(stack: Stack, key: jax.Array) -> jax.Array:
-    """(rows, dim) of the stack's dtype, the initial rows of its tables."""
+def init_stack(stack: Stack, key: jax.Array, *, pad_rows: bool = False) -> jax.Array:
+    """The initial rows of a stack's tables, made in place a few megabytes at a time.
+
+    Keys of another generator than Threefry draw the rows of each table at once, which takes several times their memory.
+
+    Args:
+      stack: The stack, of tier "device".
+      key: The key of the model's tables.
+      pad_rows: Whether zeros follow each row up to a multiple of 16 bytes.
+
+    Returns:
+      (rows, dim), or (rows, padded dim), of the stack's dtype.
+    """
 
     @jax.jit
     def init(key: jax.Array) -> jax.Array:
-        return jnp.concatenate([init_rows(table, key) for table in stack.tables])
+        if is_threefry(key):
+            width = padded_dim(stack.dim, jnp.dtype(stack.dtype).itemsize) if pad_rows else stack.dim
+            return init_stack_rows(stack.tables, stack.bases, key, stack.rows, width=width)
+        rows = jnp.concatenate([init_rows(table, key) for table in stack.tables])
+        return pad(rows) if pad_rows else rows
 
     return init(key)
 

@@ -93,7 +93,7 @@ class TTStack(nnx.Module):
 
     def arrays(self) -> Cores:
         """The cores as plain arrays."""
-        return tuple(core[...] for core in self.cores)
+        return tuple(core.get_value() for core in self.cores)
 
     def set_arrays(self, cores: Cores) -> None:
         """Replaces the cores."""

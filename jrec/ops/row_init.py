@@ -7,13 +7,15 @@ counter (Threefry), and the float from them by one exact conversion and one roun
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.random import threefry_2x32
 
 from jrec.ops.layout import TableConfig
+from jrec.ops.row_fill import filled
 
 
 def table_key(key: jax.Array, name: str) -> jax.Array:
@@ -21,12 +23,35 @@ def table_key(key: jax.Array, name: str) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
+def table_keys(key: jax.Array, names: Sequence[str]) -> jax.Array:
+    """The two words of ``table_key`` of every table, (tables, 2) uint32.
+
+    Raises:
+      ValueError: If the key is not one of Threefry.
+    """
+    key = _typed(key)
+    if not is_threefry(key):
+        raise ValueError(
+            f"initial rows are made one by one with Threefry, but the key is of {jax.random.key_impl(key)}; use"
+            " jax.random.key(seed, impl='threefry2x32')"
+        )
+    numbers = np.array([zlib.crc32(name.encode()) for name in names], np.uint32)
+    return jax.vmap(lambda number: jax.random.key_data(jax.random.fold_in(key, number)))(numbers)
+
+
+def is_threefry(key: jax.Array) -> bool:
+    """Whether rows can be made one by one with this key."""
+    return str(jax.random.key_impl(_typed(key))) == "threefry2x32"
+
+
 def init_rows(table: TableConfig, key: jax.Array) -> jax.Array:
     """Uniform in ±1/sqrt(rows), as in the reference DLRM; of a part, the rows that the whole table has there.
 
+    Makes the random bits of the whole table at once; ``init_stack_rows`` gives the same rows in less memory.
+
     Args:
-      table: whose name chooses the key; not of tier "tt".
-      key: of the model's tables.
+      table: Its name chooses the key. Not of tier "tt".
+      key: The key of the model's tables.
 
     Returns:
       (rows, dim) of the table's dtype.
@@ -35,15 +60,49 @@ def init_rows(table: TableConfig, key: jax.Array) -> jax.Array:
     return _from_bits(bits, scale(table.table_rows), table.dtype)
 
 
+def init_stack_rows(
+    tables: Sequence[TableConfig],
+    bases: Sequence[int],
+    key: jax.Array,
+    lines: int,
+    addresses: Callable[[jax.Array, int], jax.Array] | None = None,
+    *,
+    width: int | None = None,
+) -> jax.Array:
+    """Rows of stacked tables as ``init_rows`` makes them, a few megabytes at a time; for use inside jit.
+
+    Args:
+      tables: Tables of one dim and dtype.
+      bases: Their first addresses, ascending from 0.
+      key: The key of the model's tables, of Threefry.
+      lines: How many rows to make.
+      addresses: ``first line () int32, number of lines -> (number of lines,) int32`` addresses; None where line ``i``
+        has address ``i``.
+      width: Elements of a stored row: zeros follow those of the row. None for none.
+
+    Returns:
+      (lines, width) of the tables' dtype.
+    """
+    dim = tables[0].dim
+    width = dim if width is None else width
+
+    def piece(begin: jax.Array, count: int) -> jax.Array:
+        at = begin + jnp.arange(count, dtype=jnp.int32) if addresses is None else addresses(begin, count)
+        rows = init_rows_at(tables, bases, key, at)
+        return rows if width == dim else jnp.pad(rows, ((0, 0), (0, width - dim)))
+
+    return filled(lines, width, tables[0].dtype, piece)
+
+
 def init_rows_at(
     tables: Sequence[TableConfig], bases: Sequence[int], key: jax.Array, addresses: jax.Array
 ) -> jax.Array:
     """Some rows of stacked tables, as ``init_rows`` makes them, without making the others.
 
     Args:
-      tables: of one dim and dtype.
-      bases: their first addresses, ascending from 0.
-      key: of the model's tables, of Threefry.
+      tables: Tables of one dim and dtype.
+      bases: Their first addresses, ascending from 0.
+      key: The key of the model's tables, of Threefry.
       addresses: (n,) int32, in any order.
 
     Returns:
@@ -52,8 +111,8 @@ def init_rows_at(
     dim = tables[0].dim
     starts = jnp.asarray(bases, jnp.int32)
     table = jnp.searchsorted(starts, addresses, side="right") - 1
-    keys = jnp.stack([jax.random.key_data(_typed(table_key(key, t.name))) for t in tables])[table]
-    scales = jnp.stack([scale(t.table_rows) for t in tables])[table]
+    keys = table_keys(key, [t.name for t in tables])[table]
+    scales = jnp.asarray([_scale(t.table_rows) for t in tables], jnp.float32)[table]
     # The number of an element, row * dim + column, in two words: Threefry's counter.
     row, width = (addresses - starts[table]).astype(jnp.uint32), jnp.uint32(dim)
     upper, lower = (row >> 16) * width, (row & jnp.uint32(0xFFFF)) * width
@@ -76,4 +135,8 @@ def _from_bits(bits: jax.Array, scales: jax.Array, dtype: str) -> jax.Array:
 
 def scale(rows: int) -> jax.Array:
     """What odd integers within ±2^24 are multiplied by, () float32."""
-    return jnp.float32(rows**-0.5 * 2.0**-24)
+    return jnp.float32(_scale(rows))
+
+
+def _scale(rows: int) -> float:
+    return rows**-0.5 * 2.0**-24

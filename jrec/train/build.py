@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -102,6 +103,31 @@ def build_optimizer(config: TrainConfig, model: nnx.Module, total_steps: int) ->
     )
 
 
+def build_modules(
+    config: TrainConfig, schema: Schema, layout: EmbeddingLayout, total_steps: int, *, abstract: bool = False
+) -> tuple[DLRM | TBSM, SparseOptimizer]:
+    """The model and its optimizer (``build_model``, ``build_optimizer``).
+
+    Args:
+      config: The run's configuration.
+      schema: The dataset's schema.
+      layout: The tables (``build_layout``).
+      total_steps: Steps over which learning rates follow ``[lr_schedule]``.
+      abstract: Whether no values are made: every array is a ``jax.ShapeDtypeStruct``, as where a checkpoint's values
+        are to come. Tables and slots then take neither time nor memory, and a state split from these modules
+        (``compile_run``) has the structure that the compiled functions expect.
+
+    Raises:
+      ConfigError: If the MLPs, the interaction and the features do not fit together.
+    """
+
+    def build() -> tuple[DLRM | TBSM, SparseOptimizer]:
+        model = build_model(config, schema, layout)
+        return model, build_optimizer(config, model, total_steps)
+
+    return nnx.eval_shape(build) if abstract else build()
+
+
 def _row_optimizer(config: EmbeddingOptimizerConfig, factor: optax.Schedule) -> ops.RowOptimizer:
     hyperparameters = config.hyperparameters()
     rate = hyperparameters.pop("learning_rate")
@@ -150,21 +176,23 @@ def _table_fingerprint(table: TableConfig, options: TTOptions) -> Any:
 
 
 def parameter_counts(model: DLRM | TBSM) -> dict[str, dict[str, Any]]:
-    """Parameters and bytes of the dense part and of every stack, for the report."""
+    """Parameters and bytes of the dense part and of every stack, for the report; of an abstract model, too."""
     dense = jax.tree.leaves(nnx.state(model, nnx.Param))
-    counts: dict[str, dict[str, Any]] = {
-        "dense": {"parameters": sum(x.size for x in dense), "bytes": sum(x.nbytes for x in dense)}
-    }
+    counts: dict[str, dict[str, Any]] = {"dense": {"parameters": sum(x.size for x in dense), "bytes": _bytes(dense)}}
     for name, array in model.embeddings.arrays().items():
         rows, dim = array.shape[0], model.embeddings.dims[name]
-        counts[name] = {"parameters": rows * dim, "bytes": array.nbytes, "rows": rows}
+        counts[name] = {"parameters": rows * dim, "bytes": _bytes([array]), "rows": rows}
     for name, stack in model.embeddings.tt.items():
-        arrays = [*stack.arrays(), *(x[...] for kind, x in stack.cached.items() if kind == "rows")]
+        arrays = [*stack.arrays(), *(x.get_value() for kind, x in stack.cached.items() if kind == "rows")]
         rows = stack.shape.rows
-        counts[name] = {"parameters": sum(x.size for x in arrays), "bytes": sum(x.nbytes for x in arrays), "rows": rows}
+        counts[name] = {"parameters": sum(x.size for x in arrays), "bytes": _bytes(arrays), "rows": rows}
     for stack in model.embeddings.layout.members:
         if stack.tier in ("host", "planned"):
             parameters = stack.rows * stack.dim
             size = jax.numpy.dtype(stack.dtype).itemsize
             counts[stack.name] = {"parameters": parameters, "bytes": size * parameters, "rows": stack.rows}
     return counts
+
+
+def _bytes(arrays: Iterable[jax.Array | jax.ShapeDtypeStruct]) -> int:
+    return sum(array.size * array.dtype.itemsize for array in arrays)

@@ -5,20 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout, Stack
-from jrec.ops.row_init import init_rows_at
+from jrec.ops.row_init import init_stack_rows
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.sharding.contents import replicated_addresses, shard_addresses
 from jrec.sharding.plan import Plan
 from jrec.sharding.runtime.route import AXIS, MeshRows, shard_capacity
 from jrec.train.mesh_plan import plan_stack, planned_stacks
-
-_ROWS_AT_A_TIME = 1 << 16
 
 
 def make_mesh(devices: int) -> Mesh:
@@ -120,11 +117,7 @@ def device_addresses(stack: Stack, plan: Plan, mesh: Mesh) -> tuple[jax.Array, j
 
 
 def _rows(stack: Stack, key: jax.Array, addresses: jax.Array) -> jax.Array:
-    def some(chunk: jax.Array) -> jax.Array:
-        return init_rows_at(stack.tables, stack.bases, key, chunk)
+    def some(begin: jax.Array, lines: int) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(addresses, begin, lines)
 
-    if addresses.size <= _ROWS_AT_A_TIME:
-        return some(addresses)
-    whole = addresses.size // _ROWS_AT_A_TIME * _ROWS_AT_A_TIME
-    made = jax.lax.map(some, addresses[:whole].reshape(-1, _ROWS_AT_A_TIME)).reshape(whole, -1)
-    return jnp.concatenate([made, some(addresses[whole:])]) if whole < addresses.size else made
+    return init_stack_rows(stack.tables, stack.bases, key, addresses.size, some)

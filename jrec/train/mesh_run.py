@@ -128,10 +128,12 @@ class MeshSetup:
             self.forms.decide([self.all_parts(batch).parts], range(self.plan.devices), training=False)
 
     def everywhere(self, tree: Any) -> Any:
-        """Arrays that every process has, on all devices."""
+        """Arrays that every process has, on all devices; of abstract ones, where they will be."""
         sharding = NamedSharding(self.mesh, PartitionSpec())
 
-        def place(leaf: Any) -> jax.Array:
+        def place(leaf: Any) -> jax.Array | jax.ShapeDtypeStruct:
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
             whole = np.asarray(leaf)
             return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
