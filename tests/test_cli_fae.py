@@ -74,12 +74,7 @@ def test_pack_calibrates_by_itself_and_takes_a_runs_settings(data, tmp_path, cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["calibrate", "--budget", "lots"], "--budget is 'lots'"),
-        (["calibrate", "--sample", "0"], "sampled fraction is 0"),
-        (["calibrate", "--confidence", "1"], "confidence is 1"),
-        (["calibrate", "--dim", "0"], "--dim 0 must be at least 1"),
         (["calibrate", "--budget", "1kB"], "more than the budget"),
-        (["pack", "--out", "OUT", "--threads", "0"], "--threads is 0"),
         (["pack", "--out", "OUT", "--calibration", "c.json", "--exact", "--dim", "3"], "--exact, --dim would make"),
         (["pack", "--out", "OUT", "--calibration", "absent.json"], "absent.json cannot be read (No such file"),
     ],
