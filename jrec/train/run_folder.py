@@ -2,9 +2,7 @@
 
 RUN/config.toml     the resolved configuration
 RUN/kernels.json    which GPU kernels it takes, see jrec.commands.kernel_check
-RUN/checkpoints/    see jrec.train.checkpoint
-RUN/host_checkpoints/   of tables in host memory, see jrec.train.host_run
-RUN/mesh_checkpoints/   of tables on several devices, see jrec.train.mesh_checkpoint
+RUN/checkpoints/    see jrec.checkpoint
 RUN/metrics.jsonl, timing.jsonl, tensorboard/
 RUN/report/         metrics.json and plots, written at the end
 """
@@ -24,8 +22,7 @@ from jrec.train.logs import METRICS_FILE, TENSORBOARD_FOLDER, TIMING_FILE
 CONFIG_FILE = "config.toml"
 KERNELS_FILE = "kernels.json"
 CHECKPOINT_FOLDER = "checkpoints"
-HOST_CHECKPOINT_FOLDER = "host_checkpoints"
-MESH_CHECKPOINT_FOLDER = "mesh_checkpoints"
+OLD_FOLDERS = ("host_checkpoints", "mesh_checkpoints")  # of earlier versions
 TRACE_FILE = "trace.json"
 LOCK_FILE = ".lock"
 
@@ -87,7 +84,7 @@ def began(folder: pathlib.Path) -> bool:
 
 def _clear(folder: pathlib.Path) -> None:
     """Deletes what runs write, and nothing else that someone may have put there."""
-    for name in (CHECKPOINT_FOLDER, HOST_CHECKPOINT_FOLDER, MESH_CHECKPOINT_FOLDER, "report", TENSORBOARD_FOLDER):
+    for name in (CHECKPOINT_FOLDER, *OLD_FOLDERS, "report", TENSORBOARD_FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (CONFIG_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE):  # and kernels.json is of the run that begins
         (folder / name).unlink(missing_ok=True)
