@@ -51,8 +51,8 @@ def before_step(rows: Mapping[str, DeviceRows], batch: Batch) -> None:
     """
     for name, source in rows.items():
         bags = batch.bags[name]
-        rows = bags.ids if bags.cast is None else bags.cast.rows[: int(bags.cast.num_unique)]
-        source.before_step(np.asarray(rows))
+        changed = bags.ids if bags.cast is None else bags.cast.rows[: int(bags.cast.num_unique)]
+        source.before_step(np.asarray(changed))
 
 
 def dense_arrays(state: Any, progress: Mapping[str, np.ndarray], layout: EmbeddingLayout) -> dict[str, Any]:
