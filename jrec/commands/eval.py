@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from jrec.commands.arguments import COUNT_OR_ZERO, DEVICES
-from jrec.commands.processes import add_process_arguments, join_if_many
+from jrec.commands.processes import Company, add_process_arguments, in_company
 
 DESCRIPTION = """\
 Evaluate a checkpoint on a dataset.
@@ -44,9 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates; returns 0."""
+    with in_company(args) as company:
+        return _run(args, company)
+
+
+def _run(args: argparse.Namespace, company: Company) -> int:
     import json
 
-    join_if_many(args)
+    from jrec.train.same_run import evaluation_facts
+
+    options = {"split": args.split, "batches": args.batches, "devices": args.devices}
+    company.meet(evaluation_facts(args.checkpoint, args.data, args.plan, **options))
+    company.join()
 
     from jrec.train.evaluate import evaluate_checkpoint
     from jrec.train.mesh_processes import first, one_of_many

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from jrec.commands.processes import add_process_arguments, join_if_many
+from jrec.commands.processes import Company, add_process_arguments, in_company
 
 DESCRIPTION = """\
 Train a model as CONFIG.toml says, evaluate it, and write a report.
@@ -49,12 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains; returns 0, also where a run that is to go on is finished, or 130 where a signal stopped the run."""
+    with in_company(args) as company:
+        return _run(args, company)
+
+
+def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.train.config import load_config
     from jrec.train.preflight import check_space, check_start
+    from jrec.train.same_run import training_facts
 
     # Before JAX is loaded, so that a mistake is answered at once.
     config = load_config(args.config, args.overrides)
-    start = check_start(config, resume=args.resume, overwrite=args.overwrite, writes=not args.process)
+    start = check_start(config, resume=args.resume, overwrite=args.overwrite, writes=company.first)
     if start.finished:
         print(
             f"{config.out} is finished: all {start.steps:,} steps are taken, and the report is there; more epochs= or"
@@ -62,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 0
+    company.meet(training_facts(config, start.data, resume=args.resume, overwrite=args.overwrite))
     if config.deterministic:
         from jrec.train import determinism
 
@@ -77,11 +84,11 @@ def run(args: argparse.Namespace) -> int:
     from jrec.train.run_folder import REPORT_FOLDER
 
     layout = build_layout(start.data.config, start.data.schema)
-    if not args.process:
+    if company.first:
         slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots
         check_space(config, layout, slots, overwrite=args.overwrite)
     classes = check_before_training(config)
-    join_if_many(args)
+    company.join()
     agree_on_kernels(classes)
     keep_kernels(config, classes, resume=args.resume, overwrite=args.overwrite)
     outcome = train(config, resume=args.resume, overwrite=args.overwrite)

@@ -125,8 +125,7 @@ class Hardware:
 
     def to_json(self) -> dict[str, Any]:
         """The fields, in JSON types; ``Hardware(**fields)`` is the inverse."""
-        found = dataclasses.asdict(self)
-        return found if self.tables_on else {k: v for k, v in found.items() if k != "tables_on"}
+        return dataclasses.asdict(self)
 
 
 def grid(

@@ -25,6 +25,7 @@ from jrec.train.checkpoint import Checkpoints
 from jrec.train.config import TrainConfig, load_config
 from jrec.train.evaluate import RestoredRun, restore_run
 from jrec.train.metrics import Scores
+from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, open_run_folder
 from jrec.train.step import compile_run
 from jrec.train.tables import train_override
@@ -292,10 +293,11 @@ def _write(run: RestoredRun, config: TrainConfig, trains: Mapping[str, Sequence[
     _carry_over(run, model, optimizer, trains)
     state, _ = compile_run(model, optimizer)
     with open_run_folder(config, resume=False, overwrite=overwrite) as folder:
+        keep_dataset(folder, run.trained_on, resume=False)
         checkpoints = Checkpoints(
             folder / CHECKPOINT_FOLDER,
             keep=config.checkpoint.keep,
-            fingerprint=fingerprint(config, layout, run.schema),
+            fingerprint=fingerprint(config, layout, run.schema, trained_on=run.trained_on),
         )
         try:
             restored = run.checkpoint

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
+from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError, ConfigError
 from jrec.nn import DLRM, TBSM, SparseOptimizer
@@ -25,6 +26,7 @@ from jrec.train.loaders import eval_loader
 from jrec.train.mesh_processes import first, shared_scores
 from jrec.train.metrics import ScoreAccumulator, Scores
 from jrec.train.progress import TrainingProgress
+from jrec.train.run_dataset import check_evaluated
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE
 from jrec.train.step import CompiledRun, compile_run
 from jrec.train.tables import on_devices
@@ -141,6 +143,7 @@ class RestoredRun:
       folder: the run's.
       config: of the run, its ``lr_schedule`` left out: no step is taken.
       schema: of the dataset.
+      trained_on: The dataset that the run was trained on, whose rows mean the same.
       layout: of the tables.
       model, optimizer: over the state.
       compiled: their functions.
@@ -151,6 +154,7 @@ class RestoredRun:
     folder: pathlib.Path
     config: TrainConfig
     schema: Schema
+    trained_on: Identity
     layout: EmbeddingLayout
     model: DLRM | TBSM
     optimizer: SparseOptimizer
@@ -205,7 +209,7 @@ def restore_run(
       plan: file of a plan for these devices, for training or for inference; none deals the rows out.
 
     Raises:
-      CheckpointError: if there is no such checkpoint, or it is of a model for other data.
+      CheckpointError: if there is no such checkpoint, or it is of a model for a dataset whose rows mean other values.
       ConfigError: if several processes are to share one device.
       DatasetError: if the dataset cannot be used.
     """
@@ -219,6 +223,7 @@ def restore_run(
         )
     config = evaluation_config(dataclasses.replace(config, lr_schedule=LRScheduleConfig()))
     schema = Schema.load(config.data.path)
+    trained_on = check_evaluated(folder, schema.identity)
     config = on_devices(config, schema, devices)
     config = dataclasses.replace(config, plan=plan)
     layout = build_layout(config, schema)
@@ -226,7 +231,9 @@ def restore_run(
     optimizer = build_optimizer(config, model, total_steps=1)
     initial, compiled = compile_run(model, optimizer)
     checkpoints = Checkpoints(
-        folder / CHECKPOINT_FOLDER, keep=config.checkpoint.keep, fingerprint=fingerprint(config, layout, schema)
+        folder / CHECKPOINT_FOLDER,
+        keep=config.checkpoint.keep,
+        fingerprint=fingerprint(config, layout, schema, trained_on=trained_on),
     )
     mesh = _mesh(config, schema, layout, model, optimizer, folder) if config.mesh.on else None
     try:
@@ -243,6 +250,7 @@ def restore_run(
         folder=folder,
         config=config,
         schema=schema,
+        trained_on=trained_on,
         layout=layout,
         model=model,
         optimizer=optimizer,

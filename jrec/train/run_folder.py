@@ -1,6 +1,7 @@
 """The folder of a run: who may write into it, and whether a resumed run is the run that began there.
 
 RUN/config.toml     the resolved configuration
+RUN/dataset.json    the identity of the dataset, see jrec.train.run_dataset
 RUN/kernels.json    which GPU kernels it takes, see jrec.commands.kernel_check
 RUN/checkpoints/    see jrec.train.checkpoint
 RUN/host_checkpoints/   of tables in host memory, see jrec.train.host_run
@@ -22,6 +23,7 @@ from jrec.train.config import TrainConfig, differences, load_config, save_config
 from jrec.train.logs import METRICS_FILE, TENSORBOARD_FOLDER, TIMING_FILE
 
 CONFIG_FILE = "config.toml"
+DATASET_FILE = "dataset.json"
 KERNELS_FILE = "kernels.json"
 CHECKPOINT_FOLDER = "checkpoints"
 HOST_CHECKPOINT_FOLDER = "host_checkpoints"
