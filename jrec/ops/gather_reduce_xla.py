@@ -64,7 +64,11 @@ def _sums_of_segments(
 def _sums_one_by_one(
     source: jax.Array, indices: jax.Array, offsets: jax.Array, weights: jax.Array | None, good: jax.Array
 ) -> jax.Array:
-    """For malformed offsets, whose segments may overlap: slow, but each well-formed segment gets its own sum."""
+    """For malformed offsets, whose segments may overlap: slow, but each well-formed segment gets its own sum.
+
+    As in a cast on CPUs, malformed offsets give no row a gradient; JAX could not transpose the loop either.
+    """
+    source, weights = jax.lax.stop_gradient((source, weights))
 
     def row(position: jax.Array) -> jax.Array:
         return take_rows(source, indices[position], None if weights is None else weights[position])
