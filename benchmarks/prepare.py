@@ -4,6 +4,7 @@ Writes synthetic logs in Criteo's format (the same at every run) to a temporary 
 their own: time is that of the whole command, start of Python included, memory the process's peak resident set. In the
 case "fixed vocabulary" no field has more than 100,000 values, so that both logs hold nearly the same values and memory
 must be the same; "kaggle vocabulary" has the cardinalities of the Kaggle log, the hardest case for the hash tables.
+"capped rows" counts blocks of keys into one table of as many rows as ``--max-rows`` would leave it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numba
 import numpy as np
 
 from benchmarks import harness
+from jrec.data.readers.keys import buckets, count_buckets
 
 # Published table sizes of Criteo Kaggle (facebookresearch/dlrm).
 KAGGLE = (
@@ -151,11 +153,42 @@ def measure(report: harness.Report, folder: pathlib.Path, case: str, rows: int, 
         log.unlink()
 
 
+def count_capped(report: harness.Report, rows: int, blocks: int) -> None:
+    """Counts blocks of keys into a table capped at ``rows``, beside NumPy's bincount over the whole table a block."""
+    generator = np.random.default_rng(0)
+    keys = [generator.integers(0, 2**63, 1 << 18).astype(np.uint64) for _ in range(blocks)]
+    counts, reference = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+
+    def in_place() -> None:
+        for block in keys:
+            count_buckets(block, counts)
+
+    def whole_table() -> None:
+        for block in keys:
+            np.add(reference, np.bincount(buckets(block, rows), minlength=rows), out=reference)
+
+    in_place()
+    whole_table()
+    if not np.array_equal(counts, reference):
+        raise RuntimeError("count_buckets and bincount disagree")
+    name = f"{rows:,} capped rows"
+    measured = report.compare(
+        name, "counting", harness.timed(in_place), peer="bincount a block", theirs=harness.timed(whole_table)
+    )
+    report.add(name, "keys counted", blocks * (1 << 18) / measured.median, "keys/s")
+
+
 def main() -> None:
     """Runs the benchmark."""
-    arguments = harness.parser(__doc__).parse_args()
+    parser = harness.parser(__doc__)
+    parser.add_argument("--only", choices=("logs", "capped"), help="take only these cases")
+    arguments = parser.parse_args()
     rows = 250_000 if arguments.quick else 1_000_000
     with harness.Report(arguments, "prepare") as report, tempfile.TemporaryDirectory() as temporary:
+        if arguments.only != "logs":
+            count_capped(report, 10_000_000 if arguments.quick else 100_000_000, 4)
+        if arguments.only == "capped":
+            return
         folder = pathlib.Path(temporary)
         warmup = folder / "warmup.tsv"
         write_log(warmup, 1000, FIXED)

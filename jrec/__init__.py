@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jrec.ops import Cast as Cast
     from jrec.ops import TTShape as TTShape
     from jrec.ops import apply_gradients as apply_gradients
+    from jrec.ops import checked_ids as checked_ids
     from jrec.ops import embedding_bag as embedding_bag
     from jrec.ops import gather_reduce as gather_reduce
     from jrec.ops import init_slots as init_slots
@@ -33,6 +34,7 @@ _OPS = (
     "Cast",
     "TTShape",
     "apply_gradients",
+    "checked_ids",
     "embedding_bag",
     "gather_reduce",
     "init_slots",

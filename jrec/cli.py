@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
 from jrec.errors import JrecError
 
@@ -109,9 +110,16 @@ def _run(arguments: list[str], commands: Sequence[Command]) -> int:
     return int(module.run(_command_options(by_name[name], module, arguments[at + 1 :])) or 0)
 
 
+class _OneLine(argparse.ArgumentParser):
+    """Answers a mistake by one line, as every other part of the command does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}; see {self.prog} --help\n")
+
+
 def _parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
     """The parser of what stands before the command; it knows the commands for its help alone."""
-    parser = argparse.ArgumentParser(
+    parser = _OneLine(
         prog="jrec",
         description="Train deep recommendation models whose embedding tables are huge.",
         epilog=EXAMPLES,
@@ -126,13 +134,19 @@ def _parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
     return parser
 
 
-def _command_options(command: Command, module: ModuleType, arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+def command_parser(command: Command, module: ModuleType) -> argparse.ArgumentParser:
+    """The parser of a command's own arguments."""
+    parser = _OneLine(
         prog=f"jrec {command.name}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     module.add_arguments(parser)
     parser.description = parser.description or (module.__doc__ or command.help).strip().replace("``", "`")
     parser.epilog = parser.epilog or getattr(module, "EXAMPLES", None)
+    return parser
+
+
+def _command_options(command: Command, module: ModuleType, arguments: list[str]) -> argparse.Namespace:
+    parser = command_parser(command, module)
     try:
         return parser.parse_intermixed_args(arguments)  # so that `jrec train C.toml --resume seed=1` works
     except TypeError:  # argparse's answer where a command has subcommands of its own

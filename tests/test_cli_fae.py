@@ -1,7 +1,5 @@
 """``jrec fae``: what its actions print, write and refuse."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -76,12 +74,7 @@ def test_pack_calibrates_by_itself_and_takes_a_runs_settings(data, tmp_path, cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["calibrate", "--budget", "lots"], "--budget is 'lots'"),
-        (["calibrate", "--sample", "0"], "sampled fraction is 0"),
-        (["calibrate", "--confidence", "1"], "confidence is 1"),
-        (["calibrate", "--dim", "0"], "--dim 0 must be at least 1"),
         (["calibrate", "--budget", "1kB"], "more than the budget"),
-        (["pack", "--out", "OUT", "--threads", "0"], "--threads is 0"),
         (["pack", "--out", "OUT", "--calibration", "c.json", "--exact", "--dim", "3"], "--exact, --dim would make"),
         (["pack", "--out", "OUT", "--calibration", "absent.json"], "absent.json cannot be read (No such file"),
     ],
@@ -91,15 +84,6 @@ def test_mistakes_are_explained(data, tmp_path, capsys, arguments, message):
     assert main(["fae", arguments[0], data, *arguments[1:], "--quiet"]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_a_calibration_of_another_dataset_is_refused(data, tmp_path, capsys):
-    file = tmp_path / "c.json"
-    assert main(["fae", "calibrate", data, *CALIBRATE, "--out", str(file), "--quiet"]) == 0
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "dataset": "0" * 32}))
-    assert main(["fae", "pack", data, "--calibration", str(file), "--out", str(tmp_path / "out"), "--quiet"]) == 2
-    assert "the calibration is of dataset" in capsys.readouterr().err
 
 
 def test_help_has_examples(capsys):

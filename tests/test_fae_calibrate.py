@@ -304,7 +304,7 @@ def test_reordered_rows_have_the_loaders_numbers(data, tmp_path):
     np.testing.assert_array_equal(moved.rows["items"], np.sort(order[plain.rows["items"]]))
     np.testing.assert_array_equal(moved.rows["users"], plain.rows["users"])
     assert moved.hot_inputs == plain.hot_inputs
-    with pytest.raises(CalibrationError, match="not of this"):
+    with pytest.raises(CalibrationError, match="order of table items"):
         moved.check_dataset(schema)
 
 
@@ -331,8 +331,8 @@ def test_damaged_files_are_named(data, tmp_path):
     found.save(path)
     text, content = path.read_text(), beside.read_bytes()
     for broken, message in ((text[:50], "is damaged"), ("[]", "is damaged"), ("{}", "no jrec-fae-calibration file"),
-                            (text.replace('"version": 1', '"version": 9'), "version 9"),
-                            (text.replace('"inputs"', '"outputs"'), "lacks or has more")):  # fmt: skip
+                            (text.replace('"version": 2', '"version": 9'), "version 9"),
+                            (text.replace('"inputs"', '"outputs"'), "edited or damaged: its checksum")):  # fmt: skip
         path.write_text(broken)
         with pytest.raises(CalibrationError, match=rf"c\.json .*{message}"):
             Calibration.load(path)

@@ -17,7 +17,6 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jrec.access.profile import fingerprint
 from jrec.data import fae_kernels, fae_pack, fae_piece
 from jrec.data.blocks import ListColumn, ShardReader, ShardWriter, column_names, shard_file
 from jrec.data.fae import FaeManifest, is_fae_folder
@@ -85,7 +84,7 @@ def hot_set(folder, items=None, users=None, seed=1):
     items = np.union1d(np.arange(8), rng.choice(ITEMS, 60, replace=False)) if items is None else items
     users = np.union1d(np.arange(4), rng.choice(USERS, 20, replace=False)) if users is None else users
     rows = {"items": np.asarray(items, np.uint32), "users": np.asarray(users, np.uint32)}
-    return HotSet(rows=rows, dataset=fingerprint(Schema.load(folder)), threshold=1e-3, calibration={"why": "chosen"})
+    return HotSet(rows=rows, dataset=Schema.load(folder).identity, threshold=1e-3, calibration={"why": "chosen"})
 
 
 def examples(folder, schema, rows_of=None):
@@ -158,7 +157,7 @@ def test_every_example_is_there_once_in_order_of_time(data, tmp_path):
     assert parts(packed) == expected
     assert 20 < len(expected[0]) < len(source) - 20
     assert (packed.hot_examples, packed.cold_examples) == tuple(map(len, expected))
-    assert packed.dataset == fingerprint(Schema.load(data))
+    assert packed.dataset == Schema.load(data).identity
     assert (packed.threshold, packed.calibration) == (1e-3, {"why": "chosen"})
     packed.verify_files()
 
@@ -287,7 +286,7 @@ def test_one_table_of_one_row(tmp_path):
     )
     schema.save(data)
     for rows, expected in (([0], (20, 0)), ([], (0, 20))):
-        hot = HotSet(rows={"t": np.array(rows, np.uint32)}, dataset="")
+        hot = HotSet(rows={"t": np.array(rows, np.uint32)}, dataset=None)
         packed = pack(data, tmp_path / f"out{len(rows)}", hot)
         assert (packed.hot_examples, packed.cold_examples) == expected
 
@@ -454,7 +453,7 @@ def test_damaged_files_are_named(data, tmp_path):
     for broken, message in (
         (text.replace('"hot_examples": ', '"hot_examples": 1'), "checksum does not fit"),
         (text[:-20], "is damaged"),
-        (text.replace('"version": 1', '"version": 2'), "version 2, but this jrec reads"),
+        (text.replace('"version": 2', '"version": 1'), "version 1, but this jrec reads"),
         (json.dumps([]), "is damaged"),
     ):
         manifest.write_text(broken)
@@ -472,7 +471,9 @@ def test_datasets_that_do_not_go_with_the_manifest_are_refused(data, tmp_path):
         for path in (two.folder / name).iterdir():
             (one.folder / name / path.name).unlink(missing_ok=True)
             (one.folder / name / path.name).write_bytes(path.read_bytes())
-        with pytest.raises(DatasetError, match=f"one/{name} does not go with"):
+        with pytest.raises(
+            DatasetError, match=f"one/fae.json, part {name}, is of dataset .*, not of .* at .*one/{name} "
+        ):
             _ = getattr(FaeManifest.load(one.folder), f"{name}_schema")
 
 

@@ -16,7 +16,6 @@ from test_fae_pack import hot_set, write_dataset
 from test_train import CONFIG, configure, dataset  # noqa: F401, fixtures
 from test_train_tbsm import SHIPPED, SMALL
 
-from jrec.access.profile import fingerprint
 from jrec.checkpoint import HostRows
 from jrec.data.fae_pack import HotSet, pack
 from jrec.data.schema import Schema
@@ -47,7 +46,7 @@ def packed(source, folder, share):
     """The dataset with the most accessed ``share`` of each table's rows hot."""
     schema = Schema.load(source)
     rows = {t.name: np.arange(round(share(t) * t.rows), dtype=np.uint32) for t in schema.tables}
-    return pack(source, folder, HotSet(rows=rows, dataset=fingerprint(schema))).folder
+    return pack(source, folder, HotSet(rows=rows, dataset=schema.identity)).folder
 
 
 @pytest.fixture(scope="module")

@@ -343,7 +343,7 @@ def test_missing_columns_and_short_blocks(tmp_path):
     short = write_dataset(tmp_path / "short", [320], 32).splits["train"].shards[0]
     [shard] = schema.splits["train"].shards
     lying = dataclasses.replace(
-        schema, splits={"train": Split(shards=(dataclasses.replace(shard, bytes=short.bytes),))}
+        schema, splits={"train": Split(shards=(dataclasses.replace(shard, bytes=short.bytes, digest=short.digest),))}
     )
     with pytest.raises(DatasetError, match="has not the 64 examples"):
         next(make_loader(tmp_path / "short", lying, LAYOUT, "train", config))

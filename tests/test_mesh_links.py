@@ -53,8 +53,6 @@ def test_text_keeps_the_figures(tmp_path):
         (("--out", "node.json"), "end in .toml"),
         (("--devices", "9"), "--devices is 9, but JAX sees 4 cpu device"),
         (("--row-bytes", "6"), "whole float32"),
-        (("--message", "many"), "--message is 'many'"),
-        (("--repeats", "0"), "measure at least once"),
     ],
 )
 def test_what_cannot_be_measured(arguments, message, capsys):

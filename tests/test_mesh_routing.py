@@ -65,7 +65,7 @@ def test_plans_for_inference_are_routed_to_the_nearest_copy():
         ),
         examples=1000,
         source="test",
-        dataset="",
+        dataset=None,
     )
     problem = Problem(
         tables=tables,

@@ -28,15 +28,6 @@ def fresh():
     dispatch.native_unavailable.cache_clear()
 
 
-@pytest.mark.parametrize("offsets", [[0, 5, 3, 6], [1, 2, 3, 6], [0, 2, 3, 7], [0, -1, 3, 6], [0, 2, 3, 2**30]])
-def test_malformed_offsets_are_errors_and_not_memory_faults(offsets):
-    ids, bounds = jnp.zeros(6, jnp.int32), jnp.array(offsets, jnp.int32)
-    with pytest.raises(Exception, match="offsets must ascend from 0 to at most the number of ids"):
-        jax.block_until_ready(ops.gather_reduce(jnp.ones((4, 8)), ids, bounds, implementation="native"))
-    with pytest.raises(Exception, match="offsets must ascend from 0 to at most the number of ids"):
-        jax.block_until_ready(ops.tensor_cast(ids, bounds, num_rows=4, implementation="native"))
-
-
 def test_malformed_casts_are_errors():
     cast = ops.tensor_cast(jnp.zeros((5, 2), jnp.int32), num_rows=4, implementation="xla")
     bad = ops.Cast(
@@ -46,7 +37,7 @@ def test_malformed_casts_are_errors():
         positions=cast.positions,
         num_unique=jnp.int32(3),
     )
-    with pytest.raises(Exception, match="offsets must ascend"):
+    with pytest.raises(Exception, match="a cast's offsets must ascend"):
         jax.block_until_ready(
             ops.casted_update(
                 ops.SGD(learning_rate=0.1), jnp.ones((4, 8)), {}, bad, jnp.ones((5, 8)), implementation="native"

@@ -11,7 +11,16 @@ from flax import nnx
 
 import jrec
 from jrec import ops
-from jrec.nn import DLRM, MLP, DLRMConfig, SparseOptimizer, binary_cross_entropy, dot_interaction, train_step
+from jrec.nn import (
+    DLRM,
+    MLP,
+    DLRMConfig,
+    SparseOptimizer,
+    binary_cross_entropy,
+    dot_interaction,
+    interaction,
+    train_step,
+)
 from jrec.nn.embeddings import masked_max
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -58,6 +67,21 @@ def test_dot_interaction_is_the_strict_lower_triangle_with_its_gradient(features
     wanted = np.einsum("bfg,bgd->bfd", square + square.swapaxes(1, 2), z)
     _, vjp = jax.vjp(dot_interaction, vectors)
     np.testing.assert_allclose(vjp(jnp.asarray(cotangent, jnp.float32))[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_products_made_by_chunks_are_the_same_bits(monkeypatch):
+    vectors = jax.random.normal(jax.random.key(0), (37, 20, 16))
+    gradient = jax.random.normal(jax.random.key(1), (37, 190))
+
+    def both():
+        return jax.jit(lambda v, g: (jax.vjp(dot_interaction, v)[0], jax.vjp(dot_interaction, v)[1](g)))(
+            vectors, gradient
+        )
+
+    whole = both()
+    monkeypatch.setattr(interaction, "_WHOLE_BYTES", 1 << 14)
+    monkeypatch.setattr(interaction, "_CHUNK_BYTES", 1 << 13)
+    jax.tree.map(np.testing.assert_array_equal, both(), whole)
 
 
 def test_masked_max_ignores_absent_positions_and_zeroes_empty_bags():

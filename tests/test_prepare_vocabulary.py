@@ -1,6 +1,7 @@
 """Tables by frequency, in one pass or several, capped by hashing or not; and the store of long texts."""
 
 import collections
+import time
 
 import hypothesis
 import hypothesis.strategies as st
@@ -12,7 +13,7 @@ from jrec.data.readers.movielens_side import encode_texts
 from jrec.data.readers.parse import LongTexts
 from jrec.data.schema import DatasetError
 from jrec.data.texts import TextStore
-from jrec.data.vocabulary import HashedTable, Vocabulary, build_table
+from jrec.data.vocabulary import HashedTable, Vocabulary, _hash_table, build_table
 
 KEYS = st.lists(st.lists(st.integers(0, 40), max_size=60), max_size=4)
 
@@ -59,6 +60,20 @@ def test_a_capped_table_is_a_plain_hash(lists, max_rows):
     # The same bucket is the same row, another bucket another row.
     assert len(set(zip(bucket.tolist(), rows.tolist(), strict=True))) == len(set(bucket.tolist()))
     assert sorted(built.row_of_bucket.tolist()) == list(range(max_rows))
+
+
+def test_counting_a_capped_table_costs_what_its_keys_cost():
+    """Not the table's size for every block of keys: at Terabyte's size that is terabytes of memory traffic."""
+    rows = 4_000_000
+    values = np.random.default_rng(0).integers(0, 2**63, 4000).astype(np.uint64)
+    _hash_table(lambda: [values], 2)  # compiles
+    start = time.perf_counter()
+    built = _hash_table(lambda: np.array_split(values, 1000), rows)
+    seconds = time.perf_counter() - start
+    counts = np.bincount(buckets(values, rows), minlength=rows)
+    np.testing.assert_array_equal(built.counts, np.sort(counts)[::-1])
+    np.testing.assert_array_equal(built.counts[built.row_of_bucket[:1000]], counts[:1000])
+    assert seconds < 2  # reading and writing the table for every block takes about 10
 
 
 def test_many_distinct_values_in_several_passes():

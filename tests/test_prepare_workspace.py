@@ -268,8 +268,6 @@ def test_the_command(tmp_path, capsys):
     [
         (["--split", "0.5,0.6,0.1"], "three fractions that add up to 1"),
         (["--split", "0,0.5,0.5"], "leaves nothing to train on"),
-        (["--min-count", "0"], "--min-count is 0; it must be at least 1"),
-        (["--max-rows", "0"], "--max-rows is 0; it must be at least 1"),
         (["--shard-examples", "100"], "--shard-examples is 100; it must be a positive multiple"),
     ],
 )
@@ -278,6 +276,20 @@ def test_options_are_checked(tmp_path, capsys, arguments, message):
     given = ["prepare", "criteo-kaggle", "--input", str(tmp_path / "log"), "--out", str(tmp_path / "out"), *arguments]
     assert cli.main(given) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_count": 0}, "--min-count is 0; it must be at least 1"),
+        ({"max_rows": 0}, "--max-rows is 0; it must be at least 1"),
+        ({"key_seed": -1}, "--key-seed is -1; it must be at least 0"),
+        ({"key_seed": 2**64}, r"--key-seed is 18446744073709551616; it must be below 2\^64"),
+    ],
+)
+def test_options_of_the_library_are_checked(options, message):
+    with pytest.raises(DatasetError, match=message):
+        PrepareOptions(**options)
 
 
 def test_a_log_of_one_line(tmp_path):

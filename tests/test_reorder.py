@@ -337,7 +337,6 @@ def test_the_command_reorders_verifies_removes_and_says_what_is_wrong(dataset, c
     for wrong, message in (
         (["--tables", "user"], "no table user; its tables are items, small"),
         ([], "no table has 10,000 rows or more, the largest has 600"),
-        (["--hot-ratio", "1"], "hot_ratio is 1.0"),
         (["--min-rows", "600", "--degree", "all", "--max-edges", "50"], "more than 50 edges"),
     ):
         assert main(["reorder", str(dataset), *wrong]) == 2

@@ -19,7 +19,7 @@ PARAMETERS = {"dense": {"parameters": 10, "bytes": 40}, "d16_float32": {"paramet
 
 
 def make_schema(**ceiling):
-    shard = Shard(file="test.array_record", blocks=1, examples=500, bytes=1)
+    shard = Shard(file="test.array_record", blocks=1, examples=500, bytes=1, digest="")
     return Schema(
         name="synthetic",
         block_size=8192,

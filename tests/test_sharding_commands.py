@@ -229,3 +229,16 @@ print([m for m in ("jax", "numba", "scipy", "matplotlib", "pyarrow") if m in sys
     root = pathlib.Path(__file__).resolve().parents[1]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("row", ["9" * 20, "1" + 400 * "0", "-1", "\u00b2", "3000"])
+def test_explaining_no_row_is_one_line(row, data, tmp_path, capsys):
+    out = tmp_path / "plan"
+    command = ["plan", str(data), "--hardware", "dgx-a100", "--dim", "16", "--out", str(out), "--figure", "none"]
+    assert cli.main(command) == 0
+    capsys.readouterr()
+    assert cli.main(["plan", "--out", str(out), "--explain", f"C3:{row}"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("jrec: error: ")
+    assert message.count("\n") == 1
+    assert len(message) < 300

@@ -7,7 +7,6 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jrec.access.profile import fingerprint
 from jrec.data.schema import CategoricalFeature, Schema, Shard, Split, Table
 from jrec.sharding.baselines import BASELINES
 from jrec.sharding.cost import evaluate
@@ -151,7 +150,7 @@ def schema_of(problem, *, name="data", examples=1000):
         dense=(),
         categorical=tuple(CategoricalFeature(name=t.name, table=t.name, fixed_length=True) for t in problem.tables),
         tables=tuple(Table(name=t.name, rows=t.rows) for t in problem.tables),
-        splits={"train": Split(shards=(Shard(file="x", blocks=1, examples=examples, bytes=1),))},
+        splits={"train": Split(shards=(Shard(file="x", blocks=1, examples=examples, bytes=1, digest=""),))},
         provenance={},
     )
 
@@ -160,7 +159,7 @@ def schema_of(problem, *, name="data", examples=1000):
 def saved(tmp_path):
     problem = problem_of([zipf_counts(200), zipf_counts(50, 1)], purpose="inference", extra_memory=0.3, nodes=2)
     schema = schema_of(problem)
-    problem = dataclasses.replace(problem, profile=dataclasses.replace(problem.profile, dataset=fingerprint(schema)))
+    problem = dataclasses.replace(problem, profile=dataclasses.replace(problem.profile, dataset=schema.identity))
     plan = build_plan(problem, plan_placement(problem).placement, {"hardware": problem.hardware.to_json()})
     save_plan(plan, tmp_path / "plan")
     return problem, schema, plan, tmp_path / "plan"
@@ -200,8 +199,8 @@ def test_any_damage_to_a_file_is_found(saved, tmp_path):
 
 def test_a_plan_of_a_later_version_is_refused(saved):
     *_, path = saved
-    path.write_bytes(path.read_bytes().replace(b"jrec-plan 1\n", b"jrec-plan 9\n"))
-    with pytest.raises(PlanError, match="version 9, but this jrec reads version 1"):
+    path.write_bytes(path.read_bytes().replace(b"jrec-plan 3\n", b"jrec-plan 9\n"))
+    with pytest.raises(PlanError, match="version 9, but this jrec reads version 3"):
         load_plan(path)
 
 
@@ -212,8 +211,10 @@ def test_another_dataset_mesh_or_budget_is_refused_with_the_reason(saved):
     larger = dataclasses.replace(schema, tables=(dataclasses.replace(schema.tables[0], rows=201), schema.tables[1]))
     with pytest.raises(PlanError, match="places 200 rows of table 't0', but dataset 'data' has 201"):
         load_plan(path, schema=larger)
-    with pytest.raises(PlanError, match="made for another dataset than 'other'"):
-        load_plan(path, schema=schema_of(problem, name="other"))
+    other = dataclasses.replace(schema.tables[0], numbering="other values")
+    with pytest.raises(PlanError, match=r"plan is of dataset 'data' .*, not of 'data' .*: table t0;"):
+        load_plan(path, schema=dataclasses.replace(schema, tables=(other, schema.tables[1])))
+    assert load_plan(path, schema=schema_of(problem, examples=7)).tables == plan.tables  # rows mean the same
     fewer = dataclasses.replace(schema, tables=schema.tables[:1], categorical=schema.categorical[:1])
     with pytest.raises(PlanError, match=r"places table\(s\) t1, which dataset 'data' lacks"):
         load_plan(path, schema=fewer)

@@ -370,8 +370,9 @@ def test_the_command(tmp_path, capsys):
     assert main(arguments) == 2
     assert "pass --overwrite to replace it" in capsys.readouterr().err
     assert main([*arguments, "--overwrite", "--quiet"]) == 0
-    assert main(["synth", "--like", "rm1", "--rows", "-4", "--out", out]) == 2
-    assert "jrec: error: --rows is -4" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["synth", "--like", "rm1", "--rows", "-4", "--out", out])
+    assert "error: argument --rows: '-4' is out of range" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("like", ["rm1", "rm2", "avazu", "taobao-intent", "criteo-terabyte"])

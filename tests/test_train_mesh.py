@@ -19,11 +19,13 @@ import pytest
 from mesh_runs import OPTIMIZERS
 from test_train import configuring
 
+from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError, JrecError
 from jrec.sharding import BASELINES, PlanError, save_plan
+from jrec.sharding.hardware import grid
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
 from jrec.train.build import build_layout
 from jrec.train.evaluate import evaluate_checkpoint
@@ -243,6 +245,10 @@ def test_a_plan_needs_a_mesh(configure):
         configure("plan='x'")
 
 
+OTHER = Identity(name="other", path="", rows="f" * 64, examples="f" * 64, columns={})
+SMALL = grid("small", devices=2, memory=100, lookup=1e9, within=1e9, all_reduce=1e9)
+
+
 def changed_tables(plan, **changes):
     return dataclasses.replace(plan, tables=tuple(dataclasses.replace(t, **changes) for t in plan.tables))
 
@@ -250,12 +256,12 @@ def changed_tables(plan, **changes):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda plan: dataclasses.replace(plan, dataset="f" * 32), "made for another dataset"),
+        (lambda plan: dataclasses.replace(plan, dataset=OTHER), r"is of dataset 'other' \(rows ffffffff, .*\), not of"),
         (lambda plan: dealt_again(plan, 4), "for 4 devices, but the mesh has 2"),
         (lambda plan: changed_tables(plan, dim=8), "rows of dim 8.*model.embedding_dim is 4"),
         (lambda plan: changed_tables(plan, dtype="bfloat16"), "dtype bfloat16.*model.table_dtype is float32"),
         (lambda plan: dataclasses.replace(plan, purpose="inference"), "for inference.*--for training"),
-        (lambda plan: dataclasses.replace(plan, info={"hardware": {"memory": [100, 100]}}), "would hold .* bytes"),
+        (lambda plan: dataclasses.replace(plan, info={"hardware": SMALL.to_json()}), "would hold .* bytes"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused_with_the_reason(configure, dataset, tmp_path, change, says):
@@ -286,7 +292,7 @@ def test_the_shell_says_why_a_plan_is_refused(configure, dataset, tmp_path, caps
         (said,) = capsys.readouterr().err.strip().splitlines()
         return said
 
-    assert "was made for another dataset than" in refused(other)
+    assert re.search(rf"{plan} is of dataset 'quickstart' at {other} .*, not of .* at {dataset}", refused(other))
     assert "is for 2 devices, but the mesh has 4; plan again" in refused(dataset, train=["mesh.devices=4"])
     tight = refused(
         dataset, "--memory", "180kB", "--slot-bytes", "0", "--no-host", train=["optimizer.embedding.name=adam"]

@@ -12,12 +12,11 @@ if TYPE_CHECKING:
     from jrec.access.profile import AccessProfile as AccessProfile
     from jrec.access.profile import ProfileError as ProfileError
     from jrec.access.profile import TableProfile as TableProfile
-    from jrec.access.profile import fingerprint as fingerprint
 
 __getattr__, __dir__ = attach(
     __name__,
     {
-        **dict.fromkeys(("AccessProfile", "ProfileError", "TableProfile", "fingerprint"), "jrec.access.profile"),
+        **dict.fromkeys(("AccessProfile", "ProfileError", "TableProfile"), "jrec.access.profile"),
         **dict.fromkeys(("exact_profile", "sampled_profile"), "jrec.access.count"),
         "AccessMonitor": "jrec.access.monitor",
         "power_law_profile": "jrec.access.power_law",

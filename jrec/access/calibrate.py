@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jrec.access.calibrate_box import CHUNK_ROWS, CHUNKS, RandEmBox, hot_rows
-from jrec.access.calibrate_file import Calibration, HotInputs, Step, TableResult, bijections
+from jrec.access.calibrate_file import Calibration, HotInputs, Step, TableResult
 from jrec.access.calibrate_inputs import InputSample
 from jrec.access.count import Block, block_examples, count_blocks, exact_profile, sample_blocks, split_blocks
-from jrec.access.profile import TableProfile, fingerprint
+from jrec.access.profile import TableProfile
 from jrec.data.progress import Progress
 from jrec.data.reorder_file import load_order
 from jrec.data.schema import Schema, Table
@@ -149,8 +149,8 @@ def calibrate_and_count(
     ).share(cutoff)
     found = Calibration(
         name=schema.name,
-        dataset=fingerprint(schema),
-        options={**dataclasses.asdict(asked), "bijections": bijections(schema)},
+        dataset=schema.identity,
+        options=dataclasses.asdict(asked),
         source=counted.source,
         inputs=schema.splits["train"].examples,
         counted_inputs=counted.inputs,

@@ -130,7 +130,7 @@ def _figure7(folder: str | os.PathLike[str], schema: Schema, counted: Counted):
     table = max(schema.tables, key=lambda t: t.rows)
     figure, axes = _panel(f"{schema.name}: accesses of the rows of table {table.name}", "accesses a million inputs")
     edges = np.unique(np.geomspace(1, table.rows + 1, 80).astype(np.int64)) - 1
-    full = _full(folder, table)
+    full = _full(folder, schema, table)
     if full is not None:
         total = schema.splits["train"].examples
         axes.plot(edges[:-1] + 1, 1e6 * _means(full, edges) / total, color=GREY, linewidth=3, label="all inputs")
@@ -180,13 +180,12 @@ def _thresholds(axes, found: Calibration) -> None:
         axes.axvline(found.threshold, color=GREEN, linewidth=1, label="chosen")
 
 
-def _full(folder: str | os.PathLike[str], table: Table) -> TableProfile | None:
+def _full(folder: str | os.PathLike[str], schema: Schema, table: Table) -> TableProfile | None:
     """The counts that the dataset holds, if it does."""
     if table.counts is None:
         return None
-    return TableProfile.from_counts(
-        table.name, np.load(pathlib.Path(folder) / table.counts, mmap_mode="r", allow_pickle=False)
-    )
+    path = schema.check_file(folder, table.counts)
+    return TableProfile.from_counts(table.name, np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 def _means(profile: TableProfile, edges: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
@@ -13,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from jrec.access.container import read_container, write_container
-from jrec.access.profile import fingerprint
-from jrec.data.fae import HotSet
+from jrec.data.fae import HotSet, is_row_list
+from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.errors import JrecError
-from jrec.files import load_json, save_json
+from jrec.files import decode, load_json, save_json, sha256_of
 
-FORMAT, VERSION = "jrec-fae-calibration", 1
-ROWS_KIND, ROWS_VERSION = "jrec-fae-rows", 1
+FORMAT, VERSION = "jrec-fae-calibration", 2
+ROWS_KIND, ROWS_VERSION = "jrec-fae-rows", 2
 _REMEDY = "make it again with `jrec fae calibrate`"
 
 
@@ -76,11 +75,11 @@ class HotInputs:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """Which rows are hot.
+class Summary:
+    """Which rows are hot, without the rows themselves.
 
     Attributes:
-      name, dataset: of the dataset, and its fingerprint.
+      name, dataset: of the dataset, and its identity.
       options: as asked for, JSON types.
       source: how accesses were counted.
       inputs, counted_inputs: in the training split, and those among them whose accesses were counted.
@@ -93,11 +92,10 @@ class Calibration:
       hot_inputs: how many inputs will be hot.
       notes: what is worth knowing about this dataset.
       seconds: that it took.
-      rows: hot rows of every table, uint32 ascending, numbered as the dataset's loader yields them.
     """
 
     name: str
-    dataset: str
+    dataset: Identity
     options: Mapping[str, Any]
     source: str
     inputs: int
@@ -110,6 +108,16 @@ class Calibration:
     hot_inputs: HotInputs
     notes: tuple[str, ...]
     seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibration(Summary):
+    """Which rows are hot.
+
+    Attributes:
+      rows: hot rows of every table, uint32 ascending, numbered as the dataset's loader yields them.
+    """
+
     rows: Mapping[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
 
     @property
@@ -134,19 +142,15 @@ class Calibration:
         Raises:
           CalibrationError: if it is another.
         """
-        if self.dataset != fingerprint(schema) or self.options["bijections"] != bijections(schema):
-            raise CalibrationError(
-                f"the calibration is of dataset {self.name!r} as it was then, not of this {schema.name!r}; {_REMEDY}"
-            )
+        self.dataset.check(schema.identity, what="the calibration", remedy=_REMEDY, error=CalibrationError)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes ``path`` and ``path.rows``, each atomically."""
         beside = _beside(path)
         steps = {name: np.diff(rows, prepend=np.uint32(0)) for name, rows in self.rows.items()}  # these compress
-        write_container(beside, kind=ROWS_KIND, version=ROWS_VERSION, header={"dataset": self.dataset}, arrays=steps)
-        digest = hashlib.sha256(beside.read_bytes()).hexdigest()
-        content = {**self.summary(), "rows_sha256": digest}
-        save_json(pathlib.Path(path), content, kind=FORMAT, version=VERSION)
+        write_container(beside, kind=ROWS_KIND, version=ROWS_VERSION, header=self.dataset.digests, arrays=steps)
+        content = {**self.summary(), "rows_sha256": sha256_of(beside)}
+        save_json(pathlib.Path(path), content, kind=FORMAT, version=VERSION, sealed=True)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Calibration:
@@ -155,35 +159,25 @@ class Calibration:
         Raises:
           CalibrationError: if one is damaged, no calibration, or they do not belong together.
         """
-        content = load_json(pathlib.Path(path), kind=FORMAT, version=VERSION, error=CalibrationError, remedy=_REMEDY)
-        digest = content.pop("rows_sha256", None)
+        content = load_json(
+            pathlib.Path(path), kind=FORMAT, version=VERSION, error=CalibrationError, remedy=_REMEDY, sealed=True
+        )
+        digest, hot_bytes = content.pop("rows_sha256", None), content.pop("hot_bytes", None)
         beside = _beside(path)
         _, steps = read_container(beside, kind=ROWS_KIND, version=ROWS_VERSION, error=CalibrationError, remedy=_REMEDY)
-        if hashlib.sha256(beside.read_bytes()).hexdigest() != digest:
+        if sha256_of(beside) != digest:
             raise CalibrationError(f"{beside} is not the one that belongs to {path}; {_REMEDY}")
+        summary = decode(content, Summary, where=str(path), error=CalibrationError, remedy=_REMEDY)
         rows = {name: np.cumsum(values, dtype=np.uint32) for name, values in steps.items()}
-        try:
-            return _from_json(content, rows)
-        except (KeyError, TypeError) as error:
-            raise CalibrationError(f"{path} lacks or has more than a calibration ({error}); {_REMEDY}") from error
+        good = [t.name for t in summary.tables] == list(rows) and all(
+            steps[t.name].dtype == np.uint32 and is_row_list(rows[t.name], t.rows) and len(rows[t.name]) == t.hot
+            for t in summary.tables
+        )
+        found = Calibration(**{f.name: getattr(summary, f.name) for f in dataclasses.fields(summary)}, rows=rows)
+        if not good or hot_bytes != found.hot_bytes:
+            raise CalibrationError(f"{beside} does not hold the hot rows that {path} counts; {_REMEDY}")
+        return found
 
 
 def _beside(path: str | os.PathLike[str]) -> pathlib.Path:
     return pathlib.Path(f"{os.fspath(path)}.rows")
-
-
-def _from_json(content: dict[str, Any], rows: Mapping[str, np.ndarray]) -> Calibration:
-    del content["hot_bytes"]
-    return Calibration(
-        tables=tuple(TableResult(**t) for t in content.pop("tables")),
-        steps=tuple(Step(**s) for s in content.pop("steps")),
-        hot_inputs=HotInputs(**content.pop("hot_inputs")),
-        notes=tuple(content.pop("notes")),
-        rows=rows,
-        **content,
-    )
-
-
-def bijections(schema: Schema) -> dict[str, str]:
-    """SHA-256 of the tables' bijections: hot rows have the numbers that these give."""
-    return {t.name: t.bijection.sha256 for t in schema.tables if t.bijection is not None}

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import pathlib
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jrec.errors import JrecError
+from jrec.files import parse_json
 
 _DIGEST = 32
 _LENGTH = struct.Struct("<Q")
 _KINDS = "iufb"  # of dtypes: integers, floats, booleans
+_MOST_COMPRESSED = 1032  # zlib's limit: bytes out for a byte in
 
 
 def write_container(
@@ -91,20 +94,59 @@ def read_container(
         raise error(f"{path} is truncated or damaged: its checksum does not fit; {remedy}")
     try:
         (length,) = _LENGTH.unpack_from(rest)
-        body = rest[_LENGTH.size : -_DIGEST]
-        described = json.loads(body[:length])
+        body = memoryview(rest)[_LENGTH.size : -_DIGEST]
+        described = parse_json(bytes(body[:length]))
         return described["header"], _arrays(described["arrays"], body[length:])
-    except (ValueError, KeyError, TypeError, zlib.error) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error) as problem:
         raise error(f"{path} does not hold what a {kind} file holds ({problem!r}); {remedy}") from problem
 
 
-def _arrays(entries: list[dict[str, Any]], body: bytes) -> dict[str, np.ndarray]:
-    found, at = {}, 0
+def check_arrays(
+    path: str | os.PathLike[str],
+    arrays: Mapping[str, np.ndarray],
+    names: Sequence[str],
+    *,
+    error: type[JrecError],
+    remedy: str,
+) -> None:
+    """Refuses a file whose arrays are not these, or not one-dimensional numbers.
+
+    Args:
+      path: The file, for the message.
+      arrays: What it holds.
+      names: What it has to hold.
+      error: What is raised.
+      remedy: What the message advises.
+
+    Raises:
+      JrecError: As ``error``; the message names an array.
+    """
+    if odd := sorted(set(names) ^ set(arrays)):
+        raise error(f"{path} {'lacks' if odd[0] in names else 'has an odd'} array {odd[0]}; {remedy}")
+    for name, array in arrays.items():
+        if array.ndim != 1 or array.dtype.kind not in "iuf":
+            raise error(f"{path}: array {name} is {array.dtype}{list(array.shape)}, no list of numbers; {remedy}")
+
+
+def _arrays(entries: list[dict[str, Any]], body: memoryview) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    at = 0
     for entry in entries:
-        dtype = np.dtype(entry["dtype"])
-        if dtype.kind not in _KINDS:
-            raise ValueError(f"array {entry['name']} has dtype {dtype}")
-        raw = zlib.decompress(body[at : at + entry["bytes"]])
-        found[entry["name"]] = np.frombuffer(raw, dtype).reshape(entry["shape"]).astype(dtype.newbyteorder("="))
-        at += entry["bytes"]
-    return found
+        name, shape, size = str(entry["name"]), tuple(entry["shape"]), entry["bytes"]
+        dtype = np.dtype(str(entry["dtype"]))
+        if dtype.kind not in _KINDS or name in arrays:
+            raise ValueError(f"array {name} has dtype {dtype}, or is there twice")
+        if any(type(n) is not int or n < 0 for n in (*shape, size)) or at + size > len(body):
+            raise ValueError(f"array {name} has shape {shape} in {size} bytes")
+        expected = math.prod(shape) * dtype.itemsize
+        if expected > _MOST_COMPRESSED * size:  # before room is made for it
+            raise ValueError(f"array {name} of shape {shape} cannot be in {size} bytes")
+        unpacker = zlib.decompressobj()
+        raw = unpacker.decompress(body[at : at + size], expected + 1)
+        if len(raw) != expected or not unpacker.eof or unpacker.unused_data:
+            raise ValueError(f"array {name} has other bytes than its shape {shape} says")
+        arrays[name] = np.frombuffer(raw, dtype).reshape(shape).astype(dtype.newbyteorder("="))
+        at += size
+    if at != len(body):
+        raise ValueError(f"{len(body) - at} bytes behind the last array")
+    return arrays

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 
-from jrec.access.profile import AccessProfile, ProfileError, TableProfile, fingerprint
+from jrec.access.profile import AccessProfile, ProfileError, TableProfile
 from jrec.access.sparse import SparseCounter
 from jrec.data.progress import Progress
 from jrec.data.schema import DatasetError, Schema
@@ -46,11 +45,11 @@ def exact_profile(
     if split != "train" or any(counts is None for _, counts in stored):
         tables = count_blocks(folder, schema, split, split_blocks(schema, split), progress=progress)
         source = f"exact, {examples:,} examples of split {split}"
-        return AccessProfile(tables=tables, examples=examples, source=source, dataset=fingerprint(schema))
+        return AccessProfile(tables=tables, examples=examples, source=source, dataset=schema.identity)
     tables = []
     with progress.stage("reading counts", len(stored)) as advance:
         for done, (table, file) in enumerate(stored, start=1):
-            path = pathlib.Path(folder) / str(file)
+            path = schema.check_file(folder, str(file))
             try:
                 counts = np.load(path, mmap_mode="r", allow_pickle=False)
             except (OSError, ValueError) as error:
@@ -66,7 +65,7 @@ def exact_profile(
         tables=tuple(tables),
         examples=examples,
         source=f"exact, {examples:,} examples, counted in preparation",
-        dataset=fingerprint(schema),
+        dataset=schema.identity,
     )
 
 
@@ -105,7 +104,7 @@ def sampled_profile(
         tables=tables,
         examples=examples,
         source=f"sampled, {examples:,} of {total:,} examples of split {split}, seed {seed}",
-        dataset=fingerprint(schema),
+        dataset=schema.identity,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jrec.access.profile import AccessProfile, ProfileError, TableProfile
+from jrec.data.identity import Identity
 
 DEFAULT_CAPACITY = 1 << 20
 
@@ -69,12 +70,12 @@ class AccessMonitor:
                 self._take(name, np.asarray(values).reshape(-1))
             self.examples += examples
 
-    def profile(self, *, smooth: bool = True, dataset: str = "") -> AccessProfile:
+    def profile(self, *, smooth: bool = True, dataset: Identity | None = None) -> AccessProfile:
         """The estimated accesses of all rows since the last reset.
 
         Args:
           smooth: average the counts of rarely sampled rows, see ``TableProfile.smoothed``.
-          dataset: the fingerprint of the dataset that is trained on.
+          dataset: the identity of the dataset that is trained on.
 
         Raises:
           ProfileError: if nothing has been seen.

@@ -7,36 +7,23 @@ thousands for tables of millions of rows. A sampled profile is in row order too,
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import os
-from typing import Any
 
 import numpy as np
 
-from jrec.access.container import read_container, write_container
+from jrec.access.container import check_arrays, read_container, write_container
+from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.errors import JrecError
+from jrec.files import decode
 
-KIND, VERSION = "jrec-access", 1
+KIND, VERSION = "jrec-access", 2
 _CHUNK = 1 << 22
 _REMEDY = "count the dataset again with `jrec access`"
 
 
 class ProfileError(JrecError):
     """An access profile that is damaged or does not belong to what it is used with."""
-
-
-def fingerprint(schema: Schema) -> str:
-    """Identifies a dataset by what a plan depends on: its name, tables, features and training examples."""
-    train = schema.splits.get("train")
-    content = [
-        schema.name,
-        [(t.name, t.rows, t.oov_row) for t in schema.tables],
-        [(f.name, f.table, f.max_length, f.fixed_length) for f in schema.categorical],
-        train.examples if train is not None else 0,
-    ]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -207,13 +194,13 @@ class AccessProfile:
       tables: one a table of the dataset.
       examples: in which these accesses happened; counts by this are accesses an example.
       source: how it was counted, for people.
-      dataset: the ``fingerprint`` of the dataset, empty where there is none.
+      dataset: the identity of the dataset; None where it is of none.
     """
 
     tables: tuple[TableProfile, ...]
     examples: float
     source: str = ""
-    dataset: str = ""
+    dataset: Identity | None = None
 
     def __post_init__(self) -> None:
         if not self.examples > 0:
@@ -244,18 +231,19 @@ class AccessProfile:
                     f"the access profile has {found} where dataset {schema.name!r} has table {table.name!r} of"
                     f" {table.rows:,} rows; {_REMEDY}"
                 )
-        if self.dataset and self.dataset != fingerprint(schema):
-            raise ProfileError(f"the access profile is of another dataset than {schema.name!r}; {_REMEDY}")
+        if self.dataset is not None:
+            self.dataset.check(schema.identity, what="the access profile", remedy=_REMEDY, error=ProfileError)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a versioned, checksummed file."""
-        header: dict[str, Any] = {"examples": self.examples, "source": self.source, "dataset": self.dataset}
-        header["tables"] = [t.name for t in self.tables]
+        header = _Header(
+            examples=self.examples, source=self.source, dataset=self.dataset, tables=tuple(t.name for t in self.tables)
+        )
         arrays = {}
         for number, table in enumerate(self.tables):
             arrays[f"lengths/{number}"] = np.diff(table.starts)
             arrays[f"counts/{number}"] = table.counts
-        write_container(path, kind=KIND, version=VERSION, header=header, arrays=arrays)
+        write_container(path, kind=KIND, version=VERSION, header=dataclasses.asdict(header), arrays=arrays)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> AccessProfile:
@@ -264,18 +252,32 @@ class AccessProfile:
         Raises:
           ProfileError: if it is damaged or no access profile.
         """
-        header, arrays = read_container(path, kind=KIND, version=VERSION, error=ProfileError, remedy=_REMEDY)
+        content, arrays = read_container(path, kind=KIND, version=VERSION, error=ProfileError, remedy=_REMEDY)
+        header = decode(content, _Header, where=str(path), error=ProfileError, remedy=_REMEDY)
+        names = [f"{what}/{number}" for number in range(len(header.tables)) for what in ("lengths", "counts")]
+        check_arrays(path, arrays, names, error=ProfileError, remedy=_REMEDY)
         try:
             tables = tuple(
-                TableProfile(
-                    name=name,
-                    starts=np.append(0, np.cumsum(arrays[f"lengths/{number}"])),
-                    counts=arrays[f"counts/{number}"],
-                )
-                for number, name in enumerate(header["tables"])
+                TableProfile(name=name, starts=_starts(arrays[f"lengths/{k}"]), counts=arrays[f"counts/{k}"])
+                for k, name in enumerate(header.tables)
             )
-            return AccessProfile(
-                tables=tables, examples=header["examples"], source=header["source"], dataset=header["dataset"]
-            )
-        except KeyError as error:
-            raise ProfileError(f"{path} lacks {error}; {_REMEDY}") from error
+            return AccessProfile(tables=tables, examples=header.examples, source=header.source, dataset=header.dataset)
+        except ProfileError as error:
+            raise ProfileError(f"{path}: {error}; {_REMEDY}") from error
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Header:
+    """What a file says besides its arrays."""
+
+    examples: float
+    source: str
+    dataset: Identity | None
+    tables: tuple[str, ...]
+
+
+def _starts(lengths: np.ndarray) -> np.ndarray:
+    """Where runs of these lengths start, and where the last one ends."""
+    if lengths.dtype.kind not in "iu" or (lengths < 1).any() or float(np.sum(lengths, dtype=np.float64)) >= 2.0**62:
+        raise ProfileError("the lengths of runs are not positive integers")
+    return np.append(0, np.cumsum(lengths))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from jrec.commands.arguments import SEED, number
+
 DESCRIPTION = """\
 Count how often every row of every table is accessed, exactly or from a sample, and write an access profile.
 
@@ -22,9 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("data", metavar="DATA", help="a dataset folder")
     parser.add_argument("--out", metavar="FILE", help="write the profile there")
-    parser.add_argument("--sample", type=float, metavar="X", help="read this share of the blocks, such as 0.05")
+    parser.add_argument(
+        "--sample", type=number(0, 1, above=True), metavar="X", help="read this share of the blocks, such as 0.05"
+    )
     parser.add_argument("--split", default="train", help="train, valid or test (default train)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
+    parser.add_argument("--seed", type=SEED, default=0, help="of the sample (default 0)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 

@@ -1,13 +1,94 @@
-"""Types of arguments that several commands take."""
+"""Types of arguments that several commands take: numbers within a range, sizes, fractions.
+
+A number outside of its range is refused while arguments are parsed, with its option, value and range in one line.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
+
+Type = Callable[[str], float]
+
+_SHOWN = 24  # characters of a refused value
+
+
+def integer(low: int, high: int) -> Callable[[str], int]:
+    """A type of arguments: integers from ``low`` to ``high``, both included."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:  # also of more digits than Python converts
+            raise argparse.ArgumentTypeError(f"{_shown(text)} is no integer from {low:,} to {high:,}") from None
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(
+                f"{_shown(text)} is out of range; give an integer from {low:,} to {high:,}"
+            )
+        return value
+
+    return parse
+
+
+def number(low: float, high: float, *, above: bool = False, below: bool = False) -> Callable[[str], float]:
+    """A type of arguments: finite numbers from ``low`` to ``high``, without either end where ``above`` or ``below``."""
+    bounds = f"{'above' if above else 'from'} {low:g} {'and below' if below else 'to'} {high:g}"
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{_shown(text)} is no number {bounds}") from None
+        outside = value < low or value > high or (above and value == low) or (below and value == high)
+        if outside or math.isnan(value):
+            raise argparse.ArgumentTypeError(f"{_shown(text)} is out of range; give a number {bounds}")
+        return value
+
+    return parse
+
+
+def size(low: int) -> Callable[[str], int]:
+    """A type of arguments: bytes such as 300MB or 40GiB, at least ``low`` of them and at most 2^60."""
+
+    def parse(text: str) -> int:
+        from jrec.errors import ConfigError
+        from jrec.sharding.hardware import parse_bytes
+
+        try:
+            value = int(parse_bytes(text))
+        except ConfigError:
+            raise argparse.ArgumentTypeError(
+                f"{_shown(text)} is no size up to 2^60 bytes; give bytes as a number or like 300MB, 40GiB"
+            ) from None
+        if value < low:
+            raise argparse.ArgumentTypeError(f"{_shown(text)} is out of range; give at least {low:,} bytes")
+        return value
+
+    return parse
 
 
 def fractions(text: str) -> tuple[float, ...]:
     """``0.8,0.1,0.1``."""
     try:
-        return tuple(float(part) for part in text.split(","))
+        values = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not three fractions like 0.8,0.1,0.1") from None
+        values = ()
+    if len(values) != 3 or not all(0 <= value <= 1 for value in values):
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is not three fractions like 0.8,0.1,0.1")
+    return values
+
+
+def _shown(text: str) -> str:
+    """A value in a message, which stays one line however long the value is."""
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}... ({len(text):,} characters)"
+
+
+COUNT = integer(1, 2**31 - 1)
+COUNT_OR_ZERO = integer(0, 2**31 - 1)
+LARGE_COUNT = integer(1, 2**48)  # of examples or of edges: below what a float64 counts exactly
+SEED = integer(0, 2**63 - 1)
+THREADS = integer(1, 4096)
+DEVICES = integer(1, 2**16)
+DIM = integer(1, 2**16)
+SLOT_BYTES = integer(0, 2**20)

@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from jrec.commands.arguments import COUNT_OR_ZERO, integer, number
+
 if TYPE_CHECKING:
     from jrec.train.compress import Compression
 
@@ -33,17 +35,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one of its checkpoints")
     parser.add_argument("--out", required=True, metavar="RUN", help="the folder of the compressed run")
-    parser.add_argument("--rank", type=int, metavar="R", help="between neighbouring cores")
+    parser.add_argument("--rank", type=integer(1, 2**16), metavar="R", help="between neighbouring cores")
     parser.add_argument(
-        "--relative-error", type=float, metavar="E", help="least ranks within this part of a table's norm, at most R"
+        "--relative-error",
+        type=number(0, 1, below=True),
+        metavar="E",
+        help="least ranks within this part of a table's norm, at most R",
     )
-    parser.add_argument("--largest", type=int, default=0, metavar="K", help="compress the K largest tables")
-    parser.add_argument("--min-rows", type=int, default=0, metavar="N", help="compress tables of N rows or more")
+    parser.add_argument("--largest", type=COUNT_OR_ZERO, default=0, metavar="K", help="compress the K largest tables")
+    parser.add_argument(
+        "--min-rows", type=COUNT_OR_ZERO, default=0, metavar="N", help="compress tables of N rows or more"
+    )
     parser.add_argument("--tables", default="", metavar="A,B", help="compress these tables")
     parser.add_argument(
-        "--whole-rows", type=int, default=0, metavar="N", help="of each table, keep the N most frequent rows whole"
+        "--whole-rows",
+        type=COUNT_OR_ZERO,
+        default=0,
+        metavar="N",
+        help="of each table, keep the N most frequent rows whole",
     )
-    parser.add_argument("--cores", type=int, choices=(2, 3, 4), default=3, help="of a table (default 3)")
+    parser.add_argument("--cores", type=integer(2, 4), default=3, help="of a table (default 3)")
     parser.add_argument("--data", metavar="DATA", help="the dataset, if it is no longer where the run says")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in that folder, if any")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from jrec.commands.processes import add_process_arguments, join_if_many
+from jrec.commands.arguments import COUNT_OR_ZERO, DEVICES
+from jrec.commands.processes import Company, add_process_arguments, in_company
 
 DESCRIPTION = """\
 Evaluate a checkpoint on a dataset.
@@ -26,9 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one of its checkpoints")
     parser.add_argument("data", metavar="DATA", help="a dataset folder with the features of the training data")
     parser.add_argument("--split", default="test", help="train, valid or test (default test)")
-    parser.add_argument("--batches", type=int, default=0, metavar="N", help="evaluate the first N batches only")
     parser.add_argument(
-        "--devices", type=int, default=1, metavar="N", help="evaluate on N devices, however many trained (default 1)"
+        "--batches", type=COUNT_OR_ZERO, default=0, metavar="N", help="evaluate the first N batches only"
+    )
+    parser.add_argument(
+        "--devices",
+        type=DEVICES,
+        default=1,
+        metavar="N",
+        help="evaluate on N devices, however many trained (default 1)",
     )
     parser.add_argument("--plan", default="", metavar="FILE", help="where rows live on N devices, by `jrec plan`")
     parser.add_argument("--out", metavar="DIR", help="write metrics.json and plots there")
@@ -37,21 +44,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates; returns 0."""
+    with in_company(args) as company:
+        return _run(args, company)
+
+
+def _run(args: argparse.Namespace, company: Company) -> int:
     import json
 
-    from jrec.errors import ConfigError
+    from jrec.train.same_run import evaluation_facts
 
-    join_if_many(args)
+    options = {"split": args.split, "batches": args.batches, "devices": args.devices}
+    company.meet(evaluation_facts(args.checkpoint, args.data, args.plan, **options))
+    company.join()
 
     from jrec.train.evaluate import evaluate_checkpoint
     from jrec.train.mesh_processes import first, one_of_many
     from jrec.train.metrics import evaluate
     from jrec.train.report import write_report
 
-    if args.batches < 0:
-        raise ConfigError(f"--batches is {args.batches}; give a positive number, or 0 for all")
-    if args.devices < 1:
-        raise ConfigError(f"--devices is {args.devices}; give a positive number")
     with one_of_many():
         result = evaluate_checkpoint(
             args.checkpoint, args.data, split=args.split, limit=args.batches, devices=args.devices, plan=args.plan

@@ -7,6 +7,8 @@ import shlex
 import sys
 from typing import Any
 
+from jrec.commands.arguments import DIM, SEED, SLOT_BYTES, THREADS, number, size
+
 DESCRIPTION = """\
 Prepare training with hot rows on the device and cold ones in host memory (FAE).
 
@@ -58,10 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     two.add_argument("--out", metavar="DIR", required=True, help="the folder to make")
     two.add_argument("--calibration", metavar="FILE", help="by `jrec fae calibrate`; without it, one is made now")
     two.add_argument(
-        "--shuffle-seed", type=int, metavar="N",
+        "--shuffle-seed", type=SEED, metavar="N",
         help="shuffle the examples, some hundred thousand at a time (default: they keep the order of time)",
     )  # fmt: skip
-    two.add_argument("--threads", type=int, metavar="N", help="default: the cores, at most 8; no result changes")
+    two.add_argument("--threads", type=THREADS, metavar="N", help="default: the cores, at most 8; no result changes")
     two.add_argument("--overwrite", action="store_true", help="replace a finished FAE folder at DIR")
     _add_calibration(two)
     three = action("check", "read a packed folder whole and compare all checksums")
@@ -71,19 +73,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_calibration(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("calibration")
-    group.add_argument("--budget", metavar="SIZE", help="of hot rows with slots on a device (default 256MB)")
-    group.add_argument("--sample", type=float, metavar="X", help="read this share of the blocks (default 0.05)")
-    group.add_argument("--confidence", type=float, metavar="P", help="that a table's hot rows fit (default 0.999)")
-    group.add_argument("--seed", type=int, metavar="N", help="of the samples (default 0)")
+    group.add_argument(
+        "--budget", type=size(0), metavar="SIZE", help="of hot rows with slots on a device (default 256MB)"
+    )
+    group.add_argument(
+        "--sample", type=number(0, 1, above=True), metavar="X", help="read this share of the blocks (default 0.05)"
+    )
+    group.add_argument(
+        "--confidence", type=number(0.5, 1, below=True), metavar="P", help="that a table's hot rows fit (default 0.999)"
+    )
+    group.add_argument("--seed", type=SEED, metavar="N", help="of the samples (default 0)")
     group.add_argument("--exact", action="store_true", help="count all accesses")
     group.add_argument("--raw-counts", action="store_true", help="do not average neighbours that are counted rarely")
     group.add_argument("--no-tighten", action="store_true", help="keep the threshold of the Rand-Em Box's bounds")
-    group.add_argument("--small", metavar="SIZE", help="tables below are hot whole (default 1MB)")
+    group.add_argument("--small", type=size(0), metavar="SIZE", help="tables below are hot whole (default 1MB)")
     group.add_argument("--config", metavar="CONFIG.toml", help="take dim, dtype and slots from a run's")
-    group.add_argument("--dim", type=int, metavar="N", help="elements of a row (default 16)")
+    group.add_argument("--dim", type=DIM, metavar="N", help="elements of a row (default 16)")
     group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of a row (default float32)")
     group.add_argument(
-        "--slot-bytes", type=int, metavar="N", help="of the optimizer, a row (default 4: row-wise Adagrad's)"
+        "--slot-bytes", type=SLOT_BYTES, metavar="N", help="of the optimizer, a row (default 4: row-wise Adagrad's)"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -182,8 +190,6 @@ def _progress(args: argparse.Namespace):
 
 def _options(args: argparse.Namespace):
     from jrec.access.calibrate import CalibrateOptions
-    from jrec.errors import ConfigError
-    from jrec.sharding.hardware import parse_bytes
     from jrec.sharding.problem import ITEM_BYTES
 
     row: dict[str, Any] = {"dim": 16, "dtype": "float32", "slot_bytes": 4}
@@ -193,11 +199,9 @@ def _options(args: argparse.Namespace):
 
         row |= row_settings(load_config(args.config, (f"data.path={args.data}",)))
     row |= {key: getattr(args, key) for key in row if getattr(args, key) is not None}
-    if row["dim"] < 1 or row["slot_bytes"] < 0:
-        raise ConfigError(f"--dim {row['dim']} must be at least 1, --slot-bytes {row['slot_bytes']} at least 0")
     given = {
-        "budget": None if args.budget is None else parse_bytes(args.budget, "--budget"),
-        "small_bytes": None if args.small is None else parse_bytes(args.small, "--small"),
+        "budget": args.budget,
+        "small_bytes": args.small,
         "fraction": args.sample,
         "confidence": args.confidence,
         "seed": args.seed,

@@ -7,6 +7,8 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from jrec.commands.arguments import number
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -45,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_only(check, "check only these classes")
     check.add_argument("--again", action="store_true", help="check also what has a verdict")
-    check.add_argument("--timeout", type=float, metavar="SECONDS", help="for each class (default: 60)")
+    check.add_argument(
+        "--timeout", type=number(0, 1e6, above=True), metavar="SECONDS", help="for each class (default: 60)"
+    )
     check.add_argument("--json", action="store_true", help="print a line of JSON for each verdict, and no table")
     check.add_argument("--quiet", action="store_true", help="no progress bar")
     check.add_argument(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from jrec.commands.arguments import DEVICES, integer, size
+
 DESCRIPTION = """\
 Measure, for every pair of visible devices, what the one pays for a byte of a row of the other, and the bandwidth of an
 all-reduce over all of them. The file that is written is what `jrec plan --hardware` takes."""
@@ -20,11 +22,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("--out", metavar="FILE.toml", help="write the hardware file there (default: print it)")
     parser.add_argument("--name", help="of the hardware (default: the devices' kind and number)")
-    parser.add_argument("--devices", type=int, metavar="N", help="measure the first N alone")
-    parser.add_argument("--memory", metavar="BYTES", help="of each device for tables, such as 110GB (default: 80 %%)")
-    parser.add_argument("--row-bytes", type=int, default=64, metavar="N", help="of a row (default 64: 16 float32)")
-    parser.add_argument("--message", default="4MB", metavar="BYTES", help="that travel at once (default 4MB)")
-    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="timings of each pair (default 7)")
+    parser.add_argument("--devices", type=DEVICES, metavar="N", help="measure the first N alone")
+    parser.add_argument(
+        "--memory", type=size(0), metavar="BYTES", help="of each device for tables, such as 110GB (default: 80 %%)"
+    )
+    parser.add_argument(
+        "--row-bytes", type=integer(4, 2**30), default=64, metavar="N", help="of a row (default 64: 16 float32)"
+    )
+    parser.add_argument(
+        "--message", type=size(1), default="4MB", metavar="BYTES", help="that travel at once (default 4MB)"
+    )
+    parser.add_argument(
+        "--repeats", type=integer(1, 10**6), default=7, metavar="N", help="timings of each pair (default 7)"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
@@ -38,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
     from jrec import environment
     from jrec.data.progress import Progress
     from jrec.errors import ConfigError
-    from jrec.sharding.hardware import parse_bytes
     from jrec.sharding.runtime.links import hardware_toml, measure_hardware
 
     if args.out and not args.out.endswith(".toml"):
@@ -50,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
                 f"--devices is {args.devices}, but JAX sees {len(devices)} {devices[0].platform} device(s)"
             )
         devices = devices[: args.devices]
-    memory = None if args.memory is None else int(parse_bytes(args.memory, "--memory"))
+    memory = None if args.memory is None else args.memory
     count = itertools.count()
     with Progress(show=False if args.quiet else None).stage("measuring links", len(devices) ** 2 + 1) as done:
         hardware = measure_hardware(
@@ -58,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             devices,
             memory=memory,
             row_bytes=args.row_bytes,
-            message=int(parse_bytes(args.message, "--message")),
+            message=args.message,
             repeats=args.repeats,
             tick=lambda what: done(next(count)),
         )

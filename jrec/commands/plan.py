@@ -7,6 +7,8 @@ import dataclasses
 import pathlib
 from typing import Any
 
+from jrec.commands.arguments import COUNT, DEVICES, DIM, SLOT_BYTES, number, size
+
 DESCRIPTION = """\
 Decide where every row of every table lives: on one device, on all, in host memory or as tensor-train cores (OPER).
 
@@ -43,8 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("data", metavar="DATA", nargs="?", help="a dataset folder")
     parser.add_argument("--hardware", metavar="H", help="a preset or a TOML file, see below")
-    parser.add_argument("--devices", type=int, metavar="N", help="use the first N devices only")
-    parser.add_argument("--memory", metavar="SIZE", help="for tables on each device, such as 30GB (default: of H)")
+    parser.add_argument("--devices", type=DEVICES, metavar="N", help="use the first N devices only")
+    parser.add_argument(
+        "--memory", type=size(0), metavar="SIZE", help="for tables on each device, such as 30GB (default: of H)"
+    )
     parser.add_argument(
         "--tables-on", metavar="DEVICES",
         help="these devices, such as 4-7 or 0,2, keep the tables and run no dense model; the others compute"
@@ -57,19 +61,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--config", metavar="CONFIG.toml", help="take dim, dtype, batch size, slots and tables from a run's"
     )
-    model.add_argument("--dim", type=int, metavar="N", help="elements of a row")
+    model.add_argument("--dim", type=DIM, metavar="N", help="elements of a row")
     model.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default float32")
-    model.add_argument("--slot-bytes", type=int, metavar="N", help="of the optimizer, a row (default 0)")
+    model.add_argument("--slot-bytes", type=SLOT_BYTES, metavar="N", help="of the optimizer, a row (default 0)")
     model.add_argument(
-        "--batch-size", type=int, metavar="N",
+        "--batch-size", type=COUNT, metavar="N",
         help=f"examples of a step over all devices (default {PER_DEVICE:,} a device that computes)",
     )  # fmt: skip
     search = parser.add_argument_group("search")
     search.add_argument(
-        "--extra-memory", type=float, default=0.05, metavar="X", help="for copies, of the tables' size (default 0.05)"
+        "--extra-memory",
+        type=number(0, 1000),
+        default=0.05,
+        metavar="X",
+        help="for copies, of the tables' size (default 0.05)",
     )
-    search.add_argument("--threshold", type=float, default=0.001, metavar="X", help="of partitions (default 0.001)")
-    search.add_argument("--target", type=float, default=0.995, metavar="X", help="degree of balance (default 0.995)")
+    search.add_argument(
+        "--threshold", type=number(0, 1, above=True), default=0.001, metavar="X", help="of partitions (default 0.001)"
+    )
+    search.add_argument(
+        "--target", type=number(0, 1, above=True), default=0.995, metavar="X", help="degree of balance (default 0.995)"
+    )
     search.add_argument(
         "--rule",
         choices=("oper", "per-device"),
@@ -86,7 +98,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " (as tables are that --config makes tensor-train)",
     )  # fmt: skip
     parser.add_argument(
-        "--exact", type=float, metavar="SECONDS", help="also solve a coarser instance exactly, to tell the gap"
+        "--exact",
+        type=number(0, 1e6, above=True),
+        metavar="SECONDS",
+        help="also solve a coarser instance exactly, to tell the gap",
     )
     parser.add_argument("--figure", metavar="FILE", help="of the comparison (default OUT.svg); 'none' draws none")
     parser.add_argument("--explain", metavar="TABLE[:ROW]", help="where it lives, in the plan of --out")
@@ -216,12 +231,12 @@ def _profile(args: argparse.Namespace, schema: Any) -> Any:
 
 def _problem(args: argparse.Namespace, schema: Any) -> Any:
     from jrec.errors import ConfigError
-    from jrec.sharding.hardware import load_hardware, parse_bytes, parse_devices
+    from jrec.sharding.hardware import load_hardware, parse_devices
     from jrec.sharding.problem import Problem, tables_of
 
     hardware = load_hardware(args.hardware, devices=args.devices)
-    if args.memory:
-        hardware = hardware.with_memory(int(parse_bytes(args.memory, "--memory")))
+    if args.memory is not None:
+        hardware = hardware.with_memory(args.memory)
     if args.tables_on:
         hardware = dataclasses.replace(hardware, tables_on=parse_devices(args.tables_on, "--tables-on"))
     settings = _settings(args)
@@ -315,6 +330,7 @@ def _tt(text: str, problem: Any) -> Any:
 
     name, _, value = text.removesuffix("!").rpartition("=")
     rank, _, first = value.partition(":")
-    if not name or not rank.isdigit() or not (first or "0").isdigit():
+    numbers = (rank, first or "0")
+    if not name or not all(n.isascii() and n.isdigit() and len(n) <= 10 for n in numbers):
         raise ConfigError(f"--tt {text!r} is not TABLE=RANK or TABLE=RANK:FROM, such as C3=32")
     return tt_option(problem, name, int(rank), first_rank=int(first or 0), required=text.endswith("!"))

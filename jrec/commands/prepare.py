@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 
-from jrec.commands.arguments import fractions
+from jrec.commands.arguments import COUNT, SEED, THREADS, fractions, integer
 
 DESCRIPTION = "Turn a raw click log into a dataset that `jrec train` reads. docs/data.md describes every format."
 EPILOG = """examples:
@@ -52,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             one.add_argument("--users", metavar="FILE", help="users.dat to join: gender, age, occupation, zip code")
             one.add_argument("--movies", metavar="FILE", help="movies.dat or movies.csv to join: genres, year")
             one.add_argument(
-                "--negatives", type=int, default=1, metavar="N",
+                "--negatives", type=COUNT, default=1, metavar="N",
                 help="for input without ratings: movies drawn as negatives for each interaction (default 1)",
             )  # fmt: skip
-            one.add_argument("--seed", type=int, default=0, help="of the drawn negatives (default 0)")
+            one.add_argument("--seed", type=SEED, default=0, help="of the drawn negatives (default 0)")
         _add_common(one)
 
 
@@ -66,17 +66,17 @@ def _add_taobao(parser: argparse.ArgumentParser) -> None:
         " favour, or only view? The options below are of sequences",
     )  # fmt: skip
     parser.add_argument(
-        "--history", type=int, metavar="N", help="behaviours before the target that an example keeps (default 20)"
+        "--history", type=COUNT, metavar="N", help="behaviours before the target that an example keeps (default 20)"
     )
-    parser.add_argument("--negatives", type=int, metavar="N", help="items drawn for each positive (default 1)")
+    parser.add_argument("--negatives", type=COUNT, metavar="N", help="items drawn for each positive (default 1)")
     parser.add_argument(
         "--draw", choices=("popularity", "uniform"),
         help="negatives are items of other events of about the same time (default), or drawn from all items alike",
     )  # fmt: skip
     parser.add_argument(
-        "--positives-per-user", type=int, metavar="N", help="of a user's behaviours, choose up to N (default all)"
+        "--positives-per-user", type=COUNT, metavar="N", help="of a user's behaviours, choose up to N (default all)"
     )
-    parser.add_argument("--seed", type=int, help="of negatives and chosen positives (default 0)")
+    parser.add_argument("--seed", type=SEED, help="of negatives and chosen positives (default 0)")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -90,24 +90,33 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         help="fractions of the examples, in order of time, for train, valid and test (default 0.8,0.1,0.1)",
     )  # fmt: skip
     parser.add_argument(
-        "--min-count", type=int, default=default.min_count, metavar="N",
+        "--min-count", type=COUNT, default=default.min_count, metavar="N",
         help="values seen less often in training share the out-of-vocabulary row (default 2)",
     )  # fmt: skip
-    parser.add_argument("--max-rows", type=int, metavar="N", help="hash the values of tables that would have more rows")
+    parser.add_argument(
+        "--max-rows",
+        type=integer(1, 2**31 - 2),
+        metavar="N",
+        help="hash the values of tables that would have more rows",
+    )
     parser.add_argument(
         "--on-bad-line", choices=("error", "skip"), default=default.on_bad_line,
         help="stop at a malformed line (default), or count such lines and keep them aside in DIR/bad_lines.tsv",
     )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset at DIR")
     parser.add_argument("--keep-order", action="store_true", help="accept inputs whose numbers are not ascending")
-    parser.add_argument("--block-size", type=int, default=default.block_size, metavar="N", help="default 8192 examples")
     parser.add_argument(
-        "--shard-examples", type=int, default=None, metavar="N",
+        "--block-size", type=COUNT, default=default.block_size, metavar="N", help="default 8192 examples"
+    )
+    parser.add_argument(
+        "--shard-examples", type=COUNT, default=None, metavar="N",
         help="examples in a full shard, a multiple of the block size (default about a million)",
     )  # fmt: skip
-    parser.add_argument("--key-seed", type=int, default=0, metavar="N", help="of the hash of long values (default 0)")
     parser.add_argument(
-        "--threads", type=int, default=default.threads, metavar="N", help="default: the cores, at most 8"
+        "--key-seed", type=integer(0, 2**64 - 1), default=0, metavar="N", help="of the hash of long values (default 0)"
+    )
+    parser.add_argument(
+        "--threads", type=THREADS, default=default.threads, metavar="N", help="default: the cores, at most 8"
     )
     parser.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -121,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
 
     shard_examples = args.shard_examples
     if shard_examples is None:
-        shard_examples = max((1 << 20) // max(args.block_size, 1), 1) * args.block_size
+        shard_examples = max((1 << 20) // args.block_size, 1) * args.block_size
     options = PrepareOptions(
         split=args.split,
         min_count=args.min_count,

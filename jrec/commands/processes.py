@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from jrec.errors import JrecError
+
+if TYPE_CHECKING:
+    from jrec.train.lifeline import Lifeline
+    from jrec.train.meeting import Meeting, Role
+
+from jrec.commands.arguments import DEVICES, integer
 
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
@@ -10,13 +24,135 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     many = parser.add_argument_group("several processes", "see docs/distributed.md")
     many.add_argument("--distributed", action="store_true", help="be one of the processes that the cluster started")
     many.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens, without a cluster")
-    many.add_argument("--processes", type=int, metavar="N", help="how many there are")
-    many.add_argument("--process", type=int, metavar="I", help="which one this is, from 0")
+    many.add_argument("--processes", type=DEVICES, metavar="N", help="how many there are")
+    many.add_argument("--process", type=integer(0, 2**16 - 1), metavar="I", help="which one this is, from 0")
 
 
-def join_if_many(args: argparse.Namespace) -> None:
-    """Joins the other processes, if there are any; call it before anything else of JAX."""
-    if args.distributed or args.coordinator:
+class Company:
+    """The other processes of a command, if there are any.
+
+    Args:
+      role: Which process this is; None where it is the only one.
+    """
+
+    def __init__(self, role: Role | None):
+        self._role = role
+        self._meeting: Meeting | None = None
+        self._lifeline: Lifeline | None = None
+        self._code: int | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes what all of them make."""
+        return self._role is None or self._role.process == 0
+
+    def meet(self, facts: Mapping[str, str]) -> None:
+        """Waits for the others, and compares what must be equal in all; before JAX is used.
+
+        Args:
+          facts: Text by name.
+
+        Raises:
+          ConfigError: In all processes, if facts differ, one of them cannot start, or not all come.
+          ProcessError: If the port is taken, or process 0 is not reached.
+        """
+        if self._role is None:
+            return
+        from jrec.train.lifeline import Lifeline
+        from jrec.train.meeting import meet
+
+        role, self._role = self._role, None  # whoever comes from here on has been told what is wrong
+        self._meeting = meet(role, facts)
+        self._role = role
+        self._lifeline = Lifeline(self._meeting)
+
+    def join(self) -> None:
+        """Makes JAX's devices those of all processes.
+
+        Raises:
+          ProcessError: If JAX cannot join them.
+        """
+        if self._meeting is None:
+            return
         from jrec.train.mesh_processes import join_processes
 
-        join_processes(args.coordinator, args.processes, args.process)
+        join_processes(self._meeting)
+        atexit.register(self._leave_at_once)  # before JAX's own, which were registered earlier
+
+    def failed(self, error: BaseException) -> str | None:
+        """Tells the others that this process ends with an error.
+
+        Returns:
+          Which of the others had ended before, and why; None where it is this process's own error.
+        """
+        why = " ".join(str(error).split())[:500] or type(error).__name__
+        if self._lifeline is None:
+            if self._role is not None:
+                from jrec.train.meeting import meet
+
+                with contextlib.suppress(JrecError):
+                    meet(self._role, {}, refusal=why)
+            return None
+        self._code = 2 if isinstance(error, JrecError | OSError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+        lost = self._lifeline.lost(2.0) if _of_processes(error) else None
+        self._lifeline.fail(why)
+        return lost
+
+    def finished(self) -> None:
+        """Tells the others that this process has done its part."""
+        if self._lifeline is not None:
+            self._lifeline.finish()
+
+    def _leave_at_once(self) -> None:
+        """After an error: JAX would wait for the other processes, and end this one by a signal."""
+        if self._code is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(self._code)
+
+
+@contextlib.contextmanager
+def in_company(args: argparse.Namespace) -> Iterator[Company]:
+    """The processes that run a command together; an error of one of them ends all, each with one line.
+
+    Args:
+      args: The command's arguments, with those of ``add_process_arguments``.
+
+    Yields:
+      The other processes, which are to be met and joined.
+
+    Raises:
+      ConfigError: If the arguments do not say which process this is.
+      ProcessError: If another process has ended.
+    """
+    company = Company(_role(args))
+    try:
+        yield company
+    except BaseException as error:
+        if (lost := company.failed(error)) is not None:
+            from jrec.train.meeting import ProcessError
+
+            raise ProcessError(
+                f"{lost}; look at its output for the reason. --resume goes on from the last checkpoint, with"
+                " mesh.devices=N also on fewer devices"
+            ) from error
+        raise
+    company.finished()
+
+
+def _role(args: argparse.Namespace) -> Role | None:
+    if args.coordinator and args.processes is not None and args.process is not None:
+        from jrec.train.meeting import Role
+
+        return Role.of(args.coordinator, args.processes, args.process)
+    if not (args.distributed or args.coordinator):
+        return None
+    from jrec.train.mesh_processes import role_of
+
+    return role_of(args.coordinator, args.processes, args.process)
+
+
+def _of_processes(error: BaseException) -> bool:
+    from jrec.train.meeting import ProcessError
+
+    return isinstance(error, ProcessError)

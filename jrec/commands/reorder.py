@@ -7,6 +7,8 @@ import math
 import shlex
 import sys
 
+from jrec.commands.arguments import COUNT, COUNT_OR_ZERO, LARGE_COUNT, SEED, integer, number
+
 DESCRIPTION = """\
 Renumber the rows of a dataset's large tables so that rows which training reads together lie together (EL-Rec, section
 IV): the most frequent rows stay on top, the others are grouped by the communities of a graph that joins rows of one
@@ -48,19 +50,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset at --out")
     parser.add_argument("--tables", nargs="+", metavar="NAME", help="which tables (default: all large ones)")
     parser.add_argument(
-        "--min-rows", type=int, default=default.min_rows, metavar="N",
+        "--min-rows", type=COUNT, default=default.min_rows, metavar="N",
         help=f"smaller tables are left alone (default {default.min_rows:,})",
     )  # fmt: skip
     parser.add_argument(
-        "--hot-ratio", type=float, default=default.hot_ratio, metavar="R",
+        "--hot-ratio", type=number(0, 1, below=True), default=default.hot_ratio, metavar="R",
         help=f"share of the rows that stays on top by frequency (default {default.hot_ratio:g})",
     )  # fmt: skip
     parser.add_argument(
-        "--batch-size", type=int, default=default.batch_size, metavar="N",
+        "--batch-size", type=integer(2, 2**31 - 1), default=default.batch_size, metavar="N",
         help=f"examples in a batch, as in training (default {default.batch_size:,})",
     )  # fmt: skip
     parser.add_argument(
-        "--window-blocks", type=int, default=default.window_blocks, metavar="N",
+        "--window-blocks", type=COUNT_OR_ZERO, default=default.window_blocks, metavar="N",
         help="as training's data.window_blocks; 0 (default) reads in order of time",
     )  # fmt: skip
     parser.add_argument(
@@ -68,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"partners that a row of a batch draws, or 'all' pairs (default {default.degree:g})",
     )  # fmt: skip
     parser.add_argument(
-        "--max-edges", type=int, default=default.max_edges, metavar="N",
+        "--max-edges", type=LARGE_COUNT, default=default.max_edges, metavar="N",
         help=f"edges of a table's graph, which bound memory and K (default {default.max_edges:,})",
     )  # fmt: skip
     parser.add_argument(
@@ -76,21 +78,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     gain = parser.add_mutually_exclusive_group()
     gain.add_argument(
-        "--min-gain", type=float, default=default.min_gain, metavar="G",
+        "--min-gain", type=number(-1, 1, below=True), default=default.min_gain, metavar="G",
         help=f"share of its prefixes that a table's new order has to save (default {default.min_gain:g})",
     )  # fmt: skip
     gain.add_argument("--always", action="store_true", help="keep every new order, whether it pays or not")
-    parser.add_argument("--seed", type=int, default=default.seed, help=f"default {default.seed}")
+    parser.add_argument("--seed", type=SEED, default=default.seed, help=f"default {default.seed}")
     parser.add_argument(
-        "--report-batch-sizes", type=int, nargs="+", default=default.report_batch_sizes, metavar="N",
+        "--report-batch-sizes", type=COUNT, nargs="+", default=default.report_batch_sizes, metavar="N",
         help=f"default {' '.join(map(str, default.report_batch_sizes))}",
     )  # fmt: skip
     parser.add_argument(
-        "--report-batches", type=int, default=default.report_batches, metavar="N",
+        "--report-batches", type=COUNT, default=default.report_batches, metavar="N",
         help=f"batches that a figure of the report is the mean of (default {default.report_batches})",
     )  # fmt: skip
     parser.add_argument(
-        "--threads", type=int, default=default.threads, metavar="N", help="that read; no result changes"
+        "--threads", type=integer(0, 4096), default=default.threads, metavar="N", help="that read; no result changes"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -144,7 +146,4 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _degree(text: str) -> float:
-    try:
-        return math.inf if text == "all" else float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor 'all'") from None
+    return math.inf if text == "all" else number(0, 1e9, above=True)(text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from jrec.commands.arguments import number
+
 DESCRIPTION = """\
 Say how balanced a plan is under present accesses and what it costs, make the plan that they ask for, and say how many
 rows would move. Rows stay where they are as far as balance allows. The hardware and options are those that the plan was
@@ -26,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", help="write the new plan there")
     parser.add_argument("--anew", action="store_true", help="do not keep rows where they are")
     parser.add_argument(
-        "--min-gain", type=float, default=0.0, metavar="X",
+        "--min-gain", type=number(-1, 1), default=0.0, metavar="X",
         help="write it only if it saves more than this share of a step's embedding work (default 0)",
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 
-from jrec.commands.arguments import fractions
+from jrec.commands.arguments import COUNT, LARGE_COUNT, SEED, THREADS, fractions, integer, number
 
 DESCRIPTION = """\
 Make a synthetic dataset that `jrec train` reads: tables of published sizes, power-law ids whose popularity drifts from
@@ -31,15 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--like", required=True, choices=tuple(SHAPES), help="whose tables and features to imitate")
-    parser.add_argument("--rows", required=True, type=int, metavar="N", help="examples in all splits together")
-    parser.add_argument("--seed", type=int, default=0, help="default 0")
+    parser.add_argument("--rows", required=True, type=LARGE_COUNT, metavar="N", help="examples in all splits together")
+    parser.add_argument("--seed", type=SEED, default=0, help="default 0")
     parser.add_argument("--out", required=True, metavar="DIR", help="the dataset folder to make")
     parser.add_argument(
-        "--table-rows", type=int, metavar="N",
+        "--table-rows", type=integer(1, 2**31 - 2), metavar="N",
         help="for rm1 to rm4 the rows of every table (default 1,000,000), for the others a cap",
     )  # fmt: skip
     parser.add_argument(
-        "--exponent", type=float, metavar="A",
+        "--exponent", type=number(0, 10), metavar="A",
         help="rank k of a table is drawn in proportion to k**-A (default 1.05; quickstart 1.2)",
     )  # fmt: skip
     parser.add_argument("--no-drift", action="store_true", help="popularity stays the same from day to day")
@@ -48,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fractions of the examples, in order of time, for train, valid and test (default 0.8,0.1,0.1)",
     )  # fmt: skip
     parser.add_argument(
-        "--block-size", type=int, metavar="N", help="examples a block (default up to 8192, in blocks below 8 MiB)"
+        "--block-size", type=COUNT, metavar="N", help="examples a block (default up to 8192, in blocks below 8 MiB)"
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="default: the cores, at most 8")
+    parser.add_argument("--threads", type=THREADS, metavar="N", help="default: the cores, at most 8")
     parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset at DIR")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 

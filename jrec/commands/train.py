@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from jrec.commands.processes import add_process_arguments, join_if_many
+from jrec.commands.processes import Company, add_process_arguments, in_company
 
 DESCRIPTION = """\
 Train a model as CONFIG.toml says, evaluate it, and write a report.
@@ -13,7 +13,10 @@ Train a model as CONFIG.toml says, evaluate it, and write a report.
 Keys given as section.key=value win over the file. The run folder (out=, runs/NAME by default) receives checkpoints,
 metrics.jsonl, TensorBoard files and report/ with metrics.json and plots. SIGINT (Ctrl-C) and SIGTERM stop the run after
 the current step with a checkpoint; --resume goes on from the latest one and computes the same bits as a run that was
-never stopped.
+never stopped. Of a run that has taken all its steps it says so, with exit code 0.
+
+What can be known beforehand is checked within seconds: the run folder and its space, the dataset, the splits that will
+be evaluated, and the steps of the learning rates.
 
 On an NVIDIA GPU the kernels that the model needs are first checked and timed against XLA, once for a GPU, driver and
 versions, a minute at most (see jrec kernels). JREC_KERNELS=xla or pallas in the environment chooses without."""
@@ -51,10 +54,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains; returns 0, or 130 where a signal stopped the run."""
-    from jrec.train.config import load_config
+    """Trains; returns 0, also where a run that is to go on is finished, or 130 where a signal stopped the run."""
+    with in_company(args) as company:
+        return _run(args, company)
 
-    config = load_config(args.config, args.overrides)  # before JAX is loaded, so that a slip is answered at once
+
+def _run(args: argparse.Namespace, company: Company) -> int:
+    from jrec.train.config import load_config
+    from jrec.train.preflight import check_space, check_start
+    from jrec.train.same_run import training_facts
+
+    # Before JAX is loaded, so that a mistake is answered at once.
+    config = load_config(args.config, args.overrides)
+    resume = args.resume or args.resume_from is not None
+    start = check_start(config, resume=resume, overwrite=args.overwrite, writes=company.first)
+    if start.finished and args.resume_from is None:
+        print(
+            f"{config.out} is finished: all {start.steps:,} steps are taken, and the report is there; more epochs= or"
+            " max_steps= go on with it, --overwrite begins anew",
+            file=sys.stderr,
+        )
+        return 0
+    company.meet(training_facts(config, start.data, resume=resume, overwrite=args.overwrite))
     if config.deterministic:
         from jrec.train import determinism
 
@@ -63,14 +84,19 @@ def run(args: argparse.Namespace) -> int:
     from jrec.commands.kernel_check import agree_on_kernels, check_before_training, keep_kernels
     from jrec.ops.verdicts import choices, local_verdicts
     from jrec.selfcheck.report import record
+    from jrec.train.build import ROW_OPTIMIZERS, build_layout
     from jrec.train.logs import METRICS_FILE
     from jrec.train.loop import train
     from jrec.train.report import summary, write_report
+    from jrec.train.run_folder import REPORT_FOLDER
 
+    layout = build_layout(start.data.config, start.data.schema)
+    if company.first:
+        slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots
+        check_space(config, layout, slots, overwrite=args.overwrite)
     classes = check_before_training(config)
-    join_if_many(args)
+    company.join()
     agree_on_kernels(classes)
-    resume = args.resume or args.resume_from is not None
     keep_kernels(config, classes, resume=resume, overwrite=args.overwrite)
     outcome = train(config, resume=resume, overwrite=args.overwrite, resume_from=args.resume_from)
     if not outcome.finished:
@@ -78,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         return 130
     if not outcome.reports:
         return 0
-    report = outcome.folder / "report"
+    report = outcome.folder / REPORT_FOLDER
     content = write_report(
         report,
         config=config,

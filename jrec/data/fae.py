@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import hashlib
 import io
-import json
 import os
 import pathlib
 from collections.abc import Mapping
@@ -25,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from jrec.data.schema import DatasetError, Schema
-from jrec.files import load_json, save_json, write_atomically
+from jrec.data.identity import Identity, digest_of
+from jrec.data.schema import MAX_ROWS, DatasetError, Schema
+from jrec.files import decode, load_json, save_json, sha256_of, write_atomically
 
-FORMAT, VERSION = "jrec-fae", 1
+FORMAT, VERSION = "jrec-fae", 2
 MANIFEST_FILE = "fae.json"
 HOT, COLD, ROWS = "hot", "cold", "hot_rows"
 _ADVICE = "copy it again, or pack the dataset anew with `jrec fae pack`"
@@ -40,13 +40,13 @@ class HotSet:
 
     Attributes:
       rows: of every table, (hot,) uint32 ascending, numbered as the dataset's loader yields them.
-      dataset: the ``jrec.access.fingerprint`` of the dataset.
+      dataset: the identity of the dataset; None where rows were just given.
       threshold: the share of inputs from which a row is hot; None where rows were just given.
       calibration: how they were chosen, JSON types.
     """
 
     rows: Mapping[str, np.ndarray]
-    dataset: str
+    dataset: Identity | None = None
     threshold: float | None = None
     calibration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -69,6 +69,10 @@ class HotTable:
     file: str | None = None
     sha256: str | None = None
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows <= MAX_ROWS or not 0 <= self.hot <= self.rows:
+            raise DatasetError(f"table {self.name!r} claims {self.hot:,} hot rows among {self.rows:,}")
+
     @property
     def whole(self) -> bool:
         """Whether every row is hot; ids are then the same in ``hot/`` and ``cold/``."""
@@ -81,13 +85,14 @@ class HotTable:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FaeManifest:
-    """What an FAE folder holds.
+class FaeContent:
+    """What an FAE folder says of itself.
 
     Attributes:
-      folder: where it lies.
       name: of the source dataset.
-      dataset: the source's ``jrec.access.fingerprint``.
+      dataset: the source's identity.
+      cold: the identity of ``cold/``.
+      hot: the identity of ``hot/``; None where no example is hot.
       tables: in the source's order.
       hot_examples, cold_examples: of the training split; together each of the source's once.
       content: checksum of the training examples' content, whatever their order: of the source and of what was written.
@@ -97,9 +102,10 @@ class FaeManifest:
       files: SHA-256 of every shard of hot and cold training examples, by path relative to the folder.
     """
 
-    folder: pathlib.Path
     name: str
-    dataset: str
+    dataset: Identity
+    cold: Identity
+    hot: Identity | None
     tables: tuple[HotTable, ...]
     hot_examples: int
     cold_examples: int
@@ -108,6 +114,23 @@ class FaeManifest:
     threshold: float | None = None
     calibration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FaeManifest(FaeContent):
+    """An FAE folder.
+
+    Attributes:
+      folder: where it lies.
+    """
+
+    folder: pathlib.Path
+
+    @property
+    def identity(self) -> str:
+        """A digest of the batches that training makes of the folder, wherever it lies."""
+        parts = [None if part is None else part.digests for part in (self.dataset, self.cold, self.hot)]
+        return digest_of([parts, [dataclasses.asdict(table) for table in self.tables]])
 
     @property
     def hot_folder(self) -> pathlib.Path:
@@ -135,11 +158,7 @@ class FaeManifest:
         Raises:
           DatasetError: if the dataset is missing, damaged, or does not go with this manifest.
         """
-        if not self.hot_examples:
-            return None
-        schema = Schema.load(self.hot_folder)
-        self._check(schema, self.hot_folder, {t.name: max(t.hot, 1) for t in self.tables}, self.hot_examples)
-        return schema
+        return None if self.hot is None else self._part(self.hot_folder, self.hot)
 
     @functools.cached_property
     def cold_schema(self) -> Schema:
@@ -148,16 +167,13 @@ class FaeManifest:
         Raises:
           DatasetError: if the dataset is missing, damaged, or does not go with this manifest.
         """
-        schema = Schema.load(self.cold_folder)
-        self._check(schema, self.cold_folder, {t.name: t.rows for t in self.tables}, self.cold_examples)
-        return schema
+        return self._part(self.cold_folder, self.cold)
 
     def save(self) -> None:
         """Writes ``fae.json`` atomically."""
         content = dataclasses.asdict(self)
         del content["folder"]
-        content |= {"sha256": _digest(content)}
-        save_json(self.folder / MANIFEST_FILE, content, kind=FORMAT, version=VERSION)
+        save_json(self.folder / MANIFEST_FILE, content, kind=FORMAT, version=VERSION, sealed=True)
 
     @staticmethod
     def load(folder: str | os.PathLike[str]) -> FaeManifest:
@@ -173,11 +189,9 @@ class FaeManifest:
                 f"{folder} is not a finished FAE folder: it has no {MANIFEST_FILE}. Make one with `jrec fae pack`; if"
                 " one was interrupted, run the same command again"
             )
-        content = load_json(path, kind=FORMAT, version=VERSION, error=DatasetError, remedy=_ADVICE)
-        if content.pop("sha256", None) != _digest(content):
-            raise DatasetError(f"{path} is damaged: its checksum does not fit; {_ADVICE}")
-        tables = tuple(HotTable(**table) for table in content.pop("tables"))
-        return FaeManifest(folder=folder, tables=tables, **content)
+        content = load_json(path, kind=FORMAT, version=VERSION, error=DatasetError, remedy=_ADVICE, sealed=True)
+        manifest = decode(content, FaeContent, where=str(path), error=DatasetError, remedy=_ADVICE)
+        return FaeManifest(folder=folder, **{f.name: getattr(manifest, f.name) for f in dataclasses.fields(manifest)})
 
     def verify_files(self) -> None:
         """Reads every file of hot rows and hot or cold training examples, and compares its checksum.
@@ -194,15 +208,19 @@ class FaeManifest:
             return np.arange(table.hot, dtype=np.uint32)  # all or none
         path = self.folder / table.file
         check_sha256(path, table.sha256)
-        rows = np.load(path, allow_pickle=False)
+        try:
+            rows = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise DatasetError(f"{path} is no list of rows ({error}); {_ADVICE}") from error
         if not is_row_list(rows, table.rows) or len(rows) != table.hot:
             raise DatasetError(f"{path} is no ascending list of {table.hot:,} of {table.rows:,} rows; {_ADVICE}")
         return rows
 
-    def _check(self, schema: Schema, folder: pathlib.Path, rows: Mapping[str, int], examples: int) -> None:
-        train = schema.splits.get("train")
-        if {t.name: t.rows for t in schema.tables} != rows or (train.examples if train else 0) != examples:
-            raise DatasetError(f"{folder} does not go with {self.folder / MANIFEST_FILE}; {_ADVICE}")
+    def _part(self, folder: pathlib.Path, identity: Identity) -> Schema:
+        schema = Schema.load(folder)
+        what = f"{self.folder / MANIFEST_FILE}, part {folder.name},"
+        identity.check(schema.identity, what=what, remedy=_ADVICE, error=DatasetError, examples=True)
+        return schema
 
 
 def is_fae_folder(folder: str | os.PathLike[str]) -> bool:
@@ -257,14 +275,3 @@ def check_sha256(path: pathlib.Path, expected: str | None) -> None:
         raise DatasetError(f"{path} cannot be read ({error.strerror or error}); {_ADVICE}") from error
     if found != expected:
         raise DatasetError(f"{path} is damaged: its SHA-256 is {found}, not {expected}; {_ADVICE}")
-
-
-def sha256_of(path: pathlib.Path) -> str:
-    """Of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    whole = {"format": FORMAT, "version": VERSION, **content}
-    return hashlib.sha256(json.dumps(whole, sort_keys=True, allow_nan=False).encode()).hexdigest()

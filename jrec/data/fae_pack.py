@@ -22,6 +22,7 @@ from jrec.data import fae_piece
 from jrec.data.fae import COLD, HOT, FaeManifest, HotSet, check_rows, is_fae_folder, save_hot_rows
 from jrec.data.fae_piece import Job, Packed, Piece
 from jrec.data.fae_rows import RowSet, sealed
+from jrec.data.identity import Identity, digest_of
 from jrec.data.packing_kernels import permutation
 from jrec.data.progress import Progress
 from jrec.data.reorder_file import load_orders
@@ -109,18 +110,22 @@ def pack(
         packed = _pack_pieces(job, pieces, options.threads, progress)
         splits = {part: _split(part, packed, options.seed) for part in (HOT, COLD)}
         provenance = {"source": dict(schema.provenance), "command": command}
-        _finish_cold(job, splits[COLD], provenance)
+        cold = _finish_cold(job, splits[COLD], provenance)
+        hot_schema = None
         if splits[HOT].examples:
-            dataclasses.replace(
+            hot_schema = dataclasses.replace(
                 job.hot_schema, splits={"train": splits[HOT]}, provenance={**provenance, "part": HOT}
-            ).save(target / HOT)
+            )
+            hot_schema.save(target / HOT)
         else:
             shutil.rmtree(target / HOT)
         shutil.rmtree(fae_piece.journal_folder(target))
         FaeManifest(
             folder=target,
             name=schema.name,
-            dataset=hot.dataset,
+            dataset=schema.identity,
+            cold=_without_path(cold.identity),
+            hot=None if hot_schema is None else _without_path(hot_schema.identity),
             tables=tables,
             hot_examples=splits[HOT].examples,
             cold_examples=splits[COLD].examples,
@@ -133,7 +138,15 @@ def pack(
     return FaeManifest.load(out)
 
 
+def _without_path(identity: Identity) -> Identity:
+    """The identity of a part of an FAE folder, which lies wherever that folder lies."""
+    return dataclasses.replace(identity, path="")
+
+
 def _checked_rows(schema: Schema, hot: HotSet) -> dict[str, np.ndarray]:
+    if hot.dataset is not None:
+        remedy = "calibrate this dataset with `jrec fae calibrate`"
+        hot.dataset.check(schema.identity, what="the hot rows", remedy=remedy, error=DatasetError)
     names = {t.name for t in schema.tables}
     if odd := sorted(names ^ set(hot.rows)):
         raise DatasetError(
@@ -148,10 +161,9 @@ def _checked_rows(schema: Schema, hot: HotSet) -> dict[str, np.ndarray]:
 def _request(schema: Schema, rows: Mapping[str, np.ndarray], options: PackOptions) -> dict[str, Any]:
     """All that the result depends on."""
     return {
-        "fae": 1,
+        "fae": 2,
         "dataset": schema.name,
-        "shards": [[s.file, s.examples, s.bytes] for s in schema.splits["train"].shards],
-        "bijections": {t.name: t.bijection.sha256 for t in schema.tables if t.bijection is not None},
+        **schema.identity.digests,
         "hot_rows": {name: hashlib.sha256(np.ascontiguousarray(r).data).hexdigest() for name, r in rows.items()},
         "seed": options.seed,
         "piece_blocks": PIECE_BLOCKS,
@@ -182,9 +194,15 @@ def _hot_schema(schema: Schema, rows: Mapping[str, np.ndarray], orders: Mapping[
 
     def hot_table(table: Table) -> Table:
         mine = rows[table.name]
-        return Table(name=table.name, rows=max(len(mine), 1), oov_row=_place(table, mine, orders.get(table.name)))
+        return Table(
+            name=table.name,
+            rows=max(len(mine), 1),
+            oov_row=_place(table, mine, orders.get(table.name)),
+            numbering=digest_of(["hot rows", schema.identity.rows, hashlib.sha256(mine.data).hexdigest()]),
+        )
 
-    return dataclasses.replace(schema, tables=tuple(map(hot_table, schema.tables)), splits={}, ceiling={})
+    tables = tuple(map(hot_table, schema.tables))
+    return dataclasses.replace(schema, tables=tables, splits={}, ceiling={}, files={}, folder=None)
 
 
 def _place(table: Table, rows: np.ndarray, order: np.ndarray | None) -> int | None:
@@ -235,8 +253,8 @@ def _split(part: str, packed: Sequence[Packed], seed: int | None) -> Split:
     return Split(shards=tuple(shards))
 
 
-def _finish_cold(job: Job, train: Split, provenance: Mapping[str, Any]) -> None:
-    """Completes the dataset of the cold examples with all of the source that stays as it is."""
+def _finish_cold(job: Job, train: Split, provenance: Mapping[str, Any]) -> Schema:
+    """Completes the dataset of the cold examples with all of the source that stays as it is; returns its schema."""
     schema, target = job.schema, job.folder / COLD
     others = {name: split for name, split in schema.splits.items() if name != "train"}
     files = [shard.file for split in others.values() for shard in split.shards]
@@ -247,10 +265,14 @@ def _finish_cold(job: Job, train: Split, provenance: Mapping[str, Any]) -> None:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         (target / file).unlink(missing_ok=True)  # of an interrupted run
         link(job.source / file, target / file)
-    dataclasses.replace(
+    cold = dataclasses.replace(
         schema,
         tables=tuple(dataclasses.replace(t, counts=None) for t in schema.tables),
         splits={**({"train": train} if train.examples else {}), **others},
         ceiling={name: metrics for name, metrics in schema.ceiling.items() if name != "train"},
         provenance={**provenance, "part": COLD},
-    ).save(target)
+        files={file: digest for file, digest in schema.files.items() if file in files},
+        folder=None,
+    )
+    cold.save(target)
+    return cold

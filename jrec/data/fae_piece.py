@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from jrec.data.blocks import LABEL, Column, ListColumn, ShardReader, ShardWriter, shard_file
-from jrec.data.fae import COLD, HOT, sha256_of
+from jrec.data.fae import COLD, HOT
 from jrec.data.fae_rows import RowSet, check_columns, content, hot_examples, take
 from jrec.data.packing_columns import concatenate
 from jrec.data.packing_kernels import permutation
 from jrec.data.schema import DatasetError, Schema, Shard
-from jrec.files import write_atomically
+from jrec.files import sha256_of, write_atomically
 
 _FLUSH_BLOCKS = 2  # gathered before they go to the writer, whose every call costs the same
 _MASK = (1 << 64) - 1

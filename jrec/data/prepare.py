@@ -28,7 +28,7 @@ from jrec.data.shards import ShardPlan, write_shards
 from jrec.data.spill import ListColumn, PlainColumn, Spill
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, build_table
-from jrec.data.vocabulary_file import save_table
+from jrec.data.vocabulary_file import file_digests, save_table
 from jrec.data.workspace import workspace
 
 SPLITS = ("train", "valid", "test")
@@ -116,6 +116,7 @@ class _Preparation:
             tables=tables,
             splits=splits,
             provenance={**provenance, "format_options": self.source.options(), "bad_lines": bad.count},
+            files=file_digests(self.folder, tables, self.options.threads),
         )
 
     def _ingest(self, work: pathlib.Path, texts: dict[str, TextStore], bad: BadLines) -> Spill:
@@ -169,7 +170,7 @@ class _Preparation:
                     encoded.append(encode(chunk))
                 encoded.finish()
                 (column.values if isinstance(column, ListColumn) else column).remove()
-            table = save_table(self.folder, name, built, texts.get(name))
+            table = save_table(self.folder, name, built, texts.get(name), key_seed=self.options.key_seed)
             if isinstance(built, HashedTable):
                 self.report(f"table {name!r} is capped at {table.rows:,} rows by hashing")
             return table

@@ -45,6 +45,10 @@ class PrepareOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise DatasetError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
+        if self.key_seed >= 2**64:
+            raise DatasetError(
+                f"--key-seed is {self.key_seed}; it must be below 2^64, since keys are hashed in 64 bits"
+            )
         if self.on_bad_line not in ("error", "skip"):
             raise DatasetError(f"--on-bad-line is {self.on_bad_line!r}; choose error or skip")
         if self.shard_examples < 1 or self.shard_examples % self.block_size:

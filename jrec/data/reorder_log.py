@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import pathlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -112,7 +111,7 @@ def frequencies(
     """
     entry = schema.table(table)
     if entry.counts is not None:
-        path = pathlib.Path(folder) / entry.counts
+        path = schema.check_file(folder, entry.counts)
         try:
             counts = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:

@@ -15,18 +15,25 @@ of these stored rows, also where a bijection renumbers what the loader yields.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from jrec.data.identity import Identity, identity_of
 from jrec.errors import JrecError
-from jrec.files import load_json, save_json
+from jrec.files import decode, load_json, save_json, sha256_of
 
 FORMAT = "jrec-dataset"
-VERSION = 1
+VERSION = 2
+MAX_ROWS = 2**32
+MAX_LENGTH = 2**31 - 1
 SCHEMA_FILE = "schema.json"
+
+
+_REMEDY = "copy it again, or prepare the dataset again"
 
 
 class DatasetError(JrecError):
@@ -51,6 +58,12 @@ class CategoricalFeature:
     fixed_length: bool = False
     weighted: bool = False
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_length <= MAX_LENGTH:
+            raise DatasetError(
+                f"feature {self.name!r} has max_length {self.max_length:,}; it must be 1 to {MAX_LENGTH:,}"
+            )
+
     @property
     def one_hot(self) -> bool:
         """Whether every example has exactly one unweighted id, stored as a plain column."""
@@ -68,9 +81,16 @@ class Bijection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """An id space of ``rows`` rows. ``oov_row`` is where values outside the vocabulary went, if anywhere.
+    """An id space.
 
-    Where there is a ``bijection``, the loader applies it to every id.
+    Attributes:
+      name: The table's name.
+      rows: How many rows it has.
+      oov_row: Where values outside the vocabulary went, if anywhere.
+      counts, vocabulary: Files, relative to the dataset's folder.
+      bijection: What the loader applies to every id, if anything.
+      numbering: Digest of which value has which row: of the vocabulary's content, or of hash buckets and their seed;
+        "" where the table's maker did not say.
     """
 
     name: str
@@ -79,16 +99,30 @@ class Table:
     counts: str | None = None
     vocabulary: str | None = None
     bijection: Bijection | None = None
+    numbering: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows <= MAX_ROWS:
+            raise DatasetError(f"table {self.name!r} has {self.rows:,} rows; it must have 1 to {MAX_ROWS:,}")
+        if self.oov_row is not None and not 0 <= self.oov_row < self.rows:
+            raise DatasetError(f"table {self.name!r} of {self.rows:,} rows has its OOV row at {self.oov_row:,}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One ArrayRecord file: its name, how many blocks and examples it holds, its size in bytes."""
+    """One ArrayRecord file: its name, the blocks and examples it holds, its size in bytes, its content's digest."""
 
     file: str
     blocks: int
     examples: int
     bytes: int
+    digest: str
+
+    def __post_init__(self) -> None:
+        if min(self.blocks, self.examples, self.bytes) < 0:
+            raise DatasetError(
+                f"shard {self.file!r} has {self.blocks:,} blocks, {self.examples:,} examples and {self.bytes:,} bytes"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,6 +149,8 @@ class Schema:
       splits: by name.
       provenance: how it was made: command, inputs with sizes, options, jrec version, bad lines skipped.
       ceiling: for synthetic data, the planted teacher's own metrics on each split, e.g. {"test": {"auc": 0.81}}.
+      files: SHA-256 of files of counts and vocabularies, by path relative to the folder.
+      folder: where it was read from; None where it was not.
     """
 
     name: str
@@ -125,8 +161,12 @@ class Schema:
     splits: Mapping[str, Split]
     provenance: Mapping[str, Any]
     ceiling: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    folder: pathlib.Path | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not 1 <= self.block_size <= MAX_LENGTH:
+            raise DatasetError(f"the schema has blocks of {self.block_size:,} examples; it must be 1 to {MAX_LENGTH:,}")
         names = [t.name for t in self.tables]
         for feature in self.categorical:
             if feature.table not in names:
@@ -140,14 +180,36 @@ class Schema:
         """Dense, then categorical feature names."""
         return [f.name for f in self.dense] + [f.name for f in self.categorical]
 
+    @functools.cached_property
+    def identity(self) -> Identity:
+        """What the dataset's columns, rows and examples are, in two digests."""
+        return identity_of(self)
+
     def table(self, name: str) -> Table:
         """The table called ``name``."""
         return next(t for t in self.tables if t.name == name)
 
+    def check_file(self, folder: str | os.PathLike[str], file: str) -> pathlib.Path:
+        """The path of a file of counts or a vocabulary, after comparing its checksum where the schema has one.
+
+        Raises:
+          DatasetError: if the file is missing or another than the one that was written.
+        """
+        path = pathlib.Path(folder) / file
+        try:
+            digest = sha256_of(path)
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be read ({error.strerror or error}); {_REMEDY}") from error
+        if digest != self.files.get(file, digest):
+            raise DatasetError(f"{path} is damaged: its SHA-256 is {digest}, not {self.files[file]}; {_REMEDY}")
+        return path
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes ``schema.json`` atomically."""
         path = pathlib.Path(folder) / SCHEMA_FILE
-        save_json(path, dataclasses.asdict(self), kind=FORMAT, version=VERSION)
+        content = dataclasses.asdict(dataclasses.replace(self, folder=None))
+        del content["folder"]
+        save_json(path, content, kind=FORMAT, version=VERSION, sealed=True)
 
     @staticmethod
     def load(folder: str | os.PathLike[str], *, check_files: bool = True) -> Schema:
@@ -164,34 +226,23 @@ class Schema:
                 f"{folder} is not a finished dataset: it has no {SCHEMA_FILE}. Make one with `jrec prepare` or"
                 " `jrec synth`; if one was interrupted, run the same command again"
             )
-        content = load_json(path, kind=FORMAT, version=VERSION, error=DatasetError, remedy="prepare the dataset again")
+        content = load_json(
+            path,
+            kind=FORMAT,
+            version=VERSION,
+            error=DatasetError,
+            remedy="prepare the dataset again; by the same options values get the same rows",
+            sealed=True,
+        )
+        content["folder"] = None
         try:
-            schema = _from_json(content)
-        except (TypeError, KeyError) as error:
-            raise DatasetError(f"{path} does not describe a dataset ({error}); prepare it again") from error
+            schema = decode(content, Schema, where=str(path), error=DatasetError, remedy=_REMEDY)
+        except DatasetError as error:
+            raise error if str(path) in str(error) else DatasetError(f"{path}: {error}; {_REMEDY}") from error
+        schema = dataclasses.replace(schema, folder=folder)
         if check_files:
             _check_shards(folder, schema)
         return schema
-
-
-def _from_json(content: dict[str, Any]) -> Schema:
-    return Schema(
-        name=content.pop("name"),
-        block_size=content.pop("block_size"),
-        dense=tuple(DenseFeature(**f) for f in content.pop("dense")),
-        categorical=tuple(CategoricalFeature(**f) for f in content.pop("categorical")),
-        tables=tuple(map(_table, content.pop("tables"))),
-        splits={
-            name: Split(shards=tuple(Shard(**s) for s in split["shards"]))
-            for name, split in content.pop("splits").items()
-        },
-        **content,
-    )
-
-
-def _table(content: dict[str, Any]) -> Table:
-    bijection = content.pop("bijection", None)
-    return Table(**content, bijection=None if bijection is None else Bijection(**bijection))
 
 
 def _check_shards(folder: pathlib.Path, schema: Schema) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numba
 import numpy as np
 
-from jrec.data.readers.keys import buckets, mix64
+from jrec.data.readers.keys import buckets, count_buckets, mix64
 from jrec.data.schema import DatasetError
 
 MAX_ROWS = 2**31 - 2
@@ -168,7 +168,10 @@ def _order(keys: np.ndarray, counts: np.ndarray, rare: int) -> Vocabulary:
 def _hash_table(keys: KeyChunks, rows: int) -> HashedTable:
     counts = np.zeros(rows, np.int64)
     for chunk in keys():
-        counts += np.bincount(buckets(chunk, rows), minlength=rows) if rows > 1 else len(chunk)
+        if rows > 1:
+            count_buckets(chunk, counts)
+        else:
+            counts += len(chunk)
     order = np.argsort(-counts, kind="stable")
     row_of_bucket = np.empty(rows, np.uint32)
     row_of_bucket[order] = np.arange(rows, dtype=np.uint32)

@@ -47,7 +47,7 @@ class Job(enum.IntEnum):
     SHIFT = 20
     IN_SECOND = 21  # whether the pairs lie in the second half of PAIRS
     TOTAL = 22
-    ERROR = 23  # 1: malformed offsets; 2 + position: an id outside its table
+    ERROR = 23  # 1: malformed offsets, until the lookups are padding; 2 + position: an id outside its table
 
 
 class Table(enum.IntEnum):
@@ -356,10 +356,13 @@ def cast_advance(job):
             return _begin_sort(job)
         put_i64(job, PHASE, BAGS)
         return chunks
+    if phase == BAGS:
+        if get_i64(job, ERROR) != 0:  # malformed offsets: nobody knows whose the lookups are, so all are padding
+            put_i64(job, ERROR, 0)
+            put_i64(job, LIMIT, 0)
+        return _begin_sort(job)
     if get_i64(job, ERROR) != 0:
         return 0
-    if phase == BAGS:
-        return _begin_sort(job)
     if phase == SORT_TABLES:
         _place_tables(job)
         put_i64(job, PHASE, WRITE_TABLES)

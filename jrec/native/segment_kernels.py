@@ -256,9 +256,25 @@ def segment_chunks(job, begin, end):
         free(scratch)
 
 
+@inlined
+def _sum_one_by_one(job):
+    """All sums anew where offsets are malformed: chunks may have missed segments. Malformed ones become NaN."""
+    out, offsets, dim = get_i64(job, OUT), get_i64(job, OFFSETS), get_i64(job, DIM)
+    for s in range(get_i64(job, SEGMENTS)):
+        if _well_formed(job, s):
+            _sum(job, out + 4 * dim * s, np.int64(get_i32(offsets, s)), np.int64(get_i32(offsets, s + 1)))
+        else:
+            for d in range(dim):
+                put_f32(out + 4 * dim * s, d, np.float32(np.nan))
+
+
 @kernel(types.void(types.int64))
 def finish_segments(job):
-    """Adds up the pieces of the long segments, once all chunks are done."""
+    """Adds up the pieces of the long segments, once all chunks are done; of malformed sums makes NaN."""
+    if (get_i64(job, ERROR) == 1) & (get_i64(job, OUT) != 0):
+        _sum_one_by_one(job)
+        put_i64(job, ERROR, 0)
+        return
     if (get_i64(job, LONG) == 0) | (get_i64(job, ERROR) != 0):
         return
     dim, partials = get_i64(job, DIM), get_i64(job, PARTIALS)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+_WHOLE_BYTES, _CHUNK_BYTES = 64 << 20, 4 << 20
+"""On a CPU, products of all pairs that are larger than the first are made by the second. 500 features of 2,048 examples
+have 2 GiB of products, whose pages the system would hand out anew for every step; chunks stay in caches."""
 
 
 @jax.custom_vjp
@@ -19,10 +24,7 @@ def dot_interaction(vectors: jax.Array) -> jax.Array:
     Returns:
       (batch, features * (features - 1) // 2), of the same dtype.
     """
-    num_features = vectors.shape[1]
-    products = jnp.einsum("bfd,bgd->bfg", vectors, vectors)
-    flat = products.reshape(vectors.shape[0], num_features * num_features)
-    return jnp.take(flat, _lower_triangle(num_features), axis=1, mode="clip")
+    return _by_chunks(_triangle, vectors)
 
 
 def _forward(vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -30,15 +32,42 @@ def _forward(vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _backward(vectors: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    return (_by_chunks(_gradient, vectors, gradient),)
+
+
+dot_interaction.defvjp(_forward, _backward)
+
+
+def _triangle(vectors: jax.Array) -> jax.Array:
+    num_features = vectors.shape[1]
+    products = jnp.einsum("bfd,bgd->bfg", vectors, vectors)
+    flat = products.reshape(vectors.shape[0], num_features * num_features)
+    return jnp.take(flat, _lower_triangle(num_features), axis=1, mode="clip")
+
+
+def _gradient(vectors: jax.Array, gradient: jax.Array) -> jax.Array:
     # Autodiff would scatter the triangle; gathering the symmetric square is several times faster.
     num_features = vectors.shape[1]
     padded = jnp.pad(gradient, ((0, 0), (0, 1)))
     square = jnp.take(padded, _square_from_triangle(num_features), axis=1, mode="clip")
     square = square.reshape(vectors.shape[0], num_features, num_features)
-    return (jnp.einsum("bfg,bgd->bfd", square, vectors),)
+    return jnp.einsum("bfg,bgd->bfd", square, vectors)
 
 
-dot_interaction.defvjp(_forward, _backward)
+def _by_chunks(function: Callable[..., jax.Array], vectors: jax.Array, *others: jax.Array) -> jax.Array:
+    """``function`` of all examples, which must not depend on each other; the same bits."""
+    batch, num_features = vectors.shape[:2]
+    each = num_features**2 * vectors.dtype.itemsize
+    if batch * each <= _WHOLE_BYTES:
+        return function(vectors, *others)
+
+    def chunked(*arrays: jax.Array) -> jax.Array:
+        def one(arrays: tuple[jax.Array, ...]) -> jax.Array:
+            return function(*(array[None] for array in arrays))[0]
+
+        return jax.lax.map(one, arrays, batch_size=max(1, _CHUNK_BYTES // each))
+
+    return jax.lax.platform_dependent(vectors, *others, cpu=chunked, default=function)
 
 
 def concat_interaction(vectors: jax.Array) -> jax.Array:

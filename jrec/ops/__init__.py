@@ -2,6 +2,7 @@
 
 from jrec.ops.embedding_bag import embedding_bag as embedding_bag
 from jrec.ops.gather_reduce import gather_reduce as gather_reduce
+from jrec.ops.ids import checked_ids as checked_ids
 from jrec.ops.lookup import Residuals as Residuals
 from jrec.ops.lookup import apply_gradients as apply_gradients
 from jrec.ops.lookup import init_slots as init_slots

@@ -12,6 +12,8 @@ from jax.core import Tracer
 
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import check_segments, gather_reduce, segment_of_entries, take_rows
+from jrec.ops.ids import check_ids
+from jrec.ops.offsets import nan_unless, whole_bags, within_bags
 from jrec.ops.row_update import casted_gather_reduce
 from jrec.ops.tensor_cast import tensor_cast
 
@@ -37,17 +39,20 @@ def embedding_bag(
 
     Args:
       table: (rows, dim), float32, bfloat16 or float16.
-      ids: int32, (num_bags, length) with negative ids as padding, or (capacity,) with ``offsets``.
-      offsets: (num_bags + 1,) int32 ascending from 0, or None.
+      ids: int32, (num_bags, length) with negative ids as padding, or (capacity,) with ``offsets``. JAX wraps int64 ids
+        that are given to a jitted function; convert them by ``jrec.checked_ids``.
+      offsets: (num_bags + 1,) int32, ascending from 0 and at most ``capacity``, or None.
       weights: float32 of the shape of ``ids``, or None.
       combiner: "sum", "mean", "sqrtn" or "max".
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
     Returns:
-      (num_bags, dim) float32. A bag with an id past the table is NaN; outside jit such an id raises.
+      (num_bags, dim) float32. A bag with an id past the table, or whose offsets descend, are negative or too large, is
+      NaN; outside jit such ids and offsets raise.
 
     Raises:
-      ValueError: on shapes or dtypes that do not fit, an unknown combiner, or, outside jit, an id past the table.
+      ValueError: on shapes or dtypes that do not fit, an unknown combiner, or, outside jit, an id past the table or
+        malformed offsets.
 
     Example:
       >>> import jax.numpy as jnp
@@ -108,7 +113,7 @@ def bag_weight_gradient(table: jax.Array, ids: jax.Array, offsets: jax.Array | N
         return jnp.sum(rows * gradient[:, None, :], axis=-1)
     segments = segment_of_entries(offsets, ids.shape[0])
     products = jnp.sum(rows * gradient.at[segments].get(mode="fill", fill_value=0), axis=-1)
-    return jnp.where(segments < offsets.shape[0] - 1, products, jnp.float32(0))
+    return jnp.where(within_bags(offsets, segments), products, jnp.float32(0))
 
 
 def normalized_weights(
@@ -125,6 +130,8 @@ def normalized_weights(
         count = jax.ops.segment_sum(real.astype(jnp.float32), segments, num_bags, indices_are_sorted=True, mode="drop")[
             jnp.minimum(segments, max(0, num_bags - 1))
         ]
+        # Bags that share ids, as malformed offsets make them, have no count that one weight an id could carry.
+        count = jnp.where((segments == num_bags) | within_bags(offsets, segments), count, jnp.float32(jnp.nan))
     norm = jnp.maximum(count, jnp.float32(1))
     if combiner == "sqrtn":
         norm = jnp.sqrt(norm)
@@ -153,6 +160,8 @@ def _bag_max(
         rows = jnp.where(real[:, None], rows, lowest)
         highest = jax.ops.segment_max(rows, segments, num_bags, indices_are_sorted=True, mode="drop")
         occupied = jnp.zeros(num_bags, bool).at[segments].max(real, indices_are_sorted=True, mode="drop")
+        maximum = jnp.where(occupied[:, None], highest, jnp.float32(0))
+        return nan_unless(whole_bags(offsets, segments), maximum)
     return jnp.where(occupied[:, None], highest, jnp.float32(0))
 
 
@@ -162,8 +171,5 @@ def check_concrete_ids(ids: jax.Array, offsets: jax.Array | None, num_rows: int)
         return
     host_ids = np.asarray(ids)  # NumPy, since jnp would trace even concrete ids inside another function's jit
     flat = host_ids if offsets is None else host_ids[: int(np.asarray(offsets)[-1])]
-    if flat.size and (largest := int(flat.max())) >= num_rows:
-        place = [int(i) for i in np.unravel_index(flat.argmax(), flat.shape)]
-        raise ValueError(
-            f"ids{place} is {largest}, but the table has {num_rows} rows; hash or clip the ids, or enlarge the table"
-        )
+    if flat.size:
+        check_ids(flat, num_rows)

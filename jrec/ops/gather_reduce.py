@@ -15,6 +15,7 @@ from jrec.ops.dispatch import Call, Implementation, dispatch_together
 from jrec.ops.gather_reduce_xla import run_in_xla
 from jrec.ops.gather_reduce_xla import segment_of_entries as segment_of_entries
 from jrec.ops.gather_reduce_xla import take_rows as take_rows
+from jrec.ops.offsets import check_concrete_offsets
 from jrec.ops.verdicts import KernelClass
 
 
@@ -32,7 +33,8 @@ def gather_reduce(
       source: (rows, dim), float32, bfloat16 or float16.
       indices: int32, (num_segments, length) or, with ``offsets``, (capacity,). Negative entries are skipped; an entry
         past the source makes its segment NaN, never another row's sum. Entries past ``offsets[-1]`` are not read.
-      offsets: (num_segments + 1,) int32, ascending from 0 and at most ``capacity``; None for the padded form.
+      offsets: (num_segments + 1,) int32, ascending from 0 and at most ``capacity``; None for the padded form. Inside
+        jit, segments whose offsets descend, are negative or too large are NaN.
       weights: float32 of the shape of ``indices``, or None for ones.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
@@ -40,7 +42,7 @@ def gather_reduce(
       (num_segments, dim) float32, accumulated in float32; empty segments are zero.
 
     Raises:
-      ValueError: on shapes or dtypes that do not fit together.
+      ValueError: on shapes or dtypes that do not fit together, or, outside jit, malformed offsets.
     """
     call = gather_reduce_call(source, indices, offsets, weights=weights)
     return call.dispatch("gather_reduce", implementation, _together)
@@ -70,12 +72,15 @@ def gather_reduce_together(calls: Sequence[Call], implementation: Implementation
 def check_segments(
     indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None, *, name: str = "ids"
 ) -> None:
-    """Raises ValueError where indices, offsets and weights are not the padded or the ragged form of segments."""
+    """Raises ValueError where indices, offsets and weights are not the padded or the ragged form of segments.
+
+    Outside jit also where the offsets do not ascend from 0 to at most the number of indices.
+    """
     form = "(num_bags, length)" if offsets is None else "(capacity,) beside offsets"
     if indices.ndim != (2 if offsets is None else 1):
         raise ValueError(f"{name} must have shape {form}, but have shape {indices.shape}")
     if indices.dtype != jnp.int32:
-        raise ValueError(f"{name} must be int32, but are {indices.dtype}; cast them after checking their range")
+        raise ValueError(f"{name} must be int32, but are {indices.dtype}; convert them by jrec.checked_ids")
     if offsets is not None and (offsets.ndim != 1 or offsets.shape[0] < 1 or offsets.dtype != jnp.int32):
         raise ValueError(f"offsets must be (num_bags + 1,) int32, but are {offsets.dtype}{list(offsets.shape)}")
     if weights is not None and (weights.shape != indices.shape or weights.dtype != jnp.float32):
@@ -83,6 +88,8 @@ def check_segments(
             f"weights must be float32 of the {name}' shape {indices.shape},"
             f" but are {weights.dtype}{list(weights.shape)}"
         )
+    if offsets is not None:
+        check_concrete_offsets(offsets, indices.shape[0], name=name)
 
 
 def _native(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:

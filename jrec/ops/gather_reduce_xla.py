@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jrec.ops.offsets import nan_unless, well_formed
 from jrec.ops.platforms import cpu_or_other
 from jrec.ops.segment_sums import MAX_SUMMED, segment_sums
 
@@ -34,9 +35,9 @@ def _xla_on_cpu(
     source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
 ) -> jax.Array:
     if offsets is not None:
-        segments = segment_of_entries(offsets, indices.shape[0])
-        rows = take_rows(source, indices, weights)
-        return jax.ops.segment_sum(rows, segments, offsets.shape[0] - 1, indices_are_sorted=True, mode="drop")
+        good = well_formed(offsets, indices.shape[0])
+        args = (source, indices, offsets, weights, good)
+        return jax.lax.cond(jnp.all(good), _sums_of_segments, _sums_one_by_one, *args)
     num_segments, length = indices.shape
     if length == 0:
         return jnp.zeros((num_segments, source.shape[1]), jnp.float32)
@@ -52,13 +53,45 @@ def _xla_on_cpu(
     return jax.lax.fori_loop(0, length, add_position, jnp.zeros((num_segments, source.shape[1]), jnp.float32))
 
 
+def _sums_of_segments(
+    source: jax.Array, indices: jax.Array, offsets: jax.Array, weights: jax.Array | None, _: jax.Array
+) -> jax.Array:
+    segments = segment_of_entries(offsets, indices.shape[0])
+    rows = take_rows(source, indices, weights)
+    return jax.ops.segment_sum(rows, segments, offsets.shape[0] - 1, indices_are_sorted=True, mode="drop")
+
+
+def _sums_one_by_one(
+    source: jax.Array, indices: jax.Array, offsets: jax.Array, weights: jax.Array | None, good: jax.Array
+) -> jax.Array:
+    """For malformed offsets, whose segments may overlap: slow, but each well-formed segment gets its own sum.
+
+    As in a cast on CPUs, malformed offsets give no row a gradient; JAX could not transpose the loop either.
+    """
+    source, weights = jax.lax.stop_gradient((source, weights))
+
+    def row(position: jax.Array) -> jax.Array:
+        return take_rows(source, indices[position], None if weights is None else weights[position])
+
+    def segment(bounds: tuple[jax.Array, jax.Array]) -> jax.Array:
+        low, high = bounds
+        nothing = jnp.zeros(source.shape[1], jnp.float32)
+        if indices.shape[0] == 0:
+            return nothing
+        nothing = jnp.where(low > low, row(low), nothing)  # varies over a mesh's axes as the rows do
+        return jax.lax.fori_loop(low, high, lambda i, total: total + row(i), nothing)
+
+    low, high = jnp.where(good, offsets[:-1], 0), jnp.where(good, offsets[1:], 0)
+    return nan_unless(good, jax.lax.map(segment, (low, high)))
+
+
 def _xla_on_gpu(
     source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
 ) -> jax.Array:
     if offsets is None:
         return _sum_of_blocks(source, indices, weights)
     if indices.shape[0] == 0:
-        return jnp.zeros((offsets.shape[0] - 1, source.shape[1]), jnp.float32)
+        return nan_unless(well_formed(offsets, 0), jnp.zeros((offsets.shape[0] - 1, source.shape[1]), jnp.float32))
 
     def rows_at(positions: jax.Array) -> jax.Array:
         def take(array: jax.Array) -> jax.Array:
@@ -67,7 +100,7 @@ def _xla_on_gpu(
         index = jnp.where(positions >= 0, take(indices), -1)
         return take_rows(source, index, None if weights is None else take(weights))
 
-    return segment_sums(rows_at, indices.shape[0], offsets)
+    return nan_unless(well_formed(offsets, indices.shape[0]), segment_sums(rows_at, indices.shape[0], offsets))
 
 
 def _sum_of_blocks(source: jax.Array, indices: jax.Array, weights: jax.Array | None) -> jax.Array:

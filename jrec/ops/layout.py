@@ -12,6 +12,7 @@ two stacks. Every feature of it then has its bags in both, each with the ids of 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import types
@@ -184,17 +185,17 @@ class Stack:
         """The shape of a tensor-train table, None of other tiers."""
         return self.tables[0].tt_shape
 
-    @property
+    @functools.cached_property
     def bags_per_example(self) -> int:
         """Bags of the whole stack that one example owns."""
         return sum(f.config.bags_per_example for f in self.features)
 
-    @property
+    @functools.cached_property
     def weighted(self) -> bool:
         """Whether lookups carry weights: given ones, or those of a mean."""
         return any(f.config.weighted or f.config.pooling in ("mean", "sqrtn") for f in self.features)
 
-    @property
+    @functools.cached_property
     def padded_length(self) -> int | None:
         """Ids per bag where every bag has the same static number of them, so that offsets are not needed."""
         lengths = {1 if f.config.unpooled else f.config.max_length for f in self.features}
@@ -247,7 +248,7 @@ class EmbeddingLayout:
                 found[feature.config.name] += ((stack, number),)
         return types.MappingProxyType(found)
 
-    @property
+    @functools.cached_property
     def features(self) -> tuple[tuple[FeatureConfig, int], ...]:
         """The features in order, each once, with their dims."""
         return tuple((of[0][0].features[of[0][1]].config, of[0][0].dim) for of in self.places.values())
@@ -264,7 +265,7 @@ class EmbeddingLayout:
         firsts = [t for t in tables if not t.first_row]
         _check_parts(tables)
         for kind, names in (("table", [t.name for t in firsts]), ("feature", [f.name for f in features])):
-            if repeated := sorted({n for n in names if names.count(n) > 1}):
+            if repeated := sorted(name for name, times in collections.Counter(names).items() if times > 1):
                 raise ValueError(f"{kind} names must be unique, but {', '.join(repeated)} occur more than once")
         readers: dict[str, list[FeatureConfig]] = {t.name: [] for t in tables}
         for feature in features:
@@ -286,8 +287,11 @@ class EmbeddingLayout:
 
 def _check_parts(tables: tuple[TableConfig, ...]) -> None:
     """Raises ValueError where parts of tables are missing, too many, or of unequal dims."""
+    by_name: dict[str, list[TableConfig]] = {}
     for table in tables:
-        others = [t for t in tables if t.name == table.name and t is not table] if table.is_part else []
+        by_name.setdefault(table.name, []).append(table)
+    for table in tables:
+        others = [t for t in by_name[table.name] if t is not table] if table.is_part else []
         if table.is_part and (len(others) != 1 or others[0].table_rows != table.table_rows):
             raise ValueError(
                 f"table {table.name!r} of {table.table_rows:,} rows comes in parts, of which rows {table.first_row:,}"

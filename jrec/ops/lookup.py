@@ -46,17 +46,20 @@ def lookup(
 
     Args:
       tables: (rows, dim) each, by name.
-      bags: what to look up in each table; a table without bags is an error, as are bags without a table.
+      bags: What to look up in each table; a table without bags is an error, as are bags without a table. Ids must be
+        int32 before they reach a jitted function, see ``jrec.checked_ids``.
       unique_capacities: How many unique rows fit, by table. Tables that are not named, and all for None, have room for
         every row; bags that bring a cast keep its capacity. Of rows that do not fit the activations are right, but
         ``apply_gradients`` leaves them as they are: whoever sets a capacity must check ``rows_left_out``.
       implementation: see ``gather_reduce``.
 
     Returns:
-      ``activations``, (num_bags, dim) float32 by table, and ``residuals`` for ``apply_gradients``.
+      ``activations``, (num_bags, dim) float32 by table, and ``residuals`` for ``apply_gradients``. A bag with an id
+      past its table, or whose offsets descend, are negative or too large, is NaN; such ids and bags update no row.
 
     Raises:
-      ValueError: if tables and bags have different names, a capacity has no table, or shapes do not fit.
+      ValueError: if tables and bags have different names, a capacity has no table, shapes do not fit, or, outside jit,
+        offsets are malformed.
     """
     _same_names("bags", bags, tables)
     capacities = dict(unique_capacities or {})

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.gather_reduce import check_segments, segment_of_entries
+from jrec.ops.offsets import well_formed, within_bags
+from jrec.ops.platforms import cpu_or_other
 from jrec.ops.types import Cast
 from jrec.ops.verdicts import CAST
 
@@ -26,7 +28,8 @@ def tensor_cast(
     Args:
       ids: int32, (num_bags, length), or (capacity,) with ``offsets``. Negative ids and ids of ``num_rows`` or more are
         padding here: they join no segment.
-      offsets: (num_bags + 1,) int32 or None.
+      offsets: (num_bags + 1,) int32, ascending from 0 and at most ``capacity``, or None. Inside jit, where offsets
+        descend, are negative or too large, the lookups of those bags are padding, and on CPUs all lookups.
       num_rows: rows of the table.
       unique_capacity: how many unique rows fit. The default, the smaller of the lookups and the rows, always
         suffices; with a smaller one, ``num_unique > unique_capacity`` tells that rows were left out, and the caller
@@ -36,6 +39,9 @@ def tensor_cast(
 
     Returns:
       A ``Cast``.
+
+    Raises:
+      ValueError: on shapes or dtypes that do not fit, or, outside jit, malformed offsets.
     """
     check_segments(ids, offsets, None)
     if unique_capacity is None:
@@ -57,13 +63,15 @@ def tensor_cast(
 
 def _xla(ids: jax.Array, offsets: jax.Array | None, num_rows: int, unique_capacity: int) -> Cast:
     capacity = ids.size
+    inside: jax.Array | bool = True
     if offsets is None:
         num_bags = ids.shape[0]
         bags = jnp.arange(capacity, dtype=jnp.int32) // jnp.int32(max(1, ids.shape[1]))
     else:
         num_bags = offsets.shape[0] - 1
         bags = segment_of_entries(offsets, capacity)
-    keys, positions = _sorted(_keys(ids, num_rows, bags < num_bags))
+        inside = cpu_or_other((offsets, bags), cpu=_inside_on_cpu, other=within_bags)
+    keys, positions = _sorted(_keys(ids, num_rows, inside))
     keys = keys.astype(jnp.int32)
     real = keys < num_rows
     total = jnp.sum(real, dtype=jnp.int32)
@@ -80,6 +88,11 @@ def _xla(ids: jax.Array, offsets: jax.Array | None, num_rows: int, unique_capaci
         positions=positions,
         num_unique=jnp.sum(first & real, dtype=jnp.int32),
     )
+
+
+def _inside_on_cpu(offsets: jax.Array, bags: jax.Array) -> jax.Array:
+    """Lookups of a bag; none where offsets are malformed, as in the native cast."""
+    return (bags < offsets.shape[0] - 1) & jnp.all(well_formed(offsets, bags.shape[0]))
 
 
 def _pallas(ids: jax.Array, offsets: jax.Array | None, num_rows: int, unique_capacity: int) -> Cast:

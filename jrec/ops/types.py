@@ -41,8 +41,9 @@ class Bags:
     is (capacity,), bag ``b`` owns ``ids[offsets[b]:offsets[b + 1]]``, and what lies past ``offsets[-1]`` is padding.
 
     Attributes:
-      ids: int32 row numbers, (num_bags, length) or (capacity,).
-      offsets: (num_bags + 1,) int32, ascending from 0, or None for padded bags.
+      ids: int32 row numbers, (num_bags, length) or (capacity,). Ids of other types are converted by
+        ``jrec.checked_ids``: JAX would wrap int64 ids modulo 2^32 without a word.
+      offsets: (num_bags + 1,) int32, ascending from 0 to at most the capacity, or None for padded bags.
       weights: float32 of the shape of ``ids``, or None for weights of one.
       cast: the cast of these ids where the loader computed it ahead of time, else None.
     """

@@ -105,7 +105,9 @@ def _ragged_keys(
 
         bounds = tile.row_scalars(0, jnp.int32), tile.row_scalars(num_bags, jnp.int32)
         bag, _ = jax.lax.fori_loop(0, num_bags.bit_length(), halve, bounds)
-        real = (row >= 0) & (row < num_rows) & (bag < num_bags)
+        # The search leaves only lookups before the first bag, where that does not begin at 0, with a bag not theirs.
+        first = ops.load_scalars(tile, offsets, tile.row_scalars(0, jnp.int32))
+        real = (row >= 0) & (row < num_rows) & (bag < num_bags) & ((bag > 0) | (first == 0))
         ops.store_scalars(tile, keys, place, jnp.where(real, row, num_rows).astype(key_type))
         ops.store_scalars(tile, bags, place, bag)
 

@@ -159,14 +159,15 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
     """Segments of any length: short ones in the first launch, long ones in the last, from pieces."""
     ops, dim = ops_for(interpret), gather.rows.shape[1]
     tile = Tile.of(dim, gather.rows.dtype.itemsize, chunks=config.chunks)
-    num_segments = offsets.shape[0] - 1
+    num_segments, capacity = offsets.shape[0] - 1, gather.indices.shape[0]
 
     def gather_reduce_short(segment: jax.Array, gather: Gather, offsets: Any, out: Any) -> None:
         low, high = segments.bounds(tile, ops, offsets, segment)
-        mine = (segment >= 0) & segments.is_short(low, high, config.split)
-        total = segments.add_range(
-            tile, ops, gather, low, jnp.where(mine, high, low), tile.zeros(), unroll=config.unroll
-        )
+        bad = segments.malformed(segment, low, high, capacity)
+        mine = (segment >= 0) & (bad | segments.is_short(low, high, config.split))
+        end = jnp.where(mine, jnp.where(bad, low, high), low)
+        start = segments.nan_where(tile, ops, bad)
+        total = segments.add_range(tile, ops, gather, low, end, start, unroll=config.unroll)
         ops.store_rows(tile, out, jnp.where(mine, segment, -1), total)
 
     short = Job(
@@ -186,6 +187,8 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
 
     def gather_reduce_long(item: jax.Array, levels: list[Gather], runs: Any, offsets: Any, out: Any) -> None:
         def visit(segment: jax.Array, low: jax.Array, high: jax.Array) -> None:
+            bad = segments.malformed(segment, low, high, capacity)
+            segment, low, high = jnp.where(bad, -1, segment), jnp.where(bad, 0, low), jnp.where(bad, 0, high)
             total = segments.add_nodes(long_tile, ops, levels, low, high, split=config.split, unroll=config.long_unroll)
             ops.store_rows(long_tile, out, segment, total)
 

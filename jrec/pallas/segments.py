@@ -228,6 +228,16 @@ def bounds(tile: Tile, ops: ModuleType, offsets: Any, segment: jax.Array) -> tup
     return low, ops.load_scalars(tile, offsets, jnp.where(segment >= 0, segment + 1, -1))
 
 
+def malformed(segment: jax.Array, low: jax.Array, high: jax.Array, capacity: int) -> jax.Array:
+    """Whether bounds descend, or lie outside of the lookups, or the first ones do not begin at 0."""
+    return (low < 0) | (low > high) | (high > capacity) | ((segment == 0) & (low > 0))
+
+
+def nan_where(tile: Tile, ops: ModuleType, bad: jax.Array) -> jax.Array:
+    """Values of NaN for the rows that are bad, of zero for the others."""
+    return ops.spread(tile, jnp.where(bad, jnp.float32(jnp.nan), jnp.float32(0)))
+
+
 def is_short(low: jax.Array, high: jax.Array, split: int) -> jax.Array:
     """Whether lookups ``[low, high)`` contain no full run."""
     return shift_right(low + (split - 1), split) >= shift_right(high, split)

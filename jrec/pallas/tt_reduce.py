@@ -101,8 +101,7 @@ def reduce_products(
 @functools.partial(jax.jit, static_argnames=("spec", "config", "interpret"))
 def _reduce(gather: Gather, offsets: jax.Array, *, spec: Spec, config: ReduceConfig, interpret: Interpret) -> jax.Array:
     out = _short(gather, offsets, spec, config, interpret)
-    capacity = gather.rows.shape[0] if gather.indices is None else gather.indices.shape[0]
-    sizes = segments.level_sizes(capacity, config.split)
+    sizes = segments.level_sizes(_capacity(gather), config.split)
     if not sizes:
         return out
     levels, runs = [gather], None
@@ -114,15 +113,23 @@ def _reduce(gather: Gather, offsets: jax.Array, *, spec: Spec, config: ReduceCon
     return _long(out, levels, runs, offsets, spec, config, interpret)
 
 
+def _capacity(gather: Gather) -> int:
+    """How many positions there are to sum."""
+    return gather.rows.shape[0] if gather.indices is None else gather.indices.shape[0]
+
+
 def _short(gather: Gather, offsets: jax.Array, spec: Spec, config: ReduceConfig, interpret: Interpret) -> jax.Array:
     """Sums of short and empty segments; the rows of long ones stay unwritten."""
     block, num_segments = spec.block, offsets.shape[0] - 1
+    capacity = _capacity(gather)
 
     def tt_reduce_short(item: jax.Array, gather: Gather, offsets: Any, out: Any) -> None:
         engine, segment = Engine.at(spec, interpret, item)
         low, high = segments.bounds(block.items, engine.ops, offsets, segment)
-        mine = (segment >= 0) & segments.is_short(low, high, config.split)
-        total = engine.add_range(gather, low, jnp.where(mine, high, low))
+        bad = segments.malformed(segment, low, high, capacity)
+        mine = (segment >= 0) & (bad | segments.is_short(low, high, config.split))
+        total = engine.add_range(gather, low, jnp.where(mine, jnp.where(bad, low, high), low))
+        total = total + engine.spread(block.items, jnp.where(bad, jnp.float32(jnp.nan), jnp.float32(0)))
         engine.store(out, jnp.where(mine, segment, -1), total)
 
     return _launch(tt_reduce_short, spec, num_segments, (gather, offsets), config, interpret, rows=num_segments)[0]
@@ -170,11 +177,13 @@ def _long(
     interpret: Interpret,
 ) -> jax.Array:
     """Writes the sums of long segments into ``out``, in place."""
-    items = spec.block.items
+    items, capacity = spec.block.items, _capacity(levels[0])
 
     def tt_reduce_long(item: jax.Array, levels: list[Gather], runs: Any, offsets: Any, out: Any) -> None:
         engine, run = Engine.at(spec, interpret, item)
         segment, low, high = segments.long_segment(items, engine.ops, runs, offsets, run, split=config.split)
+        bad = segments.malformed(segment, low, high, capacity)
+        segment, low, high = jnp.where(bad, -1, segment), jnp.where(bad, 0, low), jnp.where(bad, 0, high)
         total = engine.add_nodes(levels, low, high, split=config.split)
         engine.store(out, segment, total)
 

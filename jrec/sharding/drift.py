@@ -16,6 +16,8 @@ from jrec.sharding.plan import Plan, build_plan
 from jrec.sharding.planner import Planned, PlanOptions, plan_placement
 from jrec.sharding.problem import Problem
 
+_REMEDY = "count a dataset whose rows mean the same with `jrec access`"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Drift:
@@ -117,9 +119,13 @@ def measure_drift(
       anew: plan as if there were no plan in force, instead of moving as few rows as balance allows.
 
     Raises:
-      PlanError: if the plan was not made by ``jrec plan``, contradicts itself, or the tables do not fit.
+      PlanError: if the plan was not made by ``jrec plan``, contradicts itself, is of another dataset than a profile, or
+        the tables do not fit.
       ProfileError: if a profile is of other tables.
     """
+    for given in (profile, before):
+        if plan.dataset is not None and given is not None and given.dataset is not None:
+            plan.dataset.check(given.dataset, what="the plan", remedy=_REMEDY, error=PlanError)
     problem, options = problem_of_plan(plan, profile), options_of_plan(plan)
     if problem.computes != plan.computes:
         raise PlanError(

@@ -143,8 +143,8 @@ def explain(plan: Plan, what: str, problem: Problem | None = None) -> str:
     name, colon, text = what.rpartition(":") if what not in [t.name for t in plan.tables] else (what, "", "")
     if not colon:
         return _explain_table(plan, name or text, problem)
-    if not text.isdigit():
-        raise PlanError(f"{text!r} is no row; ask for TABLE or TABLE:ROW, such as {plan.tables[0].name}:0")
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise PlanError(f"{text[:40]!r} is no row; ask for TABLE or TABLE:ROW, such as {plan.tables[0].name}:0")
     return _explain_row(plan, name, int(text), problem)
 
 

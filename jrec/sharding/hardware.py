@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 import re
@@ -124,8 +125,7 @@ class Hardware:
 
     def to_json(self) -> dict[str, Any]:
         """The fields, in JSON types; ``Hardware(**fields)`` is the inverse."""
-        found = dataclasses.asdict(self)
-        return found if self.tables_on else {k: v for k, v in found.items() if k != "tables_on"}
+        return dataclasses.asdict(self)
 
 
 def grid(
@@ -199,6 +199,7 @@ def _presets() -> dict[str, Hardware]:
     return {hardware.name: hardware for hardware in found}
 
 
+MAX_BYTES = 2**60  # of memory or a second: no machine's, and far below what integers and floats of 64 bits hold
 PRESETS: Mapping[str, Hardware] = _presets()
 
 
@@ -208,12 +209,16 @@ def parse_bytes(value: Any, what: str = "size") -> float:
     Raises:
       ConfigError: if it is none of these.
     """
+    found: float = math.nan
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return value
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([kmgt]i?)?b?(?:/s)?\s*", str(value).lower())
-    if match is None:
-        raise ConfigError(f"{what} is {value!r}; give bytes as a number or like 32GB, 40GiB, 1.5TB/s")
-    return float(match[1]) * _UNITS[match[2] or ""]
+        found = value
+    elif match := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([kmgt]i?)?b?(?:/s)?\s*", str(value).lower()):
+        found = float(match[1]) * _UNITS[match[2] or ""]
+    if not abs(found) <= MAX_BYTES:
+        raise ConfigError(
+            f"{what} is {str(value)[:40]!r}; give bytes up to 2^60 as a number or like 32GB, 40GiB, 1.5TB/s"
+        )
+    return found
 
 
 def parse_devices(value: Any, what: str) -> tuple[int, ...]:
@@ -226,9 +231,10 @@ def parse_devices(value: Any, what: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in parts:
         match = re.fullmatch(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?", str(part))
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise ConfigError(f"{what} is {value!r}; give numbers of devices like 4-7 or 0,2,4-7")
-        found.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
+        numbers = [] if match is None else [n for n in match.groups() if n is not None]
+        if not numbers or any(len(n) > 5 for n in numbers) or int(numbers[-1]) < int(numbers[0]):
+            raise ConfigError(f"{what} is {str(value)[:40]!r}; give numbers of devices like 4-7 or 0,2,4-7")
+        found.extend(range(int(numbers[0]), int(numbers[-1]) + 1))
     return tuple(found)
 
 

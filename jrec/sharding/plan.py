@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jrec.data.identity import Identity
 from jrec.sharding.errors import PlanError
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TIER_NAMES, TT, Pieces, Placement
 from jrec.sharding.problem import PlanTable, Problem, Purpose
@@ -41,7 +42,7 @@ class Plan:
       tables: what is placed, in order.
       devices: for which it is made.
       purpose: "training" or "inference".
-      dataset: fingerprint of the dataset whose row order it relies on; empty where there is none.
+      dataset: the identity of the dataset whose row order it relies on; None where there is none.
       first: (tables + 1,) int64, positions of each table's segments.
       start: (segments,) int64, the row each begins with; it ends where the table's next one begins.
       tier: (segments,) uint8.
@@ -60,7 +61,7 @@ class Plan:
     tables: tuple[PlanTable, ...]
     devices: int
     purpose: Purpose
-    dataset: str
+    dataset: Identity | None
     first: np.ndarray
     start: np.ndarray
     tier: np.ndarray
@@ -220,21 +221,7 @@ def build_plan(problem: Problem, placement: Placement, info: Mapping[str, Any] |
     first = np.searchsorted(table, np.arange(len(problem.tables) + 1))
     stop = np.append(start[1:], 0)
     stop[first[1:] - 1] = [t.rows for t in problem.tables]
-    stacks = list(dict.fromkeys(t.stack for t in problem.tables))
-    stack = np.array([stacks.index(t.stack) for t in problem.tables])[table]
-    # One array per (stack, owner) of sharded rows, per stack of replicated and host rows, per table of others.
-    array = np.where(tier == TT, len(stacks) + table, stack) * (problem.devices + 1) + owner + 1
-    array = array * len(TIER_NAMES) + tier
-    offset = running_offsets(array, stop - start)
-    holds = path[way] == np.arange(problem.devices)
-    holds &= ((tier == SHARDED)[:, None]) & (np.arange(problem.devices) != owner[:, None])
-    copy_segment, copy_device = np.nonzero(holds)
-    length = (stop - start)[copy_segment]
-    kept = stack * problem.devices + owner
-    sizes = np.bincount(kept[tier == SHARDED], (stop - start)[tier == SHARDED], len(stacks) * problem.devices).astype(
-        np.int64
-    )
-    where = stack[copy_segment] * problem.devices + copy_device
+    offset, copies = layout_of(problem.tables, problem.devices, table, start, stop, tier, owner, path[way])
     return Plan(
         tables=problem.tables,
         devices=problem.devices,
@@ -247,12 +234,52 @@ def build_plan(problem: Problem, placement: Placement, info: Mapping[str, Any] |
         offset=offset,
         path=path.astype(np.int16),
         way=way.astype(np.int32),
-        copy_segment=copy_segment.astype(np.int32),
-        copy_device=copy_device.astype(np.int16),
-        copy_offset=sizes[where] + running_offsets(where, length),
+        **copies,
         info=dict(info or {}) | {"core_bytes": placement.core_bytes, "core_seconds": placement.core_seconds},
         computes=problem.computes,
     )
+
+
+def layout_of(
+    tables: Sequence[PlanTable],
+    devices: int,
+    table: np.ndarray,
+    start: np.ndarray,
+    stop: np.ndarray,
+    tier: np.ndarray,
+    owner: np.ndarray,
+    path: np.ndarray,
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Where segments lie in the arrays of their tier, and where the copies of sharded ones lie.
+
+    Args:
+      tables: What is placed.
+      devices: How many devices there are.
+      table, start, stop, tier, owner: (segments,) as in ``Plan``.
+      path: (segments, devices) which device each device fetches a segment from.
+
+    Returns:
+      (segments,) int64 offsets, and ``copy_segment``, ``copy_device`` and ``copy_offset`` of ``Plan``.
+    """
+    names = {name: number for number, name in enumerate(dict.fromkeys(t.stack for t in tables))}
+    stack = np.array([names[t.stack] for t in tables], np.int64)[table]
+    # One array per (stack, owner) of sharded rows, per stack of replicated and host rows, per table of others.
+    array = np.where(tier == TT, len(names) + table, stack) * (devices + 1) + owner + 1
+    array = array * len(TIER_NAMES) + tier
+    offset = running_offsets(array, stop - start)
+    holds = path == np.arange(devices)
+    holds &= ((tier == SHARDED)[:, None]) & (np.arange(devices) != owner[:, None])
+    copy_segment, copy_device = np.nonzero(holds)
+    length = (stop - start)[copy_segment]
+    kept = stack * devices + owner
+    own = tier == SHARDED
+    sizes = np.bincount(kept[own], (stop - start)[own], len(names) * devices).astype(np.int64)
+    where = stack[copy_segment] * devices + copy_device
+    return offset, {
+        "copy_segment": copy_segment.astype(np.int32),
+        "copy_device": copy_device.astype(np.int16),
+        "copy_offset": sizes[where] + running_offsets(where, length),
+    }
 
 
 def running_offsets(group: np.ndarray, length: np.ndarray) -> np.ndarray:

@@ -4,42 +4,63 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from jrec.access.container import read_container, write_container
-from jrec.access.profile import fingerprint
+from jrec.data.identity import Identity
 from jrec.data.schema import Schema
-from jrec.errors import ConfigError
+from jrec.files import decode
 from jrec.sharding.errors import PlanError
+from jrec.sharding.hardware import Hardware
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TIER_NAMES
-from jrec.sharding.plan import Plan
-from jrec.sharding.problem import PlanTable
+from jrec.sharding.plan import Plan, layout_of
+from jrec.sharding.planner import PlanOptions
+from jrec.sharding.problem import PlanTable, Purpose
 
-KIND, VERSION = "jrec-plan", 1
-COMPUTES_VERSION = 2
-"""Of plans for devices of which some only keep tables; what reads version 1 alone would not know."""
+KIND, VERSION = "jrec-plan", 3
 _REMEDY = "make it again with `jrec plan`"
-_ARRAYS = (
-    "first", "start", "tier", "owner", "offset", "path", "way", "copy_segment", "copy_device", "copy_offset",
-)  # fmt: skip
+_MOST_DEVICES = 2**15 - 1
+_ARRAYS = {
+    "first": np.int64, "start": np.int64, "tier": np.uint8, "owner": np.int16, "offset": np.int64, "path": np.int16,
+    "way": np.int32, "copy_segment": np.int32, "copy_device": np.int16, "copy_offset": np.int64,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Header:
+    """What a file says besides its arrays; see ``Plan``."""
+
+    tables: tuple[PlanTable, ...]
+    devices: int
+    purpose: Purpose
+    dataset: Identity | None
+    info: Mapping[str, Any]
+    computes: tuple[bool, ...] | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Info:
+    """What ``Plan.info`` may hold."""
+
+    hardware: Hardware | None = None
+    batch_size: int | None = None
+    extra_memory: float | None = None
+    dedup: bool | None = None
+    options: PlanOptions | None = None
+    profile: str | None = None
+    data: str | None = None
+    core_bytes: float = 0.0
+    core_seconds: float = 0.0
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Writes a plan file, whole or not at all."""
-    header = {
-        "tables": [dataclasses.asdict(t) for t in plan.tables],
-        "devices": plan.devices,
-        "purpose": plan.purpose,
-        "dataset": plan.dataset,
-        "info": dict(plan.info),
-    }
-    version = VERSION
-    if plan.computes is not None:
-        version, header["computes"] = COMPUTES_VERSION, list(plan.computes)
+    header = _Header(**{f.name: getattr(plan, f.name) for f in dataclasses.fields(_Header)})
     arrays = {name: getattr(plan, name) for name in _ARRAYS}
-    write_container(path, kind=KIND, version=version, header=header, arrays=arrays)
+    write_container(path, kind=KIND, version=VERSION, header=dataclasses.asdict(header), arrays=arrays)
 
 
 def load_plan(path: str | os.PathLike[str], *, schema: Schema | None = None, devices: int | None = None) -> Plan:
@@ -53,21 +74,14 @@ def load_plan(path: str | os.PathLike[str], *, schema: Schema | None = None, dev
     Raises:
       PlanError: if it is damaged, inconsistent, of another dataset or of a mesh of another size.
     """
-    versions = (VERSION, COMPUTES_VERSION)
-    header, arrays = read_container(path, kind=KIND, version=versions, error=PlanError, remedy=_REMEDY)
-    try:
-        computes = header.get("computes")
-        plan = Plan(
-            tables=tuple(PlanTable(**t) for t in header["tables"]),
-            devices=header["devices"],
-            purpose=header["purpose"],
-            dataset=header["dataset"],
-            info=header["info"],
-            computes=None if computes is None else tuple(computes),
-            **{name: arrays[name] for name in _ARRAYS},
-        )
-    except (KeyError, TypeError, ConfigError) as error:
-        raise PlanError(f"{path} does not hold a plan ({error}); {_REMEDY}") from error
+    content, arrays = read_container(path, kind=KIND, version=VERSION, error=PlanError, remedy=_REMEDY)
+    header = decode(content, _Header, where=str(path), error=PlanError, remedy=_REMEDY)
+    decode(header.info, _Info, where=f"{path}, info", error=PlanError, remedy=_REMEDY, partial=True)
+    if {name: array.dtype for name, array in arrays.items()} != _ARRAYS or not header.tables:
+        raise PlanError(f"{path} does not hold the arrays of a plan; {_REMEDY}")
+    fields: dict[str, Any] = {f.name: getattr(header, f.name) for f in dataclasses.fields(header)}
+    fields.update(arrays)
+    plan = Plan(**fields)
     _check_structure(plan, path)
     if schema is not None:
         check_dataset(plan, schema, path)
@@ -96,11 +110,8 @@ def check_dataset(plan: Plan, schema: Schema, path: Any = "the plan") -> None:
             )
     if extra := sorted(set(planned) - {t.name for t in schema.tables}):
         raise PlanError(f"{path} places table(s) {', '.join(extra)}, which dataset {schema.name!r} lacks; {_REMEDY}")
-    if plan.dataset and plan.dataset != fingerprint(schema):
-        raise PlanError(
-            f"{path} was made for another dataset than {schema.name!r}: tables are as large, but features or training"
-            f" examples differ; {_REMEDY}"
-        )
+    if plan.dataset is not None:
+        plan.dataset.check(schema.identity, what=str(path), remedy=_REMEDY, error=PlanError)
 
 
 def check_budget(plan: Plan, memory: Any) -> None:
@@ -132,38 +143,52 @@ def plan_memory(plan: Plan) -> np.ndarray:
 
 def _check_structure(plan: Plan, path: Any) -> None:
     """What the checksum does not tell: that a plan of this version was written by a sound program."""
+    if not (_has_ranges(plan) and _has_places(plan) and (plan.computes is None or _apart(plan))):
+        raise PlanError(f"{path} holds ranges that do not make a plan; {_REMEDY}")
+
+
+def _has_ranges(plan: Plan) -> bool:
+    """Whether every table is cut into ranges, with an entry each in every array."""
     segments = len(plan.start)
-    sizes = {name: len(getattr(plan, name)) for name in ("tier", "owner", "offset", "way")}
-    good = (
-        plan.purpose in ("training", "inference")
-        and len(plan.first) == len(plan.tables) + 1
+    sizes = {getattr(plan, name).shape for name in ("start", "tier", "owner", "offset", "way")}
+    return bool(
+        1 <= plan.devices <= _MOST_DEVICES
+        and len({t.name for t in plan.tables}) == len(plan.tables)
+        and plan.first.shape == (len(plan.tables) + 1,)
         and plan.first[0] == 0
         and plan.first[-1] == segments
-        and bool((np.diff(plan.first) > 0).all())
-        and set(sizes.values()) == {segments}
+        and (np.diff(plan.first) > 0).all()
+        and sizes == {(segments,)}
         and plan.path.ndim == 2
         and plan.path.shape[1] == plan.devices
+        and (plan.start[plan.first[:-1]] == 0).all()
+        and (plan.stop > plan.start).all()
     )
-    if good:
-        sharded = plan.tier == SHARDED
-        owned = plan.owner[sharded]
-        good = bool(
-            (plan.start[plan.first[:-1]] == 0).all()
-            and (plan.stop > plan.start).all()
-            and (plan.tier < len(TIER_NAMES)).all()
-            and (plan.owner[~sharded] == -1).all()
-            and (owned >= 0).all()
-            and (owned < plan.devices).all()
-            and (plan.way >= 0).all()
-            and (plan.way < len(plan.path)).all()
-            and (plan.offset >= 0).all()
-            and len(plan.copy_segment) == len(plan.copy_device) == len(plan.copy_offset)
-            and (plan.path[plan.way[plan.tier >= HOST - 1]] == -1).all()
-        )
-    if good and plan.computes is not None:
-        good = _apart(plan)
-    if not good:
-        raise PlanError(f"{path} holds ranges that do not make a plan; {_REMEDY}")
+
+
+def _has_places(plan: Plan) -> bool:
+    """Whether the ranges of every array lie one behind the other, on devices that there are."""
+    sharded = plan.tier == SHARDED
+    owned = plan.owner[sharded]
+    sound = bool(
+        (plan.tier < len(TIER_NAMES)).all()
+        and (plan.owner[~sharded] == -1).all()
+        and (owned >= 0).all()
+        and (owned < plan.devices).all()
+        and (plan.way >= 0).all()
+        and (plan.way < len(plan.path)).all()
+        and (plan.path >= -1).all()
+        and (plan.path < plan.devices).all()
+        and (plan.path[plan.way[plan.tier >= HOST - 1]] == -1).all()
+        and (plan.path[plan.way[sharded]] >= 0).all()
+    )
+    if not sound:
+        return False
+    path = plan.path[plan.way]
+    offset, copies = layout_of(
+        plan.tables, plan.devices, plan.table, plan.start, plan.stop, plan.tier, plan.owner, path
+    )
+    return np.array_equal(offset, plan.offset) and all(np.array_equal(v, getattr(plan, k)) for k, v in copies.items())
 
 
 def _apart(plan: Plan) -> bool:

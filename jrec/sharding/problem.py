@@ -38,7 +38,7 @@ class PlanTable:
     slot_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.dim < 1 or self.slot_bytes < 0:
+        if not (1 <= self.rows <= 2**32 and 1 <= self.dim < 2**31 and 0 <= self.slot_bytes < 2**40):
             raise ConfigError(f"table {self.name!r}: {self.rows} rows of dim {self.dim}, {self.slot_bytes} slot bytes")
         if self.dtype not in ITEM_BYTES:
             raise ConfigError(f"table {self.name!r} has dtype {self.dtype!r}; choose one of {', '.join(ITEM_BYTES)}")

@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 from jrec import ops
-from jrec.data.reorder_file import table_checksums
+from jrec.data.identity import Identity
 from jrec.data.schema import CategoricalFeature, Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.nn import DLRM, TBSM, DLRMConfig, SparseOptimizer, TBSMConfig, TTOptions
@@ -143,8 +143,17 @@ def _scheduled(rate: float, factor: optax.Schedule) -> optax.Schedule:
     return lambda step: rate * factor(step)
 
 
-def fingerprint(config: TrainConfig, layout: EmbeddingLayout, schema: Schema) -> dict[str, Any]:
-    """What must agree between a checkpoint and the run that loads it: shapes, optimizers, how rows are numbered."""
+def fingerprint(
+    config: TrainConfig, layout: EmbeddingLayout, schema: Schema, *, trained_on: Identity | None = None
+) -> dict[str, Any]:
+    """What must agree between a checkpoint and the run that loads it: shapes, optimizers, dataset.
+
+    Args:
+      config: The run's configuration.
+      layout: The run's tables.
+      schema: The dataset.
+      trained_on: The dataset that the run was trained on, where ``schema`` is one that it is evaluated on.
+    """
     options = tt_options(config, layout)
     model = dataclasses.asdict(config.model)
     if config.model.kind == "dlrm":
@@ -159,7 +168,7 @@ def fingerprint(config: TrainConfig, layout: EmbeddingLayout, schema: Schema) ->
             for t in stack.tables
             if not t.is_part or t.first_row  # what lies behind whole rows says how many those are
         },
-        "reordered": table_checksums(schema),
+        "dataset": (trained_on or schema.identity).digests,
     }
 
 

@@ -26,6 +26,7 @@ from jrec.train.checkpoint import dense_arrays, device_rows
 from jrec.train.config import TrainConfig, load_config
 from jrec.train.evaluate import RestoredRun, restore_run
 from jrec.train.metrics import Scores
+from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, open_run_folder
 from jrec.train.step import compile_run
 from jrec.train.tables import train_override
@@ -293,8 +294,9 @@ def _write(run: RestoredRun, config: TrainConfig, trains: Mapping[str, Sequence[
     _carry_over(run, model, optimizer, trains)
     state, _ = compile_run(model, optimizer)
     with open_run_folder(config, resume=False, overwrite=overwrite) as folder:
-        checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=fingerprint(config, layout, run.schema))
-        checkpoints.save(
+        keep_dataset(folder, run.trained_on, resume=False)
+        own = fingerprint(config, layout, run.schema, trained_on=run.trained_on)
+        Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=own).save(
             run.saved.step,
             arrays=dense_arrays(state, run.progress, layout),
             sources=list(device_rows(layout, optimizer.embedding, lambda: state).values()),

@@ -160,6 +160,23 @@ class LRScheduleConfig(Section):
                 f" lr_schedule.warmup_steps = {self.warmup_steps}"
             )
 
+    def check_length(self, total_steps: int) -> None:
+        """Refuses a way down that would reach to the end of training and starts after it.
+
+        Args:
+          total_steps: Steps of the whole run.
+
+        Raises:
+          ConfigError: Naming both steps and the keys.
+        """
+        start = self.decay_start or self.warmup_steps
+        if self.kind != "constant" and not self.decay_steps and total_steps <= start:
+            raise ConfigError(
+                f"lr_schedule.kind is {self.kind!r}, but the decay would start at step {start:,} of a run of"
+                f" {total_steps:,} steps; lower lr_schedule.warmup_steps or lr_schedule.decay_start, or set"
+                " lr_schedule.decay_steps"
+            )
+
     def build(self, total_steps: int) -> optax.Schedule:
         """The factor as a function of the step, counted from 0, for host integers and traced arrays alike.
 
@@ -174,14 +191,9 @@ class LRScheduleConfig(Section):
         """
         import jax.numpy as jnp
 
+        self.check_length(total_steps)
         start = self.decay_start or self.warmup_steps
         length = self.decay_steps or total_steps - start
-        if self.kind != "constant" and length < 1:
-            raise ConfigError(
-                f"lr_schedule.kind is {self.kind!r}, but the decay would start at step {start:,} of a run of"
-                f" {total_steps:,} steps; lower lr_schedule.warmup_steps or lr_schedule.decay_start, or set"
-                " lr_schedule.decay_steps"
-            )
 
         def factor(step: Any) -> Any:
             count = jnp.asarray(step, jnp.float32) + 1

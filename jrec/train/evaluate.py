@@ -14,6 +14,7 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
+from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError, ConfigError
 from jrec.nn import DLRM, TBSM, SparseOptimizer
@@ -27,6 +28,7 @@ from jrec.train.loaders import eval_loader
 from jrec.train.mesh_processes import first, shared_scores
 from jrec.train.metrics import ScoreAccumulator, Scores
 from jrec.train.progress import TrainingProgress
+from jrec.train.run_dataset import check_evaluated
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE
 from jrec.train.step import CompiledRun, compile_run
 from jrec.train.tables import on_devices
@@ -143,6 +145,7 @@ class RestoredRun:
       folder: the run's.
       config: of the run, its ``lr_schedule`` left out: no step is taken.
       schema: of the dataset.
+      trained_on: The dataset that the run was trained on, whose rows mean the same.
       layout: of the tables.
       model, optimizer: over the state.
       compiled: their functions.
@@ -155,6 +158,7 @@ class RestoredRun:
     folder: pathlib.Path
     config: TrainConfig
     schema: Schema
+    trained_on: Identity
     layout: EmbeddingLayout
     model: DLRM | TBSM
     optimizer: SparseOptimizer
@@ -216,7 +220,7 @@ def restore_run(
       slots: whether the optimizer's slots of rows on the device are read, too; empty arrays stand for them otherwise.
 
     Raises:
-      CheckpointError: if there is no such checkpoint, or it is of a model for other data.
+      CheckpointError: if there is no such checkpoint, or it is of a model for a dataset whose rows mean other values.
       ConfigError: if several processes are to share one device.
       DatasetError: if the dataset cannot be used.
     """
@@ -230,10 +234,12 @@ def restore_run(
         )
     config = evaluation_config(dataclasses.replace(config, lr_schedule=LRScheduleConfig()))
     schema = Schema.load(config.data.path)
+    trained_on = check_evaluated(folder, schema.identity)
     config = on_devices(config, schema, devices)
     config = dataclasses.replace(config, plan=plan)
     layout = build_layout(config, schema)
-    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=fingerprint(config, layout, schema))
+    own = fingerprint(config, layout, schema, trained_on=trained_on)
+    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=own)
     step = checkpoints.latest_step() if step is None else step
     with checkpoints.reading(step or 0, functools.partial(_remedy, folder)):
         saved = checkpoints.open(step)
@@ -249,6 +255,7 @@ def restore_run(
         folder=folder,
         config=config,
         schema=schema,
+        trained_on=trained_on,
         layout=layout,
         model=model,
         optimizer=optimizer,

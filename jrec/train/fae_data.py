@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +49,7 @@ class FaeLoaders:
             self.cold = _loader(config, str(packed.cold_folder), packed.cold_schema, layout)
         cold, hot = (0 if loader is None else loader.batches_per_epoch for loader in (self.cold, self.hot))
         self.scheduler = ShuffleScheduler(config.fae, cold=cold, hot=hot, epochs=config.epochs)
-        self._identity = hashlib.sha256((packed.folder / MANIFEST_FILE).read_bytes()).hexdigest()
+        self._identity = packed.identity
 
     @property
     def total_batches(self) -> int:

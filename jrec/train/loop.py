@@ -31,6 +31,7 @@ from jrec.train.logs import FORMS, SCHEDULE, MetricLog
 from jrec.train.mesh_processes import AgreedStop, SilentLog, first, one_of_many, shared_run_folder, wait_for_all
 from jrec.train.metrics import Scores, evaluate, log_loss
 from jrec.train.progress import TrainingProgress
+from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER
 from jrec.train.running_auc import RunningAuc
 from jrec.train.step import compile_run
@@ -105,6 +106,7 @@ def train(
     data, resume = open_data(config), resume or resume_from is not None
     folder = shared_run_folder(config, resume=resume, overwrite=overwrite)
     with one_of_many(), folder as folder, stop_on_signals() as stop:
+        keep_dataset(folder, data.schema.identity, resume=resume)
         run = _Run(data, folder, resume=resume, resume_from=resume_from)
         with contextlib.closing(run):
             if resume:

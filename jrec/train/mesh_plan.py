@@ -123,7 +123,7 @@ def _nothing(devices: int) -> Plan:
         "copy_offset": np.empty(0, np.int64),
     }
     first, path = np.zeros(1, np.int64), np.empty((0, devices), np.int16)
-    return Plan(tables=(), devices=devices, purpose="training", dataset="", first=first, path=path, **empty)
+    return Plan(tables=(), devices=devices, purpose="training", dataset=None, first=first, path=path, **empty)
 
 
 def dealt(layout: EmbeddingLayout, devices: int, slots: SlotShapes | None = None, how: str = "row-cyclic") -> Plan:
@@ -137,7 +137,7 @@ def dealt(layout: EmbeddingLayout, devices: int, slots: SlotShapes | None = None
     """
     tables = plan_tables_of(layout, slots)
     flat = tuple(TableProfile(name=t.name, starts=np.array([0, t.rows]), counts=np.array([1.0])) for t in tables)
-    profile = AccessProfile(tables=flat, examples=1, source="none", dataset="")
+    profile = AccessProfile(tables=flat, examples=1, source="none", dataset=None)
     machine = grid("any", devices=devices, memory=2**62, lookup=1.0, within=1.0, all_reduce=1.0)
     problem = Problem(tables=tables, profile=profile, hardware=machine, batch_size=devices)
     return build_plan(problem, BASELINES[how](problem))

@@ -11,59 +11,75 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrec.errors import ConfigError, JrecError
+from jrec.errors import ConfigError
 from jrec.train.config import TrainConfig
 from jrec.train.interrupt import StopRequest
+from jrec.train.meeting import Meeting, ProcessError, Role
 from jrec.train.metrics import Scores, check_finite
 from jrec.train.run_folder import open_run_folder
 
-HEARTBEAT_SECONDS = 30
-"""After so long without a sign of life a process counts as dead, and the others end."""
+_JAX_SILENCE_SECONDS = 120
+"""JAX's own heartbeat, which ends a process by a signal; ``jrec.train.lifeline`` is quicker and says why."""
 _SHUTDOWN_SECONDS = 600  # how long the others wait at the end for the first process, which writes the report
 _STOP_EVERY = 16
 
 
-class ProcessError(JrecError):
-    """Another process of the run has ended, or cannot be reached."""
-
-
-def join_processes(
-    coordinator: str | None = None, processes: int | None = None, process: int | None = None, *, wait: int = 300
-) -> None:
-    """Makes this process one of several; call it before anything else of JAX.
+def role_of(coordinator: str | None, processes: int | None, process: int | None, *, wait: int = 300) -> Role:
+    """Which of several processes this is.
 
     Args:
       coordinator: HOST:PORT at which process 0 listens; None where the cluster (Slurm, Open MPI) or the environment
         (JAX_COORDINATOR_ADDRESS) says.
-      processes: how many there are; None where the cluster says.
-      process: the number of this one, from 0; None where the cluster says.
-      wait: seconds until all have to be there.
+      processes: How many there are; None where the cluster says.
+      process: The number of this one, from 0; None where the cluster says.
+      wait: Seconds that the cluster may take to say.
 
     Raises:
-      ConfigError: if something is missing.
-      ProcessError: if the processes do not find each other.
+      ConfigError: If something is missing or makes no sense.
     """
-    if processes is not None and process is not None and not 0 <= process < processes:
-        raise ConfigError(f"--process is {process}; processes are numbered from 0 to --processes - 1 = {processes - 1}")
+    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    if coordinator is None or processes is None or process is None:
+        from jax._src.clusters import ClusterEnv  # as jax.distributed.initialize asks it
+
+        coordinator, processes, process, _ = ClusterEnv.auto_detect_unset_distributed_params(
+            coordinator, processes, process, None, None, wait
+        )
+    if coordinator is None or processes is None or process is None:
+        given = {"--coordinator HOST:PORT": coordinator, "--processes N": processes, "--process I": process}
+        missing = [name for name, value in given.items() if value is None]
+        raise ConfigError(
+            f"the processes of the run are not known: neither arguments nor a cluster say {' and '.join(missing)}. Give"
+            " --coordinator HOST:PORT --processes N --process I, or start them by Slurm (srun)"
+        )
+    return Role.of(coordinator, processes, process)
+
+
+def join_processes(meeting: Meeting, *, wait: int = 300) -> None:
+    """Makes JAX's devices those of all processes; call it before anything else of JAX.
+
+    Args:
+      meeting: The processes, which have met.
+      wait: Seconds until all have to be here.
+
+    Raises:
+      ProcessError: If JAX cannot join them.
+    """
     # On CPUs a process may be given several devices; on GPUs the cluster says which are whose.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # signals are AgreedStop's, and lost processes lifeline's
+    role = meeting.role
+    meeting.free_port()
     try:
         jax.distributed.initialize(
-            coordinator,
-            processes,
-            process,
+            role.address,
+            role.processes,
+            role.process,
             initialization_timeout=wait,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            heartbeat_timeout_seconds=_JAX_SILENCE_SECONDS,
             shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
-    except ValueError as error:
-        raise ConfigError(
-            f"the processes of the run are not known: {error} Give --coordinator HOST:PORT --processes N --process I,"
-            " or start them by Slurm (srun)"
-        ) from error
     except jax.errors.JaxRuntimeError as error:
-        where = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "the cluster's coordinator")
-        raise ProcessError(f"the processes did not find each other at {where} within {wait} s: {error}") from error
+        raise ProcessError(f"the processes could not join at {role.address}: {error}") from error
 
 
 def first() -> bool:
@@ -132,8 +148,10 @@ def one_of_many() -> Iterator[None]:
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        # gloo's failures come as one or the other.
+        failed = isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
+        if jax.process_count() == 1 or not failed:
             raise
         cause = str(error).splitlines()[0][:300]
         raise ProcessError(

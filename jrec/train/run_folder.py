@@ -1,6 +1,7 @@
 """The folder of a run: who may write into it, and whether a resumed run is the run that began there.
 
 RUN/config.toml     the resolved configuration
+RUN/dataset.json    the identity of the dataset, see jrec.train.run_dataset
 RUN/kernels.json    which GPU kernels it takes, see jrec.commands.kernel_check
 RUN/checkpoints/    see jrec.checkpoint
 RUN/metrics.jsonl, timing.jsonl, tensorboard/
@@ -20,11 +21,15 @@ from jrec.train.config import TrainConfig, differences, load_config, save_config
 from jrec.train.logs import METRICS_FILE, TENSORBOARD_FOLDER, TIMING_FILE
 
 CONFIG_FILE = "config.toml"
+DATASET_FILE = "dataset.json"
 KERNELS_FILE = "kernels.json"
 CHECKPOINT_FOLDER = "checkpoints"
 OLD_FOLDERS = ("host_checkpoints", "mesh_checkpoints")  # of earlier versions
+REPORT_FOLDER = "report"
 TRACE_FILE = "trace.json"
 LOCK_FILE = ".lock"
+RUN_FOLDERS = (CHECKPOINT_FOLDER, *OLD_FOLDERS, REPORT_FOLDER, TENSORBOARD_FOLDER)
+"""What a run writes besides files; ``--overwrite`` deletes it."""
 
 # What a resumed run may change: how it is watched and saved, not what it computes.
 FREE = (
@@ -61,19 +66,38 @@ def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> It
             raise ConfigError(
                 f"another process is training in {folder}; wait for it, or choose another out="
             ) from error
-        stored = folder / CONFIG_FILE
-        if stored.is_file() and began(folder):
-            if overwrite:
-                _clear(folder)
-            elif resume:
-                _check_same_run(load_config(stored), config, folder)
-            else:
-                raise ConfigError(
-                    f"{folder} holds a run already; go on with --resume, replace it with --overwrite, or choose another"
-                    " folder with out="
-                )
-        save_config(config, stored)
+        check_run_folder(config, resume=resume, overwrite=overwrite)
+        if overwrite and _holds_run(folder):
+            _clear(folder)
+        save_config(config, folder / CONFIG_FILE)
         yield folder
+
+
+def check_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> None:
+    """Refuses to write into ``config.out`` where a run is there that must not be touched.
+
+    Args:
+      config: The run's configuration.
+      resume: Whether a run in that folder goes on.
+      overwrite: Whether a run in that folder is replaced.
+
+    Raises:
+      ConfigError: If there is a run and neither ``resume`` nor ``overwrite`` is set, or it began with another
+        configuration.
+    """
+    folder = pathlib.Path(config.out)
+    if overwrite or not _holds_run(folder):
+        return
+    if not resume:
+        raise ConfigError(
+            f"{folder} holds a run already; go on with --resume, replace it with --overwrite, or choose another"
+            " folder with out="
+        )
+    _check_same_run(load_config(folder / CONFIG_FILE), config, folder)
+
+
+def _holds_run(folder: pathlib.Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() and began(folder)
 
 
 def began(folder: pathlib.Path) -> bool:
@@ -84,7 +108,7 @@ def began(folder: pathlib.Path) -> bool:
 
 def _clear(folder: pathlib.Path) -> None:
     """Deletes what runs write, and nothing else that someone may have put there."""
-    for name in (CHECKPOINT_FOLDER, *OLD_FOLDERS, "report", TENSORBOARD_FOLDER):
+    for name in RUN_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (CONFIG_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE):  # and kernels.json is of the run that begins
         (folder / name).unlink(missing_ok=True)

@@ -217,6 +217,12 @@ def decode_keys(keys, text_ends, text_bytes):
 
 
 @numba.njit(cache=True, nogil=True)
+def _bucket(key, modulus):
+    """The bucket of one key, see ``buckets``; ``modulus`` is the number of buckets less one."""
+    return np.uint32(0) if key == MISSING else np.uint32(_ONE + mix64(key) % modulus)
+
+
+@numba.njit(cache=True, nogil=True)
 def buckets(keys, num_buckets):
     """The stable hash bucket of each key: 0 for the missing value, else 1 + mix64(key) mod (num_buckets - 1).
 
@@ -230,5 +236,18 @@ def buckets(keys, num_buckets):
     out = np.empty(keys.shape[0], np.uint32)
     modulus = np.uint64(num_buckets - 1)
     for i in range(keys.shape[0]):
-        out[i] = 0 if keys[i] == MISSING else np.uint32(_ONE + mix64(keys[i]) % modulus)
+        out[i] = _bucket(keys[i], modulus)
     return out
+
+
+@numba.njit(cache=True, nogil=True)
+def count_buckets(keys, counts):
+    """Adds how often each hash bucket occurs among keys, in place: the cost is that of the keys, not of the table.
+
+    Args:
+      keys: (n,) uint64.
+      counts: (buckets,) int64, at least 2 buckets.
+    """
+    modulus = np.uint64(counts.shape[0] - 1)
+    for i in range(keys.shape[0]):
+        counts[_bucket(keys[i], modulus)] += 1

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import hashlib
 import importlib.metadata
+import json
 import math
 import os
 import pathlib
@@ -24,6 +26,7 @@ from jrec.data.synth import kernels
 from jrec.data.synth.examples import Examples, ExampleSource
 from jrec.data.synth.shapes import Shape
 from jrec.data.synth.teacher import Ceiling, Teacher
+from jrec.data.vocabulary_file import file_digests
 from jrec.data.workspace import disk_errors, workspace
 
 T = TypeVar("T")
@@ -128,7 +131,8 @@ class _Dataset:
             self.row_of_item[name], found = number_rows(counts.pop(name))
             with disk_errors(self.folder):
                 save_counts(self.folder / file, found, self.shape.rows[name])
-            tables.append(Table(name=name, rows=self.shape.rows[name], counts=file))
+            numbering = self._numbering(name)
+            tables.append(Table(name=name, rows=self.shape.rows[name], counts=file, numbering=numbering))
         splits, ceiling = self._write_splits()
         return Schema(
             name=self.shape.name,
@@ -139,7 +143,17 @@ class _Dataset:
             splits=splits,
             provenance=provenance,
             ceiling=ceiling,
+            files=file_digests(self.folder, tables, self.options.threads),
         )
+
+    def _numbering(self, table: str) -> str:
+        """Digest of what the items of a table are like, and which row each of them has."""
+        shape = self.shape
+        recipe = [shape.name, self.options.seed, self.options.drift, shape.exponent, shape.days, shape.click_rate]
+        rows = self.row_of_item[table]
+        digest = hashlib.sha256(json.dumps(["synthetic", recipe, table]).encode())
+        digest.update(np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")).data)
+        return digest.hexdigest()
 
     def _count(self) -> dict[str, np.ndarray]:
         """Accesses of every item in the training split."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import gather_reduce, segment_of_entries
+from jrec.ops.offsets import nan_unless, whole_bags
 from jrec.ops.tt.init import Cores
 from jrec.ops.tt.plan import Level, TTPlan
 from jrec.ops.tt.products import Method, expand, expand_transpose
@@ -113,7 +114,8 @@ def naive_bag(
     if offsets is None:
         return jnp.sum(rows.reshape(*ids.shape, shape.dim), axis=1)
     segments = segment_of_entries(offsets, ids.shape[0])
-    return jax.ops.segment_sum(rows, segments, offsets.shape[0] - 1, indices_are_sorted=True, mode="drop")
+    sums = jax.ops.segment_sum(rows, segments, offsets.shape[0] - 1, indices_are_sorted=True, mode="drop")
+    return nan_unless(whole_bags(offsets, segments), sums)
 
 
 def bags_by_shared_prefix(
@@ -142,13 +144,14 @@ def bags_by_shared_prefix(
       (num_bags, dim) float32.
     """
     m, rank, n, _ = last_core.shape
-    level, capacity = plan.levels[-1], plan.sources.size
+    level, capacity, whole = plan.levels[-1], plan.sources.size, None
     if offsets is None:
         num_bags = plan.sources.shape[0]
         bags = jnp.arange(capacity, dtype=jnp.int32) // jnp.int32(max(1, plan.sources.shape[1]))
     else:
         num_bags = offsets.shape[0] - 1
         bags = segment_of_entries(offsets, capacity)
+        whole = whole_bags(offsets, bags)
     sources = plan.sources.reshape(-1)
     bags = jnp.where(sources >= 0, bags, jnp.int32(num_bags))
     scales = jnp.ones(capacity, jnp.float32) if weights is None else weights.reshape(-1)
@@ -181,7 +184,8 @@ def bags_by_shared_prefix(
     rows = products.reshape(capacity, below.shape[1] * n)
     pair_bags = of_pairs(bags, num_bags)
     ends = jnp.searchsorted(pair_bags, jnp.arange(num_bags + 1, dtype=jnp.int32), side="left").astype(jnp.int32)
-    return gather_reduce(rows, jnp.arange(capacity, dtype=jnp.int32), ends, implementation=implementation)
+    sums = gather_reduce(rows, jnp.arange(capacity, dtype=jnp.int32), ends, implementation=implementation)
+    return sums if whole is None else nan_unless(whole, sums)
 
 
 def bags_of_products(

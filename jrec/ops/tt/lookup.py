@@ -62,8 +62,9 @@ def tt_embedding_bag(
     Args:
       cores: float32 or bfloat16, ``shape.core_shapes`` each (``tt_init``, ``tt_svd``). Products and sums are float32.
       shape: of the table.
-      ids: int32, (num_bags, length) with negative ids as padding, or (capacity,) with ``offsets``.
-      offsets: (num_bags + 1,) int32 ascending from 0, or None.
+      ids: int32, (num_bags, length) with negative ids as padding, or (capacity,) with ``offsets``; other types are
+        converted by ``jrec.checked_ids``.
+      offsets: (num_bags + 1,) int32, ascending from 0 and at most ``capacity``, or None.
       weights: float32 of the shape of ``ids``, or None.
       combiner: "sum"; "mean" divides by the number of ids in the bag, "sqrtn" by its square root. Empty bags are zero.
       contraction: "unique" makes the product of each unique prefix and row once; "dense" all products of the first two
@@ -73,10 +74,12 @@ def tt_embedding_bag(
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
     Returns:
-      (num_bags, dim) float32. A bag with an id past the table is NaN; outside jit such an id raises.
+      (num_bags, dim) float32. A bag with an id past the table, or whose offsets descend, are negative or too large, is
+      NaN, and other bags may be then; outside jit such ids and offsets raise.
 
     Raises:
-      ValueError: on shapes or dtypes that do not fit, unknown names, or, outside jit, an id past the table.
+      ValueError: on shapes or dtypes that do not fit, unknown names, or, outside jit, an id past the table or malformed
+        offsets.
 
     Example:
       >>> import jax, jax.numpy as jnp

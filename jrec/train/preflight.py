@@ -1,0 +1,215 @@
+"""What is known of a run before JAX is loaded, a row is made or anything is compiled: mistakes that end it in seconds.
+
+``check_start`` reads the configuration, the run's folder and the dataset's description, and imports no JAX;
+``check_space`` also needs the layout of the tables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jrec.data.schema import DatasetError, Schema
+from jrec.errors import ConfigError
+from jrec.train.config import TrainConfig
+from jrec.train.dataset import RunData, open_data
+from jrec.train.run_folder import REPORT_FOLDER, RUN_FOLDERS, began, check_run_folder
+
+if TYPE_CHECKING:
+    from jrec.ops.layout import EmbeddingLayout, Stack
+    from jrec.ops.row_optimizers import SlotShape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """What is known of a run that may start.
+
+    Attributes:
+      data: The dataset.
+      steps: Steps of the whole run.
+      finished: Whether the run has taken all of them, and its report has every split that was asked for.
+    """
+
+    data: RunData
+    steps: int
+    finished: bool
+
+
+def check_start(config: TrainConfig, *, resume: bool, overwrite: bool, writes: bool = True) -> Start:
+    """Refuses a run that could not begin, or could not end.
+
+    Args:
+      config: The run's configuration.
+      resume: Whether a run in its folder goes on.
+      overwrite: Whether a run in its folder is replaced.
+      writes: Whether this process writes to the folder, as the first of several does.
+
+    Raises:
+      ConfigError: If the folder holds another run or cannot be written to, the learning rates' decay would begin after
+        the last step, or a split that will be evaluated has no examples.
+      DatasetError: If the dataset cannot be used, or has no examples to train on.
+    """
+    folder = pathlib.Path(config.out)
+    check_run_folder(config, resume=resume, overwrite=overwrite)
+    if writes:
+        _check_writable(folder)
+    data = open_data(config)
+    _check_evaluated(data.config, data.schema)
+    steps = _steps(data)
+    config.lr_schedule.check_length(steps)
+    return Start(data=data, steps=steps, finished=resume and began(folder) and _finished(data, folder, steps))
+
+
+def check_space(
+    config: TrainConfig, layout: EmbeddingLayout, slots: Mapping[str, SlotShape], *, overwrite: bool
+) -> None:
+    """Refuses a new run whose first checkpoint, or whose tables in a folder, the disk cannot hold.
+
+    Rows of host memory are not counted into the checkpoint: only those that were written go there, and how many these
+    are is not known.
+
+    Args:
+      config: The run's configuration.
+      layout: The run's tables.
+      slots: The row optimizer's slots (``RowOptimizer.slots``).
+      overwrite: Whether a run in the folder is replaced, so that its space comes free.
+
+    Raises:
+      ConfigError: Naming the folder, what is needed and what is free.
+    """
+    run = pathlib.Path(config.out)
+    if began(run) and not overwrite:
+        return  # a resumed run writes what it wrote before, in place of its oldest checkpoint
+    freed = sum(_size(run / name) for name in RUN_FOLDERS) if overwrite else 0
+    on_host = _planned_host_rows(config, layout)
+    needs = [(run, _bytes(layout, ("device", "planned"), slots, on_host), freed, "the first checkpoint", "out")]
+    if config.tables.host.folder:
+        host = pathlib.Path(config.tables.host.folder)
+        needs.append((host, _bytes(layout, ("host",), slots, {}), 0, "tables in host memory", "tables.host.folder"))
+    before: dict[int, int] = {}
+    for folder, size, more, what, key in needs:
+        place = _existing(folder)
+        status, disk = os.statvfs(place), place.stat().st_dev
+        free = status.f_bavail * status.f_frsize + more - before.get(disk, 0)
+        if size > free:
+            taken = f" besides the {_readable(before[disk])} of the other part" if disk in before else ""
+            raise ConfigError(
+                f"{what} of {config.name!r} takes {_readable(size)} (rows and slots) in {folder}, where"
+                f" {_readable(max(free, 0))} are free{taken}; free some, or choose another folder with {key}="
+            )
+        before[disk] = before.get(disk, 0) + size
+
+
+def _check_writable(folder: pathlib.Path) -> None:
+    place = _existing(folder)
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"out: {folder} cannot be written to ({place}: {error.strerror or error}); choose another folder with out="
+        ) from error
+
+
+def _existing(folder: pathlib.Path) -> pathlib.Path:
+    """The folder, or the nearest above it that exists."""
+    folder = folder.absolute()
+    return next(place for place in (folder, *folder.parents) if place.exists())
+
+
+def _check_evaluated(config: TrainConfig, schema: Schema) -> None:
+    """Every split that is in the dataset and will be evaluated has examples."""
+    wanted: list[tuple[str, Iterable[str]]] = [("evaluate.final_splits", config.evaluate.final_splits)]
+    if config.evaluate.every_steps:
+        wanted.append(("evaluate.splits", config.evaluate.splits))
+    if config.schedule == "fae":
+        wanted.append(("fae.split", [config.fae.split]))
+    for key, splits in wanted:
+        for split in splits:
+            if split in schema.splits and not schema.splits[split].examples:
+                raise ConfigError(
+                    f"{key} names {split!r}, but that split of {config.data.path} has no examples; leave it out of"
+                    f" {key}, or prepare more rows or other split fractions"
+                )
+
+
+def _steps(data: RunData) -> int:
+    """Steps of the whole run.
+
+    However many processes share the batches, these are as many: shares round up, or down, as whole batches do.
+    """
+    config = data.config
+    if data.packed is not None:
+        per_epoch = sum(_batches(config, n) for n in (data.packed.hot_examples, data.packed.cold_examples))
+    elif "train" not in data.schema.splits or not data.schema.splits["train"].examples:
+        raise DatasetError(
+            f"{config.data.path} has no examples in a 'train' split; prepare more rows or other split fractions"
+        )
+    else:
+        per_epoch = _batches(config, data.schema.splits["train"].examples)
+    steps = config.epochs * per_epoch
+    return min(steps, config.max_steps) if config.max_steps else steps
+
+
+def _batches(config: TrainConfig, examples: int) -> int:
+    whole, rest = divmod(examples, config.data.batch_size)
+    return whole if config.data.drop_remainder else whole + bool(rest)
+
+
+def _finished(data: RunData, folder: pathlib.Path, steps: int) -> bool:
+    """Whether the report of the last step is there, with every split that the configuration asks for."""
+    report: Any = None
+    with contextlib.suppress(OSError, ValueError):
+        report = json.loads((folder / REPORT_FOLDER / "metrics.json").read_bytes())
+    if not isinstance(report, dict):
+        return False
+    training, scored = report.get("training"), report.get("splits")
+    if not isinstance(training, dict) or not isinstance(scored, dict):
+        return False
+    wanted = {split for split in data.config.evaluate.final_splits if split in data.schema.splits}
+    return training.get("steps") == steps and wanted <= scored.keys()
+
+
+def _planned_host_rows(config: TrainConfig, layout: EmbeddingLayout) -> dict[str, int]:
+    """By table, rows that the run's plan keeps in host memory."""
+    if not config.plan:
+        return {}
+    from jrec.sharding import load_plan
+    from jrec.sharding.pieces import HOST
+
+    plan, found = load_plan(config.plan), {}
+    for stack in layout.members:
+        for table in stack.tables:
+            number = plan.number(table.name)
+            ranges = slice(plan.first[number], plan.first[number + 1])
+            found[table.name] = int((plan.stop - plan.start)[ranges][plan.tier[ranges] == HOST].sum())
+    return found
+
+
+def _bytes(
+    layout: EmbeddingLayout, tiers: tuple[str, ...], slots: Mapping[str, SlotShape], less: Mapping[str, int]
+) -> int:
+    """Bytes of rows and slots of the stacks of some tiers, less some rows of each table."""
+
+    def of(stack: Stack) -> int:
+        import jax.numpy as jnp
+
+        row = stack.dim * jnp.dtype(stack.dtype).itemsize
+        row += sum(4 * (stack.dim if shape == "element" else 1) for shape in slots.values())
+        return row * sum(max(0, t.rows - less.get(t.name, 0)) for t in stack.tables)
+
+    return sum(of(stack) for stack in layout.members if stack.tier in tiers)
+
+
+def _size(folder: pathlib.Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
+
+
+def _readable(size: int) -> str:
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**28 else f"{size / 2**20:,.1f} MiB"

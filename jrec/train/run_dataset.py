@@ -1,0 +1,65 @@
+"""Which dataset a run is of: ``RUN/dataset.json``, written when it begins, compared when it goes on or is evaluated."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from jrec.data.identity import Identity
+from jrec.errors import CheckpointError, ConfigError
+from jrec.files import decode, load_json, save_json
+from jrec.train.mesh_processes import first
+from jrec.train.run_folder import DATASET_FILE, began
+
+FORMAT, VERSION = "jrec-run-dataset", 1
+
+
+def keep_dataset(folder: pathlib.Path, dataset: Identity, *, resume: bool) -> None:
+    """Records the dataset of a run that begins; refuses another one where the run goes on.
+
+    Args:
+      folder: The run's folder.
+      dataset: The dataset to train on.
+      resume: Whether to go on with a run that began there.
+
+    Raises:
+      ConfigError: If the run began with other rows or other examples.
+      CheckpointError: If the run does not say what it began with.
+    """
+    if resume and began(folder):
+        remedy = "resume with the dataset that the run began with, or choose another folder with out="
+        run_dataset(folder).check(dataset, what=f"the run in {folder}", remedy=remedy, error=ConfigError, examples=True)
+    elif first():
+        save_json(folder / DATASET_FILE, dataclasses.asdict(dataset), kind=FORMAT, version=VERSION, sealed=True)
+
+
+def check_evaluated(folder: pathlib.Path, dataset: Identity) -> Identity:
+    """The dataset that a run was trained on, after refusing to evaluate it on one whose rows mean something else.
+
+    Raises:
+      CheckpointError: If they do, or the run does not say what it was trained on.
+    """
+    trained = run_dataset(folder)
+    remedy = (
+        "evaluate it on the dataset that it was trained on, or a copy: a log that was prepared by its own numbers rows"
+        " by its own frequencies"
+    )
+    trained.check(dataset, what=f"the run in {folder}", remedy=remedy, error=CheckpointError)
+    return trained
+
+
+def run_dataset(folder: pathlib.Path) -> Identity:
+    """The dataset that a run was trained on.
+
+    Raises:
+      CheckpointError: If the run does not say, or the file was damaged.
+    """
+    path = folder / DATASET_FILE
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} has no {DATASET_FILE}, which says what dataset the run is of: it was trained by an older jrec;"
+            " use that jrec, or train it anew"
+        )
+    remedy = "copy the run again, or train it anew"
+    content = load_json(path, kind=FORMAT, version=VERSION, error=CheckpointError, remedy=remedy, sealed=True)
+    return decode(content, Identity, where=str(path), error=CheckpointError, remedy=remedy)

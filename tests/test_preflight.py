@@ -1,0 +1,205 @@
+"""What ``jrec train`` refuses before it loads or compiles anything."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jrec.cli import main
+from jrec.data.loader import LoaderConfig, make_loader
+from jrec.data.schema import DatasetError, Schema, Split
+from jrec.data.synth.generate import SynthOptions, synthesize
+from jrec.data.synth.shapes import shape_like
+from jrec.errors import ConfigError
+from jrec.train import preflight
+from jrec.train.build import ROW_OPTIMIZERS, build_layout
+from jrec.train.config import load_config
+from jrec.train.preflight import check_space, check_start
+
+CONFIG = """
+[data]
+batch_size = 64
+[model]
+embedding_dim = 4
+bottom_mlp = [4]
+top_mlp = [1]
+[log]
+tensorboard = false
+progress = "off"
+"""
+WITHOUT_JAX = """
+import sys, time
+began = time.monotonic()
+from jrec.cli import main
+code = main(sys.argv[1:])
+loaded = [m for m in ("jax", "grain", "numba", "polars", "orbax") if m in sys.modules]
+assert not loaded, loaded
+assert time.monotonic() - began < 10
+sys.exit(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """670 training examples: 11 batches of 64."""
+    folder = tmp_path_factory.mktemp("data") / "quickstart"
+    synthesize(shape_like("quickstart"), folder, SynthOptions(rows=838, seed=1))
+    return folder
+
+
+@pytest.fixture
+def configured(tmp_path, dataset):
+    """Gives a run's configuration, and how the command is told it."""
+    (tmp_path / "run.toml").write_text(CONFIG)
+
+    def make(*overrides):
+        given = [f"data.path={str(dataset)!r}", f"out={str(tmp_path / 'run')!r}", *overrides]
+        return load_config(tmp_path / "run.toml", given), [str(tmp_path / "run.toml"), *given]
+
+    return make
+
+
+@pytest.fixture
+def empty_split(dataset, tmp_path):
+    """A copy of the dataset whose test split has no examples."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    for path in dataset.iterdir():
+        (folder / path.name).symlink_to(path)
+    schema = Schema.load(dataset)
+    (folder / "schema.json").unlink()
+    dataclasses.replace(schema, splits={**schema.splits, "test": Split(shards=())}).save(folder)
+    return folder
+
+
+def start(config, *, resume=False, overwrite=False):
+    return check_start(config, resume=resume, overwrite=overwrite)
+
+
+def begin(folder, config_arguments):
+    """What a run leaves that was killed after its first record."""
+    config, _ = config_arguments
+    folder.mkdir(exist_ok=True)
+    (folder / "config.toml").write_text(config.to_toml())
+    (folder / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 0.5}\n')
+
+
+def finish(folder, steps, splits=("valid", "test")):
+    (folder / "report").mkdir(exist_ok=True)
+    report = {"training": {"steps": steps}, "splits": {split: {} for split in splits}}
+    (folder / "report" / "metrics.json").write_text(json.dumps(report))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ((), "holds a run already"),
+        (("lr_schedule.kind=warmup_linear", "lr_schedule.warmup_steps=11", "out={new}"), "start at step 11 of"),
+        (("out=/proc/run",), "cannot be written to"),
+    ],
+)
+def test_mistakes_are_answered_before_jax_is_loaded(configured, tmp_path, overrides, said):
+    begin(tmp_path / "run", configured())
+    _, arguments = configured(*(o.format(new=tmp_path / "new") for o in overrides))
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_JAX, "train", *arguments], capture_output=True, text=True, timeout=120
+    )
+    assert time.monotonic() - began < 30
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_run_over_an_empty_split_is_refused_before_it_trains(configured, empty_split):
+    config, _ = configured(f"data.path={str(empty_split)!r}")
+    with pytest.raises(ConfigError, match=r"evaluate.final_splits names 'test', but that split .* has no examples"):
+        start(config)
+    at_end = "evaluate.final_splits=['valid']"
+    assert start(configured(f"data.path={str(empty_split)!r}", at_end)[0]).steps == 11
+    config, _ = configured(
+        f"data.path={str(empty_split)!r}", at_end, "evaluate.every_steps=5", "evaluate.splits=['test']"
+    )
+    with pytest.raises(ConfigError, match=r"evaluate.splits names 'test'"):
+        start(config)
+    schema = Schema.load(empty_split)
+    dataclasses.replace(schema, splits={**schema.splits, "train": Split(shards=())}).save(empty_split)
+    with pytest.raises(DatasetError, match="no examples in a 'train' split"):
+        start(configured(f"data.path={str(empty_split)!r}", at_end)[0])
+
+
+@pytest.mark.parametrize(
+    "overrides", [(), ("data.drop_remainder=true",), ("epochs=3", "data.batch_size=48"), ("max_steps=4",)]
+)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_steps_are_those_of_the_loader(configured, overrides, processes):
+    config, _ = configured(*overrides)
+    schema = Schema.load(config.data.path)
+    loader = make_loader(
+        config.data.path,
+        schema,
+        build_layout(config, schema),
+        "train",
+        LoaderConfig(batch_size=config.data.batch_size // processes, drop_remainder=config.data.drop_remainder),
+        epochs=config.epochs,
+        process_count=processes,
+    )
+    assert start(config).steps == min(loader.total_batches or 0, config.max_steps or 10**9)
+
+
+def test_a_finished_run_says_so_unless_there_is_more_to_do(configured, tmp_path, capsys):
+    begin(tmp_path / "run", configured())
+    config, arguments = configured()
+    assert not start(config, resume=True).finished  # killed
+    finish(tmp_path / "run", 11)
+    assert start(config, resume=True).finished
+    assert main(["train", *arguments, "--resume"]) == 0
+    assert "all 11 steps are taken" in capsys.readouterr().err
+    assert not start(configured("epochs=2")[0], resume=True).finished
+    assert not start(configured("evaluate.final_splits=['train']")[0], resume=True).finished
+    finish(tmp_path / "run", 5)
+    assert not start(config, resume=True).finished  # the report is that of a shorter run
+    (tmp_path / "run" / "report" / "metrics.json").write_text("[")
+    assert not start(config, resume=True).finished
+
+
+def test_a_disk_too_small_for_the_first_checkpoint_is_refused(configured, tmp_path, monkeypatch):
+    config, _ = configured("optimizer.embedding.name=adam")
+    schema = Schema.load(config.data.path)
+    rows = sum(t.rows for t in schema.tables)
+    size = rows * 4 * 4 * 3  # of dim 4, with two slots an element
+    real = os.statvfs(tmp_path)
+
+    def free(count):
+        values = list(real)
+        values[0], values[1], values[4] = 1, 1, count
+        monkeypatch.setattr(preflight.os, "statvfs", lambda folder: os.statvfs_result(values))
+
+    def check(config, overwrite=False):
+        slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots
+        check_space(config, build_layout(config, schema), slots, overwrite=overwrite)
+
+    free(size)
+    check(config)
+    free(size - 1)
+    with pytest.raises(ConfigError, match=r"first checkpoint of 'run' takes 0.9 MiB .* where 0.9 MiB are free"):
+        check(config)
+    check(
+        dataclasses.replace(config, tables=dataclasses.replace(config.tables, tier="host"))
+    )  # only written rows go there
+    host = configured(
+        "optimizer.embedding.name=adam", "tables.tier=host", f"tables.host.folder={str(tmp_path / 'host')!r}"
+    )
+    with pytest.raises(ConfigError, match=r"tables in host memory .* choose another folder with tables.host.folder="):
+        check(host[0])
+    begin(tmp_path / "run", configured())
+    check(config)  # goes on
+    with pytest.raises(ConfigError, match="first checkpoint"):
+        check(config, overwrite=True)
+    (tmp_path / "run" / "checkpoints").mkdir()
+    (tmp_path / "run" / "checkpoints" / "old").write_bytes(b"x")
+    check(config, overwrite=True)  # one byte comes free
