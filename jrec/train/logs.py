@@ -27,8 +27,8 @@ SCHEDULE = "schedule"
 FORMS = "forms"
 """In place of a split: the record, at step 0, of how a mesh looks rows up (``jrec.train.mesh_forms.Forms.record``)."""
 CHECKPOINTS = "checkpoint"
-"""In place of a split, in ``timing.jsonl`` only: how long a checkpoint took. ``of`` is its step, the record's own step
-the one at which it was complete, and ``blocking_seconds`` are those that training waited, of ``seconds`` in all."""
+"""In place of a split, in ``timing.jsonl`` only: how long a checkpoint took. ``of`` is its step, and the record's step
+the one at which it was complete; ``blocking_seconds`` are those that training waited, of ``seconds`` in all."""
 METRICS_FILE = "metrics.jsonl"
 TIMING_FILE = "timing.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
