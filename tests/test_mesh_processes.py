@@ -164,7 +164,7 @@ def assert_as_on_one_device(config, tmp_path, processes):
 def assert_same_run(folder, losses, arrays):
     records = list(read_records(folder / "metrics.jsonl"))
     np.testing.assert_allclose([r["loss"] for r in records if r["split"] == "train"], losses, rtol=2e-4)
-    for path, leaf in flatten(restore_run(folder).checkpoint.state).items():
+    for path, leaf in flatten(restore_run(folder, slots=True).state).items():
         np.testing.assert_allclose(np.asarray(leaf), arrays[path], rtol=2e-4, atol=2e-5, err_msg=path)
 
 
@@ -257,7 +257,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_fewer(run, co
     # One process, one device: the same batches, each of them whole.
     last = max(steps) + 5
     finish(run(1, "epochs=200", f"max_steps={last}", devices=1, resume=True))
-    assert restore_run(folder).checkpoint.step == last
+    assert restore_run(folder).saved.step == last
 
 
 def test_a_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_to_the_same_bits(run, tmp_path):
@@ -273,7 +273,7 @@ def test_a_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_to_th
     assert (tmp_path / "stopped" / "checkpoints" / str(step)).is_dir()
     finish(run(2, *rules, out="stopped", resume=True))
     finish(run(2, *rules, out="whole"))
-    one, other = (flatten(restore_run(tmp_path / out).checkpoint.state) for out in ("whole", "stopped"))
+    one, other = (flatten(restore_run(tmp_path / out, slots=True).state) for out in ("whole", "stopped"))
     assert one.keys() == other.keys()
     for path, leaf in one.items():
         np.testing.assert_array_equal(np.asarray(other[path]), np.asarray(leaf), err_msg=path)

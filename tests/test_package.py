@@ -22,6 +22,7 @@ HEAVY = (
     "array_record",
     "matplotlib",
     "orbax",
+    "tensorstore",
     "scipy",
     "tensorboardX",
     "sklearn",

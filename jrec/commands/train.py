@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_process_arguments(parser)
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="go on where the run in that folder stopped, if any")
+    existing.add_argument(
+        "--resume-from",
+        type=int,
+        metavar="STEP",
+        help="go on from the checkpoint of this step; later ones, and what was logged since, are deleted",
+    )
     existing.add_argument("--overwrite", action="store_true", help="replace the run in that folder, if any")
 
 
@@ -90,8 +96,9 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     classes = check_before_training(config)
     company.join()
     agree_on_kernels(classes)
-    keep_kernels(config, classes, resume=args.resume, overwrite=args.overwrite)
-    outcome = train(config, resume=args.resume, overwrite=args.overwrite)
+    resume = args.resume or args.resume_from is not None
+    keep_kernels(config, classes, resume=resume, overwrite=args.overwrite)
+    outcome = train(config, resume=resume, overwrite=args.overwrite, resume_from=args.resume_from)
     if not outcome.finished:
         print(f"stopped after step {outcome.step:,}; the same command with --resume goes on", file=sys.stderr)
         return 130

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,6 +14,8 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.batch import Batch
+from jrec.checkpoint import Saved
+from jrec.checkpoint.sources import Source
 from jrec.data.loader import Loader
 from jrec.data.regroup import blank, gathered
 from jrec.data.schema import Schema
@@ -25,7 +28,7 @@ from jrec.train.build import ROW_OPTIMIZERS
 from jrec.train.config import TrainConfig
 from jrec.train.mesh_arrays import MeshBatch, Shapes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt, Parts, host_stacks
-from jrec.train.mesh_checkpoint import MeshCheckpoints, RowSource
+from jrec.train.mesh_checkpoint import MeshSource, saved_rows
 from jrec.train.mesh_dense import settled
 from jrec.train.mesh_evaluate import MeshPredictions, agreed
 from jrec.train.mesh_forms import Forms
@@ -33,7 +36,6 @@ from jrec.train.mesh_monitor import PlanMonitor, monitor_of
 from jrec.train.mesh_plan import check_sharing, planned_stacks, run_plan
 from jrec.train.mesh_rows import initial_rows, local_numbers, make_mesh
 from jrec.train.mesh_step import Seen, State, compile_mesh
-from jrec.train.run_folder import MESH_CHECKPOINT_FOLDER
 
 if TYPE_CHECKING:
     from jrec.train.mesh_host import MeshHostStepper
@@ -235,7 +237,6 @@ class MeshStepper:
         self._shapes: Shapes | None = None
         self._evaluated: dict[int, Shapes] = {}
         self.predictions = MeshPredictions(setup, self.predict_on)
-        self._checkpoints = MeshCheckpoints(folder / MESH_CHECKPOINT_FOLDER, setup.layout, setup.plan, setup.mesh)
 
     @property
     def state(self) -> State:
@@ -338,22 +339,22 @@ class MeshStepper:
         """See ``Stepper``."""
         return {} if self._loader is None else self._loader.state()
 
-    def save(self, step: int) -> None:
+    def sources(self) -> Sequence[Source]:
         """See ``Stepper``."""
-        if planned_stacks(self.setup.layout):
-            self._checkpoints.save(step, self.rows)
+        setup = self.setup
+        if not (stacks := planned_stacks(setup.layout)):
+            return []
+        rows = self.rows
+        return [MeshSource(stack, setup.plan, setup.mesh, self._row_optimizer, rows[stack.name]) for stack in stacks]
 
-    def saved(self, steps: list[int]) -> None:
+    def load(self, saved: Saved) -> None:
+        """Takes the planned rows of a checkpoint, whatever plan it was made under."""
+        setup = self.setup
+        self._rows = saved_rows(saved, setup.layout, setup.plan, setup.mesh, self._row_optimizer)
+
+    def restore(self, saved: Saved, state: State, position: Any) -> None:
         """See ``Stepper``."""
-        self._checkpoints.prune(steps)
-
-    def load(self, source: RowSource) -> None:
-        """Takes the rows of a checkpoint."""
-        self._rows = self._checkpoints.load(source, self._row_optimizer)
-
-    def restore(self, state: State, position: Any, step: int) -> None:
-        """See ``Stepper``; ``load`` takes the rows."""
-        del step
+        self.load(saved)
         self.state = state
         if self._loader is not None:
             self._loader.restore(position)
