@@ -28,7 +28,7 @@ class MeshConfig(Section):
         "auto" decides for each feature by the bytes of both in the run's first batches.
     """
 
-    devices: Annotated[int, Range(minimum=0)] = 0
+    devices: Annotated[int, Range(minimum=0, maximum=2**15 - 1)] = 0
     headroom: Annotated[float, Range(minimum=1)] = 1.5
     reduce: Literal["local", "dense", "all_gather"] = "local"
     exchange: Literal["auto", "padded", "ragged"] = "auto"
