@@ -69,7 +69,7 @@ class HostRows:
             ):
                 _check_same(saved, shape, one.record.shape)
                 for rows, arrays in one.written(["values", *shape.slots]):
-                    table.store((rows + base).astype(np.int32), arrays.pop("values"), arrays)
+                    table.store((rows + base).astype(np.int64), arrays.pop("values"), arrays)
         except CheckpointError:
             table.reset()
             raise
@@ -104,7 +104,7 @@ class _HostPiece:
 
     def finish(self, begun: Any, start: int, stop: int) -> dict[str, np.ndarray]:
         del begun
-        values, slots = self.source.fetch((self.rows[start:stop] + self.base).astype(np.int32))
+        values, slots = self.source.fetch((self.rows[start:stop] + self.base).astype(np.int64))
         return {"values": values, **slots}
 
 
