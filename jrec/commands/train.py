@@ -66,15 +66,16 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 
     # Before JAX is loaded, so that a mistake is answered at once.
     config = load_config(args.config, args.overrides)
-    start = check_start(config, resume=args.resume, overwrite=args.overwrite, writes=company.first)
-    if start.finished:
+    resume = args.resume or args.resume_from is not None
+    start = check_start(config, resume=resume, overwrite=args.overwrite, writes=company.first)
+    if start.finished and args.resume_from is None:
         print(
             f"{config.out} is finished: all {start.steps:,} steps are taken, and the report is there; more epochs= or"
             " max_steps= go on with it, --overwrite begins anew",
             file=sys.stderr,
         )
         return 0
-    company.meet(training_facts(config, start.data, resume=args.resume, overwrite=args.overwrite))
+    company.meet(training_facts(config, start.data, resume=resume, overwrite=args.overwrite))
     if config.deterministic:
         from jrec.train import determinism
 
@@ -96,7 +97,6 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     classes = check_before_training(config)
     company.join()
     agree_on_kernels(classes)
-    resume = args.resume or args.resume_from is not None
     keep_kernels(config, classes, resume=resume, overwrite=args.overwrite)
     outcome = train(config, resume=resume, overwrite=args.overwrite, resume_from=args.resume_from)
     if not outcome.finished:

@@ -295,10 +295,8 @@ def _write(run: RestoredRun, config: TrainConfig, trains: Mapping[str, Sequence[
     state, _ = compile_run(model, optimizer)
     with open_run_folder(config, resume=False, overwrite=overwrite) as folder:
         keep_dataset(folder, run.trained_on, resume=False)
-        checkpoints = Checkpoints(
-            folder / CHECKPOINT_FOLDER, fingerprint=fingerprint(config, layout, run.schema, trained_on=run.trained_on)
-        )
-        checkpoints.save(
+        own = fingerprint(config, layout, run.schema, trained_on=run.trained_on)
+        Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=own).save(
             run.saved.step,
             arrays=dense_arrays(state, run.progress, layout),
             sources=list(device_rows(layout, optimizer.embedding, lambda: state).values()),

@@ -238,9 +238,8 @@ def restore_run(
     config = on_devices(config, schema, devices)
     config = dataclasses.replace(config, plan=plan)
     layout = build_layout(config, schema)
-    checkpoints = Checkpoints(
-        folder / CHECKPOINT_FOLDER, fingerprint=fingerprint(config, layout, schema, trained_on=trained_on)
-    )
+    own = fingerprint(config, layout, schema, trained_on=trained_on)
+    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=own)
     step = checkpoints.latest_step() if step is None else step
     with checkpoints.reading(step or 0, functools.partial(_remedy, folder)):
         saved = checkpoints.open(step)
