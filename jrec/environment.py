@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import platform
 
-PACKAGES = ("jrec", "jax", "jaxlib", "flax", "optax", "numpy", "numba", "grain", "orbax-checkpoint")
+PACKAGES = ("jrec", "jax", "jaxlib", "flax", "optax", "numpy", "numba", "grain")
 
 
 def versions() -> dict[str, str]:

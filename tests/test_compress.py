@@ -50,7 +50,7 @@ def test_a_trained_run_is_compressed_evaluated_and_trained_on(tmp_path, dataset,
     path.write_text(CONFIG)
     overrides = [f"data.path={str(dataset)!r}", "evaluate.every_steps=0", f"out={str(source)!r}"]
     train(load_config(path, overrides))
-    old = restore_run(source)
+    old = restore_run(source, slots=True)
     tables = sorted((t for s in old.layout.members for t in s.tables), key=lambda t: -t.rows)
     first, second = tables[0].name, tables[1].name
     assert cli.main(["compress", str(source), "--rank", "6", "--tables", first, "--out", str(out)]) == 0
@@ -69,7 +69,7 @@ def test_a_trained_run_is_compressed_evaluated_and_trained_on(tmp_path, dataset,
     for kind in (lambda run: nnx.state(run.model, nnx.Param), lambda run: nnx.state(run.optimizer.dense)):
         for a, b in zip(jax.tree.leaves(kind(old)), jax.tree.leaves(kind(new)), strict=True):
             np.testing.assert_array_equal(a, b)
-    assert new.checkpoint.step == old.checkpoint.step
+    assert new.saved.step == old.saved.step
 
     for split, name in (("test", "auc"), ("valid", "log_loss")):
         before, after = (evaluate_checkpoint(f, dataset, split=split).scores for f in (source, out))
@@ -92,7 +92,7 @@ def test_a_trained_run_is_compressed_evaluated_and_trained_on(tmp_path, dataset,
     assert max(shape.ranks) <= 6
     outcome = train(load_config(again / "config.toml", ["epochs=2", "evaluate.every_steps=0"]), resume=True)
     assert outcome.finished
-    assert outcome.step == 2 * old.checkpoint.step
+    assert outcome.step == 2 * old.saved.step
 
     for arguments, words in (
         (["--rank", "6", "--tables", first], f"{out} holds a run already"),

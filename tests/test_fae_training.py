@@ -10,17 +10,18 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+from checkpoint_state import final_arrays, latest
 from host_runs import pipeline_threads
 from test_fae_pack import hot_set, write_dataset
-from test_train import CONFIG, configure, dataset, final_arrays  # noqa: F401, fixtures
+from test_train import CONFIG, configure, dataset  # noqa: F401, fixtures
 from test_train_tbsm import SHIPPED, SMALL
 
+from jrec.checkpoint import HostRows
 from jrec.data.fae_pack import HotSet, pack
 from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError, ConfigError
-from jrec.host import HostCheckpoints
 from jrec.train import loop
 from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.config import load_config
@@ -103,9 +104,9 @@ def on_host(folder):
     layout = build_layout(config, Schema.load(config.data.path))
     optimizer = build_optimizer(config, build_model(config, Schema.load(config.data.path), layout), 1).embedding
     tables = host_tables(config, layout, optimizer)
-    HostCheckpoints(folder / "host_checkpoints", tables).restore(final_arrays(folder)[0])
     found = {}
     for name, table in tables.items():
+        HostRows(table).restore(latest(folder))
         values, slots = table.fetch(np.arange(table.rows, dtype=np.int32))
         stack = name.removeprefix("host_")
         found |= {stack: values.tobytes(), **{f"{stack}.{slot}": array.tobytes() for slot, array in slots.items()}}

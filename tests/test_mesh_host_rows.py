@@ -2,31 +2,32 @@
 """Plans that keep rows in host memory train as one device does, whatever the pipeline's queues, and move."""
 
 import dataclasses
-import shutil
 
 import jax
 import mesh_runs
 import numpy as np
 import pytest
+from checkpoint_state import whole_stack_checkpoint
 from flax import nnx
 from host_runs import pipeline_threads
 from jax.sharding import Mesh
 from mesh_runs import OPTIMIZERS
 from test_train_mesh import LONG, QUICK, alone, configure, dataset, scattered, some_plan  # noqa: F401, fixtures
 
+from jrec.checkpoint import Checkpoints, HostRows
+from jrec.checkpoint.writer import Writer
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError, ConfigError
-from jrec.host import HostCheckpoints, HostTable
-from jrec.host.saved import SavedRows
+from jrec.host import HostTable
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_addresses, host_ranges
-from jrec.train import loop, mesh_host_rows
+from jrec.train import mesh_host_rows
 from jrec.train.build import build_layout
 from jrec.train.checkpoint import flatten
 from jrec.train.config import DataConfig, TrainConfig
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
-from jrec.train.mesh_checkpoint import HOST_ROWS, MeshCheckpoints, MeshRowSource, WholeStacks
+from jrec.train.mesh_checkpoint import MeshSource, saved_rows
 from jrec.train.mesh_host_rows import load_host_rows, planned_host_tables
 from jrec.train.mesh_plan import dealt
 from jrec.train.mesh_rows import based
@@ -107,17 +108,16 @@ class Placed:
         mesh = Mesh(np.array(jax.devices()[: plan.devices]), ("devices",))
         config = TrainConfig(data=DataConfig(path="x"), seed=0)
         self.tables = planned_host_tables(config, LAYOUT, plan, OPTIMIZER)
-        self.checkpoints = MeshCheckpoints(folder, LAYOUT, plan, mesh)
-        self.host = HostCheckpoints(folder / HOST_ROWS, self.tables)
-        self.rows = self.checkpoints.load(source, OPTIMIZER)
+        self.checkpoints = Checkpoints(folder, keep=9)
+        self.rows = saved_rows(source, LAYOUT, plan, mesh, OPTIMIZER)
         load_host_rows(self.tables, plan, source)
+        on_devices = MeshSource(STACK, plan, mesh, OPTIMIZER, self.rows[STACK.name])
+        self.sources = [on_devices, *(HostRows(table) for table in self.tables.values())]
 
     def saved(self, step):
-        """The source of a checkpoint."""
-        if self.tables:
-            self.host.save(step)
-        self.checkpoints.save(step, self.rows)
-        return MeshRowSource(self.folder / str(step))
+        """A checkpoint."""
+        self.checkpoints.save(step, arrays={}, sources=self.sources)
+        return self.checkpoints.open(step)
 
     def whole(self):
         values, slots = whole_stack(STACK, self.plan, self.rows[STACK.name], self.tables.get(STACK.name))
@@ -142,10 +142,10 @@ PLANS = [host_plan(2), host_plan(4, host=0.7), host_plan(2, host=0.0), host_plan
 
 def test_rows_and_slots_move_between_one_device_and_any_plans(tmp_path):
     whole = of_one_device()
-    source, every = WholeStacks(stacks={"d8_float32": whole}), np.arange(STACK.rows, dtype=np.int32)
+    source, every = whole_stack_checkpoint(tmp_path / "one", STACK, OPTIMIZER, whole), np.arange(STACK.rows)
     for step, plan in enumerate(PLANS):
         placed = Placed(tmp_path, plan, source)
-        source = placed.saved(step)
+        source = placed.saved(step + 2)
         for array, expected in whole.items():
             np.testing.assert_array_equal(placed.whole()[array], expected)
             np.testing.assert_array_equal(source.read(STACK, array, every[::-1]), expected[::-1])
@@ -156,39 +156,39 @@ def test_rows_and_slots_move_between_one_device_and_any_plans(tmp_path):
 
 def test_increments_are_read_by_address_and_damage_is_named(tmp_path):
     whole = of_one_device()
-    placed = Placed(tmp_path, PLANS[0], WholeStacks(stacks={"d8_float32": whole}))
+    placed = Placed(tmp_path / "c", PLANS[0], whole_stack_checkpoint(tmp_path / "one", STACK, OPTIMIZER, whole))
     placed.saved(1)
     table, held = placed.tables[STACK.name], np.sort(host_addresses(PLANS[0], based(STACK)))
-    for step, some in ((2, held[::3]), (3, held[1::4])):
+    for step, some in ((2, held[::9]), (3, held[1::10])):
         values, slots = table.fetch(some)
         table.store(some, values + step, {"sum": slots["sum"] + step})
         whole["values"][some] += step
         whole["sum"][some] += step
         source = placed.saved(step)
-    sizes = [sum(f.stat().st_size for f in (tmp_path / HOST_ROWS / f"{step:012d}").glob("*.shard")) for step in (1, 2)]
-    assert sizes[1] < sizes[0]
+    pieces = {n: [p.folder for p in table.pieces] for n, table in source.manifest.tables.items()}
+    assert any({"0000", "0001", "0002"} <= set(folders) for folders in pieces.values())
     for array, expected in whole.items():
         np.testing.assert_array_equal(source.read(STACK, array, held), expected[held])
-    (shard,) = (tmp_path / HOST_ROWS / "000000000001").glob("*.shard")
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"00000\.shard is damaged: the checksum of '.*' differs"):
-        MeshRowSource(tmp_path / "3").read(STACK, "values", held)
-    shard.write_bytes(content[:-1])
-    with pytest.raises(CheckpointError, match=r"00000\.shard is damaged: it has [\d,]+ bytes"):
-        MeshRowSource(tmp_path / "3").read(STACK, "values", held)
-    shard.unlink()
-    with pytest.raises(CheckpointError, match=r"00000\.shard is damaged: .*No such file"):
-        MeshRowSource(tmp_path / "3").read(STACK, "values", held)
-    (tmp_path / HOST_ROWS / "000000000002" / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match=r"2/manifest\.json is damaged"):
-        MeshRowSource(tmp_path / "3").read(STACK, "values", held)
-    shutil.rmtree(tmp_path / HOST_ROWS)
-    placed.saved(4)
+    name = STACK.tables[0].name
+    values = source.folder / "tables" / name / "0000" / "values"
+    for chunk in (values / "c.0.0", values / "zarr.json", values.parent / "rows" / "c.0"):
+        content = chunk.read_bytes()
+        flipped = bytearray(content)
+        flipped[len(content) // 2] ^= 1
+        for damaged, reason in (
+            (flipped, "its checksum differs"),
+            (content[:-1], r"it has [\d,]+ bytes"),
+            (None, "No such file"),
+        ):
+            chunk.unlink()
+            if damaged is not None:
+                chunk.write_bytes(damaged)
+            with pytest.raises(CheckpointError, match=f"{chunk.name} is damaged: {reason}"):
+                Checkpoints(tmp_path / "c").open(3).read(STACK, "values", held)
+        chunk.write_bytes(content)
     tables = tuple(dataclasses.replace(t, rows=t.rows + 1) for t in STACK.tables)
-    with pytest.raises(CheckpointError, match="does not have the host rows of stack planned_d8_float32"):
-        SavedRows(tmp_path / HOST_ROWS, 4).read(dataclasses.replace(STACK, tables=tables), "values", held)
+    with pytest.raises(CheckpointError, match=r"table '.*' is [\d,]+ x 8 of float32 there"):
+        source.read(dataclasses.replace(STACK, tables=tables), "values", held)
 
 
 def test_files_have_room_for_host_rows_alone(tmp_path):
@@ -234,7 +234,7 @@ def plan_file(configure, dataset, tmp_path):
 
 def bits(folder):
     """Everything a run trained, as a single device reads it."""
-    return {path: np.asarray(leaf).tobytes() for path, leaf in flatten(restore_run(folder).checkpoint.state).items()}
+    return {path: np.asarray(leaf).tobytes() for path, leaf in flatten(restore_run(folder, slots=True).state).items()}
 
 
 @pytest.mark.slow
@@ -248,8 +248,8 @@ def test_runs_are_those_of_one_device_and_queues_change_no_bit(configure, plan_f
     sizes = queued.parameters["planned_d4_float32"]
     assert 0 < sizes["host_rows"] < sizes["rows"]
     assert sizes["host_bytes"] == 16 * sizes["host_rows"]
-    expected = restore_run(one.folder).checkpoint.state
-    for path, leaf in flatten(restore_run(queued.folder).checkpoint.state).items():
+    expected = restore_run(one.folder, slots=True).state
+    for path, leaf in flatten(restore_run(queued.folder, slots=True).state).items():
         np.testing.assert_allclose(np.asarray(leaf), np.asarray(flatten(expected)[path]), rtol=2e-4, atol=2e-5)
     other = train(configure(*with_plan, "tables.host.queue=1", "tables.host.threads=1", out="sequential"))
     assert bits(other.folder) == bits(queued.folder)
@@ -268,25 +268,22 @@ class Killed(BaseException):
 def test_a_run_killed_anywhere_resumes_to_the_same_bits(configure, plan_file, monkeypatch, tmp_path):
     run = ("mesh.devices=2", plan_file(2), "checkpoint.every_steps=2", "max_steps=7", f"tables.host.folder={tmp_path}")
     whole, rng = train(configure(*run, out="whole")), np.random.default_rng(0)
-    saves = {of: of.save for of in (loop.Checkpoints, HostCheckpoints, MeshCheckpoints)}
+    write, seal = Writer._write, Writer._seal
     deaths, outcome = 0, None
     while outcome is None:
-        budget = [int(rng.integers(5, 14))]
+        budget = [int(rng.integers(40, 300))]
 
         def dying(of, budget=budget):
-            def save(self, *args, **kwargs):
-                for when in ("before", "after"):  # a part of the checkpoint, or all, or none is there
-                    budget[0] -= 1
-                    if not budget[0]:
-                        raise Killed
-                    if when == "before":
-                        found = saves[of](self, *args, **kwargs)
-                return found
+            def dies(self, *args):
+                budget[0] -= 1
+                if budget[0] < 0:
+                    raise Killed
+                of(self, *args)
 
-            return save
+            return dies
 
-        for of in saves:
-            monkeypatch.setattr(of, "save", dying(of))
+        monkeypatch.setattr(Writer, "_write", dying(write))
+        monkeypatch.setattr(Writer, "_seal", dying(seal))
         try:
             queue = f"tables.host.queue={int(rng.integers(1, 4))}"
             outcome = train(configure(*run, queue), resume=True)
@@ -310,11 +307,10 @@ def test_a_run_goes_on_under_other_plans_and_on_one_device(configure, plan_file)
     )
     for number, place in enumerate(places):
         last = train(configure(*place, f"max_steps={2 * number + 2}", "checkpoint.keep=1", out="moved"), resume=True)
-        left = [int(p.name) for p in last.folder.glob(f"mesh_checkpoints/{HOST_ROWS}/*")]
-        assert left == [[2], [4], [4], [], [10]][number]  # one device leaves what a mesh wrote
+        assert [p.name for p in (last.folder / "checkpoints").iterdir()] == [str(2 * number + 2)]
     np.testing.assert_allclose(last.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
-    expected = flatten(restore_run(one.folder).checkpoint.state)
-    for path, leaf in flatten(restore_run(last.folder).checkpoint.state).items():
+    expected = flatten(restore_run(one.folder, slots=True).state)
+    for path, leaf in flatten(restore_run(last.folder, slots=True).state).items():
         np.testing.assert_allclose(np.asarray(leaf), np.asarray(expected[path]), rtol=2e-4, atol=2e-5)
 
 

@@ -21,7 +21,7 @@ HEAVY = (
     "grain",
     "array_record",
     "matplotlib",
-    "orbax",
+    "tensorstore",
     "scipy",
     "tensorboardX",
     "sklearn",

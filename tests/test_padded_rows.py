@@ -1,7 +1,5 @@
 """Rows padded in storage: the same bits as without, padding that stays as it was, and none of it in results."""
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,13 +10,13 @@ from pallas_interpreter import interpreted
 
 import jrec
 from jrec import ops
-from jrec.errors import CheckpointError
+from jrec.checkpoint import Checkpoints
 from jrec.native import host
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step
 from jrec.pallas import tile
 from jrec.pallas.storage import ALIGNMENT, pad, padded_dim, strip
 from jrec.train.build import parameter_counts
-from jrec.train.checkpoint import Checkpoints
+from jrec.train.checkpoint import dense_arrays, device_rows, restore_state
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -159,13 +157,24 @@ def test_dims_that_rows_do_not_have_are_refused(dim):
         ops.apply_gradients(OPTIMIZERS[0], {}, {}, {}, {}, dims={"t": 4})
 
 
-def test_a_checkpoint_of_padded_rows_is_refused_without_padding(tmp_path):
+def test_checkpoints_of_padded_and_plain_rows_are_the_same(tmp_path):
     layout = jrec.EmbeddingLayout.build(
         [jrec.TableConfig(name="a", rows=3, dim=5)], [jrec.FeatureConfig(name="a", table="a", fixed_length=True)]
     )
     padded, plain = (jrec.nn.EmbeddingCollection(layout, pad_rows=pad, rngs=nnx.Rngs(0)) for pad in (True, False))
-    with contextlib.closing(Checkpoints(tmp_path, keep=1, fingerprint={})) as checkpoints:
-        checkpoints.save(1, nnx.state(padded), progress={"n": np.zeros(1)}, meta={})
-        message = r"stacks\.d5_float32.* has shape \(3, 8\), but this run expects \(3, 5\)"
-        with pytest.raises(CheckpointError, match=message):
-            checkpoints.restore(nnx.state(plain))
+    optimizer = ops.Momentum(learning_rate=0.1)
+
+    def state(collection):
+        slots = {"d5_float32": {"trace": collection.arrays()["d5_float32"] * 2}}
+        return (
+            {"embeddings": {"stacks": {"d5_float32": {"value": collection.arrays()["d5_float32"]}}}},
+            {"slots": slots},
+        )
+
+    for first, second in ((padded, plain), (plain, padded)):
+        folder = tmp_path / f"{first.pad_rows}"
+        sources = device_rows(layout, optimizer, lambda first=first: state(first)).values()
+        checkpoints = Checkpoints(folder)
+        checkpoints.save(1, arrays=dense_arrays(state(first), {}, layout), sources=list(sources))
+        restored, _ = restore_state(checkpoints.open(), state(second), layout)
+        jax.tree.map(np.testing.assert_array_equal, restored, state(second))

@@ -6,8 +6,9 @@ import json
 import mesh_runs
 import numpy as np
 import pytest
+from checkpoint_state import final_arrays
 from mesh_runs import OPTIMIZERS
-from test_train import CONFIG, configuring, final_arrays
+from test_train import CONFIG, configuring
 from test_train_mesh import alone, some_plan
 
 from jrec import cli
@@ -189,10 +190,10 @@ def test_checkpoints_move_between_one_device_and_a_planned_mesh(configure, datas
 @pytest.mark.slow
 def test_a_trained_table_is_compressed_behind_its_first_rows(configure, dataset, tmp_path, capsys):
     source = train(configure("evaluate.every_steps=0", out="source")).folder
-    old, out = restore_run(source), tmp_path / "compressed"
+    old, out = restore_run(source, slots=True), tmp_path / "compressed"
     compress = ["compress", str(source), "--rank", "3", "--whole-rows", str(FROM), "--quiet"]
     assert cli.main([*compress, "--tables", "C7", "--out", str(out)]) == 0
-    new = restore_run(out)
+    new = restore_run(out, slots=True)
     rows, table = {}, {}
     for run, found in ((old, rows), (new, table)):
         (stack,) = [s for s in run.layout.members if s.tier == "device"]

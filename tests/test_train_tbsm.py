@@ -74,13 +74,13 @@ def test_devices_train_as_one(configure):
     """Losses, every array and the scores, up to the order of float32 sums."""
     one = train(configure("log.every_steps=1", out="one"))
     assert one.step == 16
-    arrays = flatten(restore_run(one.folder).checkpoint.state)
+    arrays = flatten(restore_run(one.folder, slots=True).state)
     for devices in (2, 4):
         many = train(configure("log.every_steps=1", f"mesh.devices={devices}", out=f"many{devices}"))
         assert "planned_d4_float32" in many.parameters
         losses = [[record["loss"] for record in logged(run)] for run in (many, one)]
         np.testing.assert_allclose(losses[0], losses[1], rtol=2e-4)
-        found = flatten(restore_run(many.folder).checkpoint.state)
+        found = flatten(restore_run(many.folder, slots=True).state)
         assert found.keys() == arrays.keys()
         for path, array in arrays.items():
             np.testing.assert_allclose(np.asarray(found[path]), array, rtol=1e-3, atol=1e-4, err_msg=path)

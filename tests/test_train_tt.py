@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from test_train import CONFIG, configuring, dataset, final_arrays  # noqa: F401
+from checkpoint_state import final_arrays
+from test_train import CONFIG, configuring, dataset  # noqa: F401
 
 from jrec import cli
 from jrec.errors import CheckpointError

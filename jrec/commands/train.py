@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_process_arguments(parser)
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="go on where the run in that folder stopped, if any")
+    existing.add_argument(
+        "--resume-from",
+        type=int,
+        metavar="STEP",
+        help="go on from the checkpoint of this step; later ones, and what was logged since, are deleted",
+    )
     existing.add_argument("--overwrite", action="store_true", help="replace the run in that folder, if any")
 
 
@@ -60,15 +66,16 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 
     # Before JAX is loaded, so that a mistake is answered at once.
     config = load_config(args.config, args.overrides)
-    start = check_start(config, resume=args.resume, overwrite=args.overwrite, writes=company.first)
-    if start.finished:
+    resume = args.resume or args.resume_from is not None
+    start = check_start(config, resume=resume, overwrite=args.overwrite, writes=company.first)
+    if start.finished and args.resume_from is None:
         print(
             f"{config.out} is finished: all {start.steps:,} steps are taken, and the report is there; more epochs= or"
             " max_steps= go on with it, --overwrite begins anew",
             file=sys.stderr,
         )
         return 0
-    company.meet(training_facts(config, start.data, resume=args.resume, overwrite=args.overwrite))
+    company.meet(training_facts(config, start.data, resume=resume, overwrite=args.overwrite))
     if config.deterministic:
         from jrec.train import determinism
 
@@ -90,8 +97,8 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     classes = check_before_training(config)
     company.join()
     agree_on_kernels(classes)
-    keep_kernels(config, classes, resume=args.resume, overwrite=args.overwrite)
-    outcome = train(config, resume=args.resume, overwrite=args.overwrite)
+    keep_kernels(config, classes, resume=resume, overwrite=args.overwrite)
+    outcome = train(config, resume=resume, overwrite=args.overwrite, resume_from=args.resume_from)
     if not outcome.finished:
         print(f"stopped after step {outcome.step:,}; the same command with --resume goes on", file=sys.stderr)
         return 130

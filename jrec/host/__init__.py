@@ -1,4 +1,3 @@
 """The host tier: tables larger than the device, in host memory."""
 
-from jrec.host.checkpoint import HostCheckpoints as HostCheckpoints
 from jrec.host.table import HostTable as HostTable

@@ -60,7 +60,7 @@ def fill_rows(
       ValueError: If pieces are of another dtype or width, or are not as many rows as the array has.
     """
     dtype = np.dtype(dtype)
-    array = _zeros(shape, dtype, device)
+    array = jnp.zeros(shape, dtype, device=device)  # committed to it, so that pieces follow
     line = max(1, int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize)
     buffer = np.empty((min(shape[0], max(1, PIECE_BYTES // line)), *shape[1:]), dtype)
     begin = held = 0
@@ -81,11 +81,6 @@ def fill_rows(
     if begin != shape[0]:
         raise ValueError(f"the pieces are {begin:,} rows, but the array is of {shape} {dtype}")
     return array
-
-
-def _zeros(shape: tuple[int, ...], dtype: np.dtype, device: Any) -> jax.Array:
-    with jax.default_device(device):
-        return jnp.zeros(shape, dtype)
 
 
 def _put(array: jax.Array, rows: np.ndarray, begin: int) -> jax.Array:

@@ -1,169 +1,93 @@
-"""Checkpoints of a run: parameters, slots, loader position and progress, written whole or not at all.
-
-    RUN/checkpoints/STEP/state    arrays by path (Orbax, tensorstore; no format here can run code when loaded)
-    RUN/checkpoints/STEP/progress running metrics, NumPy arrays
-    RUN/checkpoints/STEP/meta     JSON: format version, fingerprint of the model, loader position, counters
-
-Orbax marks a checkpoint as complete only after everything is on disk, so a killed run leaves its last complete one.
-"""
+"""A run's state in checkpoints: rows of the device's stacks by table, everything else as dense arrays by path."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
+from jrec.batch import Batch
+from jrec.checkpoint import DeviceRows, Saved
+from jrec.checkpoint.saved import SavedTable
 from jrec.errors import CheckpointError
+from jrec.ops.layout import EmbeddingLayout
+from jrec.ops.row_fill import PIECE_BYTES, fill_rows
+from jrec.ops.row_optimizers import RowOptimizer
 
-VERSION = 1
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Restored:
-    """What a checkpoint held."""
-
-    step: int
-    state: Any
-    progress: dict[str, np.ndarray]
-    meta: dict[str, Any]
+VALUES = "values"
+_STATE, _PROGRESS = "state.", "progress."
 
 
-class Checkpoints:
-    """The checkpoints of one run folder, of which the latest ``keep`` are kept."""
+def device_rows(
+    layout: EmbeddingLayout, optimizer: RowOptimizer | None, state: Callable[[], Any]
+) -> dict[str, DeviceRows]:
+    """The stacks of a state on one device, for checkpoints, by name.
 
-    def __init__(self, folder: str | os.PathLike[str], *, keep: int, fingerprint: dict[str, Any]):
-        self._folder = pathlib.Path(folder).absolute()
-        self._fingerprint = fingerprint
-        self._keep = keep
-        self._manager = ocp.CheckpointManager(
-            self._folder,
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False),
-            item_handlers={
-                "state": ocp.StandardCheckpointHandler(),
-                "progress": ocp.StandardCheckpointHandler(),
-                "meta": ocp.JsonCheckpointHandler(),
-            },
-        )
+    Args:
+      layout: The tables.
+      optimizer: The row optimizer, whose slots the rows have; None for none.
+      state: Gives the run's state as it is now.
+    """
 
-    def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, ascending."""
-        return sorted(self._manager.all_steps())
+    def arrays(stack: str) -> Callable[[], dict[str, jax.Array]]:
+        return lambda: {where[1]: leaf for _, leaf, where in _leaves(state(), layout) if where and where[0] == stack}
 
-    def latest_step(self) -> int | None:
-        """The step of the newest complete checkpoint."""
-        return self._manager.latest_step()
+    return {
+        stack.name: DeviceRows(stack, {} if optimizer is None else optimizer.slots, arrays(stack.name))
+        for stack in layout.members
+        if stack.tier == "device"
+    }
 
-    def save(self, step: int, state: Any, *, progress: Mapping[str, np.ndarray], meta: dict[str, Any]) -> None:
-        """Writes ``state`` (a pytree of arrays), ``progress`` and ``meta`` (JSON) as the checkpoint of ``step``.
 
-        Raises:
-          CheckpointError: if they cannot be written, such as on a full disk; older checkpoints stay.
-        """
-        meta = {"version": VERSION, "fingerprint": self._fingerprint, **meta}
-        args = ocp.args.Composite(
-            state=ocp.args.StandardSave(flatten(state)),
-            progress=ocp.args.StandardSave(dict(progress)),
-            meta=ocp.args.JsonSave(meta),
-        )
-        try:
-            self._manager.save(step, args=args, force=True)
-            self._manager.wait_until_finished()
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"the checkpoint of step {step} could not be written to {self._folder}: {error};"
-                " earlier checkpoints are untouched"
-            ) from error
+def before_step(rows: Mapping[str, DeviceRows], batch: Batch) -> None:
+    """Tells the sources which rows a step on this batch may change.
 
-    def restore(self, like: Any, step: int | None = None) -> Restored:
-        """Reads a checkpoint into the structure of ``like``.
+    Args:
+      rows: ``device_rows``.
+      batch: NumPy arrays.
+    """
+    for name, source in rows.items():
+        bags = batch.bags[name]
+        changed = bags.ids if bags.cast is None else bags.cast.rows[: int(bags.cast.num_unique)]
+        source.before_step(np.asarray(changed))
 
-        Args:
-          like: a pytree of arrays or ``jax.ShapeDtypeStruct`` of what is expected; NumPy arrays come back as such.
-          step: which; the latest complete one by default.
 
-        Raises:
-          CheckpointError: if there is none, it is damaged, of another format version, or of another model.
-        """
-        step = self.latest_step() if step is None else step
-        if step is None or step not in self._manager.all_steps():
-            have = ", ".join(map(str, self._manager.all_steps())) or "none"
-            raise CheckpointError(f"{self._folder} has no complete checkpoint of step {step}; steps there: {have}")
-        meta = self._read_meta(step)
-        expected = flatten(like)
-        abstract = {
-            path: leaf if isinstance(leaf, np.ndarray) else ocp.utils.to_shape_dtype_struct(leaf)
-            for path, leaf in expected.items()
-        }
-        self._check_arrays(step, abstract)
-        try:
-            args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.StandardRestore())
-            restored = self._manager.restore(step, args=args)
-        except Exception as error:
-            raise self._damaged(step, error) from error
-        return Restored(step=step, state=unflatten(like, restored["state"]), progress=restored["progress"], meta=meta)
+def dense_arrays(state: Any, progress: Mapping[str, np.ndarray], layout: EmbeddingLayout) -> dict[str, Any]:
+    """What a checkpoint has beside tables' rows: the arrays of a state and running metrics, by path."""
+    dense = {_STATE + path: leaf for path, leaf, where in _leaves(state, layout) if where is None}
+    return dense | {_PROGRESS + name: array for name, array in progress.items()}
 
-    def stored(self, step: int) -> dict[str, tuple[tuple[int, ...], Any]]:
-        """Shape and dtype of every array of a checkpoint's state, by path.
 
-        Raises:
-          CheckpointError: if there is none, or it is damaged.
-        """
-        if step not in self._manager.all_steps():
-            have = ", ".join(map(str, self._manager.all_steps())) or "none"
-            raise CheckpointError(f"{self._folder} has no complete checkpoint of step {step}; steps there: {have}")
-        try:
-            tree = self._manager.item_metadata(step)["state"].tree
-            return {path: (tuple(leaf.shape), leaf.dtype) for path, leaf in tree.items()}
-        except Exception as error:
-            raise self._damaged(step, error) from error
+def restore_state(
+    saved: Saved, like: Any, layout: EmbeddingLayout, *, slots: bool = True
+) -> tuple[Any, dict[str, np.ndarray]]:
+    """The state of a checkpoint, and running metrics.
 
-    def _read_meta(self, step: int) -> dict[str, Any]:
-        try:
-            meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
-            version, fingerprint = meta["version"], meta["fingerprint"]
-        except Exception as error:
-            raise self._damaged(step, error) from error
-        if version != VERSION:
-            raise CheckpointError(
-                f"{self._folder / str(step)} is of format version {version}, but this jrec reads version {VERSION}"
-            )
-        if differing := _differences(fingerprint, self._fingerprint):
-            raise CheckpointError(
-                f"{self._folder / str(step)} is a checkpoint of another model: {'; '.join(differing)}."
-                " Use its own configuration, or another run folder"
-            )
-        return meta
+    Args:
+      saved: The checkpoint, of one device or of a mesh.
+      like: The state that is expected, arrays or ``jax.ShapeDtypeStruct``.
+      layout: The tables.
+      slots: Whether the slots of rows are read too; otherwise empty arrays stand for them, which serve to predict.
 
-    def _damaged(self, step: int, error: Exception) -> CheckpointError:
-        reason = str(error).split(" [", 1)[0]  # tensorstore appends its whole specification
-        return CheckpointError(
-            f"{self._folder / str(step)} is damaged: {reason}; delete that folder to fall back to an earlier checkpoint"
-        )
-
-    def _check_arrays(self, step: int, abstract: Mapping[str, Any]) -> None:
-        try:
-            stored = self._manager.item_metadata(step)["state"].tree
-        except Exception as error:
-            raise self._damaged(step, error) from error
-        for path in sorted(set(stored) | set(abstract)):
-            if path not in stored or path not in abstract:
-                where = "this run" if path not in stored else "the checkpoint"
-                raise CheckpointError(f"{self._folder / str(step)}: array {path} exists only in {where}")
-            if tuple(stored[path].shape) != abstract[path].shape:
-                raise CheckpointError(
-                    f"{self._folder / str(step)}: array {path} has shape {tuple(stored[path].shape)}, but this run"
-                    f" expects {abstract[path].shape}"
-                )
-
-    def close(self) -> None:
-        """Releases the manager's threads."""
-        self._manager.close()
+    Raises:
+      CheckpointError: If the checkpoint is damaged or of another model.
+    """
+    dense = saved.arrays()
+    progress = {name.removeprefix(_PROGRESS): dense.pop(name) for name in list(dense) if name.startswith(_PROGRESS)}
+    leaves = []
+    for path, leaf, where in _leaves(like, layout):
+        if where is not None:
+            leaves.append(_rows(saved, layout, *where, leaf) if slots or where[1] == VALUES else jnp.zeros(0))
+        elif (array := dense.pop(_STATE + path, None)) is None:
+            raise CheckpointError(f"{saved.folder}: array {path} exists only in this run")
+        else:
+            leaves.append(_placed(saved, path, array, leaf))
+    if dense:
+        raise CheckpointError(f"{saved.folder}: array {min(dense).removeprefix(_STATE)} exists only in the checkpoint")
+    return jax.tree.unflatten(jax.tree.structure(like), leaves), progress
 
 
 def flatten(tree: Any) -> dict[str, Any]:
@@ -174,17 +98,54 @@ def flatten(tree: Any) -> dict[str, Any]:
     }
 
 
-def unflatten(like: Any, leaves: dict[str, Any]) -> Any:
-    """The inverse of ``flatten`` for the structure of ``like``."""
-    paths = [jax.tree_util.keystr(p, simple=True, separator=".") for p, _ in jax.tree_util.tree_leaves_with_path(like)]
-    return jax.tree.unflatten(jax.tree.structure(like), [leaves[path] for path in paths])
+def _leaves(state: Any, layout: EmbeddingLayout) -> Iterator[tuple[str, Any, tuple[str, str] | None]]:
+    """Paths and leaves; and (stack, array) of those that are rows of the device's stacks."""
+    for path, leaf in flatten(state).items():
+        yield path, leaf, _row_array(path, layout)
 
 
-def _differences(stored: Any, expected: Any, prefix: str = "") -> list[str]:
-    """Human-readable differences of two JSON-like values; tuples equal lists."""
-    if isinstance(stored, dict) and isinstance(expected, dict):
-        keys = sorted(set(stored) | set(expected))
-        return [d for k in keys for d in _differences(stored.get(k), expected.get(k), f"{prefix}.{k}" if prefix else k)]
-    if isinstance(expected, tuple | list) and isinstance(stored, tuple | list):
-        return [] if list(expected) == list(stored) else [f"{prefix} was {list(stored)} and is {list(expected)}"]
-    return [] if stored == expected else [f"{prefix} was {stored!r} and is {expected!r}"]
+def _row_array(path: str, layout: EmbeddingLayout) -> tuple[str, str] | None:
+    for stack in layout.members:
+        if stack.tier == "device":
+            if path == f"0.embeddings.stacks.{stack.name}.value":
+                return stack.name, VALUES
+            if path.startswith(prefix := f"1.slots.{stack.name}."):
+                return stack.name, path.removeprefix(prefix).removesuffix(".value")
+    return None
+
+
+def _rows(saved: Saved, layout: EmbeddingLayout, name: str, array: str, like: Any) -> jax.Array:
+    """A stack's array, read and put on the device piece by piece."""
+    stack = layout.stacks[name]
+    tables = saved.stack_tables(stack)
+    tail, dtype = tables[0].record.shape.array(array)
+    if jnp.dtype(dtype) != like.dtype or len(tail) != len(like.shape) - 1:
+        raise CheckpointError(
+            f"{saved.folder}: {array} of stack {name} are {dtype} of {tail} there, but this run expects {like.dtype} of"
+            f" {like.shape[1:]}"
+        )
+    return fill_rows(like.shape, like.dtype, (piece for table in tables for piece in _pieces(table, array, like)))
+
+
+def _pieces(table: SavedTable, array: str, like: Any) -> Iterator[np.ndarray]:
+    """A table's rows from the first to the last, with the zeros behind each that the run stores."""
+    most = max(1, PIECE_BYTES // max(1, int(np.prod(like.shape[1:])) * like.dtype.itemsize))
+    for begin in range(0, table.record.shape.rows, most):
+        rows = table.read(array, np.arange(begin, min(begin + most, table.record.shape.rows)))
+        if rows.ndim == 2 and rows.shape[1] < like.shape[1]:
+            rows = np.pad(rows, ((0, 0), (0, like.shape[1] - rows.shape[1])))
+        yield rows
+
+
+def _placed(saved: Saved, path: str, array: np.ndarray, like: Any) -> Any:
+    if array.shape != like.shape or array.dtype != like.dtype:
+        raise CheckpointError(
+            f"{saved.folder}: array {path} is {array.dtype} of shape {array.shape}, but this run expects {like.dtype}"
+            f" of {like.shape}"
+        )
+    if isinstance(like, np.ndarray):
+        return array
+    sharding = getattr(like, "sharding", None)
+    if sharding is None or len(sharding.device_set) == 1:
+        return jnp.array(array)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])

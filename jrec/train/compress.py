@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jrec.checkpoint import Checkpoints
 from jrec.data.progress import Progress
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
@@ -21,7 +22,7 @@ from jrec.nn import DLRM, TBSM, SparseOptimizer
 from jrec.ops.layout import Stack, TableConfig
 from jrec.ops.tt import TTDecomposition, TTShape, tt_dense_chunks, tt_svd
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint
-from jrec.train.checkpoint import Checkpoints
+from jrec.train.checkpoint import dense_arrays, device_rows
 from jrec.train.config import TrainConfig, load_config
 from jrec.train.evaluate import RestoredRun, restore_run
 from jrec.train.metrics import Scores
@@ -140,7 +141,7 @@ def compress_run(
     """
     if (pathlib.Path(out) / CONFIG_FILE).exists() and not overwrite:
         raise ConfigError(f"{out} holds a run already; replace it with --overwrite, or choose another --out")
-    run = restore_run(checkpoint, data)
+    run = restore_run(checkpoint, data, slots=True)
     if host := [stack.name for stack in run.layout.members if stack.tier == "host"]:
         raise ConfigError(f"{', '.join(host)} live in host memory; jrec compress reads tables of the device")
     selected = _selected(run, selection)
@@ -161,7 +162,7 @@ def compress_run(
     compressed = restore_run(out)
     return Compression(
         folder=pathlib.Path(out),
-        step=run.checkpoint.step,
+        step=run.saved.step,
         config=compressed.config,
         schema=run.schema,
         tables=tables,
@@ -294,17 +295,13 @@ def _write(run: RestoredRun, config: TrainConfig, trains: Mapping[str, Sequence[
     state, _ = compile_run(model, optimizer)
     with open_run_folder(config, resume=False, overwrite=overwrite) as folder:
         keep_dataset(folder, run.trained_on, resume=False)
-        checkpoints = Checkpoints(
-            folder / CHECKPOINT_FOLDER,
-            keep=config.checkpoint.keep,
-            fingerprint=fingerprint(config, layout, run.schema, trained_on=run.trained_on),
+        own = fingerprint(config, layout, run.schema, trained_on=run.trained_on)
+        Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=own).save(
+            run.saved.step,
+            arrays=dense_arrays(state, run.progress, layout),
+            sources=list(device_rows(layout, optimizer.embedding, lambda: state).values()),
+            meta=run.saved.manifest.meta,
         )
-        try:
-            restored = run.checkpoint
-            meta = {key: value for key, value in restored.meta.items() if key not in ("version", "fingerprint")}
-            checkpoints.save(restored.step, state, progress=restored.progress, meta=meta)
-        finally:
-            checkpoints.close()
 
 
 def _carry_over(

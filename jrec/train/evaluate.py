@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterable
@@ -12,14 +13,15 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
+from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError, ConfigError
 from jrec.nn import DLRM, TBSM, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
-from jrec.train import determinism, mesh_checkpoint
-from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
-from jrec.train.checkpoint import Checkpoints, Restored
+from jrec.train import determinism
+from jrec.train.build import build_layout, build_modules, fingerprint, parameter_counts
+from jrec.train.checkpoint import restore_state
 from jrec.train.config import LRScheduleConfig, TrainConfig, load_config
 from jrec.train.dataset import evaluation_config
 from jrec.train.loaders import eval_loader
@@ -147,7 +149,9 @@ class RestoredRun:
       layout: of the tables.
       model, optimizer: over the state.
       compiled: their functions.
-      checkpoint: step, state and progress.
+      saved: the checkpoint.
+      state: of the model and the optimizer.
+      progress: the running metrics.
       mesh: what has the planned tables' rows, and predicts, on several devices; None on one.
     """
 
@@ -159,7 +163,9 @@ class RestoredRun:
     model: DLRM | TBSM
     optimizer: SparseOptimizer
     compiled: CompiledRun
-    checkpoint: Restored
+    saved: Saved
+    state: Any
+    progress: dict[str, np.ndarray]
     mesh: MeshStepper | MeshHostStepper | None = None
 
     def scores(self, split: str, *, limit: int = 0) -> Scores:
@@ -180,7 +186,7 @@ class RestoredRun:
                 self.layout,
                 split,
                 predict=self._predict(),
-                state=self.checkpoint.state,
+                state=self.state,
                 mesh=self.mesh,
                 limit=limit,
                 progress=progress,
@@ -193,12 +199,16 @@ class RestoredRun:
             return self.compiled.predict
         from jrec.train.host_run import restored_predict
 
-        rows, step = self.optimizer.embedding, self.checkpoint.step
-        return restored_predict(self.config, self.layout, self.compiled, rows, self.folder, step)
+        return restored_predict(self.config, self.layout, self.compiled, self.optimizer.embedding, self.saved)
 
 
 def restore_run(
-    checkpoint: str | os.PathLike[str], data: str | os.PathLike[str] | None = None, *, devices: int = 1, plan: str = ""
+    checkpoint: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    *,
+    devices: int = 1,
+    plan: str = "",
+    slots: bool = False,
 ) -> RestoredRun:
     """Reads a checkpoint.
 
@@ -207,6 +217,7 @@ def restore_run(
       data: a dataset with the features and tables of the training data; None for the training data.
       devices: on which to predict, whatever the number that trained.
       plan: file of a plan for these devices, for training or for inference; none deals the rows out.
+      slots: whether the optimizer's slots of rows on the device are read, too; empty arrays stand for them otherwise.
 
     Raises:
       CheckpointError: if there is no such checkpoint, or it is of a model for a dataset whose rows mean other values.
@@ -227,25 +238,19 @@ def restore_run(
     config = on_devices(config, schema, devices)
     config = dataclasses.replace(config, plan=plan)
     layout = build_layout(config, schema)
-    model = build_model(config, schema, layout)
-    optimizer = build_optimizer(config, model, total_steps=1)
-    initial, compiled = compile_run(model, optimizer)
-    checkpoints = Checkpoints(
-        folder / CHECKPOINT_FOLDER,
-        keep=config.checkpoint.keep,
-        fingerprint=fingerprint(config, layout, schema, trained_on=trained_on),
-    )
-    mesh = _mesh(config, schema, layout, model, optimizer, folder) if config.mesh.on else None
-    try:
+    own = fingerprint(config, layout, schema, trained_on=trained_on)
+    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=own)
+    step = checkpoints.latest_step() if step is None else step
+    with checkpoints.reading(step or 0, functools.partial(_remedy, folder)):
+        saved = checkpoints.open(step)
+        model, optimizer = build_modules(config, schema, layout, total_steps=1, abstract=True)
+        initial, compiled = compile_run(model, optimizer)
+        mesh = _mesh(config, schema, layout, model, optimizer, folder) if config.mesh.on else None
         like = initial if mesh is None else mesh.state
-        restored, rows = mesh_checkpoint.restore_run(checkpoints, like, layout, folder, step)
-    finally:
-        checkpoints.close()
-    model, optimizer = compiled.merge(restored.state)
-    if mesh is not None:
-        if rows is not None:
-            mesh.load(rows)
-        mesh.restore(restored.state, None, restored.step)
+        state, progress = restore_state(saved, like, layout, slots=slots)
+        model, optimizer = compiled.merge(state)
+        if mesh is not None:
+            mesh.restore(saved, state, None)
     return RestoredRun(
         folder=folder,
         config=config,
@@ -255,9 +260,17 @@ def restore_run(
         model=model,
         optimizer=optimizer,
         compiled=compiled,
-        checkpoint=restored,
+        saved=saved,
+        state=state,
+        progress=progress,
         mesh=mesh,
     )
+
+
+def _remedy(folder: pathlib.Path, step: int | None) -> str:
+    if step is None:
+        return "no earlier checkpoint of the run is whole"
+    return f"the newest earlier one that is whole is {folder / CHECKPOINT_FOLDER / str(step)}"
 
 
 def _mesh(
@@ -281,7 +294,7 @@ def evaluate_checkpoint(
     """Scores a split with a checkpoint's model; see ``restore_run`` and ``RestoredRun.scores``."""
     run = restore_run(checkpoint, data, devices=devices, plan=plan)
     return CheckpointScores(
-        step=run.checkpoint.step,
+        step=run.saved.step,
         scores=run.scores(split, limit=limit),
         schema=run.schema,
         config=run.config,

@@ -8,7 +8,7 @@ in whatever order hot and cold batches come, they compute the bits of a run on t
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrec.batch import Batch
+from jrec.checkpoint import Saved
+from jrec.checkpoint.sources import Source
 from jrec.host import HostTable
 from jrec.host.pipeline_batch import tree_bytes
 from jrec.host.resident import ResidentRows
@@ -141,18 +143,14 @@ class FaeStepper:
         """See ``Stepper``: of both loaders and the scheduler."""
         return self._loaders.state(self._cold.position())
 
-    def save(self, step: int) -> None:
-        """See ``Stepper``. Hot rows are written to the host too, so that the checkpoint is one of any host run."""
-        self._cold.save(step)
-
-    def saved(self, steps: list[int]) -> None:
+    def sources(self) -> Sequence[Source]:
         """See ``Stepper``."""
-        self._cold.saved(steps)
+        return self._cold.sources()
 
-    def restore(self, state: State, position: dict[str, Any], step: int) -> None:
+    def restore(self, saved: Saved, state: State, position: dict[str, Any]) -> None:
         """See ``Stepper``."""
         self._loaders.restore(position)
-        self._cold.restore(state, position["cold"], step)
+        self._cold.restore(saved, state, position["cold"])
         self._switches_before = self.scheduler.switches
 
     def pipeline(self, seconds: float) -> dict[str, Any] | None:

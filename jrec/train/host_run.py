@@ -1,13 +1,9 @@
-"""Runs whose tables lie in host memory, in whole or in part: steps through the pipeline, checkpoints in two parts.
-
-RUN/host_checkpoints/STEP/   the host tables' rows and slots (``jrec.host.checkpoint``), written first
-RUN/checkpoints/STEP/        everything else; a checkpoint counts once this part is complete
-"""
+"""Runs whose tables lie in host memory, in whole or in part: steps through the pipeline."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,9 +11,11 @@ import numpy as np
 from flax import nnx
 
 from jrec.batch import Batch
+from jrec.checkpoint import HostRows, Saved
+from jrec.checkpoint.sources import Source
 from jrec.data.loader import Loader
 from jrec.errors import ConfigError
-from jrec.host import HostCheckpoints, HostTable
+from jrec.host import HostTable
 from jrec.host.pipeline import HostPipeline
 from jrec.host.pipeline_batch import Preparation, WholeBatches, read
 from jrec.host.resident import ResidentRows
@@ -25,8 +23,9 @@ from jrec.host.ring import Rows, expand
 from jrec.host.timeline import Timeline
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_optimizers import RowOptimizer
+from jrec.train.checkpoint import before_step, device_rows
 from jrec.train.config import TrainConfig
-from jrec.train.run_folder import HOST_CHECKPOINT_FOLDER, TRACE_FILE
+from jrec.train.run_folder import TRACE_FILE
 from jrec.train.step import CompiledRun, State
 
 
@@ -109,22 +108,20 @@ def read_rows(
 
 
 def restored_predict(
-    config: TrainConfig,
-    layout: EmbeddingLayout,
-    compiled: CompiledRun,
-    optimizer: RowOptimizer,
-    folder: pathlib.Path,
-    step: int,
+    config: TrainConfig, layout: EmbeddingLayout, compiled: CompiledRun, optimizer: RowOptimizer, saved: Saved
 ) -> Callable[[State, Batch], jax.Array]:
     """``state, batch -> logits`` with the host rows of a run's checkpoint.
 
     Args:
-      config, layout, compiled, optimizer: of the run's model.
-      folder: of the run.
-      step: of the checkpoint.
+      config: The run's configuration.
+      layout: The model's tables.
+      compiled: The model's functions.
+      optimizer: The row optimizer.
+      saved: The checkpoint.
     """
     tables = host_tables(config, layout, optimizer)
-    HostCheckpoints(folder / HOST_CHECKPOINT_FOLDER, tables).restore(step)
+    for table in tables.values():
+        HostRows(table).restore(saved)
     return host_predict(compiled, layout, tables)
 
 
@@ -160,7 +157,8 @@ class HostStepper:
         self.state = state
         self.timeline = Timeline(trace=config.log.trace)
         self._compiled, self._loader, self._total = compiled, loader, total
-        self._checkpoints = HostCheckpoints(folder / HOST_CHECKPOINT_FOLDER, tables)
+        self._sources = {name: HostRows(table) for name, table in tables.items()}
+        self._rows = device_rows(layout, next((t.optimizer for t in tables.values()), None), lambda: self.state)
         self._trace = folder / TRACE_FILE if config.log.trace else None
         self._tables, self._resident = tables, resident or {}
         self._predict = host_predict(compiled, layout, tables, self._resident)
@@ -181,6 +179,7 @@ class HostStepper:
         ready = self._pipeline.get()
         if ready is None:
             raise RuntimeError(f"all {self._total} steps of the run are taken")
+        before_step(self._rows, ready.planned.batch)
         self.state, rows, loss, logits = self._compiled.step_on_rows(self.state, ready.tables, ready.batch)
         self._pipeline.put_back(ready, rows)
         return loss, logits, ready.planned.batch
@@ -199,27 +198,23 @@ class HostStepper:
         position = self._pipeline.position
         return self._loader.state() if position is None and self._loader is not None else position
 
-    def save(self, step: int) -> None:
-        """See ``Stepper``."""
+    def sources(self) -> Sequence[Source]:
+        """See ``Stepper``. Resident rows are written to the host too, so that the checkpoint is one of any host run."""
         self.settle()
         for name, rows in self._resident.items():
             rows.store(self._tables[name])
-        self._checkpoints.save(step)
+        return [*self._sources.values(), *self._rows.values()]
 
-    def saved(self, steps: list[int]) -> None:
-        """See ``Stepper``."""
-        if steps:
-            self._checkpoints.prune_before(min(steps))
-
-    def restore(self, state: State, position: Any, step: int) -> None:
+    def restore(self, saved: Saved, state: State, position: Any) -> None:
         """See ``Stepper``."""
         self.state = state
         if self._loader is not None:
             self._loader.restore(position)
-        self._restore_rows(step)
+        self._restore_rows(saved)
 
-    def _restore_rows(self, step: int) -> None:
-        self._checkpoints.restore(step)
+    def _restore_rows(self, saved: Saved) -> None:
+        for source in self._sources.values():
+            source.restore(saved)
         for name, rows in self._resident.items():
             rows.load(self._tables[name])
 

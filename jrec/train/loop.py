@@ -13,12 +13,13 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
+from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.schema import Schema
 from jrec.errors import DivergedError
 from jrec.nn import SparseOptimizer
 from jrec.train import determinism
-from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint, parameter_counts
-from jrec.train.checkpoint import Checkpoints
+from jrec.train.build import build_layout, build_modules, fingerprint, parameter_counts
+from jrec.train.checkpoint import dense_arrays, restore_state
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data
 from jrec.train.evaluate import score_split
@@ -26,8 +27,8 @@ from jrec.train.fae_data import FaeLoaders
 from jrec.train.hit_rates import HitRates
 from jrec.train.interrupt import StopRequest, stop_on_signals
 from jrec.train.loaders import train_loader
-from jrec.train.logs import FORMS, SCHEDULE, MetricLog
-from jrec.train.mesh_processes import AgreedStop, SilentLog, first, one_of_many, shared_run_folder
+from jrec.train.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog
+from jrec.train.mesh_processes import AgreedStop, SilentLog, first, one_of_many, shared_run_folder, wait_for_all
 from jrec.train.metrics import Scores, evaluate, log_loss
 from jrec.train.progress import TrainingProgress
 from jrec.train.run_dataset import keep_dataset
@@ -78,13 +79,16 @@ class Outcome:
     reports: bool = True
 
 
-def train(config: TrainConfig, *, resume: bool = False, overwrite: bool = False) -> Outcome:
+def train(
+    config: TrainConfig, *, resume: bool = False, overwrite: bool = False, resume_from: int | None = None
+) -> Outcome:
     """Trains as ``config`` says, and evaluates the result.
 
     Args:
       config: of the run; it writes to ``config.out``.
       resume: go on from the latest checkpoint in that folder, or begin where there is none.
       overwrite: replace a run that is there.
+      resume_from: go on from the checkpoint of this step instead; later ones, and what was logged since, are deleted.
 
     Returns:
       What became of it. A SIGINT or SIGTERM ends the run after the current step, with a checkpoint.
@@ -99,11 +103,11 @@ def train(config: TrainConfig, *, resume: bool = False, overwrite: bool = False)
     """
     if config.deterministic:
         determinism.request()
-    data = open_data(config)
+    data, resume = open_data(config), resume or resume_from is not None
     folder = shared_run_folder(config, resume=resume, overwrite=overwrite)
     with one_of_many(), folder as folder, stop_on_signals() as stop:
         keep_dataset(folder, data.schema.identity, resume=resume)
-        run = _Run(data, folder)
+        run = _Run(data, folder, resume=resume, resume_from=resume_from)
         with contextlib.closing(run):
             if resume:
                 run.restore()
@@ -113,12 +117,19 @@ def train(config: TrainConfig, *, resume: bool = False, overwrite: bool = False)
 class _Run:
     """The moving parts of one training run."""
 
-    def __init__(self, data: RunData, folder: pathlib.Path):
+    def __init__(self, data: RunData, folder: pathlib.Path, *, resume: bool, resume_from: int | None):
         config, schema = data.config, data.schema
         self.config, self.schema, self.folder = config, schema, folder
         self.fae: FaeStepper | None = None
         self.meshed: MeshStepper | MeshHostStepper | None = None
         self.layout = build_layout(config, schema)
+        self.checkpoints = Checkpoints(
+            folder / CHECKPOINT_FOLDER,
+            keep=config.checkpoint.keep,
+            fingerprint=fingerprint(config, self.layout, schema),
+            barrier=wait_for_all,
+        )
+        self.saved_run = self._open_saved(resume_from) if resume else None
         self.mesh = self._open_mesh() if config.mesh.on else None
         self.loader = (
             train_loader(config, schema, self.layout, transform=None if self.mesh is None else self.mesh.parts)
@@ -128,15 +139,10 @@ class _Run:
         self.total = self.loader.total_batches or 0
         if config.max_steps:
             self.total = min(self.total, config.max_steps)
-        model = build_model(config, schema, self.layout)
-        optimizer = build_optimizer(config, model, self.total)
+        abstract = self.saved_run is not None
+        model, optimizer = build_modules(config, schema, self.layout, self.total, abstract=abstract)
         self.parameters = self._parameters(model)
         self.stepper = self._make_stepper(model, optimizer)
-        self.checkpoints = Checkpoints(
-            folder / CHECKPOINT_FOLDER,
-            keep=config.checkpoint.keep,
-            fingerprint=fingerprint(config, self.layout, schema),
-        )
         self.log = MetricLog(folder, tensorboard=config.log.tensorboard) if first() else SilentLog()
         self.auc = RunningAuc()
         self.hits = HitRates(self.layout, self.stepper)
@@ -170,7 +176,7 @@ class _Run:
             return found
         state, compiled = compile_run(model, optimizer)
         if all(stack.tier != "host" for stack in self.layout.members):
-            return DeviceStepper(state, compiled, self.loader)
+            return DeviceStepper(state, compiled, self.loader, self.layout, optimizer.embedding)
         from jrec.train.host_run import HostStepper, host_tables
 
         return HostStepper(
@@ -204,22 +210,37 @@ class _Run:
             folder=self.folder,
         )
 
+    def _open_saved(self, step: int | None) -> Saved | None:
+        """The checkpoint to go on from; None to begin."""
+        if step is None and self.checkpoints.latest_step() is None:
+            return None
+        with self._advising(step):
+            return self.checkpoints.open(step)
+
+    def _advising(self, step: int | None) -> contextlib.AbstractContextManager[None]:
+        """Says of damaged files which earlier checkpoint to go on from."""
+        step = self.checkpoints.latest_step() if step is None else step
+        return self.checkpoints.reading(step or 0, resume_remedy)
+
     def restore(self) -> None:
-        """Goes back to the latest checkpoint, if there is one; forgets what was logged after it."""
-        if self.checkpoints.latest_step() is None:
+        """Goes back to a checkpoint, if there is one; forgets what was logged after it."""
+        saved = self.saved_run
+        if saved is None:
             self.log.truncate_after(-1)
             return
-        from jrec.train.mesh_checkpoint import restore_run
-
-        restored, rows = restore_run(self.checkpoints, self.stepper.state, self.layout, self.folder)
-        if self.meshed is not None and rows is not None:
-            self.meshed.load(rows)
-        self.stepper.restore(restored.state, restored.meta["loader"], restored.step)
-        self.auc.restore(restored.progress)
-        self.hits.restore(restored.meta.get("hits", {}))
-        self.losses = list(restored.meta["losses"])
-        self.step = self.saved = restored.step
+        with self._advising(saved.step):
+            state, progress = restore_state(saved, self.stepper.state, self.layout)
+            self.stepper.restore(saved, state, saved.manifest.meta["loader"])
+        if first():
+            self.checkpoints.drop_after(saved.step)
+        if self.meshed is None:
+            self.checkpoints.restored(saved)
+        self.auc.restore(progress)
+        self.hits.restore(saved.manifest.meta.get("hits", {}))
+        self.losses = list(saved.manifest.meta["losses"])
+        self.step = self.saved = saved.step
         self.log.truncate_after(self.step)
+        self.saved_run = None
 
     def go(self, stop: StopRequest) -> Outcome:
         """Trains to the end or to a stop request, then evaluates."""
@@ -326,11 +347,15 @@ class _Run:
         if self.saved == self.step:
             return
         self.log.sync()
+        begin = time.perf_counter()
         meta = {"loader": self.stepper.position(), "losses": self.losses, "hits": self.hits.position()}
-        self.stepper.save(self.step)
-        self.checkpoints.save(self.step, self.stepper.state, progress=self.auc.state(), meta=meta)
-        self.stepper.saved(self.checkpoints.steps())
+        sources = self.stepper.sources()
+        arrays = dense_arrays(self.stepper.state, self.auc.state(), self.layout)
+        self.checkpoints.save(self.step, arrays=arrays, sources=sources, meta=meta)
         self.saved = self.step
+        seconds = time.perf_counter() - begin
+        record = {"of": self.step, "blocking_seconds": seconds, "seconds": seconds}
+        self.log.write_timing(self.step, record, split=CHECKPOINTS)
 
     def _score(self, split: str, limit: int, progress: TrainingProgress) -> Scores:
         return score_split(
@@ -354,3 +379,10 @@ class _Run:
         self.stepper.close()
         self.checkpoints.close()
         self.log.close()
+
+
+def resume_remedy(step: int | None) -> str:
+    """What to do about a damaged checkpoint, where the newest older whole one is that of ``step``."""
+    if step is None:
+        return "no earlier checkpoint is whole; begin anew with --overwrite"
+    return f"go on from the checkpoint of step {step:,} with --resume-from {step}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, override
 
 import jax
@@ -19,8 +19,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.batch import Batch
+from jrec.checkpoint import HostRows, Saved
+from jrec.checkpoint.sources import Source
 from jrec.data.loader import Loader
-from jrec.host import HostCheckpoints, HostTable
+from jrec.host import HostTable
 from jrec.host.pipeline_batch import Prepared, Ready
 from jrec.host.resident import ResidentRows
 from jrec.host.ring import Rows, head
@@ -28,12 +30,10 @@ from jrec.sharding.runtime.route import AXIS
 from jrec.train.host_run import HostStepper, read_rows
 from jrec.train.mesh_arrays import MeshBatch, Shapes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt, Parts
-from jrec.train.mesh_checkpoint import HOST_ROWS, RowSource
 from jrec.train.mesh_host_rows import load_host_rows
 from jrec.train.mesh_plan import plan_stack
 from jrec.train.mesh_run import MeshSetup, MeshStepper
 from jrec.train.mesh_step import State
-from jrec.train.run_folder import HOST_CHECKPOINT_FOLDER, MESH_CHECKPOINT_FOLDER
 
 
 class DealtBatches:
@@ -111,8 +111,8 @@ class MeshHostStepper(HostStepper):
             resident=resident,
             preparation=DealtBatches(setup, setup.parts, setup.shapes),
         )
-        self._checkpoints = HostCheckpoints(folder / HOST_CHECKPOINT_FOLDER, tables)
-        self._planned_checkpoints = HostCheckpoints(folder / MESH_CHECKPOINT_FOLDER / HOST_ROWS, self._planned)
+        self._sources = {name: HostRows(table) for name, table in tables.items()}
+        self._planned_sources = {name: HostRows(table) for name, table in self._planned.items()}
         self._predictions = DealtBatches(setup, setup.all_parts, setup.shapes)
         self._predict = self._predict_on_mesh
 
@@ -150,38 +150,18 @@ class MeshHostStepper(HostStepper):
         return self.mesh.setup.forms.record()
 
     @override
-    def save(self, step: int) -> None:
-        self.settle()
-        if self._whole:
-            super().save(step)
-        if self._planned:
-            self._planned_checkpoints.save(step)
-        self.mesh.save(step)
+    def sources(self) -> Sequence[Source]:
+        return [*self.mesh.sources(), *super().sources(), *self._planned_sources.values()]
 
     @override
-    def saved(self, steps: list[int]) -> None:
-        if self._whole:
-            super().saved(steps)
-        if self._planned:
-            self._planned_checkpoints.prune_before(min(steps, default=0))
-        self.mesh.saved(steps)
-
-    @override
-    def restore(self, state: State, position: Any, step: int) -> None:
-        self.state = state
-        if self._loader is not None:
-            self._loader.restore(position)
-        if self._whole:
-            self._restore_rows(step)
+    def restore(self, saved: Saved, state: State, position: Any) -> None:
+        self.mesh.load(saved)
+        load_host_rows(self._planned, self.mesh.setup.plan, saved)
+        super().restore(saved, state, position)
 
     def monitored(self, folder: pathlib.Path) -> dict[str, Any] | None:
         """See ``MeshStepper``."""
         return self.mesh.monitored(folder)
-
-    def load(self, source: RowSource) -> None:
-        """Takes the planned rows of a checkpoint."""
-        self.mesh.load(source)
-        load_host_rows(self._planned, self.mesh.setup.plan, source)
 
 
 def with_rows(batch: MeshBatch, rows: Mapping[str, Rows], mesh: Mesh) -> MeshBatch:

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jrec.checkpoint import Saved
+from jrec.checkpoint.manifest import VALUES
 from jrec.host import HostTable
-from jrec.host.saved import VALUES
 from jrec.ops import SGD
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.sharding.contents import host_ranges
 from jrec.sharding.plan import Plan
 from jrec.train.config import TrainConfig
-from jrec.train.mesh_checkpoint import RowSource
 from jrec.train.mesh_plan import plan_stack, planned_stacks
 from jrec.train.mesh_rows import based
 
@@ -59,20 +59,20 @@ def planned_host_tables(
     }
 
 
-def load_host_rows(tables: Mapping[str, HostTable], plan: Plan, source: RowSource) -> None:
+def load_host_rows(tables: Mapping[str, HostTable], plan: Plan, saved: Saved) -> None:
     """Takes a plan's host rows from a checkpoint, whoever had them there. Rows with first values take no memory.
 
     Args:
       tables: see ``planned_host_tables``.
       plan: where rows live now.
-      source: of the checkpoint.
+      saved: The checkpoint.
     """
     for table in tables.values():
         table.reset()
         for part in _parts(host_ranges(plan, based(table.stack))):
             first, first_slots = table.fetch(part)
-            values = np.ascontiguousarray(source.read(table.stack, VALUES, part))
-            slots = {name: np.ascontiguousarray(source.read(table.stack, name, part)) for name in first_slots}
+            values = np.ascontiguousarray(saved.read(table.stack, VALUES, part))
+            slots = {name: np.ascontiguousarray(saved.read(table.stack, name, part)) for name in first_slots}
             changed = _differ(values, first)
             for name, slot in slots.items():
                 changed |= _differ(slot, first_slots[name])

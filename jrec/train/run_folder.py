@@ -3,9 +3,7 @@
 RUN/config.toml     the resolved configuration
 RUN/dataset.json    the identity of the dataset, see jrec.train.run_dataset
 RUN/kernels.json    which GPU kernels it takes, see jrec.commands.kernel_check
-RUN/checkpoints/    see jrec.train.checkpoint
-RUN/host_checkpoints/   of tables in host memory, see jrec.train.host_run
-RUN/mesh_checkpoints/   of tables on several devices, see jrec.train.mesh_checkpoint
+RUN/checkpoints/    see jrec.checkpoint
 RUN/metrics.jsonl, timing.jsonl, tensorboard/
 RUN/report/         metrics.json and plots, written at the end
 """
@@ -26,12 +24,11 @@ CONFIG_FILE = "config.toml"
 DATASET_FILE = "dataset.json"
 KERNELS_FILE = "kernels.json"
 CHECKPOINT_FOLDER = "checkpoints"
-HOST_CHECKPOINT_FOLDER = "host_checkpoints"
-MESH_CHECKPOINT_FOLDER = "mesh_checkpoints"
+OLD_FOLDERS = ("host_checkpoints", "mesh_checkpoints")  # of earlier versions
 REPORT_FOLDER = "report"
 TRACE_FILE = "trace.json"
 LOCK_FILE = ".lock"
-RUN_FOLDERS = (CHECKPOINT_FOLDER, HOST_CHECKPOINT_FOLDER, MESH_CHECKPOINT_FOLDER, REPORT_FOLDER, TENSORBOARD_FOLDER)
+RUN_FOLDERS = (CHECKPOINT_FOLDER, *OLD_FOLDERS, REPORT_FOLDER, TENSORBOARD_FOLDER)
 """What a run writes besides files; ``--overwrite`` deletes it."""
 
 # What a resumed run may change: how it is watched and saved, not what it computes.

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
 
 from jrec.batch import Batch
+from jrec.checkpoint import Saved
+from jrec.checkpoint.sources import Source
 from jrec.data.loader import Loader
+from jrec.ops.layout import EmbeddingLayout
+from jrec.ops.row_optimizers import RowOptimizer
+from jrec.train.checkpoint import before_step, device_rows
 from jrec.train.step import CompiledRun, State
 
 
@@ -36,16 +42,18 @@ class Stepper(Protocol):
         """The loader's position behind the batch of the last step."""
         ...
 
-    def save(self, step: int) -> None:
-        """Writes what is not on the device, for a checkpoint of ``step`` whose other part is written afterwards."""
+    def sources(self) -> Sequence[Source]:
+        """Where the tables' rows are, as the last step left them, for a checkpoint; the same objects every time."""
         ...
 
-    def saved(self, steps: list[int]) -> None:
-        """Drops what no checkpoint needs any more; ``steps`` are those that are kept."""
-        ...
+    def restore(self, saved: Saved, state: State, position: Any) -> None:
+        """Takes a checkpoint's rows, that are not in the state, its state, and the loader's position.
 
-    def restore(self, state: State, position: dict[str, Any], step: int) -> None:
-        """Goes to a checkpoint; before the first step only."""
+        Call it before the first step.
+
+        Raises:
+          CheckpointError: If the rows are damaged, or of other tables.
+        """
         ...
 
     def pipeline(self, seconds: float) -> dict[str, Any] | None:
@@ -58,15 +66,27 @@ class Stepper(Protocol):
 
 
 class DeviceStepper:
-    """Steps of a model whose tables are all on the device."""
+    """Steps of a model whose tables are all on the device.
 
-    def __init__(self, state: State, compiled: CompiledRun, loader: Loader):
+    Args:
+      state: The state of model and optimizer.
+      compiled: Their functions.
+      loader: The training batches.
+      layout: The tables.
+      optimizer: The row optimizer.
+    """
+
+    def __init__(
+        self, state: State, compiled: CompiledRun, loader: Loader, layout: EmbeddingLayout, optimizer: RowOptimizer
+    ):
         self.state = state
         self._compiled, self._loader = compiled, loader
+        self._rows = device_rows(layout, optimizer, lambda: self.state)
 
     def step(self) -> tuple[jax.Array, jax.Array, Batch]:
         """See ``Stepper``."""
         batch = next(self._loader)
+        before_step(self._rows, batch)
         self.state, loss, logits = self._compiled.step(self.state, batch)
         return loss, logits, batch
 
@@ -81,15 +101,13 @@ class DeviceStepper:
         """See ``Stepper``."""
         return self._loader.state()
 
-    def save(self, step: int) -> None:
-        """Everything is on the device."""
-
-    def saved(self, steps: list[int]) -> None:
-        """Nothing was written."""
-
-    def restore(self, state: State, position: dict[str, Any], step: int) -> None:
+    def sources(self) -> Sequence[Source]:
         """See ``Stepper``."""
-        del step
+        return list(self._rows.values())
+
+    def restore(self, saved: Saved, state: State, position: Any) -> None:
+        """See ``Stepper``."""
+        del saved
         self.state = state
         self._loader.restore(position)
 

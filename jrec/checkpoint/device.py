@@ -1,0 +1,146 @@
+"""Rows of stacks that lie whole on one device: which change, and what they were at the step of a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrec.checkpoint.manifest import TableShape
+from jrec.checkpoint.sources import Piece
+from jrec.checkpoint.undo import DIRTY, PENDING, Undo, mark
+from jrec.host.ring import bucket
+from jrec.ops.layout import Stack
+
+Arrays = Mapping[str, jax.Array]
+
+
+class DeviceRows:
+    """A stack on the device, for checkpoints; see ``jrec.checkpoint.sources.Source``.
+
+    It keeps a byte a row in host memory.
+
+    Args:
+      stack: The tables.
+      slots: The optimizer's slots, by name "row" or "element".
+      arrays: Gives the stack's arrays as they are now, "values" and slots, (rows, dim or more) or (rows,).
+    """
+
+    def __init__(self, stack: Stack, slots: Mapping[str, str], arrays: Callable[[], Arrays]):
+        self.stack = stack
+        self.tables = stack_shapes(stack, slots)
+        self._arrays, self._flags, self._undo = arrays, np.zeros(stack.rows, np.uint8), Undo()
+        self._writing = False
+
+    def changed(self) -> dict[str, tuple[int, int]]:
+        """See ``Source``."""
+        return {
+            name: (int(np.count_nonzero(self._flags[base : base + shape.rows] & DIRTY)), shape.rows)
+            for (name, shape), base in zip(self.tables.items(), self.stack.bases, strict=True)
+        }
+
+    def begin(self, full: Collection[str]) -> list[Piece]:
+        """See ``Source``."""
+        self._undo.clear()  # of one that failed
+        pieces: list[Piece] = []
+        for (name, shape), base in zip(self.tables.items(), self.stack.bases, strict=True):
+            flags = self._flags[base : base + shape.rows]
+            if name in full:
+                flags[:] = PENDING
+                pieces.append(_DevicePiece(self, name, None, shape.rows, base))
+            else:
+                rows = np.flatnonzero(flags & DIRTY)
+                flags[:] = 0
+                flags[rows] = PENDING
+                if rows.size:
+                    pieces.append(_DevicePiece(self, name, rows, rows.size, base))
+        self._writing = True
+        return pieces
+
+    def end(self) -> None:
+        """See ``Source``."""
+        self._writing = False
+        self._undo.clear()
+
+    @property
+    def undo_bytes(self) -> int:
+        """Bytes of the old rows that are kept."""
+        return self._undo.bytes
+
+    def before_step(self, addresses: np.ndarray) -> None:
+        """Says which rows the next step may change, before it is dispatched.
+
+        Args:
+          addresses: (n,) int, repeated or not; negative ones are none.
+        """
+        pending = np.empty(addresses.size, addresses.dtype)
+        count = mark(self._flags, addresses.reshape(-1), pending)
+        if count and self._writing:
+            kept = np.sort(pending[:count])
+            arrays = gathered(self._arrays(), kept)
+            self._undo.add(kept, arrays, sum(array.nbytes for array in arrays.values()))
+
+
+@dataclasses.dataclass(kw_only=False)
+class _DevicePiece:
+    """See ``jrec.checkpoint.sources.Piece``."""
+
+    source: DeviceRows
+    table: str
+    rows: np.ndarray | None
+    count: int
+    base: int
+    folder: str = ""
+
+    def begin(self, start: int, stop: int) -> dict[str, tuple[jax.Array, int]]:
+        source, arrays = self.source, self.source._arrays()
+        if self.rows is None:
+            source._flags[self.base + start : self.base + stop] &= ~PENDING
+            return {name: _sliced(array, self.base + start, stop - start) for name, array in arrays.items()}
+        addresses = self.rows[start:stop] + self.base
+        source._flags[addresses] &= ~PENDING
+        return {name: (array, 0) for name, array in gathered(arrays, addresses).items()}
+
+    def finish(self, begun: dict[str, tuple[jax.Array, int]], start: int, stop: int) -> dict[str, np.ndarray]:
+        source, shape, arrays = self.source, self.source.tables[self.table], {}
+        for name, (array, first) in begun.items():
+            rows = np.asarray(array)[first : first + stop - start]
+            arrays[name] = rows[:, : shape.dim] if rows.ndim == 2 else rows
+        where = (self.base + start, self.base + stop) if self.rows is None else self.rows[start:stop] + self.base
+        return source._undo.overlay(where, arrays)
+
+
+def stack_shapes(stack: Stack, slots: Mapping[str, str]) -> dict[str, TableShape]:
+    """The shapes of a stack's tables by name."""
+    return {
+        t.name: TableShape(name=t.name, rows=t.rows, dim=t.dim, dtype=t.dtype, slots=dict(slots)) for t in stack.tables
+    }
+
+
+def _sliced(array: jax.Array, begin: int, count: int) -> tuple[jax.Array, int]:
+    """Rows of an array, in one of few sizes, and where ``begin`` is in them."""
+    size = bucket(count, array.shape[0])
+    start = min(begin, array.shape[0] - size)
+    return _slice(array, np.int32(start), size), begin - start
+
+
+def gathered(arrays: Arrays, addresses: np.ndarray) -> dict[str, jax.Array]:
+    """Rows by address, in one of few sizes, the first behind (n,) addresses repeated to fill it."""
+    size = bucket(addresses.size, 2**31 - 1)
+    padded = np.zeros(size, np.int32)
+    padded[: addresses.size] = addresses
+    return _gather(dict(arrays), padded)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _slice(array: jax.Array, start: Any, size: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(array, start, size)
+
+
+@jax.jit
+def _gather(arrays: dict[str, jax.Array], addresses: Any) -> dict[str, jax.Array]:
+    return {name: array.at[addresses].get(mode="clip") for name, array in arrays.items()}

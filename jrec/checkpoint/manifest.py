@@ -1,0 +1,184 @@
+"""What a checkpoint consists of: its manifest, which is written last and names every file with its checksum."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+from urllib.parse import quote
+
+from jrec.checkpoint.files import DamagedError, read_json
+from jrec.errors import CheckpointError
+
+FORMAT, VERSION = "jrec-checkpoint", 2
+MANIFEST, ARRAYS, TABLES = "manifest.json", "arrays", "tables"
+VALUES, ROWS = "values", "rows"
+OLD_FORMAT = (
+    "is a checkpoint of an earlier jrec (format version 1, by Orbax), which this one does not read: finish that run"
+    " with the jrec that began it, or start anew with --overwrite"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArrayRecord:
+    """The files of one array of a piece.
+
+    Attributes:
+      metadata: Size and checksum of ``zarr.json``.
+      chunks: The checksum of every chunk.
+    """
+
+    metadata: dict[str, int]
+    chunks: list[int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PieceRecord:
+    """Some rows of a table with their slots, written at one time.
+
+    Attributes:
+      folder: Its folder's name in the table's.
+      count: How many rows.
+      chunk: Rows of a chunk.
+      firsts: The first row of every chunk; None where the piece has all rows of the table in their order.
+      arrays: By "values", slot, and "rows" (ascending int32, int64 for a table of 2^31 rows or more) unless it has all.
+    """
+
+    folder: str
+    count: int
+    chunk: int
+    firsts: list[int] | None
+    arrays: dict[str, ArrayRecord]
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all rows of the table."""
+        return self.firsts is None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FirstValues:
+    """What a row is that no piece has.
+
+    Attributes:
+      key: The two words of the table's key of initial rows.
+      of_rows: Rows of the table with all its parts.
+      slots: What each slot starts as.
+    """
+
+    key: list[int]
+    of_rows: int
+    slots: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableShape:
+    """What a checkpoint knows of a table beside its rows.
+
+    Attributes:
+      name: The table's name.
+      rows: How many uncompressed rows it has.
+      dim: Elements of a row.
+      dtype: The rows' dtype; slots are float32.
+      slots: By name "row" or "element", as ``RowOptimizer.slots`` has them.
+      first: What a row is that no piece has; None where pieces have all rows.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    dtype: str
+    slots: dict[str, str]
+    first: FirstValues | None = None
+
+    def array(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Shape behind the first axis and dtype of "values", "rows" or a slot."""
+        if name == VALUES:
+            return (self.dim,), self.dtype
+        if name == ROWS:
+            return (), "int32" if self.rows < 2**31 else "int64"
+        return ((self.dim,) if self.slots[name] == "element" else ()), "float32"
+
+    @property
+    def folder(self) -> str:
+        """The table's folder in a checkpoint: its name, with what a file's name may not have as %XX."""
+        return quote(self.name, safe=" ").replace(".", "%2E")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableRecord:
+    """A table of a checkpoint; later pieces are written over earlier ones."""
+
+    shape: TableShape
+    pieces: list[PieceRecord]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A checkpoint's manifest.
+
+    Attributes:
+      step: Steps taken.
+      fingerprint: What must agree with the run that loads it.
+      meta: The loader's position and counters, JSON.
+      arrays: Records of the file of dense arrays.
+      tables: By name.
+    """
+
+    step: int
+    fingerprint: dict[str, Any]
+    meta: dict[str, Any]
+    arrays: list[dict[str, Any]]
+    tables: dict[str, TableRecord]
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest's content."""
+        return {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
+
+
+def read_manifest(folder: pathlib.Path) -> Manifest:
+    """The manifest of one checkpoint's folder.
+
+    Raises:
+      CheckpointError: If it is missing or damaged, or of another format.
+    """
+    path = folder / MANIFEST
+    if not path.is_file() and is_old(folder):
+        raise CheckpointError(f"{folder} {OLD_FORMAT}")
+    content = read_json(path)
+    if content.get("format") != FORMAT or content.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path} is of format {content.get('format')!r}, version {content.get('version')!r}, but this jrec reads"
+            f" {FORMAT!r}, version {VERSION}; use the jrec that began the run, or start anew with --overwrite"
+        )
+    try:
+        return Manifest(
+            step=content["step"],
+            fingerprint=content["fingerprint"],
+            meta=content["meta"],
+            arrays=content["arrays"],
+            tables=table_records(content),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(path, f"it lacks {error}") from error
+
+
+def table_records(content: dict[str, Any]) -> dict[str, TableRecord]:
+    """The tables of a manifest's content."""
+    return {name: _table(record) for name, record in content["tables"].items()}
+
+
+def is_old(folder: pathlib.Path) -> bool:
+    """Whether a folder is a checkpoint that Orbax wrote."""
+    return (folder / "_CHECKPOINT_METADATA").exists() or (folder / "state").is_dir()
+
+
+def _table(record: dict[str, Any]) -> TableRecord:
+    first = record["shape"].pop("first")
+    shape = TableShape(**record["shape"], first=None if first is None else FirstValues(**first))
+    return TableRecord(shape=shape, pieces=[_piece(piece) for piece in record["pieces"]])
+
+
+def _piece(record: dict[str, Any]) -> PieceRecord:
+    arrays = {name: ArrayRecord(**array) for name, array in record.pop("arrays").items()}
+    return PieceRecord(**record, arrays=arrays)

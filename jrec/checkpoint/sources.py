@@ -1,0 +1,80 @@
+"""Where a checkpoint's rows come from: pieces of tables, read in slices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from jrec.checkpoint.manifest import TableShape
+
+
+class Piece(Protocol):
+    """Rows of one table, all of them or some, that one folder of a checkpoint will hold."""
+
+    @property
+    def table(self) -> str:
+        """The table's name."""
+        ...
+
+    @property
+    def rows(self) -> np.ndarray | None:
+        """Their numbers in the table, (count,) ascending; None for all rows."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        ...
+
+    @property
+    def folder(self) -> str:
+        """The folder's name; "" for the table's next number."""
+        ...
+
+    def begin(self, start: int, stop: int) -> Any:
+        """Starts to read rows ``start`` to ``stop`` of the piece; in the thread that takes steps, between two steps."""
+        ...
+
+    def finish(self, begun: Any, start: int, stop: int) -> dict[str, np.ndarray]:
+        """The rows as of the checkpoint's step, "values" and slots; in the thread that writes."""
+        ...
+
+
+class Source(Protocol):
+    """Tables in one place: a stack on a device, a stack in host memory, a device's share of a plan."""
+
+    @property
+    def tables(self) -> Mapping[str, TableShape]:
+        """The shapes of its tables by name."""
+        ...
+
+    def changed(self) -> Mapping[str, tuple[int, int]]:
+        """By table: rows changed since the last checkpoint, and rows that a full one would hold."""
+        ...
+
+    def begin(self, full: Collection[str]) -> list[Piece]:
+        """The pieces of a checkpoint of this moment.
+
+        What changes from here on is counted for the next one.
+
+        Args:
+          full: Tables of which all rows are wanted; of others those that changed.
+        """
+        ...
+
+    def end(self) -> None:
+        """Says that the checkpoint is written."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slice:
+    """One chunk to write: rows ``start`` to ``stop`` of a piece, which are chunk ``number`` of it."""
+
+    piece: int
+    number: int
+    start: int
+    stop: int

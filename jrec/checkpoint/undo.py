@@ -1,0 +1,100 @@
+"""Rows as they were at a checkpoint's step, kept where a later step changes them before they are written."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numba
+import numpy as np
+
+DIRTY, PENDING = np.uint8(1), np.uint8(2)
+"""Bits of a row: changed since the last checkpoint; belongs to the one under way and is not read yet."""
+
+
+class Undo:
+    """Old values of some rows of a stack. Filled by the thread that takes steps, read by the one that writes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: list[_Entry] = []
+        self.bytes = 0
+
+    def add(self, addresses: np.ndarray, arrays: dict[str, Any], size: int) -> None:
+        """Keeps rows.
+
+        Args:
+          addresses: (n,) ascending.
+          arrays: By name, n rows or more, NumPy or JAX arrays.
+          size: Their bytes.
+        """
+        with self._lock:
+            self._entries.append(_Entry(addresses, arrays, size))
+            self.bytes += size
+
+    def overlay(self, addresses: np.ndarray | tuple[int, int], arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Puts kept rows over those that were read; each row is asked for once.
+
+        Args:
+          addresses: Those of the rows, ascending; or begin and end of a range.
+          arrays: What was read, by name; copied if they cannot be written to.
+
+        Returns:
+          The arrays.
+        """
+        with self._lock:
+            entries = list(self._entries)
+        for entry in entries:
+            low, high = addresses if isinstance(addresses, tuple) else (int(addresses[0]), int(addresses[-1]) + 1)
+            begin, stop = (int(i) for i in np.searchsorted(entry.addresses, (low, high)))
+            if begin == stop:
+                continue
+            kept = entry.addresses[begin:stop]
+            at = kept - low if isinstance(addresses, tuple) else np.searchsorted(addresses, kept)
+            for name, rows in entry.read().items():
+                if not arrays[name].flags.writeable:
+                    arrays[name] = arrays[name].copy()
+                arrays[name][at] = rows[begin:stop, : arrays[name].shape[1]] if rows.ndim == 2 else rows[begin:stop]
+            entry.left -= stop - begin
+        with self._lock:
+            self._entries = [entry for entry in self._entries if entry.left > 0]
+            self.bytes = sum(entry.size for entry in self._entries)
+        return arrays
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        with self._lock:
+            self._entries, self.bytes = [], 0
+
+
+class _Entry:
+    def __init__(self, addresses: np.ndarray, arrays: dict[str, Any], size: int):
+        self.addresses, self.size, self.left = addresses, size, addresses.size
+        self._arrays = arrays
+
+    def read(self) -> dict[str, np.ndarray]:
+        self._arrays = {name: np.asarray(array) for name, array in self._arrays.items()}
+        return self._arrays
+
+
+@numba.njit(nogil=True, cache=True)
+def mark(flags: np.ndarray, rows: np.ndarray, pending: np.ndarray) -> int:
+    """Marks rows as changed, and lists those whose old values a checkpoint still wants.
+
+    Args:
+      flags: (rows of the stack,) uint8.
+      rows: (n,) addresses, repeated or not; negative ones, and those past the stack, are none.
+      pending: (n,) of the same type, written to.
+
+    Returns:
+      How many are listed; none twice.
+    """
+    count = 0
+    for i in range(rows.size):
+        row = rows[i]
+        if 0 <= row < flags.size:
+            if flags[row] & PENDING:
+                pending[count] = row
+                count += 1
+            flags[row] = DIRTY
+    return count

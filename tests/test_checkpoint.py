@@ -1,0 +1,456 @@
+"""Checkpoints of every tier: any sequence of them restores any state; damage, full disks, kills, links that fail."""
+
+import errno
+import itertools
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoint_cases import TIERS, Host, counts, make, restore, save
+
+from jrec import ops
+from jrec.checkpoint import Checkpoints, Saved
+from jrec.checkpoint.files import read_json, write_json
+from jrec.errors import CheckpointError
+from jrec.native.crc32c import crc32c
+
+
+def test_the_checksum_is_castagnolis():
+    assert crc32c(b"123456789") == 0xE3069283
+    data = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
+    for begin, size in itertools.product(range(9), (0, 1, 7, 8, 9, 15, 16, 17, 31, 500)):
+        part = data[begin : begin + size]
+        crc = 0xFFFFFFFF
+        for byte in part.tolist():
+            crc ^= byte
+            for _ in range(8):
+                crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+        assert crc32c(part) == crc ^ 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
+def test_any_sequence_restores_the_whole_state(seed, tier, tmp_path):
+    """With restarts in between, which go on from any step."""
+    rng = np.random.default_rng(seed)
+    folder = tmp_path / "scratch" if seed % 2 else None
+    tables = make(tier, folder=folder)
+    options = {"chunk_bytes": int(rng.integers(50, 20_000))}
+    checkpoints, states, step = Checkpoints(tmp_path / "c", keep=99, **options), {}, 0
+    pieces = set()
+    for _ in range(9):
+        tables.write(rng, rows=int(rng.integers(1, 90)))
+        step += int(rng.integers(1, 10))
+        save(checkpoints, tables, step, full=None if rng.random() < 0.9 else True)
+        states = {s: whole for s, whole in states.items() if s < step} | {step: tables.state()}
+        pieces |= {len(of) for of in counts(checkpoints.open()).values()}
+        if rng.random() < 0.3:
+            tables.write(rng)  # lost, since the restart goes back
+            step = int(rng.choice(list(states)))
+            tables = make(tier, folder=folder)
+            checkpoints = restore(tmp_path / "c", tables, step, **options)
+            assert tables.state() == states[step]
+    assert max(pieces) > 2
+    assert checkpoints.steps() == sorted(states)
+    for at, whole in states.items():
+        fresh = make(tier)
+        fresh.write(rng)
+        restore(tmp_path / "c", fresh, at)
+        assert fresh.state() == whole
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_each_checkpoint_stands_alone(tier, tmp_path):
+    """Older ones are deleted, and what later ones share with them stays; most of it was written once."""
+    tables, rng = make(tier, rows=(3000,)), np.random.default_rng(0)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    tables.write(rng, rows=3000)
+    save(checkpoints, tables, 1)
+    values = tmp_path / "1" / "tables" / "float323000" / "0000" / "values" / "c.0.0"
+    inode = values.stat().st_ino
+    for step in (2, 3):
+        tables.write(rng, rows=9)
+        save(checkpoints, tables, step)
+    assert [p.name for p in tmp_path.iterdir()] == ["3"]
+    assert [len(of) for of in counts(checkpoints.open()).values()] == [3, 3]
+    assert (tmp_path / "3" / values.relative_to(tmp_path / "1")).stat().st_ino == inode
+    fresh = make(tier, rows=(3000,))
+    restore(tmp_path, fresh)
+    assert fresh.state() == tables.state()
+
+
+def test_only_rows_that_were_written_are_saved(tmp_path):
+    tables, rng = Host(rows=(50_000_000,)), np.random.default_rng(0)
+    checkpoints = Checkpoints(tmp_path)
+    tables.write(rng, rows=500)
+    save(checkpoints, tables, 1)
+    tables.write(rng, rows=20)
+    save(checkpoints, tables, 2)
+    save(checkpoints, tables, 3)
+    for first, second in counts(checkpoints.open()).values():
+        assert 495 < first <= 500
+        assert 18 < second <= 20
+    assert sum(p.stat().st_size for p in (tmp_path / "3").rglob("*") if p.is_file()) < 100_000
+    fresh = Host(rows=(50_000_000,))
+    restore(tmp_path, fresh)
+    for one, other in zip(fresh.tables, tables.tables, strict=True):
+        rows = other.made_rows()
+        np.testing.assert_array_equal(one.made_rows(), rows)
+        np.testing.assert_array_equal(one.read(rows), other.read(rows))
+
+
+def test_many_pieces_or_rows_become_one(tmp_path):
+    tables, rng = make("device", rows=(4000,)), np.random.default_rng(0)
+    checkpoints = Checkpoints(tmp_path)
+    pieces = []
+    for step in range(1, 20):
+        tables.write(rng, rows=5)
+        save(checkpoints, tables, step)
+        pieces += [len(counts(checkpoints.open())["float324000"])]
+    assert pieces == [*range(1, 17), *range(1, 4)]
+    tables.write(rng, rows=1800)
+    save(checkpoints, tables, 25)
+    tables.write(rng, rows=1800)
+    save(checkpoints, tables, 26)
+    assert counts(checkpoints.open())["float324000"] == [4000]
+
+
+def test_a_table_is_read_without_jrec(tmp_path):
+    """By tensorstore here; any reader of zarr 3 does, and checks the chunks."""
+    import tensorstore
+
+    def array(path):
+        return tensorstore.open({"driver": "zarr3", "kvstore": f"file://{path}/"}).result().read().result()
+
+    tables, rng = make("device"), np.random.default_rng(0)
+    checkpoints = Checkpoints(tmp_path, chunk_bytes=3000)
+    save(checkpoints, tables, 1)
+    tables.write(rng, rows=20)
+    save(checkpoints, tables, 2)
+    for dtype in ("float32", "bfloat16"):
+        folder = tmp_path / "2" / "tables" / f"{dtype}900"
+        rows = array(folder / "0000" / "values")
+        rows[array(folder / "0001" / "rows")] = array(folder / "0001" / "values")
+        assert rows.dtype == jnp.dtype(dtype)
+        assert rows.tobytes() == np.asarray(tables.arrays[f"d5_{dtype}"]["values"])[:900].tobytes()
+    chunk = tmp_path / "2" / "tables" / "float32900" / "0000" / "values" / "c.0.0"
+    content = bytearray(chunk.read_bytes())
+    content[9] ^= 4
+    chunk.write_bytes(content)
+    with pytest.raises(ValueError, match="Digest mismatch"):
+        array(chunk.parent)
+
+
+def test_names_of_tables_may_be_odd(tmp_path):
+    from jrec.checkpoint.manifest import TableShape
+
+    folders = {
+        name: TableShape(name=name, rows=1, dim=1, dtype="float32", slots={}).folder
+        for name in ("..", ".", "a/b", "a b", "Ü", "%2E", "c:d", "*")
+    }
+    assert len(set(folders.values())) == len(folders)
+    for folder in folders.values():
+        assert folder not in ("", ".", "..")
+        assert "/" not in folder
+
+
+def chain_of_three(folder, tier="host"):
+    """Checkpoints 1 (full), 2 and 3 (incremental) in several chunks each, and the tables."""
+    tables, rng = make(tier), np.random.default_rng(0)
+    checkpoints = Checkpoints(folder, keep=9, chunk_bytes=12_000)
+    tables.write(rng, rows=600)
+    for step in (1, 2, 3):
+        tables.write(rng, rows=50)
+        save(checkpoints, tables, step)
+    assert max(map(len, counts(checkpoints.open()).values())) == 3
+    return tables
+
+
+def flip(path, rng):
+    """Changes one bit."""
+    data = bytearray(path.read_bytes())
+    data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
+    replace(path, bytes(data))
+
+
+def truncate(path, rng):
+    """Cuts off the end."""
+    replace(path, path.read_bytes()[: int(rng.integers(path.stat().st_size))])
+
+
+def remove(path, rng):
+    """Takes it away."""
+    del rng
+    path.unlink()
+
+
+def replace(path, data):
+    """Another file of that name: the links of other checkpoints keep theirs."""
+    path.unlink()
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("damage", [flip, truncate, remove])
+def test_a_damaged_file_is_named(damage, tier, tmp_path):
+    expected = chain_of_three(tmp_path, tier).state()
+    rng, initial = np.random.default_rng(1), make(tier).state()
+    files = sorted(p for p in (tmp_path / "3").rglob("*") if p.is_file())
+    groups = [p for p in files if p.name == "zarr.json" and p.parent.parent.name == "tables"]  # say nothing to jrec
+    assert len(files) > 40
+    for path in rng.permutation(sorted(set(files) - set(groups)))[:12]:
+        whole = path.read_bytes()
+        damage(path, rng)
+        if damage is remove and path.name == "manifest.json":
+            assert Checkpoints(tmp_path).latest_step() == 2  # no manifest, no checkpoint
+        else:
+            fresh = make(tier)
+            with pytest.raises(CheckpointError, match="is damaged: ") as raised:
+                restore(tmp_path, fresh, 3)
+            assert str(path) in str(raised.value)
+            for name, bits in fresh.state().items():  # nothing of a damaged file is left in a table
+                assert tier == "device" or bits in (initial[name], expected[name])
+        path.unlink(missing_ok=True)
+        path.write_bytes(whole)
+    fresh = make(tier)
+    restore(tmp_path, fresh, 3)
+    assert fresh.state() == expected
+
+
+def test_swapped_chunks_and_edited_metadata_are_found(tmp_path):
+    chain_of_three(tmp_path)
+    values = tmp_path / "3" / "tables" / "float32900" / "0000" / "values"
+    first, second = values / "c.0.0", values / "c.1.0"
+    one, other = first.read_bytes(), second.read_bytes()
+    replace(first, other)
+    replace(second, one)
+    with pytest.raises(CheckpointError, match=r"c\.0\.0 is damaged: its checksum differs"):
+        restore(tmp_path, Host(), 3)
+    replace(first, one)
+    replace(second, other)
+    metadata = values / "zarr.json"
+    replace(metadata, metadata.read_bytes().replace(b"little", b"big   "))
+    with pytest.raises(CheckpointError, match=r"values/zarr\.json is damaged"):
+        restore(tmp_path, Host(), 3)
+    with pytest.raises(CheckpointError, match=r"values/zarr\.json is damaged"):
+        Saved(tmp_path / "3").verify()
+    manifest = tmp_path / "2" / "manifest.json"
+    replace(manifest, manifest.read_bytes().replace(b'"position": 2', b'"position": 1'))
+    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged: its content does not match its checksum"):
+        Checkpoints(tmp_path).open(2)
+
+
+def test_the_newest_whole_checkpoint_before_a_damaged_one_is_named(tmp_path):
+    chain_of_three(tmp_path)
+    for step, name in ((3, "arrays"), (2, "tables/float3240/0000/rows/c.0")):
+        flip(tmp_path / str(step) / name, np.random.default_rng(0))
+    checkpoints = Checkpoints(tmp_path)
+    saved = checkpoints.open()
+    with (
+        pytest.raises(CheckpointError, match=r"/3/arrays is damaged: .*; take step 1$"),
+        checkpoints.reading(3, lambda step: f"take step {step}"),
+    ):
+        saved.arrays()
+    shutil.rmtree(tmp_path / "1")
+    assert checkpoints.newest_whole(3) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 8}, "first values of table 'float32900' were"),
+        ({"rows": (900, 41)}, "has no rows of table 'float3241'"),
+        ({"optimizer": ops.SGD(learning_rate=0.1)}, r"slots of table 'float32900' were \{'mu'"),
+        ({"dim": 6}, r"table 'float32900' is 900 x 5 of float32 there, but this run expects 900 x 6"),
+    ],
+)
+def test_a_checkpoint_of_other_tables_is_refused(change, message, tmp_path):
+    chain_of_three(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        restore(tmp_path, Host(**change))
+
+
+def test_what_is_not_there(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "none", fingerprint={"dim": 4})
+    assert checkpoints.steps() == []
+    assert checkpoints.latest_step() is None
+    with pytest.raises(CheckpointError, match="no complete checkpoint of step None; steps there: none"):
+        checkpoints.open()
+    with pytest.raises(ValueError, match="step is -1"):
+        checkpoints.save(-1, arrays={})
+    checkpoints.save(1, arrays={"a": np.arange(3)})
+    with pytest.raises(CheckpointError, match="no complete checkpoint of step 7; steps there: 1"):
+        checkpoints.open(7)
+    with pytest.raises(CheckpointError, match="another model: dim was 4 and is 5"):
+        Checkpoints(tmp_path / "none", fingerprint={"dim": 5}).open()
+
+
+def test_other_formats_are_refused_with_what_to_do(tmp_path):
+    chain_of_three(tmp_path / "c")
+    path = tmp_path / "c" / "3" / "manifest.json"
+    content = read_json(path)
+    path.unlink()
+    write_json(path, {**content, "version": 99})
+    with pytest.raises(CheckpointError, match="version 99, but this jrec reads 'jrec-checkpoint', version 2; use"):
+        Checkpoints(tmp_path / "c").open()
+    (tmp_path / "old" / "800" / "state").mkdir(parents=True)
+    for act in (Checkpoints(tmp_path / "old").latest_step, lambda: Checkpoints(tmp_path / "old").open(800)):
+        with pytest.raises(CheckpointError, match=r"old/800 is a checkpoint of an earlier jrec .*start anew with --ov"):
+            act()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_full_disk_leaves_earlier_checkpoints_and_loses_no_rows(tier, tmp_path, monkeypatch):
+    chain_of_three(tmp_path, tier)
+    tables, rng, calls = make(tier), np.random.default_rng(5), []
+    checkpoints = restore(tmp_path, tables)
+    tables.write(rng)
+
+    def full(descriptor):
+        calls.append(descriptor)
+        if len(calls) > 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match=r"step 4 could not be written to .*No space left.*are untouched"):
+            save(checkpoints, tables, 4)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "2", "3"]
+    tables.write(rng)
+    save(checkpoints, tables, 4)
+    fresh = make(tier)
+    restore(tmp_path, fresh, 4)
+    assert fresh.state() == tables.state()
+
+
+def test_where_links_are_impossible_everything_is_written(tmp_path, monkeypatch):
+    tables = chain_of_three(tmp_path)
+    checkpoints = restore(tmp_path, tables)
+    tables.write(np.random.default_rng(3), rows=5)
+    calls = []
+
+    def refused(*args):
+        calls.append(args)
+        if len(calls) > 3:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        link(*args)
+
+    link = os.link
+    monkeypatch.setattr(os, "link", refused)
+    save(checkpoints, tables, 4)
+    assert {len(of) for of in counts(checkpoints.open()).values()} == {1}
+    fresh = Host()
+    restore(tmp_path, fresh)
+    assert fresh.state() == tables.state()
+
+
+class Killed(BaseException):
+    """Ends the program where it is raised: nothing catches it, so nothing cleans up."""
+
+
+def test_a_save_may_end_at_any_call_of_the_system(tmp_path, monkeypatch):
+    """Between any two changes of the disk, over a checkpoint of the same step and one of a later one."""
+    options, found, states = {"chunk_bytes": 9000}, [], {}
+    tables, rng = Host(rows=(300,)), np.random.default_rng(0)
+    checkpoints = Checkpoints(tmp_path / "before", keep=9, **options)
+    tables.write(rng, rows=300)
+    for step in (1, 2, 3, 4):
+        tables.write(rng, rows=20)
+        save(checkpoints, tables, step)
+        states[step, "before"] = tables.state()
+    completed, number = False, 0
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    while not completed:
+        shutil.rmtree(tmp_path / "now", ignore_errors=True)
+        shutil.copytree(tmp_path / "before", tmp_path / "now")
+        checkpoints = restore(tmp_path / "now", tables, 2, **options)
+        tables.write(np.random.default_rng(1), rows=20)
+        states[3, "new"] = tables.state()
+        with monkeypatch.context() as patch:
+            _die_at_call(patch, number)
+            try:
+                save(checkpoints, tables, 3)
+                completed = True
+            except Killed:
+                pass
+        restore(tmp_path / "now", tables)
+        last = Checkpoints(tmp_path / "now").latest_step()
+        found.append(next(w for w, whole in states.items() if w[0] == last and whole == tables.state()))
+        save(Checkpoints(tmp_path / "now"), tables, 5)  # and what was left behind is in nobody's way
+        number += 9 if number < 90 else 1  # the end has a change of every kind
+    assert len(found) > 15
+    assert [which for which, _ in itertools.groupby(found)] == [(4, "before"), (3, "before"), (2, "before"), (3, "new")]
+
+
+def _die_at_call(patch, number):
+    """Raises Killed in place of that call, and of all after it, that changes the disk."""
+    counter = itertools.count()
+
+    def dying(function):
+        def call(*args, **kwargs):
+            if next(counter) >= number:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
+
+    changes = [(os, "fsync"), (os, "link"), (os, "rmdir"), (os, "unlink"), (pathlib.Path, "rename")]
+    for owner, name in [*changes, (pathlib.Path, "mkdir")]:
+        patch.setattr(owner, name, dying(getattr(owner, name)))
+
+
+_CHILD = """
+import sys
+import numpy as np
+from checkpoint_cases import make, restore, save
+from jrec.checkpoint import Checkpoints
+tables = make(sys.argv[2], rows=(20_000,))
+checkpoints = Checkpoints(sys.argv[1], keep=2, chunk_bytes=100_000)
+step = 0
+if checkpoints.steps():
+    saved = checkpoints.open()
+    tables.restore(saved)
+    checkpoints.restored(saved)
+    step = saved.step
+while True:
+    step += 1
+    tables.write(np.random.default_rng(step), rows=2000)
+    save(checkpoints, tables, step)
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_killed_process_leaves_its_last_complete_checkpoint(tier, tmp_path):
+    """Killed at random moments, most of which fall into a save, it goes on where it was."""
+    rng, last = np.random.default_rng(0), 0
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent), "JAX_PLATFORMS": "cpu"}
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, str(tmp_path), tier], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        printed = [int(process.stdout.readline())]
+        time.sleep(float(rng.uniform(0, 0.5)))
+        process.send_signal(signal.SIGKILL)
+        printed += [int(line) for line in process.stdout.read().split()]
+        process.stdout.close()
+        process.wait()
+        tables = make(tier, rows=(20_000,))
+        restore(tmp_path, tables)
+        step = Checkpoints(tmp_path).latest_step()
+        assert printed[0] > last
+        assert step in (printed[-1], printed[-1] + 1)
+        last = step
+        expected = make(tier, rows=(20_000,))
+        for done in range(1, step + 1):
+            expected.write(np.random.default_rng(done), rows=2000)
+        assert tables.state() == expected.state()
