@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from skewed_log import skewed_dataset
@@ -162,7 +163,7 @@ def test_what_a_batch_needs_is_known_in_time_and_positions_are_those_of_batches_
         assert needs is not None
         assert needs.shape == (3, 1, 7)
         assert needs[2, 0, 0] == (number + LEAD if number + LEAD < total else 0)
-        ahead.stepped(needs.max(axis=0))
+        ahead.stepped(jnp.asarray(needs.max(axis=0)))
     assert loader.position == total
     assert shapes.grown == list(range(LEAD, total))
     with pytest.raises(RuntimeError, match="all steps"):
