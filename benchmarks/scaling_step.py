@@ -110,7 +110,7 @@ def mesh_batches(setup: Setup, batches: Sequence[Sequence[Part]]) -> list[MeshBa
     """The parts of some batches as NumPy arrays, in static sizes that fit all of them: one program."""
     devices = range(setup.devices)
     examples = setup.workload.batch // len(setup.plan.askers)
-    shapes = Shapes(setup.layout, setup.plan, examples=examples, fixed=False, headroom=1.0, send=setup.forms.send)
+    shapes = Shapes(setup.layout, setup.plan, examples=examples, headroom=1.0, send=setup.forms.send)
     for parts in batches:
         shapes.fit(parts, devices)
     return [stacked(parts, devices, shapes) for parts in batches]

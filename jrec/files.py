@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import hashlib
 import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jrec.errors import JrecError
+
+_LONGEST = 80  # characters of a value that a message shows
 
 
 def write_atomically(path: pathlib.Path, content: bytes | memoryview) -> None:
@@ -74,13 +80,31 @@ def load_json(
 
 
 def parse_json(text: bytes | str) -> Any:
-    """JSON whose numbers are finite and whose integers fit 64 bits.
+    """JSON of valid Unicode, whose numbers are finite and whose integers fit 64 bits.
 
     Raises:
       ValueError: If the text is something else.
       RecursionError: If it is nested more deeply than any file of jrec.
     """
-    return json.loads(text, parse_constant=_refuse_number, parse_int=_int64, parse_float=_finite)
+    content = json.loads(text, parse_constant=_refuse_number, parse_int=_int64, parse_float=_finite)
+    json.dumps(content, ensure_ascii=False).encode()  # an escape can be half of a character
+    return content
+
+
+def load_toml(path: str | os.PathLike[str], *, error: type[JrecError]) -> dict[str, Any]:
+    """The nested tables of a TOML file.
+
+    Raises:
+      JrecError: As ``error``, if the file cannot be read or is no TOML.
+    """
+    try:
+        return tomllib.loads(pathlib.Path(path).read_bytes().decode("utf-8"))
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror or problem}") from problem
+    except UnicodeDecodeError as problem:
+        raise error(f"{path}: not UTF-8 text ({problem.reason} at byte {problem.start})") from problem
+    except (ValueError, RecursionError) as problem:  # ValueError also for integers of thousands of digits
+        raise error(f"{path}: not valid TOML: {problem}") from problem
 
 
 def _refuse_number(text: str) -> float:
@@ -127,27 +151,88 @@ def decode[T](
     import msgspec
 
     try:
+        if (path := _unsound(content)) is not None:
+            raise error(f"{where}: {_dotted(path)} must be a finite number of at most 64 bits; {remedy}")
         value = msgspec.convert(content, kind, strict=True)
-        back = msgspec.to_builtins(value)
-    except (msgspec.ValidationError, RecursionError, OverflowError) as problem:
-        raise error(f"{where} does not hold what it should: {problem}; {remedy}") from problem
-    if (place := _difference(content, back, partial)) is not None:
-        raise error(f"{where} does not hold what it should: {place} is unknown or missing; {remedy}")
+        back = dataclasses.asdict(value)  # pyright: ignore[reportArgumentType]
+    except (msgspec.ValidationError, RecursionError) as problem:
+        what = problem.__cause__ if isinstance(problem.__cause__, JrecError) else _in_words(str(problem), content)
+        raise error(f"{where}: {what}; {remedy}") from problem
+    if (path := _difference(content, back, partial)) is not None:
+        raise error(f"{where}: {_odd_key(content, back, path)}; {remedy}")
     return value
 
 
-def _difference(one: Any, other: Any, partial: bool, place: str = "$") -> str | None:
-    """The first place where content differs from its decoded form: a key that is unknown, or was filled in."""
+_WORDS = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "array": "an array",
+          "object": "a table", "null": "nothing"}  # fmt: skip
+_Path = tuple[str | int, ...]
+
+
+def _in_words(message: str, content: Any) -> str:
+    """A message of msgspec, such as "Expected `int`, got `str` - at `$.tables[0].rows`", as jrec's messages are."""
+    what, _, place = message.partition(" - at ")
+    where = place.strip("`").removeprefix("$").removeprefix(".")
+    value = _value_at(content, where)
+    if match := re.fullmatch(r"Object missing required field `(.+)`", what):
+        near = difflib.get_close_matches(match[1], list(value), n=1) if isinstance(value, dict) else []
+        return f"{f'{where}.' if where else ''}{match[1]} is missing" + (f", but there is {near[0]}" if near else "")
+    if match := re.fullmatch(r"Expected `(.+)`, got `(.+)`", what):
+        wanted = " or ".join(_WORDS.get(name, name) for name in match[1].split(" | "))
+        text = repr(value) if isinstance(value, str | int | float) else ""
+        shown = text if text and len(text) <= _LONGEST else _WORDS.get(match[2], match[2])
+        return f"{where or 'the file'} must be {wanted}, but is {shown}"
+    return f"{where}: {what}" if where else what
+
+
+def _value_at(content: Any, where: str) -> Any:
+    """The value at a place of msgspec's, such as "tables[0].rows"; None where the place does not say."""
+    try:
+        for key, index in re.findall(r"([^.\[\]]+)(?![^\[]*\])|\[([0-9]+)\]", where):
+            content = content[key] if key else content[int(index)]
+    except (LookupError, TypeError):
+        return None
+    return None if "[..." in where else content
+
+
+def _dotted(path: _Path) -> str:
+    """A path as messages name it: tables[0].rows."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+
+
+def _unsound(content: Any, path: _Path = ()) -> _Path | None:
+    """The path to a number that is not finite, or an integer of more than 64 bits; None where there is none."""
+    if isinstance(content, dict | list | tuple):
+        steps = content if isinstance(content, dict) else range(len(content))
+        return next((bad for s in steps if (bad := _unsound(content[s], (*path, s))) is not None), None)
+    if isinstance(content, float):
+        return None if math.isfinite(content) else path
+    return path if isinstance(content, int) and not -(2**63) <= content < 2**63 else None
+
+
+def _odd_key(content: Any, back: Any, path: _Path) -> str:
+    """What to say of a key that decoding did not know, or filled in."""
+    *parents, key = path
+    for step in parents:
+        content, back = content[step], back[step]
+    place = _dotted(path)
+    if not isinstance(back, dict) or key in back:
+        return (
+            f"{place} is {'missing' if isinstance(content, dict) and key not in content else 'not as it was written'}"
+        )
+    near = difflib.get_close_matches(str(key), list(back), n=1, cutoff=0.0)
+    return f"unknown key {place}" + (f"; did you mean {near[0]}? Keys: {', '.join(back)}" if near else "")
+
+
+def _difference(one: Any, other: Any, partial: bool, path: _Path = ()) -> _Path | None:
+    """The path to the first place where content differs from its decoded form; None where none does."""
+    steps: Iterable[str | int] = ()
     if isinstance(one, dict) and isinstance(other, dict):
-        for key in one.keys() | (set() if partial else other.keys()):
+        for key in (*one, *(() if partial else other)):
             if key not in one or key not in other:
-                return f"{place}.{key}"
-            if (found := _difference(one[key], other[key], partial, f"{place}.{key}")) is not None:
-                return found
-        return None
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        for i, (a, b) in enumerate(zip(one, other, strict=True)):
-            if (found := _difference(a, b, partial, f"{place}[{i}]")) is not None:
-                return found
-        return None
-    return None if one == other else place
+                return (*path, key)
+        steps = one
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        steps = range(len(one))
+    elif one != other:
+        return path
+    return next((d for s in steps if (d := _difference(one[s], other[s], partial, (*path, s))) is not None), None)

@@ -170,7 +170,6 @@ def on_mesh_of(
     exchange: Any = "padded",
     dtype: str = "float32",
     tt: bool | str = True,
-    fixed: bool = False,
     form: Form = "retrieve",
     send: Set[str] | None = None,
     **kwargs: Any,
@@ -191,11 +190,10 @@ def on_mesh_of(
     parts = Parts(of, plan, devices=numbers, first=0, count=plan.devices, cast=True, forms=forms)
     if not forms.decided:
         forms.decide([parts(batch).parts for batch in given[:4]], numbers)
-    shapes = Shapes(of, plan, examples=EXAMPLES // len(plan.askers), fixed=fixed, headroom=1.5, send=forms.send)
+    shapes = Shapes(of, plan, examples=EXAMPLES // len(plan.askers), headroom=1.5, send=forms.send)
     made = [parts(batch) for batch in given]
     for each in made:
-        if not fixed:
-            shapes.fit(each.parts, numbers)
+        shapes.fit(each.parts, numbers)
 
     def placed(dealt: Dealt, fetch: Any) -> MeshBatch:
         shapes.fit(dealt.parts, numbers)

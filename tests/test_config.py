@@ -143,6 +143,10 @@ def test_the_last_override_wins_and_tables_merge(full):
         ("data.batch_size=true", ["must be an integer", "True", "a TOML boolean"]),
         ("data.batch_size=[1]", ["must be an integer", "a TOML array"]),
         ("data.batch_size=0", ["data.batch_size is 0", "at least 1"]),
+        ("data.batch_size=4611686018427387904", ["data.batch_size is 4611686018427387904", "at most 16777216"]),
+        ("epochs=4294967296", ["epochs is 4294967296", "at most 2147483647"]),
+        ("seed=" + "[" * 5000, ["seed must be an integer", "a TOML string"]),
+        (".".join("a" * 5000) + "=1", ["is not a dotted TOML key"]),
         ("data.batch_size.x=0", ["override 'data.batch_size.x=0'", "data.batch_size is 128 in the file, not a table"]),
         ("data=3", ["override 'data=3'", "data must be a table", "but is 3"]),
         ("model.bottom_mlp=512", ["model.bottom_mlp must be an array, each element an integer", "512"]),
@@ -195,10 +199,15 @@ def test_mistakes_in_the_file_name_the_file(tmp_path):
     path = tmp_path / "bad.toml"
     cases = {
         '[data]\npath = "d"\nworkrs = 1': ["bad.toml", "unknown key data.workrs", "nearest valid key is data.workers"],
-        '[data]\npath = "d"\nworkers = "two"': ["bad.toml", "data.workers must be an integer at least 0, but is 'two'"],
+        '[data]\npath = "d"\nworkers = "two"': [
+            "bad.toml",
+            "data.workers must be an integer at least 0 and at most 1024, but is 'two'",
+        ],
         "seed = 1": ["bad.toml", "data.path is missing", "a string", "data.path=VALUE"],
         "[data]\nworkers = 1": ["bad.toml", "data.path is missing"],
         "seed = \nname = 1": ["bad.toml", "not valid TOML", "line 1"],
+        "seed = " + "[" * 5000: ["bad.toml", "not valid TOML", "recursion"],
+        "seed = " + "1" * 5000: ["bad.toml", "not valid TOML", "digits"],
         '[model.features.C1]\n[data]\npath="d"': ["model.features.C1.pooling is missing"],
     }
     for text, words in cases.items():
@@ -274,7 +283,8 @@ def test_differences(full):
 def test_describe_lists_every_key_with_its_default():
     rows = {key: (kind, default) for key, kind, default in describe(TrainConfig)}
     assert list(rows) == list(keys(TrainConfig))
-    assert rows["data.batch_size"] == ("an integer at least 1", "2048")
+    assert rows["data.batch_size"] == ("an integer at least 1 and at most 16777216", "2048")
+    assert rows["epochs"] == ("an integer at least 1", "1")
     assert rows["data.path"] == ("a string", "")
     assert rows["model.bottom_mlp"][1] == "[64, 16]"
     assert len(configs.key_help().splitlines()) == len(rows)

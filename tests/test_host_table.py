@@ -345,8 +345,8 @@ VALUES, SLOTS = np.zeros((2, 8), np.float32), {"sum": np.zeros(2, np.float32)}
             r"rows\[1\] is 30, but stack host_d8_float32 has rows 0 to 29",
         ),
         (lambda t: t.fetch(np.array([-1, 3], np.int32)), r"rows\[0\] is -1"),
-        (lambda t: t.fetch(np.array([1, 2])), r"int32 addresses, but are int64\[2\]"),
-        (lambda t: t.fetch(ROWS[None]), r"int32 addresses, but are int32\[1, 2\]"),
+        (lambda t: t.fetch(np.array([1, 2], np.uint32)), r"int64 addresses, but are uint32\[2\]"),
+        (lambda t: t.fetch(ROWS[None]), r"int64 addresses, but are int32\[1, 2\]"),
         (lambda t: t.fetch(ROWS, np.zeros((3, 8), np.float32)), r"out_rows must be float32 of shape \(2, 8\)"),
         (lambda t: t.fetch(ROWS, VALUES, {}), r"out_slots are \[\], but RowWiseAdagrad keeps \['sum'\]"),
         (lambda t: t.fetch(ROWS, VALUES, {"sum": VALUES}), r"out_slots\['sum'\] must be float32 of shape \(2,\)"),
@@ -402,3 +402,29 @@ def test_the_benchmark_runs_whole(tmp_path, monkeypatch, capsys):
     assert {line["metric"] for line in lines} >= {"gather, median", "update, median", "both, bandwidth by copy"}
     assert all(line["value"] > 0 for line in lines)
     assert "peer fbgemm_tbe skipped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_rows_beyond_int32_are_addressed_in_64_bits(tmp_path, in_folder):
+    rows, dim = 3_000_000_000, 4
+    stack = stack_of(rows, dim=dim)
+    addresses = np.array([0, 5, 2**31 - 1, 2**31, 2**31 + 5, rows - 1], np.int64)
+    place = {}
+    if in_folder:  # 48 GB of which a few pages are written
+        written = np.stack([addresses, addresses + 1], axis=1)
+        place = {"folder": tmp_path, "written": written}
+    table = HostTable(stack, ops.SGD(learning_rate=0.5), KEY, **place)
+    first, _ = table.fetch(addresses)
+    numbers = addresses.astype(np.uint64)[:, None] * np.uint64(dim) + np.arange(dim, dtype=np.uint64)
+    words = (numbers >> np.uint64(32)).astype(np.uint32), numbers.astype(np.uint32)
+    bits = threefry_2x32(jax.random.key_data(table_key(KEY, "t0")), jnp.concatenate([w.reshape(-1) for w in words]))
+    odd = ((bits[: numbers.size] ^ bits[numbers.size :]) >> 8).astype(jnp.int32) * 2 - (2**24 - 1)
+    np.testing.assert_array_equal(first.reshape(-1), odd.astype(jnp.float32) * scale(rows))
+    new = np.arange(first.size, dtype=np.float32).reshape(first.shape)
+    table.store(addresses[2:], new[2:], {})
+    np.testing.assert_array_equal(table.read(addresses[::-1].copy()), np.concatenate([first[:2], new[2:]])[::-1])
+    assert table.dirty_rows().tolist() == table.made_rows().tolist() == addresses[2:].tolist()
+    with pytest.raises(ValueError, match=r"rows\[0\] is 3,000,000,000, but stack host_d4_float32 has rows 0 to"):
+        table.fetch(np.array([rows]))
+    with pytest.raises(ValueError, match="has 3,000,000,000 rows, and ids of batches are int32"):
+        table.gather_reduce(Bags(ids=np.zeros((1, 1), np.int32)))

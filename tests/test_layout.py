@@ -3,11 +3,17 @@
 import time
 
 import jax
+import numpy as np
+import optax
 import pytest
+from flax import nnx
 
-from jrec.data.packing import Packer
+from jrec.data.packing import Packer, pack_batch
+from jrec.data.schema import DatasetError
+from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step
 from jrec.nn.embeddings import init_stack
-from jrec.ops import TTShape
+from jrec.ops import Adagrad, TTShape
+from jrec.ops import layout as layouts
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 
 
@@ -66,3 +72,54 @@ def test_hundreds_of_tables_are_made_by_one_small_program():
     (stack,) = EmbeddingLayout.build(tables, [FeatureConfig(name=n, table=n) for n in names]).members
     # A program that grew with the tables took 56 s to compile for these.
     assert len(jax.jit(lambda key: init_stack(stack, key)).lower(jax.random.key(0)).as_text()) < 100_000
+
+
+def test_a_stack_that_int32_cannot_address_is_several():
+    rows = {"a": 2**30, "b": 2**30 - 2, "c": 5, "d": 2**31 - 2, "e": 7}
+    tables = [_table(name, n) for name, n in rows.items()]
+    layout = EmbeddingLayout.build(tables, [FeatureConfig(name=f"f_{n}", table=n) for n in rows])
+    found = {name: ([t.name for t in stack.tables], stack.bases) for name, stack in layout.stacks.items()}
+    assert found == {
+        "d8_float32": (["a", "b"], (0, 2**30)),
+        "d8_float32_2": (["c"], (0,)),
+        "d8_float32_3": (["d"], (0,)),
+        "d8_float32_4": (["e"], (0,)),
+    }
+    assert layout.order == ("f_a", "f_b", "f_c", "f_d", "f_e")
+
+
+def test_a_model_of_several_stacks_of_a_kind_computes_what_one_stack_does(monkeypatch):
+    names = ("a", "b", "c", "d")
+    tables = [_table(name, 30) for name in names]
+    features = [FeatureConfig(name=name, table=name) for name in names]
+    ids = {name: np.random.default_rng(i).integers(0, 30, 16) for i, name in enumerate(names)}
+
+    def trained():
+        layout = EmbeddingLayout.build(tables, features)
+        model = DLRM(DLRMConfig(num_dense=0, bottom_mlp=(), top_mlp=(4, 1)), layout, rngs=nnx.Rngs(params=0))
+        optimizer = SparseOptimizer(model, dense=optax.sgd(0.1), embedding=Adagrad(learning_rate=0.1))
+        batch = pack_batch(layout, {"label": np.arange(16) % 2, **ids}, cast="host")
+        losses = [float(nnx.jit(train_step)(model, optimizer, batch)[0]) for _ in range(3)]
+        return losses, np.concatenate([np.asarray(rows) for rows in model.embeddings.arrays().values()])
+
+    losses, rows = trained()
+    monkeypatch.setattr(layouts, "MAX_ROWS", 70)
+    assert len(EmbeddingLayout.build(tables, features).members) == 2
+    split_losses, split_rows = trained()
+    assert losses == split_losses
+    np.testing.assert_array_equal(rows, split_rows)
+
+
+@pytest.mark.parametrize("tier", ["device", "planned"])
+def test_one_table_beyond_int32_is_for_host_memory_alone(tier):
+    table = _table("a", 2**31 - 1, tier=tier)
+    with pytest.raises(ValueError, match=r"table 'a' of tier '.*' has 2,147,483,647 rows, .* in a HostTable"):
+        EmbeddingLayout.build([table], [FeatureConfig(name="f", table="a")])
+
+
+def test_batches_of_a_table_beyond_int32_are_refused():
+    tables = [_table("a", 3_000_000_000, tier="host"), _table("b", 10, tier="host")]
+    layout = EmbeddingLayout.build(tables, [FeatureConfig(name=t.name, table=t.name) for t in tables])
+    assert list(layout.stacks) == ["host_d8_float32", "host_d8_float32_2"]
+    with pytest.raises(DatasetError, match="table 'a' has 3,000,000,000 rows, but batches number rows in int32"):
+        Packer(layout)

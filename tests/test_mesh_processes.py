@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from skewed_log import skewed_dataset
 
 from jrec.cli import main
 from jrec.data.loader import LoaderConfig, make_loader
@@ -22,7 +23,7 @@ from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.checkpoint import flatten
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
-from jrec.train.logs import FORMS, read_records
+from jrec.train.logs import FORMS, SIZES, read_records
 from jrec.train.metrics import evaluate
 from jrec.train.step import compile_run
 
@@ -180,6 +181,22 @@ def test_processes_that_send_lookups_train_as_one_device(run, tmp_path):
     assert_same_run(tmp_path / "many", losses, arrays)
     (chosen,) = [r for r in read_records(tmp_path / "many" / "metrics.jsonl") if r["split"] == FORMS]
     assert all(chosen["tables"][f"T{i}"]["send"] == [f"T{i}"] for i in range(1, 11))
+
+
+def test_processes_grow_together_with_the_bits_of_a_run_that_had_room(run, tmp_path):
+    """Later batches of both processes read many more rows than the first four."""
+    data = skewed_dataset(tmp_path)
+    rules = (f"data.path={data}", "data.window_blocks=0", "epochs=1", "mesh.form=send")
+    for name, headroom in (("grown", 1), ("large", 50)):
+        finish(run(2, *rules, f"mesh.headroom={headroom}", out=name))
+    grown, large = (tmp_path / name for name in ("grown", "large"))
+    records = [[r for r in read_records(folder / "timing.jsonl") if r["split"] == SIZES] for folder in (grown, large)]
+    assert len(records[0]) >= 1
+    assert not records[1]
+    assert (grown / "metrics.jsonl").read_bytes() == (large / "metrics.jsonl").read_bytes()
+    one, other = (flatten(restore_run(folder).checkpoint.state) for folder in (grown, large))
+    for path, leaf in one.items():
+        np.testing.assert_array_equal(np.asarray(other[path]), np.asarray(leaf), err_msg=path)
 
 
 EVALUATING = """

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from test_train_mesh import some_plan
 
 from jrec.data.regroup import gathered
-from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.sharding import PRESETS, PlanError, Problem, build_plan, plan_placement
 from jrec.sharding.contents import replicated_addresses, shard_addresses
 from jrec.sharding.pieces import REPLICATED, SHARDED
 from jrec.sharding.router import Router
-from jrec.train.mesh_arrays import NONE, Shapes, counts, stacked
+from jrec.train.mesh_arrays import Shapes, counts, stacked
 from jrec.train.mesh_batch import Parts
 from jrec.train.mesh_plan import dealt, plan_tables_of, planned_part
 from jrec.train.mesh_rows import based
@@ -143,7 +142,7 @@ def dealt_batch(devices, seed=0, number=0):
 
 def test_a_route_reads_every_unique_row_once():
     plan, parts = dealt_batch(3)
-    shapes = Shapes(LAYOUT, plan, examples=8, fixed=False, headroom=1.0)
+    shapes = Shapes(LAYOUT, plan, examples=8, headroom=1.0)
     shapes.fit(parts, range(3))
     for device, (part, lines) in enumerate(zip(parts, range(3), strict=True)):
         route = stacked(parts, range(3), shapes).routes[STACK.name]
@@ -156,7 +155,7 @@ def test_a_route_reads_every_unique_row_once():
 
 def test_sizes_grow_with_the_batches_and_never_shrink():
     plan, parts = dealt_batch(2)
-    shapes = Shapes(LAYOUT, plan, examples=12, fixed=False, headroom=1.0)
+    shapes = Shapes(LAYOUT, plan, examples=12, headroom=1.0)
     before = shapes.sizes[STACK.name]
     shapes.fit(parts, range(2))
     grown = shapes.sizes[STACK.name]
@@ -166,18 +165,18 @@ def test_sizes_grow_with_the_batches_and_never_shrink():
     assert shapes.sizes[STACK.name] == grown
 
 
-def test_what_does_not_fit_fixed_sizes_names_the_devices_the_count_and_the_key():
+def test_what_does_not_fit_is_never_dropped():
     plan, parts = dealt_batch(2)
-    shapes = Shapes(LAYOUT, plan, examples=12, fixed=True, headroom=1.25)
+    shapes = Shapes(LAYOUT, plan, examples=12, headroom=1.25)
     needed = shapes.needed(parts, range(2))
     shapes.settle(needed)
-    shapes.fit(parts, range(2))
-    shapes.sizes[STACK.name] = dataclasses.replace(needed[STACK.name], remote=1)
-    with pytest.raises(ConfigError, match=r"device 0 reads \d+ rows of device 1 of stack .*room for 1; raise mesh"):
-        shapes.fit(parts, range(2))
-    shapes.sizes[STACK.name] = dataclasses.replace(needed[STACK.name], unique=NONE.unique)
-    with pytest.raises(ConfigError, match=r"\(unique\) in one batch, but there is room for 0"):
-        shapes.fit(parts, range(2))
+    shapes.check(needed)
+    assert not shapes.grow(needed)
+    before = shapes.sizes[STACK.name] = dataclasses.replace(needed[STACK.name], remote=1)
+    with pytest.raises(RuntimeError, match=r"a batch needs .* of stack .*, but there is room for .*remote=1"):
+        shapes.check(needed)
+    assert shapes.grow(needed) == {STACK.name: (before, shapes.sizes[STACK.name])}
+    shapes.check(needed)
 
 
 def test_devices_that_cannot_share_a_batch_are_refused():

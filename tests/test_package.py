@@ -21,7 +21,6 @@ HEAVY = (
     "grain",
     "array_record",
     "matplotlib",
-    "orbax",
     "tensorstore",
     "scipy",
     "tensorboardX",

@@ -79,10 +79,12 @@ def read_container(
       The header, and the arrays by name.
 
     Raises:
-      error: if the file is of another kind or version, truncated or damaged.
-      OSError: if it cannot be opened.
+      error: if the file cannot be read, is of another kind or version, truncated or damaged.
     """
-    content = pathlib.Path(path).read_bytes()
+    try:
+        content = pathlib.Path(path).read_bytes()
+    except OSError as problem:
+        raise error(f"{path} cannot be read ({problem.strerror or problem}); {remedy}") from problem
     if not content.startswith(kind.encode() + b" "):
         raise error(f"{path} is no {kind} file; {remedy}")
     first, _, rest = content.partition(b"\n")

@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 from jrec.commands.arguments import COUNT, DEVICES, DIM, SLOT_BYTES, number, size
+from jrec.commands.plan_checks import check_row_arguments, check_shared, check_trains, save_usable
 
 DESCRIPTION = """\
 Decide where every row of every table lives: on one device, on all, in host memory or as tensor-train cores (OPER).
@@ -123,16 +124,17 @@ def run(args: argparse.Namespace) -> int:
     from jrec.sharding.explain import balance_table, explain, summary
     from jrec.sharding.memory_centric import placed_by
     from jrec.sharding.plan import build_plan
-    from jrec.sharding.plan_file import check_budget, save_plan
+    from jrec.sharding.plan_file import check_budget
     from jrec.sharding.planner import plan_placement
 
-    schema = Schema.load(args.data, check_files=False)
+    schema, config = Schema.load(args.data, check_files=False), _config(args)
     problem = _problem(args, schema)
+    check_shared(problem, _settings(args)["batch_size"])
     options = _options(args, problem, schema)
     planned = plan_placement(problem, options)
     plan = build_plan(problem, planned.placement, describe(problem, options, data=schema.name))
     check_budget(plan, problem.hardware.memory)
-    save_plan(plan, args.out)
+    save_usable(plan, args.out, schema=schema, config=config)
     costs = {"oper": planned.cost}
     if problem.computes is not None:
         costs |= _tables_on_all(problem, options)
@@ -263,6 +265,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"dim": None, "dtype": "float32", "slot_bytes": 0, "batch_size": None}
     if (config := _config(args)) is not None:
         found |= row_settings(config)
+        check_row_arguments(args.config, found, {"dim": args.dim, "dtype": args.dtype})
         found["batch_size"] = config.data.batch_size
         if args.purpose != "training":
             found["slot_bytes"] = 0
@@ -294,6 +297,7 @@ def _options(args: argparse.Namespace, problem: Any, schema: Any) -> Any:
     from jrec.sharding.planner import PlanOptions
 
     allowed, fixed = [_tt(text, problem) for text in args.tt], _configured(args, problem, schema)
+    check_trains(args.config, _config(args), [o.table for o in allowed])
     if twice := sorted({o.table for o in allowed} & {o.table for o in fixed}):
         raise ConfigError(
             f"--tt {twice[0]}: {args.config} makes that table tensor-train already; say in tables.overrides.{twice[0]}"
@@ -303,7 +307,7 @@ def _options(args: argparse.Namespace, problem: Any, schema: Any) -> Any:
         threshold=args.threshold,
         target=args.target,
         rule=args.rule,
-        host=not args.no_host,
+        host=not args.no_host and problem.computes is None,  # devices that only keep tables share no host rows
         tt=(*allowed, *fixed),
     )
 

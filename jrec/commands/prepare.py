@@ -17,8 +17,10 @@ EPILOG = """examples:
   jrec prepare taobao --form intent --input UserBehavior.csv --on-bad-line skip --out data/taobao
   jrec prepare movielens --input ratings.dat --users users.dat --movies movies.dat --out data/ml1m
   jrec prepare csv --schema clicks.toml --input monday.csv tuesday.csv.gz --out data/clicks
+  jrec prepare avazu --input <(zstdcat train.zst) --out data/avazu
 
-The output folder appears when it is complete. An interrupted run is started anew by the same command.
+The output folder appears when it is complete. An interrupted run is started anew by the same command. A pipe is copied
+to disk beside DIR first, since it can be read only once.
 """
 FORMATS = {
     "criteo-kaggle": "Criteo's Kaggle challenge: train.txt",
@@ -83,7 +85,13 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     from jrec.data.prepare_options import PrepareOptions
 
     default = PrepareOptions()
-    parser.add_argument("--input", required=True, nargs="+", metavar="FILE", help="plain or gzip, in order of time")
+    parser.add_argument(
+        "--input",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="files or pipes, plain or gzip, in order of time; - is standard input",
+    )
     parser.add_argument("--out", required=True, metavar="DIR", help="the dataset folder to make")
     parser.add_argument(
         "--split", type=fractions, default=default.split, metavar="A,B,C",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import dataclasses
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from jrec.data.progress import Advance
 from jrec.data.readers.lines import read_blocks
 from jrec.data.readers.parse import BadLine, Column, Dialect, ParsedBlock, Parser, remap, sort_bad_lines
 from jrec.data.readers.source import Chunk, Source
+from jrec.data.readers.streams import Input
 from jrec.data.schema import DatasetError
 from jrec.data.spill import Spill
 from jrec.data.texts import TextStore
@@ -70,16 +72,18 @@ class BadLines:
 class Log:
     """All files of a log in one format, to be iterated as often as needed."""
 
-    def __init__(self, source: Source, paths: list[str], *, key_seed: int, threads: int):
+    def __init__(self, source: Source, inputs: Sequence[Input], *, key_seed: int, threads: int):
         self._source = source
-        self._paths = paths
+        self._inputs = inputs
         self._key_seed = key_seed
         self._threads = threads
-        for path in paths:
-            if not pathlib.Path(path).stat().st_size:
-                raise DatasetError(f"{path} is empty; leave it out, or download or copy it again")
-        self._dialects: list[Dialect] = [source.dialect(path) for path in paths]
-        self.bytes = sum(pathlib.Path(path).stat().st_size for path in paths)
+        self._dialects: list[Dialect] = []
+        for one in inputs:
+            if not one.bytes:
+                raise DatasetError(f"{one.name} is empty; leave it out, or download or copy it again")
+            with one.errors_by_name():
+                self._dialects.append(source.dialect(one.file))
+        self.bytes = sum(one.bytes for one in inputs)
 
     def converted(self, advance: Advance, bad: BadLines | None) -> Iterator[Any]:
         """What the source makes of every block, in the order of the files; parses in several threads.
@@ -103,11 +107,12 @@ class Log:
 
     def _blocks(self):
         done = 0
-        for path, dialect in zip(self._paths, self._dialects, strict=True):
+        for one, dialect in zip(self._inputs, self._dialects, strict=True):
             parser = Parser(dialect, self._key_seed)
-            for block in read_blocks(path, skip_lines=dialect.skip_lines):
-                yield done, parser, block
-            done += pathlib.Path(path).stat().st_size
+            with one.errors_by_name():
+                for block in read_blocks(one.file, skip_lines=dialect.skip_lines):
+                    yield done, parser, dataclasses.replace(block, path=one.name)
+            done += one.bytes
 
     def _parse(self, parser: Parser, block: Any) -> tuple[Any, list[BadLine]]:
         parsed: ParsedBlock = parser(block)

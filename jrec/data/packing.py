@@ -18,7 +18,7 @@ from jrec.data import packing_kernels as kernels
 from jrec.data.blocks import LABEL, ListColumn
 from jrec.data.packing_columns import PreparedColumns, needed_columns, prepare_columns
 from jrec.data.schema import DatasetError
-from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
+from jrec.ops.layout import MAX_ROWS, EmbeddingLayout, Stack, StackedFeature
 from jrec.ops.types import Bags, Cast
 
 OnBadId = Literal["raise", "clip", "oov"]
@@ -98,6 +98,7 @@ class Packer:
             raise ValueError(f"on_bad_id is {on_bad_id!r}; choose one of {', '.join(_POLICIES)}")
         if cast not in get_args(CastPlace):
             raise ValueError(f"cast is {cast!r}; choose one of {', '.join(get_args(CastPlace))}")
+        _check_numbered(layout)
         self.layout = layout
         self.dense = tuple(dense)
         self.label = label
@@ -312,6 +313,15 @@ def _table_bounds(stack: Stack) -> np.ndarray:
         first_bag.setdefault(feature.config.table, feature.first_bag)
     bounds = [(first_bag[t.name], base) for t, base in zip(stack.tables, stack.bases, strict=True)]
     return np.array([*bounds, (stack.bags_per_example, stack.rows)], np.int64)
+
+
+def _check_numbered(layout: EmbeddingLayout) -> None:
+    for stack in layout.members:
+        if stack.rows >= MAX_ROWS:
+            raise DatasetError(
+                f"table {stack.tables[0].name!r} has {stack.rows:,} rows, but batches number rows in int32, up to"
+                f" {MAX_ROWS - 1:,}; prepare the data with --max-rows, or hash the ids of the table to fewer rows"
+            )
 
 
 def _checked_oov_rows(layout: EmbeddingLayout, given: Mapping[str, int | None]) -> dict[str, int]:

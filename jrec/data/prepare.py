@@ -23,6 +23,7 @@ from jrec.data.prepare_options import PrepareOptions
 from jrec.data.progress import Progress
 from jrec.data.readers.lines import check_inputs
 from jrec.data.readers.source import CategoricalSpec, Source
+from jrec.data.readers.streams import Input, is_stream, named, spool
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 from jrec.data.shards import ShardPlan, write_shards
 from jrec.data.spill import ListColumn, PlainColumn, Spill
@@ -49,7 +50,8 @@ def prepare(
 
     Args:
       source: the log's format.
-      inputs: its files, plain or gzip, in order of time.
+      inputs: its files or pipes, plain or gzip, in order of time; "-" is standard input. A pipe is read once, to a file
+        beside ``out``.
       out: the folder to make. Work is done in ``OUT.partial`` beside it, which is renamed at the end.
       options: how.
       command: what the user typed, for the provenance.
@@ -64,11 +66,12 @@ def prepare(
     """
     options = options or PrepareOptions()
     progress = progress or Progress(show=False)
+    inputs = [named(str(path)) for path in inputs]
     check_inputs(inputs, keep_order=options.keep_order)
     provenance = {
         "command": command,
         "format": source.name,
-        "inputs": [{"file": str(p), "bytes": pathlib.Path(p).stat().st_size} for p in inputs],
+        "inputs": [{"file": p, "stream": True} if is_stream(p) else Input(name=p, file=p).describe() for p in inputs],
         "options": {k: v for k, v in dataclasses.asdict(options).items() if k not in ("threads", "overwrite")},
         "jrec": _version(),
     }
@@ -97,10 +100,13 @@ class _Preparation:
         """All passes; returns the schema of what lies in the folder."""
         work = self.folder / "work"
         work.mkdir()
+        inputs = self._spooled(work / "streams")
+        read = [one.describe() for one in inputs]
         names = dict.fromkeys(s.table for s in self.source.categorical)
         texts = {name: TextStore(work / f"{i:04d}.texts", name) for i, name in enumerate(names)}
         bad = BadLines(self.folder / BAD_LINES_FILE, skip=self.options.on_bad_line == "skip")
-        spill = self._ingest(work, texts, bad)
+        spill = self._ingest(inputs, work, texts, bad)
+        shutil.rmtree(work / "streams", ignore_errors=True)
         bounds = split_bounds(spill.rows, self.options.split)
         if bounds[0] == 0:
             raise DatasetError(f"{spill.rows} example(s) leave none to train on with --split {self.options.split}")
@@ -115,14 +121,26 @@ class _Preparation:
             categorical=features,
             tables=tables,
             splits=splits,
-            provenance={**provenance, "format_options": self.source.options(), "bad_lines": bad.count},
+            provenance={**provenance, "inputs": read, "format_options": self.source.options(), "bad_lines": bad.count},
             files=file_digests(self.folder, tables, self.options.threads),
         )
 
-    def _ingest(self, work: pathlib.Path, texts: dict[str, TextStore], bad: BadLines) -> Spill:
+    def _spooled(self, folder: pathlib.Path) -> list[Input]:
+        """The inputs, pipes among them spooled to files of the folder."""
+        streams = [path for path in self.inputs if is_stream(path)]
+        if not streams:
+            return [Input(name=path, file=path) for path in self.inputs]
+        self.report(f"reading {', '.join(streams)} to disk first: a pipe can be read only once")
+        folder.mkdir()
+        return [
+            spool(path, folder / f"{i:04d}") if path in streams else Input(name=path, file=path)
+            for i, path in enumerate(self.inputs)
+        ]
+
+    def _ingest(self, inputs: list[Input], work: pathlib.Path, texts: dict[str, TextStore], bad: BadLines) -> Spill:
         spill = new_spill(self.source, work / "columns")
         try:
-            log = Log(self.source, self.inputs, key_seed=self.options.key_seed, threads=self.options.threads)
+            log = Log(self.source, inputs, key_seed=self.options.key_seed, threads=self.options.threads)
             with self.progress.stage("surveying", log.bytes) as advance:
                 self.source.survey(lambda: log.converted(advance, None))
             with self.progress.stage("reading", log.bytes * self.source.passes) as advance:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrec.host.checks import checked_bags, checked_rows, checked_values
+from jrec.host.checks import check_numbered, checked_bags, checked_rows, checked_values
 from jrec.host.local import local_ids
 from jrec.host.memory import allocate, physical_memory
 from jrec.native import host
@@ -28,6 +28,9 @@ class HostTable:
     A row that was never written has its first values, a function of (key, table name, row) alone and bit-identical to
     ``jrec.ops.row_init.init_rows``; it takes no memory, and reading it gives it none. So a table may be larger than
     memory as long as the rows that training touches are not, and larger still in a ``folder`` of a fast disk.
+
+    A stack may have 2^31 rows or more, where it is one table: ``fetch``, ``read`` and ``store`` take int64 addresses.
+    Lookups in bags and updates by casts, whose ids are int32, then raise ValueError, as packing such a batch does.
 
     Methods may run at the same time as long as no row is written by one and read or written by another.
 
@@ -128,7 +131,7 @@ class HostTable:
         """Reads rows and their slots; makes none.
 
         Args:
-          rows: (n,) int32 addresses, ascending and unique.
+          rows: (n,) int32 or int64 addresses, ascending and unique.
           out_rows: (n, dim) of the table's dtype to write to, or None for a new array.
           out_slots: float32, (n, dim) or (n,) by name, or None for new arrays.
 
@@ -151,7 +154,7 @@ class HostTable:
         """Writes rows and slots, as a device updated them.
 
         Args:
-          rows: (n,) int32 addresses, ascending and unique.
+          rows: (n,) int32 or int64 addresses, ascending and unique.
           values: (n, dim) of the table's dtype.
           slots: float32, (n, dim) or (n,), all that the optimizer has.
 
@@ -164,7 +167,7 @@ class HostTable:
         self._store.store(rows, values, slots, self.threads)
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """The (n, dim) rows at (n,) int32 addresses in any order, repeated or not, without slots; makes none."""
+        """The (n, dim) rows at (n,) int32 or int64 addresses in any order, without slots; makes none."""
         rows = checked_rows(rows, self.stack, ascending=False)
         out = np.empty((rows.size, self.dim), self.dtype)
         self._store.fetch(rows, out, {}, self.threads)
@@ -223,6 +226,7 @@ class HostTable:
         Raises:
           ValueError: on addresses outside the stack, or arrays that do not fit.
         """
+        check_numbered(self.stack)
         rows = checked_rows(_unique(cast), self.stack)
         self._before_write(rows)
         self._store.make(rows, self.threads, mark=True)
@@ -240,11 +244,11 @@ class HostTable:
         )
 
     def made_rows(self) -> np.ndarray:
-        """Addresses of the rows that memory holds, int32 ascending."""
+        """Addresses of the rows that memory holds, ascending; int32, or int64 where the stack has 2^31 rows or more."""
         return _numbers(self._store.made)
 
     def dirty_rows(self) -> np.ndarray:
-        """Addresses of the rows written since ``clear_dirty``, int32 ascending."""
+        """Addresses of the rows written since ``clear_dirty``, ascending, as those of ``made_rows``."""
         return _numbers(self._store.dirty)
 
     def watch(self, before_write: Callable[[np.ndarray], None] | None) -> None:
@@ -302,8 +306,8 @@ def _unique(cast: Cast) -> np.ndarray:
 
 
 def _numbers(bitmap: np.ndarray) -> np.ndarray:
-    """The numbers of the bits that are set, int32 ascending."""
+    """The numbers of the bits that are set, ascending."""
     words = np.flatnonzero(bitmap)
     bits = np.unpackbits(bitmap[words].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
     at, bit = np.nonzero(bits)
-    return (words[at] * 64 + bit).astype(np.int32)
+    return (words[at] * 64 + bit).astype(np.int32 if bitmap.size * 64 <= 2**31 else np.int64)

@@ -40,7 +40,7 @@ class Job(enum.IntEnum):
     """Words of the int64 job array. Names of arrays hold addresses; absent ones are 0."""
 
     ACTION = 0  # FETCH, STORE or MAKE
-    ROWS = 1  # int32 addresses
+    ROWS = 1  # int64 addresses
     COUNT = 2  # of them
     TABLE = 3
     DTYPE = 4
@@ -139,7 +139,7 @@ def _fill(out, width, bits):
 @inlined
 def _prefetch(job, i):
     if i < get_i64(job, COUNT):
-        row, dim = np.int64(get_i32(get_i64(job, ROWS), i)), get_i64(job, DIM)
+        row, dim = get_i64(get_i64(job, ROWS), i), get_i64(job, DIM)
         size = dim * (4 if get_i64(job, DTYPE) == F32 else 2)
         for byte in range(0, size, 64):
             prefetch(get_i64(job, TABLE) + row * size + byte)
@@ -197,7 +197,7 @@ def row_chunks(job, begin, end):
     """Does the job's action on the rows of chunks [begin, end)."""
     action, size = get_i64(job, ACTION), get_i64(job, DIM) * (4 if get_i64(job, DTYPE) == F32 else 2)
     for i in range(begin * ROWS_PER_CHUNK, min(end * ROWS_PER_CHUNK, get_i64(job, COUNT))):
-        row = np.int64(get_i32(get_i64(job, ROWS), i))
+        row = get_i64(get_i64(job, ROWS), i)
         if action == MAKE:
             _make(job, row, size)
             continue
@@ -213,7 +213,7 @@ def absent_chunks(job, begin, end):
     """Sets ABSENT if one of the lookups of chunks [begin, end), negative ones aside, wants a row that is not made."""
     rows, made = get_i64(job, ROWS), get_i64(job, MADE)
     for i in range(begin * LOOKUPS_PER_CHUNK, min(end * LOOKUPS_PER_CHUNK, get_i64(job, COUNT))):
-        row = np.int64(get_i32(rows, i))
+        row = get_i64(rows, i)
         if row < 0:
             continue
         if not _has(made, row):

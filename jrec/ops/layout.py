@@ -257,9 +257,11 @@ class EmbeddingLayout:
     def build(tables: Iterable[TableConfig], features: Iterable[FeatureConfig]) -> EmbeddingLayout:
         """Groups tables by (tier, dim, dtype) in their given order and places every feature behind its table.
 
+        A group whose rows int32 addresses do not reach is several stacks, the second called "d16_float32_2".
+
         Raises:
           ValueError: on duplicate names, parts that do not make a table, a feature of an unknown table, a table that no
-            feature reads, or a stack of 2^31 - 1 rows or more.
+            feature reads, or a table of 2^31 - 1 rows or more that is not in host memory.
         """
         tables, features = tuple(tables), tuple(features)
         firsts = [t for t in tables if not t.first_row]
@@ -276,9 +278,7 @@ class EmbeddingLayout:
             readers[feature.table].append(feature)
         if unread := [name for name, who in readers.items() if not who]:
             raise ValueError(f"no feature reads table(s) {', '.join(unread)}; remove them or add a feature")
-        groups: dict[str, list[TableConfig]] = {}
-        for table in tables:
-            groups.setdefault(_stack_name(table), []).append(table)
+        groups = _groups(tables)
         return EmbeddingLayout(
             members=tuple(_stack(name, group, readers) for name, group in groups.items()),
             order=tuple(feature.name for table in firsts for feature in readers[table.name]),
@@ -306,6 +306,27 @@ def _check_parts(tables: tuple[TableConfig, ...]) -> None:
                 )
 
 
+def _groups(tables: Iterable[TableConfig]) -> dict[str, list[TableConfig]]:
+    """The tables of each stack, by name."""
+    groups: dict[str, list[TableConfig]] = {}
+    current: dict[str, tuple[str, int, int]] = {}  # by kind, the stack in the making: its name, number and rows
+    for table in tables:
+        kind = _stack_name(table)
+        if table.rows >= MAX_ROWS and table.tier != "host":
+            raise ValueError(
+                f"table {table.name!r} of tier {table.tier!r} has {table.rows:,} rows, but int32 addresses reach"
+                f" {MAX_ROWS - 1:,}; hash its ids to fewer rows, or keep it in a HostTable (tier 'host'), which"
+                " addresses rows in 64 bits"
+            )
+        name, number, rows = current.get(kind, (kind, 1, 0))
+        if rows and rows + table.rows >= MAX_ROWS:
+            number, rows = number + 1, 0
+            name = f"{kind}_{number}"
+        current[kind] = name, number, rows + table.rows
+        groups.setdefault(name, []).append(table)
+    return groups
+
+
 def _stack_name(table: TableConfig) -> str:
     if table.tier == "tt":
         return f"tt_{table.name}"
@@ -330,11 +351,6 @@ def _stack(name: str, tables: list[TableConfig], readers: Mapping[str, list[Feat
             )
             bag += config.bags_per_example
         rows += table.rows
-    if rows >= MAX_ROWS:
-        raise ValueError(
-            f"stack {name} would hold {rows:,} rows, but addresses are int32 and reach {MAX_ROWS - 1:,}; cap the tables"
-            " (for example by hashing) or give some of them another dtype"
-        )
     return Stack(
         name=name,
         dim=tables[0].dim,

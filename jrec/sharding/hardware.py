@@ -8,19 +8,33 @@ import math
 import os
 import pathlib
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jrec.errors import ConfigError
+from jrec.files import decode, load_toml
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_KEYS = (
-    "name", "devices", "devices_per_node", "memory", "lookup", "within", "between", "all_reduce", "host", "fetch",
-    "tables_on",
-)  # fmt: skip
+MAX_DEVICES = 4096  # a link is a number for every two of them
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _File:
+    """A TOML file of hardware: sizes are bytes (a second), as numbers or with a unit."""
+
+    name: str = ""
+    devices: int | None = None
+    devices_per_node: int | None = None
+    memory: int | float | str | tuple[int | float | str, ...]
+    lookup: int | float | str | None = None
+    within: int | float | str | None = None
+    between: int | float | str | None = None
+    all_reduce: int | float | str
+    host: int | float | str = 0
+    fetch: tuple[tuple[float, ...], ...] | None = None
+    tables_on: str | int | tuple[int | str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,7 +170,9 @@ def grid(
       ConfigError: on figures that do not describe a machine.
     """
     per_node = devices if devices_per_node is None else devices_per_node
-    if devices < 1 or per_node < 1 or devices % per_node:
+    if not 1 <= devices <= MAX_DEVICES:
+        raise ConfigError(f"hardware {name!r} has {devices} devices; give 1 to {MAX_DEVICES}")
+    if per_node < 1 or devices % per_node:
         raise ConfigError(f"hardware {name!r}: {devices} devices do not make nodes of {per_node}")
     if per_node < devices and between is None:
         raise ConfigError(f"hardware {name!r} has {devices // per_node} nodes; say the bandwidth `between` them")
@@ -264,40 +280,32 @@ def load_hardware(name: str | os.PathLike[str], *, devices: int | None = None) -
 
 
 def _read(path: pathlib.Path) -> Hardware:
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read as TOML: {error}") from error
-    if unknown := sorted(set(found) - set(_KEYS)):
-        raise ConfigError(f"{path}: unknown key(s) {', '.join(unknown)}; hardware has {', '.join(_KEYS)}")
-    wanted = ("memory", "all_reduce", *(() if "fetch" in found else ("devices", "lookup", "within")))
-    if missing := [key for key in wanted if key not in found]:
+    content = load_toml(path, error=ConfigError)
+    wanted = ("memory", "all_reduce", *(() if "fetch" in content else ("devices", "lookup", "within")))
+    if missing := [key for key in wanted if key not in content]:
         raise ConfigError(f"{path} lacks {', '.join(missing)}")
-    values = {
-        k: parse_bytes(found[k], f"{path}: {k}") for k in ("lookup", "within", "between", "all_reduce") if k in found
-    }
-    given = found["memory"]
-    memory = [int(parse_bytes(m, f"{path}: memory")) for m in (given if isinstance(given, list) else [given])]
-    host = parse_bytes(found.get("host", 0), f"{path}: host")
-    name = str(found.get("name", path.stem))
-    apart = parse_devices(found["tables_on"], f"{path}: tables_on") if "tables_on" in found else ()
+    file = decode(content, _File, where=str(path), error=ConfigError, remedy="see jrec plan --help", partial=True)
+
+    def size(key: str) -> float:
+        return parse_bytes(getattr(file, key), f"{path}: {key}")
+
+    given = file.memory if isinstance(file.memory, tuple) else (file.memory,)
+    memory = [int(parse_bytes(m, f"{path}: memory")) for m in given]
+    apart = () if file.tables_on is None else parse_devices(file.tables_on, f"{path}: tables_on")
+    shared: dict[str, Any] = {"name": file.name or path.stem, "all_reduce": size("all_reduce"), "host": size("host")}
     try:
-        if "fetch" in found:
-            if clash := [k for k in ("lookup", "within", "between", "devices_per_node") if k in found]:
+        if file.fetch is not None:
+            if clash := [k for k in ("lookup", "within", "between", "devices_per_node") if k in content]:
                 raise ConfigError(f"{path} has fetch and also {', '.join(clash)}; give one or the other")
-            costs = tuple(tuple(float(c) for c in row) for row in found["fetch"])
-            each = tuple(memory * len(costs) if len(memory) == 1 else memory)
-            return Hardware(
-                name=name, memory=each, fetch=costs, all_reduce=values["all_reduce"], host=host, tables_on=apart
-            )
+            each = tuple(memory * len(file.fetch) if len(memory) == 1 else memory)
+            return Hardware(memory=each, fetch=file.fetch, tables_on=apart, **shared)
         made = grid(
-            name,
-            devices=int(found["devices"]),
-            devices_per_node=found.get("devices_per_node"),
+            devices=file.devices or 0,
+            devices_per_node=file.devices_per_node,
             memory=memory[0] if len(memory) == 1 else memory,
-            host=host,
-            **values,
+            **{key: size(key) for key in ("lookup", "within", "between") if key in content},
+            **shared,
         )
         return dataclasses.replace(made, tables_on=apart)
-    except (TypeError, ValueError) as error:
-        raise error if isinstance(error, ConfigError) else ConfigError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error

@@ -185,7 +185,7 @@ def choose_tiers(
         raise PlanError(
             f"the tables take {needed:,} bytes, but the {problem.devices} devices of {problem.hardware.name!r} offer"
             f" {capacity:,} together; allowed were {allowed} and {len(options)} tensor-train table(s). Give the devices"
-            " more memory, more devices, a host bandwidth, or tensor-train ranks"
+            f" more memory, more devices, {'a host bandwidth, ' if host else ''}or tensor-train ranks"
         )
     return min(found, key=lambda tiers: tiers.seconds)
 

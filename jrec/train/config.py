@@ -50,6 +50,8 @@ __all__ = [
 Count = Annotated[int, Range(minimum=0)]
 Positive = Annotated[int, Range(minimum=1)]
 Width = Annotated[int, Range(minimum=1, maximum=65536)]
+BatchSize = Annotated[int, Range(minimum=1, maximum=2**24)]  # room is made for whole batches
+Ahead = Annotated[int, Range(minimum=0, maximum=1024)]  # threads, or batches under way
 Dtype = Literal["float32", "bfloat16", "float16"]
 Pooling = Literal["sum", "mean", "sqrtn", "max"]
 SplitName = Literal["train", "valid", "test"]
@@ -72,11 +74,11 @@ class DataConfig(Section):
     """
 
     path: str
-    batch_size: Positive = 2048
-    eval_batch_size: Positive = 8192
-    window_blocks: Count = 16
-    workers: Count = 2
-    prefetch: Count = 4
+    batch_size: BatchSize = 2048
+    eval_batch_size: BatchSize = 8192
+    window_blocks: Annotated[int, Range(minimum=0, maximum=2**20)] = 16
+    workers: Ahead = 2
+    prefetch: Ahead = 4
     cast: Literal["host", "device"] = "host"
     on_bad_id: Literal["raise", "clip", "oov"] = "raise"
     drop_remainder: bool = False

@@ -17,7 +17,8 @@ class MeshConfig(Section):
     Attributes:
       devices: of all processes together; 0 or 1 trains on one device, without a mesh.
       headroom: how many times as many rows as in the run's first batches fit the buffers in which rows travel between
-        devices. It counts where several processes train; a single one makes its buffers larger when it must.
+        devices, to begin with, where several processes train. Buffers grow when a batch needs it, which compiles the
+        step once more.
       reduce: how the gradients of replicated rows are summed over the devices: of the rows that some device touched
         ("local"), as an array of all replicated rows ("dense"), or row by row on every device ("all_gather").
       exchange: how lines of rows and sums travel between devices: with padding ("padded"), or without, which CPUs lack
@@ -27,7 +28,7 @@ class MeshConfig(Section):
         "auto" decides for each feature by the bytes of both in the run's first batches.
     """
 
-    devices: Annotated[int, Range(minimum=0)] = 0
+    devices: Annotated[int, Range(minimum=0, maximum=2**15 - 1)] = 0
     headroom: Annotated[float, Range(minimum=1)] = 1.5
     reduce: Literal["local", "dense", "all_gather"] = "local"
     exchange: Literal["auto", "padded", "ragged"] = "auto"

@@ -12,6 +12,8 @@ from jrec.train.typed_toml import Range, Section
 Count = Annotated[int, Range(minimum=0)]
 Positive = Annotated[int, Range(minimum=1)]
 Amount = Annotated[float, Range(minimum=0)]
+Rank = Annotated[int, Range(minimum=1, maximum=65536)]
+Ahead = Annotated[int, Range(minimum=0, maximum=1024)]  # threads, or batches under way
 Cores = Annotated[int, Range(minimum=2, maximum=4)]
 
 
@@ -67,7 +69,7 @@ class TTSection(Section):
 
     largest: Count = 0
     min_rows: Count = 0
-    rank: Positive = 32
+    rank: Rank = 32
     cores: Cores = 3
     whole_rows: Count = 0
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -89,10 +91,10 @@ class HostSection(Section):
       threads: that read and write rows; 0 for all CPUs.
     """
 
-    queue: Positive = 3
-    cached_batches: Count = 0
+    queue: Annotated[int, Range(minimum=1, maximum=1024)] = 3
+    cached_batches: Ahead = 0
     folder: str = ""
-    threads: Count = 0
+    threads: Ahead = 0
 
     @override
     def check(self) -> None:
@@ -117,8 +119,8 @@ class TableOverride(Section):
     """
 
     tier: Literal["device", "tt", "host"] | None = None
-    rank: Positive | None = None
-    ranks: tuple[Positive, ...] | None = None
+    rank: Rank | None = None
+    ranks: tuple[Rank, ...] | None = None
     cores: Cores | None = None
     whole_rows: Count | None = None
     row_factors: tuple[Positive, ...] | None = None

@@ -30,4 +30,4 @@ class TBSMSection(Section):
     tower_mlp: tuple[Width, ...] = (15, 15)
     attention_mlp: tuple[Width, ...] = (15, 15)
     inner: Literal["dot", "indefinite", "definite"] = "definite"
-    heads: Annotated[int, Range(minimum=1)] = 1
+    heads: Annotated[int, Range(minimum=1, maximum=1024)] = 1

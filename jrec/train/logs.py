@@ -3,7 +3,8 @@
     RUN/metrics.jsonl   {"step": 100, "split": "train", "loss": 0.48}
                         {"step": 100, "split": "valid", "auc": 0.78, "log_loss": 0.47, ...}
     RUN/timing.jsonl    {"step": 100, "split": "train", "examples_per_second": 81234.5}
-    RUN/tensorboard/    both, for TensorBoard
+                        {"step": 107, "split": "checkpoint", "of": 100, "blocking_seconds": 0.02, "seconds": 1.4}
+    RUN/tensorboard/    metrics and rates, for TensorBoard
 
 ``metrics.jsonl`` holds nothing that depends on the clock, so that the file of a run that was killed and resumed is
 byte for byte that of an uninterrupted one.
@@ -15,6 +16,7 @@ import json
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +27,11 @@ SCHEDULE = "schedule"
 """In place of a split: the records of FAE's schedules (``jrec.train.shuffle_scheduler.Schedule``)."""
 FORMS = "forms"
 """In place of a split: the record, at step 0, of how a mesh looks rows up (``jrec.train.mesh_forms.Forms.record``)."""
+SIZES = "sizes"
+"""In place of a split: the records, in ``timing.jsonl``, of steps for which buffers between devices grew."""
+CHECKPOINTS = "checkpoint"
+"""In place of a split, in ``timing.jsonl`` only: how long a checkpoint took. ``of`` is its step, and the record's step
+the one at which it was complete; ``blocking_seconds`` are those that training waited, of ``seconds`` in all."""
 METRICS_FILE = "metrics.jsonl"
 TIMING_FILE = "timing.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -148,6 +155,16 @@ class MetricLog:
                 if isinstance(value, int | float):
                     self._board().add_scalar(f"{split}/{name}", value, step)
 
+    def write_timing(self, step: int, timing: Mapping[str, Any], *, split: str) -> None:
+        """Records what depends on the clock only.
+
+        Args:
+          step: not below that of the record before.
+          timing: numbers, NumPy or JAX scalars.
+          split: what they belong to, such as ``CHECKPOINTS``.
+        """
+        self._timing.write({"step": step, "split": split, **_plain(timing)})
+
     def _board(self) -> Any:
         if self._writer is None:
             from tensorboardX import SummaryWriter
@@ -176,6 +193,25 @@ class MetricLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def log_growth(folder: str | os.PathLike[str], step: int, stacks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Says, on standard error and in ``timing.jsonl``, that buffers between devices grow at a step.
+
+    Args:
+      folder: The run folder.
+      step: The step that needs them, and that is compiled once more for it.
+      stacks: By stack and kind of buffer, its size before and after.
+    """
+    lines = JsonLines(pathlib.Path(folder) / TIMING_FILE)
+    lines.write({"step": step, "split": SIZES, "stacks": stacks})
+    lines.close()
+    grown = ", ".join(
+        f"{stack} {kind} {before:,} -> {after:,}"
+        for stack, kinds in stacks.items()
+        for kind, (before, after) in kinds.items()
+    )
+    sys.stderr.write(f"jrec: step {step:,} needs larger buffers between devices and is compiled once more: {grown}\n")
 
 
 def _records(path: pathlib.Path) -> Iterator[tuple[dict[str, Any], int]]:

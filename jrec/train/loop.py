@@ -27,7 +27,7 @@ from jrec.train.fae_data import FaeLoaders
 from jrec.train.hit_rates import HitRates
 from jrec.train.interrupt import StopRequest, stop_on_signals
 from jrec.train.loaders import train_loader
-from jrec.train.logs import FORMS, SCHEDULE, MetricLog
+from jrec.train.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog
 from jrec.train.mesh_processes import AgreedStop, SilentLog, first, one_of_many, shared_run_folder, wait_for_all
 from jrec.train.metrics import Scores, evaluate, log_loss
 from jrec.train.progress import TrainingProgress
@@ -350,6 +350,7 @@ class _Run:
         if self.saved == self.step:
             return
         self.log.sync()
+        begin = time.perf_counter()
         meta = {"loader": self.stepper.position(), "losses": self.losses, "hits": self.hits.position()}
         sources = self.stepper.sources()
         arrays = dense_arrays(self.stepper.state, self.auc.state(), self.layout)
@@ -357,6 +358,9 @@ class _Run:
         wait = self.meshed is not None
         self.checkpoints.save(self.step, arrays=arrays, sources=sources, meta=meta, wait=wait)
         self.saved = self.step
+        seconds = time.perf_counter() - begin
+        record = {"of": self.step, "blocking_seconds": seconds, "seconds": seconds}
+        self.log.write_timing(self.step, record, split=CHECKPOINTS)
 
     def _score(self, split: str, limit: int, progress: TrainingProgress) -> Scores:
         return score_split(

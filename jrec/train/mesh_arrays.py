@@ -1,14 +1,14 @@
 """Parts of a batch in the static sizes of the compiled step, one line a device, and on the mesh.
 
 Sizes are buckets that grow with the batches, so that few programs are compiled and nothing is ever dropped. Where
-several processes train, each sees its own devices' parts alone, and all must agree: sizes are then settled once, from
-the run's first batches (``settled``), and a batch that needs more is an error that says so.
+several processes train, each sees its own devices' parts alone, and all must agree: sizes are then settled from the
+run's first batches (``settle``), and grow at the same step in all of them (``jrec.train.mesh_ahead``).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -16,7 +16,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.batch import Batch
-from jrec.errors import ConfigError
 from jrec.host.ring import Rows, bucket
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
@@ -46,12 +45,15 @@ class MeshBatch:
       sends: by planned stack with features whose lookups are sent.
       host: by stack with rows in host memory those that any device reads, with their slots in training, shared out:
         (N, K / N, dim).
+      needs: (N, stacks, kinds) int32, what a later batch needs in each device's process (``jrec.train.mesh_ahead``);
+        None where one process trains.
     """
 
     batch: Batch
     routes: dict[str, Route]
     sends: dict[str, SendRoute] = dataclasses.field(default_factory=dict)
     host: dict[str, Rows] = dataclasses.field(default_factory=dict)
+    needs: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,19 @@ class Sizes:
 NONE = Sizes(unique=0, own=0, remote=0, replicated=0, host=0)
 
 
+def table_of(stacks: Iterable[str], needed: Mapping[str, Sizes]) -> np.ndarray:
+    """(stacks, kinds) int64: sizes as numbers, zeros for stacks without."""
+    return np.array([dataclasses.astuple(needed.get(name, NONE)) for name in stacks], np.int64)
+
+
+def from_table(stacks: Iterable[str], table: np.ndarray) -> dict[str, Sizes]:
+    """The inverse of ``table_of``."""
+    kinds = [f.name for f in dataclasses.fields(Sizes)]
+    return {
+        name: Sizes(**dict(zip(kinds, map(int, line), strict=True))) for name, line in zip(stacks, table, strict=True)
+    }
+
+
 def counts(routed: Routed, device: int, sent: SentLookups | None = None) -> Sizes:
     """What one device's rows, and what it sends, need."""
     found = routed.counts
@@ -105,7 +120,6 @@ class Shapes:
       layout: of the batches.
       plan: where rows live.
       examples: of a part.
-      fixed: whether sizes stay as they were settled.
       headroom: see ``MeshConfig``.
       send: names of the features whose lookups of other devices' rows are sent.
     """
@@ -116,11 +130,10 @@ class Shapes:
         plan: Plan,
         *,
         examples: int,
-        fixed: bool,
         headroom: float,
         send: Set[str] = frozenset(),
     ):
-        self.plan, self.examples, self._fixed, self._headroom, self.send = plan, examples, fixed, headroom, send
+        self.plan, self.examples, self._headroom, self.send = plan, examples, headroom, send
         self.stacks = {stack.name: stack for stack in layout.members if stack.tier in ("planned", "host")}
         self.limits = {name: self._limit(stack) for name, stack in self.stacks.items()}
         self.sizes = {name: self._bucketed(name, NONE, 1.0) for name in self.stacks}
@@ -169,48 +182,31 @@ class Shapes:
         return found
 
     def fit(self, parts: Sequence[Part], devices: Sequence[int]) -> None:
-        """Grows to these parts.
+        """Grows to these parts."""
+        self.grow(self.needed(parts, devices))
+
+    def grow(self, needed: Mapping[str, Sizes]) -> dict[str, tuple[Sizes, Sizes]]:
+        """Makes room for these, and a little more, where there is none.
+
+        Returns:
+          By stack that had none, the sizes before and after.
+        """
+        grown = {}
+        for name, of in needed.items():
+            if (before := self.sizes[name]).most(of) != before:
+                self.sizes[name] = before.most(self._bucketed(name, of, _SLACK))
+                grown[name] = before, self.sizes[name]
+        return grown
+
+    def check(self, needed: Mapping[str, Sizes]) -> None:
+        """Refuses what there is no room for, rather than drop any of it.
 
         Raises:
-          ConfigError: where sizes are fixed and too small.
+          RuntimeError: Naming the stack and both sizes; a slip in the code.
         """
-        needed = self.needed(parts, devices)
-        if self._fixed:
-            for name, of in needed.items():
-                if self.sizes[name].most(of) != self.sizes[name]:
-                    raise ConfigError(self._overflow(name, parts, devices))
-        self.grow(needed)
-
-    def grow(self, needed: dict[str, Sizes]) -> None:
-        """Makes room for these, and a little more, where there is none."""
         for name, of in needed.items():
             if self.sizes[name].most(of) != self.sizes[name]:
-                self.sizes[name] = self.sizes[name].most(self._bucketed(name, of, _SLACK))
-
-    def _overflow(self, name: str, parts: Sequence[Part], devices: Sequence[int]) -> str:
-        have = dataclasses.asdict(self.sizes[name])
-        for part, device in zip(parts, devices, strict=True):
-            sent = part.sends.get(name)
-            needed = dataclasses.asdict(counts(part.routes[name], device, sent))
-            for kind, count in needed.items():
-                if count > have[kind]:
-                    return (
-                        f"device {device} {_what(part.routes[name], sent, device, kind, count)} of stack {name}"
-                        f" ({kind}) in one batch, but there is room for {have[kind]:,}; raise mesh.headroom ="
-                        f" {self._headroom} and resume"
-                    )
-        raise AssertionError
-
-
-def _what(routed: Routed, sent: SentLookups | None, device: int, kind: str, count: int) -> str:
-    """What a device has too many of."""
-    if sent is not None and kind in ("lookups", "pooled"):
-        starts = sent.starts if kind == "lookups" else sent.bag_starts
-        what = "lookups" if kind == "lookups" else "bags with lookups"
-        return f"sends device {int(np.diff(starts).argmax())} {count:,} {what}"
-    found = routed.counts[:-2].copy()
-    found[device] = -1
-    return f"reads {count:,} rows" + (f" of device {int(found.argmax())}" if kind == "remote" else "")
+                raise RuntimeError(f"a batch needs {of} of stack {name}, but there is room for {self.sizes[name]}")
 
 
 def stacked(parts: Sequence[Part], devices: Sequence[int], shapes: Shapes) -> MeshBatch:

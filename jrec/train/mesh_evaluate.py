@@ -6,7 +6,6 @@ one small exchange between hosts, then all of these are predicted. Sizes grow wi
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.loader import Loader
-from jrec.train.mesh_arrays import MeshBatch, Shapes, Sizes, on_mesh, stacked
+from jrec.train.mesh_arrays import MeshBatch, Shapes, Sizes, from_table, on_mesh, stacked, table_of
 from jrec.train.mesh_batch import Dealt, Parts
 from jrec.train.mesh_plan import computing_of
 from jrec.train.mesh_step import State
@@ -91,9 +90,5 @@ def agreed(needed: dict[str, Sizes]) -> dict[str, Sizes]:
         return needed
     from jax.experimental import multihost_utils
 
-    table = np.array([dataclasses.astuple(of) for of in needed.values()], np.int64)
-    most = np.asarray(multihost_utils.process_allgather(table)).max(axis=0)
-    fields = [f.name for f in dataclasses.fields(Sizes)]
-    return {
-        name: Sizes(**dict(zip(fields, map(int, line), strict=True))) for name, line in zip(needed, most, strict=True)
-    }
+    most = np.asarray(multihost_utils.process_allgather(table_of(needed, needed))).max(axis=0)
+    return from_table(needed, most)

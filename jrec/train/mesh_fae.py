@@ -76,7 +76,7 @@ def _hot_dealing(loaders: FaeLoaders, setup: MeshSetup, addresses: Mapping[str, 
 
     def shapes(examples: int) -> Shapes:
         each, headroom = examples // plan.devices, setup.config.mesh.headroom
-        return Shapes(layout, plan, examples=each, fixed=False, headroom=headroom)
+        return Shapes(layout, plan, examples=each, headroom=headroom)
 
     return DealtBatches(setup, parts, shapes)
 

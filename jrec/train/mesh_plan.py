@@ -37,13 +37,11 @@ def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, slots
 
     Raises:
       PlanError: if the plan file is of another dataset or of a mesh of another size, or its devices cannot hold it.
-      ConfigError: if the plan is of other tables than the run's, or for inference.
+      ConfigError: if the plan is of other tables than the run's, or for inference, or nothing of it would be used.
     """
     devices = config.mesh.devices
-    if not planned_stacks(layout):
-        return _nothing(devices)
     if not config.plan:
-        return dealt(layout, devices, slots)
+        return dealt(layout, devices, slots) if planned_stacks(layout) else _nothing(devices)
     plan = load_plan(config.plan, schema=schema, devices=devices)
     if slots is not None and plan.purpose != "training":
         raise ConfigError(
@@ -51,7 +49,11 @@ def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, slots
             " `jrec plan DATA --for training`"
         )
     _check_tables(plan, layout, config)
-    planned_trains(plan)
+    if not planned_trains(plan) and not planned_stacks(layout):
+        raise ConfigError(
+            f"plan: {config.plan} places rows on {devices} devices, but by [tables] all tables lie in host memory or in"
+            " cores, so nothing of it would be used; leave out plan, or tables.tier and tables.overrides.NAME.tier"
+        )
     held = planned_part(plan, layout, slots)
     if (memory := dict(plan.info.get("hardware", {})).get("memory")) is not None:
         cores = dataclasses.replace(held, info={"core_bytes": plan.info.get("core_bytes", 0.0)})

@@ -193,6 +193,9 @@ class SilentLog:
     ) -> None:
         """Writes nothing."""
 
+    def write_timing(self, step: int, timing: Mapping[str, Any], *, split: str) -> None:
+        """Writes nothing."""
+
     def sync(self) -> None:
         """Nothing was written."""
 

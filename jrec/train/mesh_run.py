@@ -26,6 +26,8 @@ from jrec.sharding import Plan, load_plan
 from jrec.sharding.runtime.exchange import Kind, check_kind, fastest_kind
 from jrec.train.build import ROW_OPTIMIZERS
 from jrec.train.config import TrainConfig
+from jrec.train.logs import log_growth
+from jrec.train.mesh_ahead import BatchesAhead, described
 from jrec.train.mesh_arrays import MeshBatch, Shapes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt, Parts, host_stacks
 from jrec.train.mesh_checkpoint import MeshSource, saved_rows
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from jrec.train.mesh_host import MeshHostStepper
 
 _FIRST_BATCHES = 4
-"""From so many the forms of lookups are chosen, and the sizes of routes settled, before the first step."""
+"""From so many the forms of lookups are chosen, and the first sizes of routes settled, before the first step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,14 +102,13 @@ class MeshSetup:
         cast = self.config.data.cast == "host"
         return Parts(self.layout, self.plan, devices=devices, first=first, count=count, cast=cast, forms=self.forms)
 
-    def shapes(self, examples: int, *, fixed: bool = False) -> Shapes:
+    def shapes(self, examples: int) -> Shapes:
         """Static sizes for batches of so many examples."""
         each = examples // len(self.plan.askers)
         return Shapes(
             self.layout,
             self.plan,
             examples=each,
-            fixed=fixed,
             headroom=self.config.mesh.headroom,
             send=self.forms.send,
         )
@@ -196,6 +197,11 @@ def mesh_stepper(
     return MeshHostStepper(mesh, loader, tables=tables, total=total, folder=folder, planned=planned)
 
 
+def several() -> bool:
+    """Whether several processes train, each of which sees only its own part of a batch."""
+    return jax.process_count() > 1
+
+
 class MeshStepper:
     """Steps of a model on a mesh; see ``jrec.train.stepper.Stepper``.
 
@@ -235,6 +241,8 @@ class MeshStepper:
         self._rows: Any = None
         self._loader, self._total = loader, total
         self._shapes: Shapes | None = None
+        self._ahead: BatchesAhead | None = None  # where several processes train
+        self._step, self._folder = 0, folder
         self._evaluated: dict[int, Shapes] = {}
         self.predictions = MeshPredictions(setup, self.predict_on)
 
@@ -267,16 +275,29 @@ class MeshStepper:
             raise RuntimeError("this stepper has no training batches")
         if self._shapes is None:
             self._shapes = self._settled(self._loader)
-        dealt: Any = next(self._loader)
-        assert isinstance(dealt, Dealt)
+            if several():
+                self._ahead = BatchesAhead(self._loader, self._shapes, self.setup.local, self._total)
+        self._step += 1
+        dealt, needs = self._next(self._loader, self._shapes)
         self.observe(dealt.batch)
-        self._shapes.fit(dealt.parts, self.setup.local)
-        batch = on_mesh(stacked(dealt.parts, self.setup.local, self._shapes), self.setup.mesh)
-        self._state, seen = self.step_on(self._state, batch)
+        batch = stacked(dealt.parts, self.setup.local, self._shapes)
+        self._state, seen = self.step_on(self._state, on_mesh(dataclasses.replace(batch, needs=needs), self.setup.mesh))
         self._behind = True
-        if jax.process_count() == 1:
+        if self._ahead is None:
             return seen.loss, seen.logits, dealt.batch
+        self._ahead.stepped(seen.needs)
         return seen.loss, seen.logits, dataclasses.replace(dealt.batch, labels=seen.labels, mask=seen.mask)
+
+    def _next(self, loader: Loader, shapes: Shapes) -> tuple[Dealt, Any]:
+        """The next batch, which the sizes hold; and, of several processes, what a later one needs here."""
+        if self._ahead is None:
+            dealt: Any = next(loader)
+            shapes.fit(dealt.parts, self.setup.local)
+            return dealt, None
+        dealt, needs, grown = self._ahead.next()
+        if grown and jax.process_index() == 0:
+            log_growth(self._folder, self._step, described(grown))
+        return dealt, needs
 
     def observe(self, batch: Batch) -> None:
         """Lets the plan's monitor see a batch."""
@@ -323,10 +344,10 @@ class MeshStepper:
         return logits[:given] if examples > given else logits
 
     def _settled(self, loader: Loader) -> Shapes:
-        """Sizes for the run, from its next batches; all processes agree."""
+        """Sizes to begin with, from the run's next batches; all processes agree."""
         setup = self.setup
         setup.decide_forms(loader)
-        shapes = setup.shapes(setup.config.data.batch_size, fixed=jax.process_count() > 1)
+        shapes = setup.shapes(setup.config.data.batch_size)
         numbers = range(loader.position, min(loader.position + _FIRST_BATCHES, self._total))
         batches: Any = map(loader.batch, numbers)
         shapes.settle(agreed(shapes.most((dealt.parts for dealt in batches), setup.local)))
@@ -337,6 +358,8 @@ class MeshStepper:
 
     def position(self) -> dict[str, Any]:
         """See ``Stepper``."""
+        if self._ahead is not None:
+            return self._ahead.position()
         return {} if self._loader is None else self._loader.state()
 
     def sources(self) -> Sequence[Source]:
@@ -355,7 +378,7 @@ class MeshStepper:
     def restore(self, saved: Saved, state: State, position: Any) -> None:
         """See ``Stepper``."""
         self.load(saved)
-        self.state = state
+        self.state, self._step = state, saved.step
         if self._loader is not None:
             self._loader.restore(position)
 

@@ -51,6 +51,7 @@ class Seen:
       loss: () float32, of the whole batch.
       logits, labels, mask: (batch,) float32.
       host: the batch's rows from host memory, or all resident rows, after the step, (K, dim) and slots, by stack.
+      needs: (stacks, kinds) int32, the greatest of the batch's ``needs``; None where it has none.
     """
 
     loss: jax.Array
@@ -58,6 +59,7 @@ class Seen:
     labels: jax.Array
     mask: jax.Array
     host: dict[str, Rows]
+    needs: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,6 +218,7 @@ def mesh_train_step(
         labels=of_examples(examples.labels, computes),
         mask=of_examples(examples.mask, computes),
         host=returned,
+        needs=None if batch.needs is None else jax.lax.pmax(batch.needs, AXIS),
     )
 
 

@@ -11,7 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jrec.errors import ConfigError
+from jrec.files import load_toml
 from jrec.train.typed_toml import Origins, leaves
+
+_DEEPEST = 16  # keys of an override; no key of a configuration is nested as deeply
 
 
 def read_tables(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> tuple[dict[str, Any], Origins]:
@@ -45,12 +48,7 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
         )
         advice = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise ConfigError(f"{path}: there is no such configuration file{advice}")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    return load_toml(path, error=ConfigError)
 
 
 def _parse(text: str) -> tuple[dict[str, Any], str]:
@@ -61,7 +59,7 @@ def _parse(text: str) -> tuple[dict[str, Any], str]:
     for value in (right, json.dumps(right, ensure_ascii=False).replace("\x7f", "\\u007f")):
         try:
             table = tomllib.loads(f"{key} = {value}")
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             continue
         if _is_chain(table, key):
             return table, right
@@ -72,6 +70,8 @@ def _is_chain(table: Mapping[str, Any], key: str) -> bool:
     """Whether the text was one assignment to ``key``: a line break in the value would have made several."""
     path, expected = [], tomllib.loads(f"{key} = 0")
     while isinstance(expected, dict):
+        if len(path) == _DEEPEST:
+            return False
         if not isinstance(table, Mapping) or len(table) != 1 or list(table) != list(expected):
             return False
         path.append(next(iter(table)))

@@ -21,6 +21,8 @@ from typing import Annotated, Any, Literal, NoReturn, Self, Union
 
 from jrec.errors import ConfigError
 
+MOST = 2**31 - 1
+"""The largest integer of a key without a maximum of its own: JAX counts steps, rows and examples in int32."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _TOML_TYPES = {bool: "boolean", int: "integer", float: "float", str: "string", list: "array", tuple: "array"}
 
@@ -248,6 +250,8 @@ def _convert_scalar(value: Any, base: Any, bounds: Range | None, key: str, origi
         value = float(value)
     if type(value) is not base or (base is float and not math.isfinite(value)):
         _ill_typed(value, hint, key, origins)
+    if base is int and (bounds is None or bounds.maximum is None):
+        bounds = dataclasses.replace(bounds or Range(), maximum=MOST)
     if bounds is not None and value not in bounds:
         raise ConfigError(f"{origins[key]}: {key} is {toml_value(value)}, but must be {bounds}")
     return value

@@ -6,16 +6,14 @@ See docs/data.md for every key. TOML and JSON hold the same tables.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
-import math
 import pathlib
-import tomllib
-from typing import Any, get_type_hints
+from typing import Any
 
 from jrec.data.readers.dense import TRANSFORMS
 from jrec.data.schema import DatasetError
+from jrec.files import decode, load_toml, parse_json
 
+_REMEDY = "docs/data.md has every key"
 TOO_LONG = ("error", "first", "last")
 
 
@@ -97,67 +95,19 @@ def load_schema(path: str) -> DelimitedSchema:
     Raises:
       DatasetError: naming the file, the key and what it should be.
     """
-    try:
-        content = pathlib.Path(path).read_text(encoding="utf-8")
-        tree = json.loads(content) if path.endswith(".json") else tomllib.loads(content)
-    except OSError as error:
-        raise DatasetError(f"schema {path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise DatasetError(
-            f"schema {path} is not valid {'JSON' if path.endswith('.json') else 'TOML'}: {error}"
-        ) from error
-    schema = _build(DelimitedSchema, tree, path, "")
+    tree = load_toml(path, error=DatasetError) if not path.endswith(".json") else _read_json(path)
+    schema = decode(tree, DelimitedSchema, where=f"schema {path}", error=DatasetError, remedy=_REMEDY, partial=True)
     _check(schema, path)
     return schema
 
 
-_NESTED: dict[str, type] = {
-    "label": LabelColumn,
-    "time": TimeColumn,
-    "dense": DenseColumn,
-    "categorical": CategoricalColumn,
-}
-_SCALARS = {"str": str, "bool": bool, "int": int, "float": float}
-
-
-def _build(cls: type, tree: Any, path: str, where: str) -> Any:
-    if not isinstance(tree, dict):
-        raise DatasetError(f"schema {path}: {where or 'the file'} must be a table, but is {tree!r}")
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    values = {}
-    for key, value in tree.items():
-        full = f"{where}.{key}" if where else key
-        if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.0)[0]
-            raise DatasetError(f"schema {path}: unknown key {full}; did you mean {near}? Keys: {', '.join(fields)}")
-        nested = _NESTED.get(key) if cls is DelimitedSchema else None
-        if nested and key in ("dense", "categorical"):
-            if not isinstance(value, list):
-                raise DatasetError(f"schema {path}: {full} must be an array of tables: [[{key}]]")
-            values[key] = tuple(_build(nested, v, path, f"{full}[{i}]") for i, v in enumerate(value))
-        elif nested:
-            values[key] = _build(nested, value, path, full)
-        else:
-            values[key] = _scalar(get_type_hints(cls)[key], value, path, full)
-    for name, field in fields.items():
-        if field.default is dataclasses.MISSING and name not in values:
-            raise DatasetError(f"schema {path}: {f'{where}.{name}' if where else name} is missing")
-    return cls(**values)
-
-
-def _scalar(hint: Any, value: Any, path: str, key: str) -> Any:
-    text = str(hint) if not isinstance(hint, type) else hint.__name__
-    if text.startswith("tuple"):
-        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-            raise DatasetError(f"schema {path}: {key} must be an array of strings, but is {value!r}")
-        return tuple(value)
-    wanted = next(t for name, t in _SCALARS.items() if text.startswith(name))
-    if wanted is float and type(value) is int:
-        value = float(value)
-    if type(value) is not wanted or (wanted is float and not math.isfinite(value)):
-        names = {str: "a string", bool: "true or false", int: "an integer", float: "a finite number"}
-        raise DatasetError(f"schema {path}: {key} must be {names[wanted]}, but is {value!r}")
-    return value
+def _read_json(path: str) -> Any:
+    try:
+        return parse_json(pathlib.Path(path).read_bytes())
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{path}: not valid JSON: {error}") from error
 
 
 def _check(schema: DelimitedSchema, path: str) -> None:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from jrec.data.readers.streams import is_stream
 from jrec.data.schema import DatasetError
 
 BLOCK_BYTES = 4 << 20
@@ -50,17 +51,23 @@ class Block:
 def check_inputs(paths: list[str], *, keep_order: bool) -> None:
     """Checks that every input can be read, is given once, and that numbered files come in numeric order.
 
+    Pipes may be inputs too. Shells number them as they like, so their order is taken as given.
+
     Raises:
       DatasetError: otherwise.
     """
     for path in paths:
-        if not pathlib.Path(path).is_file():
-            what = "is a folder; name the files in it" if pathlib.Path(path).is_dir() else "does not exist"
-            raise DatasetError(f"input {path} {what}")
+        if not pathlib.Path(path).exists():
+            raise DatasetError(f"input {path} does not exist")
+        if pathlib.Path(path).is_dir():
+            raise DatasetError(f"input {path} is a folder; name the files in it")
+        if not (pathlib.Path(path).is_file() or is_stream(path)):
+            raise DatasetError(f"input {path} is a terminal or another device; give files, or pipe the log into it")
         if not os.access(path, os.R_OK):
             raise DatasetError(f"input {path} cannot be read: permission denied")
     if repeated := sorted({p for p in paths if paths.count(p) > 1}):
         raise DatasetError(f"input(s) {', '.join(repeated)} given more than once")
+    paths = [path for path in paths if not is_stream(path)]
     numeric = sorted(paths, key=_numeric_order)
     same_but_numbers = len({re.sub(r"\d+", "#", p) for p in paths}) == 1
     if same_but_numbers and numeric != paths and not keep_order:

@@ -1,0 +1,118 @@
+"""``jrec plan`` writes no plan that training, or evaluation, would refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jrec.errors import ConfigError, JrecError
+
+if TYPE_CHECKING:
+    from jrec.data.schema import Schema
+    from jrec.sharding.plan import Plan
+    from jrec.sharding.problem import Problem
+    from jrec.train.config import TrainConfig
+
+
+def check_row_arguments(path: str, configured: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuses rows of another kind than the run's that is planned.
+
+    Args:
+      path: The configuration's file.
+      configured: What the configuration says, by argument.
+      given: What the command line says, None where it says nothing.
+
+    Raises:
+      ConfigError: Naming the argument and both values.
+    """
+    for name, value in given.items():
+        if value is not None and value != configured[name]:
+            raise ConfigError(
+                f"--{name} is {value}, but {path} has rows of {name} {configured[name]}, so that its run would refuse"
+                f" the plan; leave --{name} out, or leave out --config"
+            )
+
+
+def check_shared(problem: Problem, batch_size: int | None) -> None:
+    """Refuses a batch of training that the devices that compute cannot share equally.
+
+    Args:
+      problem: What is planned.
+      batch_size: Examples of a step, as the arguments or the configuration say; None where neither does.
+
+    Raises:
+      ConfigError: Naming both numbers.
+    """
+    if batch_size is None or problem.purpose != "training" or not batch_size % problem.askers:
+        return
+    who = f"{problem.askers} devices" if problem.computes is None else f"the {problem.askers} devices that compute"
+    raise ConfigError(
+        f"the batch size is {batch_size:,}, which {who} cannot share equally, so that training would refuse the plan;"
+        f" use a multiple of {problem.askers}, by --batch-size or data.batch_size, or other devices"
+    )
+
+
+def check_trains(path: str | None, config: TrainConfig | None, tables: Sequence[str]) -> None:
+    """Refuses cores for tables whose tier the configuration names.
+
+    Args:
+      path: The configuration's file.
+      config: The run's configuration, if there is one.
+      tables: The tables that --tt names.
+
+    Raises:
+      ConfigError: Naming the table.
+    """
+    if config is None:
+        return
+    for name in tables:
+        if name in config.tables.overrides and (tier := config.tables.overrides[name].tier) is not None:
+            raise ConfigError(
+                f"--tt {name}: {path} says tables.overrides.{name}.tier = {tier!r}, so that its run would refuse the"
+                " plan; leave one of them out"
+            )
+
+
+def save_usable(plan: Plan, out: str | os.PathLike[str], *, schema: Schema, config: TrainConfig | None) -> None:
+    """Writes a plan, unless a run of the configuration would refuse it: it is opened as a run opens it.
+
+    Args:
+      plan: The plan.
+      out: Its file.
+      schema: The dataset.
+      config: The run's configuration, if there is one.
+
+    Raises:
+      JrecError: As the run would; nothing is written then.
+    """
+    from jrec.sharding.plan_file import save_plan
+
+    if config is None or plan.devices < 2:
+        save_plan(plan, out)
+        return
+    out = pathlib.Path(out)
+    tried = out.with_name(f"{out.name}.partial")
+    save_plan(plan, tried)
+    try:
+        _open(plan, tried, schema, config)
+        tried.replace(out)
+    except JrecError as error:
+        raise type(error)(str(error).replace(str(tried), str(out))) from error
+    finally:
+        tried.unlink(missing_ok=True)
+
+
+def _open(plan: Plan, path: pathlib.Path, schema: Schema, config: TrainConfig) -> None:
+    from jrec.train.build import ROW_OPTIMIZERS, build_layout
+    from jrec.train.mesh_plan import check_sharing, run_plan
+
+    mesh = dataclasses.replace(config.mesh, devices=plan.devices)
+    config = dataclasses.replace(config, mesh=mesh, plan=str(path))
+    training = plan.purpose == "training"
+    layout = build_layout(config, schema)
+    slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots if training else None
+    opened = run_plan(config, schema, layout, slots)
+    check_sharing(config, layout, opened, [0] * plan.devices, training=training)

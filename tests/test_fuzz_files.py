@@ -1,0 +1,435 @@
+"""Every file that jrec reads, damaged at random: it is refused by an error of jrec's own, or what is read is the same.
+
+A format is a line of ``FORMATS``: the files that make it up, and how they are read. Raw mutations change bytes; where a
+format has a checksum, structural ones change a value of its JSON and seal it again, as a program with a defect would.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import hashlib
+import json
+import math
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from test_identity import LOG, prepared
+from test_train import CONFIG
+
+from jrec.access.calibrate import CalibrateOptions, calibrate
+from jrec.access.calibrate_file import Calibration
+from jrec.access.count import exact_profile
+from jrec.access.profile import AccessProfile
+from jrec.data.fae_pack import pack
+from jrec.data.fae_piece import read_blocks
+from jrec.data.fae_verify import verify
+from jrec.data.readers.delimited_schema import load_schema
+from jrec.data.reorder_file import load_orders, save_order
+from jrec.data.schema import Schema
+from jrec.data.synth.generate import SynthOptions, synthesize
+from jrec.data.synth.shapes import shape_like
+from jrec.errors import JrecError
+from jrec.files import _seal
+from jrec.sharding import Problem, build_plan, load_plan, plan_placement, save_plan
+from jrec.sharding.drift import describe, options_of_plan, problem_of_plan
+from jrec.sharding.hardware import grid, load_hardware
+from jrec.sharding.planner import PlanOptions
+from jrec.sharding.problem import tables_of
+from jrec.train.config import load_config
+from jrec.train.run_dataset import keep_dataset, run_dataset
+
+DEFAULT, SLOW = 200, 2400
+SECONDS = 20  # that reading a damaged file may take
+ROOM = 4 << 30  # bytes of address space that it may ask for
+
+HARDWARE_TOML = """
+name = "small"
+devices = 2
+memory = "1GB"
+lookup = "1TB/s"
+within = 1e11
+all_reduce = "20GB/s"
+tables_on = "1"
+"""
+COLUMNS_TOML = """
+delimiter = ","
+[label]
+column = "label"
+[[categorical]]
+column = "a"
+[[categorical]]
+column = "b"
+separator = "|"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A kind of file.
+
+    Attributes:
+      files: Patterns of paths below the world's folder; any of them is damaged.
+      read: From the folder to a value that ``same`` compares, by the doors that commands use.
+      sealed: Whether every damage is to be noticed; else files that are still valid are read as what they say.
+      structure: How to change a value inside: "json", "container", "toml" or "" for bytes alone.
+    """
+
+    files: Sequence[str]
+    read: Callable[[pathlib.Path], Any]
+    sealed: bool = True
+    structure: str = ""
+
+
+def read_dataset(folder, name="data"):
+    schema = Schema.load(folder / name)
+    blocks = [
+        block
+        for split in schema.splits.values()
+        for shard in split.shards
+        for _, block in read_blocks(folder / name, schema, shard, 0, shard.blocks)
+    ]
+    orders = load_orders(folder / name, schema, [t.name for t in schema.tables])
+    return [dataclasses.replace(schema, folder=None), schema.identity, blocks, orders]
+
+
+def read_counts(folder):
+    return [t.counts for t in exact_profile(folder / "data").tables]
+
+
+def read_vocabularies(folder):
+    schema = Schema.load(folder / "csv")
+    return [schema.check_file(folder / "csv", t.vocabulary).read_bytes() for t in schema.tables if t.vocabulary]
+
+
+def read_bijections(folder):
+    schema = Schema.load(folder / "ordered")
+    return load_orders(folder / "ordered", schema, [t.name for t in schema.tables])
+
+
+def read_profile(folder):
+    profile = AccessProfile.load(folder / "access")
+    profile.check_dataset(Schema.load(folder / "data", check_files=False))
+    return (
+        [(t.name, t.starts, t.counts, t.smoothed().counts) for t in profile.tables],
+        profile.examples,
+        profile.dataset,
+    )
+
+
+def read_plan(folder):
+    plan = load_plan(folder / "plan", schema=Schema.load(folder / "data", check_files=False), devices=2)
+    problem = problem_of_plan(plan, exact_profile(folder / "data"))
+    located = [plan.locate(t.name, np.arange(t.rows)) for t in plan.tables]
+    placed = plan.placement(problem)
+    return [plan.tables, dict(plan.info), options_of_plan(plan), located, placed.owner, placed.core_bytes, plan.dataset]
+
+
+def read_calibration(folder):
+    found = Calibration.load(folder / "hot.json")
+    found.check_dataset(Schema.load(folder / "data", check_files=False))
+    return found.summary(), found.hot_set().rows
+
+
+def read_fae(folder):
+    manifest = verify(folder / "fae")
+    return dataclasses.asdict(manifest) | {"folder": ""}, manifest.hot_rows
+
+
+SHARD = "train-00000-of-00001.array_record"
+FORMATS = {
+    "shard": Format((f"data/{SHARD}", f"data/{SHARD.replace('train', 'test')}"), read_dataset),
+    "schema": Format(("data/schema.json",), read_dataset, structure="json"),
+    "counts": Format(("data/counts/*.npy",), read_counts),
+    "vocabulary": Format(("csv/vocabulary/a.parquet",), read_vocabularies),
+    "bijection": Format(("ordered/reorder/*.npy",), read_bijections),
+    "profile": Format(("access",), read_profile, structure="container"),
+    "plan": Format(("plan",), read_plan, structure="container"),
+    "calibration": Format(("hot.json",), read_calibration, structure="json"),
+    "hot rows": Format(("hot.json.rows",), read_calibration, structure="container"),
+    "FAE folder": Format(("fae/fae.json",), read_fae, structure="json"),
+    "FAE parts": Format(("fae/hot/schema.json", "fae/cold/schema.json"), read_fae, structure="json"),
+    "FAE files": Format(("fae/hot_rows/*.npy", f"fae/hot/{SHARD}", f"fae/cold/{SHARD}"), read_fae),
+    "run's dataset": Format(("run/dataset.json",), lambda folder: run_dataset(folder / "run"), structure="json"),
+    "configuration": Format(("run.toml",), lambda f: load_config(f / "run.toml"), sealed=False, structure="toml"),
+    "hardware": Format(("machine.toml",), lambda f: load_hardware(f / "machine.toml"), sealed=False, structure="toml"),
+    "columns": Format(("columns.toml",), lambda f: load_schema(f"{f}/columns.toml"), sealed=False, structure="toml"),
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder with a file of each format, and for each what reading it gives."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    data = folder / "data"
+    synthesize(shape_like("quickstart"), data, SynthOptions(rows=700, seed=0, block_size=64, split=(0.8, 0.0, 0.2)))
+    schema = Schema.load(data)
+    prepared(folder, LOG, "csv")
+    shutil.copytree(data, folder / "ordered")
+    order = np.random.default_rng(0).permutation(schema.tables[0].rows).astype(np.uint32)
+    entry = save_order(folder / "ordered", schema.tables[0].name, order)
+    tables = (dataclasses.replace(schema.tables[0], bijection=entry), *schema.tables[1:])
+    dataclasses.replace(schema, tables=tables).save(folder / "ordered")
+    profile = exact_profile(data)
+    profile.save(folder / "access")
+    machine = grid("small", devices=2, memory=10**9, lookup=1e12, within=1e11, all_reduce=1e10)
+    rows = [(t.name, t.rows) for t in schema.tables]
+    problem = Problem(
+        tables=tables_of(rows, 8, dtype="float32", slot_bytes=4), profile=profile, hardware=machine, batch_size=64
+    )
+    options = PlanOptions()
+    plan = build_plan(problem, plan_placement(problem, options).placement, describe(problem, options, data=schema.name))
+    save_plan(plan, folder / "plan")
+    calibration = calibrate(data, CalibrateOptions(budget=30_000, small_bytes=4_000))
+    calibration.save(folder / "hot.json")
+    pack(data, folder / "fae", calibration.hot_set())
+    (folder / "run").mkdir()
+    keep_dataset(folder / "run", schema.identity, resume=False)
+    (folder / "run.toml").write_text(CONFIG.replace("[data]", '[data]\npath = "data"'))
+    (folder / "machine.toml").write_text(HARDWARE_TOML)
+    (folder / "columns.toml").write_text(COLUMNS_TOML)
+    return folder
+
+
+def files_of(kind, folder):
+    """The files of a format; of several that a pattern names the first."""
+    return [sorted(folder.glob(pattern))[0] for pattern in FORMATS[kind].files]
+
+
+def same(one, other):
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other) and one.dtype == other.dtype
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return one == other
+
+
+# Mutations of bytes
+
+
+def flip(rng, content, other):
+    out = bytearray(content)
+    for _ in range(rng.choice((1, 1, 1, 3))):
+        out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
+    return bytes(out)
+
+
+def truncate(rng, content, other):
+    return content[: rng.choice((0, 1, len(content) // 2, len(content) - 1, rng.randrange(len(content))))]
+
+
+def overwrite(rng, content, other):
+    at, size = rng.randrange(len(content)), rng.choice((1, 8, 64))
+    filling = rng.choice((b"\0", b"\xff", b"9")) * size
+    return (content[:at] + filling + content[at + size :])[: len(content)]
+
+
+def exchange(rng, content, other):
+    size = max(1, min(64, len(content) // 4))
+    a, b = sorted((rng.randrange(len(content) - size + 1), rng.randrange(len(content) - size + 1)))
+    if b < a + size:
+        return content[size:] + content[:size]
+    return content[:a] + content[b : b + size] + content[a + size : b] + content[a : a + size] + content[b + size :]
+
+
+def replace(rng, content, other):
+    return other
+
+
+def append(rng, content, other):
+    return content + bytes(rng.randrange(256) for _ in range(rng.choice((1, 100))))
+
+
+def delete(rng, content, other):
+    return None
+
+
+RAW = (flip, flip, flip, truncate, overwrite, exchange, replace, append, delete)
+
+
+# Mutations of values
+
+NUMBERS = (0, -1, 1, 2**31, 2**32, 2**62, 2**63, -(2**63), 10**400, 4.5, -0.5, 1e308, math.nan, math.inf)
+ODD = (None, True, False, "", "x", "../../etc/passwd", "\ud800", "n" * 10_000, [], {}, [[]], {"x": 1}, [None] * 100)
+
+
+TOML_VALUES = (
+    "4.5", "-1", "0", str(2**62), str(2**70), "1" * 5000, "1e400", "nan", "inf", "true", '""', '"x"', "[]", "{}",
+    "[[[]]]", "[" * 5000, "{a = " * 3000, '"\\ud800"', "1979-05-27", "'''", "[1, 'a', {}]", "{x = 1}",
+)  # fmt: skip
+TOML_TABLES = ("[data.path]", "[[data]]", "[a.b.c]", "[[label]]", "[categorical]", "[model.features.x]")
+
+
+def places(value, path=()):
+    """The path of every value of nested JSON, containers too."""
+    yield path
+    if isinstance(value, dict):
+        for key in value:
+            yield from places(value[key], (*path, key))
+    elif isinstance(value, list):
+        for index in range(min(len(value), 3)):
+            yield from places(value[index], (*path, index))
+
+
+def change(rng, tree):
+    """A copy with one place changed."""
+    tree = copy.deepcopy(tree)
+    path = rng.choice([p for p in places(tree) if p])
+    parent = tree
+    for step in path[:-1]:
+        parent = parent[step]
+    key = path[-1]
+    what = rng.choice(("number", "number", "odd", "odd", "delete", "rename", "add", "double", "bomb", "flip"))
+    if what == "number":
+        parent[key] = rng.choice(NUMBERS)
+    elif what == "odd":
+        parent[key] = copy.deepcopy(rng.choice(ODD))
+    elif what == "delete":
+        del parent[key]
+    elif what == "rename" and isinstance(parent, dict):
+        parent[str(key) + "s"] = parent.pop(key)
+    elif what == "add" and isinstance(parent, dict):
+        parent["unheard_of"] = 1
+    elif what == "double" and isinstance(parent, list):
+        parent.append(copy.deepcopy(parent[key]))
+    elif what == "flip" and isinstance(parent[key], int | float):
+        parent[key] = -parent[key] if rng.random() < 0.5 else parent[key] + 1
+    else:
+        parent[key] = "BOMB"
+    return tree
+
+
+def as_json(tree):
+    text = json.dumps(tree)
+    return text.replace('"BOMB"', "[" * 50_000 + "]" * 50_000)
+
+
+def change_json(rng, content):
+    tree = change(rng, json.loads(content))
+    if "sha256" in tree and rng.random() < 0.9:
+        del tree["sha256"]
+        with contextlib.suppress(ValueError, RecursionError):
+            tree["sha256"] = _seal(tree)
+    return as_json(tree).encode("utf-8", "surrogatepass")
+
+
+def change_container(rng, content):
+    """The header or a description of an array, under a checksum that fits."""
+    first, _, rest = content.partition(b"\n")
+    (length,) = struct.unpack_from("<Q", rest)
+    tree, arrays = json.loads(rest[8 : 8 + length]), rest[8 + length : -32]
+    text = as_json(change(rng, tree)).encode("utf-8", "surrogatepass")
+    whole = first + b"\n" + struct.pack("<Q", len(text)) + text + arrays
+    return whole + hashlib.sha256(whole).digest()
+
+
+def change_toml(rng, content):
+    lines = content.decode().splitlines()
+    at = rng.choice([i for i, line in enumerate(lines) if line])
+    key, equals, _ = lines[at].partition("=")
+    what = rng.choice(("value", "value", "value", "delete", "double", "rename", "deep", "table"))
+    if what == "value" and equals:
+        lines[at] = f"{key}= {rng.choice(TOML_VALUES)}"
+    elif what == "delete":
+        del lines[at]
+    elif what == "double":
+        lines.insert(at, lines[at])
+    elif what == "rename" and equals:
+        lines[at] = f"{key.strip()}s = 1"
+    elif what == "table":
+        lines[at] = rng.choice(
+            ("[data.path]", "[[data]]", "[a.b.c]", "[[label]]", "[categorical]", "[model.features.x]")
+        )
+    else:
+        lines.insert(0, ".".join(["a"] * 3000) + " = 1")
+    return "\n".join(lines).encode()
+
+
+STRUCTURAL = {"json": change_json, "container": change_container, "toml": change_toml}
+
+
+# The harness
+
+
+@contextlib.contextmanager
+def bounded():
+    """Ends what takes too long, and lets what asks for too much memory fail."""
+
+    def late(number, frame):
+        raise TimeoutError(f"reading took more than {SECONDS} s")
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def outcome(kind, folder, expected, *, must_equal):
+    """None where the damage was refused or changed nothing; else what happened instead."""
+    try:
+        with bounded():
+            value = FORMATS[kind].read(folder)
+            equal = same(expected, value)
+    except JrecError as error:
+        return None if str(error).strip() else "an error without a message"
+    except (Exception, RecursionError, MemoryError) as error:
+        return f"{type(error).__module__}.{type(error).__name__}: {str(error)[:300]}"
+    return None if equal or not must_equal else "another value was read"
+
+
+def attack(kind, folder, count, seed):
+    """The mutations that were neither refused nor harmless."""
+    fmt, rng = FORMATS[kind], random.Random(f"{kind} {seed}")
+    files = files_of(kind, folder)
+    expected, bad = fmt.read(folder), []
+    assert same(expected, fmt.read(folder))
+    others = [p for p in folder.rglob("*") if p.is_file()]
+    for number in range(count):
+        path = rng.choice(files)
+        content = path.read_bytes()
+        structural = bool(fmt.structure) and rng.random() < 0.6
+        mutate = STRUCTURAL[fmt.structure] if structural else rng.choice(RAW)
+        if structural:
+            damaged = mutate(rng, content)
+        else:
+            alike = [p for p in others if p.suffix == path.suffix and p != path] or others
+            damaged = mutate(rng, content, rng.choice(alike).read_bytes())
+        try:
+            path.unlink()  # a link in a packed folder leads to the dataset's own file
+            if damaged is not None:
+                path.write_bytes(damaged)
+            found = outcome(kind, folder, expected, must_equal=fmt.sealed and not structural)
+            if found is not None:
+                bad.append(f"{kind}, mutation {number} ({mutate.__name__}) of {path.name}: {found}")
+        finally:
+            path.write_bytes(content)
+    return bad
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_damaged_files_are_refused_or_read_the_same(world, kind):
+    bad = attack(kind, world, -(-DEFAULT // len(FORMATS)), seed=0)
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FORMATS)
+def test_many_damaged_files_are_refused_or_read_the_same(world, kind):
+    bad = attack(kind, world, -(-SLOW // len(FORMATS)), seed=1)
+    assert not bad, "\n".join(bad)
