@@ -156,6 +156,20 @@ def test_a_table_is_read_without_jrec(tmp_path):
         array(chunk.parent)
 
 
+def test_the_documentation_reads_a_table(tmp_path):
+    tables, rng = make("device"), np.random.default_rng(0)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", chunk_bytes=3000)
+    for step in (1, 2):
+        save(checkpoints, tables, step)
+        tables.write(rng, rows=20)
+    save(checkpoints, tables, 3)
+    page = (pathlib.Path(__file__).parents[1] / "docs" / "checkpoints.md").read_text()
+    code = page.split("```python\n", 1)[1].split("```", 1)[0]
+    names = {}
+    exec(code.replace("RUN/checkpoints/STEP/tables/NAME", f"{tmp_path}/checkpoints/3/tables/float32900"), names)
+    assert names["rows"].tobytes() == np.asarray(tables.arrays["d5_float32"]["values"])[:900].tobytes()
+
+
 def test_names_of_tables_may_be_odd(tmp_path):
     from jrec.checkpoint.manifest import TableShape
 
