@@ -448,6 +448,18 @@ def go_on(tables, checkpoints, rng):
         checkpoints.between_steps()
 
 
+def test_dense_arrays_and_counters_are_of_the_step_too(tmp_path):
+    checkpoints, dense, meta = Checkpoints(tmp_path), np.arange(5.0), {"losses": [0.5]}
+    tables = make("device")
+    checkpoints.save(1, arrays={"a": dense}, sources=tables.sources, meta=meta, wait=False)
+    dense += 1
+    meta["losses"].append(0.25)
+    checkpoints.finish()
+    saved = checkpoints.open()
+    np.testing.assert_array_equal(saved.arrays()["a"], np.arange(5.0))
+    assert saved.manifest.meta == {"losses": [0.5]}
+
+
 def test_the_next_checkpoint_waits_for_the_one_before(tmp_path):
     tables, rng = make("device"), np.random.default_rng(0)
     checkpoints = Checkpoints(tmp_path, chunk_bytes=2000)
