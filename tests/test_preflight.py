@@ -19,6 +19,7 @@ from jrec.train import preflight
 from jrec.train.build import ROW_OPTIMIZERS, build_layout
 from jrec.train.config import load_config
 from jrec.train.preflight import check_space, check_start
+from jrec.train.run_dataset import keep_dataset
 
 CONFIG = """
 [data]
@@ -85,6 +86,7 @@ def begin(folder, config_arguments):
     config, _ = config_arguments
     folder.mkdir(exist_ok=True)
     (folder / "config.toml").write_text(config.to_toml())
+    keep_dataset(folder, Schema.load(config.data.path).identity, resume=False)
     (folder / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 0.5}\n')
 
 
