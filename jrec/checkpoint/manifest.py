@@ -164,6 +164,11 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
     return dataclasses.replace(manifest, **own)
 
 
+def complete_steps(folder: pathlib.Path) -> list[int]:
+    """Steps of the complete checkpoints in a folder, ascending."""
+    return sorted(int(path.parent.name) for path in folder.glob(f"*/{MANIFEST}") if path.parent.name.isdigit())
+
+
 def table_records(content: dict[str, Any]) -> dict[str, TableRecord]:
     """The tables of a manifest's content."""
     return {name: _table(record) for name, record in content["tables"].items()}

@@ -128,8 +128,8 @@ def pack_piece(job: Job, piece: Piece, advance: Callable[[int], None], stop: thr
             if stop.is_set():
                 raise concurrent.futures.CancelledError
             parted, found = _part_block(job, columns, place)
-            for name, part in parts.items():
-                part.add(parted[name])
+            for name, taken in parted.items():
+                parts[name].add(taken)
             total += found
             advance(sum(len(taken[LABEL]) for taken in parted.values()))
         shards = {name: part.close() for name, part in parts.items()}
@@ -176,10 +176,8 @@ class _Part:
         self._writer: ShardWriter | None = None
 
     def add(self, columns: dict[str, Column]) -> None:
-        examples = len(columns[LABEL])
-        if examples:
-            self._waiting.append(columns)
-            self._examples += examples
+        self._waiting.append(columns)
+        self._examples += len(columns[LABEL])
         if self._key is None and self._examples >= _FLUSH_BLOCKS * self._block_size:
             self._flush()
 
@@ -204,7 +202,7 @@ class _Part:
             if isinstance(column, ListColumn):
                 columns[name] = ListColumn(column.offsets.astype(np.int32), column.values)
         if self._writer is None:
-            self._writer = ShardWriter(self._path, self._block_size)
+            self._writer = ShardWriter(self._path, self._block_size, compress_columns=True)
         self._writer.write(columns)
         self._waiting, self._examples = [], 0
 
@@ -226,16 +224,18 @@ def read_blocks(
 
 
 def _part_block(job: Job, columns: Mapping[str, Column], place: str) -> tuple[dict[str, dict[str, Column]], int]:
-    """The hot and the cold examples of a block, with the checksum of both, which is that of the block."""
+    """The hot and the cold examples of a block, those that there are, and the checksum of both: that of the block."""
     hot = hot_examples(columns, job.schema.categorical, job.sets, place)
-    parted = {
-        HOT: take(columns, np.flatnonzero(hot), job.schema, job.sets),
-        COLD: take(columns, np.flatnonzero(~hot), job.schema, None),
-    }
-    expected = content(columns, job.schema, job.orders.get, place)
+    parted, found = {}, 0
     # Hot ids are led back to their rows: what is written has to say what was read.
-    found = content(parted[HOT], job.schema, job.hot_rows.get, place)
-    found += content(parted[COLD], job.schema, job.orders.get, place)
+    for name, positions, sets, rows in (
+        (HOT, np.flatnonzero(hot), job.sets, job.hot_rows.get),
+        (COLD, np.flatnonzero(~hot), None, job.orders.get),
+    ):
+        if len(positions):
+            parted[name] = take(columns, positions, job.schema, sets)
+            found += content(parted[name], job.schema, rows, place)
+    expected = content(columns, job.schema, job.orders.get, place)
     if found & _MASK != expected:
         raise DatasetError(
             f"{place} has content {expected:016x}, but its hot and cold examples {found & _MASK:016x}; the memory of"

@@ -52,10 +52,10 @@ def check_start(config: TrainConfig, *, resume: bool, overwrite: bool, writes: b
       writes: Whether this process writes to the folder, as the first of several does.
 
     Raises:
-      ConfigError: If the folder holds another run or cannot be written to, the run in it is of another dataset, the
-        learning rates' decay would begin after the last step, or a split that will be evaluated has no examples.
-      CheckpointError: If the run in the folder does not say what dataset it is of.
+      ConfigError: If the folder holds another run or cannot be written to, the learning rates' decay would begin after
+        the last step, or a split that will be evaluated has no examples.
       DatasetError: If the dataset cannot be used, or has no examples to train on.
+      CheckpointError: If a run that is to go on does not say which dataset it is of.
     """
     folder = pathlib.Path(config.out)
     check_run_folder(config, resume=resume, overwrite=overwrite)

@@ -25,7 +25,7 @@ def keep_dataset(folder: pathlib.Path, dataset: Identity, *, resume: bool) -> No
       ConfigError: If the run began with other rows or other examples.
       CheckpointError: If the run does not say what it began with.
     """
-    from jrec.train.mesh_processes import first  # JAX, which checks before a run begins do without
+    from jrec.train.mesh_processes import first  # loads JAX, which check_resumed need not
 
     if resume and began(folder):
         check_resumed(folder, dataset)
@@ -34,10 +34,14 @@ def keep_dataset(folder: pathlib.Path, dataset: Identity, *, resume: bool) -> No
 
 
 def check_resumed(folder: pathlib.Path, dataset: Identity) -> None:
-    """Refuses to go on with a run on other rows or other examples than it began with.
+    """Refuses to go on with a run on another dataset.
+
+    Args:
+      folder: The run's folder.
+      dataset: The dataset to train on.
 
     Raises:
-      ConfigError: If the run began with another dataset.
+      ConfigError: If the run began with other rows or other examples.
       CheckpointError: If the run does not say what it began with.
     """
     remedy = "resume with the dataset that the run began with, or choose another folder with out="
