@@ -18,8 +18,16 @@ from checkpoint_cases import TIERS, Host, counts, make, restore, save
 from jrec import ops
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.checkpoint.files import read_json, write_json
+from jrec.checkpoint.undo import Undo
+from jrec.checkpoint.writer import Writer
 from jrec.errors import CheckpointError
 from jrec.native.crc32c import crc32c
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    """What is waited for is tested where calls of the system end the program; the disk itself only takes time."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def test_the_checksum_is_castagnolis():
@@ -351,6 +359,131 @@ def test_where_links_are_impossible_everything_is_written(tmp_path, monkeypatch)
     assert fresh.state() == tables.state()
 
 
+def steps_while_saving(tables, checkpoints, step, rng, monkeypatch, *, rows=60, **kwargs):
+    """Goes on changing rows while a slow disk writes a checkpoint; the state at its step, and how often it changed."""
+    expected, written, changes = tables.state(), Writer._write, 0
+
+    def slowly(self, *args):
+        time.sleep(0.005)
+        written(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "_write", slowly)
+        save(checkpoints, tables, step, wait=False, **kwargs)
+        while checkpoints.saving:
+            checkpoints.between_steps()
+            tables.write(rng, rows=rows)
+            changes += 1
+    return expected, changes
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_checkpoint_is_of_its_step_while_steps_go_on(tier, tmp_path, monkeypatch):
+    """Rows change in place before they are written, in full checkpoints and in increments."""
+    tables, rng = make(tier, rows=(1500, 40)), np.random.default_rng(2)
+    checkpoints = Checkpoints(tmp_path, keep=99, chunk_bytes=6000)
+    tables.write(rng, rows=6000)
+    pieces = []
+    for step, full in ((1, True), (2, None), (3, None), (4, True)):
+        expected, changes = steps_while_saving(tables, checkpoints, step, rng, monkeypatch, rows=9, full=full)
+        assert changes > 3
+        fresh = make(tier, rows=(1500, 40))
+        restore(tmp_path, fresh, step)
+        assert fresh.state() == expected, step
+        pieces.append(max(map(len, counts(Checkpoints(tmp_path).open(step)).values())))
+        assert sum(source.undo_bytes for source in tables.sources) == 0
+    assert pieces[0] == pieces[-1] == 1 < max(pieces)
+    save(checkpoints, tables, 5)  # what changed during the last one belongs to this one
+    fresh = make(tier, rows=(1500, 40))
+    restore(tmp_path, fresh)
+    assert fresh.state() == tables.state()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_without_the_kept_rows_it_would_not_be(tier, tmp_path, monkeypatch):
+    tables, rng = make(tier, rows=(400, 40)), np.random.default_rng(2)
+    tables.write(rng, rows=600)
+    monkeypatch.setattr(Undo, "overlay", lambda self, addresses, arrays: arrays)
+    checkpoints = Checkpoints(tmp_path, chunk_bytes=1000)
+    expected, _ = steps_while_saving(tables, checkpoints, 1, rng, monkeypatch, rows=12)
+    fresh = make(tier, rows=(400, 40))
+    restore(tmp_path, fresh)
+    assert fresh.state() != expected
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_rows_that_are_kept_are_bounded(tier, tmp_path, monkeypatch):
+    """A step waits for the disk where too many rows would have to be kept."""
+    tables, rng = make(tier, rows=(2000,)), np.random.default_rng(2)
+    tables.write(rng, rows=4000)
+    checkpoints, most = Checkpoints(tmp_path, chunk_bytes=2000, undo_bytes=20_000), []
+    write = tables.write
+
+    def watched(*args, **kwargs):
+        write(*args, **kwargs)
+        most.append(sum(source.undo_bytes for source in tables.sources))
+
+    tables.write = watched
+    expected, _ = steps_while_saving(tables, checkpoints, 1, rng, monkeypatch, rows=50)
+    assert 0 < max(most) < 20_000 + 2 * 64 * 70  # the rows of one step go beyond it
+    fresh = make(tier, rows=(2000,))
+    restore(tmp_path, fresh)
+    assert fresh.state() == expected
+
+
+def go_on(tables, checkpoints, rng):
+    while True:
+        tables.write(rng)
+        checkpoints.between_steps()
+
+
+def test_the_next_checkpoint_waits_for_the_one_before(tmp_path):
+    tables, rng = make("device"), np.random.default_rng(0)
+    checkpoints = Checkpoints(tmp_path, chunk_bytes=2000)
+    for step in (1, 2, 3):
+        tables.write(rng)
+        save(checkpoints, tables, step, wait=False)
+        assert checkpoints.steps() == [1, 2, 3][max(0, step - 3) : step - 1] or step == 1
+    checkpoints.finish()
+    assert checkpoints.written().step == 3
+    assert checkpoints.written() is None
+    fresh = make("device")
+    restore(tmp_path, fresh)
+    assert fresh.state() == tables.state()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_failure_while_steps_go_on_is_raised_at_the_next_one(tier, tmp_path, monkeypatch):
+    tables, rng = make(tier), np.random.default_rng(0)
+    checkpoints = Checkpoints(tmp_path, chunk_bytes=1000)
+    tables.write(rng)
+    save(checkpoints, tables, 1)
+
+    def full(self, *args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    tables.write(rng)
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "_write", full)
+        save(checkpoints, tables, 2, wait=False)
+        with pytest.raises(CheckpointError, match=r"step 2 could not be written to .*No space left.*are untouched"):
+            go_on(tables, checkpoints, rng)
+    assert [p.name for p in tmp_path.iterdir()] == ["1"]
+    tables.write(rng)
+    save(checkpoints, tables, 3)
+    fresh = make(tier)
+    restore(tmp_path, fresh)
+    assert fresh.state() == tables.state()
+
+
+def test_a_closed_run_leaves_no_part_of_a_checkpoint(tmp_path):
+    tables = make("device")
+    checkpoints = Checkpoints(tmp_path, chunk_bytes=1000)
+    save(checkpoints, tables, 1, wait=False)
+    checkpoints.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 class Killed(BaseException):
     """Ends the program where it is raised: nothing catches it, so nothing cleans up."""
 
@@ -366,7 +499,6 @@ def test_a_save_may_end_at_any_call_of_the_system(tmp_path, monkeypatch):
         save(checkpoints, tables, step)
         states[step, "before"] = tables.state()
     completed, number = False, 0
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     while not completed:
         shutil.rmtree(tmp_path / "now", ignore_errors=True)
         shutil.copytree(tmp_path / "before", tmp_path / "now")

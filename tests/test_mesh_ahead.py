@@ -49,7 +49,7 @@ def configure(tmp_path, dataset):
 
 
 def arrays(folder):
-    return {path: np.asarray(leaf) for path, leaf in flatten(restore_run(folder).checkpoint.state).items()}
+    return {path: np.asarray(leaf) for path, leaf in flatten(restore_run(folder, slots=True).state).items()}
 
 
 def growth(folder):

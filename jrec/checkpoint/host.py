@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-from jrec.checkpoint.manifest import FirstValues, TableShape
+from jrec.checkpoint.manifest import VALUES, FirstValues, TableShape
 from jrec.checkpoint.saved import Saved
 from jrec.checkpoint.sources import Piece
+from jrec.checkpoint.undo import Undo
 from jrec.errors import CheckpointError
 from jrec.host.table import HostTable
 
@@ -24,6 +26,8 @@ class HostRows:
 
     def __init__(self, table: HostTable):
         self._table, stack, optimizer = table, table.stack, table.optimizer
+        self._lock, self._undo = threading.Lock(), Undo()
+        self._rows, self._pending = np.empty(0, np.int32), np.empty(0, bool)
         self.tables = {
             t.name: TableShape(
                 name=t.name,
@@ -46,14 +50,55 @@ class HostRows:
         return {name: (dirty[name].size, made[name].size) for name in self.tables}
 
     def begin(self, full: Collection[str]) -> list[Piece]:
-        """See ``Source``."""
+        """See ``Source``. Not while another thread writes rows."""
         dirty, made = self._split(self._table.dirty_rows()), self._split(self._table.made_rows())
         self._table.clear_dirty()
         rows = {name: made[name] if name in full else dirty[name] for name in self.tables}
-        return [_HostPiece(self._table, n, rows[n], rows[n].size, self._base(n)) for n in rows if rows[n].size]
+        self._undo.clear()
+        ends = np.cumsum([of.size for of in rows.values()])
+        self._rows = np.concatenate(
+            [of + base for of, base in zip(rows.values(), self._table.stack.bases, strict=True)]
+        )
+        self._pending = np.ones(self._rows.size, bool)
+        self._table.watch(self._keep)
+        return [
+            _HostPiece(self, name, of, of.size, int(end) - of.size)
+            for (name, of), end in zip(rows.items(), ends, strict=True)
+            if of.size
+        ]
 
     def end(self) -> None:
         """See ``Source``."""
+        self._table.watch(None)
+        self._undo.clear()
+        self._rows, self._pending = np.empty(0, np.int32), np.empty(0, bool)
+
+    @property
+    def undo_bytes(self) -> int:
+        """See ``Source``."""
+        return self._undo.bytes
+
+    def read(self, begin: int, stop: int) -> dict[str, np.ndarray]:
+        """Rows ``begin`` to ``stop`` of all that the checkpoint under way wants, as they were when it began."""
+        addresses = np.ascontiguousarray(self._rows[begin:stop])
+        with self._lock:  # from here on nobody needs to keep them
+            values, slots = self._table.fetch(addresses)
+            self._pending[begin:stop] = False
+        return self._undo.overlay(addresses, {VALUES: values, **slots})
+
+    def _keep(self, addresses: np.ndarray) -> None:
+        """Keeps those of the rows that the checkpoint still wants, before they are written to."""
+        with self._lock:
+            if not self._rows.size:
+                return
+            at = np.minimum(np.searchsorted(self._rows, addresses), self._rows.size - 1)
+            wanted = (self._rows[at] == addresses) & self._pending[at]
+            if wanted.any():
+                kept = np.ascontiguousarray(addresses[wanted])
+                values, slots = self._table.fetch(kept)
+                arrays = {VALUES: values, **slots}
+                self._undo.add(kept, arrays, sum(array.nbytes for array in arrays.values()))
+                self._pending[at[wanted]] = False
 
     def restore(self, saved: Saved) -> None:
         """Takes the rows of a checkpoint; rows that it does not have become what they were at first.
@@ -69,7 +114,7 @@ class HostRows:
             ):
                 _check_same(saved, shape, one.record.shape)
                 for rows, arrays in one.written(["values", *shape.slots]):
-                    table.store((rows + base).astype(np.int32), arrays.pop("values"), arrays)
+                    table.store((rows + base).astype(np.int64), arrays.pop("values"), arrays)
         except CheckpointError:
             table.reset()
             raise
@@ -84,19 +129,16 @@ class HostRows:
             for name, base, begin, stop in zip(self.tables, stack.bases, bounds, bounds[1:], strict=False)
         }
 
-    def _base(self, name: str) -> int:
-        return self._table.stack.bases[list(self.tables).index(name)]
-
 
 @dataclasses.dataclass
 class _HostPiece:
-    """See ``jrec.checkpoint.sources.Piece``."""
+    """See ``jrec.checkpoint.sources.Piece``; ``first`` is its place among the stack's rows."""
 
-    source: HostTable
+    source: HostRows
     table: str
     rows: np.ndarray
     count: int
-    base: int
+    first: int
     folder: str = ""
 
     def begin(self, start: int, stop: int) -> Any:
@@ -104,8 +146,7 @@ class _HostPiece:
 
     def finish(self, begun: Any, start: int, stop: int) -> dict[str, np.ndarray]:
         del begun
-        values, slots = self.source.fetch((self.rows[start:stop] + self.base).astype(np.int32))
-        return {"values": values, **slots}
+        return self.source.read(self.first + start, self.first + stop)
 
 
 def _check_same(saved: Saved, own: TableShape, stored: TableShape) -> None:

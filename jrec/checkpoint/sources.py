@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
@@ -66,15 +65,10 @@ class Source(Protocol):
         ...
 
     def end(self) -> None:
-        """Says that the checkpoint is written."""
+        """Says that the checkpoint is written, or will not be."""
         ...
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Slice:
-    """One chunk to write: rows ``start`` to ``stop`` of a piece, which are chunk ``number`` of it."""
-
-    piece: int
-    number: int
-    start: int
-    stop: int
+    @property
+    def undo_bytes(self) -> int:
+        """Bytes of rows that are kept as they were, see ``jrec.checkpoint.undo``."""
+        ...

@@ -76,7 +76,8 @@ def _run(args: argparse.Namespace, company: Company) -> int:
             file=sys.stderr,
         )
         return 0
-    company.meet(training_facts(config, start.data, resume=resume, overwrite=args.overwrite))
+    flags = {"resume": args.resume, "resume-from": args.resume_from, "overwrite": args.overwrite}
+    company.meet(training_facts(config, start.data, flags))
     if config.deterministic:
         from jrec.train import determinism
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -39,7 +39,7 @@ class HostTable:
       optimizer: whose slots the rows have.
       key: The key of the model's initial rows, as ``EmbeddingCollection`` draws it, or what ``table_keys`` makes of it.
       folder: where memory-mapped files hold rows and slots, for tables larger than memory; None for memory itself. The
-        files are scratch space that vanishes with the process: what lasts is a checkpoint (``HostCheckpoints``).
+        files are scratch space that vanishes with the process: what lasts is a checkpoint (``jrec.checkpoint``).
       threads: of the native kernels; None for all CPUs, see ``jrec.native.threads``.
       huge_pages: whether memory comes in pages of 2 MiB: faster, but a page is there whole once a row of it is. None
         does so where the whole of the table would take no more than a quarter of the machine's memory.
@@ -95,6 +95,7 @@ class HostTable:
             dirty=allocate(name=f"{stack.name}.dirty", **bitmap),
         )
         self.keys = keys
+        self._before_write: Callable[[np.ndarray], None] = _nothing
 
     @property
     def rows(self) -> int:
@@ -162,6 +163,7 @@ class HostTable:
         """
         rows = checked_rows(rows, self.stack)
         self._check_values(rows, "values", values, "slots", slots, written=False)
+        self._before_write(rows)
         self._store.store(rows, values, slots, self.threads)
 
     def read(self, rows: np.ndarray) -> np.ndarray:
@@ -225,7 +227,9 @@ class HostTable:
           ValueError: on addresses outside the stack, or arrays that do not fit.
         """
         check_numbered(self.stack)
-        self._store.make(checked_rows(_unique(cast), self.stack), self.threads, mark=True)
+        rows = checked_rows(_unique(cast), self.stack)
+        self._before_write(rows)
+        self._store.make(rows, self.threads, mark=True)
         host.casted_update(
             self.optimizer,
             self._store.values,
@@ -246,6 +250,13 @@ class HostTable:
     def dirty_rows(self) -> np.ndarray:
         """Addresses of the rows written since ``clear_dirty``, ascending, as those of ``made_rows``."""
         return _numbers(self._store.dirty)
+
+    def watch(self, before_write: Callable[[np.ndarray], None] | None) -> None:
+        """Has a function called with the (n,) ascending addresses of rows that are about to be written; None for none.
+
+        It is called by the threads that write, at the same time if there are several.
+        """
+        self._before_write = before_write or _nothing
 
     def clear_dirty(self) -> None:
         """Calls all rows saved. Not while another thread writes rows."""
@@ -278,6 +289,10 @@ class HostTable:
         for slot, array in slots.items():
             shape = (rows.size, *own[slot].shape[1:])
             checked_values(f"{slots_name}[{slot!r}]", array, shape, np.dtype(np.float32), written=written)
+
+
+def _nothing(rows: np.ndarray) -> None:
+    """Nobody watches."""
 
 
 def _bytes(stack: Stack, slots: Mapping[str, tuple[int, ...]]) -> int:

@@ -250,6 +250,7 @@ class _Run:
         with TrainingProgress(mode, total=self.total, start=self.step) as progress:
             stopped = self._train(stop, progress)
             self.save()
+            self.checkpoints.finish()
             scores = {} if stopped else self._final_scores(progress)
         return Outcome(
             folder=self.folder,
@@ -274,6 +275,7 @@ class _Run:
         clock = time.perf_counter()
         with contextlib.closing(self.stepper):
             while self.step < self.total and not stop:
+                self.checkpoints.between_steps()
                 loss, logits, batch = self.stepper.step()
                 self.step += 1
                 # Reading a step's results back only after the next one is under way keeps the device busy.
@@ -323,6 +325,7 @@ class _Run:
     def _absorb(self, step: int, loss: jax.Array, logits: jax.Array, batch: Batch) -> None:
         value = float(loss)
         if not math.isfinite(value):
+            self.checkpoints.finish()
             kept = f"the checkpoint of step {self.saved} is untouched" if self.saved >= 0 else "nothing was saved yet"
             raise DivergedError(
                 f"the loss became {value} at step {step}: training has diverged. Lower the learning rates, or look at"
@@ -343,7 +346,7 @@ class _Run:
         self.losses = []
 
     def save(self) -> None:
-        """Writes a checkpoint of this step, unless there is one."""
+        """Begins a checkpoint of this step, unless there is one."""
         if self.saved == self.step:
             return
         self.log.sync()
@@ -351,7 +354,9 @@ class _Run:
         meta = {"loader": self.stepper.position(), "losses": self.losses, "hits": self.hits.position()}
         sources = self.stepper.sources()
         arrays = dense_arrays(self.stepper.state, self.auc.state(), self.layout)
-        self.checkpoints.save(self.step, arrays=arrays, sources=sources, meta=meta)
+        # Where several devices train, what one of them has is changed by all of them: they wait for each other.
+        wait = self.meshed is not None
+        self.checkpoints.save(self.step, arrays=arrays, sources=sources, meta=meta, wait=wait)
         self.saved = self.step
         seconds = time.perf_counter() - begin
         record = {"of": self.step, "blocking_seconds": seconds, "seconds": seconds}

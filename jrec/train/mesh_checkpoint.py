@@ -59,6 +59,8 @@ class MeshSource:
     def end(self) -> None:
         """See ``Source``."""
 
+    undo_bytes = 0  # no step is taken meanwhile
+
     def _pieces(self) -> Iterator[Piece]:
         rows, devices = self._rows, list(self._mesh.devices.flat)
         for shard in rows.sharded.addressable_shards:

@@ -1,0 +1,283 @@
+"""One checkpoint being written: what is due, what is linked to, and how it comes to count."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrec.checkpoint.chunks import write_group
+from jrec.checkpoint.files import read_json, sync_folder, write_arrays, write_json
+from jrec.checkpoint.manifest import (
+    ARRAYS,
+    MANIFEST,
+    TABLES,
+    Manifest,
+    PieceRecord,
+    TableRecord,
+    TableShape,
+    complete_steps,
+    table_records,
+)
+from jrec.checkpoint.sources import Piece, Source
+from jrec.checkpoint.writer import Planned, Writer, plan_piece
+
+_MOST_PIECES = 16  # of a table: a reader holds a chunk of each
+_PART = "manifest-{:05}.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Written:
+    """A complete checkpoint.
+
+    Attributes:
+      step: Its number.
+      blocking_seconds: For how long the thread that takes steps was held.
+      seconds: From its begin until it was complete.
+      bytes: How many this process wrote; what is linked to does not count.
+      rows: How many rows these are.
+      full: Whether it builds on no other.
+    """
+
+    step: int
+    blocking_seconds: float
+    seconds: float
+    bytes: int
+    rows: int
+    full: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all checkpoints of a run have in common; see ``Checkpoints``.
+
+    Attributes:
+      first: Whether this process makes the folders and the manifest.
+    """
+
+    folder: pathlib.Path
+    keep: int
+    fingerprint: dict[str, Any]
+    chunk_bytes: int
+    undo_bytes: int
+    barrier: Callable[[str], None] | None
+    first: bool
+
+
+class Save:
+    """One checkpoint under way.
+
+    Args:
+      settings: What it has in common with others.
+      base: The checkpoint that the sources' changes are counted from.
+      step: Its number.
+      meta: JSON.
+    """
+
+    def __init__(self, settings: Settings, base: Manifest | None, step: int, meta: dict[str, Any]):
+        self.step, self.manifest = step, None
+        self._of, self._base, self._meta = settings, base, meta
+        self._target = settings.folder / f"{step}.partial"
+        self._sources: Sequence[Source] = ()
+        self._shapes: dict[str, TableShape] = {}
+        self._linked: dict[str, list[PieceRecord]] = {}
+        self._pieces: list[Planned] = []
+        self._others: list[tuple[str, PieceRecord]] = []  # what other processes wrote
+        self._dense: dict[str, np.ndarray] = {}
+        self._records: list[dict[str, Any]] = []
+        self._writer: Writer | None = None
+        self._begun, self._blocking = time.perf_counter(), 0.0
+
+    def start(self, arrays: Mapping[str, Any], sources: Sequence[Source], full: bool | None) -> None:
+        """Decides what is to be written, as of now, and begins."""
+        of, self._sources = self._of, sources
+        self._shapes = {name: shape for source in sources for name, shape in source.tables.items()}
+        self._dense = {path: np.array(array) for path, array in arrays.items()} if of.first else {}
+        links = not full and self._can_link()
+        whole = {
+            name
+            for source in sources
+            for name, (changed, rows) in source.changed().items()
+            if not (links and self._builds_on(name, changed, rows))
+        }
+        for piece in [piece for source in sources for piece in source.begin(whole)]:
+            shape = self._shapes[piece.table]
+            self._pieces.append(plan_piece(piece, shape, self._name(piece), of.chunk_bytes))
+        if of.barrier is not None:
+            self._meet("about to begin")
+            if of.first:
+                self._prepare()
+            self._meet("begun")
+        prepare = self._prepare if of.barrier is None else lambda: None
+        self._writer = Writer(self._target, self._pieces, prepare=prepare, finish=self._written)
+
+    @contextlib.contextmanager
+    def blocking(self) -> Iterator[None]:
+        """Counts the time that the caller's thread spends here."""
+        begin = time.perf_counter()
+        yield
+        self._blocking += time.perf_counter() - begin
+
+    def advance(self) -> bool:
+        """Whether it is complete."""
+        writer = self._writer
+        assert writer is not None
+        writer.advance()
+        while sum(source.undo_bytes for source in self._sources) > self._of.undo_bytes:
+            if not writer.put():
+                break
+        if writer.done:
+            self.wait()
+            return True
+        return False
+
+    def wait(self) -> None:
+        """Returns when it is complete.
+
+        Raises:
+          Exception: What went wrong.
+        """
+        assert self._writer is not None
+        self._writer.wait()
+        if self._of.barrier is not None:
+            self._seal_together()
+        for source in self._sources:
+            source.end()
+
+    def abort(self) -> None:
+        """Takes back what is written of it."""
+        if self._writer is not None:
+            self._writer.abort()
+        for source in self._sources:
+            source.end()
+        if self._of.first:
+            shutil.rmtree(self._target, ignore_errors=True)
+
+    def report(self) -> Written:
+        """What it was, now that it is complete."""
+        return Written(
+            step=self.step,
+            blocking_seconds=self._blocking,
+            seconds=time.perf_counter() - self._begun,
+            bytes=sum(piece.bytes for piece in self._pieces) + sum(array.nbytes for array in self._dense.values()),
+            rows=sum(piece.record.count for piece in self._pieces),
+            full=not self._linked,
+        )
+
+    def _can_link(self) -> bool:
+        """Whether files of the checkpoint that this one builds on can be linked to here."""
+        of = self._of
+        if self._base is None or self._base.step >= self.step:
+            return False
+        trial = of.folder / f"{self.step}.link"
+        try:
+            trial.unlink(missing_ok=True)
+            os.link(of.folder / str(self._base.step) / ARRAYS, trial)
+            trial.unlink()
+        except OSError:  # a filesystem without links, or someone deleted that checkpoint
+            return False
+        return True
+
+    def _builds_on(self, name: str, changed: int, rows: int) -> bool:
+        """Takes over a table's pieces from the checkpoint before; False where all rows are to be written."""
+        base, shape = self._base, self._shapes[name]
+        if base is None or name not in base.tables:
+            return False
+        pieces = [piece for piece in base.tables[name].pieces if piece.folder.isdigit()]  # devices write all of theirs
+        since = sum(piece.count for piece in pieces[1:]) + changed
+        if base.tables[name].shape != shape or 2 * since > rows or len(pieces) >= _MOST_PIECES:
+            return False
+        self._linked[name] = pieces
+        return True
+
+    def _name(self, piece: Piece) -> str:
+        last = self._linked.get(piece.table, [])
+        return piece.folder or f"{int(last[-1].folder) + 1 if last else 0:04}"
+
+    def _prepare(self) -> None:
+        folder, base = self._of.folder, self._base
+        folder.mkdir(parents=True, exist_ok=True)
+        for pattern in ("*.partial", "*.removed"):  # of processes that were killed
+            for path in folder.glob(pattern):
+                shutil.rmtree(path)
+        (self._target / TABLES).mkdir(parents=True)
+        for name, shape in self._shapes.items():
+            table = pathlib.Path(TABLES) / shape.folder
+            write_group(self._target / table, {"rows": shape.rows})
+            for piece in self._linked.get(name, ()):
+                assert base is not None
+                _link_tree(folder / str(base.step) / table / piece.folder, self._target / table / piece.folder)
+
+    def _written(self) -> None:
+        if self._of.first:
+            self._records = write_arrays(self._target / ARRAYS, self._dense)
+        if self._of.barrier is None:
+            self._seal()
+
+    def _seal(self) -> None:
+        """Makes the checkpoint count."""
+        of, folder, target, linked = self._of, self._of.folder, self._target, self._linked
+        tables = {n: TableRecord(shape=s, pieces=[*linked.get(n, [])]) for n, s in self._shapes.items()}
+        for name, record in [*((piece.shape.name, piece.record) for piece in self._pieces), *self._others]:
+            tables[name].pieces.append(record)
+        for shape in self._shapes.values():
+            sync_folder(target / TABLES / shape.folder)
+        self.manifest = Manifest(
+            step=self.step, fingerprint=of.fingerprint, meta=self._meta, arrays=self._records, tables=tables
+        )
+        write_json(target / MANIFEST, self.manifest.to_json())
+        sync_folder(target / TABLES)
+        sync_folder(target)
+        replaced = [withdrawn(folder, later) for later in reversed(complete_steps(folder)) if later >= self.step]
+        target.rename(folder / str(self.step))
+        sync_folder(folder)
+        replaced += [withdrawn(folder, step) for step in complete_steps(folder)[: -of.keep or None]]
+        for path in replaced:
+            shutil.rmtree(path)
+
+    def _seal_together(self) -> None:
+        """The same where several processes wrote their own rows."""
+        of = self._of
+        if not of.first:
+            tables = {piece.shape.name: TableRecord(shape=piece.shape, pieces=[]) for piece in self._pieces}
+            for piece in self._pieces:
+                tables[piece.shape.name].pieces.append(piece.record)
+            own = Manifest(step=self.step, fingerprint={}, meta={}, arrays=[], tables=tables)
+            write_json(self._target / _PART.format(jax.process_index()), own.to_json())
+        self._meet("written")
+        if of.first:
+            for process in range(1, jax.process_count()):
+                path = self._target / _PART.format(process)
+                for name, table in table_records(read_json(path)).items():
+                    self._others += [(name, piece) for piece in table.pieces]
+                path.unlink()
+            self._seal()
+        self._meet("complete")
+
+    def _meet(self, what: str) -> None:
+        if self._of.barrier is not None:
+            self._of.barrier(f"checkpoint {self.step} {what}")
+
+
+def _link_tree(source: pathlib.Path, target: pathlib.Path) -> None:
+    """The same files in a folder of their own names."""
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        if path.is_dir():
+            _link_tree(path, target / path.name)
+        else:
+            os.link(path, target / path.name)
+    sync_folder(target)
+
+
+def withdrawn(folder: pathlib.Path, step: int) -> pathlib.Path:
+    """Takes away a checkpoint's name first, so that it is complete or not there."""
+    return (folder / str(step)).rename(folder / f"{step}.removed")
