@@ -156,6 +156,20 @@ def test_a_table_is_read_without_jrec(tmp_path):
         array(chunk.parent)
 
 
+def test_the_documentation_reads_a_table(tmp_path):
+    tables, rng = make("device"), np.random.default_rng(0)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", chunk_bytes=3000)
+    for step in (1, 2):
+        save(checkpoints, tables, step)
+        tables.write(rng, rows=20)
+    save(checkpoints, tables, 3)
+    page = (pathlib.Path(__file__).parents[1] / "docs" / "checkpoints.md").read_text()
+    code = page.split("```python\n", 1)[1].split("```", 1)[0]
+    names = {}
+    exec(code.replace("RUN/checkpoints/STEP/tables/NAME", f"{tmp_path}/checkpoints/3/tables/float32900"), names)
+    assert names["rows"].tobytes() == np.asarray(tables.arrays["d5_float32"]["values"])[:900].tobytes()
+
+
 def test_names_of_tables_may_be_odd(tmp_path):
     from jrec.checkpoint.manifest import TableShape
 
@@ -342,15 +356,10 @@ def test_where_links_are_impossible_everything_is_written(tmp_path, monkeypatch)
     tables = chain_of_three(tmp_path)
     checkpoints = restore(tmp_path, tables)
     tables.write(np.random.default_rng(3), rows=5)
-    calls = []
 
     def refused(*args):
-        calls.append(args)
-        if len(calls) > 3:
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        link(*args)
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
-    link = os.link
     monkeypatch.setattr(os, "link", refused)
     save(checkpoints, tables, 4)
     assert {len(of) for of in counts(checkpoints.open()).values()} == {1}
@@ -372,8 +381,10 @@ def steps_while_saving(tables, checkpoints, step, rng, monkeypatch, *, rows=60, 
         save(checkpoints, tables, step, wait=False, **kwargs)
         while checkpoints.saving:
             checkpoints.between_steps()
-            tables.write(rng, rows=rows)
-            changes += 1
+            time.sleep(0.001)
+            if changes < 15:
+                tables.write(rng, rows=rows)
+                changes += 1
     return expected, changes
 
 
@@ -437,6 +448,18 @@ def go_on(tables, checkpoints, rng):
         checkpoints.between_steps()
 
 
+def test_dense_arrays_and_counters_are_of_the_step_too(tmp_path):
+    checkpoints, dense, meta = Checkpoints(tmp_path), np.arange(5.0), {"losses": [0.5]}
+    tables = make("device")
+    checkpoints.save(1, arrays={"a": dense}, sources=tables.sources, meta=meta, wait=False)
+    dense += 1
+    meta["losses"].append(0.25)
+    checkpoints.finish()
+    saved = checkpoints.open()
+    np.testing.assert_array_equal(saved.arrays()["a"], np.arange(5.0))
+    assert saved.manifest.meta == {"losses": [0.5]}
+
+
 def test_the_next_checkpoint_waits_for_the_one_before(tmp_path):
     tables, rng = make("device"), np.random.default_rng(0)
     checkpoints = Checkpoints(tmp_path, chunk_bytes=2000)
@@ -488,10 +511,11 @@ class Killed(BaseException):
     """Ends the program where it is raised: nothing catches it, so nothing cleans up."""
 
 
-def test_a_save_may_end_at_any_call_of_the_system(tmp_path, monkeypatch):
+@pytest.mark.parametrize("stride", [19, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_save_may_end_at_any_call_of_the_system(stride, tmp_path, monkeypatch):
     """Between any two changes of the disk, over a checkpoint of the same step and one of a later one."""
-    options, found, states = {"chunk_bytes": 9000}, [], {}
-    tables, rng = Host(rows=(300,)), np.random.default_rng(0)
+    options, found, states = {"chunk_bytes": 90_000}, [], {}
+    tables, rng = Host(rows=(300,), optimizer=ops.SGD(learning_rate=0.1)), np.random.default_rng(0)
     checkpoints = Checkpoints(tmp_path / "before", keep=9, **options)
     tables.write(rng, rows=300)
     for step in (1, 2, 3, 4):
@@ -516,9 +540,11 @@ def test_a_save_may_end_at_any_call_of_the_system(tmp_path, monkeypatch):
         last = Checkpoints(tmp_path / "now").latest_step()
         found.append(next(w for w, whole in states.items() if w[0] == last and whole == tables.state()))
         save(Checkpoints(tmp_path / "now"), tables, 5)  # and what was left behind is in nobody's way
-        number += 9 if number < 90 else 1  # the end has a change of every kind
-    assert len(found) > 15
-    assert [which for which, _ in itertools.groupby(found)] == [(4, "before"), (3, "before"), (2, "before"), (3, "new")]
+        number += stride
+    assert len(found) > 5
+    order = [which for which, _ in itertools.groupby(found)]
+    expected = [(4, "before"), (3, "before"), (2, "before"), (3, "new")]
+    assert order == expected if stride == 1 else order == [which for which in expected if which in order]
 
 
 def _die_at_call(patch, number):

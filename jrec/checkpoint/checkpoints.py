@@ -12,6 +12,7 @@ and deleting one is deleting its folder. It is made under a temporary name and r
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import pathlib
 import shutil
@@ -162,7 +163,7 @@ class Checkpoints:
           step: Its number.
           arrays: Dense arrays by path, NumPy or JAX; copied at once.
           sources: Where the tables' rows are.
-          meta: JSON.
+          meta: JSON; copied at once.
           full: Whether to write all rows; None does so for tables of which half has changed, or
             that came in many pieces.
           wait: Whether to return only when it is written. Otherwise call ``between_steps`` before every step, and
@@ -175,7 +176,7 @@ class Checkpoints:
         if step < 0:
             raise ValueError(f"step is {step}; it must be at least 0")
         self.finish()
-        self._save = save = Save(self._settings, self._base, step, dict(meta or {}))
+        self._save = save = Save(self._settings, self._base, step, copy.deepcopy(dict(meta or {})))
         with self._failing(), save.blocking():
             save.start(arrays, sources, full)
         if wait or self._settings.barrier is not None:

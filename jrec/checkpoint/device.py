@@ -13,10 +13,10 @@ import numpy as np
 from jrec.checkpoint.manifest import TableShape
 from jrec.checkpoint.sources import Piece
 from jrec.checkpoint.undo import DIRTY, PENDING, Undo, mark
-from jrec.host.ring import bucket
 from jrec.ops.layout import Stack
 
 Arrays = Mapping[str, jax.Array]
+_SIZES = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18)
 
 
 class DeviceRows:
@@ -100,7 +100,7 @@ class _DevicePiece:
         source, arrays = self.source, self.source._arrays()
         if self.rows is None:
             source._flags[self.base + start : self.base + stop] &= ~PENDING
-            return {name: _sliced(array, self.base + start, stop - start) for name, array in arrays.items()}
+            return _sliced(arrays, self.base + start, stop - start)
         addresses = self.rows[start:stop] + self.base
         source._flags[addresses] &= ~PENDING
         return {name: (array, 0) for name, array in gathered(arrays, addresses).items()}
@@ -121,24 +121,33 @@ def stack_shapes(stack: Stack, slots: Mapping[str, str]) -> dict[str, TableShape
     }
 
 
-def _sliced(array: jax.Array, begin: int, count: int) -> tuple[jax.Array, int]:
-    """Rows of an array, in one of few sizes, and where ``begin`` is in them."""
-    size = bucket(count, array.shape[0])
-    start = min(begin, array.shape[0] - size)
-    return _slice(array, np.int32(start), size), begin - start
+def _sliced(arrays: Arrays, begin: int, count: int) -> dict[str, tuple[jax.Array, int]]:
+    """Rows of arrays, in one of few sizes, and where ``begin`` is in them."""
+    rows = next(iter(arrays.values())).shape[0]
+    size = min(_bucket(count), rows)
+    start = min(begin, rows - size)
+    return {name: (array, begin - start) for name, array in _slice(dict(arrays), np.int32(start), size).items()}
 
 
 def gathered(arrays: Arrays, addresses: np.ndarray) -> dict[str, jax.Array]:
-    """Rows by address, in one of few sizes, the first behind (n,) addresses repeated to fill it."""
-    size = bucket(addresses.size, 2**31 - 1)
-    padded = np.zeros(size, np.int32)
+    """Rows at (n,) addresses, in one of few sizes; what follows them is some row's."""
+    padded = np.zeros(_bucket(addresses.size), np.int32)
     padded[: addresses.size] = addresses
     return _gather(dict(arrays), padded)
 
 
+def _bucket(count: int) -> int:
+    """The static size in which rows are read: every other power of two, then multiples of the largest of them.
+
+    A program is compiled for each, while steps wait: so there are five of them for a checkpoint of any tables.
+    """
+    size = next((size for size in _SIZES if count <= size), _SIZES[-1])
+    return -(-count // size) * size
+
+
 @functools.partial(jax.jit, static_argnums=2)
-def _slice(array: jax.Array, start: Any, size: int) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(array, start, size)
+def _slice(arrays: dict[str, jax.Array], start: Any, size: int) -> dict[str, jax.Array]:
+    return {name: jax.lax.dynamic_slice_in_dim(array, start, size) for name, array in arrays.items()}
 
 
 @jax.jit

@@ -149,6 +149,7 @@ class _Run:
         self.losses: list[float] = []  # since the last log record
         self.step = 0
         self.saved = -1
+        self.preparing = 0.0  # seconds that the last checkpoint took before anything was written
         self.seconds, self.examples = 0.0, 0
 
     def _open_mesh(self) -> MeshSetup:
@@ -250,7 +251,7 @@ class _Run:
         with TrainingProgress(mode, total=self.total, start=self.step) as progress:
             stopped = self._train(stop, progress)
             self.save()
-            self.checkpoints.finish()
+            self._finish_saving()
             scores = {} if stopped else self._final_scores(progress)
         return Outcome(
             folder=self.folder,
@@ -276,6 +277,7 @@ class _Run:
         with contextlib.closing(self.stepper):
             while self.step < self.total and not stop:
                 self.checkpoints.between_steps()
+                self._note_saved()
                 loss, logits, batch = self.stepper.step()
                 self.step += 1
                 # Reading a step's results back only after the next one is under way keeps the device busy.
@@ -349,18 +351,31 @@ class _Run:
         """Begins a checkpoint of this step, unless there is one."""
         if self.saved == self.step:
             return
+        self._finish_saving()
         self.log.sync()
         begin = time.perf_counter()
         meta = {"loader": self.stepper.position(), "losses": self.losses, "hits": self.hits.position()}
         sources = self.stepper.sources()
         arrays = dense_arrays(self.stepper.state, self.auc.state(), self.layout)
         # Where several devices train, what one of them has is changed by all of them: they wait for each other.
-        wait = self.meshed is not None
+        wait, self.preparing = self.meshed is not None, time.perf_counter() - begin
         self.checkpoints.save(self.step, arrays=arrays, sources=sources, meta=meta, wait=wait)
         self.saved = self.step
-        seconds = time.perf_counter() - begin
-        record = {"of": self.step, "blocking_seconds": seconds, "seconds": seconds}
-        self.log.write_timing(self.step, record, split=CHECKPOINTS)
+        self._note_saved()
+
+    def _finish_saving(self) -> None:
+        """Waits for the checkpoint under way."""
+        self.checkpoints.finish()
+        self._note_saved()
+
+    def _note_saved(self) -> None:
+        """Logs the time of a checkpoint once it is complete."""
+        if (written := self.checkpoints.written()) is not None:
+            record = dataclasses.asdict(written)
+            record["of"] = record.pop("step")
+            for name in ("blocking_seconds", "seconds"):
+                record[name] += self.preparing
+            self.log.write_timing(self.step, record, split=CHECKPOINTS)
 
     def _score(self, split: str, limit: int, progress: TrainingProgress) -> Scores:
         return score_split(
