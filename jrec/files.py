@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jrec.errors import JrecError
@@ -133,7 +133,13 @@ def sha256_of(path: pathlib.Path) -> str:
 
 
 def decode[T](
-    content: Any, kind: type[T], *, where: str, error: type[JrecError], remedy: str, partial: bool = False
+    content: Any,
+    kind: type[T],
+    *,
+    where: str,
+    error: Callable[[str], JrecError],
+    remedy: str,
+    partial: bool = False,
 ) -> T:
     """A dataclass of JSON content, whose types and keys are checked.
 
@@ -150,16 +156,17 @@ def decode[T](
     """
     import msgspec
 
+    advice = f"; {remedy}" if remedy else ""
     try:
         if (path := _unsound(content)) is not None:
-            raise error(f"{where}: {_dotted(path)} must be a finite number of at most 64 bits; {remedy}")
+            raise error(f"{where}: {_dotted(path)} must be a finite number of at most 64 bits{advice}")
         value = msgspec.convert(content, kind, strict=True)
         back = dataclasses.asdict(value)  # pyright: ignore[reportArgumentType]
     except (msgspec.ValidationError, RecursionError) as problem:
         what = problem.__cause__ if isinstance(problem.__cause__, JrecError) else _in_words(str(problem), content)
-        raise error(f"{where}: {what}; {remedy}") from problem
+        raise error(f"{where}: {what}{advice}") from problem
     if (path := _difference(content, back, partial)) is not None:
-        raise error(f"{where}: {_odd_key(content, back, path)}; {remedy}")
+        raise error(f"{where}: {_odd_key(content, back, path)}{advice}")
     return value
 
 

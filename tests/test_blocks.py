@@ -46,14 +46,17 @@ def assert_same(found, expected):
 
 
 @hypothesis.given(
-    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=6), block_size=st.integers(1, 40), seed=st.integers(0, 99)
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=6),
+    block_size=st.integers(1, 40),
+    seed=st.integers(0, 99),
+    compress_columns=st.booleans(),
 )
-@hypothesis.settings(max_examples=40)
-def test_blocks_hold_what_was_written_however_it_was_cut(tmp_path_factory, sizes, block_size, seed):
+@hypothesis.settings(max_examples=60)
+def test_blocks_hold_what_was_written_however_it_was_cut(tmp_path_factory, sizes, block_size, seed, compress_columns):
     folder = tmp_path_factory.mktemp("blocks")
     n = sum(sizes)
     columns = make_columns(np.random.default_rng(seed), n)
-    with ShardWriter(folder / "s", block_size) as writer:
+    with ShardWriter(folder / "s", block_size, compress_columns=compress_columns) as writer:
         start = 0
         for size in sizes:
             writer.write({k: cut(c, start, start + size) for k, c in columns.items()})

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoint_state import contents
+from test_checkpoint import chain_of_three
 from test_identity import LOG, prepared
 from test_train import CONFIG
 
@@ -28,6 +30,8 @@ from jrec.access.calibrate import CalibrateOptions, calibrate
 from jrec.access.calibrate_file import Calibration
 from jrec.access.count import exact_profile
 from jrec.access.profile import AccessProfile
+from jrec.checkpoint import Checkpoints
+from jrec.checkpoint.files import _checksum
 from jrec.data.fae_pack import pack
 from jrec.data.fae_piece import read_blocks
 from jrec.data.fae_verify import verify
@@ -46,7 +50,7 @@ from jrec.sharding.problem import tables_of
 from jrec.train.config import load_config
 from jrec.train.run_dataset import keep_dataset, run_dataset
 
-DEFAULT, SLOW = 200, 2400
+DEFAULT, SLOW = 216, 2520
 SECONDS = 20  # that reading a damaged file may take
 ROOM = 4 << 30  # bytes of address space that it may ask for
 
@@ -143,6 +147,12 @@ def read_fae(folder):
     return dataclasses.asdict(manifest) | {"folder": ""}, manifest.hot_rows
 
 
+def read_checkpoint(folder):
+    saved = Checkpoints(folder / "checkpoints").open(3)
+    saved.verify()
+    return contents(saved), saved.manifest
+
+
 SHARD = "train-00000-of-00001.array_record"
 FORMATS = {
     "shard": Format((f"data/{SHARD}", f"data/{SHARD.replace('train', 'test')}"), read_dataset),
@@ -158,6 +168,11 @@ FORMATS = {
     "FAE parts": Format(("fae/hot/schema.json", "fae/cold/schema.json"), read_fae, structure="json"),
     "FAE files": Format(("fae/hot_rows/*.npy", f"fae/hot/{SHARD}", f"fae/cold/{SHARD}"), read_fae),
     "run's dataset": Format(("run/dataset.json",), lambda folder: run_dataset(folder / "run"), structure="json"),
+    "checkpoint": Format(("checkpoints/3/manifest.json",), read_checkpoint, structure="json"),
+    "checkpoint's files": Format(
+        ("checkpoints/3/arrays", "checkpoints/3/tables/*/0000/*/c.*", "checkpoints/3/tables/*/0001/values/zarr.json"),
+        read_checkpoint,
+    ),
     "configuration": Format(("run.toml",), lambda f: load_config(f / "run.toml"), sealed=False, structure="toml"),
     "hardware": Format(("machine.toml",), lambda f: load_hardware(f / "machine.toml"), sealed=False, structure="toml"),
     "columns": Format(("columns.toml",), lambda f: load_schema(f"{f}/columns.toml"), sealed=False, structure="toml"),
@@ -190,6 +205,7 @@ def world(tmp_path_factory):
     calibration = calibrate(data, CalibrateOptions(budget=30_000, small_bytes=4_000))
     calibration.save(folder / "hot.json")
     pack(data, folder / "fae", calibration.hot_set())
+    chain_of_three(folder / "checkpoints")
     (folder / "run").mkdir()
     keep_dataset(folder / "run", schema.identity, resume=False)
     (folder / "run.toml").write_text(CONFIG.replace("[data]", '[data]\npath = "data"'))
@@ -315,10 +331,11 @@ def as_json(tree):
 
 def change_json(rng, content):
     tree = change(rng, json.loads(content))
-    if "sha256" in tree and rng.random() < 0.9:
-        del tree["sha256"]
-        with contextlib.suppress(ValueError, RecursionError):
-            tree["sha256"] = _seal(tree)
+    for key, seal in (("sha256", _seal), ("checksum", _checksum)):
+        if key in tree and rng.random() < 0.9:
+            del tree[key]
+            with contextlib.suppress(ValueError, RecursionError):
+                tree[key] = seal(tree)
     return as_json(tree).encode("utf-8", "surrogatepass")
 
 

@@ -104,11 +104,12 @@ def test_an_fae_run_goes_on_with_its_own_folder_only(world, tmp_path, capsys):
         assert jrec("fae", "pack", tmp_path / name, *calibration) == 0
     (tmp_path / "tiny.toml").write_text(CONFIG)
     assert train(tmp_path, "run", "schedule=fae", "tables.tier=host", data="one_fae") == 0
+    more = ("schedule=fae", "tables.tier=host", "--resume", "max_steps=3")
     for name in ("other", "more"):
-        assert train(tmp_path, "run", "schedule=fae", "tables.tier=host", "--resume", data=f"{name}_fae") == 2
+        assert train(tmp_path, "run", *more, data=f"{name}_fae") == 2
         assert "is of dataset 'quickstart'" in capsys.readouterr().err
     (tmp_path / "one_fae").rename(tmp_path / "moved")
-    assert train(tmp_path, "run", "schedule=fae", "tables.tier=host", "--resume", data="moved") == 0
+    assert train(tmp_path, "run", *more, data="moved") == 0
 
 
 def test_a_copy_and_a_dataset_of_the_same_rows_are_taken(world, tmp_path, capsys):

@@ -14,6 +14,9 @@ from jrec.train.logs import SIZES, read_records
 from jrec.train.loop import train
 from jrec.train.mesh_ahead import LEAD, BatchesAhead
 from jrec.train.mesh_arrays import NONE, Sizes, from_table, table_of
+from jrec.train.mesh_run import MeshStepper
+
+COLLECTIVES = ("all_gather", "all_reduce", "all_to_all")
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -49,7 +52,21 @@ def configure(tmp_path, dataset):
 
 
 def arrays(folder):
-    return {path: np.asarray(leaf) for path, leaf in flatten(restore_run(folder).checkpoint.state).items()}
+    return {path: np.asarray(leaf) for path, leaf in flatten(restore_run(folder, slots=True).state).items()}
+
+
+def recorded(monkeypatch):
+    """The first step's program of every run from here on."""
+    programs, steppers, step_on = [], [], MeshStepper.step_on
+
+    def recording(self, state, batch):
+        if self not in steppers:
+            steppers.append(self)
+            programs.append(self.compiled.step.lower(state, self.rows, batch).as_text())
+        return step_on(self, state, batch)
+
+    monkeypatch.setattr(MeshStepper, "step_on", recording)
+    return programs
 
 
 def growth(folder):
@@ -68,11 +85,15 @@ def assert_same(folder, other):
 def test_sizes_grow_at_the_step_that_needs_it_with_the_bits_of_a_run_that_had_them(
     configure, monkeypatch, capsys, form
 ):
+    programs = recorded(monkeypatch)
     large = train(configure(f"mesh.form={form}", "mesh.headroom=50", out="large"))
     assert not growth(large.folder)
     monkeypatch.setattr(mesh_run, "several", lambda: True)
     grown = train(configure(f"mesh.form={form}", out="grown"))
     assert_same(grown.folder, large.folder)
+    alone, together = ([text.count(f"stablehlo.{name}") for name in COLLECTIVES] for text in programs)
+    assert alone == together  # agreeing costs none
+    assert min(alone[:2]) > 0
     records = growth(grown.folder)
     assert 5 <= records[0]["step"] <= 7  # the first 256 of 384 examples read few rows
     assert len(records) <= 3

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_train_mesh import some_plan
+from test_train_mesh import scattered, some_plan
 
 from jrec.data.regroup import gathered
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
@@ -87,6 +87,21 @@ def test_plans_for_inference_are_routed_to_the_nearest_copy():
         held = shard_addresses(plan, based(STACK), device)
         own = array == device
         np.testing.assert_array_equal(held[row[own]], every[own])
+
+
+def test_a_router_keeps_what_its_own_devices_need_and_shares_what_they_have_in_common():
+    devices, plan = 64, scattered(dealt(LAYOUT, 64), seed=1, replicate=0.1)
+    segments = len(plan.start)
+    every = np.arange(STACK.rows, dtype=np.int32)
+    whole = Router(plan, based(STACK))
+    arrays = {id(a): a for of in (whole._group, whole._shift) for a in of.values()}
+    assert sum(a.nbytes for a in arrays.values()) <= 10 * segments  # and not of each device
+    few = Router(plan, based(STACK), [3, 63])
+    assert sorted(few._group) == [3, 63]
+    for device in (3, 63):
+        for one, other in zip(*(dataclasses.astuple(r.route(every, device)) for r in (whole, few)), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert whole.devices == few.devices == devices
 
 
 def test_a_part_of_a_plan_keeps_its_rows_without_gaps():

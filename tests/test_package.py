@@ -22,6 +22,7 @@ HEAVY = (
     "array_record",
     "matplotlib",
     "tensorstore",
+    "msgspec",
     "scipy",
     "tensorboardX",
     "sklearn",

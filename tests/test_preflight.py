@@ -19,6 +19,7 @@ from jrec.train import preflight
 from jrec.train.build import ROW_OPTIMIZERS, build_layout
 from jrec.train.config import load_config
 from jrec.train.preflight import check_space, check_start
+from jrec.train.run_dataset import keep_dataset
 
 CONFIG = """
 [data]
@@ -85,6 +86,7 @@ def begin(folder, config_arguments):
     config, _ = config_arguments
     folder.mkdir(exist_ok=True)
     (folder / "config.toml").write_text(config.to_toml())
+    keep_dataset(folder, Schema.load(config.data.path).identity, resume=False)
     (folder / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 0.5}\n')
 
 
@@ -203,3 +205,19 @@ def test_a_disk_too_small_for_the_first_checkpoint_is_refused(configured, tmp_pa
     (tmp_path / "run" / "checkpoints").mkdir()
     (tmp_path / "run" / "checkpoints" / "old").write_bytes(b"x")
     check(config, overwrite=True)  # one byte comes free
+
+
+def test_a_finished_run_goes_back_to_an_earlier_checkpoint(configured, tmp_path, monkeypatch):
+    """``--resume-from`` passes the checks of the start, with a report of all steps there."""
+    begin(tmp_path / "run", configured())
+    finish(tmp_path / "run", 11)
+    asked = []
+
+    def train(config, **how):
+        asked.append(how)
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr("jrec.train.loop.train", train)
+    _, arguments = configured()
+    assert main(["train", *arguments, "--resume-from", "5"]) == 2
+    assert asked == [{"resume": True, "overwrite": False, "resume_from": 5}]

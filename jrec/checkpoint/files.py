@@ -59,12 +59,12 @@ def read_file(path: pathlib.Path, size: int) -> np.ndarray:
     Raises:
       DamagedError: If it is missing or of another size.
     """
-    data = np.empty(size, np.uint8)
     try:
         with path.open("rb", buffering=0) as file:
             actual = os.fstat(file.fileno()).st_size
             if actual != size:
                 raise DamagedError(path, f"it has {actual:,} bytes, but {size:,} were written")
+            data = np.empty(size, np.uint8)  # only now: a size that is wrong may be huge
             view, at = memoryview(data), 0
             while at < size and (count := file.readinto(view[at:])):
                 at += count
@@ -125,6 +125,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_bytes())
+        json.dumps(content, ensure_ascii=False).encode()  # an escape can be half of a character
     except OSError as error:
         raise DamagedError(path, error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:

@@ -118,7 +118,7 @@ class HostRows:
             ):
                 _check_same(saved, shape, one.record.shape, slots)
                 for rows, arrays in one.written(["values", *shape.slots]):
-                    table.store((rows + base).astype(np.int32), arrays.pop("values"), arrays)
+                    table.store((rows + base).astype(np.int64), arrays.pop("values"), arrays)
         except CheckpointError:
             table.reset()
             raise

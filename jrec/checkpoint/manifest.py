@@ -8,7 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 from jrec.checkpoint.files import DamagedError, read_json
+from jrec.checkpoint.sound import check_sound
 from jrec.errors import CheckpointError
+from jrec.files import decode
 
 FORMAT, VERSION = "jrec-checkpoint", 2
 MANIFEST, ARRAYS, TABLES = "manifest.json", "arrays", "tables"
@@ -151,16 +153,15 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
             f"{path} is of format {content.get('format')!r}, version {content.get('version')!r}, but this jrec reads"
             f" {FORMAT!r}, version {VERSION}; use the jrec that began the run, or start anew with --overwrite"
         )
-    try:
-        return Manifest(
-            step=content["step"],
-            fingerprint=content["fingerprint"],
-            meta=content["meta"],
-            arrays=content["arrays"],
-            tables=table_records(content),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(path, f"it lacks {error}") from error
+    del content["format"], content["version"]
+    # What the run says of itself is its own affair: any JSON, also numbers that are not finite.
+    own = {key: content.get(key) for key in ("fingerprint", "meta")}
+    if not all(isinstance(value, dict) for value in own.values()):
+        raise DamagedError(path, "its fingerprint or meta is no table")
+    content |= {"fingerprint": {}, "meta": {}}
+    manifest = decode(content, Manifest, where="it", error=lambda said: DamagedError(path, said), remedy="")
+    check_sound(path, manifest)
+    return dataclasses.replace(manifest, **own)
 
 
 def complete_steps(folder: pathlib.Path) -> list[int]:

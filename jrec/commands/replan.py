@@ -11,11 +11,12 @@ Say how balanced a plan is under present accesses and what it costs, make the pl
 rows would move. Rows stay where they are as far as balance allows. The hardware and options are those that the plan was
 made with.
 
-PROFILE is an access profile: of `jrec access` on newer data, or of a training's own monitor."""
+PROFILE is an access profile: of a training's own monitor (RUN/access), or of `jrec access`. It has to be of rows that
+mean the same: a log that was prepared apart numbers its values by its own frequencies, and is refused."""
 EPILOG = """examples:
-  jrec access data/tuesday --out tuesday.access
-  jrec replan plan tuesday.access
-  jrec replan plan tuesday.access --before monday.access --out plan_tuesday
+  jrec access data/kaggle --split test --out test.access
+  jrec replan plan test.access
+  jrec replan plan runs/kaggle/access --before kaggle.access --out plan_now
 """
 
 

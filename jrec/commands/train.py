@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from jrec.commands.arguments import COUNT_OR_ZERO
 from jrec.commands.processes import Company, add_process_arguments, in_company
 
 DESCRIPTION = """\
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     existing.add_argument("--resume", action="store_true", help="go on where the run in that folder stopped, if any")
     existing.add_argument(
         "--resume-from",
-        type=int,
+        type=COUNT_OR_ZERO,
         metavar="STEP",
         help="go on from the checkpoint of this step; later ones, and what was logged since, are deleted",
     )
@@ -75,7 +76,8 @@ def _run(args: argparse.Namespace, company: Company) -> int:
             file=sys.stderr,
         )
         return 0
-    company.meet(training_facts(config, start.data, resume=resume, overwrite=args.overwrite))
+    flags = {"resume": args.resume, "resume-from": args.resume_from, "overwrite": args.overwrite}
+    company.meet(training_facts(config, start.data, flags))
     if config.deterministic:
         from jrec.train import determinism
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -49,12 +49,14 @@ class Router:
     Args:
       plan: whose rows are routed.
       tables: name and first address of the stack's tables, ascending, without gaps.
+      devices: The devices whose rows are routed; None for all of the plan's. Of a plan without further copies of rows,
+        which training has, all devices share one array of sources and one of offsets.
 
     Raises:
       PlanError: if the plan keeps some of the rows in tensor-train cores.
     """
 
-    def __init__(self, plan: Plan, tables: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, plan: Plan, tables: Sequence[tuple[str, int]], devices: Iterable[int] | None = None) -> None:
         self.devices = plan.devices
         numbers = [plan.number(name) for name, _ in tables]
         of = [np.arange(plan.first[t], plan.first[t + 1]) for t in numbers]
@@ -66,21 +68,26 @@ class Router:
         if not np.isin(tier, (SHARDED, REPLICATED, HOST)).all():
             other = TIER_NAMES[int(tier[~np.isin(tier, (SHARDED, REPLICATED, HOST))][0])]
             raise PlanError(f"rows of tables {', '.join(n for n, _ in tables)} are of tier {other!r}: not routed")
-        path = plan.path[plan.way[segments]]
+        host = np.where(tier == HOST, plan.devices + 1, plan.devices).astype(np.int16)
+        sharded, shift = tier == SHARDED, plan.offset[segments] - self._ends[:-1]
         number = np.full(len(plan.start), -1)
         number[segments] = np.arange(len(segments))
-        self._group, self._shift = [], []
-        for device in range(plan.devices):
-            source = np.where(tier == SHARDED, path[:, device], -1).astype(np.int64)
-            offset = plan.offset[segments].copy()
-            copied = (number[plan.copy_segment] >= 0) & (source[number[plan.copy_segment]] == plan.copy_device)
-            offset[number[plan.copy_segment[copied]]] = plan.copy_offset[copied]
-            host = np.where(tier == HOST, plan.devices + 1, plan.devices)
-            self._group.append(np.where(tier == SHARDED, source, host).astype(np.int16))
-            self._shift.append(offset - self._ends[:-1])
+        copied = np.flatnonzero(number[plan.copy_segment] >= 0)
+        self._group: dict[int, np.ndarray] = {}
+        self._shift: dict[int, np.ndarray] = {}
+        before: np.ndarray | None = None
+        for device in range(plan.devices) if devices is None else devices:
+            group = np.where(sharded, plan.path[plan.way[segments], device], host)
+            before = self._group[device] = before if before is not None and np.array_equal(before, group) else group
+            self._shift[device] = shift
+            mine = copied[group[number[plan.copy_segment[copied]]] == plan.copy_device[copied]]
+            if mine.size:
+                own = self._shift[device] = shift.copy()
+                held = number[plan.copy_segment[mine]]
+                own[held] = plan.copy_offset[mine] - self._ends[held]
 
     def route(self, addresses: np.ndarray, device: int) -> Routed:
-        """Sorts (n,) int32 ascending addresses by where one device reads them.
+        """Sorts (n,) int32 ascending addresses by where one device, of those that the router was made for, reads them.
 
         Raises:
           PlanError: on addresses outside of the stack, or that do not ascend.

@@ -2,9 +2,9 @@
 
 All processes compile one program, so sizes must be equal, but each process sees only its own devices' parts. The first
 batches' needs settle the sizes before the first step. From then on a batch carries what the batch ``LEAD`` steps behind
-it needs in this process, and its step returns the greatest need of all devices: one more all-reduce of a few integers.
-The result is there when that later batch is prepared, since the training loop has read the step's loss by then. So all
-processes grow their sizes at the same step, without a collective of its own and without waiting.
+it needs in this process, and its step returns the greatest need of all devices: a few integers beside the labels, which
+are gathered anyway. The result is there when that later batch is prepared, since the training loop has read the step's
+loss by then. So all processes grow their sizes at the same step, without a collective of its own and without waiting.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Parts:
         self.layout, self.devices, self._forms = layout, tuple(devices), forms
         self._askers = [d for d in plan.askers if first <= d < first + count]
         self._casts = {s.name for s in layout.members if cast or s.tier in ("planned", "host")}
-        self._routers: dict[str, Router | HostRouter] = {**routers(layout, plan)}
+        self._routers: dict[str, Router | HostRouter] = {**routers(layout, plan, self.devices)}
         self._hosts = [stack.name for stack in host_stacks(layout, plan) if stack.name not in (resident or {})]
         for stack in layout.members:
             if stack.tier == "host":
@@ -158,10 +158,10 @@ class HostRouter:
         return Routed(addresses=addresses, rows=rows, at=np.arange(rows.size, dtype=np.int32), starts=starts)
 
 
-def routers(layout: EmbeddingLayout, plan: Plan) -> dict[str, Router]:
-    """By planned stack."""
+def routers(layout: EmbeddingLayout, plan: Plan, devices: Sequence[int] | None = None) -> dict[str, Router]:
+    """By planned stack, for some devices, or for all."""
     return {
-        stack.name: Router(plan, [(t.name, base) for t, base in zip(stack.tables, stack.bases, strict=True)])
+        stack.name: Router(plan, [(t.name, base) for t, base in zip(stack.tables, stack.bases, strict=True)], devices)
         for stack in planned_stacks(layout)
     }
 

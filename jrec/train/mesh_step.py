@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
@@ -212,14 +213,29 @@ def mesh_train_step(
         for slot, variable in optimizer.slots[name].items():
             variable[...] = slots[slot]
     optimizer.dense.update(model, summed(dense_gradients, computes))
+    labels, needs = _labels_and_needs(examples.labels, batch.needs, computes)
     return updated, Seen(
         loss=jax.lax.psum(value, AXIS),
         logits=of_examples(logits, computes),
-        labels=of_examples(examples.labels, computes),
+        labels=labels,
         mask=of_examples(examples.mask, computes),
         host=returned,
-        needs=None if batch.needs is None else jax.lax.pmax(batch.needs, AXIS),
+        needs=needs,
     )
+
+
+def _labels_and_needs(
+    labels: jax.Array, needs: jax.Array | None, computes: Computes
+) -> tuple[jax.Array, jax.Array | None]:
+    """Labels of all parts, and the greatest needs of all devices, by one collective: small ones cost as large ones."""
+    if needs is None:
+        return of_examples(labels, computes), None
+    bits = jax.lax.bitcast_convert_type(labels, jnp.int32)  # floats as integers travel unchanged, not the reverse
+    found = jax.lax.all_gather(jnp.concatenate([bits, needs.reshape(-1)]), AXIS)
+    every = jax.lax.bitcast_convert_type(found[:, : labels.size], jnp.float32)
+    if computes is not None:
+        every = every[np.flatnonzero(computes)]
+    return every.reshape(-1), found[:, labels.size :].max(axis=0).reshape(needs.shape)
 
 
 def mesh_predict(

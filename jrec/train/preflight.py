@@ -19,6 +19,7 @@ from jrec.data.schema import DatasetError, Schema
 from jrec.errors import ConfigError
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data
+from jrec.train.run_dataset import check_resumed
 from jrec.train.run_folder import REPORT_FOLDER, RUN_FOLDERS, began, check_run_folder
 
 if TYPE_CHECKING:
@@ -54,16 +55,20 @@ def check_start(config: TrainConfig, *, resume: bool, overwrite: bool, writes: b
       ConfigError: If the folder holds another run or cannot be written to, the learning rates' decay would begin after
         the last step, or a split that will be evaluated has no examples.
       DatasetError: If the dataset cannot be used, or has no examples to train on.
+      CheckpointError: If a run that is to go on does not say which dataset it is of.
     """
     folder = pathlib.Path(config.out)
     check_run_folder(config, resume=resume, overwrite=overwrite)
     if writes:
         _check_writable(folder)
     data = open_data(config)
+    goes_on = resume and began(folder)
+    if goes_on:
+        check_resumed(folder, data.schema.identity)
     _check_evaluated(data.config, data.schema)
     steps = _steps(data)
     config.lr_schedule.check_length(steps)
-    return Start(data=data, steps=steps, finished=resume and began(folder) and _finished(data, folder, steps))
+    return Start(data=data, steps=steps, finished=goes_on and _finished(data, folder, steps))
 
 
 def check_space(

@@ -8,7 +8,6 @@ import pathlib
 from jrec.data.identity import Identity
 from jrec.errors import CheckpointError, ConfigError
 from jrec.files import decode, load_json, save_json
-from jrec.train.mesh_processes import first
 from jrec.train.run_folder import DATASET_FILE, began
 
 FORMAT, VERSION = "jrec-run-dataset", 1
@@ -26,11 +25,27 @@ def keep_dataset(folder: pathlib.Path, dataset: Identity, *, resume: bool) -> No
       ConfigError: If the run began with other rows or other examples.
       CheckpointError: If the run does not say what it began with.
     """
+    from jrec.train.mesh_processes import first  # loads JAX, which check_resumed need not
+
     if resume and began(folder):
-        remedy = "resume with the dataset that the run began with, or choose another folder with out="
-        run_dataset(folder).check(dataset, what=f"the run in {folder}", remedy=remedy, error=ConfigError, examples=True)
+        check_resumed(folder, dataset)
     elif first():
         save_json(folder / DATASET_FILE, dataclasses.asdict(dataset), kind=FORMAT, version=VERSION, sealed=True)
+
+
+def check_resumed(folder: pathlib.Path, dataset: Identity) -> None:
+    """Refuses to go on with a run on another dataset.
+
+    Args:
+      folder: The run's folder.
+      dataset: The dataset to train on.
+
+    Raises:
+      ConfigError: If the run began with other rows or other examples.
+      CheckpointError: If the run does not say what it began with.
+    """
+    remedy = "resume with the dataset that the run began with, or choose another folder with out="
+    run_dataset(folder).check(dataset, what=f"the run in {folder}", remedy=remedy, error=ConfigError, examples=True)
 
 
 def check_evaluated(folder: pathlib.Path, dataset: Identity) -> Identity:

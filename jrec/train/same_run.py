@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from jrec import environment
@@ -18,17 +19,17 @@ _OWN = ("log.", "name", "out", "plan", "data.path", "data.workers", "data.prefet
 """Keys that every process may have its own value of: how it shows and loads, and where files lie on its machine."""
 
 
-def training_facts(config: TrainConfig, data: RunData, *, resume: bool, overwrite: bool) -> dict[str, str]:
+def training_facts(config: TrainConfig, data: RunData, flags: Mapping[str, Any]) -> dict[str, str]:
     """What processes that train must have in common.
 
     Args:
       config: The run's configuration.
       data: The run's dataset.
-      resume, overwrite: What becomes of a run in the folder.
+      flags: The command's options by name, which say what becomes of a run in the folder.
     """
     facts = _versions()
     facts |= {key: _text(value) for key, value in config.flatten().items() if not key.startswith(_OWN)}
-    facts |= {"--resume": _text(resume), "--overwrite": _text(overwrite), "the dataset": dataset_digest(data)}
+    facts |= {f"--{name}": _text(value) for name, value in flags.items()} | _dataset(data)
     return facts | ({"the plan": file_digest(config.plan)} if config.plan else {})
 
 
@@ -45,15 +46,9 @@ def evaluation_facts(checkpoint: str, data: str, plan: str, **options: Any) -> d
     place = pathlib.Path(checkpoint)
     stored = next((p for p in (place / CONFIG_FILE, place.parent.parent / CONFIG_FILE) if p.is_file()), None)
     facts["the run's configuration"] = file_digest(stored) if stored else "absent"
-    facts["the dataset"] = file_digest(pathlib.Path(data) / SCHEMA_FILE)
+    described = next((p for name in (SCHEMA_FILE, MANIFEST_FILE) if (p := pathlib.Path(data) / name).is_file()), None)
+    facts["the dataset"] = file_digest(described) if described else "absent"
     return facts | ({"the plan": file_digest(plan)} if plan else {})
-
-
-def dataset_digest(data: RunData) -> str:
-    """The dataset's name and a digest that tells it from others."""
-    folder = pathlib.Path(data.config.data.path)
-    path = folder / SCHEMA_FILE if data.packed is None else data.packed.folder / MANIFEST_FILE
-    return f"{data.schema.name} {file_digest(path)}"
 
 
 def file_digest(path: str | pathlib.Path) -> str:
@@ -63,6 +58,14 @@ def file_digest(path: str | pathlib.Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
     except OSError as error:
         return f"unreadable ({error.strerror})"
+
+
+def _dataset(data: RunData) -> dict[str, str]:
+    """What tells the dataset from others; where it lies is each process's own."""
+    digests = data.schema.identity.digests
+    if data.packed is not None:
+        digests = digests | {"hot and cold examples": data.packed.identity}
+    return {f"the dataset's digest of {what}": digest[:16] for what, digest in digests.items()}
 
 
 def _versions() -> dict[str, str]:
