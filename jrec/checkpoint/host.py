@@ -100,8 +100,12 @@ class HostRows:
                 self._undo.add(kept, arrays, sum(array.nbytes for array in arrays.values()))
                 self._pending[at[wanted]] = False
 
-    def restore(self, saved: Saved) -> None:
+    def restore(self, saved: Saved, *, slots: bool = True) -> None:
         """Takes the rows of a checkpoint; rows that it does not have become what they were at first.
+
+        Args:
+          saved: The checkpoint.
+          slots: False to read no slots, for a table whose optimizer has none.
 
         Raises:
           CheckpointError: If it is damaged, or of other tables, slots or first values. The table is as new then.
@@ -112,7 +116,7 @@ class HostRows:
             for shape, base, one in zip(
                 self.tables.values(), table.stack.bases, saved.stack_tables(table.stack), strict=True
             ):
-                _check_same(saved, shape, one.record.shape)
+                _check_same(saved, shape, one.record.shape, slots)
                 for rows, arrays in one.written(["values", *shape.slots]):
                     table.store((rows + base).astype(np.int64), arrays.pop("values"), arrays)
         except CheckpointError:
@@ -149,9 +153,11 @@ class _HostPiece:
         return self.source.read(self.first + start, self.first + stop)
 
 
-def _check_same(saved: Saved, own: TableShape, stored: TableShape) -> None:
-    for what, ours, theirs in (("slots", own.slots, stored.slots), ("first values", own.first, stored.first)):
-        if ours != theirs:
+def _check_same(saved: Saved, own: TableShape, stored: TableShape, slots: bool) -> None:
+    firsts = [shape.first or FirstValues(key=[], of_rows=0, slots={}) for shape in (own, stored)]
+    keys = [(first.key, first.of_rows, first.slots if slots else {}) for first in firsts]
+    for what, ours, theirs in (("slots", own.slots, stored.slots), ("keys of first values", *keys)):
+        if ours != theirs and (slots or what != "slots"):
             raise CheckpointError(
                 f"{saved.folder}: {what} of table {own.name!r} were {theirs} and are {ours} in this run; use the run's"
                 " own configuration and seed, or another folder"

@@ -199,7 +199,7 @@ class RestoredRun:
             return self.compiled.predict
         from jrec.train.host_run import restored_predict
 
-        return restored_predict(self.config, self.layout, self.compiled, self.optimizer.embedding, self.saved)
+        return restored_predict(self.config, self.layout, self.compiled, self.saved)
 
 
 def restore_run(

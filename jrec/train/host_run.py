@@ -21,6 +21,7 @@ from jrec.host.pipeline_batch import Preparation, WholeBatches, read
 from jrec.host.resident import ResidentRows
 from jrec.host.ring import Rows, expand
 from jrec.host.timeline import Timeline
+from jrec.ops import SGD
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.train.checkpoint import before_step, device_rows
@@ -108,7 +109,7 @@ def read_rows(
 
 
 def restored_predict(
-    config: TrainConfig, layout: EmbeddingLayout, compiled: CompiledRun, optimizer: RowOptimizer, saved: Saved
+    config: TrainConfig, layout: EmbeddingLayout, compiled: CompiledRun, saved: Saved
 ) -> Callable[[State, Batch], jax.Array]:
     """``state, batch -> logits`` with the host rows of a run's checkpoint.
 
@@ -116,12 +117,11 @@ def restored_predict(
       config: The run's configuration.
       layout: The model's tables.
       compiled: The model's functions.
-      optimizer: The row optimizer.
       saved: The checkpoint.
     """
-    tables = host_tables(config, layout, optimizer)
+    tables = host_tables(config, layout, SGD(learning_rate=0.0))  # without slots: no step is taken
     for table in tables.values():
-        HostRows(table).restore(saved)
+        HostRows(table).restore(saved, slots=False)
     return host_predict(compiled, layout, tables)
 
 

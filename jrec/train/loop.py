@@ -7,6 +7,7 @@ import dataclasses
 import math
 import pathlib
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -111,7 +112,8 @@ def train(
         with contextlib.closing(run):
             if resume:
                 run.restore()
-            return run.go(AgreedStop(stop))
+            with run.rescuing_checkpoint():
+                return run.go(AgreedStop(stop))
 
 
 class _Run:
@@ -327,7 +329,6 @@ class _Run:
     def _absorb(self, step: int, loss: jax.Array, logits: jax.Array, batch: Batch) -> None:
         value = float(loss)
         if not math.isfinite(value):
-            self.checkpoints.finish()
             kept = f"the checkpoint of step {self.saved} is untouched" if self.saved >= 0 else "nothing was saved yet"
             raise DivergedError(
                 f"the loss became {value} at step {step}: training has diverged. Lower the learning rates, or look at"
@@ -362,6 +363,16 @@ class _Run:
         self.checkpoints.save(self.step, arrays=arrays, sources=sources, meta=meta, wait=wait)
         self.saved = self.step
         self._note_saved()
+
+    @contextlib.contextmanager
+    def rescuing_checkpoint(self) -> Iterator[None]:
+        """Completes the checkpoint under way, of an earlier step, before an error from inside ends the run."""
+        try:
+            yield
+        except Exception:
+            with contextlib.suppress(Exception):  # the error that is on its way says more
+                self._finish_saving()
+            raise
 
     def _finish_saving(self) -> None:
         """Waits for the checkpoint under way."""
