@@ -9,6 +9,8 @@ import pytest
 
 from jrec import cli
 from jrec.data.schema import DatasetError
+from jrec.data.synth.generate import SynthOptions, synthesize
+from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
 from jrec.train import determinism
 from jrec.train.config import DataConfig, TrainConfig
@@ -97,7 +99,8 @@ def test_the_command_asks_before_it_joins_others_or_trains(flags, tmp_path, monk
         raise ConfigError("enough")
 
     monkeypatch.setattr("jrec.train.loop.train", train)
+    synthesize(shape_like("quickstart"), tmp_path / "data", SynthOptions(rows=200, seed=1))
     config = tmp_path / "run.toml"
-    config.write_text(f'deterministic = true\n[data]\npath = "{tmp_path}/absent"\n')
+    config.write_text(f'deterministic = true\n[data]\npath = "{tmp_path}/data"\nbatch_size = 16\n')
     assert cli.main(["train", str(config), f"out={tmp_path}/run"]) != 0
     assert seen == [(True, [f"{FLAG}=true"])]

@@ -2,6 +2,7 @@
 """Runs on hot and cold batches: the bits of a plain run over the same batches, every example once, resumed anywhere."""
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -391,7 +392,11 @@ def test_what_cannot_work_is_refused(fae, configure, whole, fae_folder, dataset,
     with pytest.raises(ConfigError, match=r"table C10 is of tier 'tt'"):
         train(fae("tables.tt.largest=1"))
     other = packed(dataset, tmp_path / "other", lambda t: 1 if t.rows < 600 else 0.2)
-    with pytest.raises(CheckpointError, match=r"is not the FAE folder of this run"):
+    with pytest.raises(ConfigError, match=r"rows mean the same, but the examples are others; resume with the dataset"):
         train(fae(*WHOLE, folder=other, out="whole"), resume=True)
+    data = open_data(fae(*WHOLE, folder=other))
+    loaders = FaeLoaders(data.config, data.packed, build_layout(data.config, data.schema))
+    with contextlib.closing(loaders), pytest.raises(CheckpointError, match=r"is not the FAE folder of this run"):
+        loaders.restore(final_arrays(whole[0].folder)[2]["loader"])
     with pytest.raises(ConfigError, match=r"data\.eval_batch_size was 512 and is 256"):
         train(fae(*WHOLE, "data.eval_batch_size=256", out="whole"), resume=True)

@@ -21,7 +21,10 @@ from jrec.checkpoint.files import sync_folder
 from jrec.checkpoint.manifest import ROWS, TABLES, VALUES, ArrayRecord, PieceRecord, TableShape
 from jrec.checkpoint.sources import Piece
 
-_AHEAD = 2  # chunks that wait to be written; each takes memory
+_AHEAD = 2  # reads that wait to be taken; each takes memory
+_READ_BYTES = 4 << 20
+"""Bytes that are read at a time, of which a chunk takes several. Memory for 32 MB comes fresh from the system each
+time, page by page: 2.3 GB of rows on 2 CPU cores held steps 1.7 s in reads of 32 MB, 0.8 s in reads of 4 MB."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -35,18 +38,23 @@ class Planned:
     @property
     def bytes(self) -> int:
         """Bytes of its chunks."""
-        rows = len(self.record.arrays[VALUES].chunks) * self.record.chunk
-        return rows * sum(_size(*self.shape.array(name)) for name in self.record.arrays)
+        return len(self.record.arrays[VALUES].chunks) * self.record.chunk * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in all arrays."""
+        return sum(_size(*self.shape.array(name)) for name in self.record.arrays)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Slice:
-    """A chunk to write: rows ``start`` to ``stop`` of a piece, which are chunk ``number`` of it."""
+class _Read:
+    """Rows ``start`` to ``stop`` of a piece, some of its chunk ``number``, or the ``last`` of it."""
 
     piece: Planned
     number: int
     start: int
     stop: int
+    last: bool
 
 
 class Writer:
@@ -68,9 +76,10 @@ class Writer:
         finish: Callable[[], None],
     ):
         self._folder, self._pieces = folder, pieces
-        self._slices, self._next = _in_order(pieces), 0
+        self._reads, self._next = _in_order(pieces), 0
         self._prepare, self._finish = prepare, finish
-        self._queue: queue.Queue[tuple[_Slice, Any] | None] = queue.Queue(_AHEAD)
+        self._queue: queue.Queue[tuple[_Read, Any] | None] = queue.Queue(_AHEAD)
+        self._chunk: dict[str, np.ndarray] = {}  # room for one, always the same memory
         self._error: BaseException | None = None
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="jrec-checkpoint", daemon=True)
@@ -83,16 +92,16 @@ class Writer:
 
     def advance(self) -> None:
         """Starts the next reads, as many as there is room for; between two steps."""
-        while self._next <= len(self._slices) and not self._queue.full():
+        while self._next <= len(self._reads) and not self._queue.full():
             self.put()
 
     def put(self) -> bool:
         """Starts the next read, as soon as there is room for it; False where all are started. Between two steps."""
-        if self._next > len(self._slices):
+        if self._next > len(self._reads):
             return False
         item = None
-        if self._next < len(self._slices):
-            at = self._slices[self._next]
+        if self._next < len(self._reads):
+            at = self._reads[self._next]
             item = (at, at.piece.piece.begin(at.start, at.stop))
         self._next += 1
         self._queue.put(item)
@@ -113,8 +122,8 @@ class Writer:
     def abort(self) -> None:
         """Ends the thread, whatever is written."""
         self._stop = True
-        if self._next <= len(self._slices):
-            self._next = len(self._slices) + 1
+        if self._next <= len(self._reads):
+            self._next = len(self._reads) + 1
             self._queue.put(None)
         self._thread.join()
 
@@ -142,14 +151,26 @@ class Writer:
                 shape = (piece.record.count, *tail)
                 record.metadata.update(chunks.write_metadata(target / name, shape, dtype, piece.record.chunk))
 
-    def _write(self, at: _Slice, begun: Any) -> None:
+    def _write(self, at: _Read, begun: Any) -> None:
         piece, record = at.piece.piece, at.piece.record
         arrays = piece.finish(begun, at.start, at.stop)
         if piece.rows is not None:
-            arrays[ROWS] = piece.rows[at.start : at.stop].astype(at.piece.shape.array(ROWS)[1])
-        for name, of in record.arrays.items():
-            folder = self._target(at.piece) / name
-            of.chunks[at.number] = chunks.write_chunk(folder, at.number, arrays[name], record.chunk)
+            arrays[ROWS] = piece.rows[at.start : at.stop]
+        first = at.number * record.chunk
+        for name, checked in record.arrays.items():
+            chunk = self._room(name, record.chunk, *at.piece.shape.array(name))
+            chunk[at.start - first : at.stop - first] = arrays[name]
+            if at.last:
+                folder = self._target(at.piece) / name
+                checked.chunks[at.number] = chunks.write_chunk(
+                    folder, at.number, chunk[: at.stop - first], record.chunk
+                )
+
+    def _room(self, name: str, rows: int, tail: tuple[int, ...], dtype: str) -> np.ndarray:
+        size = rows * _size(tail, dtype)
+        if name not in self._chunk or self._chunk[name].size < size:
+            self._chunk[name] = np.empty(size, np.uint8)
+        return self._chunk[name][:size].view(jnp.dtype(dtype)).reshape(rows, *tail)
 
     def _seal(self) -> None:
         for piece in self._pieces:
@@ -178,12 +199,16 @@ def _size(tail: tuple[int, ...], dtype: str) -> int:
     return int(np.prod(tail, dtype=np.int64)) * jnp.dtype(dtype).itemsize
 
 
-def _in_order(pieces: Sequence[Planned]) -> list[_Slice]:
-    """All chunks, those of the tables' first rows first: these change most often, and are sooner out of the way."""
-    slices = []
+def _in_order(pieces: Sequence[Planned]) -> list[_Read]:
+    """All reads, those of the tables' first rows first: these change most often, and are sooner out of the way."""
+    reads = []
     for number, piece in enumerate(pieces):
-        for chunk, start in enumerate(range(0, piece.record.count, piece.record.chunk)):
-            first = start if piece.record.firsts is None else piece.record.firsts[chunk]
-            stop = min(start + piece.record.chunk, piece.record.count)
-            slices.append((first, number, _Slice(piece=piece, number=chunk, start=start, stop=stop)))
-    return [at for *_, at in sorted(slices, key=lambda entry: entry[:2])]
+        chunk, count = piece.record.chunk, piece.record.count
+        most = chunks.chunk_rows(chunk, piece.row_bytes, _READ_BYTES)
+        for index, begin in enumerate(range(0, count, chunk)):
+            first, end = begin if piece.record.firsts is None else piece.record.firsts[index], min(begin + chunk, count)
+            for start in range(begin, end, most):
+                stop = min(start + most, end)
+                read = _Read(piece=piece, number=index, start=start, stop=stop, last=stop == end)
+                reads.append((first, number, read))
+    return [read for *_, read in sorted(reads, key=lambda entry: entry[:2])]

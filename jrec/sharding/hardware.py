@@ -243,7 +243,7 @@ def parse_devices(value: Any, what: str) -> tuple[int, ...]:
     Raises:
       ConfigError: if it is none of these.
     """
-    parts = value if isinstance(value, list) else str(value).split(",")
+    parts = value if isinstance(value, list | tuple) else str(value).split(",")
     found: list[int] = []
     for part in parts:
         match = re.fullmatch(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?", str(part))
