@@ -237,6 +237,21 @@ here: bytes and schedules are the result, not seconds.""",
 its own.""",
     ),
     Section(
+        title="Whole runs at full size",
+        files=("full_size",),
+        text="""\
+`python -m benchmarks.full_size`: `jrec train` on synthetic twins of the datasets with all of their rows: memory of
+each phase against tables, slots and 1.2 GB; how long checkpoints take, for how much of it steps are held, and how much
+slower they are meanwhile on cores that training and writing share; a run killed and resumed against one that never
+stopped; and steps against those of a model with 1 M rows.""",
+    ),
+    Section(
+        title="Many tables",
+        files=("many_tables",),
+        text="""\
+`python -m benchmarks.many_tables`: 500 tables of 10,000 rows against 26 of them.""",
+    ),
+    Section(
         title="Accuracy on real clicks",
         files=("accuracy",),
         text="""\

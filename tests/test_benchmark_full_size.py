@@ -66,5 +66,5 @@ def test_a_hundredth_of_kaggle_is_trained_killed_resumed_and_evaluated(tmp_path)
         for phase in ("start", "steps and checkpoints", "resume", "evaluation"):
             assert figures[f"peak memory, {phase}"]["details"]["met"]
         assert figures["resumed from step"]["value"] in (10, 20)
-        assert {"step, median", "checkpoint of step 10", "checkpoint of step 10, delay"} <= figures.keys()
+        assert {"step, median", "checkpoint of step 10", "checkpoint of step 10, steps held"} <= figures.keys()
     assert not (tmp_path / "quick" / "kaggle").exists()
