@@ -388,9 +388,11 @@ def steps_while_saving(tables, checkpoints, step, rng, monkeypatch, *, rows=60, 
     return expected, changes
 
 
+@pytest.mark.parametrize("read_bytes", [2500, 4 << 20])
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_checkpoint_is_of_its_step_while_steps_go_on(tier, tmp_path, monkeypatch):
-    """Rows change in place before they are written, in full checkpoints and in increments."""
+def test_a_checkpoint_is_of_its_step_while_steps_go_on(tier, read_bytes, tmp_path, monkeypatch):
+    """Rows change in place before they are written, in full ones and increments, in chunks of one read or several."""
+    monkeypatch.setattr("jrec.checkpoint.writer._READ_BYTES", read_bytes)
     tables, rng = make(tier, rows=(1500, 40)), np.random.default_rng(2)
     checkpoints = Checkpoints(tmp_path, keep=99, chunk_bytes=6000)
     tables.write(rng, rows=6000)

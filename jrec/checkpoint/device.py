@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jrec.checkpoint.manifest import TableShape
@@ -16,7 +18,7 @@ from jrec.checkpoint.undo import DIRTY, PENDING, Undo, mark
 from jrec.ops.layout import Stack
 
 Arrays = Mapping[str, jax.Array]
-_SIZES = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18)
+_SIZES = (1 << 10, 1 << 13, 1 << 16)
 
 
 class DeviceRows:
@@ -70,6 +72,11 @@ class DeviceRows:
     def undo_bytes(self) -> int:
         """Bytes of the old rows that are kept."""
         return self._undo.bytes
+
+    def compile_reads(self) -> None:
+        """Compiles in a thread what reads rows, so that no step waits for it once a checkpoint begins."""
+        arrays = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in self._arrays().items()}
+        threading.Thread(target=_compile, args=(arrays,), name="jrec-checkpoint-compile").start()
 
     def before_step(self, addresses: np.ndarray) -> None:
         """Says which rows the next step may change, before it is dispatched.
@@ -129,6 +136,13 @@ def _sliced(arrays: Arrays, begin: int, count: int) -> dict[str, tuple[jax.Array
     return {name: (array, begin - start) for name, array in _slice(dict(arrays), np.int32(start), size).items()}
 
 
+def _compile(arrays: dict[str, jax.ShapeDtypeStruct]) -> None:
+    rows = next(iter(arrays.values())).shape[0]
+    for size in _SIZES:
+        _gather.lower(arrays, jax.ShapeDtypeStruct((size,), jnp.int32)).compile()
+        _slice.lower(arrays, np.int32(0), min(size, rows)).compile()
+
+
 def gathered(arrays: Arrays, addresses: np.ndarray) -> dict[str, jax.Array]:
     """Rows at (n,) addresses, in one of few sizes; what follows them is some row's."""
     padded = np.zeros(_bucket(addresses.size), np.int32)
@@ -137,9 +151,9 @@ def gathered(arrays: Arrays, addresses: np.ndarray) -> dict[str, jax.Array]:
 
 
 def _bucket(count: int) -> int:
-    """The static size in which rows are read: every other power of two, then multiples of the largest of them.
+    """The static size in which rows are read: a few powers of two, then multiples of the largest.
 
-    A program is compiled for each, while steps wait: so there are five of them for a checkpoint of any tables.
+    A program is compiled for each, which steps may have to wait for: so there are three of them, whatever the tables.
     """
     size = next((size for size in _SIZES if count <= size), _SIZES[-1])
     return -(-count // size) * size

@@ -179,7 +179,8 @@ class _Run:
             return found
         state, compiled = compile_run(model, optimizer)
         if all(stack.tier != "host" for stack in self.layout.members):
-            return DeviceStepper(state, compiled, self.loader, self.layout, optimizer.embedding)
+            saves = self.config.checkpoint.every_steps > 0
+            return DeviceStepper(state, compiled, self.loader, self.layout, optimizer.embedding, saves=saves)
         from jrec.train.host_run import HostStepper, host_tables
 
         return HostStepper(

@@ -74,14 +74,25 @@ class DeviceStepper:
       loader: The training batches.
       layout: The tables.
       optimizer: The row optimizer.
+      saves: Whether checkpoints will be written while steps go on.
     """
 
     def __init__(
-        self, state: State, compiled: CompiledRun, loader: Loader, layout: EmbeddingLayout, optimizer: RowOptimizer
+        self,
+        state: State,
+        compiled: CompiledRun,
+        loader: Loader,
+        layout: EmbeddingLayout,
+        optimizer: RowOptimizer,
+        *,
+        saves: bool,
     ):
         self.state = state
         self._compiled, self._loader = compiled, loader
         self._rows = device_rows(layout, optimizer, lambda: self.state)
+        if saves:
+            for rows in self._rows.values():
+                rows.compile_reads()
 
     def step(self) -> tuple[jax.Array, jax.Array, Batch]:
         """See ``Stepper``."""
