@@ -29,6 +29,15 @@ def write_atomically(path: pathlib.Path, content: bytes | memoryview) -> None:
     temporary.replace(path)
 
 
+def sync(path: str | os.PathLike[str]) -> None:
+    """Waits until a file's content, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def save_json(path: pathlib.Path, content: Mapping[str, Any], *, kind: str, version: int, sealed: bool = False) -> None:
     """Writes a file that ``load_json`` reads.
 

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from small_run import CONFIG
 
 from jrec.cli import main
 from jrec.data.loader import LoaderConfig, make_loader
@@ -21,17 +22,6 @@ from jrec.train.config import load_config
 from jrec.train.preflight import check_space, check_start
 from jrec.train.run_dataset import keep_dataset
 
-CONFIG = """
-[data]
-batch_size = 64
-[model]
-embedding_dim = 4
-bottom_mlp = [4]
-top_mlp = [1]
-[log]
-tensorboard = false
-progress = "off"
-"""
 WITHOUT_JAX = """
 import sys, time
 began = time.monotonic()

@@ -7,21 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from small_run import CONFIG
 
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 
-CONFIG = """
-[data]
-batch_size = 64
-[model]
-embedding_dim = 4
-bottom_mlp = [4]
-top_mlp = [1]
-[log]
-tensorboard = false
-progress = "off"
-"""
 QUIET_SECONDS = 60  # that a busy machine may take for what takes one
 
 

@@ -44,15 +44,6 @@ def write_file(path: pathlib.Path, *buffers: Any) -> int:
     return size
 
 
-def sync_folder(path: pathlib.Path) -> None:
-    """Waits until the names in a folder are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def read_file(path: pathlib.Path, size: int) -> np.ndarray:
     """The bytes of a file that has so many, (size,) uint8.
 

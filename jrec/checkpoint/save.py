@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jrec.checkpoint.chunks import write_group
-from jrec.checkpoint.files import read_json, sync_folder, write_arrays, write_json
+from jrec.checkpoint.files import read_json, write_arrays, write_json
 from jrec.checkpoint.manifest import (
     ARRAYS,
     MANIFEST,
@@ -29,6 +29,7 @@ from jrec.checkpoint.manifest import (
 )
 from jrec.checkpoint.sources import Piece, Source
 from jrec.checkpoint.writer import Planned, Writer, plan_piece
+from jrec.files import sync
 
 _MOST_PIECES = 16  # of a table: a reader holds a chunk of each
 _PART = "manifest-{:05}.json"
@@ -229,16 +230,16 @@ class Save:
         for name, record in [*((piece.shape.name, piece.record) for piece in self._pieces), *self._others]:
             tables[name].pieces.append(record)
         for shape in self._shapes.values():
-            sync_folder(target / TABLES / shape.folder)
+            sync(target / TABLES / shape.folder)
         self.manifest = Manifest(
             step=self.step, fingerprint=of.fingerprint, meta=self._meta, arrays=self._records, tables=tables
         )
         write_json(target / MANIFEST, self.manifest.to_json())
-        sync_folder(target / TABLES)
-        sync_folder(target)
+        sync(target / TABLES)
+        sync(target)
         replaced = [withdrawn(folder, later) for later in reversed(complete_steps(folder)) if later >= self.step]
         target.rename(folder / str(self.step))
-        sync_folder(folder)
+        sync(folder)
         replaced += [withdrawn(folder, step) for step in complete_steps(folder)[: -of.keep or None]]
         for path in replaced:
             shutil.rmtree(path)
@@ -275,7 +276,7 @@ def _link_tree(source: pathlib.Path, target: pathlib.Path) -> None:
             _link_tree(path, target / path.name)
         else:
             os.link(path, target / path.name)
-    sync_folder(target)
+    sync(target)
 
 
 def withdrawn(folder: pathlib.Path, step: int) -> pathlib.Path:

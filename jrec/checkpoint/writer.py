@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrec.checkpoint import chunks
-from jrec.checkpoint.files import sync_folder
 from jrec.checkpoint.manifest import ROWS, TABLES, VALUES, ArrayRecord, PieceRecord, TableShape
 from jrec.checkpoint.sources import Piece
+from jrec.files import sync
 
 _AHEAD = 2  # reads that wait to be taken; each takes memory
 _READ_BYTES = 4 << 20
@@ -176,7 +176,7 @@ class Writer:
         for piece in self._pieces:
             target = self._target(piece)
             for path in (*(target / name for name in piece.record.arrays), target):
-                sync_folder(path)
+                sync(path)
         self._finish()
 
     def _target(self, piece: Planned) -> pathlib.Path:

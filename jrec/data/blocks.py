@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Shard
+from jrec.files import sync
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -226,14 +227,14 @@ class ShardWriter:
             with self._write_errors():
                 self._writer.write(tags)
                 self._writer.close()
-                _sync(self._partial)
+                sync(self._partial)
         except BaseException:
             self.abort()
             raise
         self._open = False
         size = self._partial.stat().st_size
         self._partial.replace(self.path)
-        _sync(self.path.parent)
+        sync(self.path.parent)
         self.shard = Shard(
             file=self.path.name,
             blocks=len(self._tags),
@@ -279,14 +280,6 @@ class ShardWriter:
 
 def _types(table: pa.Table) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in table.schema)
-
-
-def _sync(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class ShardReader:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jrec.data.schema import FORMAT, SCHEMA_FILE, DatasetError
+from jrec.files import sync
 
 MANIFEST = "unfinished.json"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -187,11 +188,7 @@ def _remove(partial: pathlib.Path, *, ignore_errors: bool = False) -> None:
 def _sync_tree(folder: pathlib.Path) -> None:
     for root, _, files in os.walk(folder):
         for name in [*files, "."]:
-            descriptor = os.open(os.path.join(root, name), os.O_RDONLY)  # noqa: PTH118
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync(os.path.join(root, name))  # noqa: PTH118
 
 
 def _exchange(partial: pathlib.Path, out: pathlib.Path, replaced: pathlib.Path) -> None:
@@ -201,9 +198,5 @@ def _exchange(partial: pathlib.Path, out: pathlib.Path, replaced: pathlib.Path) 
         else:
             out.rmdir()
     partial.rename(out)
-    descriptor = os.open(out.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(out.parent)
     shutil.rmtree(replaced, ignore_errors=True)

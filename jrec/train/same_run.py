@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pathlib
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 from jrec import environment
 from jrec.data.fae import MANIFEST_FILE
 from jrec.data.schema import SCHEMA_FILE
+from jrec.files import sha256_of
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData
 from jrec.train.run_folder import CONFIG_FILE
@@ -54,8 +54,7 @@ def evaluation_facts(checkpoint: str, data: str, plan: str, **options: Any) -> d
 def file_digest(path: str | pathlib.Path) -> str:
     """The first digits of the SHA-256 of a file's content."""
     try:
-        with pathlib.Path(path).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        return sha256_of(pathlib.Path(path))[:16]
     except OSError as error:
         return f"unreadable ({error.strerror})"
 
