@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks import harness
 from jrec.access.calibrate import CalibrateOptions, calibrate
-from jrec.access.calibrate_box import RandEmBox, hot_rows
-from jrec.access.calibrate_file import Calibration
+from jrec.access.calibrate.box import RandEmBox, hot_rows
+from jrec.access.calibrate.file import Calibration
 from jrec.access.profile import TableProfile
 from jrec.data.fae_pack import PackOptions, pack
 from jrec.data.schema import Schema

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jrec.access.calibrate_figures import FILES
-from jrec.access.calibrate_file import Calibration
+from jrec.access.calibrate.figures import FILES
+from jrec.access.calibrate.file import Calibration
 from jrec.cli import main
 from jrec.data.fae import FaeManifest
 

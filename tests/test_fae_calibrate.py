@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jrec.access import calibrate as calibrator
-from jrec.access.calibrate import CalibrateOptions, calibrate, calibrate_and_count
-from jrec.access.calibrate_box import FEW_HITS, RandEmBox, hot_rows
-from jrec.access.calibrate_figures import threshold_curve
-from jrec.access.calibrate_file import Calibration, CalibrationError
+from jrec.access.calibrate import CalibrateOptions, calibrate, calibrate_and_count, calibrator
+from jrec.access.calibrate.box import FEW_HITS, RandEmBox, hot_rows
+from jrec.access.calibrate.figures import threshold_curve
+from jrec.access.calibrate.file import Calibration, CalibrationError
 from jrec.access.profile import TableProfile
 from jrec.data.blocks import ListColumn, ShardReader, ShardWriter
 from jrec.data.reorder_file import save_order

@@ -27,7 +27,7 @@ from test_identity import LOG, prepared
 from test_train import CONFIG
 
 from jrec.access.calibrate import CalibrateOptions, calibrate
-from jrec.access.calibrate_file import Calibration
+from jrec.access.calibrate.file import Calibration
 from jrec.access.count import exact_profile
 from jrec.access.profile import AccessProfile
 from jrec.checkpoint import Checkpoints

@@ -117,7 +117,7 @@ def _calibrate(args: argparse.Namespace) -> int:
         found.save(args.out)
         print(f"{args.out}: the calibration; {args.out}.rows: its hot rows")
     if args.figures:
-        from jrec.access.calibrate_figures import draw_figures
+        from jrec.access.calibrate.figures import draw_figures
 
         for path in draw_figures(args.data, schema, found, counted, options, args.figures):
             print(path)
@@ -126,7 +126,7 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 def _pack(args: argparse.Namespace) -> int:
     from jrec.access.calibrate import calibrate
-    from jrec.access.calibrate_file import Calibration
+    from jrec.access.calibrate.file import Calibration
     from jrec.data.fae_pack import PackOptions, pack
     from jrec.data.schema import Schema
     from jrec.errors import ConfigError
@@ -162,7 +162,7 @@ def _pack(args: argparse.Namespace) -> int:
 def _show(found) -> None:
     from rich.console import Console
 
-    from jrec.access.calibrate_report import summary_lines, summary_table
+    from jrec.access.calibrate.report import summary_lines, summary_table
 
     # Where the output is no terminal, the width of one must not cut numbers off.
     console = Console() if sys.stdout.isatty() else Console(width=120)

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jrec.access.calibrate_box import CHUNK_ROWS, CHUNKS, RandEmBox, hot_rows
-from jrec.access.calibrate_file import Calibration, HotInputs, Step, TableResult
-from jrec.access.calibrate_inputs import InputSample
+from jrec.access.calibrate.box import CHUNK_ROWS, CHUNKS, RandEmBox, hot_rows
+from jrec.access.calibrate.file import Calibration, HotInputs, Step, TableResult
+from jrec.access.calibrate.inputs import InputSample
 from jrec.access.count import Block, block_examples, count_blocks, exact_profile, sample_blocks, split_blocks
 from jrec.access.profile import TableProfile
 from jrec.data.progress import Progress

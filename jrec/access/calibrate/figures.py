@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jrec.access.calibrate import CalibrateOptions, Counted, box_of, is_large
-from jrec.access.calibrate_box import hot_rows
-from jrec.access.calibrate_file import Calibration
-from jrec.access.calibrate_inputs import InputSample
+from jrec.access.calibrate.box import hot_rows
+from jrec.access.calibrate.calibrator import CalibrateOptions, Counted, box_of, is_large
+from jrec.access.calibrate.file import Calibration
+from jrec.access.calibrate.inputs import InputSample
 from jrec.access.profile import TableProfile
 from jrec.data.reorder_plots import image
 from jrec.data.schema import Schema, Table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jrec.access.calibrate_file import Calibration
+from jrec.access.calibrate.file import Calibration
 
 if TYPE_CHECKING:
     from rich.table import Table
