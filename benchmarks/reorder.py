@@ -172,10 +172,10 @@ def _report(report: harness.Report, name: str, folder: pathlib.Path, arguments: 
 def measure(arguments: Any) -> dict[str, Any]:
     """Reorders one dataset's tables and measures, in this process."""
     from jrec.data.progress import Progress
-    from jrec.data.reorder_effect import measure_effects, random_order, total_prefixes
-    from jrec.data.reorder_log import Reading
-    from jrec.data.reorder_options import ReorderOptions
-    from jrec.data.reorder_table import reorder_table
+    from jrec.data.reorder.effect import measure_effects, random_order, total_prefixes
+    from jrec.data.reorder.log import Reading
+    from jrec.data.reorder.options import ReorderOptions
+    from jrec.data.reorder.table import reorder_table
     from jrec.data.schema import Schema
 
     folder, tables, degree = arguments.measure
@@ -185,7 +185,7 @@ def measure(arguments: Any) -> dict[str, Any]:
         degree=math.inf if degree == "all" else float(degree),
         max_edges=ALL_PAIRS if degree == "all" else 8_000_000,
     )
-    from jrec.data.reorder_log import batches
+    from jrec.data.reorder.log import batches
 
     next(iter(batches(folder, schema, "train", tables.split(","), Reading(batch_size=GRAPH_BATCH))))  # compiles
     before = _memory("VmRSS")
@@ -218,10 +218,10 @@ def measure(arguments: Any) -> dict[str, Any]:
 
 def _modularity_of_all_pairs(folder: str, schema: Any, table: str, options: Any) -> dict[str, float]:
     """By degree, how good the communities found in the sampled graph are on the graph of all pairs."""
-    from jrec.data.reorder_communities import communities, modularity
-    from jrec.data.reorder_graph import GraphBuilder
-    from jrec.data.reorder_log import Reading, batches, frequencies
-    from jrec.data.reorder_order import rank_rows, vertices_of
+    from jrec.data.reorder.communities import communities, modularity
+    from jrec.data.reorder.graph import GraphBuilder
+    from jrec.data.reorder.log import Reading, batches, frequencies
+    from jrec.data.reorder.order import rank_rows, vertices_of
 
     reading = Reading(batch_size=options.batch_size)
     ranking = rank_rows(frequencies(folder, schema, table, reading), options.hot_ratio)
@@ -248,7 +248,7 @@ def _steps(folder: str, schema: Any, found: Any, sizes: list[int], seconds: floa
     import jax.numpy as jnp
 
     from jrec import ops
-    from jrec.data.reorder_log import Reading, batches
+    from jrec.data.reorder.log import Reading, batches
     from jrec.ops import tt
 
     shape = tt.TTShape.search(len(found.order), DIM, ranks=RANK)
@@ -286,7 +286,7 @@ def _train(step: Any, shape: Any, optimizer: Any, batches: list[Any]) -> Any:
 def _loader(folder: str, schema: Any, found: list[Any], seconds: float) -> dict[str, float | None]:
     """Passes over the training split with bijections against without, alternating."""
     from jrec.data.loader import LoaderConfig, make_loader
-    from jrec.data.reorder_file import save_order
+    from jrec.data.reorder.file import save_order
     from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 
     entries = {o.table: save_order(folder, o.table, o.order) for o in found}

@@ -14,7 +14,7 @@ from jrec.access.calibrate.figures import threshold_curve
 from jrec.access.calibrate.file import Calibration, CalibrationError
 from jrec.access.profile import TableProfile
 from jrec.data.blocks import ListColumn, ShardReader, ShardWriter
-from jrec.data.reorder_file import save_order
+from jrec.data.reorder.file import save_order
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 from jrec.errors import ConfigError
 

@@ -24,7 +24,7 @@ from jrec.data.fae_pack import HotSet, PackOptions, pack
 from jrec.data.fae_rows import RowSet
 from jrec.data.fae_verify import verify
 from jrec.data.loader import LoaderConfig, make_loader
-from jrec.data.reorder_file import load_order, save_order
+from jrec.data.reorder.file import load_order, save_order
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Split, Table
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig

@@ -36,7 +36,7 @@ from jrec.data.fae_pack import pack
 from jrec.data.fae_piece import read_blocks
 from jrec.data.fae_verify import verify
 from jrec.data.readers.delimited_schema import load_schema
-from jrec.data.reorder_file import load_orders, save_order
+from jrec.data.reorder.file import load_orders, save_order
 from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like

@@ -13,14 +13,13 @@ from flax import nnx
 
 import jrec
 from jrec.cli import main
-from jrec.data import reorder as driver
 from jrec.data.blocks import ListColumn, ShardWriter, shard_file
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.packing import Packer, pack_batch
-from jrec.data.reorder import ReorderOptions, reorder, restore
-from jrec.data.reorder_file import inverse, is_permutation, load_order, save_order
-from jrec.data.reorder_log import Reading, batches, frequencies, stored
-from jrec.data.reorder_verify import verify
+from jrec.data.reorder import ReorderOptions, driver, reorder, restore
+from jrec.data.reorder.file import inverse, is_permutation, load_order, save_order
+from jrec.data.reorder.log import Reading, batches, frequencies, stored
+from jrec.data.reorder.verify import verify
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Split, Table
 from jrec.errors import CheckpointError
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step

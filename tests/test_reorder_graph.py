@@ -10,9 +10,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jrec.data.reorder_communities import MissingIgraphError, communities, modularity
-from jrec.data.reorder_graph import GraphBuilder, affordable_degree
-from jrec.data.reorder_order import order_rows, rank_rows, vertices_of
+from jrec.data.reorder.communities import MissingIgraphError, communities, modularity
+from jrec.data.reorder.graph import GraphBuilder, affordable_degree
+from jrec.data.reorder.order import order_rows, rank_rows, vertices_of
 from jrec.data.schema import DatasetError
 
 VERTICES = 40

@@ -35,7 +35,7 @@ gives the same bijections. An interrupted run leaves DATA as it was.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    from jrec.data.reorder_options import METHODS, ReorderOptions
+    from jrec.data.reorder.options import METHODS, ReorderOptions
 
     default = ReorderOptions()
     parser.description, parser.epilog = DESCRIPTION, EPILOG
@@ -101,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
     """Reorders, verifies or restores; returns 0."""
     from jrec.data.progress import Progress
     from jrec.data.reorder import reorder, restore, summary
-    from jrec.data.reorder_options import ReorderOptions
-    from jrec.data.reorder_verify import verify
+    from jrec.data.reorder.options import ReorderOptions
+    from jrec.data.reorder.verify import verify
     from jrec.errors import value_errors_are_config_errors
 
     progress = Progress(show=False if args.quiet else None)

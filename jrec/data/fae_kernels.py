@@ -2,7 +2,7 @@
 
 A set of a table's rows is a bitmap, ``words``, (ceil(rows / 64),) uint64, with ``ranks``, uint32, the rows of the set
 before each word; both of size 0 mean all rows. ``order`` is the row in place of every stored id, (rows,) uint32 (see
-``jrec.data.reorder_file``), of size 0 where ids are rows. The kernels release the GIL.
+``jrec.data.reorder.file``), of size 0 where ids are rows. The kernels release the GIL.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from jrec.data.fae_rows import RowSet, sealed
 from jrec.data.identity import Identity, digest_of
 from jrec.data.packing_kernels import permutation
 from jrec.data.progress import Progress
-from jrec.data.reorder_file import load_orders
+from jrec.data.reorder.file import load_orders
 from jrec.data.schema import DatasetError, Schema, Shard, Split, Table
 from jrec.data.workspace import link, workspace
 from jrec.errors import ConfigError

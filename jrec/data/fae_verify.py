@@ -8,7 +8,7 @@ from jrec.data.fae import FaeManifest
 from jrec.data.fae_piece import read_blocks
 from jrec.data.fae_rows import content
 from jrec.data.progress import Progress
-from jrec.data.reorder_file import load_orders
+from jrec.data.reorder.file import load_orders
 from jrec.data.schema import DatasetError
 
 _SILENT = Progress(show=False)

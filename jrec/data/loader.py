@@ -13,7 +13,7 @@ from jrec.data.loader_checks import check_layout, check_split
 from jrec.data.loader_order import OrderConfig
 from jrec.data.loader_source import BatchSource, SharesSource, windows_needed
 from jrec.data.packing import CastPlace, OnBadId, Packer
-from jrec.data.reorder_file import load_orders, table_checksums
+from jrec.data.reorder.file import load_orders, table_checksums
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
 from jrec.ops.layout import EmbeddingLayout

@@ -58,7 +58,7 @@ def pack_batch(
       on_bad_id: ids outside of their table "raise", are clipped to its ends, or go to its OOV row.
       oov_rows: OOV row by table; needed for "oov".
       orders: by table, where ``jrec reorder`` renumbered its rows: (rows,) uint32, the row in the place of every id,
-        OOV rows and clipped ids included (``jrec.data.reorder_file.load_orders``).
+        OOV rows and clipped ids included (``jrec.data.reorder.file.load_orders``).
       cast: "host" computes the cast of every stack here, "none" leaves it to the device.
 
     Raises:

@@ -14,7 +14,7 @@ from jrec.access.calibrate.calibrator import CalibrateOptions, Counted, box_of, 
 from jrec.access.calibrate.file import Calibration
 from jrec.access.calibrate.inputs import InputSample
 from jrec.access.profile import TableProfile
-from jrec.data.reorder_plots import image
+from jrec.data.reorder.plots import image
 from jrec.data.schema import Schema, Table
 
 POINTS = 16  # thresholds of a curve

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from jrec.data.reorder_graph import Edges
+from jrec.data.reorder.graph import Edges
 from jrec.errors import JrecError
 
 Method = Literal["leiden", "louvain"]

@@ -10,11 +10,11 @@ import time
 import numpy as np
 
 from jrec.data.progress import Progress
-from jrec.data.reorder_communities import communities
-from jrec.data.reorder_graph import GraphBuilder, affordable_degree
-from jrec.data.reorder_log import Reading, batches, frequencies
-from jrec.data.reorder_options import ReorderOptions
-from jrec.data.reorder_order import order_rows, rank_rows, vertices_of
+from jrec.data.reorder.communities import communities
+from jrec.data.reorder.graph import GraphBuilder, affordable_degree
+from jrec.data.reorder.log import Reading, batches, frequencies
+from jrec.data.reorder.options import ReorderOptions
+from jrec.data.reorder.order import order_rows, rank_rows, vertices_of
 from jrec.data.schema import Schema
 
 

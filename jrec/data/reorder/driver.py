@@ -19,13 +19,13 @@ import numpy as np
 
 from jrec.data.loader import LoaderConfig
 from jrec.data.progress import Progress
-from jrec.data.reorder_effect import Effect, measure_effects, random_order, total_prefixes
-from jrec.data.reorder_file import FOLDER, save_order, table_checksums
-from jrec.data.reorder_log import Reading, stored
-from jrec.data.reorder_options import ReorderOptions
-from jrec.data.reorder_plots import image, plot_prefixes
-from jrec.data.reorder_table import TableOrder, reorder_table
-from jrec.data.reorder_verify import verify
+from jrec.data.reorder.effect import Effect, measure_effects, random_order, total_prefixes
+from jrec.data.reorder.file import FOLDER, save_order, table_checksums
+from jrec.data.reorder.log import Reading, stored
+from jrec.data.reorder.options import ReorderOptions
+from jrec.data.reorder.plots import image, plot_prefixes
+from jrec.data.reorder.table import TableOrder, reorder_table
+from jrec.data.reorder.verify import verify
 from jrec.data.schema import SCHEMA_FILE, Bijection, DatasetError, Schema
 from jrec.data.workspace import disk_errors, link, locked, workspace
 from jrec.files import write_atomically

@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jrec.data.reorder_effect import Effect
+from jrec.data.reorder.effect import Effect
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

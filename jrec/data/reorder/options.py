@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from jrec.data.reorder_communities import METHODS, Method
+from jrec.data.reorder.communities import METHODS, Method
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

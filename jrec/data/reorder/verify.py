@@ -10,8 +10,8 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.progress import Progress
-from jrec.data.reorder_file import inverse, load_orders
-from jrec.data.reorder_log import log_layout, stored
+from jrec.data.reorder.file import inverse, load_orders
+from jrec.data.reorder.log import log_layout, stored
 from jrec.data.schema import DatasetError, Schema
 
 _QUIET = Progress(show=False)

@@ -1,0 +1,20 @@
+"""Reordering the rows of a dataset's tables, so that the lookups of a batch share more (EL-Rec, §IV)."""
+
+from typing import TYPE_CHECKING
+
+from jrec.lazy import attach
+
+if TYPE_CHECKING:
+    from jrec.data.reorder.driver import Outcome as Outcome
+    from jrec.data.reorder.driver import reorder as reorder
+    from jrec.data.reorder.driver import restore as restore
+    from jrec.data.reorder.driver import summary as summary
+    from jrec.data.reorder.options import ReorderOptions as ReorderOptions
+
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        **dict.fromkeys(("Outcome", "reorder", "restore", "summary"), "jrec.data.reorder.driver"),
+        "ReorderOptions": "jrec.data.reorder.options",
+    },
+)
