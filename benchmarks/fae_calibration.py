@@ -23,7 +23,7 @@ from jrec.access.calibrate import CalibrateOptions, calibrate
 from jrec.access.calibrate.box import RandEmBox, hot_rows
 from jrec.access.calibrate.file import Calibration
 from jrec.access.profile import TableProfile
-from jrec.data.fae_pack import PackOptions, pack
+from jrec.data.fae.pack import PackOptions, pack
 from jrec.data.schema import Schema
 
 TRIALS, QUICK_TRIALS = 1000, 200

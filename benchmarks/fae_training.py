@@ -153,7 +153,7 @@ def _accuracy(report: harness.Report, arguments: argparse.Namespace, folder: pat
 def _pack(report: harness.Report, data: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
     """Packs with exact counts and the published budget's share of the tables' bytes."""
     from jrec.access.calibrate import CalibrateOptions, calibrate
-    from jrec.data.fae_pack import pack
+    from jrec.data.fae.pack import pack
     from jrec.data.schema import Schema
 
     share = ROW_BYTES * sum(t.rows for t in Schema.load(data).tables) / PUBLISHED_BYTES

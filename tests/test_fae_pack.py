@@ -17,12 +17,14 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jrec.data import fae_kernels, fae_pack, fae_piece
 from jrec.data.blocks import ListColumn, ShardReader, ShardWriter, column_names, shard_file
 from jrec.data.fae import FaeManifest, is_fae_folder
-from jrec.data.fae_pack import HotSet, PackOptions, pack
-from jrec.data.fae_rows import RowSet
-from jrec.data.fae_verify import verify
+from jrec.data.fae import kernels as fae_kernels
+from jrec.data.fae import pack as fae_pack
+from jrec.data.fae import piece as fae_piece
+from jrec.data.fae.pack import HotSet, PackOptions, pack
+from jrec.data.fae.rows import RowSet
+from jrec.data.fae.verify import verify
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.reorder.file import load_order, save_order
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Split, Table
@@ -358,7 +360,7 @@ def test_an_interrupted_pack_of_something_else_is_in_the_way(data, tmp_path, mon
 
 CHILD = """
 import sys, numpy, time
-from jrec.data import fae_pack, fae_piece
+from jrec.data.fae import pack as fae_pack, piece as fae_piece
 from test_fae_pack import hot_set
 fae_pack.PIECE_BLOCKS = 3
 real = fae_piece.pack_piece

@@ -18,7 +18,7 @@ from test_train import CONFIG, configure, dataset  # noqa: F401, fixtures
 from test_train_tbsm import SHIPPED, SMALL
 
 from jrec.checkpoint import HostRows
-from jrec.data.fae_pack import HotSet, pack
+from jrec.data.fae.pack import HotSet, pack
 from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like

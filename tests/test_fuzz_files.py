@@ -32,9 +32,9 @@ from jrec.access.count import exact_profile
 from jrec.access.profile import AccessProfile
 from jrec.checkpoint import Checkpoints
 from jrec.checkpoint.files import _checksum
-from jrec.data.fae_pack import pack
-from jrec.data.fae_piece import read_blocks
-from jrec.data.fae_verify import verify
+from jrec.data.fae.pack import pack
+from jrec.data.fae.piece import read_blocks
+from jrec.data.fae.verify import verify
 from jrec.data.readers.delimited_schema import load_schema
 from jrec.data.reorder.file import load_orders, save_order
 from jrec.data.schema import Schema

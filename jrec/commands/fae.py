@@ -127,7 +127,7 @@ def _calibrate(args: argparse.Namespace) -> int:
 def _pack(args: argparse.Namespace) -> int:
     from jrec.access.calibrate import calibrate
     from jrec.access.calibrate.file import Calibration
-    from jrec.data.fae_pack import PackOptions, pack
+    from jrec.data.fae.pack import PackOptions, pack
     from jrec.data.schema import Schema
     from jrec.errors import ConfigError
 
@@ -172,7 +172,7 @@ def _show(found) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from jrec.data.fae_verify import verify
+    from jrec.data.fae.verify import verify
 
     found = verify(args.folder, progress=_progress(args))
     print(

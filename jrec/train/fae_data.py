@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jrec.data.fae import MANIFEST_FILE, FaeManifest
+from jrec.data.fae.manifest import MANIFEST_FILE, FaeManifest
 from jrec.data.loader import Loader
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError, ConfigError

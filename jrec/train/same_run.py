@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrec import environment
-from jrec.data.fae import MANIFEST_FILE
+from jrec.data.fae.manifest import MANIFEST_FILE
 from jrec.data.schema import SCHEMA_FILE
 from jrec.files import sha256_of
 from jrec.train.config import TrainConfig

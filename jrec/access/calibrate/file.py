@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jrec.access.container import read_container, write_container
-from jrec.data.fae import HotSet, is_row_list
+from jrec.data.fae.manifest import HotSet, is_row_list
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.errors import JrecError
@@ -132,7 +132,7 @@ class Calibration(Summary):
         return {**plain, "hot_bytes": self.hot_bytes}
 
     def hot_set(self) -> HotSet:
-        """What ``jrec.data.fae_pack.pack`` takes."""
+        """What ``jrec.data.fae.pack.pack`` takes."""
         kept = {k: v for k, v in self.summary().items() if k not in ("steps", "seconds")}
         return HotSet(rows=self.rows, dataset=self.dataset, threshold=self.threshold, calibration=kept)
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from jrec.data import fae_piece
-from jrec.data.fae import COLD, HOT, FaeManifest, HotSet, check_rows, is_fae_folder, save_hot_rows
-from jrec.data.fae_piece import Job, Packed, Piece
-from jrec.data.fae_rows import RowSet, sealed
+from jrec.data.fae import piece as fae_piece
+from jrec.data.fae.manifest import COLD, HOT, FaeManifest, HotSet, check_rows, is_fae_folder, save_hot_rows
+from jrec.data.fae.piece import Job, Packed, Piece
+from jrec.data.fae.rows import RowSet, sealed
 from jrec.data.identity import Identity, digest_of
 from jrec.data.packing_kernels import permutation
 from jrec.data.progress import Progress

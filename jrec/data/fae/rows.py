@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from jrec.data import fae_kernels as kernels
 from jrec.data.blocks import LABEL, Column, ListColumn, column_names, id_dtype, weight_column
+from jrec.data.fae import kernels
 from jrec.data.packing_columns import count_examples
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema
 
@@ -30,7 +30,7 @@ class RowSet:
     Attributes:
       rows: of the table.
       size: of the set.
-      words, ranks: of the bitmap (``fae_kernels``), empty where all rows are in the set.
+      words, ranks: of the bitmap (``jrec.data.fae.kernels``), empty where all rows are in the set.
       order: the row in place of every stored id; empty where ids are rows.
     """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from jrec.data.fae import FaeManifest
-from jrec.data.fae_piece import read_blocks
-from jrec.data.fae_rows import content
+from jrec.data.fae.piece import read_blocks
+from jrec.data.fae.rows import content
 from jrec.data.progress import Progress
 from jrec.data.reorder.file import load_orders
 from jrec.data.schema import DatasetError

@@ -1,0 +1,19 @@
+"""Datasets packed for FAE: hot examples apart from cold ones (FAE, §III-B)."""
+
+from typing import TYPE_CHECKING
+
+from jrec.lazy import attach
+
+if TYPE_CHECKING:
+    from jrec.data.fae.manifest import FaeManifest as FaeManifest
+    from jrec.data.fae.manifest import HotSet as HotSet
+    from jrec.data.fae.manifest import is_fae_folder as is_fae_folder
+    from jrec.data.fae.pack import PackOptions as PackOptions
+
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        **dict.fromkeys(("FaeManifest", "HotSet", "is_fae_folder"), "jrec.data.fae.manifest"),
+        "PackOptions": "jrec.data.fae.pack",
+    },
+)
