@@ -18,8 +18,8 @@ from jax._src.state.types import AbstractRef
 import jrec.pallas.cast
 import jrec.pallas.launch
 import jrec.pallas.row_update
-import jrec.pallas.tt_product
-import jrec.pallas.tt_reduce
+import jrec.pallas.tt.product
+import jrec.pallas.tt.reduce
 from benchmarks import ahead_of_time
 from benchmarks.ahead_of_time import CompiledKernel, Program, compile_for_h200, compile_program, dumped_ptx, shape
 from jrec.pallas.launch import launch
@@ -46,7 +46,7 @@ def ptx_machine_launches():
     run = functools.partial(_launch_on_machine, modules)
     kernels = jrec.pallas
     with contextlib.ExitStack() as stack, jax.disable_jit():
-        for home in (kernels.launch, kernels.cast, kernels.row_update, kernels.tt_product, kernels.tt_reduce):
+        for home in (kernels.launch, kernels.cast, kernels.row_update, kernels.tt.product, kernels.tt.reduce):
             stack.enter_context(mock.patch.object(home, "launch", run))
         yield modules
 

@@ -12,8 +12,8 @@ from tt_kernel_cases import make_level
 from jrec.ops.tt import TTShape, TTTraffic, tt_core_gradients, tt_lookup
 from jrec.ops.types import Bags
 from jrec.pallas import tt
-from jrec.pallas.tt_tuning import WIDE, fits_wgmma, tune_wgmma
-from jrec.pallas.tt_wgmma import wgmma_products
+from jrec.pallas.tt.tuning import WIDE, fits_wgmma, tune_wgmma
+from jrec.pallas.tt.wgmma import wgmma_products
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 

@@ -16,11 +16,11 @@ from jrec.ops.tt import TTShape, TTTraffic, tt_embedding_bag, tt_init
 from jrec.ops.tt.cost import fuses_pooling
 from jrec.pallas import tt
 from jrec.pallas.interpret import interpreted
-from jrec.pallas.tt_block import Block
-from jrec.pallas.tt_product import grouped_products
-from jrec.pallas.tt_reduce import Products, reduce_products
-from jrec.pallas.tt_runs import bounds_of, runs_of
-from jrec.pallas.tt_tuning import (
+from jrec.pallas.tt.block import Block
+from jrec.pallas.tt.product import grouped_products
+from jrec.pallas.tt.reduce import Products, reduce_products
+from jrec.pallas.tt.runs import bounds_of, runs_of
+from jrec.pallas.tt.tuning import (
     ProductConfig,
     ReduceConfig,
     WgmmaConfig,

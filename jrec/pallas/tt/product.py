@@ -4,7 +4,7 @@
 
 Entries come sorted by right factor and are cut in runs; the left factors of a run lie below one another as one tall
 matrix, so that a thread uses what it loads of the right factor on many rows. Float32 right factors are multiplied by
-fused multiply-adds in registers; bfloat16 ones on the tensor cores where their tiles fit (``tt_wgmma``).
+fused multiply-adds in registers; bfloat16 ones on the tensor cores where their tiles fit (``wgmma``).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import jax.numpy as jnp
 
 from jrec.pallas.interpret import interpret_params
 from jrec.pallas.launch import Interpret, Job, launch
-from jrec.pallas.tt_block import divide
-from jrec.pallas.tt_engine import Engine, Spec
-from jrec.pallas.tt_reduce import Products
-from jrec.pallas.tt_runs import Runs, runs_of
-from jrec.pallas.tt_tuning import ProductConfig, check_int32, fits_wgmma, tune_product
-from jrec.pallas.tt_wgmma import wgmma_products
+from jrec.pallas.tt.block import divide
+from jrec.pallas.tt.engine import Engine, Spec
+from jrec.pallas.tt.reduce import Products
+from jrec.pallas.tt.runs import Runs, runs_of
+from jrec.pallas.tt.tuning import ProductConfig, check_int32, fits_wgmma, tune_product
+from jrec.pallas.tt.wgmma import wgmma_products
 
 
 def grouped_products(

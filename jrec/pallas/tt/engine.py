@@ -9,16 +9,17 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from jrec.pallas import segments, tt_inline, tt_twins
+from jrec.pallas import segments
 from jrec.pallas.launch import Interpret, ops_for
 from jrec.pallas.segments import Gather
 from jrec.pallas.tile import Tile
-from jrec.pallas.tt_block import Block, divide
+from jrec.pallas.tt import inline, twins
+from jrec.pallas.tt.block import Block, divide
 
 
 def tt_ops_for(interpret: Interpret) -> ModuleType:
     """The primitives on blocks of compiled kernels, or their twins."""
-    return tt_inline if interpret is None else tt_twins
+    return inline if interpret is None else twins
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,12 +39,12 @@ class Spec:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Engine:
-    """Stands for ``inline`` or ``twins`` in ``segments``: the rows that are added there are blocks of products here.
+    """Takes the place of ``pallas.inline`` or ``pallas.twins`` in ``segments``: it adds blocks of products, not rows.
 
     Attributes:
       spec: of the products.
-      ops: ``inline`` or ``twins``.
-      tt_ops: ``tt_inline`` or ``tt_twins``.
+      ops: ``jrec.pallas.inline`` or ``jrec.pallas.twins``.
+      tt_ops: ``jrec.pallas.tt.inline`` or ``jrec.pallas.tt.twins``.
       rows: of the matrix, block scalars.
       columns: of the matrix, each thread's first, block scalars.
     """
@@ -120,7 +121,7 @@ class Engine:
     def multiply_rows(
         self, left: Any, right: Any, left_rows: jax.Array, left_columns: jax.Array | None, factor: jax.Array
     ) -> jax.Array:
-        """See ``tt_inline.multiply``; ``factor`` is the right factor's number, item scalars, -1 for a zero product."""
+        """See ``inline.multiply``; ``factor`` is the right factor's number, item scalars, -1 for a zero product."""
         block, terms = self.spec.block, self.spec.contraction
         first = jnp.maximum(factor, 0) * terms
         columns = jnp.minimum(self.columns, block.width - block.vector)

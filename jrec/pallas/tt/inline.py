@@ -1,6 +1,6 @@
-"""Products and blocks of them on register tiles, written thread by thread; ``tt_twins`` holds plain twins.
+"""Products and blocks of them on register tiles, written thread by thread; ``twins`` holds plain twins.
 
-Rows, columns and positions are block scalars unless said otherwise (see ``tt_block``).
+Rows, columns and positions are block scalars unless said otherwise (see ``block``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jrec.pallas.threads import (
     to_index,
 )
 from jrec.pallas.threads import when as when_true
-from jrec.pallas.tt_block import Block
+from jrec.pallas.tt.block import Block
 
 _STEPS = 4  # of the contraction whose operands are loaded before the first is used
 

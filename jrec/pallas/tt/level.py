@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from jrec.pallas.gather_reduce import gather_reduce
 from jrec.pallas.launch import MAX_DIM
-from jrec.pallas.tt_product import grouped_products
-from jrec.pallas.tt_reduce import Products, reduce_products
-from jrec.pallas.tt_runs import bounds_of
-from jrec.pallas.tt_tuning import WIDE, tune_single
+from jrec.pallas.tt.product import grouped_products
+from jrec.pallas.tt.reduce import Products, reduce_products
+from jrec.pallas.tt.runs import bounds_of
+from jrec.pallas.tt.tuning import WIDE, tune_single
 
 
 def expand(below: jax.Array, core: jax.Array, parents: jax.Array, digits: jax.Array, order: jax.Array) -> jax.Array:

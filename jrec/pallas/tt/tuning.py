@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jrec.pallas.tt_block import Block
+from jrec.pallas.tt.block import Block
 from jrec.pallas.tuning import H200, MULTIPROCESSORS
 
 WIDE = 32  # columns from which slices fill a warp's lanes, so that multiplying slice by slice pays

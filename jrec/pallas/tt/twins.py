@@ -1,4 +1,4 @@
-"""Plain twins of ``tt_inline`` for interpret mode; arrays that a kernel only reads are read whole, as in ``twins``."""
+"""Plain twins of ``jrec.pallas.tt.inline`` for interpret mode; arrays that a kernel only reads are read whole."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from jrec.pallas.tt_block import Block
+from jrec.pallas.tt.block import Block
 
 
 def repeat(block: Block, scalars: jax.Array) -> jax.Array:
-    """See ``tt_inline``."""
+    """See ``inline``."""
     return jnp.tile(scalars, (block.down, 1))
 
 
@@ -29,7 +29,7 @@ def multiply(
     *,
     contraction: int,
 ) -> jax.Array:
-    """See ``tt_inline``."""
+    """See ``inline``."""
     taken, right_rows = repeat(block, taken) >= 0, repeat(block, right_rows)
     terms = jnp.arange(contraction, dtype=jnp.int32)[None, None, :]
     if left_columns is None:
@@ -43,7 +43,7 @@ def multiply(
 
 
 def load_blocks(block: Block, ref: Any, rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """See ``tt_inline``."""
+    """See ``inline``."""
     inside = (rows >= 0) & (columns < block.width)
     elements = jnp.arange(block.vector, dtype=jnp.int32)[None, None, :]
     loaded = _take(ref, rows[:, :, None], columns[:, :, None] + elements, inside)
@@ -51,7 +51,7 @@ def load_blocks(block: Block, ref: Any, rows: jax.Array, columns: jax.Array) -> 
 
 
 def store_blocks(block: Block, ref: Any, rows: jax.Array, columns: jax.Array, values: jax.Array) -> None:
-    """See ``tt_inline``."""
+    """See ``inline``."""
     wide = block.width if block.width <= block.columns else math.gcd(block.width, block.columns)
     threads = wide // block.vector
     in_row = -(-min(block.across, block.width // block.vector) // threads)

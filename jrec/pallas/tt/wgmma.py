@@ -22,8 +22,8 @@ from jaxlib.mlir.dialects import arith, memref, vector
 from jrec.pallas.launch import Interpret, check_manual_axes
 from jrec.pallas.threads import constant, guarded, inline_op, not_negative, to_index
 from jrec.pallas.threads import when as when_true
-from jrec.pallas.tt_runs import Runs, runs_of
-from jrec.pallas.tt_tuning import WGMMA_ROWS, WgmmaConfig, tune_wgmma
+from jrec.pallas.tt.runs import Runs, runs_of
+from jrec.pallas.tt.tuning import WGMMA_ROWS, WgmmaConfig, tune_wgmma
 
 _PIECES = 3  # bfloat16 numbers that a float32 is the sum of
 _SPLAT = plgpu.Layout.WG_SPLAT(())

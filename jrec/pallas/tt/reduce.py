@@ -20,8 +20,8 @@ from jrec.pallas import segments
 from jrec.pallas.interpret import interpret_params
 from jrec.pallas.launch import Interpret, Job, launch
 from jrec.pallas.segments import Gather
-from jrec.pallas.tt_engine import Engine, Spec
-from jrec.pallas.tt_tuning import ReduceConfig, check_int32, tune_reduce
+from jrec.pallas.tt.engine import Engine, Spec
+from jrec.pallas.tt.tuning import ReduceConfig, check_int32, tune_reduce
 
 
 class Products(NamedTuple):
