@@ -13,8 +13,8 @@ from jrec import ops
 from jrec.checkpoint import Checkpoints
 from jrec.native import host
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step
+from jrec.ops.storage import ALIGNMENT, pad, padded_dim, strip
 from jrec.pallas import tile
-from jrec.pallas.storage import ALIGNMENT, pad, padded_dim, strip
 from jrec.train.build import parameter_counts
 from jrec.train.checkpoint import dense_arrays, device_rows, restore_state
 

@@ -11,8 +11,8 @@ import reference
 from pallas_interpreter import race_free
 
 from jrec import ops
+from jrec.ops import storage
 from jrec.ops.rounding import round_values
-from jrec.pallas import storage
 from jrec.pallas.casted_update import UpdateRequest, casted_update, casted_update_many
 from jrec.pallas.interpret import interpreted
 from jrec.pallas.row_update import row_update

@@ -11,7 +11,7 @@ from jrec.nn.embeddings import init_stack
 from jrec.ops import row_fill
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.row_init import init_rows, init_rows_at
-from jrec.pallas.storage import pad
+from jrec.ops.storage import pad
 
 KEY = jax.random.key(3)
 TABLE = TableConfig(name="site", rows=4096, dim=16)

@@ -20,7 +20,7 @@ import numpy as np
 
 from jrec.host.ring import Rows, bucket
 from jrec.host.table import HostTable
-from jrec.pallas.storage import pad, strip
+from jrec.ops.storage import pad, strip
 
 _PAST = np.iinfo(np.int32).max  # past every array: a scatter drops it, a gather takes the last row instead
 

@@ -12,7 +12,7 @@ from jrec.native.compile import pointer
 from jrec.native.host_cast import checked_ids, thread_count
 from jrec.native.hyper import host_hyperparameters, kind_of
 from jrec.ops.row_optimizers import RowOptimizer
-from jrec.ops.row_update import real_dim
+from jrec.ops.storage import real_dim
 from jrec.ops.types import Cast
 
 DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}

@@ -16,8 +16,8 @@ from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.lookup import Residuals, apply_gradients, init_slots, lookup, rows_left_out
 from jrec.ops.row_init import init_rows, init_stack_rows, is_threefry
 from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.storage import pad, padded_dim, strip
 from jrec.ops.types import Bags
-from jrec.pallas.storage import pad, padded_dim, strip
 
 
 class Table(nnx.Variable):

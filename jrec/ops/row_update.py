@@ -13,6 +13,7 @@ from jrec.ops.dispatch import Call, Implementation, dispatch, dispatch_together
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_optimizers import SGD, Adagrad, Adam, Momentum, RMSProp, RowOptimizer, RowWiseAdagrad, Slots
 from jrec.ops.row_update_xla import update_rows
+from jrec.ops.storage import real_dim
 from jrec.ops.types import Cast
 from jrec.ops.verdicts import KernelClass
 
@@ -43,7 +44,7 @@ def row_update(
       rounding_key: (2,) uint32, a new one for every step: 16-bit rows are rounded stochastically with it (see
         ``jrec.ops.rounding``); None rounds to nearest.
       dim: how many elements of a row are real, where the table and its slots are padded behind them (see
-        ``jrec.pallas.storage``); the others keep what they hold. None for all.
+        ``jrec.ops.storage``); the others keep what they hold. None for all.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
     Returns:
@@ -128,7 +129,7 @@ def casted_update(
       rounding_key: (2,) uint32, a new one for every step: 16-bit rows are rounded stochastically with it (see
         ``jrec.ops.rounding``); None rounds to nearest.
       dim: how many elements of a row are real, where the table and its slots are padded behind them (see
-        ``jrec.pallas.storage``); the others keep what they hold. None for all.
+        ``jrec.ops.storage``); the others keep what they hold. None for all.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
     Returns:
@@ -224,17 +225,6 @@ def _together(requests: Sequence[Any]) -> list[tuple[jax.Array, Slots]]:
 
 def _kernel(name: str, optimizer: RowOptimizer, table: jax.Array) -> KernelClass:
     return KernelClass(kernel=name, dtype=table.dtype.name, dim=table.shape[1], optimizer=type(optimizer).__name__)
-
-
-def real_dim(width: int, dim: int | None) -> int:
-    """How many elements of a row of ``width`` are real.
-
-    Raises:
-      ValueError: if ``dim`` is not from 1 to ``width``.
-    """
-    if dim is not None and not 1 <= dim <= width:
-        raise ValueError(f"dim is {dim}, but rows hold {width} elements; it counts those that are not padding")
-    return width if dim is None else dim
 
 
 def _widened(gradients: jax.Array, table: jax.Array) -> jax.Array:

@@ -43,7 +43,7 @@ def classes_of(layout: EmbeddingLayout, *, optimizer: str, padded: bool = False)
       optimizer: The class name of the rows' optimizer.
       padded: Whether stored rows are padded to a multiple of 16 bytes.
     """
-    from jrec.pallas.storage import padded_dim
+    from jrec.ops.storage import padded_dim
 
     found = [CAST]
     for stack in layout.members:

@@ -22,8 +22,8 @@ from jrec.nn import SparseOptimizer, train_step
 from jrec.nn.embeddings import Table
 from jrec.nn.optimizer import RowSlot
 from jrec.ops import rounding
+from jrec.ops.storage import pad, strip
 from jrec.ops.types import Cast
-from jrec.pallas.storage import pad, strip
 
 
 def train_step_on_rows(

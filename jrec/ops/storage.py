@@ -26,3 +26,14 @@ def pad(table: jax.Array) -> jax.Array:
 def strip(rows: jax.Array, dim: int) -> jax.Array:
     """The first ``dim`` columns: undoes ``pad``, on a table or on sums of its rows."""
     return rows[:, :dim]
+
+
+def real_dim(width: int, dim: int | None) -> int:
+    """How many elements of a row of ``width`` are real.
+
+    Raises:
+      ValueError: if ``dim`` is not from 1 to ``width``.
+    """
+    if dim is not None and not 1 <= dim <= width:
+        raise ValueError(f"dim is {dim}, but rows hold {width} elements; it counts those that are not padding")
+    return width if dim is None else dim
