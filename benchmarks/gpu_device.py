@@ -9,7 +9,7 @@ import subprocess
 QUERY = ("name", "driver_version", "memory.total", "clocks.max.sm", "clocks.max.mem", "power.limit")
 PACKAGES = (
     "jax", "jaxlib", "flax", "optax", "numpy", "numba", "scipy", "hypothesis", "pytest", "xdist", "pytest_timeout",
-    "rich", "torch", "triton", "fbgemm_gpu", "grain", "array_record", "polars",
+    "rich", "torch", "triton", "fbgemm_gpu", "grain", "array_record",
 )  # fmt: skip
 
 

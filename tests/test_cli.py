@@ -167,7 +167,7 @@ def test_help_is_quick_because_it_loads_nothing():
         "import sys; from jrec.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "print(sorted({'jax', 'numpy', 'polars', 'flax', 'rich'} & set(sys.modules)), file=sys.stderr)"
+        "print(sorted({'jax', 'numpy', 'numba', 'flax', 'rich'} & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stderr == "[]\n"

@@ -16,7 +16,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINNED = ("dev", "docs", "aot", "build", "peers", "peers-no-deps", "uv")
 HEAVY = (
     "numba",
-    "polars",
     "pyarrow",
     "grain",
     "array_record",

@@ -27,7 +27,7 @@ import sys, time
 began = time.monotonic()
 from jrec.cli import main
 code = main(sys.argv[1:])
-loaded = [m for m in ("jax", "grain", "numba", "polars", "tensorstore") if m in sys.modules]
+loaded = [m for m in ("jax", "grain", "numba", "pyarrow", "tensorstore") if m in sys.modules]
 assert not loaded, loaded
 assert time.monotonic() - began < 10
 sys.exit(code)
