@@ -171,12 +171,12 @@ def _report(report: harness.Report, name: str, folder: pathlib.Path, arguments: 
 
 def measure(arguments: Any) -> dict[str, Any]:
     """Reorders one dataset's tables and measures, in this process."""
-    from jrec.data.progress import Progress
     from jrec.data.reorder.effect import measure_effects, random_order, total_prefixes
     from jrec.data.reorder.log import Reading
     from jrec.data.reorder.options import ReorderOptions
     from jrec.data.reorder.table import reorder_table
     from jrec.data.schema import Schema
+    from jrec.progress import Progress
 
     folder, tables, degree = arguments.measure
     schema = Schema.load(folder)

@@ -10,8 +10,8 @@ import numpy as np
 
 from jrec.access.profile import AccessProfile, ProfileError, TableProfile
 from jrec.access.sparse import SparseCounter
-from jrec.data.progress import Progress
 from jrec.data.schema import DatasetError, Schema
+from jrec.progress import Progress
 
 _SILENT = Progress(show=False)
 

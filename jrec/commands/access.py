@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Counts, and says how uneven the accesses are."""
     from jrec.access.count import exact_profile, sampled_profile
-    from jrec.data.progress import Progress
+    from jrec.progress import Progress
 
     progress = Progress(show=False if args.quiet else None)
     if args.sample is None:

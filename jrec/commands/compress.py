@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compresses; returns 0."""
-    from jrec.data.progress import Progress
+    from jrec.progress import Progress
     from jrec.train.compress import Selection, compress_run
 
     selection = Selection(

@@ -183,7 +183,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _progress(args: argparse.Namespace):
-    from jrec.data.progress import Progress
+    from jrec.progress import Progress
 
     return Progress(show=False if args.quiet else None)
 

@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     import jax
 
     from jrec import environment
-    from jrec.data.progress import Progress
     from jrec.errors import ConfigError
+    from jrec.progress import Progress
     from jrec.sharding.runtime.links import hardware_toml, measure_hardware
 
     if args.out and not args.out.endswith(".toml"):

@@ -222,7 +222,7 @@ def _explain(args: argparse.Namespace) -> int:
 def _profile(args: argparse.Namespace, schema: Any) -> Any:
     from jrec.access.count import exact_profile
     from jrec.access.profile import AccessProfile
-    from jrec.data.progress import Progress
+    from jrec.progress import Progress
 
     if args.profile is None:
         return exact_profile(args.data, schema, progress=Progress())

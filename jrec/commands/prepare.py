@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     """Prepares the dataset and says what is in it."""
     from jrec.data.prepare import prepare
     from jrec.data.prepare_options import PrepareOptions
-    from jrec.data.progress import Progress
+    from jrec.progress import Progress
 
     shard_examples = args.shard_examples
     if shard_examples is None:

@@ -99,11 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reorders, verifies or restores; returns 0."""
-    from jrec.data.progress import Progress
     from jrec.data.reorder import reorder, restore, summary
     from jrec.data.reorder.options import ReorderOptions
     from jrec.data.reorder.verify import verify
     from jrec.errors import value_errors_are_config_errors
+    from jrec.progress import Progress
 
     progress = Progress(show=False if args.quiet else None)
     if args.verify:

@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Makes the dataset and says what is in it."""
-    from jrec.data.progress import Progress
     from jrec.data.synth import SynthOptions, shape_like, synthesize
+    from jrec.progress import Progress
 
     threads = {} if args.threads is None else {"threads": args.threads}
     options = SynthOptions(

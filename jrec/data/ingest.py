@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from jrec.data.progress import Advance
 from jrec.data.readers.lines import read_blocks
 from jrec.data.readers.parse import BadLine, Column, Dialect, ParsedBlock, Parser, remap, sort_bad_lines
 from jrec.data.readers.source import Chunk, Source
@@ -19,6 +18,7 @@ from jrec.data.readers.streams import Input
 from jrec.data.schema import DatasetError
 from jrec.data.spill import Spill
 from jrec.data.texts import TextStore
+from jrec.progress import Advance
 
 LABEL, TIME = "label", "time"
 BAD_LINES_FILE = "bad_lines.tsv"

@@ -20,7 +20,6 @@ import numpy as np
 from jrec.data import blocks
 from jrec.data.ingest import BAD_LINES_FILE, TIME, BadLines, Log, fill_spill, keys_name, new_spill
 from jrec.data.prepare_options import PrepareOptions
-from jrec.data.progress import Progress
 from jrec.data.readers.lines import check_inputs
 from jrec.data.readers.source import CategoricalSpec, Source
 from jrec.data.readers.streams import Input, is_stream, named, spool
@@ -31,6 +30,7 @@ from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, build_table
 from jrec.data.vocabulary_file import file_digests, save_table
 from jrec.data.workspace import workspace
+from jrec.progress import Progress
 
 SPLITS = ("train", "valid", "test")
 _READ_ROWS = 1 << 18

@@ -13,9 +13,9 @@ import numpy as np
 
 from jrec.data import blocks
 from jrec.data.ingest import LABEL, dense_name, keys_name, weights_name
-from jrec.data.progress import Advance
 from jrec.data.schema import CategoricalFeature, DenseFeature, Shard
 from jrec.data.spill import ListColumn, PlainColumn, Spill
+from jrec.progress import Advance
 
 _READ_ROWS = 1 << 15
 

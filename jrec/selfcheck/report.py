@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jrec.ops.verdicts import Choice, KernelClass, Verdict
+from jrec.progress import bars, is_shown
 from jrec.selfcheck.ensure import Progress
 from jrec.selfcheck.runner import At
 
@@ -60,20 +60,19 @@ def record(verdicts: Mapping[KernelClass, Verdict], choices: Mapping[KernelClass
 @contextlib.contextmanager
 def shown(*, show: bool | None = None) -> Iterator[Progress]:
     """A bar on standard error, on terminals unless asked for; yields what ``ensure`` tells its progress."""
-    if not (sys.stderr.isatty() if show is None else show):
+    if not is_shown(show):
         yield lambda event, done, total: None
         return
-    import rich.console
-    import rich.progress as bars
+    import rich.progress as columns
 
-    columns = (
-        bars.TextColumn("checking GPU kernels"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TimeElapsedColumn(),
-        bars.TextColumn("{task.description}"),
-    )
-    with bars.Progress(*columns, console=rich.console.Console(stderr=True)) as bar:
+    with bars(
+        columns.TextColumn("checking GPU kernels"),
+        columns.BarColumn(),
+        columns.MofNCompleteColumn(),
+        columns.TimeElapsedColumn(),
+        columns.TextColumn("{task.description}"),
+        show=show,
+    ) as bar:
         task = bar.add_task("starting", total=None)
 
         def progress(event: At | Verdict, done: int, total: int) -> None:

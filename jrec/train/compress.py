@@ -15,12 +15,12 @@ import numpy as np
 from flax import nnx
 
 from jrec.checkpoint import Checkpoints
-from jrec.data.progress import Progress
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.nn import DLRM, TBSM, SparseOptimizer
 from jrec.ops.layout import Stack, TableConfig
 from jrec.ops.tt import TTDecomposition, TTShape, tt_dense_chunks, tt_svd
+from jrec.progress import Progress
 from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint
 from jrec.train.checkpoint import dense_arrays, device_rows
 from jrec.train.config import TrainConfig, load_config

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Literal, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+
+from jrec.progress import bars
+
+_SHOW = {"auto": None, "on": True, "off": False}
 
 REFRESH = 0.2  # seconds between updates of the numbers
 
@@ -18,16 +21,13 @@ class TrainingProgress:
     """Shows where a run is. "auto" shows it on a terminal only."""
 
     def __init__(self, mode: Literal["auto", "on", "off"], *, total: int, start: int):
-        console = Console(stderr=True, force_terminal=True if mode == "on" else None)
-        shown = mode == "on" or (mode == "auto" and console.is_terminal)
-        self._progress = Progress(
+        self._progress = bars(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
-            console=console,
-            disable=not shown,
+            show=_SHOW[mode],
         )
         self._task: TaskID = self._progress.add_task("train", total=total, completed=start, numbers="")
         self._done = start

@@ -22,10 +22,10 @@ from jrec.access.calibrate.file import Calibration, HotInputs, Step, TableResult
 from jrec.access.calibrate.inputs import InputSample
 from jrec.access.count import Block, block_examples, count_blocks, exact_profile, sample_blocks, split_blocks
 from jrec.access.profile import TableProfile
-from jrec.data.progress import Progress
 from jrec.data.reorder.file import load_order
 from jrec.data.schema import Schema, Table
 from jrec.errors import ConfigError
+from jrec.progress import Progress
 
 _SILENT = Progress(show=False)
 _TIE = 1e-9

@@ -24,11 +24,11 @@ from jrec.data.fae.piece import Job, Packed, Piece
 from jrec.data.fae.rows import RowSet, sealed
 from jrec.data.identity import Identity, digest_of
 from jrec.data.packing_kernels import permutation
-from jrec.data.progress import Progress
 from jrec.data.reorder.file import load_orders
 from jrec.data.schema import DatasetError, Schema, Shard, Split, Table
 from jrec.data.workspace import link, workspace
 from jrec.errors import ConfigError
+from jrec.progress import Progress
 
 PIECE_BLOCKS = 64  # some hundred thousand examples: what a kill costs, and what a shuffle keeps in memory, a thread
 _SILENT = Progress(show=False)

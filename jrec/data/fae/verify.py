@@ -7,9 +7,9 @@ import os
 from jrec.data.fae import FaeManifest
 from jrec.data.fae.piece import read_blocks
 from jrec.data.fae.rows import content
-from jrec.data.progress import Progress
 from jrec.data.reorder.file import load_orders
 from jrec.data.schema import DatasetError
+from jrec.progress import Progress
 
 _SILENT = Progress(show=False)
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from jrec.data.loader import LoaderConfig
-from jrec.data.progress import Progress
 from jrec.data.reorder.effect import Effect, measure_effects, random_order, total_prefixes
 from jrec.data.reorder.file import FOLDER, save_order, table_checksums
 from jrec.data.reorder.log import Reading, stored
@@ -29,6 +28,7 @@ from jrec.data.reorder.verify import verify
 from jrec.data.schema import SCHEMA_FILE, Bijection, DatasetError, Schema
 from jrec.data.workspace import disk_errors, link, locked, workspace
 from jrec.files import write_atomically
+from jrec.progress import Progress
 
 REPORT_FILE = "report.json"
 PLOT_FILE = "prefixes.png"

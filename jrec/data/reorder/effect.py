@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jrec.data.progress import Progress
 from jrec.data.reorder.log import Reading, batches, stored
 from jrec.data.schema import Schema
 from jrec.ops.tt.shape import TTShape
+from jrec.progress import Progress
 
 _QUIET = Progress(show=False)
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jrec.data.loader import LoaderConfig, make_loader
-from jrec.data.progress import Progress
 from jrec.data.schema import DatasetError, Schema
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.progress import Progress
 
 _QUIET = Progress(show=False)
 

@@ -9,13 +9,13 @@ import time
 
 import numpy as np
 
-from jrec.data.progress import Progress
 from jrec.data.reorder.communities import communities
 from jrec.data.reorder.graph import GraphBuilder, affordable_degree
 from jrec.data.reorder.log import Reading, batches, frequencies
 from jrec.data.reorder.options import ReorderOptions
 from jrec.data.reorder.order import order_rows, rank_rows, vertices_of
 from jrec.data.schema import Schema
+from jrec.progress import Progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

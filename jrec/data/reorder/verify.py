@@ -9,10 +9,10 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.loader import LoaderConfig, make_loader
-from jrec.data.progress import Progress
 from jrec.data.reorder.file import inverse, load_orders
 from jrec.data.reorder.log import log_layout, stored
 from jrec.data.schema import DatasetError, Schema
+from jrec.progress import Progress
 
 _QUIET = Progress(show=False)
 

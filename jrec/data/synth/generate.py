@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jrec.data import blocks
-from jrec.data.progress import Progress
 from jrec.data.schema import DatasetError, Schema, Shard, Split, Table
 from jrec.data.synth import kernels
 from jrec.data.synth.examples import Examples, ExampleSource
@@ -28,6 +27,7 @@ from jrec.data.synth.shapes import Shape
 from jrec.data.synth.teacher import Ceiling, Teacher
 from jrec.data.vocabulary_file import file_digests
 from jrec.data.workspace import disk_errors, workspace
+from jrec.progress import Progress
 
 T = TypeVar("T")
 SPLITS = ("train", "valid", "test")
