@@ -39,11 +39,11 @@ def write_container(
     """Writes a file atomically.
 
     Args:
-      path: where.
-      kind: what it is, e.g. "jrec-plan".
-      version: of its format.
+      path: The file to write.
+      kind: What the file is, e.g. "jrec-plan".
+      version: The version of its format.
       header: JSON types.
-      arrays: integers, floats or booleans of any shape.
+      arrays: Integers, floats or booleans of any shape.
     """
     entries, bodies = [], []
     for name, array in arrays.items():
@@ -69,17 +69,17 @@ def read_container(
     """Reads and checks a file.
 
     Args:
-      path: where.
-      kind: what it has to be.
-      version: that it has to be of, or any of several.
-      error: raised with a message that ends in ``remedy``.
-      remedy: how to get a good file, e.g. "make it again with `jrec plan`".
+      path: The file to read.
+      kind: The kind that the file has to be.
+      version: The version of the format that the file has to have, or several that will do.
+      error: Raised with a message that ends in ``remedy``.
+      remedy: How to get a good file, e.g. "make it again with `jrec plan`".
 
     Returns:
       The header, and the arrays by name.
 
     Raises:
-      error: if the file cannot be read, is of another kind or version, truncated or damaged.
+      error: If the file cannot be read, is of another kind or version, truncated or damaged.
     """
     try:
         content = pathlib.Path(path).read_bytes()
@@ -88,10 +88,12 @@ def read_container(
     if not content.startswith(kind.encode() + b" "):
         raise error(f"{path} is no {kind} file; {remedy}")
     first, _, rest = content.partition(b"\n")
-    found = first.removeprefix(kind.encode() + b" ").decode("ascii", "replace")
+    version_read = first.removeprefix(kind.encode() + b" ").decode("ascii", "replace")
     known = [str(v) for v in (version if isinstance(version, tuple) else (version,))]
-    if found not in known and found.isdigit():
-        raise error(f"{path} is of {kind} version {found}, but this jrec reads version {' or '.join(known)}; {remedy}")
+    if version_read not in known and version_read.isdigit():
+        raise error(
+            f"{path} is of {kind} version {version_read}, but this jrec reads version {' or '.join(known)}; {remedy}"
+        )
     if len(rest) < _LENGTH.size + _DIGEST or hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
         raise error(f"{path} is truncated or damaged: its checksum does not fit; {remedy}")
     try:

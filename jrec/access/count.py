@@ -31,13 +31,13 @@ def exact_profile(
     Of the training split it takes the counts that the dataset holds, where it holds them for all tables.
 
     Args:
-      folder: of the dataset.
-      schema: its description; None reads and checks it.
-      split: which split.
-      progress: shows how far it is.
+      folder: The dataset's folder.
+      schema: Its description; None reads and checks it.
+      split: Which split.
+      progress: Shows how far the counting is.
 
     Raises:
-      DatasetError: if the split is missing or empty, or counts do not fit the schema.
+      DatasetError: If the split is missing or empty, or counts do not fit the schema.
     """
     schema = Schema.load(folder) if schema is None else schema
     examples = _examples(schema, split)
@@ -82,17 +82,17 @@ def sampled_profile(
     """Counts a random sample of a split's blocks and reads no others.
 
     Args:
-      folder: of the dataset.
-      schema: its description; None reads and checks it.
-      fraction: of the blocks, above 0 up to 1; at least one block is read.
-      split: which split.
-      seed: of the sample.
-      smooth: average the counts of rarely sampled rows, see ``TableProfile.smoothed``.
-      progress: shows how far it is.
+      folder: The dataset's folder.
+      schema: Its description; None reads and checks it.
+      fraction: The share of the blocks to read, above 0 up to 1; at least one block is read.
+      split: Which split.
+      seed: The seed of the sample.
+      smooth: Average the counts of rarely sampled rows, see ``TableProfile.smoothed``.
+      progress: Shows how far the counting is.
 
     Raises:
-      DatasetError: if the split is missing or empty.
-      ProfileError: on a fraction out of range.
+      DatasetError: If the split is missing or empty.
+      ProfileError: On a fraction out of range.
     """
     schema = Schema.load(folder) if schema is None else schema
     total = _examples(schema, split)
@@ -129,8 +129,8 @@ def sample_blocks(schema: Schema, split: str, *, fraction: float, seed: int) -> 
     """A random share of a split's blocks, at least one, in order of time.
 
     Raises:
-      DatasetError: if the split is missing or empty.
-      ProfileError: on a fraction out of range.
+      DatasetError: If the split is missing or empty.
+      ProfileError: On a fraction out of range.
     """
     if not 0 < fraction <= 1:
         raise ProfileError(f"the sampled fraction is {fraction}; give one above 0, up to 1")

@@ -21,9 +21,9 @@ class AccessMonitor:
     stands for ``1 / rate`` accesses. Thread-safe; the same calls with the same seed keep the same sample.
 
     Args:
-      rows: of every table.
-      capacity: accesses kept, over all tables; 16 bytes each.
-      seed: of the sample.
+      rows: How many rows each table has.
+      capacity: Accesses kept, over all tables; 16 bytes each.
+      seed: The seed of the sample.
 
     Example:
       >>> monitor = AccessMonitor({"item": 1000})
@@ -56,14 +56,14 @@ class AccessMonitor:
         return 0.5**self._halvings
 
     def observe(self, ids: Mapping[str, np.ndarray], *, examples: int) -> None:
-        """Sees a batch.
+        """Takes in the accesses of a batch.
 
         Args:
-          ids: of the tables accessed, integers of any shape, all in the table.
-          examples: in the batch.
+          ids: The ids accessed, by table: integers of any shape, all in the table.
+          examples: How many examples the batch has.
 
         Raises:
-          ProfileError: on a table that is not known, or ids outside of it.
+          ProfileError: On a table that is not known, or ids outside of it.
         """
         with self._lock:
             for name, values in ids.items():
@@ -74,11 +74,11 @@ class AccessMonitor:
         """The estimated accesses of all rows since the last reset.
 
         Args:
-          smooth: average the counts of rarely sampled rows, see ``TableProfile.smoothed``.
-          dataset: the identity of the dataset that is trained on.
+          smooth: Average the counts of rarely sampled rows, see ``TableProfile.smoothed``.
+          dataset: The identity of the dataset that is trained on.
 
         Raises:
-          ProfileError: if nothing has been seen.
+          ProfileError: If nothing has been seen.
         """
         with self._lock:
             if not self.examples:
@@ -115,11 +115,11 @@ class AccessMonitor:
     def _positions(self, size: int) -> np.ndarray:
         """Which of ``size`` accesses are taken, each with probability ``rate``: gaps are geometric."""
         mean = size * self.rate
-        found, at = [], -1
+        pieces, at = [], -1
         while at < size:
             gaps = self._rng.geometric(self.rate, int(mean + 4 * np.sqrt(mean)) + 8)
             places = at + np.cumsum(gaps)
-            found.append(places)
+            pieces.append(places)
             at = int(places[-1])
-        places = np.concatenate(found)
+        places = np.concatenate(pieces)
         return places[places < size]

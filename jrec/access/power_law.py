@@ -24,13 +24,13 @@ def power_law_profile(
     Rows that nobody would expect to see are counted once: they exist because somebody saw them.
 
     Args:
-      rows: of every table.
-      examples: in the log.
-      exponent: of the law.
-      ids_per_example: accesses of each table an example; 1 where it says nothing.
+      rows: How many rows each table has.
+      examples: How many examples the log has.
+      exponent: The law's exponent.
+      ids_per_example: Accesses of each table per example; 1 for tables that are not listed.
 
     Raises:
-      ValueError: on a negative exponent or a table without rows.
+      ValueError: On a negative exponent or a table without rows.
 
     Example:
       >>> profile = power_law_profile({"item": 1_000_000}, examples=10_000_000)

@@ -31,7 +31,7 @@ class TableProfile:
     """The accesses of one table's rows.
 
     Attributes:
-      name: of the table.
+      name: The table's name.
       starts: (runs + 1,) int64 ascending from 0 to the table's rows; run ``i`` is rows ``starts[i]`` to
         ``starts[i + 1]``.
       counts: (runs,) float64, accesses of each row of a run; finite and not negative.
@@ -55,12 +55,12 @@ class TableProfile:
 
     @property
     def rows(self) -> int:
-        """Of the table."""
+        """How many rows the table has."""
         return int(self.starts[-1])
 
     @property
     def accesses(self) -> float:
-        """Of all rows together."""
+        """The accesses of all rows together."""
         return float(np.diff(self.starts) @ self.counts)
 
     @property
@@ -73,11 +73,11 @@ class TableProfile:
         """From the (rows,) counts of single rows, which may be a memory-mapped file."""
         if counts.ndim != 1 or len(counts) == 0:
             raise ProfileError(f"table {name!r}: counts have shape {counts.shape}, but should be one for every row")
-        parts = [np.zeros(1, np.int64)]
+        changes = [np.zeros(1, np.int64)]
         for at in range(0, len(counts) - 1, _CHUNK):
             chunk = counts[at : at + _CHUNK + 1]
-            parts.append(np.flatnonzero(chunk[1:] != chunk[:-1]) + (at + 1))
-        starts = np.concatenate([*parts, [len(counts)]])
+            changes.append(np.flatnonzero(chunk[1:] != chunk[:-1]) + (at + 1))
+        starts = np.concatenate([*changes, [len(counts)]])
         return TableProfile(name=name, starts=starts, counts=counts[starts[:-1]].astype(np.float64))
 
     @staticmethod
@@ -101,7 +101,7 @@ class TableProfile:
         return self.counts[np.searchsorted(self.starts, rows, side="right") - 1]
 
     def head(self, rows: int) -> TableProfile:
-        """That of the first rows alone, as of a table of so many."""
+        """Profile of only the first ``rows`` rows."""
         runs = int(np.searchsorted(self.starts, rows, side="left"))
         return TableProfile(name=self.name, starts=np.append(self.starts[:runs], rows), counts=self.counts[:runs])
 
@@ -116,9 +116,9 @@ class TableProfile:
         by ``ratio``; as rows descend by frequency in training, a block's rows are nearly equally frequent there.
 
         Args:
-          hit: the count that one sampled access stands for.
-          min_hits: hits from which a row's count is trusted; 64 mean a standard error of 1/8.
-          ratio: of the bounds of successive blocks.
+          hit: The count that one sampled access stands for.
+          min_hits: Hits from which a row's count is trusted; 64 mean a standard error of 1/8.
+          ratio: The ratio of the bounds of successive blocks.
         """
         edges = _block_edges(self.rows, ratio)
         frequent = self.counts >= hit * min_hits
@@ -178,12 +178,12 @@ def _averaged(
     mean = np.divide(mass, size, out=np.zeros_like(mass), where=size > 0)
     bounds = np.unique(np.concatenate([edges, starts, stops]))
     block = np.searchsorted(edges, bounds[:-1], side="right") - 1
-    found = mean[block]
+    averaged = mean[block]
     if len(starts):
         run = np.searchsorted(starts, bounds[:-1], side="right") - 1
         own = (run >= 0) & (bounds[:-1] < stops[run])
-        found[own] = counts[run[own]]
-    return TableProfile(name=name, starts=bounds, counts=found)
+        averaged[own] = counts[run[own]]
+    return TableProfile(name=name, starts=bounds, counts=averaged)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -191,10 +191,10 @@ class AccessProfile:
     """The accesses of all tables of a dataset.
 
     Attributes:
-      tables: one a table of the dataset.
-      examples: in which these accesses happened; counts by this are accesses an example.
-      source: how it was counted, for people.
-      dataset: the identity of the dataset; None where it is of none.
+      tables: One a table of the dataset.
+      examples: How many examples made these accesses; counts divided by it are accesses per example.
+      source: How it was counted, for people.
+      dataset: The dataset's identity; None where the profile belongs to no dataset.
     """
 
     tables: tuple[TableProfile, ...]
@@ -210,7 +210,7 @@ class AccessProfile:
         """The profile of a table.
 
         Raises:
-          ProfileError: if there is none.
+          ProfileError: If there is none.
         """
         for table in self.tables:
             if table.name == name:
@@ -221,14 +221,14 @@ class AccessProfile:
         """Refuses to be used with another dataset than the one counted.
 
         Raises:
-          ProfileError: naming the difference.
+          ProfileError: Naming the difference.
         """
         rows = {t.name: t.rows for t in self.tables}
         for table in schema.tables:
             if rows.get(table.name) != table.rows:
-                found = f"{rows[table.name]:,} rows" if table.name in rows else "no such table"
+                counted = f"{rows[table.name]:,} rows" if table.name in rows else "no such table"
                 raise ProfileError(
-                    f"the access profile has {found} where dataset {schema.name!r} has table {table.name!r} of"
+                    f"the access profile has {counted} where dataset {schema.name!r} has table {table.name!r} of"
                     f" {table.rows:,} rows; {_REMEDY}"
                 )
         if self.dataset is not None:
@@ -250,11 +250,11 @@ class AccessProfile:
         """Reads a file of ``save``.
 
         Raises:
-          ProfileError: if it is damaged or no access profile.
+          ProfileError: If it is damaged or no access profile.
         """
         content, arrays = read_container(path, kind=KIND, version=VERSION, error=ProfileError, remedy=_REMEDY)
         header = decode(content, _Header, where=str(path), error=ProfileError, remedy=_REMEDY)
-        names = [f"{what}/{number}" for number in range(len(header.tables)) for what in ("lengths", "counts")]
+        names = [f"{field}/{number}" for number in range(len(header.tables)) for field in ("lengths", "counts")]
         check_arrays(path, arrays, names, error=ProfileError, remedy=_REMEDY)
         try:
             tables = tuple(

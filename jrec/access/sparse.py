@@ -47,7 +47,7 @@ def _count(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The distinct ids, ascending, and their counts, int64 both."""
     if ids.dtype in (np.uint8, np.uint16):  # a small table: counting beats sorting
         dense = np.bincount(ids)
-        found = np.flatnonzero(dense)
-        return found, dense[found]
-    found, counts = np.unique(ids, return_counts=True)
-    return found.astype(np.int64), counts
+        rows = np.flatnonzero(dense)
+        return rows, dense[rows]
+    rows, counts = np.unique(ids, return_counts=True)
+    return rows.astype(np.int64), counts

@@ -71,7 +71,7 @@ def size(low: int) -> Callable[[str], int]:
 def fractions(text: str) -> tuple[float, ...]:
     """``0.8,0.1,0.1``."""
     try:
-        values = tuple(float(part) for part in text.split(","))
+        values = tuple(float(number) for number in text.split(","))
     except ValueError:
         values = ()
     if len(values) != 3 or not all(0 <= value <= 1 for value in values):

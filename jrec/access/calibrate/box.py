@@ -16,11 +16,11 @@ FEW_HITS = 200  # fewer hot rows among those drawn, and the bound is exact: norm
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Of the hot rows of a table.
+    """An estimate of how many rows of a table are hot.
 
     Attributes:
-      rows: the estimate.
-      bound: no more rows than this are hot, at the confidence asked for.
+      rows: The estimate.
+      bound: No more rows than this are hot, at the confidence asked for.
       how: "counted" (both are the truth), "t" (Equation 5) or "clopper-pearson".
     """
 
@@ -34,18 +34,18 @@ class RandEmBox:
 
     Equations 2 to 5 of the paper with two changes. A chunk is ``chunk_rows`` rows drawn at random, none twice, where
     the paper takes neighbours: rows descend by frequency, and a chunk of neighbours is hot or cold as a whole. And the
-    finite population correction is that of the rows drawn, ``(N - n m) / N``; the printed ``(N - n) / N`` takes each of
+    finite population correction counts the rows drawn, ``(N - n m) / N``; the printed ``(N - n) / N`` takes each of
     the ``n`` chunks for one row. The bound is one-sided, as the paper's 3.340 is. Where few of the drawn rows are hot,
     it is Clopper and Pearson's, which holds for rows drawn without repetition too: the t-interval of 35 zeros is zero.
 
     A table with fewer rows than the chunks together is counted.
 
     Args:
-      profile: the accesses of the table's rows.
-      confidence: of bounds, such as 0.999.
-      seed: of the rows drawn.
-      chunks, chunk_rows: the paper's n and m.
-      exact: count all tables.
+      profile: The accesses of the table's rows.
+      confidence: The confidence of bounds, such as 0.999.
+      seed: The seed with which rows are drawn.
+      chunks, chunk_rows: The paper's n and m.
+      exact: Count all tables.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class RandEmBox:
         total = int(hits.sum())
         estimate = rows * total / self.drawn
         if min(total, self.drawn - total) < FEW_HITS:
-            bound, how = rows * self._most(total), "clopper-pearson"
+            bound, method = rows * self._most(total), "clopper-pearson"
         else:
-            bound, how = self._t_bound(hits), "t"
+            bound, method = self._t_bound(hits), "t"
         # The drawn rows below the cutoff are known not to be hot.
-        return Estimate(rows=estimate, bound=min(bound, rows - (self.drawn - total)), how=how)
+        return Estimate(rows=estimate, bound=min(bound, rows - (self.drawn - total)), how=method)
 
     def _t_bound(self, hits: np.ndarray) -> float:
         """Equation 5's upper end, for the whole table."""

@@ -39,19 +39,19 @@ class CalibrateOptions:
 
     Attributes:
       budget: bytes that hot rows and their slots may take on a device, the paper's L.
-      fraction: of the training blocks that are read, the paper's x.
-      confidence: that hot rows fit, one-sided, for every table.
-      seed: of the blocks and of the Rand-Em Box's rows.
-      exact: count all accesses, by the dataset's own counts where it has them.
-      smooth: take the mean of neighbours for rows that were counted rarely; right where rows descend by frequency, as
+      fraction: The share of the training blocks that is read, the paper's x.
+      confidence: The one-sided confidence that hot rows fit, for every table.
+      seed: The seed with which blocks and the Rand-Em Box's rows are drawn.
+      exact: Count all accesses, by the dataset's own counts where it has them.
+      smooth: Take the mean of neighbours for rows that were counted rarely; right where rows descend by frequency, as
         they do in datasets of `jrec prepare` and `jrec synth`. It takes the noise from a sample, and divides the many
         rows of a single access, which else are hot all or none. The paper takes counts as they are.
-      tighten: when the rows are tagged and their true number is known, lower the threshold into the room that the
+      tighten: When the rows are tagged and their true number is known, lower the threshold into the room that the
         Rand-Em Box's bounds left. The paper keeps its threshold.
-      row_bytes: of a row with its optimizer's slots; 68 are 16 float32 and the float32 of row-wise Adagrad.
-      small_bytes: tables below are hot whole.
-      held_out: share of the sample that is not counted, for an unbiased estimate of the share of hot inputs.
-      chunks, chunk_rows: the Rand-Em Box's n and m.
+      row_bytes: The bytes of a row with its optimizer's slots; 68 are 16 float32 and row-wise Adagrad's float32.
+      small_bytes: Tables of fewer bytes are hot as a whole.
+      held_out: The share of the sample that is not counted, for an unbiased estimate of the share of hot inputs.
+      chunks, chunk_rows: The Rand-Em Box's n and m.
     """
 
     budget: float = 256e6
@@ -88,11 +88,11 @@ class Counted:
     """The embedding logger's result.
 
     Attributes:
-      profiles: accesses of every table, rows as they are stored.
-      inputs: in which they were counted.
-      source: how, for people.
-      test_blocks: to estimate the share of hot inputs on.
-      held_out: whether these were not counted.
+      profiles: Accesses of every table, rows as they are stored.
+      inputs: How many inputs were counted.
+      source: How they were counted, for people.
+      test_blocks: The blocks on which the share of hot inputs is estimated.
+      held_out: Whether these blocks were left out of the counts.
     """
 
     profiles: Mapping[str, TableProfile]
@@ -112,14 +112,14 @@ def calibrate(
     """Finds the hot rows of a dataset.
 
     Args:
-      folder: of the dataset.
-      options: how.
-      schema: its description; None reads and checks it.
-      progress: shows how far it is.
+      folder: The dataset's folder.
+      options: How to calibrate; None for the defaults.
+      schema: Its description; None reads and checks it.
+      progress: Shows how far the calibration is.
 
     Raises:
-      DatasetError: if the dataset cannot be read or has no training examples.
-      ConfigError: if the tables that are always hot do not fit the budget.
+      DatasetError: If the dataset cannot be read or has no training examples.
+      ConfigError: If the tables that are always hot do not fit the budget.
     """
     return calibrate_and_count(folder, options, schema=schema, progress=progress)[0]
 
@@ -147,7 +147,7 @@ def calibrate_and_count(
     share, error = InputSample(
         folder, schema, counted.test_blocks, {t.name: counted.profiles[t.name] for t in large}
     ).share(cutoff)
-    found = Calibration(
+    calibration = Calibration(
         name=schema.name,
         dataset=schema.identity,
         options=dataclasses.asdict(asked),
@@ -169,7 +169,7 @@ def calibrate_and_count(
         seconds=0.0,
         rows={t.name: _as_loaded(folder, t, stored[t.name]) for t in schema.tables},
     )
-    return dataclasses.replace(found, seconds=time.perf_counter() - start), counted
+    return dataclasses.replace(calibration, seconds=time.perf_counter() - start), counted
 
 
 def is_large(table: Table, options: CalibrateOptions) -> bool:
@@ -236,12 +236,12 @@ def _optimize(
     steps: list[Step] = []
 
     def fits(cutoff: float) -> bool:
-        found = [box.estimate(cutoff) for box in boxes.values()]
+        estimates = [box.estimate(cutoff) for box in boxes.values()]
         bytes_of = options.row_bytes
         step = Step(
             threshold=cutoff / inputs,
-            estimated_bytes=bytes_of * (small + sum(e.rows for e in found)),
-            bound_bytes=bytes_of * (small + sum(e.bound for e in found)),
+            estimated_bytes=bytes_of * (small + sum(e.rows for e in estimates)),
+            bound_bytes=bytes_of * (small + sum(e.bound for e in estimates)),
         )
         steps.append(step)
         return step.bound_bytes <= options.budget
@@ -281,8 +281,8 @@ def _settled(
     if cutoff <= 0 or (holds and not options.tighten):
         return cutoff, False
     cutoffs = [c for c in _cutoffs(boxes) if (c <= cutoff) == holds]
-    found = bisect.bisect_left(cutoffs, True, key=fits)
-    return (cutoffs[found] if found < len(cutoffs) else math.inf if not holds else cutoff), not holds
+    first = bisect.bisect_left(cutoffs, True, key=fits)
+    return (cutoffs[first] if first < len(cutoffs) else math.inf if not holds else cutoff), not holds
 
 
 def _rows_of(profile: TableProfile, cutoff: float) -> np.ndarray:
@@ -304,9 +304,15 @@ def _as_loaded(folder: str | os.PathLike[str], table: Table, rows: np.ndarray) -
 def _result(table: Table, box: RandEmBox | None, cutoff: float, hot: int) -> TableResult:
     if box is None:
         return TableResult(name=table.name, rows=table.rows, large=False, hot=hot, estimate=hot, bound=hot, how="whole")
-    found = box.estimate(cutoff)
+    estimate = box.estimate(cutoff)
     return TableResult(
-        name=table.name, rows=table.rows, large=True, hot=hot, estimate=found.rows, bound=found.bound, how=found.how
+        name=table.name,
+        rows=table.rows,
+        large=True,
+        hot=hot,
+        estimate=estimate.rows,
+        bound=estimate.bound,
+        how=estimate.how,
     )
 
 

@@ -37,7 +37,7 @@ class Curve:
 def draw_figures(
     folder: str | os.PathLike[str],
     schema: Schema,
-    found: Calibration,
+    calibration: Calibration,
     counted: Counted,
     options: CalibrateOptions,
     into: str | os.PathLike[str],
@@ -45,19 +45,19 @@ def draw_figures(
     """Draws the figures of a calibration; returns the files, PNG.
 
     Args:
-      folder, schema: of the dataset.
-      found, counted: of ``calibrate_and_count``.
-      options: that they were found with.
-      into: the folder to write to, made if it is not there.
+      folder, schema: The dataset.
+      calibration, counted: The results of ``calibrate_and_count``.
+      options: The options that these were made with.
+      into: The folder to write to, made if it is not there.
     """
     into = pathlib.Path(into)
     into.mkdir(parents=True, exist_ok=True)
     curve = threshold_curve(folder, schema, counted, options)
     figures = (
-        _figure2(found),
-        _figure6(found, curve, options),
+        _figure2(calibration),
+        _figure6(calibration, curve, options),
         _figure7(folder, schema, counted),
-        _figure9(found, curve),
+        _figure9(calibration, curve),
     )
     paths = []
     for name, figure in zip(FILES, figures, strict=True):
@@ -81,29 +81,29 @@ def threshold_curve(
     ]
     inputs = InputSample(folder, schema, counted.test_blocks, profiles)
     positive = [p.counts[p.counts > 0] for p in profiles.values()]
-    seen = np.concatenate([np.ones(1), *positive])
-    cutoffs = np.geomspace(seen.max(), seen.min(), POINTS)
+    shares = np.concatenate([np.ones(1), *positive])
+    cutoffs = np.geomspace(shares.max(), shares.min(), POINTS)
     scale = options.row_bytes / 1e6
     estimates = [[box.estimate(cutoff) for box in boxes] for cutoff in cutoffs]
     return Curve(
         thresholds=cutoffs / counted.inputs,
         true_megabytes=scale * np.array([small + sum(hot_rows(p, c) for p in profiles.values()) for c in cutoffs]),
-        estimated_megabytes=scale * np.array([small + sum(e.rows for e in found) for found in estimates]),
-        bound_megabytes=scale * np.array([small + sum(e.bound for e in found) for found in estimates]),
+        estimated_megabytes=scale * np.array([small + sum(e.rows for e in row) for row in estimates]),
+        bound_megabytes=scale * np.array([small + sum(e.bound for e in row) for row in estimates]),
         hot_inputs=np.array([inputs.share(cutoff)[0] for cutoff in cutoffs]),
     )
 
 
-def _figure2(found: Calibration):
-    figure, axes = _panel(f"{found.name}: size of tables and of their hot rows", "MB")
-    shown = sorted(found.tables, key=lambda t: -t.rows)[:MOST_TABLES]
-    sizes = [sum(t.rows for t in found.tables), *(t.rows for t in shown)]
-    hot = [sum(t.hot for t in found.tables), *(t.hot for t in shown)]
+def _figure2(calibration: Calibration):
+    figure, axes = _panel(f"{calibration.name}: size of tables and of their hot rows", "MB")
+    shown = sorted(calibration.tables, key=lambda t: -t.rows)[:MOST_TABLES]
+    sizes = [sum(t.rows for t in calibration.tables), *(t.rows for t in shown)]
+    hot = [sum(t.hot for t in calibration.tables), *(t.hot for t in shown)]
     places = np.arange(len(sizes))
-    megabytes = found.row_bytes / 1e6
+    megabytes = calibration.row_bytes / 1e6
     axes.bar(places - 0.2, np.array(sizes) * megabytes, 0.4, color=GREY, label="all rows")
     axes.bar(places + 0.2, np.maximum(hot, 1e-9) * megabytes, 0.4, color=ORANGE, label="hot rows")
-    axes.axhline(found.options["budget"] / 1e6, color=BLUE, linestyle="--", label="budget")
+    axes.axhline(calibration.options["budget"] / 1e6, color=BLUE, linestyle="--", label="budget")
     axes.set_yscale("log")
     axes.set_ylim(bottom=0.5 * megabytes * min(filter(None, hot), default=1))
     axes.set_xticks(places, ["all", *(t.name for t in shown)], rotation=30, ha="right")
@@ -111,8 +111,8 @@ def _figure2(found: Calibration):
     return figure
 
 
-def _figure6(found: Calibration, curve: Curve, options: CalibrateOptions):
-    figure, axes = _panel(f"{found.name}: the threshold's price and gain", "hot rows (MB)")
+def _figure6(calibration: Calibration, curve: Curve, options: CalibrateOptions):
+    figure, axes = _panel(f"{calibration.name}: the threshold's price and gain", "hot rows (MB)")
     axes.plot(curve.thresholds, curve.true_megabytes, "o-", color=ORANGE, label="size of hot rows")
     axes.axhline(options.budget / 1e6, color=GREY, linestyle=":", label="budget")
     axes.set_yscale("log")
@@ -120,7 +120,7 @@ def _figure6(found: Calibration, curve: Curve, options: CalibrateOptions):
     other.plot(curve.thresholds, 100 * curve.hot_inputs, "s--", color=BLUE, label="hot inputs")
     other.set_ylabel("hot inputs (%)")
     other.set_ylim(0, 100)
-    _thresholds(axes, found)
+    _thresholds(axes, calibration)
     lines = [*axes.get_lines(), *other.get_lines()]
     axes.legend(lines, [str(line.get_label()) for line in lines], fontsize="small", loc="upper left")
     return figure
@@ -144,17 +144,17 @@ def _figure7(folder: str | os.PathLike[str], schema: Schema, counted: Counted):
     return figure
 
 
-def _figure9(found: Calibration, curve: Curve):
-    title = f"{found.name}: the Rand-Em Box's estimate against the truth"
+def _figure9(calibration: Calibration, curve: Curve):
+    title = f"{calibration.name}: the Rand-Em Box's estimate against the truth"
     figure, axes = _panel(title, "hot rows (MB)")
     axes.plot(curve.thresholds, curve.true_megabytes, color=GREY, linewidth=3, label="measured")
     axes.plot(curve.thresholds, curve.estimated_megabytes, "o", markersize=4, color=BLUE, label="estimated")
-    confidence = 100 * found.options["confidence"]
+    confidence = 100 * calibration.options["confidence"]
     axes.plot(
         curve.thresholds, curve.bound_megabytes, "^", markersize=4, color=GREEN, label=f"{confidence:g} % upper bound"
     )
     axes.set_yscale("log")
-    _thresholds(axes, found)
+    _thresholds(axes, calibration)
     axes.legend(fontsize="small")
     return figure
 
@@ -172,12 +172,12 @@ def _panel(title: str, ylabel: str):
     return figure, axes
 
 
-def _thresholds(axes, found: Calibration) -> None:
+def _thresholds(axes, calibration: Calibration) -> None:
     axes.set_xscale("log")
     axes.invert_xaxis()
     axes.set_xlabel("threshold (share of inputs that access a row)")
-    if found.threshold:
-        axes.axvline(found.threshold, color=GREEN, linewidth=1, label="chosen")
+    if calibration.threshold:
+        axes.axvline(calibration.threshold, color=GREEN, linewidth=1, label="chosen")
 
 
 def _full(folder: str | os.PathLike[str], schema: Schema, table: Table) -> TableProfile | None:

@@ -32,11 +32,11 @@ class TableResult:
     """The hot rows of one table.
 
     Attributes:
-      name, rows: of the table.
-      large: whether the threshold holds for it; smaller tables are hot whole.
-      hot: rows that are hot.
-      estimate, bound: of ``hot`` by the Rand-Em Box.
-      how: the bound came about, see ``Estimate``; "whole" for tables that are not large.
+      name, rows: The table's name and number of rows.
+      large: Whether the threshold holds for it; smaller tables are hot as a whole.
+      hot: How many of its rows are hot.
+      estimate, bound: The Rand-Em Box's estimate of ``hot``, and its bound.
+      how: How the bound was found, see ``Estimate``; "whole" for tables that are not large.
     """
 
     name: str
@@ -62,10 +62,10 @@ class HotInputs:
     """The expected share of inputs that are hot.
 
     Attributes:
-      share: the expectation.
-      error: its standard error over blocks.
-      inputs: that it was estimated on.
-      held_out: whether the accesses of these were not counted.
+      share: The expectation.
+      error: Its standard error over blocks.
+      inputs: How many inputs it was estimated on.
+      held_out: Whether these inputs were left out of the counts.
     """
 
     share: float
@@ -79,19 +79,19 @@ class Summary:
     """Which rows are hot, without the rows themselves.
 
     Attributes:
-      name, dataset: of the dataset, and its identity.
-      options: as asked for, JSON types.
-      source: how accesses were counted.
-      inputs, counted_inputs: in the training split, and those among them whose accesses were counted.
-      threshold: a row of a large table is hot that at least this share of the inputs accesses; 0 where all rows are
+      name, dataset: The dataset's name and identity.
+      options: As asked for, JSON types.
+      source: How accesses were counted.
+      inputs, counted_inputs: How many inputs the training split has, and how many of them were counted.
+      threshold: A row of a large table is hot that at least this share of the inputs accesses; 0 where all rows are
         hot, None where no row of a large table is.
-      cutoff: the same as counted accesses: threshold x counted_inputs (Equation 1).
-      row_bytes: of a row with its optimizer's slots.
-      tables: of the dataset, in order.
-      steps: of the optimizer.
-      hot_inputs: how many inputs will be hot.
-      notes: what is worth knowing about this dataset.
-      seconds: that it took.
+      cutoff: The same as counted accesses: threshold x counted_inputs (Equation 1).
+      row_bytes: The bytes of a row with its optimizer's slots.
+      tables: One result for each table of the dataset, in order.
+      steps: The thresholds that the optimizer tried.
+      hot_inputs: How many inputs will be hot.
+      notes: What is worth knowing about this dataset.
+      seconds: How long the calibration took.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Calibration(Summary):
     """Which rows are hot.
 
     Attributes:
-      rows: hot rows of every table, uint32 ascending, numbered as the dataset's loader yields them.
+      rows: Hot rows of every table, uint32 ascending, numbered as the dataset's loader yields them.
     """
 
     rows: Mapping[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
@@ -140,7 +140,7 @@ class Calibration(Summary):
         """Refuses to be used with another dataset than the one calibrated, or after its rows were reordered.
 
         Raises:
-          CalibrationError: if it is another.
+          CalibrationError: If it is another.
         """
         self.dataset.check(schema.identity, what="the calibration", remedy=_REMEDY, error=CalibrationError)
 
@@ -157,7 +157,7 @@ class Calibration(Summary):
         """Reads files of ``save``.
 
         Raises:
-          CalibrationError: if one is damaged, no calibration, or they do not belong together.
+          CalibrationError: If one is damaged, no calibration, or they do not belong together.
         """
         content = load_json(
             pathlib.Path(path), kind=FORMAT, version=VERSION, error=CalibrationError, remedy=_REMEDY, sealed=True
@@ -173,10 +173,10 @@ class Calibration(Summary):
             steps[t.name].dtype == np.uint32 and is_row_list(rows[t.name], t.rows) and len(rows[t.name]) == t.hot
             for t in summary.tables
         )
-        found = Calibration(**{f.name: getattr(summary, f.name) for f in dataclasses.fields(summary)}, rows=rows)
-        if not good or hot_bytes != found.hot_bytes:
+        calibration = Calibration(**{f.name: getattr(summary, f.name) for f in dataclasses.fields(summary)}, rows=rows)
+        if not good or hot_bytes != calibration.hot_bytes:
             raise CalibrationError(f"{beside} does not hold the hot rows that {path} counts; {_REMEDY}")
-        return found
+        return calibration
 
 
 def _beside(path: str | os.PathLike[str]) -> pathlib.Path:

@@ -16,9 +16,9 @@ class InputSample:
     """The least accessed row of every example of some blocks: an example is hot where that row is.
 
     Args:
-      folder, schema: of the dataset.
-      blocks: of its training split.
-      profiles: the accesses of tables whose rows may be cold; others are hot whole.
+      folder, schema: The dataset.
+      blocks: Blocks of its training split.
+      profiles: The accesses of tables whose rows may be cold; others are hot as a whole.
     """
 
     def __init__(
