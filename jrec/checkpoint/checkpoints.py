@@ -138,9 +138,9 @@ class Checkpoints:
                 shutil.rmtree(withdrawn(self.folder, later))
 
     def restored(self, saved: Saved) -> None:
-        """Says that all sources' rows are those of a checkpoint, so that the next one holds what changed since.
+        """Says that all sources' rows come from this checkpoint, so that the next one holds only what changed since.
 
-        Not of one that several devices wrote: where its rows are now is another question.
+        A checkpoint that several devices wrote does not count: its rows may lie on other devices now.
         """
         pieces = [piece for table in saved.manifest.tables.values() for piece in table.pieces]
         self._base = saved.manifest if all(piece.folder.isdigit() for piece in pieces) else None

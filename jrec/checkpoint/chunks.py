@@ -54,7 +54,7 @@ def write_group(folder: pathlib.Path, attributes: dict[str, Any]) -> None:
 
 
 def chunk_path(folder: pathlib.Path, dims: int, number: int) -> pathlib.Path:
-    """The file of a chunk of an array with so many dimensions."""
+    """The file of a chunk of an array with ``dims`` dimensions."""
     return folder / ".".join(["c", str(number), *["0"] * (dims - 1)])
 
 
@@ -83,7 +83,7 @@ def read_chunk(folder: pathlib.Path, number: int, shape: tuple[int, ...], dtype:
 
 
 def check_metadata(folder: pathlib.Path, record: dict[str, int]) -> None:
-    """Reads ``zarr.json`` for its checksum alone: jrec reads by the manifest.
+    """Reads ``zarr.json`` only to compare its checksum: jrec reads by the manifest.
 
     Raises:
       DamagedError: If it is missing or not what was written.

@@ -39,14 +39,14 @@ class DeviceRows:
         self._writing = False
 
     def changed(self) -> dict[str, tuple[int, int]]:
-        """See ``Source``."""
+        """By table: rows changed since the last checkpoint, and all rows of the table."""
         return {
             name: (int(np.count_nonzero(self._flags[base : base + shape.rows] & DIRTY)), shape.rows)
             for (name, shape), base in zip(self.tables.items(), self.stack.bases, strict=True)
         }
 
     def begin(self, full: Collection[str]) -> list[Piece]:
-        """See ``Source``."""
+        """The pieces of a checkpoint of this moment; flags their rows as pending."""
         self._undo.clear()  # of one that failed
         pieces: list[Piece] = []
         for (name, shape), base in zip(self.tables.items(), self.stack.bases, strict=True):
@@ -64,7 +64,7 @@ class DeviceRows:
         return pieces
 
     def end(self) -> None:
-        """See ``Source``."""
+        """Says that the checkpoint is written, or will not be: old rows are kept no longer."""
         self._writing = False
         self._undo.clear()
 

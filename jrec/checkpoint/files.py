@@ -45,7 +45,7 @@ def write_file(path: pathlib.Path, *buffers: Any) -> int:
 
 
 def read_file(path: pathlib.Path, size: int) -> np.ndarray:
-    """The bytes of a file that has so many, (size,) uint8.
+    """Reads a file of ``size`` bytes, as (size,) uint8.
 
     Raises:
       DamagedError: If it is missing or of another size.

@@ -45,37 +45,37 @@ class HostRows:
         }
 
     def changed(self) -> dict[str, tuple[int, int]]:
-        """See ``Source``."""
+        """By table: rows changed since the last checkpoint, and rows that were ever made."""
         dirty, made = self._split(self._table.dirty_rows()), self._split(self._table.made_rows())
         return {name: (dirty[name].size, made[name].size) for name in self.tables}
 
     def begin(self, full: Collection[str]) -> list[Piece]:
-        """See ``Source``. Not while another thread writes rows."""
+        """The pieces of a checkpoint of this moment. Not to be called while another thread writes rows."""
         dirty, made = self._split(self._table.dirty_rows()), self._split(self._table.made_rows())
         self._table.clear_dirty()
         rows = {name: made[name] if name in full else dirty[name] for name in self.tables}
         self._undo.clear()
-        ends = np.cumsum([of.size for of in rows.values()])
+        ends = np.cumsum([changed.size for changed in rows.values()])
         self._rows = np.concatenate(
-            [of + base for of, base in zip(rows.values(), self._table.stack.bases, strict=True)]
+            [changed + base for changed, base in zip(rows.values(), self._table.stack.bases, strict=True)]
         )
         self._pending = np.ones(self._rows.size, bool)
         self._table.watch(self._keep)
         return [
-            _HostPiece(self, name, of, of.size, int(end) - of.size)
-            for (name, of), end in zip(rows.items(), ends, strict=True)
-            if of.size
+            _HostPiece(self, name, changed, changed.size, int(end) - changed.size)
+            for (name, changed), end in zip(rows.items(), ends, strict=True)
+            if changed.size
         ]
 
     def end(self) -> None:
-        """See ``Source``."""
+        """Says that the checkpoint is written, or will not be: old rows are kept no longer."""
         self._table.watch(None)
         self._undo.clear()
         self._rows, self._pending = np.empty(0, np.int32), np.empty(0, bool)
 
     @property
     def undo_bytes(self) -> int:
-        """See ``Source``."""
+        """Bytes of the old rows that are kept."""
         return self._undo.bytes
 
     def read(self, begin: int, stop: int) -> dict[str, np.ndarray]:
@@ -87,7 +87,7 @@ class HostRows:
         return self._undo.overlay(addresses, {VALUES: values, **slots})
 
     def _keep(self, addresses: np.ndarray) -> None:
-        """Keeps those of the rows that the checkpoint still wants, before they are written to."""
+        """Keeps the rows that the checkpoint still needs, before they are overwritten."""
         with self._lock:
             if not self._rows.size:
                 return
@@ -156,9 +156,9 @@ class _HostPiece:
 def _check_same(saved: Saved, own: TableShape, stored: TableShape, slots: bool) -> None:
     firsts = [shape.first or FirstValues(key=[], of_rows=0, slots={}) for shape in (own, stored)]
     keys = [(first.key, first.of_rows, first.slots if slots else {}) for first in firsts]
-    for what, ours, theirs in (("slots", own.slots, stored.slots), ("keys of first values", *keys)):
-        if ours != theirs and (slots or what != "slots"):
+    for aspect, ours, theirs in (("slots", own.slots, stored.slots), ("keys of first values", *keys)):
+        if ours != theirs and (slots or aspect != "slots"):
             raise CheckpointError(
-                f"{saved.folder}: {what} of table {own.name!r} were {theirs} and are {ours} in this run; use the run's"
-                " own configuration and seed, or another folder"
+                f"{saved.folder}: {aspect} of table {own.name!r} were {theirs} and are {ours} in this run; use the"
+                " run's own configuration and seed, or another folder"
             )

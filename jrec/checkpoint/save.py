@@ -85,7 +85,7 @@ class Save:
 
     def __init__(self, settings: Settings, base: Manifest | None, step: int, meta: dict[str, Any]):
         self.step, self.manifest = step, None
-        self._of, self._base, self._meta = settings, base, meta
+        self._settings, self._base, self._meta = settings, base, meta
         self._target = settings.folder / f"{step}.partial"
         self._sources: Sequence[Source] = ()
         self._shapes: dict[str, TableShape] = {}
@@ -99,9 +99,9 @@ class Save:
 
     def start(self, arrays: Mapping[str, Any], sources: Sequence[Source], full: bool | None) -> None:
         """Decides what is to be written, as of now, and begins."""
-        of, self._sources = self._of, sources
+        settings, self._sources = self._settings, sources
         self._shapes = {name: shape for source in sources for name, shape in source.tables.items()}
-        self._dense = {path: np.array(array) for path, array in arrays.items()} if of.first else {}
+        self._dense = {path: np.array(array) for path, array in arrays.items()} if settings.first else {}
         links = not full and self._can_link()
         whole = {
             name
@@ -111,13 +111,13 @@ class Save:
         }
         for piece in [piece for source in sources for piece in source.begin(whole)]:
             shape = self._shapes[piece.table]
-            self._pieces.append(plan_piece(piece, shape, self._name(piece), of.chunk_bytes))
-        if of.barrier is not None:
+            self._pieces.append(plan_piece(piece, shape, self._name(piece), settings.chunk_bytes))
+        if settings.barrier is not None:
             self._meet("about to begin")
-            if of.first:
+            if settings.first:
                 self._prepare()
             self._meet("begun")
-        prepare = self._prepare if of.barrier is None else lambda: None
+        prepare = self._prepare if settings.barrier is None else lambda: None
         self._writer = Writer(self._target, self._pieces, prepare=prepare, finish=self._written)
 
     @contextlib.contextmanager
@@ -132,7 +132,7 @@ class Save:
         writer = self._writer
         assert writer is not None
         writer.advance()
-        while sum(source.undo_bytes for source in self._sources) > self._of.undo_bytes:
+        while sum(source.undo_bytes for source in self._sources) > self._settings.undo_bytes:
             if not writer.put():
                 break
         if writer.done:
@@ -148,7 +148,7 @@ class Save:
         """
         assert self._writer is not None
         self._writer.wait()
-        if self._of.barrier is not None:
+        if self._settings.barrier is not None:
             self._seal_together()
         for source in self._sources:
             source.end()
@@ -159,7 +159,7 @@ class Save:
             self._writer.abort()
         for source in self._sources:
             source.end()
-        if self._of.first:
+        if self._settings.first:
             shutil.rmtree(self._target, ignore_errors=True)
 
     def report(self) -> Written:
@@ -175,13 +175,13 @@ class Save:
 
     def _can_link(self) -> bool:
         """Whether files of the checkpoint that this one builds on can be linked to here."""
-        of = self._of
+        settings = self._settings
         if self._base is None or self._base.step >= self.step:
             return False
-        trial = of.folder / f"{self.step}.link"
+        trial = settings.folder / f"{self.step}.link"
         try:
             trial.unlink(missing_ok=True)
-            os.link(of.folder / str(self._base.step) / ARRAYS, trial)
+            os.link(settings.folder / str(self._base.step) / ARRAYS, trial)
             trial.unlink()
         except OSError:  # a filesystem without links, or someone deleted that checkpoint
             return False
@@ -204,7 +204,7 @@ class Save:
         return piece.folder or f"{int(last[-1].folder) + 1 if last else 0:04}"
 
     def _prepare(self) -> None:
-        folder, base = self._of.folder, self._base
+        folder, base = self._settings.folder, self._base
         folder.mkdir(parents=True, exist_ok=True)
         for pattern in ("*.partial", "*.removed"):  # of processes that were killed
             for path in folder.glob(pattern):
@@ -218,21 +218,21 @@ class Save:
                 _link_tree(folder / str(base.step) / table / piece.folder, self._target / table / piece.folder)
 
     def _written(self) -> None:
-        if self._of.first:
+        if self._settings.first:
             self._records = write_arrays(self._target / ARRAYS, self._dense)
-        if self._of.barrier is None:
+        if self._settings.barrier is None:
             self._seal()
 
     def _seal(self) -> None:
         """Makes the checkpoint count."""
-        of, folder, target, linked = self._of, self._of.folder, self._target, self._linked
+        settings, folder, target, linked = self._settings, self._settings.folder, self._target, self._linked
         tables = {n: TableRecord(shape=s, pieces=[*linked.get(n, [])]) for n, s in self._shapes.items()}
         for name, record in [*((piece.shape.name, piece.record) for piece in self._pieces), *self._others]:
             tables[name].pieces.append(record)
         for shape in self._shapes.values():
             sync(target / TABLES / shape.folder)
         self.manifest = Manifest(
-            step=self.step, fingerprint=of.fingerprint, meta=self._meta, arrays=self._records, tables=tables
+            step=self.step, fingerprint=settings.fingerprint, meta=self._meta, arrays=self._records, tables=tables
         )
         write_json(target / MANIFEST, self.manifest.to_json())
         sync(target / TABLES)
@@ -240,21 +240,21 @@ class Save:
         replaced = [withdrawn(folder, later) for later in reversed(complete_steps(folder)) if later >= self.step]
         target.rename(folder / str(self.step))
         sync(folder)
-        replaced += [withdrawn(folder, step) for step in complete_steps(folder)[: -of.keep or None]]
+        replaced += [withdrawn(folder, step) for step in complete_steps(folder)[: -settings.keep or None]]
         for path in replaced:
             shutil.rmtree(path)
 
     def _seal_together(self) -> None:
         """The same where several processes wrote their own rows."""
-        of = self._of
-        if not of.first:
+        settings = self._settings
+        if not settings.first:
             tables = {piece.shape.name: TableRecord(shape=piece.shape, pieces=[]) for piece in self._pieces}
             for piece in self._pieces:
                 tables[piece.shape.name].pieces.append(piece.record)
             own = Manifest(step=self.step, fingerprint={}, meta={}, arrays=[], tables=tables)
             write_json(self._target / _PART.format(jax.process_index()), own.to_json())
         self._meet("written")
-        if of.first:
+        if settings.first:
             for process in range(1, jax.process_count()):
                 path = self._target / _PART.format(process)
                 for name, table in table_records(read_json(path)).items():
@@ -263,9 +263,9 @@ class Save:
             self._seal()
         self._meet("complete")
 
-    def _meet(self, what: str) -> None:
-        if self._of.barrier is not None:
-            self._of.barrier(f"checkpoint {self.step} {what}")
+    def _meet(self, phase: str) -> None:
+        if self._settings.barrier is not None:
+            self._settings.barrier(f"checkpoint {self.step} {phase}")
 
 
 def _link_tree(source: pathlib.Path, target: pathlib.Path) -> None:

@@ -68,7 +68,7 @@ class Saved:
         Raises:
           CheckpointError: If one is missing, or has other rows.
         """
-        found = []
+        tables = []
         for config in stack.tables:
             table = self.table(config.name)
             shape = table.record.shape
@@ -77,8 +77,8 @@ class Saved:
                     f"{self.folder}: table {config.name!r} is {shape.rows:,} x {shape.dim} of {shape.dtype} there, but"
                     f" this run expects {config.rows:,} x {config.dim} of {config.dtype}"
                 )
-            found.append(table)
-        return found
+            tables.append(table)
+        return tables
 
     def read(self, stack: Stack, array: str, addresses: np.ndarray) -> np.ndarray:
         """Rows of "values", or of a slot, at (n,) addresses of a stack, in any order.
@@ -208,7 +208,7 @@ class _Piece:
         return self.chunk(ROWS, number)
 
     def read_into(self, array: str, rows: np.ndarray, out: np.ndarray) -> None:
-        """Overwrites those of the ascending ``rows`` that are here."""
+        """Reads into ``out`` those ascending ``rows`` that this piece holds."""
         record = self._record
         firsts = range(0, record.count, record.chunk) if record.firsts is None else record.firsts
         bounds = np.searchsorted(rows, [*firsts, np.iinfo(np.int64).max])

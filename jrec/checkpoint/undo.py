@@ -36,7 +36,7 @@ class Undo:
         """Puts kept rows over those that were read; each row is asked for once.
 
         Args:
-          addresses: Those of the rows, ascending; or begin and end of a range.
+          addresses: The rows' addresses, ascending; or the first of a range and the one past its last.
           arrays: What was read, by name; copied if they cannot be written to.
 
         Returns:

@@ -1,7 +1,7 @@
 """Writes one checkpoint, chunk by chunk, in a thread of its own while the caller's thread takes steps.
 
 Rows that a step changes before their chunk is read are kept as they were (``jrec.checkpoint.undo``), so that all of
-them are those of one step. The caller's thread only starts reads; this one waits for them and for the disk.
+them belong to one step. The caller's thread only starts reads; this one waits for them and for the disk.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _size(tail: tuple[int, ...], dtype: str) -> int:
 
 
 def _in_order(pieces: Sequence[Planned]) -> list[_Read]:
-    """All reads, those of the tables' first rows first: these change most often, and are sooner out of the way."""
+    """All reads, the tables' first rows first: these change most often, and are sooner out of the way."""
     reads = []
     for number, piece in enumerate(pieces):
         chunk, count = piece.record.chunk, piece.record.count
