@@ -18,7 +18,7 @@ class Batch:
       dense: (batch, num_dense) float32.
       labels: (batch,) float32 in {0, 1}.
       mask: (batch,) float32, 1 for an example, 0 for a row that pads the last batch to its static size.
-      bags: per embedding stack (see ``jrec.ops.layout``) the addresses of its lookups, feature-major.
+      bags: Per embedding stack (see ``jrec.ops.layout``) the addresses of its lookups, feature-major.
     """
 
     dense: jax.Array

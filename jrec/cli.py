@@ -1,4 +1,4 @@
-"""The ``jrec`` command: finds the subcommand, imports its module alone, and turns expected errors into one line.
+"""The ``jrec`` command: finds the subcommand, imports only that module, and turns expected errors into one line.
 
 A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int | None``, listed in ``COMMANDS``. Where
 ``add_arguments`` sets no description or epilog, they come from the module's docstring and its ``EXAMPLES``.
@@ -61,10 +61,10 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
-    """Runs ``jrec`` with these arguments (those of the process by default) and returns its exit code.
+    """Runs ``jrec`` with these arguments (by default the process's) and returns its exit code.
 
     Raises:
-      SystemExit: from argparse, for ``--help`` and arguments that it rejects.
+      SystemExit: From argparse, for ``--help`` and arguments that it rejects.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     show_trace = "--traceback" in arguments
@@ -118,7 +118,7 @@ class _OneLine(argparse.ArgumentParser):
 
 
 def _parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
-    """The parser of what stands before the command; it knows the commands for its help alone."""
+    """The parser of what comes before the command; it knows the commands only for its help text."""
     parser = _OneLine(
         prog="jrec",
         description="Train deep recommendation models whose embedding tables are huge.",

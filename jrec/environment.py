@@ -11,24 +11,24 @@ PACKAGES = ("jrec", "jax", "jaxlib", "flax", "optax", "numpy", "numba", "grain")
 
 def versions() -> dict[str, str]:
     """Installed versions by package, and Python's; imports nothing."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            installed[package] = "not installed"
+    return installed
 
 
 def devices() -> dict[str, str | int]:
     """The platform, kind and number of JAX's devices, and the host's CPU threads; starts JAX's backend."""
     import jax
 
-    found = jax.devices()
+    all_devices = jax.devices()
     return {
-        "platform": found[0].platform,
-        "kind": found[0].device_kind,
-        "count": len(found),
+        "platform": all_devices[0].platform,
+        "kind": all_devices[0].device_kind,
+        "count": len(all_devices),
         "processes": jax.process_count(),
         "host_cpu_threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
     }

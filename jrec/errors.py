@@ -27,8 +27,8 @@ class DivergedError(JrecError, ValueError):
 
 
 @contextlib.contextmanager
-def value_errors_are_config_errors(what: str) -> Iterator[None]:
-    """Turns a ``ValueError`` raised inside into a ``ConfigError`` that begins with ``what``.
+def value_errors_are_config_errors(subject: str) -> Iterator[None]:
+    """Turns a ``ValueError`` raised inside into a ``ConfigError`` that begins with ``subject``.
 
     For calls into the library whose arguments come straight from the user's configuration and data, such as building
     the embedding layout, and only for those.
@@ -38,4 +38,4 @@ def value_errors_are_config_errors(what: str) -> Iterator[None]:
     except JrecError:
         raise
     except ValueError as error:
-        raise ConfigError(f"{what}: {error}") from error
+        raise ConfigError(f"{subject}: {error}") from error

@@ -172,8 +172,8 @@ def decode[T](
         value = msgspec.convert(content, kind, strict=True)
         back = dataclasses.asdict(value)  # pyright: ignore[reportArgumentType]
     except (msgspec.ValidationError, RecursionError) as problem:
-        what = problem.__cause__ if isinstance(problem.__cause__, JrecError) else _in_words(str(problem), content)
-        raise error(f"{where}: {what}{advice}") from problem
+        fault = problem.__cause__ if isinstance(problem.__cause__, JrecError) else _in_words(str(problem), content)
+        raise error(f"{where}: {fault}{advice}") from problem
     if (path := _difference(content, back, partial)) is not None:
         raise error(f"{where}: {_odd_key(content, back, path)}{advice}")
     return value
@@ -186,18 +186,18 @@ _Path = tuple[str | int, ...]
 
 def _in_words(message: str, content: Any) -> str:
     """A message of msgspec, such as "Expected `int`, got `str` - at `$.tables[0].rows`", as jrec's messages are."""
-    what, _, place = message.partition(" - at ")
+    fault, _, place = message.partition(" - at ")
     where = place.strip("`").removeprefix("$").removeprefix(".")
     value = _value_at(content, where)
-    if match := re.fullmatch(r"Object missing required field `(.+)`", what):
+    if match := re.fullmatch(r"Object missing required field `(.+)`", fault):
         near = difflib.get_close_matches(match[1], list(value), n=1) if isinstance(value, dict) else []
         return f"{f'{where}.' if where else ''}{match[1]} is missing" + (f", but there is {near[0]}" if near else "")
-    if match := re.fullmatch(r"Expected `(.+)`, got `(.+)`", what):
+    if match := re.fullmatch(r"Expected `(.+)`, got `(.+)`", fault):
         wanted = " or ".join(_WORDS.get(name, name) for name in match[1].split(" | "))
         text = repr(value) if isinstance(value, str | int | float) else ""
         shown = text if text and len(text) <= _LONGEST else _WORDS.get(match[2], match[2])
         return f"{where or 'the file'} must be {wanted}, but is {shown}"
-    return f"{where}: {what}" if where else what
+    return f"{where}: {fault}" if where else fault
 
 
 def _value_at(content: Any, where: str) -> Any:

@@ -111,15 +111,15 @@ def _calibrate(args: argparse.Namespace) -> int:
 
     options = _options(args)
     schema = Schema.load(args.data)
-    found, counted = calibrate_and_count(args.data, options, schema=schema, progress=_progress(args))
-    _show(found)
+    calibration, counted = calibrate_and_count(args.data, options, schema=schema, progress=_progress(args))
+    _show(calibration)
     if args.out:
-        found.save(args.out)
+        calibration.save(args.out)
         print(f"{args.out}: the calibration; {args.out}.rows: its hot rows")
     if args.figures:
         from jrec.access.calibrate.figures import draw_figures
 
-        for path in draw_figures(args.data, schema, found, counted, options, args.figures):
+        for path in draw_figures(args.data, schema, calibration, counted, options, args.figures):
             print(path)
     return 0
 
@@ -136,16 +136,16 @@ def _pack(args: argparse.Namespace) -> int:
         if odd := [name for name in _CALIBRATION if getattr(args, name) not in (None, False)]:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in odd)
             raise ConfigError(f"--calibration {args.calibration} is given; {options} would make another one")
-        found = Calibration.load(args.calibration)
+        calibration = Calibration.load(args.calibration)
     else:
-        found = calibrate(args.data, _options(args), schema=schema, progress=progress)
-        _show(found)
-    found.check_dataset(schema)
+        calibration = calibrate(args.data, _options(args), schema=schema, progress=progress)
+        _show(calibration)
+    calibration.check_dataset(schema)
     threads = {} if args.threads is None else {"threads": args.threads}
     packed = pack(
         args.data,
         args.out,
-        found.hot_set(),
+        calibration.hot_set(),
         PackOptions(seed=args.shuffle_seed, overwrite=args.overwrite, **threads),
         command=shlex.join(["jrec", *sys.argv[1:]]),
         progress=progress,
@@ -159,25 +159,25 @@ def _pack(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(found) -> None:
+def _show(calibration) -> None:
     from rich.console import Console
 
     from jrec.access.calibrate.report import summary_lines, summary_table
 
     # Where the output is no terminal, the width of one must not cut numbers off.
     console = Console() if sys.stdout.isatty() else Console(width=120)
-    console.print(summary_table(found))
-    for line in summary_lines(found):
+    console.print(summary_table(calibration))
+    for line in summary_lines(calibration):
         print(line)
 
 
 def _check(args: argparse.Namespace) -> int:
     from jrec.data.fae.verify import verify
 
-    found = verify(args.folder, progress=_progress(args))
+    manifest = verify(args.folder, progress=_progress(args))
     print(
-        f"{args.folder}: whole; {found.hot_examples:,} hot and {found.cold_examples:,} cold examples of {found.name},"
-        f" {sum(t.hot for t in found.tables):,} hot rows"
+        f"{args.folder}: whole; {manifest.hot_examples:,} hot and {manifest.cold_examples:,} cold examples of"
+        f" {manifest.name}, {sum(t.hot for t in manifest.tables):,} hot rows"
     )
     return 0
 
@@ -199,7 +199,7 @@ def _options(args: argparse.Namespace):
 
         row |= row_settings(load_config(args.config, (f"data.path={args.data}",)))
     row |= {key: getattr(args, key) for key in row if getattr(args, key) is not None}
-    given = {
+    options = {
         "budget": args.budget,
         "small_bytes": args.small,
         "fraction": args.sample,
@@ -207,7 +207,7 @@ def _options(args: argparse.Namespace):
         "seed": args.seed,
     }
     return CalibrateOptions(
-        **{key: value for key, value in given.items() if value is not None},
+        **{key: value for key, value in options.items() if value is not None},
         exact=args.exact,
         smooth=not args.raw_counts,
         tighten=not args.no_tighten,

@@ -28,7 +28,7 @@ BUDGET_SECONDS = 60.0
 HOW = How(timeout=30.0, start_timeout=60.0)
 
 
-def check_before_training(config: TrainConfig, how: How = HOW) -> tuple[KernelClass, ...]:
+def check_before_training(config: TrainConfig, options: How = HOW) -> tuple[KernelClass, ...]:
     """Checks the kernels that a run's model needs and that nobody checked on this GPU, a minute at most.
 
     Does nothing without a GPU, where JREC_KERNELS or ``tables.implementation`` has chosen already, or once JAX has
@@ -36,7 +36,7 @@ def check_before_training(config: TrainConfig, how: How = HOW) -> tuple[KernelCl
 
     Args:
       config: The run's configuration.
-      how: How to check.
+      options: How to check.
 
     Returns:
       What the model may run on a GPU, where verdicts decide; none where nothing has to be decided.
@@ -62,7 +62,7 @@ def check_before_training(config: TrainConfig, how: How = HOW) -> tuple[KernelCl
     show = {"auto": None, "on": True, "off": False}[config.log.progress]
     try:
         with shown(show=show) as progress:
-            checked = ensure(classes, gpu, how, progress=progress, budget=BUDGET_SECONDS, wait=2 * BUDGET_SECONDS)
+            checked = ensure(classes, gpu, options, progress=progress, budget=BUDGET_SECONDS, wait=2 * BUDGET_SECONDS)
     except (JrecError, OSError) as error:
         _say(f"GPU kernels could not be checked, so XLA computes: {error}")
         return classes
@@ -84,18 +84,22 @@ def agree_on_kernels(classes: Sequence[KernelClass]) -> None:
 
     # Also without classes, as where JREC_KERNELS is set in one process and not in others: all must gather.
     known = verdicts.local_verdicts()
-    chosen = [of in known and known[of].choice == "pallas" for of in classes]
-    mine = np.array([len(classes), *chosen], np.int32)
-    every = np.atleast_2d(multihost_utils.process_allgather(np.pad(mine, (0, _ROOM))[:_ROOM]))
+    chosen = [kernel_class in known and known[kernel_class].choice == "pallas" for kernel_class in classes]
+    own = np.array([len(classes), *chosen], np.int32)
+    every = np.atleast_2d(multihost_utils.process_allgather(np.pad(own, (0, _ROOM))[:_ROOM]))
     same = bool(np.all(every[:, 0] == len(classes)))
-    verdicts.agree(of for of, all_chose in zip(classes, every.min(axis=0)[1:], strict=False) if same and all_chose)
+    verdicts.agree(
+        kernel_class
+        for kernel_class, all_chose in zip(classes, every.min(axis=0)[1:], strict=False)
+        if same and all_chose
+    )
 
 
 def keep_kernels(config: TrainConfig, classes: Sequence[KernelClass], *, resume: bool, overwrite: bool) -> None:
     """Lets a resumed run take the kernels that it began with, since kernels and XLA add in different orders.
 
-    A kernel that the run took and that its verdict is against by now, as on another GPU, is not taken: that is said,
-    and XLA computes instead, with other bits than those of a run that never stopped.
+    A kernel that the run began with but that its verdict now rejects, as on another GPU, is not used: a message says
+    so, and XLA computes instead, so bits may differ from an uninterrupted run's.
 
     Args:
       config: The run's configuration.
@@ -116,14 +120,14 @@ def keep_kernels(config: TrainConfig, classes: Sequence[KernelClass], *, resume:
         remedy = "delete it, and the run goes on with the kernels that are fastest now"
         content = load_json(path, kind="jrec-run-kernels", version=1, error=ConfigError, remedy=remedy)
         before = frozenset(map(str, content.get("taken", ())))
-        lost = sorted(before - {str(of) for of in taken})
+        lost = sorted(before - {str(kernel_class) for kernel_class in taken})
         if lost:
             _say(
                 f"this run began with GPU kernels that are not the choice here: {', '.join(lost)}. XLA computes"
-                " instead, so bits may differ from those of a run that never stopped; JREC_KERNELS=pallas takes them"
+                " instead, so bits may differ from an uninterrupted run's; JREC_KERNELS=pallas takes them"
                 " all the same"
             )
-        verdicts.agree(of for of in taken if str(of) in before)
+        verdicts.agree(kernel_class for kernel_class in taken if str(kernel_class) in before)
     elif (overwrite or not began(folder)) and (not jax.distributed.is_initialized() or jax.process_index() == 0):
         folder.mkdir(parents=True, exist_ok=True)
         save_json(path, {"taken": sorted(map(str, taken))}, kind="jrec-run-kernels", version=1)

@@ -63,9 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_only(forget, "remove only these classes")
 
 
-def _add_only(parser: argparse.ArgumentParser, what: str) -> None:
+def _add_only(parser: argparse.ArgumentParser, purpose: str) -> None:
     words = "words of a class, such as 'gather_reduce 64', or a whole one; may be given several times"
-    parser.add_argument("--only", metavar="CLASS", action="append", help=f"{what}: {words}")
+    parser.add_argument("--only", metavar="CLASS", action="append", help=f"{purpose}: {words}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,9 +87,9 @@ def _check(args: argparse.Namespace) -> int:
     classes = all_classes()
     if args.only:
         classes = select(classes, args.only)
-    how = How(timeout=args.timeout or CLASS_SECONDS)
+    options = How(timeout=args.timeout or CLASS_SECONDS)
     if args.interpret:
-        verdicts = _interpreted(classes, how, quiet=args.quiet)
+        verdicts = _interpreted(classes, options, quiet=args.quiet)
     else:
         gpu = local_gpu()
         if gpu is None:
@@ -98,7 +98,7 @@ def _check(args: argparse.Namespace) -> int:
                 " them on the CPU"
             )
         with shown(show=False if args.quiet else None) as progress:
-            checked = ensure(classes, gpu, how, progress=progress, again=args.again)
+            checked = ensure(classes, gpu, options, progress=progress, again=args.again)
         verdicts = list(checked.verdicts.values())
         print(f"{checked.machine.gpu}, driver {checked.machine.driver}: {summary(checked.verdicts)}", file=sys.stderr)
         print(f"{checked.new} checked now; verdicts: {verdict_file()}", file=sys.stderr)
@@ -110,19 +110,19 @@ def _check(args: argparse.Namespace) -> int:
     return int(any(verdict.reason in BROKEN for verdict in verdicts))
 
 
-def _interpreted(classes: Sequence[KernelClass], how: How, *, quiet: bool) -> list[Verdict]:
+def _interpreted(classes: Sequence[KernelClass], options: How, *, quiet: bool) -> list[Verdict]:
     import dataclasses
 
     from jrec.ops.verdicts import Verdict
     from jrec.selfcheck.report import shown
     from jrec.selfcheck.runner import run_checks
 
-    found = []
+    verdicts = []
     with shown(show=False if quiet else None) as progress:
-        for event in run_checks(classes, dataclasses.replace(how, platform="cpu", interpret=True)):
-            found += [event] if isinstance(event, Verdict) else []
-            progress(event, len(found), len(classes))
-    return found
+        for event in run_checks(classes, dataclasses.replace(options, platform="cpu", interpret=True)):
+            verdicts += [event] if isinstance(event, Verdict) else []
+            progress(event, len(verdicts), len(classes))
+    return verdicts
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -163,7 +163,7 @@ def _forget(args: argparse.Namespace) -> int:
     path = verdict_file()
     chosen = None
     if args.only:
-        known = dict.fromkeys(of for verdicts in read_all(path).values() for of in verdicts)
+        known = dict.fromkeys(kernel_class for verdicts in read_all(path).values() for kernel_class in verdicts)
         chosen = select(tuple(known), args.only)
     print(f"{forget(path, chosen)} verdicts removed from {path}")
     return 0

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             row_bytes=args.row_bytes,
             message=args.message,
             repeats=args.repeats,
-            tick=lambda what: done(next(count)),
+            tick=lambda measured: done(next(count)),
         )
     text = hardware_toml(hardware, f"measured by `jrec links`: {environment.summary()}")
     if not args.out:
@@ -85,8 +85,8 @@ def summary(hardware) -> str:
     import numpy as np
 
     local = 1e-9 / np.diag(hardware.L)
-    parts = [f"local lookups {local.min():.3g} to {local.max():.3g} GB/s"]
+    phrases = [f"local lookups {local.min():.3g} to {local.max():.3g} GB/s"]
     if hardware.devices > 1:
         remote = 1e-9 / hardware.L[hardware.remote]
-        parts.append(f"between devices {remote.min():.3g} to {remote.max():.3g} GB/s")
-    return ", ".join([*parts, f"all-reduce {1e-9 * hardware.all_reduce:.3g} GB/s"])
+        phrases.append(f"between devices {remote.min():.3g} to {remote.max():.3g} GB/s")
+    return ", ".join([*phrases, f"all-reduce {1e-9 * hardware.all_reduce:.3g} GB/s"])

@@ -167,10 +167,10 @@ def _tables_on_all(problem: Any, options: Any) -> dict[str, Any]:
 
     hardware = dataclasses.replace(problem.hardware, tables_on=())
     try:
-        found = plan_placement(dataclasses.replace(problem, hardware=hardware), options)
+        planned = plan_placement(dataclasses.replace(problem, hardware=hardware), options)
     except PlanError:
         return {}
-    return {"tables on all": found.cost}
+    return {"tables on all": planned.cost}
 
 
 def _exact(seconds: float, problem: Any, options: Any, planned: Any) -> str:
@@ -199,8 +199,8 @@ def _exact(seconds: float, problem: Any, options: Any, planned: Any) -> str:
     ours = milp.objective(problem, planned.placement, options.rule)
     state = "optimum" if solved.optimal else f"best found, at most {100 * solved.gap:.1f} % above the optimum,"
     gap = 100 * (ours / solved.objective - 1) if solved.objective > 0 else 0.0
-    found = f"{state} of {len(pieces):,} pieces {human_seconds(solved.objective)} in {solved.seconds:.1f} s"
-    return f"exact: {found}; the plan {human_seconds(ours)}, {gap:+.1f} %"
+    optimum = f"{state} of {len(pieces):,} pieces {human_seconds(solved.objective)} in {solved.seconds:.1f} s"
+    return f"exact: {optimum}; the plan {human_seconds(ours)}, {gap:+.1f} %"
 
 
 def _explain(args: argparse.Namespace) -> int:
@@ -262,15 +262,15 @@ def _problem(args: argparse.Namespace, schema: Any) -> Any:
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """Dim, dtype, slots and batch size, of the arguments or else the configuration."""
-    found: dict[str, Any] = {"dim": None, "dtype": "float32", "slot_bytes": 0, "batch_size": None}
+    settings: dict[str, Any] = {"dim": None, "dtype": "float32", "slot_bytes": 0, "batch_size": None}
     if (config := _config(args)) is not None:
-        found |= row_settings(config)
-        check_row_arguments(args.config, found, {"dim": args.dim, "dtype": args.dtype})
-        found["batch_size"] = config.data.batch_size
+        settings |= row_settings(config)
+        check_row_arguments(args.config, settings, {"dim": args.dim, "dtype": args.dtype})
+        settings["batch_size"] = config.data.batch_size
         if args.purpose != "training":
-            found["slot_bytes"] = 0
-    given = {key: getattr(args, key) for key in found}
-    return found | {key: value for key, value in given.items() if value is not None}
+            settings["slot_bytes"] = 0
+    overrides = {key: getattr(args, key) for key in settings}
+    return settings | {key: value for key, value in overrides.items() if value is not None}
 
 
 def _config(args: argparse.Namespace) -> Any:

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from jrec.train.config import TrainConfig
 
 
-def check_row_arguments(path: str, configured: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def check_row_arguments(path: str, configured: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
     """Refuses rows of another kind than the run's that is planned.
 
     Args:
       path: The configuration's file.
       configured: What the configuration says, by argument.
-      given: What the command line says, None where it says nothing.
+      overrides: What the command line says, None where it says nothing.
 
     Raises:
       ConfigError: Naming the argument and both values.
     """
-    for name, value in given.items():
+    for name, value in overrides.items():
         if value is not None and value != configured[name]:
             raise ConfigError(
                 f"--{name} is {value}, but {path} has rows of {name} {configured[name]}, so that its run would refuse"

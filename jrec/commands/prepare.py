@@ -37,11 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     formats = parser.add_subparsers(dest="format", metavar="FORMAT", required=True)
-    for name, what in FORMATS.items():
+    for name, description in FORMATS.items():
         one = formats.add_parser(
             name,
-            help=what,
-            description=what,
+            help=description,
+            description=description,
             epilog=EPILOG,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -188,10 +188,10 @@ def _taobao(args: argparse.Namespace):
     from jrec.data.schema import DatasetError
 
     names = ("history", "negatives", "draw", "positives_per_user", "seed")
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.form == "sequence":
-        return readers.TaobaoSequences(readers.SequenceOptions(**given))
-    if given:
-        option = next(iter(given)).replace("_", "-")
+        return readers.TaobaoSequences(readers.SequenceOptions(**options))
+    if options:
+        option = next(iter(options)).replace("_", "-")
         raise DatasetError(f"--{option} is an option of --form sequence; --form intent has no sequences")
     return readers.Taobao()

@@ -67,7 +67,7 @@ class Company:
         self._lifeline = Lifeline(self._meeting)
 
     def join(self) -> None:
-        """Makes JAX's devices those of all processes.
+        """Joins all processes, so that JAX sees the devices of each.
 
         Raises:
           ProcessError: If JAX cannot join them.
@@ -116,7 +116,7 @@ def in_company(args: argparse.Namespace) -> Iterator[Company]:
     """The processes that run a command together; an error of one of them ends all, each with one line.
 
     Args:
-      args: The command's arguments, with those of ``add_process_arguments``.
+      args: The command's arguments, ``add_process_arguments``'s among them.
 
     Yields:
       The other processes, which are to be met and joined.

@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("data", metavar="DATA", help="the dataset folder")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--verify", action="store_true", help="only check the bijections, against every example")
-    what.add_argument("--remove", action="store_true", help="only take the bijections away again")
-    what.add_argument(
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--verify", action="store_true", help="only check the bijections, against every example")
+    action.add_argument("--remove", action="store_true", help="only take the bijections away again")
+    action.add_argument(
         "--out", metavar="DIR", help="make a reordered dataset that shares DATA's files; default: in place"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset at --out")
@@ -107,9 +107,11 @@ def run(args: argparse.Namespace) -> int:
 
     progress = Progress(show=False if args.quiet else None)
     if args.verify:
-        found = verify(args.data, progress=progress)
-        tables = ", ".join(f"{name} ({moved:,} rows moved)" for name, moved in found.moved.items()) or "none"
-        print(f"{args.data}: reordered tables: {tables}; {found.examples:,} examples are unchanged but for their rows")
+        verified = verify(args.data, progress=progress)
+        tables = ", ".join(f"{name} ({moved:,} rows moved)" for name, moved in verified.moved.items()) or "none"
+        print(
+            f"{args.data}: reordered tables: {tables}; {verified.examples:,} examples are unchanged but for their rows"
+        )
         return 0
     if args.remove:
         print(f"{args.data}: stored order again; tables that were reordered: {', '.join(restore(args.data)) or 'none'}")

@@ -42,13 +42,13 @@ def run(args: argparse.Namespace) -> int:
 
     plan = load_plan(args.plan)
     before = AccessProfile.load(args.before) if args.before else None
-    found = measure_drift(plan, AccessProfile.load(args.profile), before=before, anew=args.anew)
-    print(report(found))
+    drift = measure_drift(plan, AccessProfile.load(args.profile), before=before, anew=args.anew)
+    print(report(drift))
     if not args.out:
         return 0
-    if found.relative_gain <= args.min_gain:
-        print(f"not written: {args.plan} is good enough, a new plan would gain {100 * found.relative_gain:.2f} %")
+    if drift.relative_gain <= args.min_gain:
+        print(f"not written: {args.plan} is good enough, a new plan would gain {100 * drift.relative_gain:.2f} %")
         return 0
-    save_plan(found.plan, args.out)
-    print(f"{args.out}: {len(found.plan.start):,} ranges")
+    save_plan(drift.plan, args.out)
+    print(f"{args.out}: {len(drift.plan.start):,} ranges")
     return 0
