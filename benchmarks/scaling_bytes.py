@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from benchmarks.scaling_step import Setup
+from jrec.sharding.modes import expected_traffic
 from jrec.sharding.pieces import REPLICATED
 from jrec.sharding.problem import Ranked
-from jrec.sharding.runtime.modes import expected_traffic
 from jrec.train.mesh_arrays import MeshBatch
 from jrec.train.mesh_batch import Part
 

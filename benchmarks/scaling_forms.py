@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks import harness, scaling_bytes, scaling_step, workloads
+from jrec.mesh.route import AXIS
 from jrec.sharding.hardware import load_hardware
-from jrec.sharding.runtime.modes import Mode
-from jrec.sharding.runtime.route import AXIS
+from jrec.sharding.modes import Mode
 from jrec.train.mesh_forms import Forms
 
 DEVICES = 8

@@ -12,10 +12,10 @@ from benchmarks import harness, scaling_step, workloads
 from jrec.ops.tt import TTShape
 from jrec.sharding.hardware import load_hardware
 from jrec.sharding.locator import Locator
+from jrec.sharding.modes import Traffic, expected_traffic, traffic
 from jrec.sharding.pieces import SHARDED
 from jrec.sharding.plan import Plan
 from jrec.sharding.problem import Problem
-from jrec.sharding.runtime.modes import Traffic, expected_traffic, traffic
 
 DEVICES = 8
 APART = dataclasses.replace(load_hardware("h200x8"), tables_on=(0, 1, 2, 3))  # the others compute

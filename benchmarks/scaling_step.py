@@ -17,16 +17,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks import models, workloads
 from jrec import ops
 from jrec.access.power_law import power_law_profile
+from jrec.mesh.exchange import Kind
+from jrec.mesh.route import AXIS, MeshRows
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_optimizers import RowOptimizer
+from jrec.sharding.contents import shard_capacity
 from jrec.sharding.cost import Cost
 from jrec.sharding.hardware import Hardware
 from jrec.sharding.plan import Plan, build_plan
 from jrec.sharding.planner import plan_placement
 from jrec.sharding.problem import Problem
-from jrec.sharding.runtime.exchange import Kind
-from jrec.sharding.runtime.route import AXIS, MeshRows, shard_capacity
 from jrec.train.mesh_arrays import MeshBatch, Shapes, stacked
 from jrec.train.mesh_batch import Part, Parts
 from jrec.train.mesh_forms import Form, Forms

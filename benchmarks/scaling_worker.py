@@ -18,8 +18,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import scaling_bytes, scaling_step, workloads
+from jrec.mesh.route import AXIS, MeshRows
 from jrec.sharding.hardware import load_hardware
-from jrec.sharding.runtime.route import AXIS, MeshRows
 from jrec.train.mesh_arrays import on_mesh
 from jrec.train.mesh_rows import initial_rows
 

@@ -11,13 +11,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jrec import ops
+from jrec.mesh.exchange import Exchange
+from jrec.mesh.retrieve import retrieve
+from jrec.mesh.route import AXIS, MeshRows, Picks, Route, local_view
+from jrec.mesh.step import StepOptions
+from jrec.mesh.update import update
 from jrec.ops.row_update import casted_update
 from jrec.ops.tensor_cast import tensor_cast
-from jrec.sharding.runtime.exchange import Exchange
-from jrec.sharding.runtime.retrieve import retrieve
-from jrec.sharding.runtime.route import AXIS, MeshRows, Picks, Route, local_view
-from jrec.sharding.runtime.step import StepOptions
-from jrec.sharding.runtime.update import update
 
 OPTIMIZERS = {
     "sgd": ops.SGD(learning_rate=0.5),

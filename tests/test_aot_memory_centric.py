@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from benchmarks import scaling_bytes, scaling_modes, scaling_step, workloads
-from jrec.sharding.runtime.modes import expected_traffic
-from jrec.sharding.runtime.route import AXIS
+from jrec.mesh.route import AXIS
+from jrec.sharding.modes import expected_traffic
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from benchmarks import scaling_bytes, scaling_step, workloads
+from jrec.mesh.route import AXIS
 from jrec.sharding.hardware import grid, load_hardware
-from jrec.sharding.runtime.route import AXIS
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 

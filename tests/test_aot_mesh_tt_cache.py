@@ -8,11 +8,11 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from benchmarks.scaling_step import abstract, collectives
+from jrec.mesh.route import AXIS
 from jrec.nn.tt_stack import TTOptions, TTStack
 from jrec.ops import Bags, RowWiseAdagrad
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.tt import TTCacheConfig, TTShape
-from jrec.sharding.runtime.route import AXIS
 from jrec.train.mesh_tt import step_tt
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from jrec.mesh.exchange import Exchange, check_kind
+from jrec.mesh.route import AXIS, Picks, local_view
+from jrec.sharding.contents import MAX_SHARD_ROWS, shard_capacity
 from jrec.sharding.errors import PlanError
-from jrec.sharding.runtime.exchange import Exchange, check_kind
-from jrec.sharding.runtime.route import AXIS, MAX_SHARD_ROWS, Picks, local_view, shard_capacity
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

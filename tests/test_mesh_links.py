@@ -6,8 +6,8 @@ import pytest
 
 from jrec import cli
 from jrec.errors import ConfigError
+from jrec.mesh import links
 from jrec.sharding.hardware import Hardware, load_hardware
-from jrec.sharding.runtime import links
 
 QUICK = ("--message", "64KB", "--repeats", "1", "--quiet")
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import scaling_modes, scaling_step, workloads
 from jrec.errors import ConfigError
 from jrec.sharding.hardware import load_hardware
-from jrec.sharding.runtime.modes import expected_traffic, traffic
+from jrec.sharding.modes import expected_traffic, traffic
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

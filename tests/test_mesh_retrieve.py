@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from mesh_cases import HOST, REPLICATED, SHARDED
 
-from jrec.sharding.runtime.exchange import Exchange
-from jrec.sharding.runtime.retrieve import retrieve
-from jrec.sharding.runtime.route import AXIS, MeshRows, Picks, Route, check_view
+from jrec.mesh.exchange import Exchange
+from jrec.mesh.retrieve import retrieve
+from jrec.mesh.route import AXIS, MeshRows, Picks, Route, check_view
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -10,16 +10,16 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from mesh_cases import OPTIMIZERS, REPLICATED, SHARDED
 
+from jrec.mesh.retrieve import retrieve
+from jrec.mesh.route import AXIS, MeshRows, local_view
+from jrec.mesh.send import Sent, only_on
+from jrec.mesh.step import StepOptions
+from jrec.mesh.update import update
 from jrec.ops import SGD
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_update import casted_gather_reduce, casted_update
 from jrec.ops.tensor_cast import tensor_cast
-from jrec.sharding.runtime.retrieve import retrieve
-from jrec.sharding.runtime.route import AXIS, MeshRows, local_view
-from jrec.sharding.runtime.send import Sent, only_on, send_route
-from jrec.sharding.runtime.sent import SentLookups
-from jrec.sharding.runtime.step import StepOptions
-from jrec.sharding.runtime.update import update
+from jrec.sharding.sent import SentLookups, send_route
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

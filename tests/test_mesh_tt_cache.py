@@ -16,13 +16,13 @@ from test_train import configuring
 from test_train_memory_centric import MIDDLE, plan_apart
 from test_train_mesh import CONFIG, dataset, some_plan  # noqa: F401
 
+from jrec.mesh.step import StepOptions
 from jrec.nn.counter import count, counted, empty_counter
 from jrec.nn.tt_stack import TTOptions, TTStack
 from jrec.ops import SGD, Adagrad, Bags, tensor_cast
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.tt import TTCacheConfig, TTShape
 from jrec.ops.tt.cache_tracker import lookups_of_rows
-from jrec.sharding.runtime.step import StepOptions
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.mesh_tt import cast_of_all, step_tt

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from mesh_cases import OPTIMIZERS, REPLICATED, SHARDED
 
-from jrec.sharding.runtime.allreduce import update_shared
-from jrec.sharding.runtime.exchange import Exchange
-from jrec.sharding.runtime.route import AXIS, MeshRows, Picks, Route
-from jrec.sharding.runtime.step import StepOptions, cast_rows, step_casted
-from jrec.sharding.runtime.update import update
+from jrec.mesh.allreduce import update_shared
+from jrec.mesh.exchange import Exchange
+from jrec.mesh.route import AXIS, MeshRows, Picks, Route
+from jrec.mesh.step import StepOptions, cast_rows, step_casted
+from jrec.mesh.update import update
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from jrec import environment
     from jrec.errors import ConfigError
     from jrec.progress import Progress
-    from jrec.sharding.runtime.links import hardware_toml, measure_hardware
+    from jrec.sharding.links import hardware_toml, measure_hardware
 
     if args.out and not args.out.endswith(".toml"):
         raise ConfigError(f"--out is {args.out}; hardware files end in .toml")

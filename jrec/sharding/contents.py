@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jrec.sharding.errors import PlanError
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
 from jrec.sharding.plan import Plan
+
+MAX_SHARD_ROWS = 2**31 - 2  # offsets are int32, and one past the last row stands for padding
 
 
 def shard_addresses(plan: Plan, tables: Sequence[tuple[str, int]], device: int, *, copies: bool = True) -> np.ndarray:
@@ -74,3 +77,19 @@ def _filled(plan: Plan, offset: np.ndarray, first: np.ndarray, segment: np.ndarr
         raise AssertionError("the ranges of an array overlap or leave gaps")
     total = int(ends[-1]) if len(ends) else 0
     return (np.arange(total) + np.repeat(first[order] - offset[order], length)).astype(np.int32)
+
+
+def shard_capacity(plan: Plan, stack: str) -> int:
+    """S, the rows of every device's array: those of the largest shard, and at least one.
+
+    Raises:
+      PlanError: if offsets would not fit into int32.
+    """
+    rows = plan.shard_rows(stack)
+    most = int(rows.max())
+    if most > MAX_SHARD_ROWS:
+        raise PlanError(
+            f"the plan puts {most:,} rows of stack {stack} on device {int(rows.argmax())}, but offsets are int32 and a"
+            f" shard holds {MAX_SHARD_ROWS:,} rows at most; plan for more devices"
+        )
+    return max(1, most)

@@ -5,7 +5,7 @@ fetch by device i from j costs L[i][j], as the text defines it and Algorithm 1 h
 the partition ``p`` and leaves out its bytes, which Equations 2 and 3 have. L is in seconds per byte.
 
 Where some devices only keep tables, which the paper has not, the others alone look rows up, and links carry what the
-send-based form moves (``jrec.sharding.runtime.modes``) in place of Equation 3's rows.
+send-based form moves (``jrec.sharding.modes``) in place of Equation 3's rows.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import dataclasses
 
 import numpy as np
 
+from jrec.sharding.modes import sent_bytes
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, Pieces, Placement
 from jrec.sharding.problem import Problem
-from jrec.sharding.runtime.modes import sent_bytes
 
 
 def degree_of_balance(loads: np.ndarray) -> float:

@@ -17,13 +17,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.batch import Batch
 from jrec.host.ring import Rows, bucket
+from jrec.mesh.route import AXIS, Picks, Route
+from jrec.mesh.send import SendRoute
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
+from jrec.sharding.contents import shard_capacity
 from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed
-from jrec.sharding.runtime.route import AXIS, Picks, Route, shard_capacity
-from jrec.sharding.runtime.send import SendRoute, send_route
-from jrec.sharding.runtime.sent import SentLookups
+from jrec.sharding.sent import SentLookups, send_route
 from jrec.train.mesh_batch import Part
 from jrec.train.mesh_forms import sending_features
 from jrec.train.mesh_plan import plan_stack

@@ -19,7 +19,7 @@ from jrec.host.local import local_ids
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed, Router
-from jrec.sharding.runtime.sent import SentLookups, split_sent
+from jrec.sharding.sent import SentLookups, split_sent
 from jrec.train.mesh_forms import Forms, sending_bags
 from jrec.train.mesh_plan import plan_stack, planned_stacks
 

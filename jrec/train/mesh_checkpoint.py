@@ -19,12 +19,12 @@ from jrec.checkpoint import Saved
 from jrec.checkpoint.device import gathered, stack_shapes
 from jrec.checkpoint.manifest import VALUES
 from jrec.checkpoint.sources import Piece
+from jrec.mesh.route import AXIS, MeshRows
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_fill import PIECE_BYTES, fill_rows
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.sharding import Plan
 from jrec.sharding.contents import replicated_addresses, shard_addresses
-from jrec.sharding.runtime.route import AXIS, MeshRows
 from jrec.train.mesh_plan import planned_stacks
 from jrec.train.mesh_rows import based, device_addresses
 

@@ -15,9 +15,9 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from jrec.batch import Batch
+from jrec.mesh.route import AXIS
+from jrec.mesh.send import only_on
 from jrec.nn.optimizer import Loss
-from jrec.sharding.runtime.route import AXIS
-from jrec.sharding.runtime.send import only_on
 
 Computes = tuple[bool, ...] | None
 """Which devices of the mesh have examples, as in ``Plan``; None for all."""

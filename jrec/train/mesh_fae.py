@@ -23,9 +23,9 @@ from jrec.host import HostTable
 from jrec.host.pipeline_batch import Ready
 from jrec.host.resident import ResidentRows, Split, updated
 from jrec.host.ring import Rows
+from jrec.mesh.allreduce import Reduce
+from jrec.mesh.route import AXIS, local_view
 from jrec.nn import SparseOptimizer
-from jrec.sharding.runtime.allreduce import Reduce
-from jrec.sharding.runtime.route import AXIS, local_view
 from jrec.train.fae_data import FaeLoaders, hot_layout, resident_addresses
 from jrec.train.fae_run import FaeStepper
 from jrec.train.host_run import host_tables

@@ -1,7 +1,7 @@
 """Which features of a run on a mesh fetch other devices' rows, and which have them pooled where they lie.
 
 Retrieving moves every unique row and its gradient, sending every lookup's id, every pooled sum and its gradient
-(``jrec.sharding.runtime.modes``). Which is less depends on a feature's bags: long bags of rows that hardly repeat are
+(``jrec.sharding.modes``). Which is less depends on a feature's bags: long bags of rows that hardly repeat are
 better sent. "auto" counts both in the run's first batches, always the same ones, so that a resumed run decides alike.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 
 from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
 from jrec.ops.types import Bags
+from jrec.sharding.modes import traffic
 from jrec.sharding.router import Routed
-from jrec.sharding.runtime.modes import traffic
 from jrec.train.mesh_plan import planned_stacks
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from jrec.host import HostTable
 from jrec.host.pipeline_batch import Prepared, Ready
 from jrec.host.resident import ResidentRows
 from jrec.host.ring import Rows, head
-from jrec.sharding.runtime.route import AXIS
+from jrec.mesh.route import AXIS
 from jrec.train.host_run import HostStepper, read_rows
 from jrec.train.mesh_arrays import MeshBatch, Shapes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt, Parts

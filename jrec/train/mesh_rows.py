@@ -9,12 +9,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.errors import ConfigError
+from jrec.mesh.route import AXIS, MeshRows
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_init import init_stack_rows
 from jrec.ops.row_optimizers import RowOptimizer
-from jrec.sharding.contents import replicated_addresses, shard_addresses
+from jrec.sharding.contents import replicated_addresses, shard_addresses, shard_capacity
 from jrec.sharding.plan import Plan
-from jrec.sharding.runtime.route import AXIS, MeshRows, shard_capacity
 from jrec.train.mesh_plan import plan_stack, planned_stacks
 
 

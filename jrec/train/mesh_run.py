@@ -20,10 +20,10 @@ from jrec.data.loader import Loader
 from jrec.data.regroup import blank, gathered
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
+from jrec.mesh.exchange import Kind, check_kind, fastest_kind
 from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
 from jrec.sharding import Plan, load_plan
-from jrec.sharding.runtime.exchange import Kind, check_kind, fastest_kind
 from jrec.train.build import ROW_OPTIMIZERS
 from jrec.train.config import TrainConfig
 from jrec.train.logs import log_growth

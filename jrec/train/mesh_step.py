@@ -3,7 +3,7 @@
 Every device looks up, and learns from, its part of the batch. The loss is that of the whole batch: each part counts by
 its examples, so that the gradients' sums over the devices are the gradients of one device that saw them all. Dense
 parameters, tensor-train cores and their caches are equal on all devices and stay so (``jrec.train.mesh_tt``); rows of
-planned tables are stepped where they live (``jrec.sharding.runtime``). Rows in host memory, of whole tables or of those
+planned tables are stepped where they live (``jrec.mesh``). Rows in host memory, of whole tables or of those
 that a plan keeps there in part, come once for all devices, each device getting its share from the host; all of them
 take the same step, and one of them returns the rows.
 """
@@ -22,18 +22,18 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from jrec.host.ring import Rows
+from jrec.mesh.allreduce import Reduce, update_shared
+from jrec.mesh.exchange import Exchange, Kind
+from jrec.mesh.retrieve import retrieve
+from jrec.mesh.route import AXIS, MeshRows, local_view
+from jrec.mesh.send import Sent
+from jrec.mesh.step import StepOptions
+from jrec.mesh.update import update
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss
 from jrec.ops import rounding
 from jrec.ops.lookup import Residuals, lookup
 from jrec.ops.row_update import casted_gather_reduce
-from jrec.sharding.runtime.allreduce import Reduce, update_shared
-from jrec.sharding.runtime.exchange import Exchange, Kind
-from jrec.sharding.runtime.retrieve import retrieve
-from jrec.sharding.runtime.route import AXIS, MeshRows, local_view
-from jrec.sharding.runtime.send import Sent
-from jrec.sharding.runtime.step import StepOptions
-from jrec.sharding.runtime.update import update
 from jrec.train.mesh_arrays import MeshBatch
 from jrec.train.mesh_dense import Computes, gradients_of, of_examples, predicted, summed
 from jrec.train.mesh_plan import plan_stack

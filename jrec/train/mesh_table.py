@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from jrec.host import HostTable
+from jrec.mesh.route import MeshRows
 from jrec.ops.layout import Stack
 from jrec.sharding.contents import host_addresses, replicated_addresses, shard_addresses
 from jrec.sharding.plan import Plan
-from jrec.sharding.runtime.route import MeshRows
 from jrec.train.mesh_rows import based
 
 

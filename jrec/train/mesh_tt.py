@@ -14,6 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrec.mesh.allreduce import Reduce, update_shared
+from jrec.mesh.route import AXIS, Picks
+from jrec.mesh.step import StepOptions, cast_rows
 from jrec.nn.tt_stack import TTStack, TTStackResiduals, named_slots, slots_by_core
 from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.row_optimizers import RowOptimizer, Slots
@@ -23,9 +26,6 @@ from jrec.ops.tt.cache_tracker import lookups_of_rows, take
 from jrec.ops.tt.cached_lookup import cached_places
 from jrec.ops.tt.core_update import core_keys, step_core, touched_slices
 from jrec.ops.types import Cast
-from jrec.sharding.runtime.allreduce import Reduce, update_shared
-from jrec.sharding.runtime.route import AXIS, Picks
-from jrec.sharding.runtime.step import StepOptions, cast_rows
 from jrec.train.mesh_dense import Computes, summed
 
 

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from jrec.sharding.runtime.route import AXIS, Picks
+from jrec.mesh.route import AXIS, Picks
 
 Kind = Literal["padded", "ragged"]
 KINDS: tuple[str, ...] = get_args(Kind)

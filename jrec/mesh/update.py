@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jrec.mesh.allreduce import Reduce, pick, update_shared
+from jrec.mesh.exchange import Exchange
+from jrec.mesh.route import AXIS, MeshRows, Route, check_view
+from jrec.mesh.send import Sent
+from jrec.mesh.step import StepOptions, cast_rows, step_casted
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.tensor_cast import tensor_cast
-from jrec.sharding.runtime.allreduce import Reduce, pick, update_shared
-from jrec.sharding.runtime.exchange import Exchange
-from jrec.sharding.runtime.route import AXIS, MeshRows, Route, check_view
-from jrec.sharding.runtime.send import Sent
-from jrec.sharding.runtime.step import StepOptions, cast_rows, step_casted
 
 
 def update(

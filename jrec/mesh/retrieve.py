@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrec.sharding.runtime.exchange import Exchange
-from jrec.sharding.runtime.route import MeshRows, Picks, Route, check_view
+from jrec.mesh.exchange import Exchange
+from jrec.mesh.route import MeshRows, Picks, Route, check_view
 
 
 def retrieve(rows: MeshRows, route: Route, exchange: Exchange | None, *, host: jax.Array | None = None) -> jax.Array:

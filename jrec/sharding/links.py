@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.errors import ConfigError
+from jrec.mesh.route import AXIS
 from jrec.sharding.hardware import Hardware
-from jrec.sharding.runtime.route import AXIS
 
 _SHARE = 0.8  # of a device's memory, for tables and slots; the model, activations and buffers take the rest
 _WARM_UPS = 2

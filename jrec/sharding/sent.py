@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from jrec.mesh.send import SendRoute
 from jrec.ops.types import Cast
 from jrec.sharding.router import Routed
-from jrec.sharding.runtime.sent_kernel import filter_routed, sort_by_owner, take_sent
+from jrec.sharding.sent_kernel import filter_routed, sort_by_owner, take_sent
 
 _NO_WEIGHTS, _NO_ADDRESSES = np.empty(0, np.float32), np.empty(0, np.int32)
 
@@ -175,3 +176,36 @@ def _filtered(routed: Routed, number: np.ndarray, left: int) -> Routed:
     )
     filter_routed(routed.rows, routed.at, routed.starts, number, kept.rows, kept.at, kept.starts)
     return kept
+
+
+def send_route(lookups: SentLookups, *, num_bags: int, room: int, pooled: int) -> SendRoute:
+    """A device's route, in NumPy arrays of static sizes. It runs on the host.
+
+    Args:
+      lookups: of one device.
+      num_bags: of the device.
+      room: L, the most lookups at one device.
+      pooled: P, the most bags with lookups at one device.
+
+    Raises:
+      ValueError: where a line has more lookups or bags than there is room for.
+    """
+    devices = len(lookups.starts) - 1
+    rows = np.full((devices, room), -1, np.int32)
+    beside = {"weights": lookups.weights, "addresses": lookups.addresses}
+    made = {k: None if a is None else np.zeros((devices, room), a.dtype) for k, a in beside.items()}
+    starts, at = np.empty((devices, pooled), np.int32), np.full((devices, pooled), num_bags, np.int32)
+    for device in range(devices):
+        line, bags = lookups.line(device), lookups.bags_of(device)
+        size, count = line.stop - line.start, bags.stop - bags.start
+        for what, needed, most in (("lookups", size, room), ("bags with lookups", count, pooled)):
+            if needed > most:
+                raise ValueError(f"there are {needed:,} {what} at device {device}, but room for {most:,}")
+        rows[device, :size] = lookups.rows[line]
+        for name, array in beside.items():
+            if (out := made[name]) is not None and array is not None:
+                out[device, :size] = array[line]
+        starts[device], starts[device, :count] = size, lookups.firsts[bags]
+        at[device, :count] = lookups.bags[bags]
+    arrays: Any = made | {"rows": rows, "starts": starts, "at": at}
+    return SendRoute(num_bags=num_bags, **arrays)

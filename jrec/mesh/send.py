@@ -1,7 +1,7 @@
 """The send-based form of a sum-pooled lookup: owners pool what others ask of them, and only pooled rows travel.
 
 Retrieving moves every unique row and its gradient; this moves every bag that has lookups on another device, and its
-gradient. Which is fewer bytes, ``jrec.sharding.runtime.modes`` says. It is also Tensor Casting's memory-centric mode
+gradient. Which is fewer bytes, ``jrec.sharding.modes`` says. It is also Tensor Casting's memory-centric mode
 (section IV-C): devices that keep tables gather-reduce and update locally, others run the dense model (``only_on``).
 Symbols: L lookups of one device at another, P bags of one device with lookups at another.
 """
@@ -16,12 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrec.mesh.allreduce import pick
+from jrec.mesh.exchange import Kind, swap, swap_padded
+from jrec.mesh.route import AXIS
+from jrec.mesh.step import StepOptions
 from jrec.ops.gather_reduce import gather_reduce
-from jrec.sharding.runtime.allreduce import pick
-from jrec.sharding.runtime.exchange import Kind, swap, swap_padded
-from jrec.sharding.runtime.route import AXIS
-from jrec.sharding.runtime.sent import SentLookups
-from jrec.sharding.runtime.step import StepOptions
 
 
 @jax.tree_util.register_dataclass
@@ -59,7 +58,7 @@ class Sent:
       at, num_bags: as in the route.
       sends, answers: (N,) int32, how many bags this device has lookups of at each other, and each other at it.
       axis: of the mesh.
-      kind: how sums and their gradients travel; see ``jrec.sharding.runtime.exchange``.
+      kind: how sums and their gradients travel; see ``jrec.mesh.exchange``.
     """
 
     rows: jax.Array
@@ -152,36 +151,3 @@ def only_on(devices: Sequence[bool], work: Callable[..., Any], *arguments: Any, 
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     return jax.lax.cond(chosen, work, nothing, *arguments)
-
-
-def send_route(lookups: SentLookups, *, num_bags: int, room: int, pooled: int) -> SendRoute:
-    """A device's route, in NumPy arrays of static sizes. It runs on the host.
-
-    Args:
-      lookups: of one device.
-      num_bags: of the device.
-      room: L, the most lookups at one device.
-      pooled: P, the most bags with lookups at one device.
-
-    Raises:
-      ValueError: where a line has more lookups or bags than there is room for.
-    """
-    devices = len(lookups.starts) - 1
-    rows = np.full((devices, room), -1, np.int32)
-    beside = {"weights": lookups.weights, "addresses": lookups.addresses}
-    made = {k: None if a is None else np.zeros((devices, room), a.dtype) for k, a in beside.items()}
-    starts, at = np.empty((devices, pooled), np.int32), np.full((devices, pooled), num_bags, np.int32)
-    for device in range(devices):
-        line, bags = lookups.line(device), lookups.bags_of(device)
-        size, count = line.stop - line.start, bags.stop - bags.start
-        for what, needed, most in (("lookups", size, room), ("bags with lookups", count, pooled)):
-            if needed > most:
-                raise ValueError(f"there are {needed:,} {what} at device {device}, but room for {most:,}")
-        rows[device, :size] = lookups.rows[line]
-        for name, array in beside.items():
-            if (out := made[name]) is not None and array is not None:
-                out[device, :size] = array[line]
-        starts[device], starts[device, :count] = size, lookups.firsts[bags]
-        at[device, :count] = lookups.bags[bags]
-    arrays: Any = made | {"rows": rows, "starts": starts, "at": at}
-    return SendRoute(num_bags=num_bags, **arrays)

@@ -1,4 +1,4 @@
-"""The compiled part of ``jrec.sharding.runtime.sent``."""
+"""The compiled part of ``jrec.sharding.sent``."""
 
 from __future__ import annotations
 

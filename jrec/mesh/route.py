@@ -17,11 +17,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jrec.ops.row_optimizers import RowOptimizer, Slots
-from jrec.sharding.errors import PlanError
-from jrec.sharding.plan import Plan
 
 AXIS = "devices"
-MAX_SHARD_ROWS = 2**31 - 2  # offsets are int32, and one past the last row stands for padding
 
 
 @jax.tree_util.register_dataclass
@@ -49,7 +46,7 @@ class Route:
       replicated: (R,) of the replicated array.
       own: (O,) of the device's own shard.
       remote: (N, C) of each device's shard: line j is asked of device j. A device's own line is padding. None where
-        nothing is ever asked, since all lookups of other devices' rows are sent (``jrec.sharding.runtime.send``).
+        nothing is ever asked, since all lookups of other devices' rows are sent (``jrec.mesh.send``).
       host: (G,) of the batch's rows from host memory; G is 0 where there is no such tier, and nothing reads it.
       addresses: (U,) int32, the unique rows' addresses in the stack, padding anything; only read where rows of 16
         bits are rounded stochastically, which goes by address, as on a single device. None otherwise.
@@ -131,19 +128,3 @@ def check_view(rows: MeshRows, route: Route) -> None:
 def local_view(tree: Any) -> Any:
     """Leaves without their first axis, of one device: what a device sees of a batch inside ``shard_map``."""
     return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[1:]), tree)
-
-
-def shard_capacity(plan: Plan, stack: str) -> int:
-    """S, the rows of every device's array: those of the largest shard, and at least one.
-
-    Raises:
-      PlanError: if offsets would not fit into int32.
-    """
-    rows = plan.shard_rows(stack)
-    most = int(rows.max())
-    if most > MAX_SHARD_ROWS:
-        raise PlanError(
-            f"the plan puts {most:,} rows of stack {stack} on device {int(rows.argmax())}, but offsets are int32 and a"
-            f" shard holds {MAX_SHARD_ROWS:,} rows at most; plan for more devices"
-        )
-    return max(1, most)

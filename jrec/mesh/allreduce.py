@@ -13,12 +13,12 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from jrec.mesh.retrieve import place
+from jrec.mesh.route import AXIS, Picks
+from jrec.mesh.step import StepOptions, cast_rows, step_casted, step_summed
 from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.types import Cast
-from jrec.sharding.runtime.retrieve import place
-from jrec.sharding.runtime.route import AXIS, Picks
-from jrec.sharding.runtime.step import StepOptions, cast_rows, step_casted, step_summed
 
 Reduce = Literal["local", "dense", "all_gather"]
 REDUCES: tuple[str, ...] = get_args(Reduce)
