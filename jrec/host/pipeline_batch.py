@@ -24,9 +24,9 @@ class StackPlan:
     """One stack's part in one batch.
 
     Attributes:
-      rows: (n,) int32, the unique rows, ascending.
+      rows: (n,) of the stack's ``address_dtype``, the unique rows, ascending.
       source: (capacity,) int32, where each comes from; see ``RingPlan.next``.
-      missing: (m,) int32, those to fetch.
+      missing: (m,) of the rows' dtype, those to fetch.
       split: which of them are resident; None where the stack has no resident rows.
     """
 
@@ -37,7 +37,7 @@ class StackPlan:
 
     @property
     def stored(self) -> np.ndarray:
-        """(k,) int32, ascending: the rows that the host stores after the step."""
+        """(k,) of the rows' dtype, ascending: the rows that the host stores after the step."""
         return self.rows if self.split is None else self.rows[self.split.others]
 
 
@@ -48,7 +48,8 @@ class Prepared:
     Attributes:
       batch: NumPy arrays, as the pipeline's caller sees it.
       sent: what goes to the device of it, a tree of NumPy arrays.
-      rows: by stack of the pipeline its unique rows, (n,) int32 ascending, and how large ``n`` could be.
+      rows: by stack of the pipeline its unique rows, (n,) of the stack's ``address_dtype``, ascending, and how large
+        ``n`` could be.
     """
 
     batch: Batch
@@ -136,7 +137,7 @@ class Ready:
     Attributes:
       number: counted from 0, where the pipeline began.
       batch: ``Prepared.sent`` on the device; of ``WholeBatches``, ids of host stacks number the rows of ``tables``, and
-        casts name those of the stacks.
+        casts name those of the stacks (see ``localized``).
       tables: by host stack its unique rows as of now, (capacity, dim), with their slots; a capacity that grows is rare.
       planned: the batch on the host, and its plan.
       splits: by host stack which rows are resident, padded, on the device.
@@ -177,25 +178,29 @@ class Retrieved:
 def localized(bags: Bags, stack: Stack) -> tuple[Bags, np.ndarray, int]:
     """Bags whose ids number the batch's unique rows, 0 for the least, and those rows.
 
-    Their cast, computed here unless the loader did, is that of the ids as they were: ``rows`` names rows of the stack.
+    Their cast, computed here unless the loader did, is that of the ids as they were: ``rows`` names rows of the stack,
+    modulo 2^32 in int32, which is what rounding hashes, so that all of it can go to a device.
 
     Args:
       bags: NumPy arrays.
       stack: which they read.
 
     Returns:
-      The bags; (n,) int32, ascending; and how large ``n`` could be.
+      The bags; (n,) of the stack's ``address_dtype``, ascending; and how large ``n`` could be.
     """
     cast: Cast | None = bags.cast
     if cast is None:
         ids, offsets = np.asarray(bags.ids), None if bags.offsets is None else np.asarray(bags.offsets)
         cast = native.tensor_cast(ids, offsets, num_rows=stack.rows)
-    count = int(cast.num_unique)
-    return (
-        dataclasses.replace(bags, ids=local_ids(cast, bags.ids.shape), cast=cast),
-        np.asarray(cast.rows)[:count],
-        cast.rows.size,
-    )
+    rows = np.asarray(cast.rows)
+    local = dataclasses.replace(bags, ids=local_ids(cast, bags.ids.shape), cast=on_device(cast))
+    return local, rows[: int(cast.num_unique)], rows.size
+
+
+def on_device(cast: Cast) -> Cast:
+    """A cast of NumPy arrays without int64: such rows, of tables that only the host addresses, modulo 2^32 in int32."""
+    rows: Any = np.asarray(cast.rows).astype(np.int32, copy=False)
+    return cast if rows is cast.rows else dataclasses.replace(cast, rows=rows)
 
 
 def fetched(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
@@ -203,7 +208,7 @@ def fetched(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
 
     Args:
       table: which is only read.
-      rows: (n,) int32, ascending.
+      rows: (n,) int32 or int64, ascending.
       capacity: the largest ``n`` there can be.
     """
     size = bucket(rows.size, capacity)

@@ -57,7 +57,7 @@ class ResidentRows:
     """The resident rows of one stack; made with their values in the table.
 
     Args:
-      addresses: (n,) int32, ascending, n at least 1: which rows of the stack.
+      addresses: (n,) integers, ascending, n at least 1: which rows of the stack.
       table: the stack in host memory.
       pad_rows: whether the model pads stored rows to a multiple of 16 bytes (``EmbeddingCollection.pad_rows``).
       device: to be on; None for JAX's first.
@@ -72,7 +72,7 @@ class ResidentRows:
     def __init__(self, addresses: np.ndarray, table: HostTable, *, pad_rows: bool = False, device: Any = None):
         if not addresses.size:
             raise ValueError(f"no row of stack {table.stack.name} is resident; leave the stack out, or name a row")
-        self.addresses = np.ascontiguousarray(addresses, np.int32)
+        self.addresses = np.ascontiguousarray(addresses, table.stack.address_dtype)
         self._dim, self._dtype = table.dim, table.dtype
         self._pad_rows, self._device = pad_rows, jax.devices()[0] if device is None else device
         self.load(table)
@@ -98,7 +98,7 @@ class ResidentRows:
         )
 
     def split(self, rows: np.ndarray) -> Split:
-        """Finds the resident ones among (n,) int32 ascending rows of the stack."""
+        """Finds the resident ones among (n,) ascending rows of the stack."""
         at = np.searchsorted(self.addresses, rows)
         found = self.addresses[np.minimum(at, self.addresses.size - 1)] == rows
         places, others = (np.flatnonzero(which).astype(np.int32) for which in (found, ~found))

@@ -76,15 +76,15 @@ class RingPlan:
 
         Args:
           batch: its number, counted from 0.
-          rows: (n,) int32, ascending: its unique rows.
+          rows: (n,) int32 or int64, the same for all batches, ascending: its unique rows.
           most: how many they could be; the same for all batches.
           resident: (m,) int32, places of rows that come from neither ring nor host (``jrec.host.resident``). Whoever is
             resident once is always: what entries of the ring hold of them is not looked at.
 
         Returns:
           ``source``, (capacity,) int32: for each row its place in the ring of ``length * capacity`` rows, or ``-1 - i``
-          for row ``i`` of ``missing``, or -1 for a resident one, as for padding; and ``missing``, (m,) int32
-          ascending, the rows to fetch from the host.
+          for row ``i`` of ``missing``, or -1 for a resident one, as for padding; and ``missing``, (m,) of the rows'
+          dtype, ascending, the rows to fetch from the host.
 
         Raises:
           ValueError: on a batch of another static size.
