@@ -39,7 +39,7 @@ from jrec.host.timeline import Timeline
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, binary_cross_entropy
 from jrec.ops.layout import EmbeddingLayout, Tier
 from jrec.ops.types import Bags
-from jrec.train.step import CompiledRun, State, compile_run
+from jrec.train.step import CompiledRun, State, StepBatch, compile_run
 
 LEARNING_RATE = 0.01
 WARMUP = 8  # steps of every run before its clock starts: they fill the pipeline, and at first compile
@@ -198,7 +198,8 @@ class _HostRun:
     def _step(self, pipeline: HostPipeline) -> None:
         ready = pipeline.get()
         assert ready is not None, "the source yields enough"
-        self._state, rows, _, _ = self._run.step_on_rows(self._state, ready.tables, ready.batch)
+        given = StepBatch(batch=ready.batch)
+        self._state, _, rows, _ = self._run.step_on(self._state, {}, ready.tables, given)
         pipeline.put_back(ready, rows)
 
     def plainly(self, batches: list[Batch], steps: int) -> float:

@@ -17,8 +17,8 @@ from benchmarks.scaling_step import Setup
 from jrec.sharding.modes import expected_traffic
 from jrec.sharding.pieces import REPLICATED
 from jrec.sharding.problem import Ranked
-from jrec.train.mesh_arrays import MeshBatch
 from jrec.train.mesh_batch import Part
+from jrec.train.step import StepBatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Entry:
     why: str
 
 
-def ledger(setup: Setup, parts: Sequence[Part], batch: MeshBatch, state: Any) -> list[Entry]:
+def ledger(setup: Setup, parts: Sequence[Part], batch: StepBatch, state: Any) -> list[Entry]:
     """All traffic of a step with the local-aggregated all-reduce.
 
     Args:
@@ -71,12 +71,12 @@ def ledger(setup: Setup, parts: Sequence[Part], batch: MeshBatch, state: Any) ->
     ]  # fmt: skip
 
 
-def link_entries(setup: Setup, parts: Sequence[Part], batch: MeshBatch) -> list[Entry]:
+def link_entries(setup: Setup, parts: Sequence[Part], batch: StepBatch) -> list[Entry]:
     """The traffic of looking up other devices' rows, in the setup's form."""
-    return (_sent if setup.stack in batch.sends else _retrieved)(setup, parts, batch)
+    return (_sent if batch.routes[setup.stack].send is not None else _retrieved)(setup, parts, batch)
 
 
-def _retrieved(setup: Setup, parts: Sequence[Part], batch: MeshBatch) -> list[Entry]:
+def _retrieved(setup: Setup, parts: Sequence[Part], batch: StepBatch) -> list[Entry]:
     (table, *_) = setup.problem.tables
     remote = batch.routes[setup.stack].remote
     assert remote is not None
@@ -91,9 +91,9 @@ def _retrieved(setup: Setup, parts: Sequence[Part], batch: MeshBatch) -> list[En
     ]
 
 
-def _sent(setup: Setup, parts: Sequence[Part], batch: MeshBatch) -> list[Entry]:
+def _sent(setup: Setup, parts: Sequence[Part], batch: StepBatch) -> list[Entry]:
     (table, *_) = setup.problem.tables
-    expected, sends = expected_traffic(setup.problem, setup.plan), batch.sends[setup.stack]
+    expected, sends = expected_traffic(setup.problem, setup.plan), batch.routes[setup.stack].send
     found = [p.sends[setup.stack] for p in parts]
     kinds = []
     for what, room, of, starts in (

@@ -17,10 +17,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks import models, workloads
 from jrec import ops
 from jrec.access.power_law import power_law_profile
+from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind
 from jrec.mesh.route import AXIS, MeshRows
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
-from jrec.ops.layout import EmbeddingLayout
+from jrec.ops.layout import EmbeddingLayout, plan_name
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.sharding.contents import shard_capacity
 from jrec.sharding.cost import Cost
@@ -28,12 +29,12 @@ from jrec.sharding.hardware import Hardware
 from jrec.sharding.plan import Plan, build_plan
 from jrec.sharding.planner import plan_placement
 from jrec.sharding.problem import Problem
-from jrec.train.mesh_arrays import MeshBatch, Shapes, stacked
+from jrec.train.mesh_arrays import Shapes, stacked
 from jrec.train.mesh_batch import Part, Parts
 from jrec.train.mesh_forms import Form, Forms
-from jrec.train.mesh_plan import plan_stack, plan_tables_of, planned_stacks
+from jrec.train.mesh_plan import plan_tables_of, planned_stacks
 from jrec.train.mesh_rows import replicated_capacity
-from jrec.train.mesh_step import CompiledMesh, State, compile_mesh
+from jrec.train.step import CompiledRun, State, StepBatch, compile_run
 
 OPTIMIZER = ops.RowWiseAdagrad(learning_rate=0.1)
 EXAMPLES_OF_LOG = 4_373_472_329  # Criteo Terabyte's: in short logs, rows seen once lift the tail of the law
@@ -107,7 +108,7 @@ def parts_of(setup: Setup, *, seed: int) -> tuple[Part, ...]:
     return cut(models.batch(setup.workload, seed=seed, tier="planned")).parts
 
 
-def mesh_batches(setup: Setup, batches: Sequence[Sequence[Part]]) -> list[MeshBatch]:
+def mesh_batches(setup: Setup, batches: Sequence[Sequence[Part]]) -> list[StepBatch]:
     """The parts of some batches as NumPy arrays, in static sizes that fit all of them: one program."""
     devices = range(setup.devices)
     examples = setup.workload.batch // len(setup.plan.askers)
@@ -125,15 +126,19 @@ def modules(setup: Setup) -> tuple[DLRM, SparseOptimizer]:
     return model, SparseOptimizer(model, dense=optax.adagrad(0.01), embedding=OPTIMIZER)
 
 
-def compiled(setup: Setup, mesh: Mesh) -> tuple[State, CompiledMesh]:
+def compiled(setup: Setup, mesh: Mesh) -> tuple[State, CompiledRun]:
     """The workload's model over a mesh."""
-    return compile_mesh(*modules(setup), mesh, exchange=setup.exchange, computes=setup.plan.computes)
+    return compile_run(*modules(setup), mesh=mesh, communication=_together(setup))
+
+
+def _together(setup: Setup) -> Communication:
+    return Communication(exchange=setup.exchange, computes=setup.plan.computes)
 
 
 def abstract_rows(setup: Setup, mesh: Mesh, optimizer: RowOptimizer = OPTIMIZER) -> dict[str, MeshRows]:
     """Shapes and placement of the planned stack's arrays."""
     (stack,) = planned_stacks(setup.layout)
-    lines = shard_capacity(setup.plan, plan_stack(stack)) * setup.devices
+    lines = shard_capacity(setup.plan, plan_name(stack)) * setup.devices
     copies = replicated_capacity(setup.plan, stack)
     shapes = {"element": (stack.dim,), "row": ()}
 
@@ -155,14 +160,14 @@ def abstract(tree: Any, mesh: Mesh, spec: PartitionSpec) -> Any:
 
 
 def lowered(
-    setup: Setup, mesh: Mesh, batch: MeshBatch, platform: str
+    setup: Setup, mesh: Mesh, batch: StepBatch, platform: str
 ) -> tuple[State, dict[str, MeshRows], jax.stages.Lowered]:
     """The training step for devices that need not be there, and the shapes of its state and rows."""
-    how: Any = {"exchange": setup.exchange, "computes": setup.plan.computes}
-    state, run = compile_mesh(*nnx.eval_shape(lambda: modules(setup)), mesh, **how)
+    together = _together(setup)
+    state, run = compile_run(*nnx.eval_shape(lambda: modules(setup)), mesh=mesh, communication=together)
     state = abstract(state, mesh, PartitionSpec())
     rows, placed = abstract_rows(setup, mesh), abstract(batch, mesh, PartitionSpec(AXIS))
-    return state, rows, run.step.trace(state, rows, placed).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]
+    return state, rows, run.step_on.trace(state, rows, {}, placed).lower(lowering_platforms=(platform,))  # type: ignore[attr-defined]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ def measured(arguments: argparse.Namespace) -> dict:
     seconds, losses = [], []
     for step in range(WARM_UPS + arguments.steps):
         began = time.perf_counter()
-        state, rows, seen = run.step(state, rows, batches[step % BATCHES])
+        state, rows, _, seen = run.step_on(state, rows, {}, batches[step % BATCHES])
         losses.append(float(seen.loss))
         if step >= WARM_UPS:
             seconds.append(time.perf_counter() - began)

@@ -17,11 +17,12 @@ from jrec import ops
 from jrec.batch import Batch
 from jrec.host import HostTable
 from jrec.host.pipeline import HostPipeline
+from jrec.host.pipeline_batch import WholeBatches
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.types import Bags
-from jrec.train.host_run import host_predict
-from jrec.train.step import CompiledRun, State, compile_run
+from jrec.train.host_feed import unique_rows
+from jrec.train.step import CompiledRun, State, StepBatch, compile_run
 
 EXAMPLES, STEPS, SEED = 16, 10, 3
 PROBE = 99  # the batch to evaluate on
@@ -157,7 +158,12 @@ class HostRun:
         self.state, self.run = new_run("host", rows)
         key = nnx.Rngs(params=SEED).params()
         self.tables = {s.name: HostTable(s, optimizer(rows), key, threads=threads) for s in self.layout.members}
-        self.predict = host_predict(self.run, self.layout, self.tables)
+
+    def predict(self, state: State, batch: Batch) -> jax.Array:
+        """Logits with rows read from the host."""
+        prepared = WholeBatches(self.layout.stacks, lambda tree: tree).prepare(batch)
+        rows = unique_rows(prepared, self.tables)
+        return self.run.predict_on(state, {}, rows, StepBatch(batch=prepared.batch))
 
     def pipeline(self, source: Any = None, **options: Any) -> HostPipeline:
         """Over the run's batches."""
@@ -168,9 +174,10 @@ class HostRun:
         """Takes a step; its loss, or None if there are no more batches."""
         if (ready := pipeline.get()) is None:
             return None
-        self.state, rows, loss, _ = self.run.step_on_rows(self.state, ready.tables, ready.batch)
+        given = StepBatch(batch=ready.batch)
+        self.state, _, rows, seen = self.run.step_on(self.state, {}, ready.tables, given)
         pipeline.put_back(ready, rows)
-        return float(loss)
+        return float(seen.loss)
 
     def snapshot(self, loss: float | None) -> Snapshot:
         """Of a settled run; stacks by their names on the device."""

@@ -36,7 +36,7 @@ class Placed:
 
     Attributes:
       tier: (T,) SHARDED, REPLICATED or HOST.
-      owner: (T,), of sharded rows.
+      owner: (T,), the device of rows that are sharded or in host memory.
       offset: (T,), in the array of its tier and owner.
       devices: N.
     """
@@ -51,35 +51,43 @@ class Placed:
         """S, with a row of padding."""
         return int(max(self.offset[self.tier == SHARDED], default=0)) + 2
 
-    def rows_in(self, tier: int) -> int:
-        """Of replicated or host rows, with one of padding."""
-        return int((self.tier == tier).sum()) + 1
+    @property
+    def host_rows(self) -> int:
+        """K, with a row of padding."""
+        return int(max(self.offset[self.tier == HOST], default=0)) + 2
+
+    @property
+    def replicated_rows(self) -> int:
+        """H, with a row of padding."""
+        return int((self.tier == REPLICATED).sum()) + 1
 
     def spread(self, array: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """An array by row of the stack as those of shards, (N * S, ...), replicas and host."""
-        sharded = np.full((self.devices * self.shard_rows, *array.shape[1:]), 77, array.dtype)
-        of = self.tier == SHARDED
-        sharded[self.owner[of] * self.shard_rows + self.offset[of]] = array[of]
-        others = []
-        for tier in (REPLICATED, HOST):
-            others.append(np.full((self.rows_in(tier), *array.shape[1:]), 77, array.dtype))
-            others[-1][self.offset[self.tier == tier]] = array[self.tier == tier]
-        return sharded, *others
+        counts = (self.devices * self.shard_rows, self.replicated_rows, self.devices * self.host_rows)
+        made = tuple(np.full((count, *array.shape[1:]), 77, array.dtype) for count in counts)
+        for tier, out in enumerate(made):
+            out[self.lines(tier)] = array[self.tier == tier]
+        return made
 
-    def gather(self, sharded: np.ndarray, replicated: np.ndarray) -> np.ndarray:
-        """The inverse of ``spread``, for placements without host rows."""
-        rows = np.where(self.tier == SHARDED, self.owner * self.shard_rows + self.offset, 0)
-        out = np.asarray(sharded)[rows]
-        out[self.tier == REPLICATED] = np.asarray(replicated)[self.offset[self.tier == REPLICATED]]
+    def lines(self, tier: int) -> np.ndarray:
+        """Where the rows of a tier are in its array, of all devices."""
+        mine, of_device = self.tier == tier, (self.shard_rows, 0, self.host_rows)[tier]
+        return self.owner[mine] * of_device + self.offset[mine]
+
+    def gather(self, *arrays: np.ndarray) -> np.ndarray:
+        """The inverse of ``spread``."""
+        out = np.zeros((self.tier.size, *arrays[0].shape[1:]), arrays[0].dtype)
+        for tier, array in enumerate(arrays):
+            out[self.tier == tier] = np.asarray(array)[self.lines(tier)]
         return out
 
 
 def random_placement(rng: np.random.Generator, rows: int, devices: int, *, tiers: tuple[int, ...]) -> Placed:
     """Rows in random order in every array."""
     tier, owner = rng.choice(tiers, rows), rng.integers(devices, size=rows)
-    offset = np.zeros(rows, np.int64)
-    for group in np.unique(np.where(tier == SHARDED, owner, devices + tier)):
-        members = np.flatnonzero(np.where(tier == SHARDED, owner, devices + tier) == group)
+    offset, groups = np.zeros(rows, np.int64), tier * devices + np.where(tier == REPLICATED, 0, owner)
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
         offset[members] = rng.permutation(members.size)
     return Placed(tier=tier, owner=owner, offset=offset, devices=devices)
 
@@ -89,27 +97,28 @@ def routes(
 ) -> Route:
     """The routes of all devices, stacked, with ``room`` places of padding more than needed in every tier."""
     devices = placed.devices
-    own, replicated, host, remote = [], [], [], []
+    own, replicated, remote = [], [], []
+    kept = np.isin(placed.tier, (SHARDED, HOST))
+    offset = placed.offset + np.where(placed.tier == HOST, placed.shard_rows, 0)
     for device, rows in enumerate(uniques):
         places, tier = np.arange(rows.size), placed.tier[rows]
-        mine = (tier == SHARDED) & (placed.owner[rows] == device)
-        own.append((placed.offset[rows][mine], places[mine]))
+        mine = kept[rows] & (placed.owner[rows] == device)
+        own.append((offset[rows][mine], places[mine]))
         replicated.append((placed.offset[rows][tier == REPLICATED], places[tier == REPLICATED]))
-        host.append((placed.offset[rows][tier == HOST], places[tier == HOST]))
         for other in range(devices):
-            asked = (tier == SHARDED) & (placed.owner[rows] == other) & (other != device)
-            remote.append((placed.offset[rows][asked], places[asked]))
+            asked = kept[rows] & (placed.owner[rows] == other) & (other != device)
+            remote.append((offset[rows][asked], places[asked]))
     pad = functools.partial(_padded, capacity=capacity, room=room)
-    lines = pad(remote, placed.shard_rows)
+    past = placed.shard_rows + placed.host_rows
+    lines = pad(remote, past)
     addresses = np.zeros((devices, capacity), np.int32)
     for line, rows in zip(addresses, uniques, strict=True):
         line[: rows.size] = rows
     return Route(
         capacity=capacity,
-        replicated=pad(replicated, placed.rows_in(REPLICATED)),
-        own=pad(own, placed.shard_rows),
+        replicated=pad(replicated, placed.replicated_rows),
+        own=pad(own, past),
         remote=jax.tree.map(lambda a: a.reshape(devices, devices, -1), lines),
-        host=pad(host, placed.rows_in(HOST)),
         addresses=jnp.asarray(addresses),
         union=union,
     )
@@ -137,37 +146,38 @@ def put(tree, specs, on: jax.sharding.Mesh):
 def mesh_rows(placed: Placed, table: np.ndarray, slots: dict[str, np.ndarray]) -> MeshRows:
     """The arrays of a stack, spread."""
     spread = {name: placed.spread(slot) for name, slot in slots.items()}
-    sharded, replicated, _ = placed.spread(table)
+    sharded, replicated, host = placed.spread(table)
     return MeshRows(
         sharded=jnp.asarray(sharded),
         replicated=jnp.asarray(replicated),
         sharded_slots={name: jnp.asarray(of[0]) for name, of in spread.items()},
         replicated_slots={name: jnp.asarray(of[1]) for name, of in spread.items()},
+        host=jnp.asarray(host),
+        host_slots={name: jnp.asarray(of[2]) for name, of in spread.items()},
     )
 
 
-def retrieved(rows: MeshRows, route: Route, host: np.ndarray, *, kind="padded") -> jax.Array:
+def retrieved(rows: MeshRows, route: Route, *, kind="padded") -> jax.Array:
     """(N, U, dim): what every device retrieves."""
     on = mesh(route.own.rows.shape[0])
-    specs = MeshRows.specs(None)
+    rows = dataclasses.replace(rows, sharded_slots={}, replicated_slots={}, host_slots={})
 
-    def body(rows, route, host):
+    def body(rows, route):
         route = local_view(route)
-        exchange = Exchange.open(route.remote, shard_rows=rows.sharded.shape[0], kind=kind)
-        return retrieve(rows, route, exchange, host=host)[None]
+        return retrieve(rows, route, Exchange.open(route.remote, shard_rows=rows.shard_rows, kind=kind))[None]
 
-    spec = (specs, PartitionSpec(AXIS), PartitionSpec())
+    spec = (MeshRows.specs(None, host=True), PartitionSpec(AXIS))
     run = jax.jit(jax.shard_map(body, mesh=on, in_specs=spec, out_specs=PartitionSpec(AXIS), check_vma=False))
-    return run(*put((dataclasses.replace(rows, sharded_slots={}, replicated_slots={}), route, host), spec, on))
+    return run(*put((rows, route), spec, on))
 
 
 def update_program(optimizer, devices, *, kind="padded", **how):
     """The jitted step of (rows, route, gradients, step, key), which donates the rows."""
-    specs = MeshRows.specs(optimizer)
+    specs = MeshRows.specs(optimizer, host=True)
 
     def body(rows, route, gradients, step, key):
         route, gradients = local_view((route, gradients))
-        exchange = Exchange.open(route.remote, shard_rows=rows.sharded.shape[0], kind=kind)
+        exchange = Exchange.open(route.remote, shard_rows=rows.shard_rows, kind=kind)
         options = StepOptions(step=step, rounding_key=key)
         return update(optimizer, rows, route, exchange, gradients, options=options, **how)
 
@@ -180,7 +190,7 @@ def updated(optimizer, rows: MeshRows, route: Route, gradients, *, key=None, ste
     """The arrays after one step by (N, U, dim) gradients."""
     devices = route.own.rows.shape[0]
     over, everywhere = PartitionSpec(AXIS), PartitionSpec()
-    specs = (MeshRows.specs(optimizer), over, over, everywhere, everywhere)
+    specs = (MeshRows.specs(optimizer, host=True), over, over, everywhere, everywhere)
     arguments = put((rows, route, gradients, jnp.int32(step), key), specs, mesh(devices))
     return update_program(optimizer, devices, **how)(*arguments)
 

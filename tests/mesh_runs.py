@@ -16,22 +16,21 @@ from jrec import ops
 from jrec.batch import Batch
 from jrec.data.packing import pack_batch
 from jrec.host import HostTable
-from jrec.host.pipeline_batch import fetched, read
+from jrec.host.pipeline_batch import fetched
 from jrec.host.ring import Rows
+from jrec.mesh.communication import Communication, settled
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, TTOptions
-from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig, plan_name
 from jrec.ops.tt import TTCacheConfig, TTShape
 from jrec.sharding.plan import Plan
-from jrec.train.mesh_arrays import MeshBatch, Shapes, on_mesh, stacked
+from jrec.train.host_feed import dealt_rows, gathered_rows
+from jrec.train.mesh_arrays import Shapes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt, Parts
-from jrec.train.mesh_dense import settled
 from jrec.train.mesh_forms import Form, Forms
-from jrec.train.mesh_host import with_rows
-from jrec.train.mesh_plan import plan_stack, planned_stacks
+from jrec.train.mesh_plan import planned_stacks
 from jrec.train.mesh_rows import initial_rows, local_numbers
-from jrec.train.mesh_step import compile_mesh
 from jrec.train.mesh_table import whole_stack
-from jrec.train.step import compile_run
+from jrec.train.step import StepBatch, compile_run
 
 EXAMPLES, SEED = 24, 3
 STACK_ROWS = 500  # no stack has more
@@ -178,7 +177,8 @@ def on_mesh_of(
     of = layout("planned", dtype=dtype, tt=tt)
     mesh = Mesh(np.array((devices or jax.devices())[: plan.devices]), ("devices",))
     model, sparse = modules(of, optimizer, **kwargs)
-    state, compiled = compile_mesh(model, sparse, mesh, reduce=reduce, exchange=exchange, computes=plan.computes)
+    together = Communication(reduce=reduce, exchange=exchange, computes=plan.computes)
+    state, compiled = compile_run(model, sparse, mesh=mesh, communication=together)
     state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
     rows = initial_rows(of, plan, mesh, nnx.Rngs(params=SEED).params(), optimizer)
     tables = host_tables_of(plan, of, optimizer)
@@ -195,31 +195,36 @@ def on_mesh_of(
     for each in made:
         shapes.fit(each.parts, numbers)
 
-    def placed(dealt: Dealt, fetch: Any) -> MeshBatch:
+    def placed(dealt: Dealt, *, slots: bool = True) -> tuple[dict[str, Rows], dict[str, Rows], StepBatch]:
+        """Rows from host memory as the host gives them, as the devices take them, and the batch."""
         shapes.fit(dealt.parts, numbers)
-        found = {name: _filled(fetch(tables[name], held, STACK_ROWS)) for name, held in dealt.host.items()}
-        return with_rows(on_mesh(stacked(dealt.parts, numbers, shapes), mesh), found, mesh)
+        found = {name: _filled(fetched(tables[name], held, STACK_ROWS)) for name, held in dealt.host.items()}
+        found = {name: rows if slots else dataclasses.replace(rows, slots={}) for name, rows in found.items()}
+        found = jax.device_put(found, mesh.devices.flat[0])
+        return found, dealt_rows(found, mesh), on_mesh(stacked(dealt.parts, numbers, shapes), mesh)
 
     trace = Trace([], [], np.empty(0), {})
     for each in made:
         if plan.computes is not None:
             state = _spoiled(state, mesh, plan.computes)
-        state, rows, seen = compiled.step(state, rows, placed(each, fetched))
+        given, host, batch = placed(each)
+        state, rows, host, seen = compiled.step_on(state, rows, host, batch)
         for name, held in each.host.items():
-            new = jax.tree.map(lambda array, n=held.size: np.array(array[:n]), seen.host[name])
+            returned = gathered_rows(host[name], given[name])
+            new = jax.tree.map(lambda array, n=held.size: np.array(array[:n]), returned)
             tables[name].store(held, new.values, new.slots)
         trace.losses.append(float(seen.loss))
         trace.logits.append(np.asarray(seen.logits))
-    first = placed(made[0], read)
+    _, *first = placed(made[0], slots=False)
     if plan.computes is not None:  # nothing may read what devices without examples keep of dense parameters
         state = settled(mesh, plan.computes)(_spoiled(state, mesh, plan.computes))
-        trace.predicted = np.asarray(compiled.predict(_spoiled(state, mesh, plan.computes), rows, first))
+        trace.predicted = np.asarray(compiled.predict_on(_spoiled(state, mesh, plan.computes), rows, *first))
     else:
-        trace.predicted = np.asarray(compiled.predict(state, rows, first))
+        trace.predicted = np.asarray(compiled.predict_on(state, rows, *first))
     model, sparse = compiled.merge(state)
     trace.arrays = _dense(model, sparse)
     for stack in planned_stacks(of):
-        name = plan_stack(stack)
+        name = plan_name(stack)
         values, slots = whole_stack(stack, plan, rows[stack.name], tables.get(stack.name))
         trace.arrays[name] = np.asarray(values, np.float32)
         trace.arrays |= {f"{name}.{slot}": array for slot, array in slots.items()}
@@ -251,7 +256,7 @@ def _filled(rows: Rows) -> Rows:
 def host_tables_of(plan: Plan, of: EmbeddingLayout, optimizer: ops.RowOptimizer) -> dict[str, HostTable]:
     """Rows that the plan keeps in host memory, by planned stack."""
     key = nnx.Rngs(params=SEED).params()
-    return {s.name: HostTable(s, optimizer, key) for s in planned_stacks(of) if plan.host_rows(plan_stack(s))}
+    return {s.name: HostTable(s, optimizer, key) for s in planned_stacks(of) if plan.host_rows(plan_name(s))}
 
 
 def assert_close(found: Trace, expected: Trace, *, rtol: float = 2e-4, atol: float = 2e-5) -> None:

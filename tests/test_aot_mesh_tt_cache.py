@@ -8,12 +8,14 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from benchmarks.scaling_step import abstract, collectives
+from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS
+from jrec.mesh.step import StepOptions
 from jrec.nn.tt_stack import TTOptions, TTStack
 from jrec.ops import Bags, RowWiseAdagrad
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.tt import TTCacheConfig, TTShape
-from jrec.train.mesh_tt import step_tt
+from jrec.tiers.store import Context
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 
@@ -30,10 +32,13 @@ def test_lookups_cached_rows_and_core_gradients_are_all_that_travels():
     slots = jax.eval_shape(lambda state: nnx.merge(graph, state).init_slots(optimizer), state)
 
     def train(state, slots, ids, gradients, step):
-        of = nnx.merge(graph, state)
-        out, residuals = of.lookup(Bags(ids=ids))
-        slots = step_tt(of, optimizer, slots, residuals, gradients, step=step)
-        return nnx.state(of), slots, out
+        module = nnx.merge(graph, state)
+        context = Context(options=StepOptions(step=step), optimizer=optimizer, communication=Communication())
+        store = module.store(slots)
+        out, residuals = store.lookup(Bags(ids=ids), None, context).finish(None)
+        new = store.update(residuals, gradients, None, context).finish(None)
+        module.put(new)
+        return nnx.state(module), new.slots, out
 
     over, everywhere = PartitionSpec(AXIS), PartitionSpec()
     specs = {"in_specs": (everywhere, everywhere, over, over, everywhere), "out_specs": (everywhere, everywhere, over)}

@@ -19,7 +19,7 @@ from benchmarks import models, workloads
 from jrec import ops
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.types import Cast
-from jrec.train.step import compile_run
+from jrec.train.step import StepBatch, compile_run
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 
@@ -138,11 +138,11 @@ def test_a_whole_step(name):
         return model, SparseOptimizer(model, dense=optax.adagrad(0.1), embedding=embedding)
 
     state, run = compile_run(*nnx.eval_shape(modules))
-    state, batch = (
-        jax.tree.map(lambda x: aot.shape(x.shape, x.dtype), x) for x in (state, models.batch(workload, seed=0))
-    )
+    given = StepBatch(batch=models.batch(workload, seed=0))
+    state, given = (jax.tree.map(lambda x: aot.shape(x.shape, x.dtype), x) for x in (state, given))
     with xla_ptx.captured() as (compiler, kernels):
-        compiled = run.step.trace(state, batch).lower(lowering_platforms=("cuda",)).compile(compiler_options=compiler)
+        lowered = run.step_on.trace(state, {}, {}, given).lower(lowering_platforms=("cuda",))
+        compiled = lowered.compile(compiler_options=compiler)
     text, memory = compiled.as_text(), compiled.memory_analysis()
     coalesced = workload.lookups * workload.dim * 4
     coalesced_mb = coalesced / 1e6

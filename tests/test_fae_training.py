@@ -2,11 +2,9 @@
 """Runs on hot and cold batches: the bits of a plain run over the same batches, every example once, resumed anywhere."""
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 import json
-import pathlib
 
 import jax
 import numpy as np
@@ -17,7 +15,6 @@ from test_fae_pack import hot_set, write_dataset
 from test_train import CONFIG, configure, dataset  # noqa: F401, fixtures
 from test_train_tbsm import SHIPPED, SMALL
 
-from jrec.checkpoint import HostRows
 from jrec.data.fae.pack import HotSet, pack
 from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
@@ -28,10 +25,11 @@ from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.config import load_config
 from jrec.train.dataset import evaluation_config, open_data
 from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.fae_data import FaeLoaders, resident_addresses
-from jrec.train.host_run import host_tables
+from jrec.train.fae_data import FaeLoaders
+from jrec.train.hot_cold_feed import hot_setup
 from jrec.train.loaders import train_loader
 from jrec.train.loop import train
+from jrec.train.mesh_setup import open_mesh
 from jrec.train.report import summary, write_report
 from jrec.train.shuffle_scheduler import ShuffleScheduler
 from jrec.train.step import compile_run
@@ -99,19 +97,40 @@ def config_of(folder):
     return load_config(folder / "config.toml")
 
 
-def on_host(folder):
-    """Every row and slot of a run's last checkpoint in host memory, by stack as the device tier calls it."""
-    config = evaluation_config(config_of(folder))
-    layout = build_layout(config, Schema.load(config.data.path))
-    optimizer = build_optimizer(config, build_model(config, Schema.load(config.data.path), layout), 1).embedding
-    tables = host_tables(config, layout, optimizer)
-    found = {}
-    for name, table in tables.items():
-        HostRows(table).restore(latest(folder))
-        values, slots = table.fetch(np.arange(table.rows, dtype=np.int32))
-        stack = name.removeprefix("host_")
-        found |= {stack: values.tobytes(), **{f"{stack}.{slot}": array.tobytes() for slot, array in slots.items()}}
+def rows_of(folder):
+    """Every row and slot of a run's last checkpoint, by stack as the device tier calls it."""
+    config = device_config(evaluation_config(config_of(folder)))
+    schema = Schema.load(config.data.path)
+    layout = build_layout(config, schema)
+    slots = build_optimizer(config, build_model(config, schema, layout), 1).embedding.slots
+    saved, found = latest(folder), {}
+    for name, stack in layout.stacks.items():
+        rows = np.arange(stack.rows)
+        found[name] = saved.read(stack, "values", rows).tobytes()
+        found |= {f"{name}.{slot}": saved.read(stack, slot, rows).tobytes() for slot in slots}
     return found
+
+
+def device_config(config):
+    config = dataclasses.replace(config, schedule="plain")
+    mesh, tables = dataclasses.replace(config.mesh, devices=0), dataclasses.replace(config.tables, tier="device")
+    return dataclasses.replace(config, tables=tables, mesh=mesh, plan="")
+
+
+def loaders_of(config):
+    """The loaders of a run, and by stack the addresses that hot batches number."""
+    data = open_data(config)
+    layout = build_layout(data.config, data.schema)
+    cold = open_mesh(data.config, data.schema, layout, packed=data.packed)
+    hot = hot_setup(cold, data.packed)
+    loaders = FaeLoaders(data.config, data.packed, cold=cold, hot=hot)
+    return loaders, hot.hot.addresses
+
+
+def close(loaders):
+    for loader in (loaders.hot, loaders.cold):
+        if loader is not None:
+            loader.close()
 
 
 def plain_run(config, kinds):
@@ -120,27 +139,21 @@ def plain_run(config, kinds):
     Returns:
       Its losses, its state, and its modules.
     """
-    data = open_data(config)
-    layout = build_layout(data.config, data.schema)
-    loaders = FaeLoaders(data.config, data.packed, layout)
-    addresses = resident_addresses(data.packed, layout)
-    device = dataclasses.replace(data.config, schedule="plain")
-    device = dataclasses.replace(device, tables=dataclasses.replace(device.tables, tier="device"))
+    data, (loaders, addresses) = open_data(config), loaders_of(config)
+    device = device_config(data.config)
     model = build_model(device, data.schema, build_layout(device, data.schema))
     state, compiled = compile_run(model, build_optimizer(device, model, loaders.total_batches))
     losses = []
     for kind in kinds:
-        batch = next(loaders.hot if kind == "hot" else loaders.cold)
+        batch = next(loaders.hot if kind == "hot" else loaders.cold).batch
         bags = {}
         for name, of in batch.bags.items():
             ids = addresses[name][of.ids] if kind == "hot" else of.ids
             ids = np.where(of.ids < 0, of.ids, ids).astype(np.int32)
-            bags[name.removeprefix("host_")] = dataclasses.replace(of, ids=ids, cast=None)
+            bags[name.removeprefix("planned_")] = dataclasses.replace(of, ids=ids, cast=None)
         state, loss, _ = compiled.step(state, dataclasses.replace(batch, bags=bags))
         losses.append(float(loss))
-    for loader in (loaders.hot, loaders.cold):
-        if loader is not None:
-            loader.close()
+    close(loaders)
     return losses, state, compiled.merge(state)
 
 
@@ -157,7 +170,7 @@ def check_against_plain(outcome, config):
         rows[name] = np.asarray(array).tobytes()
         slots = optimizer.slots[name].items()
         rows |= {f"{name}.{slot}": np.asarray(variable[...]).tobytes() for slot, variable in slots}
-    assert on_host(outcome.folder) == rows
+    assert rows_of(outcome.folder) == rows
     kept = final_arrays(outcome.folder)[1]
     leaves = {jax.tree_util.keystr(p): leaf for p, leaf in jax.tree_util.tree_leaves_with_path(state)}
     dense = collections.Counter(
@@ -202,7 +215,7 @@ def check_report(outcome, config, tmp_path):
         tmp_path / "report", config=config, schema=outcome.schema, scores=outcome.scores, parameters=outcome.parameters,
         steps=outcome.step, history=outcome.folder / "metrics.jsonl", pipeline=outcome.pipeline, fae=outcome.fae,
     )  # fmt: skip
-    found, rows = content["fae"], content["pipeline"]["rows"]["host_d8_float32"]
+    found, rows = content["fae"], content["pipeline"]["rows"]["planned_d8_float32"]
     kinds = kinds_of(outcome.folder)
     assert content["data"]["examples"] == {"train": 4800, "valid": 600, "test": 600}
     assert found["steps"] == collections.Counter(kinds)
@@ -211,44 +224,26 @@ def check_report(outcome, config, tmp_path):
     assert found["rates"][0] == 50
     assert len(found["rates"]) == len(found["test_losses"])
     row = 4 * 8 * 3  # values and Adam's two slots
-    assert found["hot_row_bytes"] == row * found["hot_rows"]["host_d8_float32"] == row * 4080
+    assert found["hot_row_bytes"] == row * sum(found["hot_rows"].values()) == row * 4080
     sizes = found["bytes"]
     assert sizes["moved"] == rows["bytes_to_device"] + rows["bytes_to_host"]
     assert row * rows["fetched"] <= rows["bytes_to_device"]
-    assert row * (rows["unique"] - rows["resident"]) <= rows["bytes_to_host"]
+    assert row * rows["unique"] <= rows["bytes_to_host"]  # of cold rows alone
     assert sizes["paper_synchronization"] == found["switches"] * found["hot_row_bytes"]
-    assert sizes["plain"] < sizes["plain_without_ring"]
-    assert sizes["times_fewer_than_plain"] == sizes["plain"] / sizes["moved"] > 3
     assert (tmp_path / "report" / "schedule.png").stat().st_size > 10_000
     text = summary(content)
     assert "70.9 % of the examples are hot" in text
     assert f"{found['switches']} switches" in text
 
 
-@pytest.mark.slow
-def test_the_bytes_of_the_baseline_are_those_that_it_moves(fae, dataset, configure):
-    """``PlainBytes`` counts what a host run over the same batches would count itself: on one where all are cold."""
-    folder = packed(dataset, pathlib.Path(configure().out).with_name("cold"), lambda _: 0)
-    outcome = train(fae("evaluate.final_splits=[]", folder=folder))
-    keys = ("tables.tier=host", "evaluate.every_steps=0", "evaluate.final_splits=[]")
-    plain = train(configure(*keys, out="plain"))
-    sizes, rows = outcome.fae["bytes"], plain.pipeline["rows"]["host_d8_float32"]
-    assert sizes["plain"] == rows["bytes_to_device"] + rows["bytes_to_host"]
-    assert outcome.fae["hot_share"] == 0
-    # One resident row a table, its most accessed: little less than the baseline moves.
-    assert 0.8 < sizes["moved"] / sizes["plain"] <= 1
-
-
 def test_every_example_once_an_epoch_and_in_another_order_in_the_next(fae, dataset, configure):
-    data = open_data(fae("epochs=2"))
-    layout = build_layout(data.config, data.schema)
-    loaders = FaeLoaders(data.config, data.packed, layout)
-    addresses, scheduler = resident_addresses(data.packed, layout), loaders.scheduler
+    loaders, addresses = loaders_of(fae("epochs=2"))
+    scheduler = loaders.scheduler
     config = configure("tables.tier=host")
     source = Schema.load(dataset)
 
-    def examples(batch, numbers=None):
-        ids = batch.bags["host_d8_float32"].ids.reshape(10, -1).T
+    def examples(batch, numbers=None, stack="planned_d8_float32"):
+        ids = batch.bags[stack].ids.reshape(10, -1).T
         ids = ids if numbers is None else numbers[ids]
         real = batch.mask > 0
         return [
@@ -259,7 +254,7 @@ def test_every_example_once_an_epoch_and_in_another_order_in_the_next(fae, datas
     expected = []
     with train_loader(config, source, build_layout(config, source)) as loader:
         for batch in loader:
-            expected += examples(batch)
+            expected += examples(batch, stack="host_d8_float32")
     epochs = []
     while scheduler.issued < scheduler.total:
         if scheduler.issued % (scheduler.total // 2) == 0 and not scheduler.awaits_loss:
@@ -268,11 +263,10 @@ def test_every_example_once_an_epoch_and_in_another_order_in_the_next(fae, datas
             scheduler.observe(0.5)
             continue
         if scheduler.next() == "hot":
-            epochs[-1] += examples(next(loaders.hot), addresses["host_d8_float32"])
+            epochs[-1] += examples(next(loaders.hot).batch, addresses["planned_d8_float32"])
         else:
-            epochs[-1] += examples(next(loaders.cold))
-    loaders.close()
-    loaders.cold.close()
+            epochs[-1] += examples(next(loaders.cold).batch)
+    close(loaders)
     assert len(epochs) == 2
     for epoch in epochs:
         assert sorted(map(repr, epoch)) == sorted(map(repr, expected))
@@ -281,7 +275,7 @@ def test_every_example_once_an_epoch_and_in_another_order_in_the_next(fae, datas
 
 def kept(folder):
     """All that a run leaves: step, bits of the state, the meta, host rows, and the log."""
-    return final_arrays(folder), on_host(folder), (folder / "metrics.jsonl").read_bytes()
+    return final_arrays(folder), rows_of(folder), (folder / "metrics.jsonl").read_bytes()
 
 
 class Killed(BaseException):
@@ -339,7 +333,6 @@ def test_no_row_hot_and_all_rows_hot(fae, dataset, tmp_path, share):
     assert outcome.fae["switches"] == outcome.fae["bytes"]["paper_synchronization"] == 0
     if share:
         assert outcome.fae["bytes"]["moved"] == 0
-        assert outcome.fae["bytes"]["times_fewer_than_plain"] is None
 
 
 @pytest.mark.slow
@@ -387,16 +380,14 @@ def test_what_cannot_work_is_refused(fae, configure, whole, fae_folder, dataset,
         train(configure(f"data.path={str(fae_folder)!r}"))
     with pytest.raises(ConfigError, match=r"schedule is 'fae', but data\.path is .*jrec fae pack"):
         train(configure("schedule=fae"))
-    with pytest.raises(ConfigError, match=r"table C1 is of tier 'device'; leave out tables\.overrides\.C1"):
-        train(fae("tables.overrides.C1.tier=device"))
-    with pytest.raises(ConfigError, match=r"table C10 is of tier 'tt'"):
+    with pytest.raises(ConfigError, match=r"table C10 is a tensor train"):
         train(fae("tables.tt.largest=1"))
     other = packed(dataset, tmp_path / "other", lambda t: 1 if t.rows < 600 else 0.2)
     with pytest.raises(ConfigError, match=r"rows mean the same, but the examples are others; resume with the dataset"):
         train(fae(*WHOLE, folder=other, out="whole"), resume=True)
-    data = open_data(fae(*WHOLE, folder=other))
-    loaders = FaeLoaders(data.config, data.packed, build_layout(data.config, data.schema))
-    with contextlib.closing(loaders), pytest.raises(CheckpointError, match=r"is not the FAE folder of this run"):
+    loaders, _ = loaders_of(fae(*WHOLE, folder=other))
+    with pytest.raises(CheckpointError, match=r"is not the FAE folder of this run"):
         loaders.restore(final_arrays(whole[0].folder)[2]["loader"])
+    close(loaders)
     with pytest.raises(ConfigError, match=r"data\.eval_batch_size was 512 and is 256"):
         train(fae(*WHOLE, "data.eval_batch_size=256", out="whole"), resume=True)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jrec.host.pipeline import BACK, GATHER, PLAN, READ, STEP, STORE, TRANSFER
-from jrec.host.ring import LEAST_BUCKET, DeviceRing, RingPlan, Rows, bucket, expand, head
+from jrec.host.ring import LEAST_BUCKET, DeviceRing, RingPlan, Rows, bucket, head
 from jrec.host.stages import Channel, Finished, Monitor, Stage
 from jrec.host.timeline import Timeline
 
@@ -182,14 +182,6 @@ def test_buckets_hold_their_rows_with_little_padding(count, capacity):
     size = bucket(count, capacity)
     assert count <= size <= capacity
     assert size <= max(LEAST_BUCKET, 1.5 * count)
-
-
-def test_expand_and_head_are_inverse():
-    rows = Rows(values=np.ones((3, 2), np.float32), slots={"sum": np.ones(3, np.float32)})
-    larger = expand(rows, 5)
-    assert larger.values.shape == (5, 2)
-    assert larger.slots["sum"].tolist() == [1, 1, 1, 0, 0]
-    np.testing.assert_array_equal(head(larger, 3).values, rows.values)
 
 
 @pytest.mark.parametrize("stage", AHEAD)

@@ -21,7 +21,8 @@ from jrec.data.prepare import prepare
 from jrec.data.readers.criteo import Criteo
 from jrec.data.schema import DatasetError
 from jrec.errors import CheckpointError, ConfigError
-from jrec.train import host_run, loop
+from jrec.host import HostTable
+from jrec.train import loop
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
@@ -115,7 +116,7 @@ def test_a_run_killed_anywhere_resumes_to_the_same_bits_in_host_memory_too(confi
 def test_a_failing_stage_leaves_a_checkpoint_that_resumes(configure, monkeypatch):
     overrides = ("tables.tier=host", "max_steps=12", "checkpoint.every_steps=4", "evaluate.every_steps=0")
     whole = train(configure(*overrides, out="whole"))
-    store, calls = host_run.HostTable.store, []
+    store, calls = HostTable.store, []
 
     def breaks(self, *args):
         calls.append(1)
@@ -123,7 +124,7 @@ def test_a_failing_stage_leaves_a_checkpoint_that_resumes(configure, monkeypatch
             raise OSError("the disk of the mapped file is gone")
         store(self, *args)
 
-    monkeypatch.setattr(host_run.HostTable, "store", breaks)
+    monkeypatch.setattr(HostTable, "store", breaks)
     with pytest.raises(OSError, match="the disk of the mapped file is gone") as error:
         train(configure(*overrides))
     assert "(in stage 'host store' of the host pipeline, after 9 batches)" in error.value.__notes__
@@ -240,11 +241,6 @@ def test_the_real_criteo_sample_on_the_host_has_the_device_runs_metrics(shared_d
 def test_what_cannot_work_is_refused(configure, monkeypatch):
     with pytest.raises(ConfigError, match=r"cached_batches is 2, .* rows of up to 4 batches"):
         configure("tables.host.queue=5", "tables.host.cached_batches=2")
-    config = configure("tables.tier=host", "max_steps=1")
-    with monkeypatch.context() as patch:
-        patch.setattr(host_run.jax, "process_count", lambda: 2)
-        with pytest.raises(ConfigError, match="one of 2"):
-            host_run.host_tables(config, None, None)
     folder = train(configure("tables.tier=host", "max_steps=1", "evaluate.final_splits=[]")).folder
     chunk = next((folder / "checkpoints").rglob("c.0"))
     chunk.write_bytes(chunk.read_bytes()[:-5])

@@ -426,5 +426,5 @@ def test_rows_beyond_int32_are_addressed_in_64_bits(tmp_path, in_folder):
     assert table.dirty_rows().tolist() == table.made_rows().tolist() == addresses[2:].tolist()
     with pytest.raises(ValueError, match=r"rows\[0\] is 3,000,000,000, but stack host_d4_float32 has rows 0 to"):
         table.fetch(np.array([rows]))
-    with pytest.raises(ValueError, match="has 3,000,000,000 rows, and ids of batches are int32"):
-        table.gather_reduce(Bags(ids=np.zeros((1, 1), np.int32)))
+    with pytest.raises(ValueError, match=r"ids\[1, 0\] is 3,000,000,000, but stack host_d4_float32 has rows 0 to"):
+        table.gather_reduce(Bags(ids=np.array([[0], [rows]])))

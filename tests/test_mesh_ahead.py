@@ -8,14 +8,14 @@ import pytest
 from skewed_log import skewed_dataset
 from test_train import configuring
 
-from jrec.train import mesh_run
+from jrec.train import mesh_feed
 from jrec.train.checkpoint import flatten
 from jrec.train.evaluate import restore_run
 from jrec.train.logs import SIZES, read_records
 from jrec.train.loop import train
 from jrec.train.mesh_ahead import LEAD, BatchesAhead
 from jrec.train.mesh_arrays import NONE, Sizes, from_table, table_of
-from jrec.train.mesh_run import MeshStepper
+from jrec.train.run_state import RunState
 
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all")
 
@@ -58,15 +58,15 @@ def arrays(folder):
 
 def recorded(monkeypatch):
     """The first step's program of every run from here on."""
-    programs, steppers, step_on = [], [], MeshStepper.step_on
+    programs, runs, step = [], [], RunState.step
 
-    def recording(self, state, batch):
-        if self not in steppers:
-            steppers.append(self)
-            programs.append(self.compiled.step.lower(state, self.rows, batch).as_text())
-        return step_on(self, state, batch)
+    def recording(self, ready):
+        if self not in runs:
+            runs.append(self)
+            programs.append(self.compiled.step_on.lower(self.state, self.rows, ready.host, ready.given).as_text())
+        return step(self, ready)
 
-    monkeypatch.setattr(MeshStepper, "step_on", recording)
+    monkeypatch.setattr(RunState, "step", recording)
     return programs
 
 
@@ -89,7 +89,7 @@ def test_sizes_grow_at_the_step_that_needs_it_with_the_bits_of_a_run_that_had_th
     programs = recorded(monkeypatch)
     large = train(configure(f"mesh.form={form}", "mesh.headroom=50", out="large"))
     assert not growth(large.folder)
-    monkeypatch.setattr(mesh_run, "several", lambda: True)
+    monkeypatch.setattr(mesh_feed, "several", lambda: True)
     grown = train(configure(f"mesh.form={form}", out="grown"))
     assert_same(grown.folder, large.folder)
     alone, together = ([text.count(f"stablehlo.{name}") for name in COLLECTIVES] for text in programs)
@@ -105,7 +105,7 @@ def test_sizes_grow_at_the_step_that_needs_it_with_the_bits_of_a_run_that_had_th
 
 
 def test_a_run_that_stopped_amid_batches_read_ahead_resumes_to_the_same_bits(configure, monkeypatch):
-    monkeypatch.setattr(mesh_run, "several", lambda: True)
+    monkeypatch.setattr(mesh_feed, "several", lambda: True)
     whole = train(configure(out="whole"))
     for steps in (3, 6, 7):
         train(configure(f"max_steps={steps}", "evaluate.final_splits=[]", out="parts"), resume=True)
@@ -140,7 +140,7 @@ class Grown:
 
     def needed(self, parts, devices):
         del devices
-        return {"stack": Sizes(unique=parts, own=0, remote=0, replicated=0, host=0)}
+        return {"stack": Sizes(unique=parts, own=0, remote=0, replicated=0)}
 
     def grow(self, needed):
         self.grown.append(needed["stack"].unique)
@@ -161,7 +161,7 @@ def test_what_a_batch_needs_is_known_in_time_and_positions_are_those_of_batches_
         assert dealt.parts == number
         assert ahead.position() == {"position": number + 1}
         assert needs is not None
-        assert needs.shape == (3, 1, 7)
+        assert needs.shape == (3, 1, 6)
         assert needs[2, 0, 0] == (number + LEAD if number + LEAD < total else 0)
         ahead.stepped(jnp.asarray(needs.max(axis=0)))
     assert loader.position == total
@@ -171,5 +171,5 @@ def test_what_a_batch_needs_is_known_in_time_and_positions_are_those_of_batches_
 
 
 def test_sizes_as_a_table():
-    needed = {"a": Sizes(unique=1, own=2, remote=3, replicated=4, host=5, lookups=6, pooled=7)}
+    needed = {"a": Sizes(unique=1, own=2, remote=3, replicated=4, lookups=6, pooled=7)}
     assert from_table(["a", "b"], table_of(["a", "b"], needed)) == {**needed, "b": NONE}

@@ -31,7 +31,7 @@ from jrec.train.mesh_checkpoint import MeshSource, saved_rows
 from jrec.train.mesh_host_rows import load_host_rows, planned_host_tables
 from jrec.train.mesh_plan import dealt
 from jrec.train.mesh_rows import based
-from jrec.train.mesh_run import open_mesh
+from jrec.train.mesh_setup import open_mesh
 from jrec.train.mesh_table import whole_stack
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -336,13 +336,9 @@ def test_what_cannot_train_is_refused(configure, plan_file, dataset, monkeypatch
         config = configure("mesh.devices=2", *overrides)
         return open_mesh(config, schema, build_layout(config, schema))
 
-    assert opened(plan_file(2)).host
+    assert opened(plan_file(2)).host_stacks
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr("jrec.train.mesh_run.make_mesh", lambda n: Mesh(np.array(jax.devices()[:n]), ("devices",)))
+    monkeypatch.setattr("jrec.train.mesh_setup.make_mesh", lambda n: Mesh(np.array(jax.devices()[:n]), ("devices",)))
     with pytest.raises(ConfigError, match=r"keeps [\d,]+ rows of tables in host memory.*one of 2; plan with --no-host"):
         opened(plan_file(2))
     monkeypatch.undo()
-    with pytest.raises(ConfigError, match=r"only keep tables, and keeps .* rows in host memory.*--no-host"):
-        opened(plan_file(2, seed=3, host=1.0, computes=(True, False)))
-    with pytest.raises(ConfigError, match=r"schedule is 'fae', which itself says where rows live.*leave out plan"):
-        configure("mesh.devices=2", "schedule=fae", "plan=x")

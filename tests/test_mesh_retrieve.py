@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from mesh_cases import HOST, REPLICATED, SHARDED
 
-from jrec.mesh.exchange import Exchange
-from jrec.mesh.retrieve import retrieve
-from jrec.mesh.route import AXIS, MeshRows, Picks, Route, check_view
+from jrec.mesh.route import MeshRows, Picks, Route, check_view
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -29,8 +27,7 @@ def _check(seed, devices, rows, dim, dtype, tiers):
     rng, placed, uniques, table = _case(seed, devices, rows, dim, dtype, tiers)
     capacity = max(1, *(u.size for u in uniques)) + int(rng.integers(3))
     route = mesh_cases.routes(placed, uniques, capacity, room=int(rng.integers(2)))
-    host = jnp.asarray(placed.spread(table)[2])
-    got = mesh_cases.retrieved(mesh_cases.mesh_rows(placed, table, {}), route, host)
+    got = mesh_cases.retrieved(mesh_cases.mesh_rows(placed, table, {}), route)
     assert got.dtype == table.dtype
     for device, unique in enumerate(uniques):
         np.testing.assert_array_equal(got[device, : unique.size], table[unique])
@@ -59,7 +56,7 @@ def _views(**changes):
     def picks(*shape):
         return Picks(rows=jnp.zeros(shape, jnp.int32), at=jnp.zeros(shape, jnp.int32))
 
-    tiers = {"replicated": picks(3), "own": picks(2), "remote": picks(1, 2), "host": picks(0)}
+    tiers = {"replicated": picks(3), "own": picks(2), "remote": picks(1, 2)}
     rows = {"sharded": jnp.zeros((5, 4)), "replicated": jnp.zeros((2, 4))}
     rows |= {k: v for k, v in changes.items() if isinstance(v, jax.Array)}
     tiers |= {k: picks(*v) if isinstance(v, tuple) else v for k, v in changes.items() if not isinstance(v, jax.Array)}
@@ -80,13 +77,3 @@ def _views(**changes):
 def test_views_of_other_shapes_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         check_view(*_views(**changes))
-
-
-def test_host_rows_must_be_given():
-    rows, route = _views(host=(2,))
-    check_view(rows, route)
-    exchange = Exchange(
-        asked=jnp.zeros((1, 2), jnp.int32), sends=jnp.zeros(1), answers=jnp.zeros(1), axis=AXIS, kind="padded"
-    )
-    with pytest.raises(ValueError, match="up to 2 rows from host memory, but no host rows were given"):
-        retrieve(rows, route, exchange)

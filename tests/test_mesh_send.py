@@ -10,9 +10,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from mesh_cases import OPTIMIZERS, REPLICATED, SHARDED
 
+from jrec.mesh.communication import only_on
 from jrec.mesh.retrieve import retrieve
 from jrec.mesh.route import AXIS, MeshRows, local_view
-from jrec.mesh.send import Sent, only_on
+from jrec.mesh.send import Sent
 from jrec.mesh.step import StepOptions
 from jrec.mesh.update import update
 from jrec.ops import SGD
@@ -70,13 +71,13 @@ def make_case(seed, optimizer, *, dtype="float32", owners=DEVICES, readers=range
 
 def on_mesh(case, optimizer, gradient_of, *, key=None):
     """Pooled bags (DEVICES, BAGS, DIM), and the arrays after a step."""
-    specs = MeshRows.specs(optimizer)
+    specs = MeshRows.specs(optimizer, host=True)
 
     def body(rows, route, sends, local, weights, key):
         route, sends, local, weights = local_view((route, sends, local, weights))
         options = StepOptions(step=3, rounding_key=key)
         sent = Sent.open(sends)
-        found = retrieve(rows, route, None, host=jnp.zeros((1, DIM), rows.sharded.dtype))
+        found = retrieve(rows, route, None)
         pooled = gather_reduce(found, local, weights=weights) + sent.pooled(rows.sharded)
         gradients = gradient_of(pooled)
         cast = tensor_cast(local, num_rows=route.capacity, unique_capacity=route.capacity)

@@ -16,16 +16,18 @@ from test_train import configuring
 from test_train_memory_centric import MIDDLE, plan_apart
 from test_train_mesh import CONFIG, dataset, some_plan  # noqa: F401
 
+from jrec.mesh.communication import Communication
 from jrec.mesh.step import StepOptions
-from jrec.nn.counter import count, counted, empty_counter
 from jrec.nn.tt_stack import TTOptions, TTStack
 from jrec.ops import SGD, Adagrad, Bags, tensor_cast
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.tt import TTCacheConfig, TTShape
 from jrec.ops.tt.cache_tracker import lookups_of_rows
+from jrec.tiers.counter import count, counted, empty_counter
+from jrec.tiers.shared_cores import cast_of_all
+from jrec.tiers.store import Context
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
-from jrec.train.mesh_tt import cast_of_all, step_tt
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -51,7 +53,7 @@ def test_the_lookups_of_all_devices_are_those_of_the_whole_batch(bags, length):
     def found(ids):
         own = tensor_cast(ids, num_rows=ROWS)
         assert (own.positions.size <= 2 * own.rows.size) == (bags == 6)
-        cast = cast_of_all(own, ROWS, StepOptions())
+        cast = cast_of_all(own, ROWS, Context(options=StepOptions(), communication=Communication()))
         return cast.rows[None], lookups_of_rows(cast)[None]
 
     rows, counts = (np.asarray(a) for a in found(ids))
@@ -76,26 +78,23 @@ def test_cores_cached_rows_and_choices_are_those_of_one_device():
     table = TableConfig(name="word", rows=ROWS, dim=4, tier="tt", tt_shape=shape)
     (of,) = EmbeddingLayout.build([table], [FeatureConfig(name="word", table="word", max_length=2)]).members
     options = TTOptions(caches={"word": dataclasses.replace(EXACT, tracked_rows=8)})
-    graph, state = nnx.split(TTStack(of, jax.random.key(0), options=options, implementation="xla"))
+    graph, state = nnx.split(TTStack(of, jax.random.key(0), options=options))
     slots = nnx.merge(graph, state).init_slots(optimizer, cores=cores)
     mesh = Mesh(np.array(jax.devices()[:devices]), ("devices",))
 
-    def on_one(stack, slots, residuals, gradients, step):
-        return stack.apply_gradients(optimizer, slots, residuals, gradients, cores=cores, step=step)
-
-    def on_mesh(stack, slots, residuals, gradients, step):
-        return step_tt(stack, optimizer, slots, residuals, gradients, cores=cores, step=step)
-
-    def train(update, state, slots, ids, gradients, step):
-        stack = nnx.merge(graph, state)
-        out, residuals = stack.lookup(Bags(ids=ids))
-        slots = update(stack, slots, residuals, gradients, step)
-        return nnx.state(stack), slots, out
+    def train(communication, state, slots, ids, gradients, step):
+        stack, named = nnx.merge(graph, state), StepOptions(step=step, implementation="xla")
+        context = Context(options=named, optimizer=optimizer, cores=cores, communication=communication)
+        store = stack.store(slots)
+        out, residuals = store.lookup(Bags(ids=ids), None, context).finish(None)
+        new = store.update(residuals, gradients, None, context).finish(None)
+        stack.put(new)
+        return nnx.state(stack), new.slots, out
 
     over, everywhere = PartitionSpec("devices"), PartitionSpec()
     specs = {"in_specs": (everywhere, everywhere, over, over, everywhere), "out_specs": (everywhere, everywhere, over)}
-    mapped = jax.shard_map(functools.partial(train, on_mesh), mesh=mesh, **specs, check_vma=False)
-    steps = jax.jit(functools.partial(train, on_one)), jax.jit(mapped)
+    mapped = jax.shard_map(functools.partial(train, Communication()), mesh=mesh, **specs, check_vma=False)
+    steps = jax.jit(functools.partial(train, None)), jax.jit(mapped)
     kept = [(state, slots), jax.device_put((state, slots), NamedSharding(mesh, everywhere))]
     for step in range(7):
         rng = np.random.default_rng(step)

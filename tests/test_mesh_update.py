@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import mesh_cases
 import numpy as np
 import pytest
-from mesh_cases import OPTIMIZERS, REPLICATED, SHARDED
+from mesh_cases import HOST, OPTIMIZERS, REPLICATED, SHARDED
 
 from jrec.mesh.allreduce import update_shared
 from jrec.mesh.exchange import Exchange
@@ -23,7 +23,7 @@ from jrec.mesh.update import update
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
-def _case(seed, devices, rows, dim, dtype, optimizer, *, tiers=(SHARDED, REPLICATED), integers=False):
+def _case(seed, devices, rows, dim, dtype, optimizer, *, tiers=(SHARDED, REPLICATED, HOST), integers=False):
     rng = np.random.default_rng(seed)
     placed = mesh_cases.random_placement(rng, rows, devices, tiers=tiers)
     sizes = rng.integers(0, rows + 1, devices) * (rng.random(devices) < 0.8)
@@ -41,9 +41,10 @@ def _case(seed, devices, rows, dim, dtype, optimizer, *, tiers=(SHARDED, REPLICA
 
 def _compare(placed, got, want, *, exact=False, tolerance=2e-5):
     table, slots = want
-    pairs = {"table": (placed.gather(got.sharded, got.replicated), table)}
+    pairs = {"table": (placed.gather(got.sharded, got.replicated, got.host), table)}
     for name, slot in slots.items():
-        pairs[name] = (placed.gather(got.sharded_slots[name], got.replicated_slots[name]), slot)
+        arrays = (got.sharded_slots[name], got.replicated_slots[name], got.host_slots[name])
+        pairs[name] = (placed.gather(*arrays), slot)
     for name, (mine, theirs) in pairs.items():
         if exact:
             np.testing.assert_array_equal(mine, theirs, err_msg=name)
@@ -98,7 +99,7 @@ def test_sums_of_integers_are_exact(reduce, dtype):
 def test_what_does_not_fit_is_refused():
     picks = Picks(rows=jnp.zeros(2, jnp.int32), at=jnp.zeros(2, jnp.int32))
     remote = Picks(rows=jnp.zeros((1, 2), jnp.int32), at=jnp.zeros((1, 2), jnp.int32))
-    route = Route(capacity=4, replicated=picks, own=picks, remote=remote, host=picks)
+    route = Route(capacity=4, replicated=picks, own=picks, remote=remote)
     exchange = Exchange(asked=remote.rows, sends=jnp.zeros(1), answers=jnp.zeros(1), axis=AXIS, kind="padded")
     rows = MeshRows(sharded=jnp.zeros((5, 3)), replicated=jnp.zeros((2, 3)))
     with pytest.raises(ValueError, match=r"must be \(4, dim\), one row for each unique row, not \(5, 3\)"):
@@ -120,7 +121,8 @@ def test_a_shard_is_updated_in_place():
     route = mesh_cases.routes(placed, uniques, capacity)
     table = jnp.zeros((4 * 100_000, 8))
     shard, copies = ({"sum": jnp.zeros(rows)} for rows in (400_000, 50))
-    rows = MeshRows(sharded=table, replicated=jnp.zeros((50, 8)), sharded_slots=shard, replicated_slots=copies)
+    few = {"host": jnp.zeros((8, 8)), "host_slots": {"sum": jnp.zeros(8)}}
+    rows = MeshRows(sharded=table, replicated=jnp.zeros((50, 8)), sharded_slots=shard, replicated_slots=copies, **few)
     compiled = (
         mesh_cases.update_program(optimizer, 4).lower(rows, route, jnp.zeros((4, capacity, 8)), 0, None).compile()
     )

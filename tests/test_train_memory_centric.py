@@ -128,7 +128,7 @@ def test_a_run_scores_as_on_one_device_and_its_checkpoints_move(configure, datas
 def test_what_such_a_plan_cannot_train_is_refused(configure, apart, overrides, says):
     from jrec.data.schema import Schema
     from jrec.train.build import build_layout
-    from jrec.train.mesh_run import open_mesh
+    from jrec.train.mesh_setup import open_mesh
 
     config = configure(*apart, *overrides)
     schema = Schema.load(config.data.path)

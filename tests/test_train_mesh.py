@@ -31,7 +31,7 @@ from jrec.train.build import build_layout
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.mesh_plan import dealt, run_plan
-from jrec.train.mesh_run import open_mesh
+from jrec.train.mesh_setup import open_mesh
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -238,11 +238,6 @@ def test_what_cannot_train_on_a_mesh_is_refused(configure, dataset, overrides, s
     schema = Schema.load(dataset)
     with pytest.raises(ConfigError, match=says):
         open_mesh(config, schema, build_layout(config, schema))
-
-
-def test_a_plan_needs_a_mesh(configure):
-    with pytest.raises(ConfigError, match=r"plan is 'x', but mesh\.devices is 0.*leave out plan"):
-        configure("plan='x'")
 
 
 OTHER = Identity(name="other", path="", rows="f" * 64, examples="f" * 64, columns={})

@@ -100,7 +100,11 @@ class Save:
     def start(self, arrays: Mapping[str, Any], sources: Sequence[Source], full: bool | None) -> None:
         """Decides what is to be written, as of now, and begins."""
         settings, self._sources = self._settings, sources
-        self._shapes = {name: shape for source in sources for name, shape in source.tables.items()}
+        self._shapes = {}
+        for source in sources:  # of several of one table, that which does not write all its rows knows first values
+            for name, shape in source.tables.items():
+                if (known := self._shapes.get(name)) is None or known.first is None:
+                    self._shapes[name] = shape
         self._dense = {path: np.array(array) for path, array in arrays.items()} if settings.first else {}
         links = not full and self._can_link()
         whole = {

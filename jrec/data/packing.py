@@ -98,7 +98,6 @@ class Packer:
             raise ValueError(f"on_bad_id is {on_bad_id!r}; choose one of {', '.join(_POLICIES)}")
         if cast not in get_args(CastPlace):
             raise ValueError(f"cast is {cast!r}; choose one of {', '.join(get_args(CastPlace))}")
-        _check_numbered(layout)
         self.layout = layout
         self.dense = tuple(dense)
         self.label = label
@@ -211,7 +210,7 @@ class _Pack:
         return Bags(ids=ids, offsets=offsets, weights=shaped, cast=cast)  # pyright: ignore[reportArgumentType]
 
     def _padded(self, stack: Stack, weights: np.ndarray) -> tuple[np.ndarray, None]:
-        ids = np.empty(stack.capacity(self.batch_size), np.int32)
+        ids = np.empty(stack.capacity(self.batch_size), stack.address_dtype)
         n, stop = len(self.indices), 0
         for feature in stack.features:
             config = feature.config
@@ -219,6 +218,7 @@ class _Pack:
             middle = start + n * config.max_length
             ids[middle:stop] = -1
             column = self.columns.ids[config.name]
+            rows = self._table_ids(feature, ids[start:middle])
             if isinstance(column, ListColumn):
                 shape = (n, config.max_length)
                 kernels.gather_padded(
@@ -229,21 +229,21 @@ class _Pack:
                     *self._address(feature),
                     config.fixed_length,
                     _SCALES.get(config.pooling, kernels.SUM),
-                    ids[start:middle].reshape(shape),
+                    rows.reshape(shape),
                     weights[start:middle].reshape(shape) if stack.weighted else _NO_WEIGHTS_2D,
                     self.fault,
                 )
             else:
-                kernels.gather_ids(column, self.indices, *self._address(feature), ids[start:middle], self.fault)
+                kernels.gather_ids(column, self.indices, *self._address(feature), rows, self.fault)
                 weights[start:middle] = 1
             self._check(feature)
             if feature.is_part:
                 place = (feature.first_row, feature.rows, feature.base)
-                kernels.keep_part_padded(*place, ids[start:middle], weights[start:middle])
+                kernels.keep_part_padded(*place, rows, ids[start:middle], weights[start:middle])
         return ids.reshape(-1, stack.padded_length or 1), None
 
     def _ragged(self, stack: Stack, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ids = np.empty(stack.capacity(self.batch_size), np.int32)
+        ids = np.empty(stack.capacity(self.batch_size), stack.address_dtype)
         offsets = np.zeros(stack.num_bags(self.batch_size) + 1, np.int32)
         bag = position = 0
         for feature in stack.features:
@@ -252,6 +252,7 @@ class _Pack:
             assert isinstance(column, ListColumn)  # prepare_columns saw to it
             bags = self.batch_size * config.bags_per_example
             ends = offsets[bag + 1 : bag + bags + 1]
+            rows = self._table_ids(feature, ids)
             position = kernels.gather_ragged(
                 column.offsets,
                 column.values,
@@ -263,7 +264,7 @@ class _Pack:
                 _SCALES.get(config.pooling, kernels.SUM),
                 config.unpooled,
                 position,
-                ids,
+                rows,
                 weights,
                 ends,
                 self.fault,
@@ -271,10 +272,17 @@ class _Pack:
             self._check(feature)
             if feature.is_part:
                 place = (feature.first_row, feature.rows, feature.base)
-                position = kernels.keep_part_ragged(*place, begin, ids, weights, ends)
+                position = kernels.keep_part_ragged(*place, begin, rows, ids, weights, ends)
             bag += bags
         ids[position:] = -1
         return ids, offsets
+
+    @staticmethod
+    def _table_ids(feature: StackedFeature, ids: np.ndarray) -> np.ndarray:
+        """Where a feature's rows are gathered: among the addresses, unless only a part of its table is addressed there
+        and the whole has rows that these cannot number.
+        """
+        return np.empty(ids.shape, np.int64) if feature.is_part and feature.table_rows >= MAX_ROWS else ids
 
     def _address(self, feature: StackedFeature) -> tuple[int, int, int, int, np.ndarray]:
         """Base, rows, policy, OOV row and order, as the kernels take them; of a part those of its whole table."""
@@ -313,15 +321,6 @@ def _table_bounds(stack: Stack) -> np.ndarray:
         first_bag.setdefault(feature.config.table, feature.first_bag)
     bounds = [(first_bag[t.name], base) for t, base in zip(stack.tables, stack.bases, strict=True)]
     return np.array([*bounds, (stack.bags_per_example, stack.rows)], np.int64)
-
-
-def _check_numbered(layout: EmbeddingLayout) -> None:
-    for stack in layout.members:
-        if stack.rows >= MAX_ROWS:
-            raise DatasetError(
-                f"table {stack.tables[0].name!r} has {stack.rows:,} rows, but batches number rows in int32, up to"
-                f" {MAX_ROWS - 1:,}; prepare the data with --max-rows, or hash the ids of the table to fewer rows"
-            )
 
 
 def _checked_oov_rows(layout: EmbeddingLayout, given: Mapping[str, int | None]) -> dict[str, int]:

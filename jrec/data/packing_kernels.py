@@ -145,21 +145,22 @@ def gather_ragged(
 
 
 @compiled
-def keep_part_padded(first, rows, base, ids, weights):
-    """Leaves of ``ids``, rows of a whole table and -1, the ``rows`` from ``first`` on, as addresses; others become -1.
+def keep_part_padded(first, rows, base, table_ids, ids, weights):
+    """Keeps of ``table_ids``, rows of a whole table and -1, the ``rows`` from ``first`` on, as addresses.
 
-    ``ids`` and ``weights`` are flat; weights of what leaves become 0, ``weights`` of size 0 means none.
+    ``ids``, which may be the same array, gets the addresses, -1 for all others. All arrays are flat; weights of what
+    is not kept become 0, ``weights`` of size 0 means none.
     """
     for k in range(ids.size):
-        row = np.int64(ids[k]) - first
+        row = np.int64(table_ids[k]) - first
         ids[k] = base + row if row >= 0 and row < rows else -1
     for k in range(weights.size):
         weights[k] = weights[k] if ids[k] >= 0 else np.float32(0.0)
 
 
 @compiled
-def keep_part_ragged(first, rows, base, begin, ids, weights, offsets):
-    """As ``keep_part_padded``, of the bags that end at ``offsets`` and begin at ``begin``; what is left moves together.
+def keep_part_ragged(first, rows, base, begin, table_ids, ids, weights, offsets):
+    """As ``keep_part_padded``, of the bags that end at ``offsets`` and begin at ``begin``; what is kept moves together.
 
     Returns:
       where the last bag ends now.
@@ -168,7 +169,7 @@ def keep_part_ragged(first, rows, base, begin, ids, weights, offsets):
     for bag in range(offsets.size):
         end = np.int64(offsets[bag])
         for k in range(begin, end):
-            row = np.int64(ids[k]) - first
+            row = np.int64(table_ids[k]) - first
             # Frequent and other rows alternate without a pattern: no branch, which would be mispredicted.
             ids[position] = base + row
             if weights.size:

@@ -45,7 +45,7 @@ def blank(layout: EmbeddingLayout, like: Batch, examples: int) -> Batch:
         count = stack.num_bags(examples)
         shape = (capacity,) if stack.padded_length is None else (count, stack.padded_length)
         made: Any = (
-            np.full(shape, -1, np.int32),
+            np.full(shape, -1, stack.address_dtype),
             np.zeros(count + 1, np.int32) if stack.padded_length is None else None,
             None if of.weights is None else np.zeros(shape, np.float32),
         )
@@ -68,7 +68,7 @@ def _padded_bags(stack: Stack, pieces: Sequence[tuple[Batch, int, int]]) -> Bags
 
 def _ragged_bags(stack: Stack, pieces: Sequence[tuple[Batch, int, int]]) -> Bags:
     capacity = stack.capacity(sum(stop - begin for _, begin, stop in pieces))
-    ids, weights, ends, position = np.full(capacity, -1, np.int32), None, [np.zeros(1, np.int32)], 0
+    ids, weights, ends, position = np.full(capacity, -1, stack.address_dtype), None, [np.zeros(1, np.int32)], 0
     for of, low, high in _runs(stack, pieces):
         offsets = np.asarray(of.offsets)
         begin, stop = int(offsets[low]), int(offsets[high])

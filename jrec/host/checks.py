@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jrec.native.host_cast import checked_ids
-from jrec.ops.layout import MAX_ROWS, Stack
+from jrec.ops.layout import Stack
 from jrec.ops.types import Bags
 
 
@@ -36,27 +36,15 @@ def checked_bags(bags: Bags, stack: Stack) -> tuple[np.ndarray, np.ndarray | Non
     """C-contiguous ids and offsets of bags, and those of the ids, flat, that lie in bags.
 
     Raises:
-      ValueError: If the stack has more rows than int32 ids can name.
       ValueError: on shapes, dtypes or offsets that do not fit, or an id past the stack.
     """
-    check_numbered(stack)
     offsets = None if bags.offsets is None else np.asarray(bags.offsets)
-    ids, offsets = checked_ids(np.asarray(bags.ids), offsets)
+    ids, offsets = checked_ids(np.asarray(bags.ids), offsets, wide=True)
     lookups = ids.reshape(-1) if offsets is None else ids[: offsets[-1]]
     if lookups.size and lookups.max() >= stack.rows:
         place = np.unravel_index(int(np.argmax(lookups >= stack.rows)), ids.shape)
         raise _outside(f"ids{[int(i) for i in place]}", int(ids[place]), stack)
     return ids, offsets, lookups
-
-
-def check_numbered(stack: Stack) -> None:
-    """Raises ValueError if int32, in which ids of batches and casts travel, cannot name all rows of the stack."""
-    if stack.rows >= MAX_ROWS:
-        raise ValueError(
-            f"stack {stack.name} has {stack.rows:,} rows, and ids of batches are int32; read and write its rows by"
-            " int64 addresses (HostTable.fetch, read, store), or hash the ids of its table"
-            f" {stack.tables[0].name!r} to fewer than {MAX_ROWS:,} rows to train on it"
-        )
 
 
 def checked_values(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, *, written: bool) -> None:

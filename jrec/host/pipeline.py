@@ -25,14 +25,6 @@ used ``r``, and so the last that changed it.
    of their rows that ``b`` uses comes from the ring (case 1) and none is fetched: the gather never reads a row that is
    being written.
 
-**Resident rows** (``jrec.host.resident``) are on the device from the beginning to the end. The plan takes them out
-before it looks into the ring, so for them no case above applies: they are neither fetched nor stored, and what entries
-of the ring hold of them, stale or not, is never named. ``get`` copies them into the batch's small table in the caller's
-thread, after the step before, whether that came through the pipeline or worked on the resident rows alone, and
-``put_back`` copies them out before the next step can begin. So they are read as the last step left them. All other rows
-are changed by the pipeline's own batches alone, which ``a`` and ``b`` number above: steps in between that read resident
-rows only change nothing in 1 to 3.
-
 ``L = Q - 1`` is enough; a longer ring saves more transfers. With ``Q = 1`` a batch is gathered when the one before is
 stored, and nothing overlaps but reading and planning, which touch no row. After ``settle`` the host holds every row as
 the last step left it, while batches ahead wait, unharmed: their rows are as the plan said. No stage decides anything
@@ -68,7 +60,6 @@ from jrec.host.pipeline_batch import (
     transfers,
     tree_bytes,
 )
-from jrec.host.resident import ResidentRows, others
 from jrec.host.ring import DeviceRing, RingPlan, Rows, bucket
 from jrec.host.stages import Channel, Finished, Monitor, Progress, Stage
 from jrec.host.table import HostTable
@@ -94,7 +85,6 @@ class HostPipeline:
       tables: by stack, the rows of every stack of tier "host", and of those of which a plan keeps some rows there.
       queue: how many batches may be between gather and store; 1 is sequential.
       cached: how many batches' rows the device keeps, at least ``queue - 1``; None for ``queue``.
-      resident: by stack, rows that stay on the device. The caller may change them between ``put_back`` and ``get``.
       device: to compute on; None for JAX's first.
       pinned: whether rows come back through page-locked host memory; None for what suits the device.
       timeline: what records the stages; None for one of its own.
@@ -112,7 +102,6 @@ class HostPipeline:
         *,
         queue: int,
         cached: int | None = None,
-        resident: Mapping[str, ResidentRows] | None = None,
         device: Any = None,
         pinned: bool | None = None,
         timeline: Timeline | None = None,
@@ -124,9 +113,6 @@ class HostPipeline:
             raise ValueError(f"the layout's host stacks are {sorted(stacks)}, but the tables are {sorted(tables)}")
         if queue < 1:
             raise ValueError(f"the queue has length {queue}; it must be at least 1")
-        self._resident = dict(resident or {})
-        if not self._resident.keys() <= tables.keys():
-            raise ValueError(f"rows of {sorted(self._resident)} are resident, but the tables are {sorted(tables)}")
         self._cached = queue if cached is None else cached
         if self._cached < queue - 1:
             raise ValueError(
@@ -171,9 +157,7 @@ class HostPipeline:
         tables = {}
         for name, rows in item.fetched.items():
             tables[name] = self._rings[name].assemble(item.sources[name], rows)
-            if (split := item.splits.get(name)) is not None:
-                tables[name] = self._resident[name].fill(tables[name], split)
-        return Ready(number=number, batch=item.batch, tables=tables, planned=item.planned, splits=item.splits)
+        return Ready(number=number, batch=item.batch, tables=tables, planned=item.planned)
 
     def put_back(self, ready: Ready, tables: Mapping[str, Rows]) -> None:
         """Takes a batch's rows and slots after its step, shaped as they were given; they are on their way to the host.
@@ -227,12 +211,8 @@ class HostPipeline:
         self.close()
 
     def _return(self, ready: Ready, name: str, rows: Rows) -> Rows:
-        """Leaves one stack's resident rows on the device and sends the others on their way."""
-        count = ready.planned.plans[name].stored.size
-        if (split := ready.splits.get(name)) is not None:
-            self._resident[name].update(rows, split)
-            rows = others(rows, split)
-        capacity = rows.values.shape[0]
+        """Sends one stack's rows on their way to the host."""
+        count, capacity = ready.planned.plans[name].rows.size, rows.values.shape[0]
         self.timeline.moved(name, to_host=tree_bytes(rows) // capacity * bucket(count, capacity))
         return self._begin_return(rows, count)
 
@@ -285,12 +265,9 @@ class HostPipeline:
         for name, (rows, most) in prepared.rows.items():
             if name not in self._plans:
                 self._plans[name] = RingPlan(length=self._cached, most=most)
-            split = self._resident[name].split(rows) if name in self._resident else None
-            places = None if split is None else split.places
-            source, missing = self._plans[name].next(number, rows, most, places)
-            plans[name] = StackPlan(rows=rows, source=source, missing=missing, split=split)
-            resident = 0 if places is None else places.size
-            self.timeline.rows(name, unique=rows.size, cached=rows.size - missing.size, resident=resident)
+            source, missing = self._plans[name].next(number, rows, most)
+            plans[name] = StackPlan(rows=rows, source=source, missing=missing)
+            self.timeline.rows(name, unique=rows.size, cached=rows.size - missing.size)
         return Planned(batch=prepared.batch, sent=prepared.sent, position=position, plans=plans)
 
     def _admit(self, planned: Channel[tuple[int, Planned]]) -> tuple[int, Planned]:
@@ -305,17 +282,15 @@ class HostPipeline:
 
     def _transfer(self, number: int, item: Gathered) -> Transferred:
         del number
-        plans, splits = item.planned.plans, {}
-        for name, plan in plans.items():
-            if plan.split is not None:
-                splits[name] = plan.split.padded(plan.source.size)
+        plans = item.planned.plans
+        for name in plans:
             self.timeline.moved(name, to_device=tree_bytes(item.fetched[name]))
         sources = {name: plan.source for name, plan in plans.items()}
-        self.timeline.sent_batch(tree_bytes((item.planned.batch, sources, splits)))
-        fetched, sources, splits = self._to_device((item.fetched, sources, splits))
+        self.timeline.sent_batch(tree_bytes((item.planned.batch, sources)))
+        fetched, sources = self._to_device((item.fetched, sources))
         batch = self._preparation.send(item.planned.sent)
         jax.block_until_ready(fetched)  # so that the span is that of the transfer
-        return Transferred(planned=item.planned, batch=batch, fetched=fetched, sources=sources, splits=splits)
+        return Transferred(planned=item.planned, batch=batch, fetched=fetched, sources=sources)
 
     def _await_step(self) -> tuple[int, Updated]:
         number, item = self._updated.get()
@@ -332,6 +307,6 @@ class HostPipeline:
     def _store(self, number: int, item: Retrieved) -> None:
         del number
         for name, plan in item.planned.plans.items():
-            stored, rows = plan.stored, item.rows[name]
+            stored, rows = plan.rows, item.rows[name]
             slots = {slot: array[: stored.size] for slot, array in rows.slots.items()}
             self._tables[name].store(stored, rows.values[: stored.size], slots)

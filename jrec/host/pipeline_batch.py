@@ -11,7 +11,6 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.host.local import local_ids
-from jrec.host.resident import Split
 from jrec.host.ring import Rows, bucket, head
 from jrec.host.table import HostTable
 from jrec.native import host as native
@@ -24,21 +23,14 @@ class StackPlan:
     """One stack's part in one batch.
 
     Attributes:
-      rows: (n,) int32, the unique rows, ascending.
+      rows: (n,) of the stack's ``address_dtype``, the unique rows, ascending.
       source: (capacity,) int32, where each comes from; see ``RingPlan.next``.
-      missing: (m,) int32, those to fetch.
-      split: which of them are resident; None where the stack has no resident rows.
+      missing: (m,) of the rows' dtype, those to fetch.
     """
 
     rows: np.ndarray
     source: np.ndarray
     missing: np.ndarray
-    split: Split | None = None
-
-    @property
-    def stored(self) -> np.ndarray:
-        """(k,) int32, ascending: the rows that the host stores after the step."""
-        return self.rows if self.split is None else self.rows[self.split.others]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +40,8 @@ class Prepared:
     Attributes:
       batch: NumPy arrays, as the pipeline's caller sees it.
       sent: what goes to the device of it, a tree of NumPy arrays.
-      rows: by stack of the pipeline its unique rows, (n,) int32 ascending, and how large ``n`` could be.
+      rows: by stack of the pipeline its unique rows, (n,) of the stack's ``address_dtype``, ascending, and how large
+        ``n`` could be.
     """
 
     batch: Batch
@@ -120,13 +113,12 @@ class Gathered:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transferred:
-    """A batch on the device: itself, the fetched rows, the sources of all rows, and which are resident (padded)."""
+    """A batch on the device: itself, the fetched rows, and the sources of all rows."""
 
     planned: Planned
     batch: Any
     fetched: dict[str, Rows]
     sources: dict[str, jax.Array]
-    splits: dict[str, Split]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,17 +128,15 @@ class Ready:
     Attributes:
       number: counted from 0, where the pipeline began.
       batch: ``Prepared.sent`` on the device; of ``WholeBatches``, ids of host stacks number the rows of ``tables``, and
-        casts name those of the stacks.
+        casts name those of the stacks (see ``localized``).
       tables: by host stack its unique rows as of now, (capacity, dim), with their slots; a capacity that grows is rare.
       planned: the batch on the host, and its plan.
-      splits: by host stack which rows are resident, padded, on the device.
     """
 
     number: int
     batch: Any
     tables: dict[str, Rows]
     planned: Planned
-    splits: dict[str, Split]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,25 +167,29 @@ class Retrieved:
 def localized(bags: Bags, stack: Stack) -> tuple[Bags, np.ndarray, int]:
     """Bags whose ids number the batch's unique rows, 0 for the least, and those rows.
 
-    Their cast, computed here unless the loader did, is that of the ids as they were: ``rows`` names rows of the stack.
+    Their cast, computed here unless the loader did, is that of the ids as they were: ``rows`` names rows of the stack,
+    modulo 2^32 in int32, which is what rounding hashes, so that all of it can go to a device.
 
     Args:
       bags: NumPy arrays.
       stack: which they read.
 
     Returns:
-      The bags; (n,) int32, ascending; and how large ``n`` could be.
+      The bags; (n,) of the stack's ``address_dtype``, ascending; and how large ``n`` could be.
     """
     cast: Cast | None = bags.cast
     if cast is None:
         ids, offsets = np.asarray(bags.ids), None if bags.offsets is None else np.asarray(bags.offsets)
         cast = native.tensor_cast(ids, offsets, num_rows=stack.rows)
-    count = int(cast.num_unique)
-    return (
-        dataclasses.replace(bags, ids=local_ids(cast, bags.ids.shape), cast=cast),
-        np.asarray(cast.rows)[:count],
-        cast.rows.size,
-    )
+    rows = np.asarray(cast.rows)
+    local = dataclasses.replace(bags, ids=local_ids(cast, bags.ids.shape), cast=on_device(cast))
+    return local, rows[: int(cast.num_unique)], rows.size
+
+
+def on_device(cast: Cast) -> Cast:
+    """A cast of NumPy arrays without int64: such rows, of tables that only the host addresses, modulo 2^32 in int32."""
+    rows: Any = np.asarray(cast.rows).astype(np.int32, copy=False)
+    return cast if rows is cast.rows else dataclasses.replace(cast, rows=rows)
 
 
 def fetched(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
@@ -203,7 +197,7 @@ def fetched(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
 
     Args:
       table: which is only read.
-      rows: (n,) int32, ascending.
+      rows: (n,) int32 or int64, ascending.
       capacity: the largest ``n`` there can be.
     """
     size = bucket(rows.size, capacity)
@@ -220,16 +214,6 @@ def fetched(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
     }
     table.fetch(rows, values[: rows.size], {name: slot[: rows.size] for name, slot in slots.items()})
     return Rows(values=values, slots=slots)
-
-
-def read(table: HostTable, rows: np.ndarray, capacity: int, split: Split | None = None) -> Rows:
-    """As ``fetched``, without slots; zeros in the places of resident rows."""
-    values = np.zeros((bucket(rows.size, capacity), table.dim), table.dtype)
-    if split is None:
-        values[: rows.size] = table.read(rows)
-    else:
-        values[split.others] = table.read(rows[split.others])
-    return Rows(values=values, slots={})
 
 
 def tree_bytes(tree: Any) -> int:

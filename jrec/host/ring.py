@@ -69,22 +69,18 @@ class RingPlan:
         self._length, self._most = length, most
         self._held: collections.deque[tuple[int, np.ndarray]] = collections.deque(maxlen=length)
 
-    def next(
-        self, batch: int, rows: np.ndarray, most: int, resident: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def next(self, batch: int, rows: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Plans the next batch; call it once for each, in order.
 
         Args:
           batch: its number, counted from 0.
-          rows: (n,) int32, ascending: its unique rows.
+          rows: (n,) int32 or int64, the same for all batches, ascending: its unique rows.
           most: how many they could be; the same for all batches.
-          resident: (m,) int32, places of rows that come from neither ring nor host (``jrec.host.resident``). Whoever is
-            resident once is always: what entries of the ring hold of them is not looked at.
 
         Returns:
           ``source``, (capacity,) int32: for each row its place in the ring of ``length * capacity`` rows, or ``-1 - i``
-          for row ``i`` of ``missing``, or -1 for a resident one, as for padding; and ``missing``, (m,) int32
-          ascending, the rows to fetch from the host.
+          for row ``i`` of ``missing``, or -1 for padding; and ``missing``, (m,) of the rows'
+          dtype, ascending, the rows to fetch from the host.
 
         Raises:
           ValueError: on a batch of another static size.
@@ -96,7 +92,7 @@ class RingPlan:
             )
         if rows.size > self.capacity:
             self.capacity = bucket(rows.size + rows.size // 8, most)
-        sources = RowSources(rows, self.capacity, resident)
+        sources = RowSources(rows, self.capacity)
         for number, held in reversed(self._held):  # the latest copy of a row is the one that counts
             sources.match(held, (number % self._length) * self.capacity)
         missing = sources.missing()
@@ -140,12 +136,6 @@ class DeviceRing:
 def head(rows: Rows, size: int) -> Rows:
     """The first ``size`` rows."""
     return jax.tree.map(lambda array: array[:size], rows)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def expand(rows: Rows, size: int) -> Rows:
-    """Rows with zeros up to ``size``."""
-    return jax.tree.map(lambda array: jnp.pad(array, [(0, size - array.shape[0]), *[(0, 0)] * (array.ndim - 1)]), rows)
 
 
 @jax.jit

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrec.host.checks import check_numbered, checked_bags, checked_rows, checked_values
+from jrec.host.checks import checked_bags, checked_rows, checked_values
 from jrec.host.local import local_ids
 from jrec.host.memory import allocate, physical_memory
 from jrec.native import host
@@ -29,8 +29,8 @@ class HostTable:
     ``jrec.ops.row_init.init_rows``; it takes no memory, and reading it gives it none. So a table may be larger than
     memory as long as the rows that training touches are not, and larger still in a ``folder`` of a fast disk.
 
-    A stack may have 2^31 rows or more, where it is one table: ``fetch``, ``read`` and ``store`` take int64 addresses.
-    Lookups in bags and updates by casts, whose ids are int32, then raise ValueError, as packing such a batch does.
+    A stack may have 2^31 rows or more, where it is one table: addresses and ids are then int64
+    (``Stack.address_dtype``).
 
     Methods may run at the same time as long as no row is written by one and read or written by another.
 
@@ -195,7 +195,7 @@ class HostTable:
         unique = lookups if cast is None else _unique(cast)
         if make:
             self._store.make(unique, self.threads, mark=False)
-        elif not self._store.holds(unique, self.threads):
+        if ids.dtype == np.int64 or not (make or self._store.holds(unique, self.threads)):
             cast = self._cast(ids, offsets) if cast is None else cast
             rows = self.read(_unique(cast))
             return host.gather_reduce(rows, local_ids(cast, ids.shape), offsets, **options)
@@ -226,7 +226,6 @@ class HostTable:
         Raises:
           ValueError: on addresses outside the stack, or arrays that do not fit.
         """
-        check_numbered(self.stack)
         rows = checked_rows(_unique(cast), self.stack)
         self._before_write(rows)
         self._store.make(rows, self.threads, mark=True)
@@ -260,12 +259,12 @@ class HostTable:
 
     def clear_dirty(self) -> None:
         """Calls all rows saved. Not while another thread writes rows."""
-        self._store.dirty[:] = 0
+        _clear(self._store.dirty)
 
     def reset(self) -> None:
         """Back to the first values of all rows and slots. Not while another thread uses the table."""
-        self._store.made[:] = 0
-        self._store.dirty[:] = 0
+        _clear(self._store.made)
+        _clear(self._store.dirty)
 
     def _cast(self, ids: np.ndarray, offsets: np.ndarray | None) -> Cast:
         return host.tensor_cast(ids, offsets, num_rows=self.rows, threads=self.threads)
@@ -303,6 +302,11 @@ def _bytes(stack: Stack, slots: Mapping[str, tuple[int, ...]]) -> int:
 def _unique(cast: Cast) -> np.ndarray:
     rows = np.asarray(cast.rows)
     return np.ascontiguousarray(rows[: min(int(cast.num_unique), rows.size)])
+
+
+def _clear(bitmap: np.ndarray) -> None:
+    """Clears all bits without touching, and so taking memory for, pages that have none."""
+    bitmap[np.flatnonzero(bitmap)] = 0
 
 
 def _numbers(bitmap: np.ndarray) -> np.ndarray:

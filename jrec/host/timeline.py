@@ -35,7 +35,6 @@ class _Depth:
 class _Rows:
     unique: int = 0
     cached: int = 0
-    resident: int = 0
     to_device: int = 0
     to_host: int = 0
 
@@ -94,13 +93,12 @@ class Timeline:
             if self.trace:
                 self._depth_events.append((channel, time.perf_counter(), items))
 
-    def rows(self, stack: str, *, unique: int, cached: int, resident: int = 0) -> None:
+    def rows(self, stack: str, *, unique: int, cached: int) -> None:
         """Records how many unique rows a batch has, how many the device holds already, and how many of those stay."""
         with self._lock:
             of = self._rows[stack]
             of.unique += unique
             of.cached += cached
-            of.resident += resident
 
     def moved(self, stack: str, *, to_device: int = 0, to_host: int = 0) -> None:
         """Records bytes of rows and slots, padding of their static sizes included, that travel."""
@@ -123,8 +121,8 @@ class Timeline:
         Returns:
           By stage its busy and waiting seconds; ``overlap_efficiency``, the busiest stage's share of ``seconds`` (1
           where everything else hides behind it), and its name; by stack the unique rows, those found on the device,
-          those of them that stay there, and bytes of rows and slots that travelled; bytes of the batches themselves;
-          by channel its mean and greatest depth.
+          and bytes of rows and slots that travelled; bytes of the batches themselves; by channel its mean and greatest
+          depth.
         """
         with self._lock:
             stages = {
@@ -141,7 +139,6 @@ class Timeline:
                     name: {
                         "unique": of.unique,
                         "cached_on_device": of.cached,
-                        "resident": of.resident,
                         "fetched": of.unique - of.cached,
                         "hit_rate": of.cached / of.unique if of.unique else None,
                         "bytes_to_device": of.to_device,

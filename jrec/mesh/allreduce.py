@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jrec.mesh.retrieve import place
 from jrec.mesh.route import AXIS, Picks
-from jrec.mesh.step import StepOptions, cast_rows, step_casted, step_summed
+from jrec.mesh.step import StepOptions, cast_rows, of_unique, step_casted, step_summed
 from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.types import Cast
@@ -38,8 +38,6 @@ def update_shared(
     options: StepOptions | None = None,
 ) -> tuple[jax.Array, Slots]:
     """Steps rows that every device holds, by the sum of all devices' gradients. Call it inside ``shard_map``.
-
-    Serves replicated rows, and rows of a batch that came from host memory.
 
     Args:
       optimizer: whose step.
@@ -68,7 +66,7 @@ def update_shared(
     rows = jax.lax.all_gather(picked, axis, tiled=True)
     cast = cast_rows(rows, num_rows=table.shape[0], options=options)
     if options.rounds(table) and addresses is not None:
-        addresses = jax.lax.all_gather(pick(addresses, picks.at), axis, tiled=True)
+        addresses = of_unique(cast, jax.lax.all_gather(pick(addresses, picks.at), axis, tiled=True))
     if reduce == "all_gather":
         everybody = jax.lax.all_gather(given, axis, tiled=True)
         return step_casted(optimizer, table, slots, cast, everybody, addresses, options)

@@ -40,7 +40,8 @@ class Exchange:
     """One step's requests between the devices, inside ``shard_map``.
 
     Attributes:
-      asked: (N, C) int32, offsets in this device's shard: line i is what device i asks for; padding holds S or more.
+      asked: (N, C) int32, offsets in this device's shard: line i is what device i asks for; padding holds S + K or
+        more.
       sends: (N,) int32, how many values this device has asked of each other.
       answers: (N,) int32, how many each other has asked of it.
       axis: of the mesh.
@@ -59,7 +60,7 @@ class Exchange:
 
         Args:
           remote: (N, C); real requests come first in each line.
-          shard_rows: S.
+          shard_rows: S + K, the rows that each device has to give, its shard's and those from host memory.
           axis: of the mesh, of N devices.
           kind: how values will travel; requests, a fraction of their bytes, are always padded.
 

@@ -6,47 +6,46 @@ import jax
 import jax.numpy as jnp
 
 from jrec.mesh.exchange import Exchange
-from jrec.mesh.route import MeshRows, Picks, Route, check_view
+from jrec.mesh.route import MeshRows, Route, check_view
 
 
-def retrieve(rows: MeshRows, route: Route, exchange: Exchange | None, *, host: jax.Array | None = None) -> jax.Array:
+def retrieve(rows: MeshRows, route: Route, exchange: Exchange | None) -> jax.Array:
     """A device's unique rows, ready to be pooled by ids that number them. Call it inside ``shard_map``.
 
     Only the rows of other devices wait for the network: the gathers from the device's own arrays depend on no
     collective, so a scheduler that hides latency runs them while requests and answers travel.
 
     Args:
-      rows: the device's view: (S, dim) sharded, (H, dim) replicated.
+      rows: the device's view: (S, dim) sharded, (H, dim) replicated, (K, dim) from host memory.
       route: of the device's part of the batch, without the axis of devices.
       exchange: opened with ``route.remote``; None where the route has none.
-      host: (K, dim), the batch's rows from host memory; None where the route has none.
 
     Returns:
       (U, dim) of the table's dtype; places that the route does not fill are zero.
 
     Raises:
-      ValueError: if shapes do not fit, or the route reads host rows and none are given.
+      ValueError: if shapes do not fit.
     """
     check_view(rows, route)
-    if host is None and route.host.rows.size:
-        raise ValueError(
-            f"the route reads up to {route.host.rows.size} rows from host memory, but no host rows were given"
-        )
     if (exchange is None) != (route.remote is None):
         raise ValueError("open the exchange with the route's remote picks: there is only one of the two")
-    answers = None if exchange is None else exchange.answer(_gather(rows.sharded, exchange.asked))
+    answers = None if exchange is None else exchange.answer(_of_shard(rows, exchange.asked))
     found = jnp.zeros((route.capacity, rows.sharded.shape[1]), rows.sharded.dtype)
-    found = _place(found, route.own, rows.sharded)
-    found = _place(found, route.replicated, rows.replicated)
-    if host is not None and route.host.rows.size:
-        found = _place(found, route.host, host)
+    if route.own is not None:
+        found = place(found, route.own.at, _of_shard(rows, route.own.rows))
+    found = place(found, route.replicated.at, _gather(rows.replicated, route.replicated.rows))
     if route.remote is None or answers is None:
         return found
     return place(found, route.remote.at, answers)
 
 
-def _place(found: jax.Array, picks: Picks, source: jax.Array) -> jax.Array:
-    return place(found, picks.at, _gather(source, picks.rows))
+def _of_shard(rows: MeshRows, offsets: jax.Array) -> jax.Array:
+    """(..., dim): rows of the device's shard, those that came from host memory behind those that it keeps."""
+    kept = _gather(rows.sharded, offsets)
+    if rows.host is None:
+        return kept
+    count = rows.sharded.shape[0]
+    return jnp.where((offsets < count)[..., None], kept, _gather(rows.host, jnp.maximum(offsets - count, 0)))
 
 
 def _gather(source: jax.Array, rows: jax.Array) -> jax.Array:

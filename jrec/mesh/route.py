@@ -1,11 +1,13 @@
 """How the unique rows of a batch reach the device that reads them, and the arrays of a stack on a mesh.
 
 The loader routes what one device's part of a batch reads of one stack: U *unique rows*, numbered by the ascending order
-of their addresses, each of which lies in the replicated array, in the device's own shard, in another device's shard,
-or among the batch's rows from host memory. On a mesh every leaf here has a further axis of devices in front, sharded
-over the mesh; ``local_view`` takes it off inside ``shard_map``. Symbols: N devices, S rows of a shard, H replicated
-rows, C requests from one device to another. All of them are at least 1, by padding where need be: XLA crashes on CPUs
-when a program of several devices reads an array without elements.
+of their addresses, each of which lies in the replicated array, in the device's own shard, or in another device's shard.
+A row in host memory has an owner among the devices, too: for a batch, the owner's shard of S rows goes on with the K
+rows of host memory that any device reads of it. On a mesh every leaf here has a further axis of devices in front,
+sharded over the mesh; ``local_view`` takes it off inside ``shard_map``. Symbols: N devices, S rows of a shard, H
+replicated rows, C requests from one device to another, K rows of a device from host memory. All of them but K are at
+least 1, by padding where need be: XLA crashes on CPUs when a program of several devices reads an array without
+elements.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class Picks:
     """Rows to read from one array, and where each goes among the unique rows of a batch.
 
     Attributes:
-      rows: int32 offsets in the array, unique, of any shape; padding holds the array's number of rows.
+      rows: int32 offsets in the array, unique, of any shape; padding holds the array's number of rows or more.
       at: int32 of the same shape, places among the U unique rows; padding holds U. Each place that is not padding
         occurs in one of a route's picks once.
     """
@@ -38,16 +40,38 @@ class Picks:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SendRoute:
+    """One device's lookups at all devices, as bags of theirs; see ``jrec.mesh.send``.
+
+    Attributes:
+      rows: (N, L) int32 offsets in each device's shard, bag by bag; padding, behind them, is -1.
+      starts: (N, P) int32, where each bag of a line begins in it; padding holds the line's number of lookups.
+      at: (N, P) int32, which of this device's bags each is, unique in a line; padding holds ``num_bags``.
+      weights: (N, L) float32, or None for ones.
+      addresses: (N, L) int32, the rows' addresses in the stack, for stochastic rounding; or None.
+      num_bags: The number of this device's bags.
+    """
+
+    rows: jax.Array
+    starts: jax.Array
+    at: jax.Array
+    weights: jax.Array | None = None
+    addresses: jax.Array | None = None
+    num_bags: int = dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Route:
     """Where the unique rows of one stack, in one device's part of a batch, come from.
 
     Attributes:
       capacity: U, how many unique rows fit: the static size of what ``retrieve`` returns.
       replicated: (R,) of the replicated array.
-      own: (O,) of the device's own shard.
+      own: (O,) of the device's own shard; None where no row of the stack is sharded or in host memory.
       remote: (N, C) of each device's shard: line j is asked of device j. A device's own line is padding. None where
-        nothing is ever asked, since all lookups of other devices' rows are sent (``jrec.mesh.send``).
-      host: (G,) of the batch's rows from host memory; G is 0 where there is no such tier, and nothing reads it.
+        nothing is ever asked, since all lookups of other devices' rows are sent.
+      send: Lookups that are sent to the rows' owners, which pool them; None where all unique rows are retrieved.
       addresses: (U,) int32, the unique rows' addresses in the stack, padding anything; only read where rows of 16
         bits are rounded stochastically, which goes by address, as on a single device. None otherwise.
       union: how many replicated rows all devices together may touch before the sparse all-reduce falls back to a
@@ -56,9 +80,9 @@ class Route:
 
     capacity: int = dataclasses.field(metadata={"static": True})
     replicated: Picks
-    own: Picks
+    own: Picks | None
     remote: Picks | None
-    host: Picks
+    send: SendRoute | None = None
     addresses: jax.Array | None = None
     union: int | None = dataclasses.field(default=None, metadata={"static": True})
 
@@ -74,19 +98,30 @@ class MeshRows:
       replicated: (H, dim), equal on all devices; its last rows may be padding.
       sharded_slots: as ``optimizer.init(sharded)`` makes them, placed alike; empty in inference.
       replicated_slots: of the replicated rows.
+      host: (N * K, dim), rows of a batch from host memory, behind those of the shards; (K, dim) inside ``shard_map``.
+        None where no row of the stack lives there.
+      host_slots: Of these rows; empty in inference.
     """
 
     sharded: jax.Array
     replicated: jax.Array
     sharded_slots: Slots = dataclasses.field(default_factory=dict)
     replicated_slots: Slots = dataclasses.field(default_factory=dict)
+    host: jax.Array | None = None
+    host_slots: Slots = dataclasses.field(default_factory=dict)
+
+    @property
+    def shard_rows(self) -> int:
+        """S + K, rows of the device's shard with those of the batch from host memory."""
+        return self.sharded.shape[0] + (0 if self.host is None else self.host.shape[0])
 
     @staticmethod
-    def specs(optimizer: RowOptimizer | None, *, axis: str = AXIS) -> MeshRows:
+    def specs(optimizer: RowOptimizer | None, *, host: bool = False, axis: str = AXIS) -> MeshRows:
         """The placement: the same structure with a ``PartitionSpec`` for every array.
 
         Args:
           optimizer: whose slots there are; None where there are none.
+          host: whether there are a batch's rows from host memory.
           axis: of the mesh.
         """
         names = () if optimizer is None else tuple(optimizer.slots)
@@ -101,6 +136,8 @@ class MeshRows:
             replicated=replicated,
             sharded_slots=sharded_slots,
             replicated_slots=replicated_slots,
+            host=sharded if host else None,
+            host_slots=dict(sharded_slots) if host else {},
         )
 
 
@@ -110,7 +147,7 @@ def check_view(rows: MeshRows, route: Route) -> None:
     for name, array in (("sharded", rows.sharded), ("replicated", rows.replicated)):
         if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] != dim:
             raise ValueError(f"{name} rows must be (rows, {dim}) and at least one, but have shape {array.shape}")
-    for name in ("replicated", "own", "remote", "host"):
+    for name in ("replicated", "own", "remote"):
         picks = getattr(route, name)
         if picks is None:
             continue
@@ -121,7 +158,7 @@ def check_view(rows: MeshRows, route: Route) -> None:
                 f"rows and places of {name} must be int32 of one shape of {ndim} dimension(s) inside shard_map, but are"
                 f" {sorted(types)} of {sorted(shapes)}; local_view takes the axis of devices off"
             )
-        if name != "host" and picks.rows.size == 0:
+        if picks.rows.size == 0:
             raise ValueError(f"the route has no place for {name} rows; give it at least one of padding")
 
 

@@ -2,47 +2,23 @@
 
 Retrieving moves every unique row and its gradient; this moves every bag that has lookups on another device, and its
 gradient. Which is fewer bytes, ``jrec.sharding.modes`` says. It is also Tensor Casting's memory-centric mode
-(section IV-C): devices that keep tables gather-reduce and update locally, others run the dense model (``only_on``).
+(section IV-C): devices that keep tables gather-reduce and update locally, others run the dense model
+(``jrec.mesh.communication``).
 Symbols: L lookups of one device at another, P bags of one device with lookups at another.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jrec.mesh.allreduce import pick
 from jrec.mesh.exchange import Kind, swap, swap_padded
-from jrec.mesh.route import AXIS
+from jrec.mesh.route import AXIS, SendRoute
 from jrec.mesh.step import StepOptions
 from jrec.ops.gather_reduce import gather_reduce
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SendRoute:
-    """One device's lookups at all devices, as bags of theirs.
-
-    Attributes:
-      rows: (N, L) int32 offsets in each device's shard, bag by bag; padding, behind them, is -1.
-      starts: (N, P) int32, where each bag of a line begins in it; padding holds the line's number of lookups.
-      at: (N, P) int32, which of this device's bags each is, unique in a line; padding holds ``num_bags``.
-      weights: (N, L) float32, or None for ones.
-      addresses: (N, L) int32, the rows' addresses in the stack, for stochastic rounding; or None.
-      num_bags: of this device.
-    """
-
-    rows: jax.Array
-    starts: jax.Array
-    at: jax.Array
-    weights: jax.Array | None = None
-    addresses: jax.Array | None = None
-    num_bags: int = dataclasses.field(metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -133,21 +109,3 @@ class Sent:
         lines = pick(gradients, self.at)
         arrived = swap(lines, self.sends, self.answers, axis=self.axis, kind=self.kind)
         return arrived.reshape(-1, gradients.shape[1])
-
-
-def only_on(devices: Sequence[bool], work: Callable[..., Any], *arguments: Any, axis: str = AXIS) -> Any:
-    """What ``work(*arguments)`` gives on some of the devices; zeros, at no cost, on the others.
-
-    Args:
-      devices: (N,), which do the work. A memory-centric plan's other devices keep tables and skip the dense model.
-      work: without collectives, which all devices must enter.
-      *arguments: of it.
-      axis: of the mesh.
-    """
-    shapes = jax.eval_shape(work, *arguments)
-    chosen = jnp.asarray(np.asarray(devices, bool))[jax.lax.axis_index(axis)]
-
-    def nothing(*_: Any) -> Any:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-    return jax.lax.cond(chosen, work, nothing, *arguments)

@@ -43,6 +43,12 @@ def cast_rows(rows: jax.Array, *, num_rows: int, options: StepOptions, unique_ca
     return tensor_cast(rows[:, None], num_rows=num_rows, unique_capacity=unique_capacity, implementation=named)
 
 
+def of_unique(cast: Cast, values: jax.Array) -> jax.Array:
+    """(unique_capacity, ...): values of ``cast.rows``, from those of all that was cast, equal for equal rows."""
+    firsts = cast.positions.at[cast.offsets[:-1]].get(mode="clip")
+    return values.at[firsts].get(mode="clip")
+
+
 def step_casted(
     optimizer: RowOptimizer,
     table: jax.Array,
@@ -62,7 +68,8 @@ def step_casted(
       slots: of the table.
       cast: of n lookups in bags.
       gradients: (num_bags, dim) float32.
-      addresses: (n,) int32 in the stack of what was cast, by which 16-bit rows are rounded; None where none are.
+      addresses: (unique_capacity,) int32, the addresses in the stack of ``cast.rows``, by which 16-bit rows are
+        rounded; None where none are.
       options: of the step.
       weights: (n,) float32 of the lookups, or None.
     """
@@ -148,6 +155,5 @@ def _step_rounded(
         implementation=options.implementation,
     )
     assert options.rounding_key is not None
-    firsts = cast.positions.at[cast.offsets[:-1]].get(mode="clip")  # of each unique row, the first that was cast
-    new = rounding.stochastic_round(new, table.dtype, options.rounding_key, addresses.at[firsts].get(mode="clip"))
+    new = rounding.stochastic_round(new, table.dtype, options.rounding_key, addresses)
     return put(table, new), {name: put(slot, new_slots[name]) for name, slot in slots.items()}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 from jrec.mesh.allreduce import Reduce, pick, update_shared
 from jrec.mesh.exchange import Exchange
-from jrec.mesh.route import AXIS, MeshRows, Route, check_view
+from jrec.mesh.route import AXIS, MeshRows, Picks, Route, check_view
 from jrec.mesh.send import Sent
-from jrec.mesh.step import StepOptions, cast_rows, step_casted
+from jrec.mesh.step import StepOptions, cast_rows, of_unique, step_casted
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.tensor_cast import tensor_cast
 
@@ -27,9 +29,7 @@ def update(
     reduce: Reduce = "local",
     options: StepOptions | None = None,
 ) -> MeshRows:
-    """Steps all sharded and replicated rows that any device read. Call it inside ``shard_map``.
-
-    Rows of the batch that came from host memory are ``update_shared``'s.
+    """Steps all rows that any device read, wherever they live. Call it inside ``shard_map``.
 
     Args:
       optimizer: whose step.
@@ -51,17 +51,18 @@ def update(
     """
     options = StepOptions() if options is None else options
     check_view(rows, route)
-    sharded, sharded_slots = update_sharded(
-        optimizer,
-        rows.sharded,
-        rows.sharded_slots,
-        route,
-        gradients,
-        exchange=exchange,
-        sent=sent,
-        bag_gradients=bag_gradients,
-        options=options,
-    )
+    if gradients.ndim != 2 or gradients.shape[0] != route.capacity:
+        raise ValueError(
+            f"gradients must be ({route.capacity}, dim), one row for each unique row, not {gradients.shape}"
+        )
+    sharded, sharded_slots, host, host_slots = rows.sharded, rows.sharded_slots, rows.host, rows.host_slots
+    if route.own is not None:
+        arrived = _arrived(
+            rows, route, route.own, exchange, gradients, sent=sent, bag_gradients=bag_gradients, options=options
+        )
+        first, sharded, sharded_slots = sharded.shape[0], *arrived.step(optimizer, sharded, sharded_slots, 0, options)
+        if host is not None:
+            host, host_slots = arrived.step(optimizer, host, host_slots, first, options)
     replicated, replicated_slots = update_shared(
         optimizer,
         rows.replicated,
@@ -79,72 +80,86 @@ def update(
         replicated=replicated,
         sharded_slots=sharded_slots,
         replicated_slots=replicated_slots,
+        host=host,
+        host_slots=host_slots,
     )
 
 
-def update_sharded(
-    optimizer: RowOptimizer,
-    shard: jax.Array,
-    slots: Slots,
-    route: Route,
-    gradients: jax.Array,
-    *,
-    exchange: Exchange | None = None,
-    sent: Sent | None = None,
-    bag_gradients: jax.Array | None = None,
-    options: StepOptions | None = None,
-) -> tuple[jax.Array, Slots]:
-    """Sends gradients to the owners of the rows, which sum all there are of a row in one cast, and step it once.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Arrived:
+    """The gradients of a device's rows, as bags of what the rows' owner read itself and what others asked of it.
 
     A row's gradient has up to three sources: the device's own unique rows, the unique rows that others asked for, and
     the bags that others had pooled here. Optimizers are not linear, so these are one step, never two.
 
-    Args:
-      optimizer: whose step.
-      shard: (S, dim).
-      slots: of the shard.
-      route: of the device's part of the batch.
-      gradients: (U, dim) float32 of unique rows.
-      exchange: as opened for ``retrieve``; None where nothing was asked.
-      sent: as opened for the lookups that were sent; None where none were.
-      bag_gradients: (num_bags, dim) float32; beside ``sent``.
-      options: of the step.
-
-    Returns:
-      The new shard and slots.
+    Attributes:
+      rows: (n,) int32, offsets in the shard, then in the rows from host memory behind it.
+      offsets: (bags + 1,) int32, the bags of these rows; None where each is a bag.
+      gradients: (bags, dim) float32.
+      weights: (n,) float32, or None.
+      addresses: (n,) int32 in the stack, where rows are rounded by them.
     """
-    options = StepOptions() if options is None else options
-    if gradients.ndim != 2 or gradients.shape[0] != route.capacity:
-        raise ValueError(
-            f"gradients must be ({route.capacity}, dim), one row for each unique row, not {gradients.shape}"
-        )
-    rows, given = route.own.rows, _collected(route, exchange, gradients)
+
+    rows: jax.Array
+    offsets: jax.Array | None
+    gradients: jax.Array
+    weights: jax.Array | None
+    addresses: jax.Array | None
+
+    def step(
+        self, optimizer: RowOptimizer, table: jax.Array, slots: Slots, first: int, options: StepOptions
+    ) -> tuple[jax.Array, Slots]:
+        """Sums all there is of a row, and steps it once: of the rows that begin at offset ``first``."""
+        count = table.shape[0]
+        rows = self.rows if first == 0 else jnp.where(self.rows < first, count, self.rows - first)
+        if self.offsets is None:
+            cast = cast_rows(rows, num_rows=count, options=options)
+        else:
+            cast = tensor_cast(rows, self.offsets, num_rows=count, implementation=options.implementation)
+        addresses = None if self.addresses is None else of_unique(cast, self.addresses)
+        return step_casted(optimizer, table, slots, cast, self.gradients, addresses, options, weights=self.weights)
+
+
+def _arrived(
+    rows: MeshRows,
+    route: Route,
+    own: Picks,
+    exchange: Exchange | None,
+    gradients: jax.Array,
+    *,
+    sent: Sent | None,
+    bag_gradients: jax.Array | None,
+    options: StepOptions,
+) -> _Arrived:
+    """Sends gradients to the owners of the rows; arguments as of ``update``."""
+    read, given = own.rows, _collected(route, own, exchange, gradients)
     if exchange is not None:
-        rows = jnp.concatenate([rows, exchange.asked.reshape(-1)])
+        read = jnp.concatenate([read, exchange.asked.reshape(-1)])
     addresses = None
-    if options.rounds(shard) and route.addresses is not None:
-        addresses = _collected(route, exchange, route.addresses)
+    if options.rounds(rows.sharded) and route.addresses is not None:
+        addresses = _collected(route, own, exchange, route.addresses)
     if sent is None:
-        cast = cast_rows(rows, num_rows=shard.shape[0], options=options)
-        return step_casted(optimizer, shard, slots, cast, given, addresses, options)
+        return _Arrived(rows=read, offsets=None, gradients=given, weights=None, addresses=addresses)
     if bag_gradients is None:
         raise ValueError("lookups were sent: give the gradients of the bags, too")
-    count, weights = rows.shape[0], None
-    offsets = jnp.concatenate([jnp.arange(count, dtype=jnp.int32), sent.offsets + jnp.int32(count)])
+    count, weights = read.shape[0], None
     if sent.weights is not None:
         weights = jnp.concatenate([jnp.ones(count, jnp.float32), sent.weights])
     if addresses is not None:
         addresses = None if sent.addresses is None else jnp.concatenate([addresses, sent.addresses])
-    rows = jnp.concatenate([rows, sent.rows])
-    given = jnp.concatenate([given, sent.deliver(bag_gradients)])
-    cast = tensor_cast(rows, offsets, num_rows=shard.shape[0], implementation=options.implementation)
-    return step_casted(optimizer, shard, slots, cast, given, addresses, options, weights=weights)
+    return _Arrived(
+        rows=jnp.concatenate([read, sent.rows]),
+        offsets=jnp.concatenate([jnp.arange(count, dtype=jnp.int32), sent.offsets + jnp.int32(count)]),
+        gradients=jnp.concatenate([given, sent.deliver(bag_gradients)]),
+        weights=weights,
+        addresses=addresses,
+    )
 
 
-def _collected(route: Route, exchange: Exchange | None, values: jax.Array) -> jax.Array:
+def _collected(route: Route, own: Picks, exchange: Exchange | None, values: jax.Array) -> jax.Array:
     """(O + N * C, ...): values of the own rows, then those that the others send, in the order of ``asked``."""
-    own = pick(values, route.own.at)
+    mine = pick(values, own.at)
     if exchange is None or route.remote is None:
-        return own
+        return mine
     arrived = exchange.deliver(pick(values, route.remote.at))
-    return jnp.concatenate([own, arrived.reshape(-1, *values.shape[1:])])
+    return jnp.concatenate([mine, arrived.reshape(-1, *values.shape[1:])])

@@ -24,7 +24,7 @@ SMALL = 8192  # entries
 class Job(enum.IntEnum):
     """Words of the int64 job array. Names of arrays hold addresses; int32 unless said otherwise."""
 
-    IDS = 0
+    IDS = 0  # uint32 where UNSIGNED is set
     OFFSETS = 1  # 0 for padded bags
     LENGTH = 2  # ids per padded bag
     NUM_BAGS = 3
@@ -37,7 +37,7 @@ class Job(enum.IntEnum):
     TABLES = 10  # int64, Table records
     NUM_TABLES = 11
     CHUNKS = 12  # for passes shared by several threads; 1 sorts table by table
-    ROWS_OUT = 13
+    ROWS_OUT = 13  # as IDS
     OFFSETS_OUT = 14
     SOURCES_OUT = 15
     POSITIONS_OUT = 16
@@ -48,6 +48,7 @@ class Job(enum.IntEnum):
     IN_SECOND = 21  # whether the pairs lie in the second half of PAIRS
     TOTAL = 22
     ERROR = 23  # 1: malformed offsets, until the lookups are padding; 2 + position: an id outside its table
+    UNSIGNED = 24  # 1 for ids from 0 to 2^32 - 1, of a table of up to 2^32 - 1 rows
 
 
 class Table(enum.IntEnum):
@@ -71,7 +72,7 @@ JOB_WORDS, TABLE_WORDS = len(Job), len(Table)
 (
     IDS, OFFSETS, LENGTH, NUM_BAGS, CAPACITY, NUM_ROWS, UNIQUE_CAPACITY, PAIRS, BAG_OF, COUNTERS, TABLES, NUM_TABLES,
     CHUNKS, ROWS_OUT, OFFSETS_OUT, SOURCES_OUT, POSITIONS_OUT, NUM_UNIQUE_OUT, LIMIT, PHASE, SHIFT, IN_SECOND, TOTAL,
-    ERROR,
+    ERROR, UNSIGNED,
 ) = (int(word) for word in Job)  # fmt: skip
 T_BEGIN, T_END, T_BASE, T_ROWS, T_REAL, T_UNIQUE, T_FIRST_REAL, T_FIRST_PADDING, T_FIRST_UNIQUE, T_IN_SECOND = (
     int(word) for word in Table
@@ -107,9 +108,15 @@ def _part(job, chunk):
 
 
 @inlined
-def _key(ids, i, limit, base, rows):
+def _id_bits(job):
+    """Which bits of a sign-extended id count: a mask, so that loops over ids need no branch for the two kinds."""
+    return np.int64(0xFFFFFFFF) if get_i64(job, UNSIGNED) != 0 else np.int64(-1)
+
+
+@inlined
+def _key(ids, i, id_bits, limit, base, rows):
     """The row within its table, or ``rows`` for padding."""
-    row = np.int64(get_i32(ids, i)) - base
+    row = (np.int64(get_i32(ids, i)) & id_bits) - base
     return row if (i < limit) & (row >= 0) & (row < rows) else rows
 
 
@@ -121,10 +128,10 @@ def _count(job, table, begin, end, shift, bits, second, counters):
     base, rows = get_i64(table, T_BASE), get_i64(table, T_ROWS)
     if shift == 0:
         ids, limit, num_rows = get_i64(job, IDS), get_i64(job, LIMIT), get_i64(job, NUM_ROWS)
-        foreign = np.int64(-1)
+        foreign, id_bits = np.int64(-1), _id_bits(job)
         for i in range(begin, end):
-            key = _key(ids, i, limit, base, rows)
-            row = np.int64(get_i32(ids, i))
+            key = _key(ids, i, id_bits, limit, base, rows)
+            row = np.int64(get_i32(ids, i)) & id_bits
             if (key == rows) & (i < limit) & (row >= 0) & (row < num_rows):
                 foreign = i
             bucket = key & mask
@@ -155,9 +162,9 @@ def _scatter(job, table, begin, end, shift, bits, second, counters):
     mask = (np.int64(1) << bits) - 1
     base, rows = get_i64(table, T_BASE), get_i64(table, T_ROWS)
     if shift == 0:
-        ids, limit, out = get_i64(job, IDS), get_i64(job, LIMIT), _pairs(job, 0)
+        ids, limit, out, id_bits = get_i64(job, IDS), get_i64(job, LIMIT), _pairs(job, 0), _id_bits(job)
         for i in range(begin, end):
-            key = _key(ids, i, limit, base, rows)
+            key = _key(ids, i, id_bits, limit, base, rows)
             bucket = key & mask
             place = get_i32(counters, bucket)
             put_i32(counters, bucket, place + np.int32(1))

@@ -26,28 +26,33 @@ def tensor_cast(
     """Sorts lookups by row; identical to ``jrec.ops.tensor_cast``.
 
     Args:
-      ids: int32, (num_bags, length), or (capacity,) with ``offsets``. Ids outside [0, num_rows) are padding.
+      ids: int32 or int64, (num_bags, length), or (capacity,) with ``offsets``. Ids outside [0, num_rows) are padding.
       offsets: (num_bags + 1,) int32 ascending from 0, or None.
-      num_rows: rows of the table, at most 2**31 - 1.
+      num_rows: The table's rows, at most 2**31 - 1 where ids are int32 and 2**32 - 1 where they are int64.
       unique_capacity: how many unique rows fit; see ``jrec.ops.tensor_cast``.
       segments: (num_tables + 1, 2) integers, or None: table ``t`` owns bags ``segments[t, 0]:segments[t + 1, 0]`` and
         rows ``segments[t, 1]:segments[t + 1, 1]``. It changes nothing but the speed.
       threads: None for ``threads.num_threads()``.
 
     Returns:
-      A ``Cast`` of NumPy arrays.
+      A ``Cast`` of NumPy arrays; its rows have the dtype of the ids.
 
     Raises:
       ValueError: on shapes, dtypes or offsets that do not fit, or an id of a table that its bag does not read.
     """
-    ids, offsets = checked_ids(ids, offsets)
-    if not 1 <= num_rows < 2**31:
-        raise ValueError(f"num_rows is {num_rows}; row numbers are int32, so it must lie in 1..2**31 - 1")
+    ids, offsets = checked_ids(ids, offsets, wide=True)
+    wide = ids.dtype == np.int64
+    bits, kind = (32, "uint32 where ids are int64") if wide else (31, "int32")
+    if not 1 <= num_rows < 2**bits:
+        raise ValueError(f"num_rows is {num_rows}; row numbers are {kind}, so it must lie in 1..2**{bits} - 1")
+    given = ids
+    if wide:  # as uint32, of which the last one is no row
+        ids = np.where((ids < 0) | (ids >= num_rows), 2**32 - 1, ids).astype(np.uint32)
     num_bags, length = ids.shape if offsets is None else (offsets.size - 1, 0)
     if unique_capacity is None:
         unique_capacity = min(ids.size, num_rows)
     out: dict[str, Any] = {
-        "rows": np.empty(unique_capacity, np.int32),
+        "rows": np.empty(unique_capacity, ids.dtype),
         "offsets": np.empty(unique_capacity + 1, np.int32),
         "sources": np.empty(ids.size, np.int32),
         "positions": np.empty(ids.size, np.int32),
@@ -71,12 +76,13 @@ def tensor_cast(
     job[J.OFFSETS] = 0 if offsets is None else pointer(offsets)
     for word, value in (
         (J.LENGTH, length), (J.NUM_BAGS, num_bags), (J.CAPACITY, ids.size), (J.NUM_ROWS, num_rows),
-        (J.UNIQUE_CAPACITY, unique_capacity), (J.NUM_TABLES, len(tables)), (J.CHUNKS, chunks),
+        (J.UNIQUE_CAPACITY, unique_capacity), (J.NUM_TABLES, len(tables)), (J.CHUNKS, chunks), (J.UNSIGNED, wide),
     ):  # fmt: skip
         job[word] = value
     _run_phases(job, num_threads)
     if job[J.ERROR]:
-        _raise_foreign(int(job[J.ERROR]) - 2, ids)
+        _raise_foreign(int(job[J.ERROR]) - 2, given)
+    out["rows"] = out["rows"].astype(given.dtype, copy=False)
     return Cast(**out)
 
 
@@ -95,11 +101,19 @@ def thread_count(requested: int | None) -> int:
     return requested
 
 
-def checked_ids(ids: np.ndarray, offsets: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """C-contiguous ids and offsets; ValueError where they are not the padded or the ragged form of segments."""
+def checked_ids(
+    ids: np.ndarray, offsets: np.ndarray | None, *, wide: bool = False
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """C-contiguous ids and offsets.
+
+    Raises:
+      ValueError: Where they are not the padded or the ragged form of segments, or ids are neither int32 nor, if
+        ``wide``, int64.
+    """
     form = "(num_bags, length)" if offsets is None else "(capacity,) beside offsets"
-    if ids.ndim != (2 if offsets is None else 1) or ids.dtype != np.int32:
-        raise ValueError(f"ids must be int32 of shape {form}, but are {ids.dtype}{list(ids.shape)}")
+    if ids.ndim != (2 if offsets is None else 1) or ids.dtype not in ((np.int32, np.int64) if wide else (np.int32,)):
+        kinds = "int32 or int64" if wide else "int32"
+        raise ValueError(f"ids must be {kinds} of shape {form}, but are {ids.dtype}{list(ids.shape)}")
     if ids.size >= 2**31:
         raise ValueError(f"{ids.size} lookups do not fit int32 positions; use smaller batches")
     ids = np.ascontiguousarray(ids)

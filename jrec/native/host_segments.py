@@ -107,6 +107,8 @@ def casted_update(
 ) -> None:
     """The whole backward pass of a lookup, in place and in one pass over the rows; see ``jrec.ops.casted_update``.
 
+    Rows of the cast may be int64, below 2^32 - 1; stochastic rounding hashes them modulo 2^32, as it does int32 ones.
+
     Raises:
       ValueError: if shapes, dtypes or slots do not fit, or an array to be written is not writable and C-contiguous.
     """
@@ -121,7 +123,10 @@ def casted_update(
         weights = np.ascontiguousarray(weights)
     hyper = host_hyperparameters(optimizer, step, gradient_scale, _checked_key(rounding_key))
     job = _segment_job(bag_gradients, sources, offsets, weights)
-    job[kernels.Job.SEGMENTS] = min(int(cast.num_unique), rows.size)
+    segments, wide = min(int(cast.num_unique), rows.size), rows.dtype == np.int64
+    if wide:
+        rows = _unsigned(rows[:segments])
+    job[kernels.Job.SEGMENTS], job[kernels.Job.UNSIGNED] = segments, wide
     job[kernels.Job.POSITIONS] = pointer(positions)
     _set_table(job, optimizer, table, slots, rows, hyper)
     _run(job, sources.size, threads)
@@ -181,6 +186,11 @@ def _run(job: np.ndarray, longest: int, threads: int | None) -> None:
     kernels.finish_segments.call(pointer(job))
     if job[J.ERROR]:
         raise MemoryError("a native kernel could not allocate its scratch row")
+
+
+def _unsigned(rows: np.ndarray) -> np.ndarray:
+    """int64 rows as uint32, of which the last one is no row: past every table, as negative ones are."""
+    return np.where((rows < 0) | (rows >= 2**32), 2**32 - 1, rows).astype(np.uint32)
 
 
 def _check_matrix(name: str, array: np.ndarray) -> None:

@@ -44,7 +44,7 @@ class Job(enum.IntEnum):
     )
     LONG = 14  # scratch, (chunks,) int32: the long segment that begins in each chunk, or -1
     ERROR = 15  # 1: malformed offsets; 2: out of memory
-    ROWS = 16  # int32, the row of each segment
+    ROWS = 16  # int32, or uint32, the row of each segment
     TABLE = 17
     TABLE_DTYPE = 18
     TABLE_ROWS = 19
@@ -54,13 +54,14 @@ class Job(enum.IntEnum):
     HYPER = 23  # int32, see optimizer_steps
     GRADIENTS = 24  # float32, one row a segment in place of a sum, or 0
     STRIDE = 25  # elements from row to row of the table and of its slots; at least DIM
+    UNSIGNED = 26  # 1 where ROWS are uint32, of a table of up to 2^32 - 1 rows
 
 
 JOB_WORDS = len(Job)
 (
     SOURCE, DTYPE, DIM, SOURCE_ROWS, INDICES, CAPACITY, OFFSETS, LENGTH, SEGMENTS, WEIGHTS, POSITIONS, OUT,
     SEGMENT_COST, PARTIALS, LONG, ERROR, ROWS, TABLE, TABLE_DTYPE, TABLE_ROWS, KIND, SLOT0, SLOT1, HYPER, GRADIENTS,
-    STRIDE,
+    STRIDE, UNSIGNED,
 ) = (int(word) for word in Job)  # fmt: skip
 
 malloc = c_function("malloc", types.int64, types.int64)
@@ -148,8 +149,15 @@ def _copy(job, first, last):
 
 
 @inlined
-def _update(job, s, gradient, scratch):
+def _row(job, s):
+    """The row of segment s."""
     row = np.int64(get_i32(get_i64(job, ROWS), s))
+    return row & np.int64(0xFFFFFFFF) if get_i64(job, UNSIGNED) != 0 else row
+
+
+@inlined
+def _update(job, s, gradient, scratch):
+    row = _row(job, s)
     if (row >= 0) & (row < get_i64(job, TABLE_ROWS)):
         update_row(
             get_i64(job, KIND), get_i64(job, TABLE), get_i64(job, TABLE_DTYPE), row, get_i64(job, DIM),
@@ -167,7 +175,7 @@ def _prefetch_lines(address, size):
 def _prefetch_row(job, s):
     """Asks for the row and the slots of segment s, if there is one."""
     if s < get_i64(job, SEGMENTS):
-        row, dim, kind = np.int64(get_i32(get_i64(job, ROWS), s)), get_i64(job, DIM), get_i64(job, KIND)
+        row, dim, kind = _row(job, s), get_i64(job, DIM), get_i64(job, KIND)
         size = 4 if get_i64(job, TABLE_DTYPE) == F32 else 2
         at = row * get_i64(job, STRIDE)
         _prefetch_lines(get_i64(job, TABLE) + size * at, size * dim)

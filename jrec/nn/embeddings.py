@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Mapping
-from typing import cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jrec.nn.tt_stack import TTOptions, TTStack, TTStackResiduals
+from jrec.mesh.communication import Communication
+from jrec.mesh.step import StepOptions
+from jrec.nn.tt_stack import TTOptions, TTStack
+from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation
-from jrec.ops.layout import EmbeddingLayout, Stack
-from jrec.ops.lookup import Residuals, apply_gradients, init_slots, lookup, rows_left_out
+from jrec.ops.layout import EmbeddingLayout, Stack, plan_name
+from jrec.ops.lookup import init_slots, rows_left_out
 from jrec.ops.row_init import init_rows, init_stack_rows, is_threefry
 from jrec.ops.row_optimizers import RowOptimizer, Slots
-from jrec.ops.storage import pad, padded_dim, strip
+from jrec.ops.storage import pad, padded_dim
 from jrec.ops.types import Bags
+from jrec.tiers.cores import Cores
+from jrec.tiers.local_rows import LocalRows
+from jrec.tiers.store import Context, apply_gradients, look_up
 
 
 class Table(nnx.Variable):
@@ -29,8 +36,7 @@ class EmbeddingCollection(nnx.Module):
 
     Every table starts uniform in ±1/sqrt(rows), as in the reference DLRM, or, of tier "tt", as ``tt_init`` draws it; of
     a table in parts the first is as the whole table would be there.
-    Rows of tiers "host" and "planned" are not in here: a step gets those of its batch (``jrec.train.host_step``,
-    ``jrec.train.mesh_step``).
+    Rows of tiers "host" and "planned" are not in here: a step is given their stores (``jrec.nn.step``).
 
     Args:
       layout: the tables and features.
@@ -41,7 +47,9 @@ class EmbeddingCollection(nnx.Module):
       unique_capacities: How many unique rows of a batch fit, by stack of the device. What is not named has room for all
         that a batch of the layout can touch. ``rows_left_out`` tells of rows that did not fit, whose gradients are
         lost; the loss of ``train_step`` is NaN then.
-      rngs: ``params`` of the initial rows.
+      key: Of the initial rows and cores, which are a function of it, a table's name and a row's number alone; None
+        draws one.
+      rngs: ``params`` where no key is given.
     """
 
     def __init__(
@@ -52,22 +60,19 @@ class EmbeddingCollection(nnx.Module):
         pad_rows: bool | None = None,
         tt: TTOptions | None = None,
         unique_capacities: Mapping[str, int] | None = None,
+        key: jax.Array | None = None,
         rngs: nnx.Rngs,
     ):
         self.layout = layout
         self.unique_capacities = _checked_capacities(layout, unique_capacities or {})
         self.implementation: Implementation | None = implementation
         self.pad_rows = implementation == "pallas" if pad_rows is None else pad_rows
-        key = rngs.params()
+        key = rngs.params() if key is None else key
         whole = [stack for stack in layout.members if stack.tier == "device"]
         self.stacks = nnx.Dict({s.name: Table(init_stack(s, key, pad_rows=self.pad_rows)) for s in whole})
         options = TTOptions() if tt is None else tt
         self.tt = nnx.Dict(
-            {
-                stack.name: TTStack(stack, key, options=options, implementation=implementation)
-                for stack in layout.members
-                if stack.tier == "tt"
-            }
+            {stack.name: TTStack(stack, key, options=options) for stack in layout.members if stack.tier == "tt"}
         )
 
     def arrays(self) -> dict[str, jax.Array]:
@@ -84,31 +89,86 @@ class EmbeddingCollection(nnx.Module):
         for name, table in self.stacks.items():
             table[...] = arrays[name]
 
-    def lookup(self, bags: Mapping[str, Bags]) -> tuple[dict[str, jax.Array], dict[str, Residuals | TTStackResiduals]]:
-        """Phase one: activations (num_bags, dim) by stack, and what their backward pass needs."""
-        if missing := [name for name in self.tt if name not in bags]:
-            raise ValueError(f"there are no bags for tensor-train table(s) {', '.join(missing)}, only {sorted(bags)}")
-        elsewhere = [n for n, s in self.layout.stacks.items() if s.tier in ("host", "planned") and n not in self.stacks]
+    def stores(
+        self, slots: Mapping[str, Slots] | None = None, *, bags: Mapping[str, Bags] | None = None
+    ) -> dict[str, LocalRows | Cores]:
+        """The rows and cores that the collection holds, by stack, as a step takes them.
+
+        Args:
+          slots: As ``init_slots`` makes them; None to predict.
+          bags: What will be looked up, which says how many unique rows there can be; None where nothing will.
+
+        Raises:
+          ValueError: If a stack has no bags.
+        """
+        held, given = (*self.stacks, *self.tt), slots or {}
+        if bags is not None and (missing := sorted(set(held) - set(bags))):
+            raise ValueError(f"there are no bags for stack(s) {', '.join(missing)}, only for {sorted(bags)}")
+        stores: dict[str, LocalRows | Cores] = {}
+        for name, values in self.arrays().items():
+            stores[name] = LocalRows(
+                values=values,
+                slots=dict(given.get(name, {})),
+                dim=self.dims[name],
+                unique_capacity=None if bags is None else self._unique_capacity(name, values, bags[name]),
+            )
+        return stores | {name: stack.store(dict(given.get(name, {}))) for name, stack in self.tt.items()}
+
+    def put(self, stores: Mapping[str, Any]) -> dict[str, Slots]:
+        """Takes the rows and cores of ``stores`` after a step; their slots are returned, by stack."""
+        self.set_arrays({name: stores[name].values for name in self.stacks})
+        for name, stack in self.tt.items():
+            stack.put(stores[name])
+        return {name: stores[name].slots for name in (*self.stacks, *self.tt)}
+
+    def contexts(
+        self,
+        *,
+        optimizer: RowOptimizer | None = None,
+        cores: RowOptimizer | None = None,
+        step: jax.Array | int = 0,
+        rounding_key: jax.Array | None = None,
+        communication: Communication | None = None,
+    ) -> dict[str, Context]:
+        """What the store of each stack of the layout knows of a step.
+
+        Args:
+          optimizer: The optimizer of rows; None to predict.
+          cores: The optimizer of slices of tensor-train cores; None for the same.
+          step: () int32, how many steps were taken before.
+          rounding_key: (2,) uint32, a new one for every step; see ``apply_gradients``.
+          communication: The other devices, inside ``shard_map``; None on a single one.
+        """
+        names = sorted(plan_name(stack) for stack in self.layout.members if stack.tier != "tt")
+        contexts = {}
+        for name, stack in self.layout.stacks.items():
+            key = rounding_key
+            if key is not None:
+                number = zlib.crc32(name.encode()) if stack.tier == "tt" else names.index(plan_name(stack))
+                key = rounding.derived_key(key, number)
+            options = StepOptions(step=step, rounding_key=key, implementation=self.implementation)
+            contexts[name] = Context(
+                options=options,
+                optimizer=optimizer,
+                cores=cores,
+                pad_rows=self.pad_rows,
+                communication=communication,
+            )
+        return contexts
+
+    def lookup(self, bags: Mapping[str, Bags]) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+        """Phase one: activations (num_bags, dim) by stack, and what their backward pass needs.
+
+        Raises:
+          ValueError: If a stack has no bags, or its rows are not in here.
+        """
+        elsewhere = [name for name in self.layout.stacks if name not in self.stacks and name not in self.tt]
         if elsewhere:
             raise ValueError(
                 f"the rows of stack(s) {', '.join(elsewhere)} are in host memory or on several devices; give the step"
-                " those of its batch (jrec.train.host_step and jrec.host.HostPipeline, jrec.train.mesh_step)"
+                " those of its batch (jrec.nn.step)"
             )
-        on_device = {name: of for name, of in bags.items() if name not in self.tt}
-        arrays = self.arrays()
-        activations, device_residuals = lookup(
-            arrays,
-            on_device,
-            unique_capacities={
-                name: self._unique_capacity(name, arrays[name], of) for name, of in on_device.items() if name in arrays
-            },
-            implementation=self.implementation,
-        )
-        activations = {name: strip(rows, self.dims[name]) for name, rows in activations.items()}
-        residuals: dict[str, Residuals | TTStackResiduals] = {**device_residuals}
-        for name, stack in self.tt.items():
-            activations[name], residuals[name] = stack.lookup(bags[name])
-        return activations, residuals
+        return look_up(self.stores(bags=bags), bags, {}, self.contexts(), self.implementation)
 
     def _unique_capacity(self, name: str, rows: jax.Array, bags: Bags) -> int:
         stack = self.layout.stacks[name]
@@ -117,17 +177,17 @@ class EmbeddingCollection(nnx.Module):
             most = min(most, stack.unique_capacity(examples))
         return min(dict(self.unique_capacities).get(name, most), most)
 
-    def rows_left_out(self, residuals: Mapping[str, Residuals | TTStackResiduals]) -> jax.Array:
+    def rows_left_out(self, residuals: Mapping[str, Any]) -> jax.Array:
         """How many unique rows did not fit into ``unique_capacities``, () int32; ``apply_gradients`` skips them."""
-        found = rows_left_out(cast("dict[str, Residuals]", {name: residuals[name] for name in self.stacks}))
-        return functools.reduce(jnp.add, found.values(), jnp.int32(0))
+        left_out = rows_left_out({name: residuals[name] for name in self.stacks})
+        return functools.reduce(jnp.add, left_out.values(), jnp.int32(0))
 
     def init_slots(self, optimizer: RowOptimizer, *, cores: RowOptimizer | None = None) -> dict[str, Slots]:
         """Fresh slots by stack.
 
         Args:
-          optimizer: of rows.
-          cores: of the slices of tensor-train cores; None for the same.
+          optimizer: Of rows.
+          cores: Of the slices of tensor-train cores; None for the same.
         """
         slots = init_slots(optimizer, self.arrays())
         return slots | {name: stack.init_slots(optimizer, cores=cores) for name, stack in self.tt.items()}
@@ -136,7 +196,7 @@ class EmbeddingCollection(nnx.Module):
         self,
         optimizer: RowOptimizer,
         slots: Mapping[str, Slots],
-        residuals: Mapping[str, Residuals | TTStackResiduals],
+        residuals: Mapping[str, Any],
         gradients: Mapping[str, jax.Array],
         *,
         cores: RowOptimizer | None = None,
@@ -146,11 +206,11 @@ class EmbeddingCollection(nnx.Module):
         """Phase two, in place on the tables: updates what was looked up, tier by tier.
 
         Args:
-          optimizer: of rows.
-          slots: as ``init_slots`` makes them.
-          residuals: from ``lookup``.
+          optimizer: Of rows.
+          slots: As ``init_slots`` makes them.
+          residuals: From ``lookup``.
           gradients: (num_bags, dim) float32 by stack: the loss's gradient of the activations.
-          cores: of the slices of tensor-train cores; None for the same.
+          cores: Of the slices of tensor-train cores; None for the same.
           step: () int32, how many steps were taken before.
           rounding_key: (2,) uint32, a new one for every step: 16-bit rows and cores are rounded stochastically; None
             rounds to nearest.
@@ -158,29 +218,8 @@ class EmbeddingCollection(nnx.Module):
         Returns:
           The new slots.
         """
-        tables, new_slots = apply_gradients(
-            optimizer,
-            self.arrays(),
-            {name: slots[name] for name in self.stacks},
-            cast("dict[str, Residuals]", {name: residuals[name] for name in self.stacks}),
-            {name: gradients[name] for name in self.stacks},
-            step=step,
-            rounding_key=rounding_key,
-            dims=self.dims,
-            implementation=self.implementation,
-        )
-        self.set_arrays(tables)
-        for name, stack in self.tt.items():
-            new_slots[name] = stack.apply_gradients(
-                optimizer,
-                slots[name],
-                cast("TTStackResiduals", residuals[name]),
-                gradients[name],
-                cores=cores,
-                step=step,
-                rounding_key=rounding_key,
-            )
-        return new_slots
+        contexts = self.contexts(optimizer=optimizer, cores=cores, step=step, rounding_key=rounding_key)
+        return self.put(apply_gradients(self.stores(slots), residuals, gradients, {}, contexts, self.implementation))
 
     def features(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> dict[str, jax.Array]:
         """Activations by feature: (batch, dim) where pooled, (batch, max_length, dim) where not; see ``masks``.

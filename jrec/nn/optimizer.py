@@ -1,4 +1,4 @@
-"""The NNX face of two-phase training: one optimizer for dense parameters and tables, one step that hides the phases."""
+"""One optimizer for a model's dense parameters and its tables."""
 
 from __future__ import annotations
 
@@ -85,45 +85,3 @@ def binary_cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
     """Mean log loss of the batch's real examples, () float32."""
     losses = optax.sigmoid_binary_cross_entropy(logits, batch.labels)
     return jnp.sum(losses * batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)
-
-
-def train_step(
-    model: Any, optimizer: SparseOptimizer, batch: Batch, *, loss: Loss = binary_cross_entropy
-) -> tuple[jax.Array, jax.Array]:
-    """One training step, in place on ``model`` and ``optimizer``: lookup, dense gradients, casted update of the rows.
-
-    Run it under ``nnx.jit``, or on a split state under ``jax.jit`` with donation (``jrec.train``), where tables and
-    slots are updated without a copy.
-
-    Args:
-      model: a ``SparseModel``, as ``DLRM``.
-      optimizer: made for this model.
-      batch: a mini-batch whose bags fit the model's layout.
-      loss: of logits (batch,) and batch, a scalar.
-
-    Returns:
-      The loss, () float32, and the logits before the step, (batch,) float32. The loss is NaN where rows of the batch
-      did not fit into the ``unique_capacities`` of the embeddings: their gradients are lost.
-    """
-    activations, residuals = model.embeddings.lookup(batch.bags)
-
-    def objective(model: Any, activations: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        logits = model.logits(batch.dense, activations, batch.bags)
-        return loss(logits, batch), logits
-
-    value_and_grad = nnx.value_and_grad(objective, argnums=(nnx.DiffState(0, nnx.Param), 1), has_aux=True)
-    (value, logits), (dense_gradients, activation_gradients) = value_and_grad(model, activations)
-    slots = model.embeddings.apply_gradients(
-        optimizer.embedding,
-        {stack: {name: slot[...] for name, slot in of.items()} for stack, of in optimizer.slots.items()},
-        residuals,
-        activation_gradients,
-        cores=optimizer.cores,
-        step=optimizer.step.astype(jnp.int32),
-        rounding_key=optimizer.rounding_key(),
-    )
-    for stack, of in optimizer.slots.items():
-        for name, slot in of.items():
-            slot[...] = slots[stack][name]
-    optimizer.dense.update(model, dense_gradients)
-    return jnp.where(model.embeddings.rows_left_out(residuals) > 0, jnp.nan, value), logits

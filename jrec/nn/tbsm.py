@@ -100,6 +100,7 @@ class TBSM(nnx.Module):
       pad_rows: of the embedding tables, see ``EmbeddingCollection``.
       tt: of the tensor-train tables among them.
       unique_capacities: How many unique rows of a batch fit, by stack; see ``EmbeddingCollection``.
+      key: Of the initial rows, see ``EmbeddingCollection``; None draws one.
       rngs: whose ``params`` stream initializes everything.
 
     Raises:
@@ -115,6 +116,7 @@ class TBSM(nnx.Module):
         pad_rows: bool | None = None,
         tt: TTOptions | None = None,
         unique_capacities: Mapping[str, int] | None = None,
+        key: jax.Array | None = None,
         rngs: nnx.Rngs,
     ):
         self.config = config
@@ -126,6 +128,7 @@ class TBSM(nnx.Module):
             pad_rows=pad_rows,
             tt=tt,
             unique_capacities=unique_capacities,
+            key=key,
             rngs=rngs,
         )
         dtype = jnp.dtype(config.compute_dtype)

@@ -19,6 +19,8 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
+import numpy as np
+
 from jrec.ops.tt.shape import MAX_ROWS, TTShape
 
 Tier = Literal["device", "tt", "host", "planned"]
@@ -26,6 +28,8 @@ TIERS: tuple[str, ...] = get_args(Tier)
 Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
 DTYPES = ("float32", "bfloat16", "float16")
+MAX_TABLE_ROWS = 2**32 - 1
+"""Row numbers fit uint32, and one value past the last stands for padding."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,11 @@ class TableConfig:
     def __post_init__(self) -> None:
         if self.rows < 1:
             raise ValueError(f"table {self.name!r} has {self.rows} rows; a table needs at least one")
+        if max(self.rows, self.table_rows) > MAX_TABLE_ROWS:
+            raise ValueError(
+                f"table {self.name!r} has {max(self.rows, self.table_rows):,} rows; a table has at most"
+                f" {MAX_TABLE_ROWS:,}: hash its ids to fewer"
+            )
         if not 1 <= self.dim <= 4096:
             raise ValueError(f"table {self.name!r} has dim {self.dim}; dims from 1 to 4096 are supported")
         if self.dtype not in DTYPES:
@@ -184,6 +193,14 @@ class Stack:
     def tt_shape(self) -> TTShape | None:
         """The shape of a tensor-train table, None of other tiers."""
         return self.tables[0].tt_shape
+
+    @property
+    def address_dtype(self) -> np.dtype:
+        """Type of addresses on the host: int32, or int64 where the stack is one table of 2^31 - 1 rows or more.
+
+        Devices see no address of such a stack: there ids number the rows of a batch, or those of a shard, in int32.
+        """
+        return np.dtype(np.int64 if self.rows >= MAX_ROWS else np.int32)
 
     @functools.cached_property
     def bags_per_example(self) -> int:
@@ -315,8 +332,8 @@ def _groups(tables: Iterable[TableConfig]) -> dict[str, list[TableConfig]]:
         if table.rows >= MAX_ROWS and table.tier != "host":
             raise ValueError(
                 f"table {table.name!r} of tier {table.tier!r} has {table.rows:,} rows, but int32 addresses reach"
-                f" {MAX_ROWS - 1:,}; hash its ids to fewer rows, or keep it in a HostTable (tier 'host'), which"
-                " addresses rows in 64 bits"
+                f" {MAX_ROWS - 1:,}; hash its ids to fewer rows, or keep it in host memory (tier 'host'), where"
+                " addresses have 64 bits"
             )
         name, number, rows = current.get(kind, (kind, 1, 0))
         if rows and rows + table.rows >= MAX_ROWS:
@@ -360,3 +377,12 @@ def _stack(name: str, tables: list[TableConfig], readers: Mapping[str, list[Feat
         bases=tuple(bases),
         features=tuple(features),
     )
+
+
+PLANNED = "planned_"
+"""What the name of a planned stack begins with; the rest is its name in a plan, and in a layout of one device."""
+
+
+def plan_name(stack: Stack | str) -> str:
+    """What a plan calls a planned stack of a layout; a layout of one device calls it so, too."""
+    return (stack if isinstance(stack, str) else stack.name).removeprefix(PLANNED)

@@ -83,11 +83,17 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
         }
         embeddings: dict[str, Any] = {"implementation": implementation, "tt": tt_options(config, layout)}
         rngs = nnx.Rngs(params=config.seed)
+        embeddings["key"] = rngs.params()  # the first of the stream, as ``table_key`` draws it
         if model.kind == "dlrm":
             return DLRM(DLRMConfig(**dense), layout, **embeddings, rngs=rngs)
         own = {f.name: getattr(model.tbsm, f.name) for f in dataclasses.fields(model.tbsm)}
         own["histories"] = tuple(model.tbsm.histories.items())
         return TBSM(TBSMConfig(**dense, **own), layout, **embeddings, rngs=rngs)
+
+
+def table_key(config: TrainConfig) -> jax.Array:
+    """The key of the initial rows of a run's tables, wherever they live."""
+    return nnx.Rngs(params=config.seed).params()
 
 
 def build_optimizer(config: TrainConfig, model: nnx.Module, total_steps: int) -> SparseOptimizer:

@@ -248,20 +248,18 @@ class TrainConfig(Section):
     def check(self) -> None:
         if not re.fullmatch(r"[\w][\w.+-]*", self.name):
             raise ConfigError(f"name is {self.name!r}; use letters, digits, '_', '.', '+' and '-', and no '.' at first")
-        if self.plan and not self.mesh.on:
-            raise ConfigError(
-                f"plan is {self.plan!r}, but mesh.devices is {self.mesh.devices}: a plan places rows on several"
-                " devices. Set mesh.devices to the plan's number of devices, or leave out plan"
-            )
-        if self.schedule == "fae":
-            if self.plan:
-                raise ConfigError(
-                    f"plan is {self.plan!r}, but schedule is 'fae', which itself says where rows live: hot ones on all"
-                    " devices, the others in host memory; leave out plan, or set schedule=plain"
-                )
+        if self.schedule == "fae" and not self.plan:
             object.__setattr__(self, "tables", dataclasses.replace(self.tables, tier="host"))
         if not self.out:
             object.__setattr__(self, "out", f"runs/{self.name}")
+
+    @property
+    def planned(self) -> bool:
+        """Whether a plan says of every row where it lives; else all rows of a table live in one place, on one device.
+
+        Of several devices, and of hot rows apart from others, there is always one.
+        """
+        return self.mesh.on or bool(self.plan) or self.schedule == "fae"
 
 
 def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> TrainConfig:

@@ -7,7 +7,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,17 +26,14 @@ from jrec.train.config import LRScheduleConfig, TrainConfig, load_config
 from jrec.train.dataset import evaluation_config
 from jrec.train.loaders import eval_loader
 from jrec.train.mesh_processes import first, shared_scores
+from jrec.train.mesh_setup import open_mesh
 from jrec.train.metrics import ScoreAccumulator, Scores
+from jrec.train.predictions import Predictions
 from jrec.train.progress import TrainingProgress
 from jrec.train.run_dataset import check_evaluated
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE
-from jrec.train.step import CompiledRun, compile_run
+from jrec.train.run_state import RunState
 from jrec.train.tables import on_devices
-
-if TYPE_CHECKING:
-    from jrec.train.mesh_evaluate import MeshPredictions
-    from jrec.train.mesh_host import MeshHostStepper
-    from jrec.train.mesh_run import MeshStepper
 
 
 def score_split(
@@ -45,52 +42,36 @@ def score_split(
     layout: EmbeddingLayout,
     split: str,
     *,
-    predict: Callable[[Any, Batch], jax.Array],
-    state: Any,
-    mesh: MeshStepper | MeshHostStepper | None = None,
+    predictions: Predictions,
     limit: int = 0,
     progress: TrainingProgress,
 ) -> Scores:
     """Predicts every example of a split; each process of a mesh reads and cuts its own share of them.
 
     Args:
-      config: of the run.
-      schema: of the dataset.
-      layout: of the tables.
+      config: The run's configuration.
+      schema: The dataset.
+      layout: The tables.
       split: "train", "valid" or "test".
-      predict: ``state, batch -> logits``, (batch,) float32.
-      state: its first argument.
-      mesh: what predicts on several devices.
-      limit: batches to read at most; 0 for all.
-      progress: shows the batches.
+      predictions: What predicts.
+      limit: Batches to read at most; 0 for all.
+      progress: Shows the batches.
 
     Returns:
       The scores of all processes' examples, in the order of time, in every process.
 
     Raises:
-      DatasetError: if the split cannot be used.
-      DivergedError: if a logit is NaN or infinite.
+      DatasetError: If the split cannot be used.
+      DivergedError: If a logit is NaN or infinite.
     """
-    predictions = _dealt_predictions(mesh)
-    how: dict[str, Any] = {"limit": limit}
-    if predictions is not None:
-        how |= {"transform": predictions.transform, "multiple": predictions.multiple, "shared": True}
+    loading = predictions.loading
     with (
-        eval_loader(config, schema, layout, split, **how) as loader,
+        eval_loader(config, schema, layout, split, limit=limit, **loading) as loader,
         progress.evaluating(split, loader.batches_per_epoch) as advance,
     ):
-        if predictions is None:
-            return collected(((predict(state, batch), batch) for batch in loader), on_batch=advance)
-        return shared_scores(collected(predictions.of_split(state, loader), check=False, on_batch=advance))
-
-
-def _dealt_predictions(mesh: MeshStepper | MeshHostStepper | None) -> MeshPredictions | None:
-    """What predicts on batches that the loader cuts; None where they come whole: rows in host memory want that."""
-    if mesh is None:
-        return None
-    from jrec.train.mesh_run import MeshStepper
-
-    return mesh.predictions if isinstance(mesh, MeshStepper) and mesh.predictions.shares else None
+        shared = bool(loading)
+        scores = collected(predictions.of_split(loader), check=not shared, on_batch=advance)
+        return shared_scores(scores) if shared else scores
 
 
 def collected(
@@ -148,11 +129,9 @@ class RestoredRun:
       trained_on: The dataset that the run was trained on, whose rows mean the same.
       layout: of the tables.
       model, optimizer: over the state.
-      compiled: their functions.
       saved: the checkpoint.
-      state: of the model and the optimizer.
+      run: what the run has learned.
       progress: the running metrics.
-      mesh: what has the planned tables' rows, and predicts, on several devices; None on one.
     """
 
     folder: pathlib.Path
@@ -162,11 +141,14 @@ class RestoredRun:
     layout: EmbeddingLayout
     model: DLRM | TBSM
     optimizer: SparseOptimizer
-    compiled: CompiledRun
     saved: Saved
-    state: Any
+    run: RunState
     progress: dict[str, np.ndarray]
-    mesh: MeshStepper | MeshHostStepper | None = None
+
+    @property
+    def state(self) -> Any:
+        """Of model and optimizer."""
+        return self.run.state
 
     def scores(self, split: str, *, limit: int = 0) -> Scores:
         """Scores a split with this model.
@@ -185,21 +167,10 @@ class RestoredRun:
                 self.schema,
                 self.layout,
                 split,
-                predict=self._predict(),
-                state=self.state,
-                mesh=self.mesh,
+                predictions=Predictions(self.run),
                 limit=limit,
                 progress=progress,
             )
-
-    def _predict(self) -> Callable[[Any, Batch], jax.Array]:
-        if self.mesh is not None:
-            return self.mesh.predict
-        if all(stack.tier != "host" for stack in self.layout.members):
-            return self.compiled.predict
-        from jrec.train.host_run import restored_predict
-
-        return restored_predict(self.config, self.layout, self.compiled, self.saved)
 
 
 def restore_run(
@@ -235,7 +206,7 @@ def restore_run(
     config = evaluation_config(dataclasses.replace(config, lr_schedule=LRScheduleConfig()))
     schema = Schema.load(config.data.path)
     trained_on = check_evaluated(folder, schema.identity)
-    config = on_devices(config, schema, devices)
+    config = on_devices(dataclasses.replace(config, schedule="plain"), schema, devices)
     config = dataclasses.replace(config, plan=plan)
     layout = build_layout(config, schema)
     own = fingerprint(config, layout, schema, trained_on=trained_on)
@@ -244,13 +215,11 @@ def restore_run(
     with checkpoints.reading(step or 0, functools.partial(_remedy, folder)):
         saved = checkpoints.open(step)
         model, optimizer = build_modules(config, schema, layout, total_steps=1, abstract=True)
-        initial, compiled = compile_run(model, optimizer)
-        mesh = _mesh(config, schema, layout, model, optimizer, folder) if config.mesh.on else None
-        like = initial if mesh is None else mesh.state
-        state, progress = restore_state(saved, like, layout, slots=slots)
-        model, optimizer = compiled.merge(state)
-        if mesh is not None:
-            mesh.restore(saved, state, None)
+        setup = open_mesh(config, schema, layout, training=False) if config.planned else None
+        run = RunState(model, optimizer, config=config, layout=layout, setup=setup, training=False)
+        state, progress = restore_state(saved, run.state, layout, slots=slots)
+        run.restore(saved, state)
+        model, optimizer = run.modules()
     return RestoredRun(
         folder=folder,
         config=config,
@@ -259,11 +228,9 @@ def restore_run(
         layout=layout,
         model=model,
         optimizer=optimizer,
-        compiled=compiled,
         saved=saved,
-        state=state,
+        run=run,
         progress=progress,
-        mesh=mesh,
     )
 
 
@@ -271,15 +238,6 @@ def _remedy(folder: pathlib.Path, step: int | None) -> str:
     if step is None:
         return "no earlier checkpoint of the run is whole"
     return f"the newest earlier one that is whole is {folder / CHECKPOINT_FOLDER / str(step)}"
-
-
-def _mesh(
-    config: TrainConfig, schema: Schema, layout: EmbeddingLayout, model: Any, optimizer: Any, folder: pathlib.Path
-) -> MeshStepper | MeshHostStepper:
-    from jrec.train.mesh_run import mesh_stepper, open_mesh
-
-    setup = open_mesh(config, schema, layout, training=False)
-    return mesh_stepper(model, optimizer, None, setup=setup, folder=folder, total=0)
 
 
 def evaluate_checkpoint(

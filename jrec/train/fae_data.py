@@ -15,6 +15,7 @@ from jrec.errors import CheckpointError, ConfigError
 from jrec.ops.layout import EmbeddingLayout
 from jrec.train.config import TrainConfig
 from jrec.train.loaders import train_loader
+from jrec.train.mesh_setup import MeshSetup
 from jrec.train.shuffle_scheduler import ShuffleScheduler
 
 
@@ -24,31 +25,31 @@ class FaeLoaders:
     Args:
       config: of the run.
       packed: the FAE folder.
-      layout: of the model: every stack of tier "host".
+      cold: mesh and plan of the run.
+      hot: the same for hot batches (``jrec.train.hot_cold_feed.hot_setup``).
 
     Attributes:
-      hot: batches whose ids number the resident rows (``resident_addresses``); None where no example is hot.
-      cold: batches of ``layout``; None where all examples are hot.
+      hot: batches whose ids number the hot rows (``hot_addresses``); None where no example is hot.
+      cold: batches of the run's layout; None where all examples are hot.
       scheduler: of their order.
       packed: the FAE folder.
       split: whose loss the scheduler is told.
+      hot_setup: mesh and plan of the hot batches.
 
     Raises:
-      ConfigError: if a table of the model does not live in host memory.
       DatasetError: if the folder cannot be used.
     """
 
-    def __init__(self, config: TrainConfig, packed: FaeManifest, layout: EmbeddingLayout):
-        _check_tiers(layout)
-        self.packed, self.split = packed, config.fae.split
+    def __init__(self, config: TrainConfig, packed: FaeManifest, *, cold: MeshSetup, hot: MeshSetup):
+        self.packed, self.split, self.hot_setup = packed, config.fae.split, hot
         self.hot = self.cold = None
         if (schema := packed.hot_schema) is not None:
             # Packing checked every id; an OOV row need not be among the hot ones.
-            self.hot = _loader(config, str(packed.hot_folder), schema, hot_layout(packed, layout), on_bad_id="raise")
+            self.hot = _loader(config, str(packed.hot_folder), schema, hot, on_bad_id="raise")
         if packed.cold_examples:
-            self.cold = _loader(config, str(packed.cold_folder), packed.cold_schema, layout)
-        cold, hot = (0 if loader is None else loader.batches_per_epoch for loader in (self.cold, self.hot))
-        self.scheduler = ShuffleScheduler(config.fae, cold=cold, hot=hot, epochs=config.epochs)
+            self.cold = _loader(config, str(packed.cold_folder), packed.cold_schema, cold)
+        batches, hot_batches = (0 if loader is None else loader.batches_per_epoch for loader in (self.cold, self.hot))
+        self.scheduler = ShuffleScheduler(config.fae, cold=batches, hot=hot_batches, epochs=config.epochs)
         self._identity = packed.identity
 
     @property
@@ -56,22 +57,16 @@ class FaeLoaders:
         """Of all epochs."""
         return self.scheduler.total
 
-    @property
-    def cold_batches(self) -> int:
-        """Of all epochs."""
-        return 0 if self.cold is None else self.cold.total_batches or 0
-
-    def state(self, cold: dict[str, Any] | None) -> dict[str, Any]:
+    def state(self, positions: Mapping[str, Any]) -> dict[str, Any]:
         """Where the run is, in JSON types.
 
         Args:
-          cold: the position behind the last cold batch that was trained; the loader itself is ahead.
+          positions: Of the "hot" and the "cold" batches, behind the last that was trained; None where there are none.
         """
-        hot = None if self.hot is None else self.hot.state()
-        return {"packed": self._identity, "scheduler": self.scheduler.state(), "hot": hot, "cold": cold}
+        return {"packed": self._identity, "scheduler": self.scheduler.state(), **positions}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a saved position, but for the cold loader, which is its taker's.
+        """Takes back the order of hot and cold batches; the batches' own positions are their takers'.
 
         Raises:
           CheckpointError: if it was saved with another FAE folder, or another order.
@@ -82,27 +77,25 @@ class FaeLoaders:
                 " the folder that the run began with"
             )
         self.scheduler.restore(state["scheduler"])
-        if self.hot is not None:
-            self.hot.restore(state["hot"])
-
-    def close(self) -> None:
-        """Stops the hot loader's threads; the cold loader is its taker's."""
-        if self.hot is not None:
-            self.hot.close()
 
 
 def hot_layout(packed: FaeManifest, layout: EmbeddingLayout) -> EmbeddingLayout:
-    """The layout of hot batches: the stacks of ``layout``, of every table the hot rows alone."""
+    """The layout of hot batches: the stacks of ``layout``, of every table the hot rows alone.
+
+    Raises:
+      ConfigError: If a table is a tensor train.
+    """
+    _check_tiers(layout)
     rows = {table.name: max(table.hot, 1) for table in packed.tables}
     tables = [dataclasses.replace(t, rows=rows[t.name]) for stack in layout.members for t in stack.tables]
     features = [feature.config for stack in layout.members for feature in stack.features]
     return EmbeddingLayout.build(tables, features)
 
 
-def resident_addresses(packed: FaeManifest, layout: EmbeddingLayout) -> dict[str, np.ndarray]:
+def hot_addresses(packed: FaeManifest, layout: EmbeddingLayout) -> dict[str, np.ndarray]:
     """By stack the addresses of its hot rows, (n,) int32 ascending; entry ``i`` is row ``i`` of ``hot_layout``'s stack.
 
-    A table without hot rows has one in ``hot_layout``, which no hot example reads: its row 0 is resident then.
+    A table without hot rows has one in ``hot_layout``, which no hot example reads: row 0 stands for it.
     """
 
     def addresses(name: str, base: int) -> np.ndarray:
@@ -117,17 +110,15 @@ def resident_addresses(packed: FaeManifest, layout: EmbeddingLayout) -> dict[str
     }
 
 
-def _loader(config: TrainConfig, path: str, schema: Schema, layout: EmbeddingLayout, **data_keys: Any) -> Loader:
-    # The cast is made on the host in any case: the rows of a batch must be known before it is on the device.
-    data = dataclasses.replace(config.data, path=path, cast="host", **data_keys)
-    return train_loader(dataclasses.replace(config, data=data), schema, layout)
+def _loader(config: TrainConfig, path: str, schema: Schema, setup: MeshSetup, **data_keys: Any) -> Loader:
+    data = dataclasses.replace(config.data, path=path, **data_keys)
+    return train_loader(dataclasses.replace(config, data=data), schema, setup.layout, transform=setup.parts)
 
 
 def _check_tiers(layout: EmbeddingLayout) -> None:
-    elsewhere: Mapping[str, str] = {t.name: t.tier for s in layout.members for t in s.tables if t.tier != "host"}
-    if elsewhere:
-        name, tier = next(iter(elsewhere.items()))
+    cores = [table.name for stack in layout.members for table in stack.tables if stack.tier == "tt"]
+    if cores:
         raise ConfigError(
-            f"schedule is 'fae', which keeps every table's hot rows on the device and the others in host memory, but"
-            f" table {name} is of tier {tier!r}; leave out tables.overrides.{name} and [tables.tt]"
+            f"schedule is 'fae', which keeps every table's hot rows on all devices, but table {cores[0]} is a tensor"
+            f" train; leave out tables.overrides.{cores[0]} and [tables.tt]"
         )

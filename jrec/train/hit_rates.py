@@ -6,13 +6,12 @@ written, and never in between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from jrec.nn.counter import counted
-from jrec.nn.tt_stack import COUNTERS
 from jrec.ops.layout import EmbeddingLayout
-from jrec.train.stepper import Stepper
+from jrec.tiers.cores import COUNTERS
+from jrec.tiers.counter import counted
 
 
 class HitRates:
@@ -20,15 +19,15 @@ class HitRates:
 
     Args:
       layout: of the tables.
-      stepper: has the state.
+      state: Gives the run's state as it is now.
     """
 
-    def __init__(self, layout: EmbeddingLayout, stepper: Stepper):
-        self._stepper, state = stepper, stepper.state
+    def __init__(self, layout: EmbeddingLayout, state: Callable[[], Any]):
+        self._state, now = state, state()
         self._stacks = {
             stack.tables[0].name: stack.name
             for stack in layout.members
-            if stack.tier == "tt" and COUNTERS[0] in state[1]["slots"][stack.name]
+            if stack.tier == "tt" and COUNTERS[0] in now[1]["slots"][stack.name]
         }
         self._logged: dict[str, dict[str, int]] = {}
 
@@ -54,7 +53,7 @@ class HitRates:
     def _read(self) -> dict[str, dict[str, int]]:
         if not self._stacks:
             return {}
-        state = self._stepper.state
+        state = self._state()
         of = {table: state[1]["slots"][stack] for table, stack in self._stacks.items()}
         return {table: {name: counted(counters[name][...]) for name in COUNTERS} for table, counters in of.items()}
 

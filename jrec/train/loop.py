@@ -8,7 +8,7 @@ import math
 import pathlib
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,31 +17,23 @@ from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.schema import Schema
 from jrec.errors import DivergedError
-from jrec.nn import SparseOptimizer
 from jrec.train import determinism
-from jrec.train.build import build_layout, build_modules, fingerprint, parameter_counts
+from jrec.train.assemble import assemble
+from jrec.train.build import build_layout, fingerprint
 from jrec.train.checkpoint import dense_arrays, restore_state
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data
 from jrec.train.evaluate import score_split
-from jrec.train.fae_data import FaeLoaders
 from jrec.train.hit_rates import HitRates
 from jrec.train.interrupt import StopRequest, stop_on_signals
-from jrec.train.loaders import train_loader
 from jrec.train.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog
 from jrec.train.mesh_processes import AgreedStop, SilentLog, first, one_of_many, shared_run_folder, wait_for_all
 from jrec.train.metrics import Scores, evaluate, log_loss
+from jrec.train.predictions import Predictions
 from jrec.train.progress import TrainingProgress
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER
 from jrec.train.running_auc import RunningAuc
-from jrec.train.step import compile_run
-from jrec.train.stepper import DeviceStepper, Stepper
-
-if TYPE_CHECKING:
-    from jrec.train.fae_run import FaeStepper
-    from jrec.train.mesh_host import MeshHostStepper
-    from jrec.train.mesh_run import MeshSetup, MeshStepper
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +49,7 @@ class Outcome:
       schema: of the dataset.
       seconds, examples: training time and examples of this process, evaluations and checkpoints left out.
       pipeline: what the stages of the host tier did meanwhile (``Timeline.summary``); None without host tables.
-      fae: schedules, switches and bytes (``FaeStepper.summary``); None unless ``schedule`` is "fae".
+      fae: schedules, switches and bytes (``HotColdFeed.summary``); None unless ``schedule`` is "fae".
       plan: what the run's plan costs under its accesses (``PlanMonitor.summary``); None without such a plan.
       forms: how tables' rows are looked up, and the bytes that decided (``Forms.record``); None without a choice.
       caches: hits of the caches of tensor-train tables (``HitRates.summary``); None without one.
@@ -122,8 +114,6 @@ class _Run:
     def __init__(self, data: RunData, folder: pathlib.Path, *, resume: bool, resume_from: int | None):
         config, schema = data.config, data.schema
         self.config, self.schema, self.folder = config, schema, folder
-        self.fae: FaeStepper | None = None
-        self.meshed: MeshStepper | MeshHostStepper | None = None
         self.layout = build_layout(config, schema)
         self.checkpoints = Checkpoints(
             folder / CHECKPOINT_FOLDER,
@@ -132,87 +122,18 @@ class _Run:
             barrier=wait_for_all,
         )
         self.saved_run = self._open_saved(resume_from) if resume else None
-        self.mesh = self._open_mesh() if config.mesh.on else None
-        self.loader = (
-            train_loader(config, schema, self.layout, transform=None if self.mesh is None else self.mesh.parts)
-            if data.packed is None
-            else FaeLoaders(config, data.packed, self.layout)
-        )
-        self.total = self.loader.total_batches or 0
-        if config.max_steps:
-            self.total = min(self.total, config.max_steps)
-        abstract = self.saved_run is not None
-        model, optimizer = build_modules(config, schema, self.layout, self.total, abstract=abstract)
-        self.parameters = self._parameters(model)
-        self.stepper = self._make_stepper(model, optimizer)
+        assembled = assemble(data, self.layout, folder, restored=self.saved_run is not None)
+        self.setup, self.total, self.parameters = assembled.setup, assembled.total, assembled.parameters
+        self.trainer, self.fae = assembled.trainer, assembled.hot_cold
+        self.predictions = Predictions(self.trainer.run)
         self.log = MetricLog(folder, tensorboard=config.log.tensorboard) if first() else SilentLog()
         self.auc = RunningAuc()
-        self.hits = HitRates(self.layout, self.stepper)
+        self.hits = HitRates(self.layout, lambda: self.trainer.run.state)
         self.losses: list[float] = []  # since the last log record
         self.step = 0
         self.saved = -1
         self.preparing = 0.0  # seconds that the last checkpoint took before anything was written
         self.seconds, self.examples = 0.0, 0
-
-    def _open_mesh(self) -> MeshSetup:
-        from jrec.train.mesh_run import open_mesh
-
-        return open_mesh(self.config, self.schema, self.layout)
-
-    def _parameters(self, model: Any) -> dict[str, dict[str, Any]]:
-        counts = parameter_counts(model)
-        if self.mesh is None:
-            return counts
-        from jrec.train.mesh_host_rows import with_host_rows
-
-        return with_host_rows(counts, self.layout, self.mesh.plan)
-
-    def _make_stepper(self, model: Any, optimizer: SparseOptimizer) -> Stepper:
-        if isinstance(self.loader, FaeLoaders):
-            self.fae = self._fae_stepper(model, optimizer, self.loader)
-            return self.fae
-        if self.mesh is not None:
-            from jrec.train.mesh_run import mesh_stepper
-
-            found = mesh_stepper(model, optimizer, self.loader, setup=self.mesh, folder=self.folder, total=self.total)
-            self.meshed = found
-            return found
-        state, compiled = compile_run(model, optimizer)
-        if all(stack.tier != "host" for stack in self.layout.members):
-            saves = self.config.checkpoint.every_steps > 0
-            return DeviceStepper(state, compiled, self.loader, self.layout, optimizer.embedding, saves=saves)
-        from jrec.train.host_run import HostStepper, host_tables
-
-        return HostStepper(
-            state,
-            compiled,
-            self.loader,
-            config=self.config,
-            layout=self.layout,
-            tables=host_tables(self.config, self.layout, optimizer.embedding),
-            total=self.total,
-            folder=self.folder,
-        )
-
-    def _fae_stepper(self, model: Any, optimizer: SparseOptimizer, loaders: FaeLoaders) -> FaeStepper:
-        if self.mesh is not None:
-            from jrec.train.mesh_fae import mesh_fae_stepper
-
-            return mesh_fae_stepper(model, optimizer, loaders, setup=self.mesh, folder=self.folder)
-        from jrec.train.fae_run import fae_stepper
-        from jrec.train.host_run import host_tables
-
-        state, compiled = compile_run(model, optimizer)
-        return fae_stepper(
-            state,
-            compiled,
-            loaders,
-            config=self.config,
-            layout=self.layout,
-            tables=host_tables(self.config, self.layout, optimizer.embedding),
-            pad_rows=model.embeddings.pad_rows,
-            folder=self.folder,
-        )
 
     def _open_saved(self, step: int | None) -> Saved | None:
         """The checkpoint to go on from; None to begin."""
@@ -233,11 +154,11 @@ class _Run:
             self.log.truncate_after(-1)
             return
         with self._advising(saved.step):
-            state, progress = restore_state(saved, self.stepper.state, self.layout)
-            self.stepper.restore(saved, state, saved.manifest.meta["loader"])
+            state, progress = restore_state(saved, self.trainer.run.state, self.layout)
+            self.trainer.restore(saved, state, saved.manifest.meta["loader"])
         if first():
             self.checkpoints.drop_after(saved.step)
-        if self.meshed is None:
+        if self.setup is None:
             self.checkpoints.restored(saved)
         self.auc.restore(progress)
         self.hits.restore(saved.manifest.meta.get("hits", {}))
@@ -249,7 +170,7 @@ class _Run:
     def go(self, stop: StopRequest) -> Outcome:
         """Trains to the end or to a stop request, then evaluates."""
         mode = self.config.log.progress if first() else "off"
-        if self.step == 0 and self.meshed is not None and (forms := self.meshed.forms()) is not None:
+        if self.step == 0 and (forms := self.trainer.forms()) is not None:
             self.log.write(0, {"tables": forms}, split=FORMS)
         with TrainingProgress(mode, total=self.total, start=self.step) as progress:
             stopped = self._train(stop, progress)
@@ -265,10 +186,10 @@ class _Run:
             schema=self.schema,
             seconds=self.seconds,
             examples=self.examples,
-            pipeline=self.stepper.pipeline(self.seconds),
+            pipeline=self.trainer.feed.pipeline(self.seconds),
             fae=None if self.fae is None else self.fae.summary(),
-            plan=None if self.meshed is None else self.meshed.monitored(self.folder),
-            forms=None if self.meshed is None else self.meshed.forms(),
+            plan=None if self.setup is None else self.setup.monitored(self.folder),
+            forms=self.trainer.forms(),
             caches=self.hits.summary(),
             reports=first(),
         )
@@ -277,11 +198,11 @@ class _Run:
         config = self.config
         pending: tuple[jax.Array, jax.Array, Batch] | None = None
         clock = time.perf_counter()
-        with contextlib.closing(self.stepper):
+        with contextlib.closing(self.trainer):
             while self.step < self.total and not stop:
                 self.checkpoints.between_steps()
                 self._note_saved()
-                loss, logits, batch = self.stepper.step()
+                loss, logits, batch = self.trainer.step()
                 self.step += 1
                 # Reading a step's results back only after the next one is under way keeps the device busy.
                 if pending is not None:
@@ -303,7 +224,7 @@ class _Run:
                     clock = time.perf_counter()
             if pending is not None:
                 self._absorb(self.step, *pending)
-            self.stepper.settle()
+            self.trainer.settle()
             if pending is not None:
                 self._count_time(clock)
         return self.step < self.total
@@ -356,11 +277,10 @@ class _Run:
         self._finish_saving()
         self.log.sync()
         begin = time.perf_counter()
-        meta = {"loader": self.stepper.position(), "losses": self.losses, "hits": self.hits.position()}
-        sources = self.stepper.sources()
-        arrays = dense_arrays(self.stepper.state, self.auc.state(), self.layout)
-        # Where several devices train, what one of them has is changed by all of them: they wait for each other.
-        wait, self.preparing = self.meshed is not None, time.perf_counter() - begin
+        meta = {"loader": self.trainer.position(), "losses": self.losses, "hits": self.hits.position()}
+        sources = self.trainer.sources()
+        arrays = dense_arrays(self.trainer.run.state, self.auc.state(), self.layout)
+        wait, self.preparing = self.trainer.run.waits_for_checkpoints, time.perf_counter() - begin
         self.checkpoints.save(self.step, arrays=arrays, sources=sources, meta=meta, wait=wait)
         self.saved = self.step
         self._note_saved()
@@ -390,16 +310,9 @@ class _Run:
             self.log.write_timing(self.step, record, split=CHECKPOINTS)
 
     def _score(self, split: str, limit: int, progress: TrainingProgress) -> Scores:
+        self.trainer.settle()
         return score_split(
-            self.config,
-            self.schema,
-            self.layout,
-            split,
-            predict=self.stepper.predict,
-            state=self.stepper.state,
-            mesh=self.meshed,
-            limit=limit,
-            progress=progress,
+            self.config, self.schema, self.layout, split, predictions=self.predictions, limit=limit, progress=progress
         )
 
     def _final_scores(self, progress: TrainingProgress) -> dict[str, Scores]:
@@ -408,7 +321,7 @@ class _Run:
 
     def close(self) -> None:
         """Releases threads and files."""
-        self.stepper.close()
+        self.trainer.close()
         self.checkpoints.close()
         self.log.close()
 

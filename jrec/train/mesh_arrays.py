@@ -16,45 +16,20 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.batch import Batch
-from jrec.host.ring import Rows, bucket
+from jrec.host.ring import bucket
 from jrec.mesh.route import AXIS, Picks, Route
-from jrec.mesh.send import SendRoute
-from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.layout import EmbeddingLayout, Stack, plan_name
 from jrec.ops.types import Bags
-from jrec.sharding.contents import shard_capacity
 from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed
 from jrec.sharding.sent import SentLookups, send_route
 from jrec.train.mesh_batch import Part
 from jrec.train.mesh_forms import sending_features
-from jrec.train.mesh_plan import plan_stack
-from jrec.train.mesh_rows import replicated_capacity
+from jrec.train.step import StepBatch
 
 NO_ROW = 2**31 - 1
-"""A row of no array: padding, where the array's size is not known here."""
+"""A row of no array: padding."""
 _SLACK = 1.125  # on what a batch needed, when a size grows: the next one needs a little more
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MeshBatch:
-    """A batch on the mesh; every leaf has an axis of devices in front.
-
-    Attributes:
-      batch: the examples of each device; ids and casts of planned and host stacks number their unique rows.
-      routes: by planned and by host stack.
-      sends: by planned stack with features whose lookups are sent.
-      host: by stack with rows in host memory those that any device reads, with their slots in training, shared out:
-        (N, K / N, dim).
-      needs: (N, stacks, kinds) int32, what a later batch needs in each device's process (``jrec.train.mesh_ahead``);
-        None where one process trains.
-    """
-
-    batch: Batch
-    routes: dict[str, Route]
-    sends: dict[str, SendRoute] = dataclasses.field(default_factory=dict)
-    host: dict[str, Rows] = dataclasses.field(default_factory=dict)
-    needs: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,8 +38,7 @@ class Sizes:
 
     Attributes:
       unique: rows of a device's part.
-      own, remote, replicated, host: those that come from its shard, from each other device, from the replicated array
-        and from host memory.
+      own, remote, replicated: those that come from its shard, from each other device and from the replicated array.
       lookups: that are sent to each other device.
       pooled: bags with such lookups at each other device.
     """
@@ -73,7 +47,6 @@ class Sizes:
     own: int
     remote: int
     replicated: int
-    host: int
     lookups: int = 0
     pooled: int = 0
 
@@ -82,7 +55,7 @@ class Sizes:
         return Sizes(**{k: max(v, getattr(other, k)) for k, v in dataclasses.asdict(self).items()})
 
 
-NONE = Sizes(unique=0, own=0, remote=0, replicated=0, host=0)
+NONE = Sizes(unique=0, own=0, remote=0, replicated=0)
 
 
 def table_of(stacks: Iterable[str], needed: Mapping[str, Sizes]) -> np.ndarray:
@@ -108,7 +81,6 @@ def counts(routed: Routed, device: int, sent: SentLookups | None = None) -> Size
         own=int(found[device]),
         remote=max(others, default=0),
         replicated=int(found[devices]),
-        host=int(found[devices + 1]),
         lookups=0 if sent is None else int(np.diff(sent.starts).max()),
         pooled=0 if sent is None else int(np.diff(sent.bag_starts).max()),
     )
@@ -123,6 +95,7 @@ class Shapes:
       examples: of a part.
       headroom: see ``MeshConfig``.
       send: names of the features whose lookups of other devices' rows are sent.
+      hot: whether the batches read replicated rows alone.
     """
 
     def __init__(
@@ -133,25 +106,23 @@ class Shapes:
         examples: int,
         headroom: float,
         send: Set[str] = frozenset(),
+        hot: bool = False,
     ):
-        self.plan, self.examples, self._headroom, self.send = plan, examples, headroom, send
-        self.stacks = {stack.name: stack for stack in layout.members if stack.tier in ("planned", "host")}
+        self.plan, self.examples, self._headroom, self.send, self._hot = plan, examples, headroom, send, hot
+        self.stacks = {stack.name: stack for stack in layout.members if stack.tier == "planned"}
         self.limits = {name: self._limit(stack) for name, stack in self.stacks.items()}
         self.sizes = {name: self._bucketed(name, NONE, 1.0) for name in self.stacks}
 
     def _limit(self, stack: Stack) -> Sizes:
         """What no batch can pass."""
-        name, most = plan_stack(stack), stack.unique_capacity(self.examples)
-        if stack.tier == "host":
-            return Sizes(unique=most, own=0, remote=0, replicated=0, host=most)
-        rows = int(self.plan.shard_rows(name).max())
+        name, most = plan_name(stack), stack.unique_capacity(self.examples)
+        rows = 0 if self._hot else int(self.plan.shard_rows(name).max()) + self.plan.host_rows(name)
         sending = sending_features(stack, self.send)
         return Sizes(
             unique=most,
             own=min(most, rows),
             remote=min(most, rows),
             replicated=min(most, self.plan.replicated_rows(name)),
-            host=min(most, self.plan.host_rows(name)),
             lookups=self.examples * sum(f.config.max_length for f in sending),
             pooled=self.examples * len(sending),
         )
@@ -160,7 +131,7 @@ class Shapes:
         limits = dataclasses.asdict(self.limits[name])
         given = dataclasses.asdict(needed)
         sizes = {k: bucket(int(np.ceil(given[k] * factor)), limits[k]) for k in given}
-        return Sizes(**{k: size if k == "host" else max(1, size) for k, size in sizes.items()})
+        return Sizes(**{k: size if k in ("own", "remote") else max(1, size) for k, size in sizes.items()})
 
     def settle(self, needed: dict[str, Sizes]) -> None:
         """Makes room for ``headroom`` times what the first batches needed; the same on all processes."""
@@ -210,27 +181,17 @@ class Shapes:
                 raise RuntimeError(f"a batch needs {of} of stack {name}, but there is room for {self.sizes[name]}")
 
 
-def stacked(parts: Sequence[Part], devices: Sequence[int], shapes: Shapes) -> MeshBatch:
+def stacked(parts: Sequence[Part], devices: Sequence[int], shapes: Shapes) -> StepBatch:
     """Parts as one batch of NumPy arrays with an axis of (these) devices in front, padded to the sizes."""
-    batches = [_sized(part, shapes) for part in parts]
+
+    def together(trees: Iterable[Any]) -> Any:
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
     routes = {
-        name: jax.tree.map(
-            lambda *leaves: np.stack(leaves),
-            *(_route(p.routes[name], d, name, shapes) for p, d in zip(parts, devices, strict=True)),
-        )
+        name: together(_route(part, device, name, shapes) for part, device in zip(parts, devices, strict=True))
         for name in shapes.stacks
     }
-    sends = {
-        name: jax.tree.map(lambda *leaves: np.stack(leaves), *(_send_route(p, name, shapes) for p in parts))
-        for name, stack in shapes.stacks.items()
-        if sending_features(stack, shapes.send)
-    }
-    return MeshBatch(batch=jax.tree.map(lambda *leaves: np.stack(leaves), *batches), routes=routes, sends=sends)
-
-
-def _send_route(part: Part, name: str, shapes: Shapes) -> SendRoute:
-    sizes, bags = shapes.sizes[name], shapes.stacks[name].num_bags(shapes.examples)
-    return send_route(part.sends[name], num_bags=bags, room=sizes.lookups, pooled=sizes.pooled)
+    return StepBatch(batch=together(_sized(part, shapes) for part in parts), routes=routes)
 
 
 def _sized(part: Part, shapes: Shapes) -> Batch:
@@ -250,39 +211,40 @@ def _sized_bags(bags: Bags, unique: int) -> Bags:
     return dataclasses.replace(bags, cast=dataclasses.replace(cast, **sized))
 
 
-def _route(routed: Routed, device: int, name: str, shapes: Shapes) -> Route:
-    sizes, stack = shapes.sizes[name], shapes.stacks[name]
-    plan, devices = shapes.plan, shapes.plan.devices
-    planned = stack.tier == "planned"
-    missing_row = shard_capacity(plan, plan_stack(stack)) if planned else NO_ROW
-    missing_replica = replicated_capacity(plan, stack) if planned else NO_ROW
+def _route(part: Part, device: int, name: str, shapes: Shapes) -> Route:
+    sizes, stack, routed = shapes.sizes[name], shapes.stacks[name], part.routes[name]
+    devices, sending = shapes.plan.devices, sending_features(stack, shapes.send)
 
-    def picks(number: int, size: int, padding: int) -> Picks:
-        rows, at = np.full(size, padding, np.int32), np.full(size, sizes.unique, np.int32)
-        found, places = routed.of(number)
-        rows[: found.size], at[: found.size] = found, places
+    def picks(number: int, size: int) -> Picks:
+        rows, at = np.full(size, NO_ROW, np.int32), np.full(size, sizes.unique, np.int32)
+        taken, places = routed.of(number)
+        rows[: taken.size], at[: taken.size] = taken, places
         made: Any = (rows, at)
         return Picks(rows=made[0], at=made[1])
 
     remote: Any = None
-    if len(sending_features(stack, shapes.send)) < len(stack.features):
-        rows = np.full((devices, sizes.remote), missing_row, np.int32)
+    if sizes.remote and devices > 1 and (len(sending) < len(stack.features) or shapes.plan.host_rows(plan_name(stack))):
+        rows = np.full((devices, sizes.remote), NO_ROW, np.int32)
         at: Any = np.full((devices, sizes.remote), sizes.unique, np.int32)
         for other in range(devices):
             if other != device:
-                found, places = routed.of(other)
-                rows[other, : found.size], at[other, : found.size] = found, places
+                taken, places = routed.of(other)
+                rows[other, : taken.size], at[other, : taken.size] = taken, places
         remote = Picks(rows=rows, at=at)  # pyright: ignore[reportArgumentType]
+    send = None
+    if sending:
+        bags = stack.num_bags(shapes.examples)
+        send = send_route(part.sends[name], num_bags=bags, room=sizes.lookups, pooled=sizes.pooled)
     addresses: Any = None
     if stack.dtype != "float32":
         addresses = np.zeros(sizes.unique, np.int32)
         addresses[: routed.addresses.size] = routed.addresses
     return Route(
         capacity=sizes.unique,
-        own=picks(device, sizes.own, missing_row),
-        replicated=picks(devices, sizes.replicated, missing_replica),
+        own=picks(device, sizes.own) if sizes.own else None,
+        replicated=picks(devices, sizes.replicated),
         remote=remote,
-        host=picks(devices + 1, sizes.unique if not planned else sizes.host, NO_ROW),
+        send=send,
         addresses=addresses,
     )
 

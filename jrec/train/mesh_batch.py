@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,12 +16,13 @@ from jrec.batch import Batch
 from jrec.data.packing import host_cast
 from jrec.data.regroup import blank, gathered
 from jrec.host.local import local_ids
-from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.layout import EmbeddingLayout, Stack, plan_name
+from jrec.sharding.contents import shard_capacity
 from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed, Router
 from jrec.sharding.sent import SentLookups, split_sent
 from jrec.train.mesh_forms import Forms, sending_bags
-from jrec.train.mesh_plan import plan_stack, planned_stacks
+from jrec.train.mesh_plan import planned_stacks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,9 +30,10 @@ class Part:
     """One device's part of a batch, NumPy arrays.
 
     Attributes:
-      batch: the examples. Ids of planned and of host stacks number their unique rows, 0 for the least address; their
+      batch: the examples. Ids of planned stacks number their unique rows, 0 for the least address; their
         casts' rows are addresses still.
-      routes: where these rows are read from, by such a stack. Rows in host memory are numbers in ``Dealt.host``.
+      routes: where these rows are read from, by such a stack. A row in host memory is one of its owner's shard, behind
+        the rows that the owner keeps (``with_owners``).
       sends: lookups at other devices, which have no ids in the batch, by planned stack with features that send.
     """
 
@@ -47,7 +49,8 @@ class Dealt:
     Attributes:
       batch: as the loader made it.
       parts: of some devices, in their order.
-      host: by stack that has rows in host memory, (n,) int32 ascending addresses of those that these parts read.
+      host: by stack that has rows in host memory, (n,) int32 ascending addresses of those that these parts read. The
+        n-th belongs to the n-th device, in turn, as long as the batch lasts.
     """
 
     batch: Batch
@@ -67,8 +70,7 @@ class Parts:
         parts of the others are blank.
       cast: whether tensor-train stacks get their casts here too.
       forms: which features' lookups are sent, as it stands when a batch is cut; None retrieves all.
-      resident: by host stack, (n,) int32 addresses of rows that all devices have and that the batches' ids number: such
-        batches bring none.
+      routers: by stack what finds its unique rows; None for the plan's own. Batches of hot rows have others.
     """
 
     def __init__(
@@ -81,16 +83,15 @@ class Parts:
         count: int,
         cast: bool,
         forms: Forms | None = None,
-        resident: Mapping[str, np.ndarray] | None = None,
+        routers: Mapping[str, RowRouter] | None = None,
     ):
-        self.layout, self.devices, self._forms = layout, tuple(devices), forms
+        self.layout, self.devices, self._forms, self._plan = layout, tuple(devices), forms, plan
         self._askers = [d for d in plan.askers if first <= d < first + count]
-        self._casts = {s.name for s in layout.members if cast or s.tier in ("planned", "host")}
-        self._routers: dict[str, Router | HostRouter] = {**routers(layout, plan, self.devices)}
-        self._hosts = [stack.name for stack in host_stacks(layout, plan) if stack.name not in (resident or {})]
-        for stack in layout.members:
-            if stack.tier == "host":
-                self._routers[stack.name] = HostRouter(plan.devices, (resident or {}).get(stack.name))
+        self._casts = {s.name for s in layout.members if cast or s.tier == "planned"}
+        self._routers: Mapping[str, RowRouter] = (
+            plan_routers(layout, plan, self.devices) if routers is None else routers
+        )
+        self._hosts = [stack.name for stack in host_stacks(layout, plan)] if routers is None else []
 
     def __call__(self, batch: Batch) -> Dealt:
         """The batch, and a part for each of the devices.
@@ -108,7 +109,8 @@ class Parts:
             parts.append(routed_part(self.layout, part, self._routers, device, self._casts, send))
         host = {}
         for name in self._hosts:
-            routes, host[name] = numbered([part.routes[name] for part in parts])
+            first = shard_capacity(self._plan, plan_name(name))
+            routes, host[name] = with_owners([part.routes[name] for part in parts], first)
             for part, route in zip(parts, routes, strict=True):
                 part.routes[name] = route
         return Dealt(batch=batch, parts=tuple(parts), host=host)
@@ -120,45 +122,65 @@ class Parts:
         return gathered(self.layout, [(batch, begin, begin + size)])
 
 
+class RowRouter(Protocol):
+    """Finds the unique rows of a device's part of a batch; see ``jrec.sharding.router.Router``."""
+
+    def route(self, addresses: np.ndarray, device: int) -> Routed:
+        """Where (n,) int32 ascending rows are read from."""
+        ...
+
+
+class NumberedRouter:
+    """Routes rows that come as numbers of some of a stack's rows.
+
+    Args:
+      addresses: (n,) int32, ascending: the address of each number.
+      router: Of the stack.
+    """
+
+    def __init__(self, addresses: np.ndarray, router: Router):
+        self._addresses, self._router = addresses, router
+
+    def route(self, addresses: np.ndarray, device: int) -> Routed:
+        """See ``RowRouter``; what comes are numbers."""
+        return self._router.route(self._addresses[addresses], device)
+
+
 def host_stacks(layout: EmbeddingLayout, plan: Plan) -> tuple[Stack, ...]:
-    """The stacks of which some rows, or all, are in host memory."""
-    partly = [s.name for s in planned_stacks(layout) if plan.host_rows(plan_stack(s))]
-    return tuple(s for s in layout.members if s.tier == "host" or s.name in partly)
+    """The planned stacks of which some rows, or all, are in host memory."""
+    return tuple(stack for stack in planned_stacks(layout) if plan.host_rows(plan_name(stack)))
 
 
-def numbered(routes: Sequence[Routed]) -> tuple[list[Routed], np.ndarray]:
-    """Routes of one stack whose host rows number those of all of them together; and these, (n,) int32 ascending."""
-    found = [routed.addresses[routed.of(-2)[1]] for routed in routes]
-    together = np.unique(np.concatenate(found))
+def with_owners(routes: Sequence[Routed], first: int) -> tuple[list[Routed], np.ndarray]:
+    """Routes of one stack whose host rows are rows of their owners' shards; and these, (n,) int32 ascending addresses.
+
+    The rows that all of the routes read together are dealt to the devices in turn: of N devices, row ``n`` is
+    ``first + n // N`` of device ``n % N``.
+
+    Args:
+      routes: Of the parts of a batch.
+      first: The offset of the first row from host memory in every shard.
+    """
+    devices = len(routes[0].starts) - 3
+    read = [routed.addresses[routed.of(devices + 1)[1]] for routed in routes]
+    together = np.unique(np.concatenate(read))
     changed = []
-    for routed, addresses in zip(routes, found, strict=True):
-        rows = routed.rows.copy()
-        rows[routed.starts[-2] :] = np.searchsorted(together, addresses)
-        changed.append(dataclasses.replace(routed, rows=rows))
+    for routed, addresses in zip(routes, read, strict=True):
+        numbers, places = np.searchsorted(together, addresses).astype(np.int32), routed.of(devices + 1)[1]
+        pieces = []
+        for device in range(devices):
+            rows, at = routed.of(device)
+            mine = numbers % devices == device
+            rows = np.concatenate([rows, np.int32(first) + numbers[mine] // np.int32(devices)])
+            pieces.append((rows, np.concatenate([at, places[mine]])))
+        pieces += [routed.of(devices), (numbers[:0], places[:0])]
+        starts = np.cumsum([0, *(rows.size for rows, _ in pieces)])
+        rows, at = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        changed.append(dataclasses.replace(routed, rows=rows, at=at, starts=starts))
     return changed, together
 
 
-class HostRouter:
-    """Routes rows of a stack that is in host memory as a whole; see ``Router``.
-
-    Args:
-      devices: of the mesh.
-      resident: addresses of rows that the routed ones number; None where these are addresses.
-    """
-
-    def __init__(self, devices: int, resident: np.ndarray | None = None):
-        self._devices, self._resident = devices, resident
-
-    def route(self, rows: np.ndarray, device: int) -> Routed:
-        """All of (n,) int32 ascending rows, in the place of host rows."""
-        del device
-        starts = np.zeros(self._devices + 3, np.int64)
-        starts[-1] = rows.size
-        addresses = rows if self._resident is None else self._resident[rows]
-        return Routed(addresses=addresses, rows=rows, at=np.arange(rows.size, dtype=np.int32), starts=starts)
-
-
-def routers(layout: EmbeddingLayout, plan: Plan, devices: Sequence[int] | None = None) -> dict[str, Router]:
+def plan_routers(layout: EmbeddingLayout, plan: Plan, devices: Sequence[int] | None = None) -> dict[str, Router]:
     """By planned stack, for some devices, or for all."""
     return {
         stack.name: Router(plan, [(t.name, base) for t, base in zip(stack.tables, stack.bases, strict=True)], devices)
@@ -169,7 +191,7 @@ def routers(layout: EmbeddingLayout, plan: Plan, devices: Sequence[int] | None =
 def routed_part(
     layout: EmbeddingLayout,
     batch: Batch,
-    routers: Mapping[str, Router | HostRouter],
+    routers: Mapping[str, RowRouter],
     device: int,
     casts: set[str],
     send: Set[str] = frozenset(),

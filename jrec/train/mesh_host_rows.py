@@ -11,18 +11,18 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jrec.checkpoint import Saved
 from jrec.checkpoint.manifest import VALUES
 from jrec.host import HostTable
 from jrec.ops import SGD
-from jrec.ops.layout import EmbeddingLayout
+from jrec.ops.layout import EmbeddingLayout, plan_name
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.sharding.contents import host_ranges
 from jrec.sharding.plan import Plan
+from jrec.train.build import table_key
 from jrec.train.config import TrainConfig
-from jrec.train.mesh_plan import plan_stack, planned_stacks
+from jrec.train.mesh_plan import planned_stacks
 from jrec.train.mesh_rows import based
 
 _ROWS_AT_A_TIME = 1 << 18
@@ -44,8 +44,7 @@ def planned_host_tables(
     """
     if not plan.rows_in("host"):
         return {}
-    key = nnx.Rngs(params=config.seed).params()  # the first of the stream is the collection's: models make it first
-    host = config.tables.host
+    key, host = table_key(config), config.tables.host
     return {
         stack.name: HostTable(
             stack,
@@ -85,7 +84,7 @@ def with_host_rows(
     """``parameter_counts`` that say how many rows of planned stacks, and bytes of them, are in host memory."""
     counts = {name: dict(of) for name, of in parameters.items()}
     for stack in planned_stacks(layout):
-        if rows := plan.host_rows(plan_stack(stack)):
+        if rows := plan.host_rows(plan_name(stack)):
             size = rows * stack.dim * np.dtype(jnp.dtype(stack.dtype)).itemsize
             counts[stack.name] |= {"host_rows": rows, "host_bytes": size}
     return counts

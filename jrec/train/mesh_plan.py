@@ -9,56 +9,127 @@ from typing import Any
 import numpy as np
 
 from jrec.access.profile import AccessProfile, TableProfile
+from jrec.data.fae import FaeManifest
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_optimizers import SlotShape
 from jrec.sharding import BASELINES, Plan, PlanTable, Problem, build_plan, load_plan
 from jrec.sharding.hardware import grid
-from jrec.sharding.pieces import TIER_NAMES, TT
+from jrec.sharding.pieces import HOST, REPLICATED, TIER_NAMES, TT
 from jrec.sharding.plan import running_offsets
 from jrec.sharding.plan_file import check_budget
 from jrec.train.config import TrainConfig
+from jrec.train.tables import in_host_memory
 
 SlotShapes = Mapping[str, SlotShape]
-PREFIX = "planned_"
-"""What the name of a planned stack begins with; the rest is the name of the plan's stack."""
 
 
-def run_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, slots: SlotShapes | None) -> Plan:
+def run_plan(
+    config: TrainConfig,
+    schema: Schema,
+    layout: EmbeddingLayout,
+    slots: SlotShapes | None,
+    *,
+    packed: FaeManifest | None = None,
+) -> Plan:
     """Where the rows of a run's planned tables live; nothing else is in it.
 
+    Rows are where the run's plan file has them or, without one, dealt to the devices in turn; those of tables that
+    ``[tables]`` keeps in host memory are there; and every device has the hot rows of an FAE folder.
+
     Args:
-      config: of the run, with a mesh.
-      schema: of the dataset.
-      layout: of the tables.
-      slots: of the row optimizer (``RowOptimizer.slots``), which take memory; None to predict only, for which plans for
+      config: The run's configuration.
+      schema: The dataset.
+      layout: The tables.
+      slots: Of the row optimizer (``RowOptimizer.slots``), which take memory; None to predict only, for which plans for
         inference serve, too.
+      packed: Hot and cold examples, and the hot rows.
 
     Raises:
-      PlanError: if the plan file is of another dataset or of a mesh of another size, or its devices cannot hold it.
-      ConfigError: if the plan is of other tables than the run's, or for inference, or nothing of it would be used.
+      PlanError: If the plan file is of another dataset or of a mesh of another size, or its devices cannot hold it.
+      ConfigError: If the plan is of other tables than the run's, or for inference, or nothing of it would be used.
     """
-    devices = config.mesh.devices
+    devices, planned = max(1, config.mesh.devices), planned_stacks(layout)
     if not config.plan:
-        return dealt(layout, devices, slots) if planned_stacks(layout) else _nothing(devices)
-    plan = load_plan(config.plan, schema=schema, devices=devices)
-    if slots is not None and plan.purpose != "training":
-        raise ConfigError(
-            f"plan: {config.plan} is for {plan.purpose}: its copies of rows would not follow the updates; plan with"
-            " `jrec plan DATA --for training`"
-        )
-    _check_tables(plan, layout, config)
-    if not planned_trains(plan) and not planned_stacks(layout):
+        if not planned:
+            return _nothing(devices)
+        plan = dealt(layout, devices, slots)
+    else:
+        plan = load_plan(config.plan, schema=schema, devices=devices)
+        if slots is not None and plan.purpose != "training":
+            raise ConfigError(
+                f"plan: {config.plan} is for {plan.purpose}: its copies of rows would not follow the updates; plan with"
+                " `jrec plan DATA --for training`"
+            )
+        _check_tables(plan, layout, config)
+    tables = [table for stack in planned for table in stack.tables]
+    host = {table.name: np.array([[0, table.rows]]) for table in tables if in_host_memory(config, table.name)}
+    if config.plan and not planned_trains(plan) and len(host) == len(tables):
         raise ConfigError(
             f"plan: {config.plan} places rows on {devices} devices, but by [tables] all tables lie in host memory or in"
             " cores, so nothing of it would be used; leave out plan, or tables.tier and tables.overrides.NAME.tier"
         )
-    held = planned_part(plan, layout, slots)
+    placed = overlaid(plan, host, HOST)
+    if packed is not None:
+        names = {table.name for table in tables}
+        hot = {name: ranges_of(rows) for name, rows in packed.hot_rows.items() if name in names}
+        placed = overlaid(placed, hot, REPLICATED)
+    held = planned_part(placed, layout, slots)
     if (memory := dict(plan.info.get("hardware", {})).get("memory")) is not None:
         cores = dataclasses.replace(held, info={"core_bytes": plan.info.get("core_bytes", 0.0)})
         check_budget(cores, memory)
     return held
+
+
+def ranges_of(rows: np.ndarray) -> np.ndarray:
+    """(n, 2) int64, begin and end of the ranges that (m,) ascending rows make up."""
+    rows = rows.astype(np.int64)
+    fresh = np.append(True, np.diff(rows) > 1)[: rows.size]
+    last = np.append(fresh[1:], True)[: rows.size]
+    return np.stack([rows[fresh], rows[last] + 1], axis=1)
+
+
+def overlaid(plan: Plan, ranges: Mapping[str, np.ndarray], tier: int) -> Plan:
+    """A plan with some rows in another tier, whose offsets are yet to be found (``planned_part``).
+
+    Args:
+      plan: The plan.
+      ranges: By table, (n, 2) int64 begin and end of the rows, ascending and apart.
+      tier: Where they are to be: in host memory or on every device.
+    """
+    if not any(of_table.size for of_table in ranges.values()):
+        return plan
+    starts, old, covered = [], [], []
+    for number, table in enumerate(plan.tables):
+        mine = plan.start[plan.first[number] : plan.first[number + 1]]
+        cuts = ranges.get(table.name, np.empty((0, 2), np.int64))
+        cuts = np.minimum(cuts[cuts[:, 0] < table.rows], table.rows)
+        start = np.unique(np.concatenate([mine, cuts.reshape(-1)]))
+        start = start[start < table.rows]
+        starts.append(start)
+        old.append(plan.first[number] + np.searchsorted(mine, start, side="right") - 1)
+        inside = np.searchsorted(cuts[:, 0], start, side="right") - 1
+        ends = np.append(cuts[:, 1], 0)  # the last is for rows before the first range
+        covered.append(start < ends[inside])
+    first = np.cumsum([0, *(len(start) for start in starts)])
+    segment, moved = np.concatenate(old), np.concatenate(covered)
+    low, high = (np.searchsorted(segment, plan.copy_segment, side=side) for side in ("left", "right"))
+    copies = np.repeat(np.arange(len(low)), high - low)
+    copied = np.arange(len(copies)) - np.repeat(np.cumsum(high - low) - (high - low), high - low) + low[copies]
+    kept = ~moved[copied]
+    return dataclasses.replace(
+        plan,
+        first=first,
+        start=np.concatenate(starts),
+        tier=np.where(moved, np.uint8(tier), plan.tier[segment]),
+        owner=np.where(moved, np.int16(-1), plan.owner[segment]),
+        offset=np.zeros(len(segment), np.int64),
+        way=plan.way[segment],
+        copy_segment=copied[kept].astype(np.int32),
+        copy_device=plan.copy_device[copies[kept]],
+        copy_offset=np.zeros(int(kept.sum()), np.int64),
+    )
 
 
 def computing_of(plan: Plan, processes: Sequence[int]) -> list[int]:
@@ -79,8 +150,7 @@ def check_sharing(
       training: False to predict only, in batches that may be filled up.
 
     Raises:
-      ConfigError: if a batch, or the processes, cannot be divided equally, or tables lie in host memory although the
-        plan gives the tables to some devices.
+      ConfigError: if a batch, or the processes, cannot be divided equally.
     """
     count = len(plan.askers)
     if training and config.data.batch_size % count:
@@ -92,17 +162,6 @@ def check_sharing(
         )
     if plan.computes is None:
         return
-    if rows := plan.rows_in("host"):
-        raise ConfigError(
-            f"plan: {config.plan} has devices that only keep tables, and keeps {rows:,} rows in host memory, which all"
-            " devices of a mesh share; plan with --no-host and more memory or --tt, or without --tables-on"
-        )
-    if host := [t.name for s in layout.members if s.tier == "host" for t in s.tables]:
-        raise ConfigError(
-            f"plan: {config.plan} has devices that only keep tables, but table(s) {', '.join(host)} lie in host memory,"
-            " which all devices of a mesh share; leave tables.tier and tables.overrides.NAME.tier out, or plan without"
-            " --tables-on"
-        )
     of_process = computing_of(plan, processes)
     if training and len(set(of_process)) > 1:
         raise ConfigError(
@@ -164,12 +223,6 @@ def plan_tables_of(layout: EmbeddingLayout, slots: SlotShapes | None = None) -> 
 def planned_stacks(layout: EmbeddingLayout) -> tuple[Stack, ...]:
     """The stacks whose rows a plan places."""
     return tuple(stack for stack in layout.members if stack.tier == "planned")
-
-
-def plan_stack(stack: Stack | str) -> str:
-    """What a plan calls a planned stack of a layout, and a layout without a mesh, too."""
-    name = stack if isinstance(stack, str) else stack.name
-    return name.removeprefix(PREFIX)
 
 
 def planned_part(plan: Plan, layout: EmbeddingLayout, slots: SlotShapes | None = None) -> Plan:

@@ -10,12 +10,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.errors import ConfigError
 from jrec.mesh.route import AXIS, MeshRows
-from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.layout import EmbeddingLayout, Stack, plan_name
 from jrec.ops.row_init import init_stack_rows
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.sharding.contents import replicated_addresses, shard_addresses, shard_capacity
 from jrec.sharding.plan import Plan
-from jrec.train.mesh_plan import plan_stack, planned_stacks
+from jrec.train.mesh_plan import planned_stacks
 
 
 def make_mesh(devices: int) -> Mesh:
@@ -91,12 +91,12 @@ def _initial(stack: Stack, plan: Plan, mesh: Mesh, key: jax.Array, optimizer: Ro
 
 def replicated_capacity(plan: Plan, stack: Stack) -> int:
     """H, the lines of the replicated array: at least one."""
-    return max(1, plan.replicated_rows(plan_stack(stack)))
+    return max(1, plan.replicated_rows(plan_name(stack)))
 
 
 def device_addresses(stack: Stack, plan: Plan, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
     """(N * S,) int32 over the mesh and (H,) everywhere: the address of each line of ``MeshRows``; 0 for padding."""
-    capacity = shard_capacity(plan, plan_stack(stack))
+    capacity = shard_capacity(plan, plan_name(stack))
 
     def of_device(index: Any) -> np.ndarray:
         begin, stop, _ = index[0].indices(capacity * plan.devices)

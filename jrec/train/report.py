@@ -55,7 +55,6 @@ _UNITS = {
     "megabytes": "millions of bytes of a table's rows and sums that a step moves between devices, without padding",
     "rates": "per cent of an epoch's batches, by schedule",
     "test_losses": "nats per example, after each schedule",
-    "plain": "bytes that the same batches would have moved without resident rows",
     "paper_synchronization": "bytes of all hot rows and slots, once at each switch between hot and cold batches",
 }
 
@@ -91,7 +90,7 @@ def write_report(
       history: the ``metrics.jsonl`` of the run, for the loss plot.
       pipeline: what the host tier's stages did during training, see ``Timeline.summary``; None without host tables.
       plan: balance and cost of the run's plan under its accesses, see ``PlanMonitor.summary``; None without one.
-      fae: schedules and bytes of a run on hot and cold batches, see ``FaeStepper.summary``; None of others.
+      fae: schedules and bytes of a run on hot and cold batches, see ``HotColdFeed.summary``; None of others.
       forms: how rows were looked up on a mesh, and what each way moves, see ``Forms.record``; None without a choice.
       caches: hits of tensor-train tables' caches in training, see ``HitRates.summary``; None without one.
       kernels: by kernel class, what was chosen on the GPU and the verdict behind it; None or empty without a GPU.
@@ -212,14 +211,12 @@ def _form_lines(forms: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def _fae_lines(fae: Mapping[str, Any]) -> list[str]:
     """What hot rows saved, and what the schedule did."""
     sizes, rates = fae["bytes"], [*fae["rates"], fae["rate"]]
-    fewer = sizes["times_fewer_than_plain"]
-    than = "" if fewer is None else f", {fewer:,.1f} times fewer"
     return [
         f"fae: {100 * fae['hot_share']:.1f} % of the examples are hot, on {sum(fae['hot_rows'].values()):,} rows of"
         f" {fae['hot_row_bytes']:,} bytes with slots; {fae['switches']:,} switches, rates"
         f" {min(rates):g} to {max(rates):g}",
-        f"fae: {sizes['moved']:,} bytes of rows and slots moved between host and device, {sizes['plain']:,} without"
-        f" resident rows{than}; the paper's synchronization would have moved {sizes['paper_synchronization']:,}",
+        f"fae: {sizes['moved']:,} bytes of rows and slots moved between host and device; the paper's synchronization of"
+        f" hot rows at every switch would have moved {sizes['paper_synchronization']:,}",
     ]
 
 

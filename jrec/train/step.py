@@ -1,22 +1,66 @@
-"""The compiled functions of a training run: one step on donated state, and prediction."""
+"""The compiled functions of a run: one step on donated state and rows, and prediction, on a device or over a mesh."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 
 from jrec.batch import Batch
 from jrec.host.ring import Rows
-from jrec.nn import SparseOptimizer, train_step
-from jrec.train.host_step import predict_on_rows, train_step_on_resident, train_step_on_rows
+from jrec.mesh.communication import Communication
+from jrec.mesh.route import AXIS, MeshRows, Route, local_view
+from jrec.nn import SparseOptimizer, binary_cross_entropy
+from jrec.nn.optimizer import Loss
+from jrec.nn.step import predict_on, train_step_on
+from jrec.ops.types import Bags
+from jrec.tiers.local_rows import of_batch
+from jrec.tiers.planned_rows import PlannedRows
 
-State = Any  # an nnx.State of (model, optimizer): every array of the run
-HostRows = Mapping[str, Rows]
+State = Any  # an nnx.State of (model, optimizer): every array that all devices hold alike
+StackRows = Mapping[str, MeshRows]  # by planned stack
+HostRows = Mapping[str, Rows]  # by stack, a batch's rows from host memory; on a mesh (N * K, dim), K of each device
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepBatch:
+    """A batch as the compiled functions take it; on a mesh every leaf has an axis of devices in front.
+
+    Attributes:
+      batch: The examples of each device; ids of planned and host stacks number their unique rows.
+      routes: By planned stack.
+      needs: (stacks, kinds) int32, what a later batch needs in each device's process (``jrec.train.mesh_ahead``); None
+        where one process trains.
+    """
+
+    batch: Batch
+    routes: dict[str, Route] = dataclasses.field(default_factory=dict)
+    needs: jax.Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What the training loop reads of a step, equal on all devices: the examples of all parts, device by device.
+
+    Attributes:
+      loss: () float32, of the whole batch.
+      logits, labels, mask: (batch,) float32; logits before the step.
+      needs: (stacks, kinds) int32, the greatest of the batch's ``needs``; None where it has none.
+    """
+
+    loss: jax.Array
+    logits: jax.Array
+    labels: jax.Array
+    mask: jax.Array
+    needs: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,70 +68,133 @@ class CompiledRun:
     """A model and its optimizer, split into a state and jitted functions of it.
 
     Attributes:
-      step: ``state, batch -> state, loss, logits``. The old state is donated: tables and slots change in place.
-      predict: ``state, batch -> logits``, (batch,) float32.
-      step_on_rows: ``state, rows, batch -> state, rows, loss, logits``, for models with host stacks, whose rows of this
-        batch are given by stack. State and rows are donated.
-      step_on_resident: ``state, rows, addresses, batch -> state, rows, loss, logits``, for batches that read rows alone
-        that stay on the device (``jrec.host.resident``). State and rows are donated: they change in place.
-      predict_on_rows: ``state, rows, batch -> logits``.
-      merge: the (model, optimizer) modules over a state.
+      step_on: ``state, rows, host, batch -> state, rows, host, Seen``. Those of before are donated: tables and slots
+        change in place.
+      predict_on: ``state, rows, host, batch -> logits``, (batch,) float32.
+      merge: The (model, optimizer) modules over a state.
     """
 
-    step: Callable[[State, Batch], tuple[State, jax.Array, jax.Array]]
-    predict: Callable[[State, Batch], jax.Array]
-    step_on_rows: Callable[[State, HostRows, Batch], tuple[State, HostRows, jax.Array, jax.Array]]
-    step_on_resident: Callable[
-        [State, HostRows, Mapping[str, jax.Array], Batch], tuple[State, HostRows, jax.Array, jax.Array]
-    ]
-    predict_on_rows: Callable[[State, HostRows, Batch], jax.Array]
+    step_on: Callable[[State, StackRows, HostRows, StepBatch], tuple[State, dict[str, MeshRows], dict[str, Rows], Seen]]
+    predict_on: Callable[[State, StackRows, HostRows, StepBatch], jax.Array]
     merge: Callable[[State], tuple[Any, SparseOptimizer]]
 
+    def step(self, state: State, batch: Batch) -> tuple[State, jax.Array, jax.Array]:
+        """A step of a model that holds all of its rows: the new state, the loss and the logits before the step."""
+        state, _, _, seen = self.step_on(state, {}, {}, StepBatch(batch=batch))
+        return state, seen.loss, seen.logits
 
-def compile_run(model: Any, optimizer: SparseOptimizer) -> tuple[State, CompiledRun]:
+    def predict(self, state: State, batch: Batch) -> jax.Array:
+        """Logits, (batch,) float32, of a model that holds all of its rows."""
+        return self.predict_on(state, {}, {}, StepBatch(batch=batch))
+
+
+def compile_run(
+    model: Any,
+    optimizer: SparseOptimizer,
+    *,
+    mesh: Mesh | None = None,
+    communication: Communication | None = None,
+    loss: Loss = binary_cross_entropy,
+    training: bool = True,
+) -> tuple[State, CompiledRun]:
     """Splits modules into the initial state and its functions.
+
+    Args:
+      model: A ``SparseModel``.
+      optimizer: Made for this model.
+      mesh: Of devices, with the one axis "devices"; None for one device without a plan.
+      communication: How the devices of the mesh work together; None for the defaults. Devices that do not compute keep
+        old dense parameters in the state; see ``jrec.mesh.communication``.
+      loss: Of logits and batch, a mean over the batch's examples.
+      training: Whether planned rows have slots; without them only ``predict_on`` works.
 
     Example:
       >>> state, run = compile_run(model, optimizer)
       >>> state, loss, logits = run.step(state, batch)
     """
     graph, state = nnx.split((model, optimizer))
+    together = None if mesh is None else communication or Communication()
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def step(state: State, batch: Batch) -> tuple[State, jax.Array, jax.Array]:
+    def train(
+        state: State, rows: StackRows, host: HostRows, given: StepBatch
+    ) -> tuple[State, dict[str, MeshRows], dict[str, Rows], Seen]:
         model, optimizer = nnx.merge(graph, state)
-        loss, logits = train_step(model, optimizer, batch)
-        return nnx.state((model, optimizer)), loss, logits
+        given = given if mesh is None else local_view(given)
+        stores, batch = _stores(rows, host, given.batch)
+        how: dict[str, Any] = {"routes": given.routes, "loss": loss, "communication": together}
+        outputs = train_step_on(model, optimizer, stores, batch, **how)
+        seen = _seen(outputs.loss, outputs.logits, given, together)
+        return nnx.state((model, optimizer)), _planned(outputs.stores, rows), _from_host(outputs.stores, host), seen
 
-    @jax.jit
-    def predict(state: State, batch: Batch) -> jax.Array:
+    def infer(state: State, rows: StackRows, host: HostRows, given: StepBatch) -> jax.Array:
         model, _ = nnx.merge(graph, state)
-        return model(batch)
+        given = given if mesh is None else local_view(given)
+        stores, batch = _stores(rows, host, given.batch)
+        logits = predict_on(model, stores, batch, routes=given.routes, communication=together)
+        return logits if together is None else together.of_examples(logits)
 
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def step_on_rows(state: State, rows: HostRows, batch: Batch) -> tuple[State, HostRows, jax.Array, jax.Array]:
-        model, optimizer = nnx.merge(graph, state)
-        rows, loss, logits = train_step_on_rows(model, optimizer, rows, batch)
-        return nnx.state((model, optimizer)), rows, loss, logits
-
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def step_on_resident(
-        state: State, rows: HostRows, addresses: Mapping[str, jax.Array], batch: Batch
-    ) -> tuple[State, HostRows, jax.Array, jax.Array]:
-        model, optimizer = nnx.merge(graph, state)
-        rows, loss, logits = train_step_on_resident(model, optimizer, rows, addresses, batch)
-        return nnx.state((model, optimizer)), rows, loss, logits
-
-    @jax.jit
-    def on_rows(state: State, rows: HostRows, batch: Batch) -> jax.Array:
-        model, _ = nnx.merge(graph, state)
-        return predict_on_rows(model, rows, batch)
-
+    if mesh is not None:
+        over, everywhere = PartitionSpec(AXIS), PartitionSpec()
+        planned = [s.name for s in model.embeddings.layout.members if s.tier == "planned"]
+        specs = dict.fromkeys(planned, MeshRows.specs(optimizer.embedding if training else None))
+        how: dict[str, Any] = {"mesh": mesh, "in_specs": (everywhere, specs, over, over), "check_vma": False}
+        train = jax.shard_map(train, out_specs=(everywhere, specs, over, everywhere), **how)
+        infer = jax.shard_map(infer, out_specs=everywhere, **how)
     return state, CompiledRun(
-        step=step,
-        predict=predict,
-        step_on_rows=step_on_rows,
-        step_on_resident=step_on_resident,
-        predict_on_rows=on_rows,
+        step_on=jax.jit(train, donate_argnums=(0, 1, 2)),
+        predict_on=jax.jit(infer),
         merge=lambda state: nnx.merge(graph, state),
     )
+
+
+def _stores(rows: StackRows, host: HostRows, batch: Batch) -> tuple[dict[str, Any], Batch]:
+    """The stores of a step, and its batch, whose bags number the rows of these."""
+    stores: dict[str, Any] = {}
+    bags: dict[str, Bags] = dict(batch.bags)
+    for name, planned in rows.items():
+        if (of_batch_ := host.get(name)) is not None:
+            planned = dataclasses.replace(planned, host=of_batch_.values, host_slots=of_batch_.slots)
+        stores[name] = PlannedRows(rows=planned)
+    for name in host.keys() - rows.keys():
+        stores[name], bags[name] = of_batch(host[name].values, host[name].slots, bags[name])
+    return stores, dataclasses.replace(batch, bags=bags)
+
+
+def _planned(stores: Mapping[str, Any], rows: StackRows) -> dict[str, MeshRows]:
+    """The rows that stay on the mesh."""
+    return {name: dataclasses.replace(stores[name].rows, host=None, host_slots={}) for name in rows}
+
+
+def _from_host(stores: Mapping[str, Any], host: HostRows) -> dict[str, Rows]:
+    """The rows that go back to host memory."""
+    found = {}
+    for name in host:
+        store = stores[name]
+        if isinstance(store, PlannedRows):
+            found[name] = Rows(values=store.rows.host, slots=dict(store.rows.host_slots))
+        else:
+            found[name] = Rows(values=store.values, slots=dict(store.slots))
+    return found
+
+
+def _seen(loss: jax.Array, logits: jax.Array, given: StepBatch, together: Communication | None) -> Seen:
+    batch = given.batch
+    if together is None:
+        return Seen(loss=loss, logits=logits, labels=batch.labels, mask=batch.mask)
+    labels, needs = _labels_and_needs(batch.labels, given.needs, together)
+    logits, mask = together.of_examples(logits), together.of_examples(batch.mask)
+    return Seen(loss=loss, logits=logits, labels=labels, mask=mask, needs=needs)
+
+
+def _labels_and_needs(
+    labels: jax.Array, needs: jax.Array | None, together: Communication
+) -> tuple[jax.Array, jax.Array | None]:
+    """Labels of all parts, and the greatest needs of all devices, by one collective: small ones cost as large ones."""
+    if needs is None:
+        return together.of_examples(labels), None
+    bits = jax.lax.bitcast_convert_type(labels, jnp.int32)  # floats as integers travel unchanged, not the reverse
+    found = jax.lax.all_gather(jnp.concatenate([bits, needs.reshape(-1)]), together.axis)
+    every = jax.lax.bitcast_convert_type(found[:, : labels.size], jnp.float32)
+    if together.computes is not None:
+        every = every[np.flatnonzero(together.computes)]
+    return every.reshape(-1), found[:, labels.size :].max(axis=0).reshape(needs.shape)

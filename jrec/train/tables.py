@@ -171,8 +171,7 @@ def tables_total(described: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def _parts(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier | None) -> list[TableConfig]:
     """The table, or its first rows whole and the others, which ``shape`` has, in cores."""
     dim, dtype = config.model.embedding_dim, config.model.table_dtype
-    tier = config.tables.tier if named in (None, "tt") else named
-    tier = "planned" if tier == "device" and config.mesh.on else tier
+    tier = "planned" if config.planned else _whole_tier(config, named)
     whole: dict[str, Any] = {"name": table.name, "dim": dim, "dtype": dtype, "tier": tier}
     if shape is None:
         return [TableConfig(rows=table.rows, **whole)]
@@ -188,6 +187,16 @@ def _parts(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier
         TableConfig(rows=first, of_rows=table.rows, **whole),
         TableConfig(rows=shape.rows, first_row=first, of_rows=table.rows, **cores),
     ]
+
+
+def _whole_tier(config: TrainConfig, named: Tier | None) -> Tier:
+    """Where rows live that are not in cores, by ``[tables]``."""
+    return config.tables.tier if named in (None, "tt") else named
+
+
+def in_host_memory(config: TrainConfig, table: str) -> bool:
+    """Whether ``[tables]`` keeps the rows of a table in host memory, those that are in cores left out."""
+    return _whole_tier(config, config.tables.overrides.get(table, TableOverride()).tier) == "host"
 
 
 def _whole_rows(config: TrainConfig, table: Table, override: TableOverride) -> int:

@@ -1,0 +1,93 @@
+"""How the devices of one step work together: which of them compute, and what they sum and exchange.
+
+Where a plan gives the tables to some devices, these skip the dense model's forward and backward pass, and its gradients
+are summed over the others. So their copies of dense parameters stay behind: nothing may read these. What leaves the
+mesh goes through ``settled``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from jrec.mesh.allreduce import Reduce
+from jrec.mesh.exchange import Kind
+from jrec.mesh.route import AXIS
+
+Computes = tuple[bool, ...] | None
+"""Which devices of the mesh have examples, as in ``Plan``; None for all."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Communication:
+    """What a step inside ``shard_map`` knows of the other devices; static.
+
+    Attributes:
+      reduce: How gradients of rows that all devices hold are summed; see ``update_shared``.
+      exchange: How rows and sums travel between devices; see ``jrec.mesh.exchange``.
+      computes: The devices that run the dense model; the parts of the batch of the others are blank. None for all.
+      axis: The mesh's axis.
+    """
+
+    reduce: Reduce = "local"
+    exchange: Kind = "padded"
+    computes: Computes = None
+    axis: str = AXIS
+
+    def summed(self, tree: Any) -> Any:
+        """Sums over the devices that compute; the others keep what they gave."""
+        if self.computes is None:
+            return jax.lax.psum(tree, self.axis)
+        others = ([d] for d, computing in enumerate(self.computes) if not computing)
+        groups = [np.flatnonzero(self.computes).tolist(), *others]
+        return jax.lax.psum(tree, self.axis, axis_index_groups=groups)
+
+    def gathered(self, values: jax.Array) -> jax.Array:
+        """(N * n, ...) on every device, from each device's (n, ...), in the order of the devices."""
+        return jax.lax.all_gather(values, self.axis, tiled=True)
+
+    def of_examples(self, values: jax.Array) -> jax.Array:
+        """(batch,) on every device, from the (examples,) of each device that computes, in their order."""
+        found = self.gathered(values)
+        if self.computes is None:
+            return found
+        return found.reshape(len(self.computes), -1)[np.flatnonzero(self.computes)].reshape(-1)
+
+    def where_computed(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, which gives zeros at no cost on devices that do not compute."""
+        computes = self.computes
+        return work if computes is None else lambda *arguments: only_on(computes, work, *arguments, axis=self.axis)
+
+
+def only_on(devices: Sequence[bool], work: Callable[..., Any], *arguments: Any, axis: str = AXIS) -> Any:
+    """What ``work(*arguments)`` gives on some of the devices; zeros, at no cost, on the others.
+
+    Args:
+      devices: (N,), which do the work. A memory-centric plan's other devices keep tables and skip the dense model.
+      work: A function without collectives, which all devices must enter.
+      *arguments: Its arguments.
+      axis: The mesh's axis.
+    """
+    shapes = jax.eval_shape(work, *arguments)
+    chosen = jnp.asarray(np.asarray(devices, bool))[jax.lax.axis_index(axis)]
+
+    def nothing(*_: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    return jax.lax.cond(chosen, work, nothing, *arguments)
+
+
+def settled(mesh: Mesh, computes: tuple[bool, ...]) -> Callable[[Any], Any]:
+    """A jitted function from a state to the one that the devices that compute have, on all devices."""
+    first, everywhere = computes.index(True), PartitionSpec()
+
+    def copied(state: Any) -> Any:
+        return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, AXIS)[first], state)
+
+    return jax.jit(jax.shard_map(copied, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False))

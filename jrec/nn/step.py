@@ -1,0 +1,158 @@
+"""One step and one prediction of a model, wherever its rows live: on one device, on a mesh, in host memory, in cores.
+
+A stack's rows are a store (``jrec.tiers``), which looks them up and updates them where they are. Those that the model
+holds are its own affair; the stores of all others are given to ``train_step_on`` and come back changed.
+
+On a mesh every device looks up, and learns from, its part of the batch. The loss is that of the whole batch: each part
+counts by its examples, so that the gradients' sums over the devices are the gradients of one device that saw them all.
+Dense parameters, tensor-train cores and their caches are equal on all devices and stay so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jrec.batch import Batch
+from jrec.mesh.communication import Communication
+from jrec.mesh.route import Route
+from jrec.nn.optimizer import Loss, SparseOptimizer, binary_cross_entropy
+from jrec.tiers.store import Stores, apply_gradients, look_up
+
+Activations = Mapping[str, jax.Array]
+_NONE: Mapping[str, Any] = {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepOutputs:
+    """What a step returns.
+
+    Attributes:
+      stores: Those that were given, after the step.
+      loss: () float32, of the whole batch; NaN where rows did not fit into the ``unique_capacities`` of the embeddings.
+      logits: (examples,) float32, before the step, of the device's part of the batch.
+    """
+
+    stores: dict[str, Any]
+    loss: jax.Array
+    logits: jax.Array
+
+
+def train_step(
+    model: Any, optimizer: SparseOptimizer, batch: Batch, *, loss: Loss = binary_cross_entropy
+) -> tuple[jax.Array, jax.Array]:
+    """One training step, in place on ``model`` and ``optimizer``: lookup, dense gradients, casted update of the rows.
+
+    Run it under ``nnx.jit``, or on a split state under ``jax.jit`` with donation (``jrec.train``), where tables and
+    slots are updated without a copy.
+
+    Args:
+      model: A ``SparseModel`` that holds all of its rows, as ``DLRM`` on one device.
+      optimizer: Made for this model.
+      batch: A mini-batch whose bags fit the model's layout.
+      loss: Of logits (batch,) and batch, a scalar.
+
+    Returns:
+      The loss, () float32, and the logits before the step, (batch,) float32. The loss is NaN where rows of the batch
+      did not fit into the ``unique_capacities`` of the embeddings: their gradients are lost.
+    """
+    outputs = train_step_on(model, optimizer, {}, batch, loss=loss)
+    return outputs.loss, outputs.logits
+
+
+def train_step_on(
+    model: Any,
+    optimizer: SparseOptimizer,
+    stores: Stores,
+    batch: Batch,
+    *,
+    routes: Mapping[str, Route] = _NONE,
+    loss: Loss = binary_cross_entropy,
+    communication: Communication | None = None,
+) -> StepOutputs:
+    """One training step, in place on ``model`` and ``optimizer``, with the rows that the model does not hold given.
+
+    Args:
+      model: A ``SparseModel``.
+      optimizer: Made for this model.
+      stores: By stack, the rows that are not in the model.
+      batch: A mini-batch, or a device's part of one, whose ids number the rows of ``stores`` as these want it.
+      routes: By stack of ``stores`` that needs one.
+      loss: Of logits and batch, a mean over the examples.
+      communication: The other devices; the step is then inside ``shard_map``. None on a single one.
+    """
+    embeddings = model.embeddings
+    contexts = embeddings.contexts(
+        optimizer=optimizer.embedding,
+        cores=optimizer.cores,
+        step=optimizer.step.astype(jnp.int32),
+        rounding_key=optimizer.rounding_key(),
+        communication=communication,
+    )
+    slots = {stack: {name: slot[...] for name, slot in of.items()} for stack, of in optimizer.slots.items()}
+    every = {**embeddings.stores(slots, bags=batch.bags), **stores}
+    activations, residuals = look_up(every, batch.bags, routes, contexts, embeddings.implementation)
+    (value, logits), (dense_gradients, gradients) = _gradients(model, activations, batch, loss, communication)
+    updated = apply_gradients(every, residuals, gradients, routes, contexts, embeddings.implementation)
+    for stack, of_stack in embeddings.put(updated).items():
+        for name, slot in of_stack.items():
+            optimizer.slots[stack][name][...] = slot
+    if communication is not None:
+        value, dense_gradients = jax.lax.psum(value, communication.axis), communication.summed(dense_gradients)
+    optimizer.dense.update(model, dense_gradients)
+    value = jnp.where(embeddings.rows_left_out(residuals) > 0, jnp.nan, value)
+    return StepOutputs(stores={name: updated[name] for name in stores}, loss=value, logits=logits)
+
+
+def predict_on(
+    model: Any,
+    stores: Stores,
+    batch: Batch,
+    *,
+    routes: Mapping[str, Route] = _NONE,
+    communication: Communication | None = None,
+) -> jax.Array:
+    """Logits, (examples,) float32; zeros on devices that do not compute. Arguments as of ``train_step_on``."""
+    embeddings = model.embeddings
+    every = {**embeddings.stores(bags=batch.bags), **stores}
+    contexts = embeddings.contexts(communication=communication)
+    activations, _ = look_up(every, batch.bags, routes, contexts, embeddings.implementation)
+    graph, state = nnx.split(model)
+
+    def logits(state: Any, activations: Activations) -> jax.Array:
+        return nnx.merge(graph, state).logits(batch.dense, activations, batch.bags)
+
+    work = logits if communication is None else communication.where_computed(logits)
+    return work(state, activations)
+
+
+def _gradients(
+    model: Any, activations: Activations, batch: Batch, loss: Loss, communication: Communication | None
+) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, dict[str, jax.Array]]]:
+    """Loss and logits, and the gradients of (``nnx.Param``, activations); of a device's part, on a mesh.
+
+    There ``logits`` must not change the model, and devices that do not compute get zeros.
+    """
+    if communication is None:
+
+        def whole(model: Any, activations: Activations) -> tuple[jax.Array, jax.Array]:
+            logits = model.logits(batch.dense, activations, batch.bags)
+            return loss(logits, batch), logits
+
+        arguments = (nnx.DiffState(0, nnx.Param), 1)
+        return nnx.value_and_grad(whole, argnums=arguments, has_aux=True)(model, activations)
+    real = jnp.sum(batch.mask)
+    weight = real / jnp.maximum(jax.lax.psum(real, communication.axis), 1)
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def part(params: Any, activations: Activations) -> tuple[jax.Array, jax.Array]:
+        logits = nnx.merge(graph, params, rest).logits(batch.dense, activations, batch.bags)
+        return loss(logits, batch) * weight, logits
+
+    work = jax.value_and_grad(part, argnums=(0, 1), has_aux=True)
+    return communication.where_computed(work)(params, activations)

@@ -1,0 +1,192 @@
+"""A tensor-train table: its cores, and a cache of rows that are kept in full."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import jax
+
+from jrec.mesh.route import Route
+from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.tt import (
+    TTCache,
+    TTCacheConfig,
+    TTCachedResiduals,
+    TTResiduals,
+    TTShape,
+    tt_apply_gradients,
+    tt_cache_init,
+    tt_cache_step,
+    tt_cached_apply_gradients,
+    tt_cached_lookup,
+    tt_init_slots,
+    tt_lookup,
+)
+from jrec.ops.tt import init as tt
+from jrec.ops.tt.cache_tracker import TTTracker, empty_tracker
+from jrec.ops.types import Bags, Cast
+from jrec.tiers import shared_cores
+from jrec.tiers.counter import count, empty_counter
+from jrec.tiers.store import Context, Deferred
+
+CoreResiduals = TTResiduals | TTCachedResiduals
+COUNTERS = ("hits", "lookups")
+"""Slots of a table with a cache: how many of its lookups in training found their row in it, and how many there were."""
+_TRACKER = tuple(field.name for field in dataclasses.fields(TTTracker))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cores:
+    """The cores of a tensor-train table, equal on all devices of a mesh.
+
+    On a mesh every device looks up its own part of the batch. Core gradients and the slices touched are summed over the
+    devices; cached rows are rows that every device holds. Which rows are cached depends on the lookups of all devices
+    together: each takes the decisions of one device that saw the whole batch, and every copy keeps the same bits.
+
+    Attributes:
+      cores: As ``tt_init`` draws them.
+      cached: "ids", (cache_rows,) int32, and "rows", (cache_rows, dim) float32; empty without a cache.
+      slots: Those of the cores and of the cached rows, the tracker of frequencies and the counters, by name, as
+        ``init_slots`` makes them; empty to predict.
+      shape: The factors and ranks.
+      cache: Which rows are cached, and when; None without a cache.
+    """
+
+    cores: tt.Cores
+    cached: dict[str, jax.Array]
+    slots: Slots
+    shape: TTShape = dataclasses.field(metadata={"static": True})
+    cache: TTCacheConfig | None = dataclasses.field(default=None, metadata={"static": True})
+
+    def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, CoreResiduals]]:
+        """See ``Store``."""
+        del route
+        implementation = context.options.implementation
+        if self.cache is None:
+            found = tt_lookup(self.cores, self.shape, bags, implementation=implementation)
+        else:
+            found = tt_cached_lookup(self.cores, self._state(), self.shape, bags, implementation=implementation)
+        return Deferred(finish=lambda _: found)
+
+    def update(
+        self, residuals: CoreResiduals, gradients: jax.Array, route: Route | None, context: Context
+    ) -> Deferred[Cores]:
+        """See ``Store``."""
+        del route
+        new = (self._step if context.communication is None else self._shared_step)(residuals, gradients, context)
+        return Deferred(finish=lambda _: new)
+
+    def _step(self, residuals: CoreResiduals, gradients: jax.Array, context: Context) -> Cores:
+        optimizer, options = context.row_optimizer, context.options
+        how = {"step": options.step, "rounding_key": options.rounding_key, "implementation": options.implementation}
+        slots = slots_by_core(self.slots, self.shape.num_cores)
+        if isinstance(residuals, TTResiduals):
+            cores, slots = tt_apply_gradients(
+                context.cores or optimizer, self.cores, slots, self.shape, residuals, gradients, **how
+            )
+            return dataclasses.replace(self, cores=cores, slots=named_slots(slots))
+        cores, slots, state = tt_cached_apply_gradients(
+            optimizer,
+            self.cores,
+            slots,
+            self._state(),
+            self.shape,
+            residuals,
+            gradients,
+            core_optimizer=context.cores,
+            **how,
+        )
+        counted = {"hits": residuals.hits, "lookups": residuals.lookups}
+        return self._ended(cores, slots, state, residuals.cast, counted, context)
+
+    def _shared_step(self, residuals: CoreResiduals, gradients: jax.Array, context: Context) -> Cores:
+        slots = slots_by_core(self.slots, self.shape.num_cores)
+        if isinstance(residuals, TTResiduals):
+            cores, slots = shared_cores.step_cores(self.cores, slots, self.shape, residuals, gradients, context)
+            return dataclasses.replace(self, cores=cores, slots=named_slots(slots))
+        cores, slots, state = shared_cores.step_cached(
+            self.cores, slots, self._state(), self.shape, residuals, gradients, context
+        )
+        counted = shared_cores.summed({"hits": residuals.hits, "lookups": residuals.lookups}, context)
+
+        def of_all() -> Cast:
+            return shared_cores.cast_of_all(residuals.cast, self.shape.rows, context)
+
+        return self._ended(cores, slots, state, of_all, counted, context)
+
+    def _ended(
+        self,
+        cores: tt.Cores,
+        slots: tuple[Slots, ...],
+        state: TTCache,
+        cast: Cast | Callable[[], Cast],
+        counted: Mapping[str, jax.Array],
+        context: Context,
+    ) -> Cores:
+        """``tt_cache_step`` after cores and cached rows were updated; ``counted`` has the step's hits and lookups."""
+        assert self.cache is not None
+        cores, state = tt_cache_step(
+            self.cache,
+            context.row_optimizer,
+            cores,
+            state,
+            self.shape,
+            cast,
+            step=context.options.step,
+            implementation=context.options.implementation,
+        )
+        counters = {name: count(self.slots[name], counted[name]) for name in COUNTERS}
+        return dataclasses.replace(
+            self,
+            cores=cores,
+            cached={"ids": state.ids, "rows": state.rows},
+            slots=named_slots(slots) | _beside_rows(state) | counters,
+        )
+
+    def _state(self) -> TTCache:
+        """The cache; its slots and tracker where the store has slots."""
+        tracked = {name: self.slots[f"tracked_{name}"] for name in _TRACKER if f"tracked_{name}" in self.slots}
+        tracker = TTTracker(**tracked) if tracked else empty_tracker(1, self.shape.rows)
+        of_rows = {n.removeprefix("cached_"): slot for n, slot in self.slots.items() if n.startswith("cached_")}
+        return TTCache(ids=self.cached["ids"], rows=self.cached["rows"], slots=of_rows, tracker=tracker)
+
+
+def init_slots(
+    optimizer: RowOptimizer,
+    cores: tt.Cores,
+    shape: TTShape,
+    cache: TTCacheConfig | None,
+    *,
+    of_cores: RowOptimizer | None = None,
+) -> Slots:
+    """Fresh slots of cores and of cached rows, the tracker and the counters, by name.
+
+    Args:
+      optimizer: The optimizer of cached rows.
+      cores: The cores.
+      shape: Their shape.
+      cache: None without a cache.
+      of_cores: The optimizer of the cores, to which a slice is a row; None for the same.
+    """
+    slots = named_slots(tt_init_slots(of_cores or optimizer, cores))
+    if cache is None:
+        return slots
+    return slots | _beside_rows(tt_cache_init(cache, shape, optimizer)) | {name: empty_counter() for name in COUNTERS}
+
+
+def _beside_rows(state: TTCache) -> Slots:
+    tracker = {f"tracked_{name}": getattr(state.tracker, name) for name in _TRACKER}
+    return {f"cached_{name}": slot for name, slot in state.slots.items()} | tracker
+
+
+def named_slots(slots: tuple[Slots, ...]) -> Slots:
+    """The slots of all cores by name."""
+    return {f"core{k}_{name}": slot for k, of_core in enumerate(slots) for name, slot in of_core.items()}
+
+
+def slots_by_core(slots: Slots, cores: int) -> tuple[Slots, ...]:
+    """The inverse of ``named_slots``."""
+    prefixes = [f"core{k}_" for k in range(cores)]
+    return tuple({name.removeprefix(p): slot for name, slot in slots.items() if name.startswith(p)} for p in prefixes)

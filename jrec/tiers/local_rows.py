@@ -1,0 +1,126 @@
+"""Rows that one device has whole: a stack, or the rows of a stack that a batch reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrec.mesh.route import Route
+from jrec.mesh.step import step_casted
+from jrec.ops.gather_reduce import gather_reduce_call
+from jrec.ops.lookup import Residuals
+from jrec.ops.row_optimizers import Slots
+from jrec.ops.row_update import casted_update_call
+from jrec.ops.storage import padded_dim, strip
+from jrec.ops.tensor_cast import tensor_cast
+from jrec.ops.types import Bags
+from jrec.tiers.store import Context, Deferred
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalRows:
+    """Rows in one array, which the ids of bags number.
+
+    Attributes:
+      values: (rows, dim or more); zeros follow each row where rows are padded.
+      slots: As ``RowOptimizer.init(values)`` makes them; empty to predict.
+      addresses: (rows,) int32, which row of the stack each is; None where the array is the stack.
+      dim: How many elements of a row are real.
+      unique_capacity: How many unique rows a cast made here has room for; None for all.
+    """
+
+    values: jax.Array
+    slots: Slots
+    addresses: jax.Array | None = None
+    dim: int = dataclasses.field(metadata={"static": True})
+    unique_capacity: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+    def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, Residuals]]:
+        """See ``Store``."""
+        del route
+        call = gather_reduce_call(self._padded(self.values, context), bags.ids, bags.offsets, weights=bags.weights)
+
+        def finish(pooled: jax.Array) -> tuple[jax.Array, Residuals]:
+            cast = bags.cast
+            if cast is None:
+                cast = tensor_cast(
+                    bags.ids,
+                    bags.offsets,
+                    num_rows=self.values.shape[0],
+                    unique_capacity=self.unique_capacity,
+                    implementation=context.options.implementation,
+                )
+            return strip(pooled, self.dim), Residuals(cast=cast, weights=bags.weights)
+
+        return Deferred(call=call, finish=finish)
+
+    def update(
+        self, residuals: Residuals, gradients: jax.Array, route: Route | None, context: Context
+    ) -> Deferred[LocalRows]:
+        """See ``Store``."""
+        del route
+        options, cast = context.options, residuals.cast
+        rounds = options.rounds(self.values)
+        if rounds and self.addresses is not None:
+            at = self.addresses.at[cast.rows].get(mode="clip")
+            values, slots = step_casted(
+                context.row_optimizer,
+                self.values,
+                self.slots,
+                cast,
+                gradients,
+                at,
+                options,
+                weights=residuals.weights,
+            )
+            return Deferred(finish=lambda _: dataclasses.replace(self, values=values, slots=slots))
+        call = casted_update_call(
+            context.row_optimizer,
+            self._padded(self.values, context),
+            {name: self._padded(slot, context) for name, slot in self.slots.items()},
+            cast,
+            gradients,
+            weights=residuals.weights,
+            step=options.step,
+            gradient_scale=options.gradient_scale,
+            rounding_key=options.rounding_key if rounds else None,
+            dim=self.dim,
+        )
+
+        def finish(updated: tuple[jax.Array, Slots]) -> LocalRows:
+            width = self.values.shape[1]
+            values, slots = jax.tree.map(lambda array: strip(array, width) if array.ndim == 2 else array, updated)
+            return dataclasses.replace(self, values=values, slots=slots)
+
+        return Deferred(call=call, finish=finish)
+
+    def _padded(self, array: jax.Array, context: Context) -> jax.Array:
+        """An array of rows as kernels want it; nothing is done where rows are stored so."""
+        if not context.pad_rows or array.ndim == 1:
+            return array
+        width = padded_dim(self.dim, self.values.dtype.itemsize)
+        return jnp.pad(array, ((0, 0), (0, width - array.shape[1])))
+
+
+def of_batch(values: jax.Array, slots: Slots, bags: Bags) -> tuple[LocalRows, Bags]:
+    """A batch's rows, and its bags with a cast that numbers them, as the bags' ids do.
+
+    Args:
+      values: (capacity, dim), the batch's unique rows in ascending order of their addresses.
+      slots: Of these rows; empty to predict.
+      bags: Their cast names rows of the stack.
+
+    Raises:
+      ValueError: If the bags have no cast.
+    """
+    if bags.cast is None:
+        raise ValueError("bags of rows from host memory have no cast; jrec.host.HostPipeline gives them one")
+    capacity, cast = values.shape[0], bags.cast
+    numbers = jnp.arange(cast.rows.shape[0], dtype=jnp.int32)
+    numbered: Any = jnp.where(numbers < cast.num_unique, numbers, jnp.int32(capacity))
+    rows = LocalRows(values=values, slots=slots, addresses=cast.rows[:capacity], dim=values.shape[1])
+    return rows, dataclasses.replace(bags, cast=dataclasses.replace(cast, rows=numbered))

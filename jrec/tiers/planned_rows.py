@@ -1,0 +1,165 @@
+"""Rows that live where a plan says: sharded over devices, replicated on all of them, or in host memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrec.mesh.allreduce import update_shared
+from jrec.mesh.communication import Communication
+from jrec.mesh.exchange import Exchange
+from jrec.mesh.retrieve import retrieve
+from jrec.mesh.route import MeshRows, Route
+from jrec.mesh.send import Sent
+from jrec.mesh.update import update
+from jrec.ops.gather_reduce import gather_reduce_call
+from jrec.ops.lookup import Residuals as BagResiduals
+from jrec.ops.row_optimizers import Slots
+from jrec.ops.row_update import casted_gather_reduce
+from jrec.ops.types import Bags
+from jrec.tiers.local_rows import LocalRows
+from jrec.tiers.store import Context, Deferred
+
+_NO_CAST = "bags of planned rows have no cast; what cuts batches into the devices' parts makes it"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlannedResiduals:
+    """What a lookup leaves: the cast of the ids, which number unique rows, and the step's open links.
+
+    Attributes:
+      bags: The cast and the weights.
+      exchange: The rows that devices asked of each other; None where none are.
+      sent: The lookups that devices sent each other; None where none are.
+    """
+
+    bags: BagResiduals
+    exchange: Exchange | None
+    sent: Sent | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlannedRows:
+    """A stack on a mesh, inside ``shard_map``: bags read its unique rows of the batch, which a route finds.
+
+    A bag is the sum of its unique rows and of what the owners of other rows have pooled of it.
+
+    Attributes:
+      rows: The device's view of the arrays, with the batch's rows from host memory.
+    """
+
+    rows: MeshRows
+
+    def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, Any]]:
+        """See ``Store``."""
+        route, communication = _given(route), _communication(context)
+        if _all_replicated(route):
+            return self._copies().lookup(_on_copies(bags, route), None, context)
+        axis, kind = communication.axis, communication.exchange
+        exchange = sent = None
+        if route.remote is not None:
+            exchange = Exchange.open(route.remote, shard_rows=self.rows.shard_rows, axis=axis, kind=kind)
+        if route.send is not None:
+            sent = Sent.open(route.send, axis=axis, kind=kind)
+        table = retrieve(self.rows, route, exchange)
+        away = None if sent is None else sent.pooled(self.rows.sharded, options=context.options)
+        cast = bags.cast
+        if cast is None:
+            raise ValueError(_NO_CAST)
+        left = PlannedResiduals(bags=BagResiduals(cast=cast, weights=bags.weights), exchange=exchange, sent=sent)
+
+        def finish(pooled: jax.Array) -> tuple[jax.Array, PlannedResiduals]:
+            return pooled if away is None else pooled + away, left
+
+        return Deferred(call=gather_reduce_call(table, bags.ids, bags.offsets, weights=bags.weights), finish=finish)
+
+    def update(
+        self, residuals: Any, gradients: jax.Array, route: Route | None, context: Context
+    ) -> Deferred[PlannedRows]:
+        """See ``Store``."""
+        route, communication, options = _given(route), _communication(context), context.options
+        if _all_replicated(route):
+            return self._updated_copies(residuals, gradients, route, context)
+        bags = residuals.bags
+        of_rows = casted_gather_reduce(bags.cast, gradients, bags.weights, implementation=options.implementation)
+        rows = update(
+            context.row_optimizer,
+            self.rows,
+            route,
+            residuals.exchange,
+            of_rows,
+            sent=residuals.sent,
+            bag_gradients=gradients,
+            axis=communication.axis,
+            reduce=communication.reduce,
+            options=options,
+        )
+        return Deferred(finish=lambda _: PlannedRows(rows=rows))
+
+    def _copies(self) -> LocalRows:
+        """The replicated rows, as the device has them."""
+        values = self.rows.replicated
+        return LocalRows(values=values, slots=self.rows.replicated_slots, dim=values.shape[1])
+
+    def _updated_copies(
+        self, residuals: BagResiduals, gradients: jax.Array, route: Route, context: Context
+    ) -> Deferred[PlannedRows]:
+        """The rows after a step that read replicated rows alone: in place by one kernel where one device has them."""
+
+        def with_copies(values: jax.Array, slots: Slots) -> PlannedRows:
+            rows = dataclasses.replace(self.rows, replicated=values, replicated_slots=slots)
+            return PlannedRows(rows=rows)
+
+        communication, options, cast = _communication(context), context.options, residuals.cast
+        if jax.lax.axis_size(communication.axis) == 1 and not options.rounds(self.rows.replicated):
+            pending = self._copies().update(residuals, gradients, None, context)
+
+            def finish(result: Any) -> PlannedRows:
+                copies = pending.finish(result)
+                return with_copies(copies.values, copies.slots)
+
+            return Deferred(call=pending.call, finish=finish)
+        of_rows = casted_gather_reduce(cast, gradients, residuals.weights, implementation=options.implementation)
+        values, slots = update_shared(
+            context.row_optimizer,
+            self.rows.replicated,
+            self.rows.replicated_slots,
+            route.replicated,
+            of_rows,
+            axis=communication.axis,
+            reduce=communication.reduce,
+            union=route.union,
+            addresses=route.addresses,
+            options=options,
+        )
+        return Deferred(finish=lambda _: with_copies(values, slots))
+
+
+def _all_replicated(route: Route) -> bool:
+    """Whether every row of the batch is a replicated one."""
+    return route.own is None and route.remote is None and route.send is None
+
+
+def _on_copies(bags: Bags, route: Route) -> Bags:
+    """Bags whose ids and cast number the replicated rows, from those that number the batch's unique rows."""
+    copies, cast = route.replicated.rows, bags.cast  # as many as unique rows, in their order
+    if cast is None:
+        raise ValueError(_NO_CAST)
+    ids = jnp.where(bags.ids < 0, bags.ids, copies.at[bags.ids].get(mode="clip", wrap_negative_indices=False))
+    return dataclasses.replace(bags, ids=ids, cast=dataclasses.replace(cast, rows=copies))
+
+
+def _communication(context: Context) -> Communication:
+    if context.communication is None:
+        raise ValueError("planned rows are looked up and updated inside shard_map; give the step its communication")
+    return context.communication
+
+
+def _given(route: Route | None) -> Route:
+    if route is None:
+        raise ValueError("a stack of planned rows has no route; what cuts batches into the devices' parts makes it")
+    return route

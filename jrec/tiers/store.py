@@ -1,0 +1,151 @@
+"""What a step asks of the rows of a stack, wherever they live: to be looked up, and to be updated.
+
+Both are *deferred*: a store prepares its part, and the one kernel call that all stacks of a step may share, so that on
+a GPU they share launches. ``look_up`` and ``apply_gradients`` run them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Self
+
+import jax
+
+from jrec.mesh.communication import Communication
+from jrec.mesh.route import Route
+from jrec.mesh.step import StepOptions
+from jrec.ops.dispatch import Call, Implementation
+from jrec.ops.gather_reduce import gather_reduce_together
+from jrec.ops.row_optimizers import RowOptimizer
+from jrec.ops.row_update import casted_update_together
+from jrec.ops.types import Bags
+
+Residuals = Any  # what a store's lookup leaves for its update
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a store knows of the step.
+
+    Attributes:
+      options: Steps taken before, the stack's rounding key, and the implementation of the ops.
+      optimizer: The optimizer of rows; None to predict.
+      cores: The optimizer of tensor-train cores, to which a slice is a row; None for ``optimizer``.
+      pad_rows: Whether kernels want rows in memory to be a multiple of 16 bytes.
+      communication: The other devices, inside ``shard_map``; None on a single one.
+    """
+
+    options: StepOptions
+    optimizer: RowOptimizer | None = None
+    cores: RowOptimizer | None = None
+    pad_rows: bool = False
+    communication: Communication | None = None
+
+    @property
+    def row_optimizer(self) -> RowOptimizer:
+        """The optimizer of rows, of a step that has one."""
+        if self.optimizer is None:
+            raise ValueError("rows are updated, but no optimizer was given")
+        return self.optimizer
+
+    def summed(self, tree: Any) -> Any:
+        """Sums over the devices that compute."""
+        return tree if self.communication is None else self.communication.summed(tree)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deferred[T]:
+    """Work whose kernel call may be shared with that of other stacks.
+
+    Attributes:
+      finish: The rest of the work, from what the call returned; from None where there is no call.
+      call: The call, or None.
+    """
+
+    finish: Callable[[Any], T]
+    call: Call | None = None
+
+
+class Store(Protocol):
+    """The rows of a stack, or those of a batch, with their slots: a pytree."""
+
+    def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, Residuals]]:
+        """Pools the rows of every bag: (num_bags, dim) float32, and what ``update`` needs.
+
+        Args:
+          bags: What to look up.
+          route: Where the batch's rows are, of a stack whose rows are in several places.
+          context: The step.
+        """
+        ...
+
+    def update(
+        self, residuals: Residuals, gradients: jax.Array, route: Route | None, context: Context
+    ) -> Deferred[Self]:
+        """The rows after the optimizer's step.
+
+        Args:
+          residuals: From ``lookup``.
+          gradients: (num_bags, dim) float32, the loss's gradient of what was pooled.
+          route: As given to ``lookup``.
+          context: The step.
+        """
+        ...
+
+
+Stores = Mapping[str, Any]  # by stack, a Store
+
+
+def look_up(
+    stores: Stores,
+    bags: Mapping[str, Bags],
+    routes: Mapping[str, Route],
+    contexts: Mapping[str, Context],
+    implementation: Implementation | None,
+) -> tuple[dict[str, jax.Array], dict[str, Residuals]]:
+    """Phase one: activations, (num_bags, dim) float32 by stack, and residuals for ``apply_gradients``.
+
+    Args:
+      stores: By stack.
+      bags: By stack.
+      routes: By stack that needs one.
+      contexts: By stack.
+      implementation: See ``gather_reduce``.
+    """
+    pending = {name: store.lookup(bags[name], routes.get(name), contexts[name]) for name, store in stores.items()}
+    run = functools.partial(gather_reduce_together, implementation=implementation)
+    found: dict[str, tuple[jax.Array, Residuals]] = _complete(pending, run)
+    return {n: activations for n, (activations, _) in found.items()}, {n: left for n, (_, left) in found.items()}
+
+
+def apply_gradients(
+    stores: Stores,
+    residuals: Mapping[str, Residuals],
+    gradients: Mapping[str, jax.Array],
+    routes: Mapping[str, Route],
+    contexts: Mapping[str, Context],
+    implementation: Implementation | None,
+) -> dict[str, Any]:
+    """Phase two: the stores after the step; arguments as of ``look_up``, whose residuals it takes.
+
+    Args:
+      stores: By stack.
+      residuals: From ``look_up``.
+      gradients: (num_bags, dim) float32 by stack, the loss's gradient of the activations.
+      routes: By stack that needs one.
+      contexts: By stack.
+      implementation: See ``casted_update``.
+    """
+    pending = {
+        name: store.update(residuals[name], gradients[name], routes.get(name), contexts[name])
+        for name, store in stores.items()
+    }
+    return _complete(pending, functools.partial(casted_update_together, implementation=implementation))
+
+
+def _complete[T](pending: Mapping[str, Deferred[T]], run: Callable[[Sequence[Call]], Sequence[Any]]) -> dict[str, T]:
+    calls = {name: deferred.call for name, deferred in pending.items() if deferred.call is not None}
+    results = dict(zip(calls, run(list(calls.values())), strict=True)) if calls else {}
+    return {name: deferred.finish(results.get(name)) for name, deferred in pending.items()}

@@ -1,0 +1,98 @@
+"""From a configuration and its dataset to a trainer: where every row lives, and where batches come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from jrec.data.loader import Loader
+from jrec.ops.layout import EmbeddingLayout
+from jrec.train.build import build_modules, parameter_counts
+from jrec.train.dataset import RunData
+from jrec.train.fae_data import FaeLoaders
+from jrec.train.feed import Feed, LoaderFeed
+from jrec.train.host_feed import HostFeed
+from jrec.train.hot_cold_feed import HotColdFeed, hot_setup
+from jrec.train.loaders import train_loader
+from jrec.train.mesh_feed import MeshFeed
+from jrec.train.mesh_host_rows import with_host_rows
+from jrec.train.mesh_setup import MeshSetup, open_mesh
+from jrec.train.run_folder import TRACE_FILE
+from jrec.train.run_state import RunState
+from jrec.train.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assembled:
+    """A run that is ready to begin.
+
+    Attributes:
+      trainer: Takes its steps.
+      setup: Mesh and plan; None on one device without a plan.
+      total: Steps of the run.
+      parameters: Counts and bytes, see ``parameter_counts``.
+      hot_cold: Its batches where hot and cold ones are apart; None otherwise.
+    """
+
+    trainer: Trainer
+    setup: MeshSetup | None
+    total: int
+    parameters: dict[str, dict[str, Any]]
+    hot_cold: HotColdFeed | None
+
+
+def assemble(data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, restored: bool) -> Assembled:
+    """Everything of a run but its log and its checkpoints.
+
+    Args:
+      data: What it reads, and its configuration.
+      layout: Its tables.
+      folder: The run's.
+      restored: Whether a checkpoint's values are to come: then none are made.
+
+    Raises:
+      ConfigError: If something of the configuration does not go together.
+      DatasetError: If the dataset cannot be used.
+      PlanError: If the plan does not fit.
+    """
+    config, schema = data.config, data.schema
+    setup = open_mesh(config, schema, layout, packed=data.packed) if config.planned else None
+    loaders = loader = None
+    if data.packed is not None:
+        assert setup is not None  # hot rows apart from others are a plan
+        loaders = FaeLoaders(config, data.packed, cold=setup, hot=hot_setup(setup, data.packed))
+        total = loaders.total_batches
+    else:
+        loader = train_loader(config, schema, layout, transform=None if setup is None else setup.parts)
+        total = loader.total_batches or 0
+    total = min(total, config.max_steps) if config.max_steps else total
+    model, optimizer = build_modules(config, schema, layout, total, abstract=restored)
+    parameters = parameter_counts(model)
+    if setup is not None:
+        parameters = with_host_rows(parameters, layout, setup.plan)
+    saves = config.checkpoint.every_steps > 0
+    run = RunState(model, optimizer, config=config, layout=layout, setup=setup, saves=saves)
+    hot_cold = None
+    if loaders is not None:
+        cold = None if loaders.cold is None else _feed(loaders.cold, run, loaders.cold.total_batches or 0, folder)
+        hot = None
+        if loaders.hot is not None:
+            hot = MeshFeed(loaders.hot, setup=loaders.hot_setup, total=loaders.hot.total_batches or 0, folder=folder)
+        feed: Feed = HotColdFeed(loaders, hot=hot, cold=cold)
+        hot_cold = feed
+    else:
+        assert loader is not None
+        feed = _feed(loader, run, total, folder)
+    trainer = Trainer(run, feed)
+    return Assembled(trainer=trainer, setup=setup, total=total, parameters=parameters, hot_cold=hot_cold)
+
+
+def _feed(loader: Loader, run: RunState, total: int, folder: pathlib.Path) -> Feed:
+    config, setup = run.config, run.setup
+    if run.tables:
+        trace = folder / TRACE_FILE if config.log.trace else None
+        return HostFeed(
+            loader, config=config, layout=run.layout, tables=run.tables, total=total, trace=trace, setup=setup
+        )
+    return LoaderFeed(loader) if setup is None else MeshFeed(loader, setup=setup, total=total, folder=folder)

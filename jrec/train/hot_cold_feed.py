@@ -1,0 +1,132 @@
+"""Hot and cold batches of a run on an FAE folder, interleaved by the Shuffle Scheduler (FAE, section III).
+
+Hot rows are replicated rows of the run's plan. A hot batch reads these alone, so that it needs no row from anywhere; a
+cold one is a batch like any other. A row has one home, so nothing is copied when the schedule switches, which the
+paper's replicas need, and in whatever order hot and cold batches come, they compute the bits of a run on the same
+batches under another plan, but for the order of sums over devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jrec.batch import Batch
+from jrec.data.fae import FaeManifest
+from jrec.train.fae_data import FaeLoaders, hot_addresses, hot_layout
+from jrec.train.feed import Feed, Ready
+from jrec.train.mesh_setup import HotRows, MeshSetup
+from jrec.train.step import HostRows, Seen
+
+
+class HotColdFeed:
+    """Batches of both kinds; see ``Feed``. Whoever drives it tells the scheduler the losses that it awaits.
+
+    Args:
+      loaders: Who is next, and the hot loader.
+      hot: The hot batches; None where there are none.
+      cold: The cold batches; None where there are none.
+
+    Attributes:
+      scheduler: Awaits a loss from time to time.
+    """
+
+    def __init__(self, loaders: FaeLoaders, *, hot: Feed | None, cold: Feed | None):
+        self.scheduler, self._loaders = loaders.scheduler, loaders
+        self._feeds = {"hot": hot, "cold": cold}
+        self._steps = {"hot": 0, "cold": 0}
+        self._kind = "cold"
+        self._switches_before = 0
+
+    def next(self) -> Ready:
+        """See ``Feed``.
+
+        Raises:
+          RuntimeError: If the scheduler awaits a loss.
+        """
+        self._kind = self.scheduler.next()
+        self._steps[self._kind] += 1
+        return self._feed(self._kind).next()
+
+    def stepped(self, ready: Ready, host: HostRows, seen: Seen) -> Batch:
+        """See ``Feed``."""
+        return self._feed(self._kind).stepped(ready, host, seen)
+
+    def forms(self) -> dict[str, Any] | None:
+        """See ``Feed``: of the cold batches."""
+        cold = self._feeds["cold"]
+        return None if cold is None else cold.forms()
+
+    def settle(self) -> None:
+        """See ``Feed``."""
+        for feed in self._present():
+            feed.settle()
+
+    def position(self) -> Any:
+        """See ``Feed``: of both loaders and the scheduler."""
+        positions = {kind: None if feed is None else feed.position() for kind, feed in self._feeds.items()}
+        return self._loaders.state(positions)
+
+    def restore(self, position: Any) -> None:
+        """See ``Feed``."""
+        self._loaders.restore(position)
+        self._switches_before = self.scheduler.switches
+        for kind, feed in self._feeds.items():
+            if feed is not None:
+                feed.restore(position[kind])
+
+    def pipeline(self, seconds: float) -> dict[str, Any] | None:
+        """See ``Feed``: cold batches alone pass through the stages."""
+        cold = self._feeds["cold"]
+        return None if cold is None else cold.pipeline(seconds)
+
+    def close(self) -> None:
+        """See ``Feed``."""
+        for feed in self._present():
+            feed.close()
+
+    def summary(self) -> dict[str, Any]:
+        """For the report: examples, rates and switches of the run; bytes of rows and slots of this process's steps."""
+        packed, scheduler = self._loaders.packed, self.scheduler
+        of_row = {t.name: t.memory_bytes for t in self._loaders.hot_setup.plan.tables}
+        hot_bytes = sum(rows.size * of_row.get(name, 0) for name, rows in packed.hot_rows.items())
+        stages = self.pipeline(0.0) or {"rows": {}, "batch_bytes_to_device": 0}
+        keys = ("bytes_to_device", "bytes_to_host")
+        moved = {key: sum(of_stack[key] for of_stack in stages["rows"].values()) for key in keys}
+        return {
+            "hot_examples": packed.hot_examples,
+            "cold_examples": packed.cold_examples,
+            "hot_share": packed.hot_examples / (packed.hot_examples + packed.cold_examples),
+            "hot_rows": {name: int(rows.size) for name, rows in packed.hot_rows.items()},
+            "hot_row_bytes": hot_bytes,
+            "steps": dict(self._steps),
+            "switches": scheduler.switches,
+            "rate": scheduler.rate,
+            "rates": [schedule.rate for schedule in scheduler.history],
+            "test_losses": [schedule.test_loss for schedule in scheduler.history],
+            "test_split": self._loaders.split,
+            "bytes": {
+                **moved,
+                "moved": sum(moved.values()),
+                "paper_synchronization": (scheduler.switches - self._switches_before) * hot_bytes,
+            },
+        }
+
+    def _feed(self, kind: str) -> Feed:
+        feed = self._feeds[kind]
+        assert feed is not None, "the scheduler gives no batch of a kind that has none"
+        return feed
+
+    def _present(self) -> list[Feed]:
+        return [feed for feed in self._feeds.values() if feed is not None]
+
+
+def hot_setup(setup: MeshSetup, packed: FaeManifest) -> MeshSetup:
+    """The same mesh and plan for hot batches, whose ids number the hot rows of each table.
+
+    Args:
+      setup: Of the run, whose plan has the hot rows on every device.
+      packed: The FAE folder.
+    """
+    hot = HotRows(layout=setup.layout, addresses=hot_addresses(packed, setup.layout))
+    return dataclasses.replace(setup, layout=hot_layout(packed, setup.layout), hot=hot, monitor=None)

@@ -1,0 +1,212 @@
+"""What a run with a plan knows before it has a model: its mesh, its plan, and how batches are cut."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jrec.batch import Batch
+from jrec.data.fae import FaeManifest
+from jrec.data.loader import Loader
+from jrec.data.schema import Schema
+from jrec.errors import ConfigError, value_errors_are_config_errors
+from jrec.mesh.communication import Communication
+from jrec.mesh.exchange import Kind, check_kind, fastest_kind
+from jrec.ops.layout import EmbeddingLayout, plan_name
+from jrec.sharding import Plan, load_plan
+from jrec.sharding.router import Router
+from jrec.train.build import ROW_OPTIMIZERS
+from jrec.train.config import TrainConfig
+from jrec.train.mesh_arrays import Shapes
+from jrec.train.mesh_batch import Dealt, NumberedRouter, Parts, host_stacks
+from jrec.train.mesh_forms import Forms
+from jrec.train.mesh_monitor import PlanMonitor, monitor_of
+from jrec.train.mesh_plan import check_sharing, planned_stacks, run_plan
+from jrec.train.mesh_rows import based, local_numbers, make_mesh
+
+FIRST_BATCHES = 4
+"""From so many the forms of lookups are chosen, and the first sizes of routes settled, before the first step."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HotRows:
+    """The rows that hot batches number.
+
+    Attributes:
+      layout: The run's tables.
+      addresses: By planned stack, (n,) int32, the address of each number.
+    """
+
+    layout: EmbeddingLayout
+    addresses: Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshSetup:
+    """What a run on a mesh knows before it has a model.
+
+    Attributes:
+      config: of the run.
+      layout: of the tables.
+      mesh: of the devices.
+      plan: where the rows of planned tables live.
+      monitor: of the plan's cost, where `jrec plan` made it.
+      training: whether rows have slots.
+      hot: what the ids of ``layout`` number, where its batches read replicated rows alone; None for batches of the
+        run's own layout.
+    """
+
+    config: TrainConfig
+    layout: EmbeddingLayout
+    mesh: Mesh
+    plan: Plan
+    monitor: PlanMonitor | None = None
+    training: bool = True
+    hot: HotRows | None = None
+
+    @functools.cached_property
+    def local(self) -> list[int]:
+        """Numbers of the process's own devices."""
+        return local_numbers(self.mesh)
+
+    @property
+    def communication(self) -> Communication:
+        """How the devices work together in a step."""
+        reduce = self.config.mesh.reduce
+        return Communication(reduce=reduce, exchange=self.exchange, computes=self.plan.computes)
+
+    @property
+    def host_stacks(self) -> list[str]:
+        """Names of the stacks of which some rows, or all, lie in host memory."""
+        return [stack.name for stack in host_stacks(self.layout, self.plan)]
+
+    @functools.cached_property
+    def forms(self) -> Forms:
+        """Which features' lookups are sent, once that is decided: all that can, where some devices only keep tables."""
+        chosen = self.config.mesh.form if self.hot is None else "retrieve"
+        return Forms(self.layout, "send" if chosen == "auto" and self.plan.computes is not None else chosen)
+
+    @property
+    def exchange(self) -> Kind:
+        """How rows and sums travel."""
+        chosen, platform = self.config.mesh.exchange, self.mesh.devices.flat[0].platform
+        return fastest_kind(platform) if chosen == "auto" else chosen
+
+    @functools.cached_property
+    def parts(self) -> Parts:
+        """Cuts this process's training batches."""
+        return self._parts(self.local, self.local[0], len(self.local))
+
+    @functools.cached_property
+    def all_parts(self) -> Parts:
+        """Cuts batches that every process reads whole."""
+        return self._parts(range(self.plan.devices), 0, self.plan.devices)
+
+    def _parts(self, devices: Any, first: int, count: int) -> Parts:
+        how: dict[str, Any] = {"devices": devices, "first": first, "count": count, "forms": self.forms}
+        if self.hot is not None:
+            how["routers"] = {
+                stack.name: NumberedRouter(self.hot.addresses[stack.name], Router(self.plan, based(stack), devices))
+                for stack in planned_stacks(self.hot.layout)
+            }
+        return Parts(self.layout, self.plan, cast=self.config.data.cast == "host", **how)
+
+    def shapes(self, examples: int) -> Shapes:
+        """Static sizes for batches of so many examples."""
+        each = examples // len(self.plan.askers)
+        return Shapes(
+            self.layout,
+            self.plan,
+            examples=each,
+            headroom=self.config.mesh.headroom,
+            send=self.forms.send,
+            hot=self.hot is not None,
+        )
+
+    def most_host_rows(self, name: str, shapes: Shapes) -> int:
+        """How many rows of a stack in host memory the process's parts of a batch of these sizes may read together."""
+        most = self.layout.stacks[name].unique_capacity(shapes.examples * len(self.plan.askers))
+        return min(most, self.plan.host_rows(plan_name(name)))
+
+    def decide_forms(self, loader: Loader) -> None:
+        """Chooses the forms of lookups by the first batches of the run, wherever it stands; once.
+
+        Args:
+          loader: of the training batches, cut into parts or whole.
+        """
+        if self.forms.decided:
+            return
+        batches: list[Any] = [loader.batch(n) for n in range(min(FIRST_BATCHES, loader.total_batches or 0))]
+        dealt = [found if isinstance(found, Dealt) else self.parts(found) for found in batches]
+        self.forms.decide([of.parts for of in dealt], self.local)
+
+    def decide_forms_without(self, batch: Batch) -> None:
+        """The same where nothing was trained, by a batch to predict, which every process gives whole."""
+        if not self.forms.decided:
+            self.forms.decide([self.all_parts(batch).parts], range(self.plan.devices), training=False)
+
+    def monitored(self, folder: pathlib.Path) -> dict[str, Any] | None:
+        """What the plan costs under the run's accesses (``PlanMonitor.summary``); None where nothing was watched."""
+        return self.monitor.summary(folder) if self.monitor is not None and jax.process_index() == 0 else None
+
+    def everywhere(self, tree: Any) -> Any:
+        """Arrays that every process has, on all devices; of abstract ones, where they will be."""
+        sharding = NamedSharding(self.mesh, PartitionSpec())
+
+        def place(leaf: Any) -> jax.Array | jax.ShapeDtypeStruct:
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+            whole = np.asarray(leaf)
+            return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+        return jax.tree.map(place, tree)
+
+
+def open_mesh(
+    config: TrainConfig,
+    schema: Schema,
+    layout: EmbeddingLayout,
+    *,
+    training: bool = True,
+    packed: FaeManifest | None = None,
+) -> MeshSetup:
+    """The mesh and the plan of a run.
+
+    Args:
+      config: of the run.
+      schema: of the dataset.
+      layout: of the tables.
+      training: False to predict only: rows come without slots, and plans for inference are taken.
+      packed: hot and cold examples, whose hot rows every device has.
+
+    Raises:
+      ConfigError: if there are too few devices, they cannot share a batch, or something does not train on a mesh.
+      PlanError: if the plan does not fit.
+    """
+    mesh = make_mesh(max(1, config.mesh.devices))
+    if config.mesh.exchange != "auto":
+        with value_errors_are_config_errors("mesh.exchange"):
+            check_kind(config.mesh.exchange, mesh.devices.flat[0].platform)
+    slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots if training else None
+    plan = run_plan(config, schema, layout, slots, packed=packed)
+    check_sharing(config, layout, plan, [d.process_index for d in mesh.devices.flat], training=training)
+    if (rows := plan.rows_in("host")) and (processes := jax.process_count()) > 1:
+        raise ConfigError(
+            f"the plan keeps {rows:,} rows of tables in host memory, which one process updates, but this is one of"
+            f" {processes}; plan with --no-host, more memory, or --tt"
+        )
+    watched = training and config.plan and planned_stacks(layout)
+    monitor = monitor_of(layout, plan, load_plan(config.plan)) if watched else None
+    return MeshSetup(config=config, layout=layout, mesh=mesh, plan=plan, monitor=monitor, training=training)
+
+
+def several() -> bool:
+    """Whether several processes train, each of which sees only its own part of a batch."""
+    return jax.process_count() > 1

@@ -1,0 +1,116 @@
+"""Predictions on batches of a split, wherever the rows live: on one device, over a mesh, in host memory.
+
+On a mesh every process reads, cuts and routes its own examples alone. The static sizes of a batch must be those of all
+processes. They agree on some batches at a time, ahead of their turn: one small exchange between hosts, then all of
+these are predicted. Sizes grow with the batches, and nothing is dropped. Where processes have unlike numbers of devices
+that compute, every process reads whole batches instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from jrec.batch import Batch
+from jrec.data.loader import Loader
+from jrec.data.regroup import blank, gathered
+from jrec.host.pipeline_batch import Prepared, WholeBatches
+from jrec.train.agreed import agreed
+from jrec.train.host_feed import dealt_rows, unique_rows
+from jrec.train.mesh_arrays import Shapes, on_mesh, stacked
+from jrec.train.mesh_batch import Dealt
+from jrec.train.mesh_plan import computing_of
+from jrec.train.mesh_setup import MeshSetup
+from jrec.train.run_state import RunState
+from jrec.train.step import HostRows, StepBatch
+
+_AGREED_AT_ONCE = 8
+"""Batches whose sizes the processes of a run settle together."""
+Predicted = tuple[jax.Array, Batch]
+"""Logits of all processes' examples, those of the first process first, and the process's own batch."""
+
+
+class Predictions:
+    """Predicts as a run's state is at the moment. Rows in host memory must have settled.
+
+    Args:
+      run: The run.
+    """
+
+    def __init__(self, run: RunState):
+        self._run = run
+        self._shapes: dict[int, Shapes] = {}
+        host = {name: run.layout.stacks[name] for name in run.tables}
+        self._whole = WholeBatches(host, lambda tree: tree)
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """How ``eval_loader`` reads the batches."""
+        setup = self._run.setup
+        if setup is None:
+            return {}
+        multiple = len(setup.plan.askers)
+        return {"transform": setup.parts, "multiple": multiple, "shared": True} if self._shares(setup) else {}
+
+    def of_split(self, loader: Loader) -> Iterator[Predicted]:
+        """Predicts every batch of a loader that reads as ``loading`` says; of as many batches in every process."""
+        setup = self._run.setup
+        if setup is None or not self._shares(setup):
+            for batch in loader:
+                yield self.of_batch(batch), batch
+            return
+        if not setup.forms.decided:  # nothing was trained
+            first: Any = loader.batch(0)
+            setup.forms.decide([first.parts], setup.local, training=False)
+        batches: Any = loader
+        for some in itertools.batched(batches, _AGREED_AT_ONCE if jax.process_count() > 1 else 1):
+            shapes = self._fitting(setup, some)
+            for dealt in some:
+                yield self._of_parts(setup, dealt, shapes), dealt.batch
+
+    def of_batch(self, batch: Batch) -> jax.Array:
+        """Logits, (batch,) float32, of a whole batch of NumPy arrays, which every process gives."""
+        setup = self._run.setup
+        if setup is None:
+            prepared = self._whole.prepare(batch)
+            return self._predict(unique_rows(prepared, self._run.tables), StepBatch(batch=prepared.batch))
+        given, count = len(batch.labels), len(setup.plan.askers)
+        examples = -(-given // count) * count
+        if examples > given:
+            more = blank(setup.layout, batch, examples - given)
+            batch = gathered(setup.layout, [(batch, 0, given), (more, 0, examples - given)])
+        # Every process routes all parts, so that all agree on forms and sizes.
+        setup.decide_forms_without(batch)
+        dealt = setup.all_parts(batch)
+        shapes = self._of(setup, examples)
+        shapes.fit(dealt.parts, range(setup.plan.devices))
+        mine = Dealt(batch=batch, parts=tuple(dealt.parts[number] for number in setup.local), host=dealt.host)
+        return self._of_parts(setup, mine, shapes)[:given]
+
+    def _shares(self, setup: MeshSetup) -> bool:
+        """Whether all processes have as many devices that compute, so that they can share every batch equally."""
+        processes = [d.process_index for d in setup.mesh.devices.flat]
+        return len(set(computing_of(setup.plan, processes))) == 1
+
+    def _of(self, setup: MeshSetup, examples: int) -> Shapes:
+        if examples not in self._shapes:
+            self._shapes[examples] = setup.shapes(examples)
+        return self._shapes[examples]
+
+    def _fitting(self, setup: MeshSetup, some: Sequence[Dealt]) -> Shapes:
+        """Sizes for these batches of all processes."""
+        shapes = self._of(setup, len(some[0].batch.labels) * jax.process_count())
+        shapes.grow(agreed(shapes.most([dealt.parts for dealt in some], setup.local)))
+        return shapes
+
+    def _of_parts(self, setup: MeshSetup, dealt: Dealt, shapes: Shapes) -> jax.Array:
+        given = on_mesh(stacked(dealt.parts, setup.local, shapes), setup.mesh)
+        rows = {name: (addresses, setup.most_host_rows(name, shapes)) for name, addresses in dealt.host.items()}
+        prepared = Prepared(batch=dealt.batch, sent=None, rows=rows)
+        return self._predict(dealt_rows(unique_rows(prepared, self._run.tables), setup.mesh), given)
+
+    def _predict(self, host: HostRows, given: StepBatch) -> jax.Array:
+        return self._run.compiled.predict_on(self._run.state, self._run.rows, host, given)

@@ -1,0 +1,139 @@
+"""What a run has learned, wherever it lies: the state of model and optimizer, planned rows, and rows in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jrec.checkpoint import HostRows, Saved
+from jrec.checkpoint.sources import Source
+from jrec.host import HostTable
+from jrec.mesh.communication import settled
+from jrec.mesh.route import MeshRows
+from jrec.nn import SparseOptimizer
+from jrec.ops.layout import EmbeddingLayout
+from jrec.train.build import table_key
+from jrec.train.checkpoint import before_step, device_rows
+from jrec.train.config import TrainConfig
+from jrec.train.feed import Ready
+from jrec.train.host_tables import host_tables
+from jrec.train.mesh_checkpoint import MeshSource, saved_rows
+from jrec.train.mesh_host_rows import load_host_rows, planned_host_tables
+from jrec.train.mesh_plan import planned_stacks
+from jrec.train.mesh_rows import initial_rows
+from jrec.train.mesh_setup import MeshSetup
+from jrec.train.step import HostRows as BatchRows
+from jrec.train.step import Seen, State, compile_run
+
+
+class RunState:
+    """The state of a run, and who steps it.
+
+    Args:
+      model: The model, whose arrays may be abstract.
+      optimizer: Made for it.
+      config: The run's configuration.
+      layout: The tables.
+      setup: Mesh and plan; None on one device without a plan.
+      training: Whether rows have slots.
+      saves: Whether checkpoints will be written while steps go on.
+
+    Attributes:
+      compiled: The functions of the state.
+      tables: By stack, the rows in host memory that batches read.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: SparseOptimizer,
+        *,
+        config: TrainConfig,
+        layout: EmbeddingLayout,
+        setup: MeshSetup | None,
+        training: bool = True,
+        saves: bool = False,
+    ):
+        self.config, self.layout, self.setup, self.training = config, layout, setup, training
+        self._optimizer = optimizer.embedding if training else None
+        mesh, together = (None, None) if setup is None else (setup.mesh, setup.communication)
+        state, self.compiled = compile_run(model, optimizer, mesh=mesh, communication=together, training=training)
+        self._state: State = state if setup is None else setup.everywhere(state)
+        computes = None if together is None else together.computes
+        self._caught_up = None if mesh is None or computes is None else settled(mesh, computes)
+        self._behind = False
+        self._rows: dict[str, MeshRows] | None = None
+        self._whole = host_tables(config, layout, self._optimizer)
+        self._partly: Mapping[str, HostTable] = {}
+        if setup is not None:
+            self._partly = planned_host_tables(config, layout, setup.plan, self._optimizer)
+        self.tables = {**self._whole, **({n: self._partly[n] for n in setup.host_stacks} if setup else {})}
+        self._device_sources = device_rows(layout, self._optimizer, lambda: self.state)
+        self._host_sources = {name: HostRows(table) for name, table in {**self._whole, **self._partly}.items()}
+        if saves:
+            for rows in self._device_sources.values():
+                rows.compile_reads()
+
+    @property
+    def state(self) -> State:
+        """Dense parameters and all else that every device has, equal on all of them.
+
+        Where some devices only keep tables, their copies fall behind with every step, and get the others' here.
+        """
+        if self._behind and self._caught_up is not None:
+            self._state, self._behind = self._caught_up(self._state), False
+        return self._state
+
+    @property
+    def rows(self) -> dict[str, MeshRows]:
+        """Planned stacks, made when they are first wanted: a restored run makes none."""
+        if self._rows is None:
+            self._rows = {}
+            if (setup := self.setup) is not None:
+                key = table_key(self.config)
+                self._rows = initial_rows(setup.layout, setup.plan, setup.mesh, key, self._optimizer)
+        return self._rows
+
+    def step(self, ready: Ready) -> tuple[BatchRows, Seen]:
+        """Takes a step on a batch: its rows from host memory after it, and what it returned."""
+        before_step(self._device_sources, ready.batch)
+        rows, self._rows = self.rows, None
+        self._state, self._rows, host, seen = self.compiled.step_on(self._state, rows, ready.host, ready.given)
+        self._behind = True
+        return host, seen
+
+    def modules(self) -> tuple[Any, SparseOptimizer]:
+        """Model and optimizer over the state."""
+        return self.compiled.merge(self.state)
+
+    def sources(self) -> Sequence[Source]:
+        """Where the tables' rows are, as the last step left them, for a checkpoint; host memory has settled."""
+        found: list[Source] = [*self._device_sources.values(), *self._host_sources.values()]
+        if (setup := self.setup) is not None:
+            rows = self.rows
+            found += [
+                MeshSource(stack, setup.plan, setup.mesh, self._optimizer, rows[stack.name])
+                for stack in planned_stacks(setup.layout)
+            ]
+        return found
+
+    @property
+    def waits_for_checkpoints(self) -> bool:
+        """Whether no step may be taken while a checkpoint is written.
+
+        Where several devices train, what one of them has is changed by all of them: they wait for each other.
+        """
+        return self.setup is not None
+
+    def restore(self, saved: Saved, state: State) -> None:
+        """Takes a checkpoint's rows that are not in the state, and its state. Call it before the first step.
+
+        Raises:
+          CheckpointError: If the rows are damaged, or of other tables.
+        """
+        self._state, self._behind = state, False
+        for name in self._whole:
+            self._host_sources[name].restore(saved, slots=self.training)
+        if (setup := self.setup) is not None:
+            load_host_rows(self._partly, setup.plan, saved)
+            self._rows = saved_rows(saved, setup.layout, setup.plan, setup.mesh, self._optimizer)

@@ -1,0 +1,141 @@
+"""Runs on tables of three billion rows in host memory: the bits of small tables with the same rows, resumed too."""
+
+import numpy as np
+import pytest
+from checkpoint_state import latest
+from wide_data import ROWS, numbers_of, widened
+
+from jrec.data.synth.generate import SynthOptions, synthesize
+from jrec.data.synth.shapes import shape_like
+from jrec.host import HostTable
+from jrec.ops import SGD
+from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.train import loop
+from jrec.train.config import load_config
+from jrec.train.evaluate import evaluate_checkpoint
+from jrec.train.loop import train
+
+CONFIG = """
+seed = 3
+max_steps = 14
+[data]
+batch_size = 128
+eval_batch_size = 256
+window_blocks = 2
+[model]
+embedding_dim = 4
+bottom_mlp = [8, 4]
+top_mlp = [8, 1]
+[tables]
+tier = "host"
+[tables.host]
+queue = 3
+[optimizer.embedding]
+name = "adam"
+learning_rate = 0.01
+[evaluate]
+every_steps = 8
+batches = 2
+[checkpoint]
+every_steps = 4
+[log]
+every_steps = 1
+tensorboard = false
+progress = "off"
+"""
+SYNTHETIC = {"C8": 2_000, "C10": 10_000}
+NUMBERS = {name: numbers_of(rows, seed=rows) for name, rows in SYNTHETIC.items()}
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory):
+    """The small dataset and its wide twin."""
+    folder = tmp_path_factory.mktemp("data")
+    synthesize(shape_like("quickstart"), folder / "small", SynthOptions(rows=3000, seed=1))
+    schema = widened(folder / "small", folder / "wide", NUMBERS)
+    assert {t.name: t.rows for t in schema.tables if t.rows > 10_000} == dict.fromkeys(NUMBERS, ROWS)
+    return {"small": folder / "small", "wide": folder / "wide"}
+
+
+@pytest.fixture
+def configure(tmp_path, datasets):
+    def load(which, *overrides, out):
+        path = tmp_path / "config.toml"
+        path.write_text(CONFIG)
+        places = [f"data.path={str(datasets[which])!r}", f"out={str(tmp_path / out)!r}"]
+        return load_config(path, [*places, *overrides])
+
+    return load
+
+
+def wide_rows(name, key, dtype):
+    """The first values that the rows of a small table have in the wide one."""
+    tables = [TableConfig(name=name, rows=ROWS, dim=4, tier="host", dtype=dtype)]
+    [stack] = EmbeddingLayout.build(tables, [FeatureConfig(name=name, table=name)]).members
+    return HostTable(stack, SGD(learning_rate=0.0), key).read(NUMBERS[name])
+
+
+@pytest.fixture
+def small_run(configure, monkeypatch):
+    """The reference: a run on small tables that begin with the rows of the wide ones."""
+
+    def run(*overrides):
+        real = HostTable.__init__
+
+        def begin(self, stack, optimizer, key, **options):
+            real(self, stack, optimizer, key, **options)
+            for table, base in zip(stack.tables, stack.bases, strict=True):
+                if table.name in NUMBERS and table.rows < ROWS:  # and not in ``wide_rows``
+                    rows = base + np.arange(table.rows)
+                    self.store(rows, wide_rows(table.name, key, stack.dtype), self.fetch(rows)[1])
+
+        with monkeypatch.context() as patched:
+            patched.setattr(HostTable, "__init__", begin)
+            return train(configure("small", *overrides, out="small"))
+
+    return run
+
+
+def rows_of(folder):
+    """Bits of all rows and slots by table, those of wide tables at the numbers that the examples have; and dense."""
+    saved = latest(folder)
+    found = {path: array.tobytes() for path, array in saved.arrays().items()}
+    for name, record in saved.manifest.tables.items():
+        rows = NUMBERS[name] if record.shape.rows == ROWS else np.arange(record.shape.rows)
+        for array in ("values", *record.shape.slots):
+            found[f"{name}/{array}"] = saved.table(name).read(array, rows).tobytes()
+    return found
+
+
+def check_same(wide, small):
+    assert (wide.folder / "metrics.jsonl").read_bytes() == (small.folder / "metrics.jsonl").read_bytes()
+    for split, scores in small.scores.items():
+        np.testing.assert_array_equal(wide.scores[split].logits, scores.logits)
+    ours, theirs = rows_of(wide.folder), rows_of(small.folder)
+    assert ours.keys() == theirs.keys()
+    assert [name for name, array in ours.items() if theirs[name] != array] == []
+
+
+def test_a_run_on_wide_tables_is_the_run_on_small_ones_and_resumes_to_its_bits(configure, small_run, monkeypatch):
+    small, wide = small_run(), train(configure("wide", out="wide"))
+    check_same(wide, small)
+    again = evaluate_checkpoint(wide.folder, configure("wide", out="wide").data.path, split="test")
+    np.testing.assert_array_equal(again.scores.logits, small.scores["test"].logits)
+
+    class Killed(BaseException):
+        """As sudden as a kill: nothing in the loop handles it."""
+
+    absorb = loop._Run._absorb
+
+    def dies(self, step, *args):
+        if step == 13:
+            raise Killed
+        absorb(self, step, *args)
+
+    config = configure("wide", "tables.host.queue=1", out="killed")
+    monkeypatch.setattr(loop._Run, "_absorb", dies)
+    with pytest.raises(Killed):
+        train(config)
+    monkeypatch.undo()
+    assert latest(wide.folder.with_name("killed")).step in (4, 8, 12)
+    check_same(train(configure("wide", out="killed"), resume=True), small)
