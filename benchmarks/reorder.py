@@ -225,7 +225,7 @@ def _modularity_of_all_pairs(folder: str, schema: Any, table: str, options: Any)
 
     reading = Reading(batch_size=options.batch_size)
     ranking = rank_rows(frequencies(folder, schema, table, reading), options.hot_ratio)
-    vertices = ranking.seen - ranking.hot
+    vertices = ranking.accessed - ranking.hot
     log = [vertices_of(ranking, batch[table]) for batch in batches(folder, schema, "train", [table], reading)]
     graphs = {}
     for degree in (4.0, 16.0, math.inf):
@@ -235,7 +235,7 @@ def _modularity_of_all_pairs(folder: str, schema: Any, table: str, options: Any)
         graphs[degree] = builder.edges()
     found = {}
     for degree, edges in graphs.items():
-        of = communities(edges, vertices, method=options.method, seed=0).of
+        of = communities(edges, vertices, method=options.method, seed=0).of_vertex
         alone = of < 0  # a row without an edge in the sample is a community by itself
         of[alone] = of.max() + 1 + np.arange(np.count_nonzero(alone))
         found["all" if math.isinf(degree) else f"{degree:g}"] = modularity(graphs[math.inf], of)

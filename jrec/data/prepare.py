@@ -49,20 +49,20 @@ def prepare(
     """Makes a dataset folder of a raw log.
 
     Args:
-      source: the log's format.
-      inputs: its files or pipes, plain or gzip, in order of time; "-" is standard input. A pipe is read once, to a file
+      source: The log's format.
+      inputs: Its files or pipes, plain or gzip, in order of time; "-" is standard input. A pipe is read once, to a file
         beside ``out``.
-      out: the folder to make. Work is done in ``OUT.partial`` beside it, which is renamed at the end.
+      out: The folder to make. Work is done in ``OUT.partial`` beside it, which is renamed at the end.
       options: how.
-      command: what the user typed, for the provenance.
-      progress: bars to show.
-      report: takes messages for the user, such as how many bad lines were skipped.
+      command: What the user typed, for the provenance.
+      progress: Bars to show.
+      report: Takes messages for the user, such as how many bad lines were skipped.
 
     Returns:
       The schema of the finished dataset.
 
     Raises:
-      DatasetError: on bad input, no room, or an ``out`` that must not be replaced; ``out`` is then as it was.
+      DatasetError: On bad input, no room, or an ``out`` that must not be replaced; ``out`` is then as it was.
     """
     options = options or PrepareOptions()
     progress = progress or Progress(show=False)
@@ -227,10 +227,10 @@ class _Preparation:
                 plans, self.folder, spill, ids, self.source.dense, features,
                 block_size=self.options.block_size, threads=self.options.threads, advance=advance,
             )  # fmt: skip
-        found = zip(plans, shards, strict=True)
+        planned = zip(plans, shards, strict=True)
         by_split: dict[str, list] = {name: [] for name in SPLITS}
-        for plan, shard in found:
-            by_split[plan.split].append(shard)
+        for shard_plan, shard in planned:
+            by_split[shard_plan.split].append(shard)
         return {name: Split(shards=tuple(shards)) for name, shards in by_split.items()}
 
 
@@ -251,11 +251,11 @@ def _keys(column: PlainColumn | ListColumn, rows: int) -> Iterator[np.ndarray]:
 
 def _feature(spec: CategoricalSpec, spill: Spill) -> CategoricalFeature:
     column = spill.columns[keys_name(spec.name)]
-    found = max(column.longest, 1) if isinstance(column, ListColumn) else 1
+    longest = max(column.longest, 1) if isinstance(column, ListColumn) else 1
     return CategoricalFeature(
         name=spec.name,
         table=spec.table,
-        max_length=spec.max_length or found,
+        max_length=spec.max_length or longest,
         fixed_length=spec.fixed_length,
         weighted=spec.weighted,
     )

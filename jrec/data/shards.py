@@ -46,12 +46,12 @@ def write_shards(
     done, lock = 0, threading.Lock()
     step = max(_READ_ROWS // block_size, 1) * block_size
 
-    def write(plan: ShardPlan) -> Shard:
+    def write(shard_plan: ShardPlan) -> Shard:
         nonlocal done
-        writer = blocks.ShardWriter(folder / plan.file, block_size)
+        writer = blocks.ShardWriter(folder / shard_plan.file, block_size)
         with writer:
-            for start in range(plan.start, plan.stop, step):
-                stop = min(start + step, plan.stop)
+            for start in range(shard_plan.start, shard_plan.stop, step):
+                stop = min(start + step, shard_plan.stop)
                 writer.write(_columns(spill, ids, dense, categorical, start, stop))
                 with lock:
                     done += stop - start
@@ -59,7 +59,7 @@ def write_shards(
             return writer.close()
 
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        pending = [pool.submit(write, plan) for plan in plans]
+        pending = [pool.submit(write, shard_plan) for shard_plan in plans]
         try:
             return [future.result() for future in pending]
         except BaseException:

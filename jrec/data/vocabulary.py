@@ -83,9 +83,9 @@ class Vocabulary:
     """A row for every frequent value and one for all others.
 
     Attributes:
-      keys: (rows,) uint64 in order of rows; that of the OOV row means nothing.
+      keys: (rows,) uint64 in order of rows; the OOV row's means nothing.
       counts: (rows,) int64 accesses in training, descending.
-      oov_row: where rare and unseen values go.
+      oov_row: The row of rare and unknown values.
     """
 
     keys: np.ndarray
@@ -105,7 +105,7 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class HashedTable:
-    """A table capped at ``len(counts)`` rows: a value's row is that of its hash bucket (``keys.buckets``).
+    """A table capped at ``len(counts)`` rows: a value gets the row of its hash bucket (``keys.buckets``).
 
     Attributes:
       row_of_bucket: (rows,) uint32.
@@ -131,25 +131,25 @@ def build_table(
     Values of equal frequency are in the order of their keys, the OOV row comes last among rows as frequent as itself.
 
     Args:
-      table: its name, for messages.
-      keys: the accesses.
-      min_count: a value with fewer accesses has no row of its own.
-      max_rows: hash the values of a table that would have more rows than this.
-      slots: a power of two, the most that the hash table of counts may hold; a table with more distinct values is
+      table: Its name, for messages.
+      keys: The accesses.
+      min_count: A value with fewer accesses has no row of its own.
+      max_rows: Hash the values of a table that would have more rows than this.
+      slots: A power of two, the most that the hash table of counts may hold; a table with more distinct values is
         counted in several passes.
 
     Raises:
-      DatasetError: if the table would have 2^31 - 1 rows or more.
+      DatasetError: If the table would have 2^31 - 1 rows or more.
     """
     frequent_keys, frequent_counts, rare = [], [], 0
-    found = 0
+    kept_values = 0
     for part_keys, part_counts in _partitions(keys, slots):
         kept = part_counts >= min_count
         rare += int(part_counts[~kept].sum())
-        found += int(kept.sum())
-        if max_rows is not None and found + 1 > max_rows:
+        kept_values += int(kept.sum())
+        if max_rows is not None and kept_values + 1 > max_rows:
             return _hash_table(keys, max_rows)
-        if found > MAX_ROWS:
+        if kept_values > MAX_ROWS:
             raise DatasetError(
                 f"table {table!r} would have more than {MAX_ROWS:,} rows; cap it with --max-rows, or raise --min-count"
             )

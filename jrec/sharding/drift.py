@@ -125,7 +125,7 @@ def measure_drift(
     """
     for given in (profile, before):
         if plan.dataset is not None and given is not None and given.dataset is not None:
-            plan.dataset.check(given.dataset, what="the plan", remedy=_REMEDY, error=PlanError)
+            plan.dataset.check(given.dataset, subject="the plan", remedy=_REMEDY, error=PlanError)
     problem, options = problem_of_plan(plan, profile), options_of_plan(plan)
     if problem.computes != plan.computes:
         raise PlanError(

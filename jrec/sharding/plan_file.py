@@ -111,7 +111,7 @@ def check_dataset(plan: Plan, schema: Schema, path: Any = "the plan") -> None:
     if extra := sorted(set(planned) - {t.name for t in schema.tables}):
         raise PlanError(f"{path} places table(s) {', '.join(extra)}, which dataset {schema.name!r} lacks; {_REMEDY}")
     if plan.dataset is not None:
-        plan.dataset.check(schema.identity, what=str(path), remedy=_REMEDY, error=PlanError)
+        plan.dataset.check(schema.identity, subject=str(path), remedy=_REMEDY, error=PlanError)
 
 
 def check_budget(plan: Plan, memory: Any) -> None:
