@@ -67,12 +67,12 @@ def load_plan(path: str | os.PathLike[str], *, schema: Schema | None = None, dev
     """Reads and checks a plan.
 
     Args:
-      path: of the file.
-      schema: of the dataset it is to be used with.
-      devices: of the mesh it is to be used on.
+      path: The plan file.
+      schema: The schema of the dataset that it is used with; None to leave it unchecked.
+      devices: How many devices the mesh has that it is used on; None to leave it unchecked.
 
     Raises:
-      PlanError: if it is damaged, inconsistent, of another dataset or of a mesh of another size.
+      PlanError: If it is damaged, inconsistent, of another dataset or of a mesh of another size.
     """
     content, arrays = read_container(path, kind=KIND, version=VERSION, error=PlanError, remedy=_REMEDY)
     header = decode(content, _Header, where=str(path), error=PlanError, remedy=_REMEDY)
@@ -97,7 +97,7 @@ def check_dataset(plan: Plan, schema: Schema, path: Any = "the plan") -> None:
     """Refuses a dataset whose rows are not those that were planned.
 
     Raises:
-      PlanError: naming the difference.
+      PlanError: Naming the difference.
     """
     planned = {t.name: t.rows for t in plan.tables}
     for table in schema.tables:
@@ -118,11 +118,11 @@ def check_budget(plan: Plan, memory: Any) -> None:
     """Refuses devices that cannot hold what the plan gives them.
 
     Args:
-      plan: the plan.
+      plan: The plan.
       memory: (devices,) bytes, or one figure for all.
 
     Raises:
-      PlanError: naming the device and how much it lacks.
+      PlanError: Naming the device and how much it lacks.
     """
     budget = np.broadcast_to(np.asarray(memory, np.float64), (plan.devices,))
     needed = plan_memory(plan)

@@ -27,8 +27,8 @@ class PlanTable:
     """A table to be placed.
 
     Attributes:
-      name, rows, dim, dtype: as in ``jrec.ops.layout.TableConfig``.
-      slot_bytes: of the optimizer's slots of one row, which lie where the row lies.
+      name, rows, dim, dtype: As in ``jrec.ops.layout.TableConfig``.
+      slot_bytes: Bytes of the optimizer's slots of one row, which lie where the row lies.
     """
 
     name: str
@@ -115,22 +115,22 @@ class Ranked:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """Tables, their accesses, devices and what for.
+    """Tables, their accesses, the devices, and the purpose.
 
     Attributes:
-      tables: to be placed; the profile has each of them.
-      profile: of the accesses.
-      hardware: the devices; where it has ``tables_on``, the others share the batch and keep no rows.
-      batch_size: examples of one step over all devices together.
-      purpose: "training" sends gradients back and sums those of replicas; "inference" only fetches.
-      extra_memory: how much of the tables' size may be spent on further copies of rows.
-      dedup: count a row that a device accesses several times in a step as one fetch, which is what a lookup of unique
+      tables: The tables to be placed; the profile has each of them.
+      profile: The access profile.
+      hardware: The devices; where it has ``tables_on``, the others share the batch and keep no rows.
+      batch_size: Examples of one step over all devices together.
+      purpose: "training" sends gradients back and sums replicas' gradients; "inference" only fetches.
+      extra_memory: How much of the tables' size may be spent on further copies of rows.
+      dedup: Count a row that a device accesses several times in a step as one fetch, which is what a lookup of unique
         ids does. OPER's equations do not.
-      cuts: by table a row that ranks do not pass: rows before it rank before those behind it, however accessed, since
-        the latter live otherwise.
+      cuts: By table, a row that ranks do not pass: rows before it rank before all rows from it on, however often these
+        are accessed, since the latter are stored in another way.
 
     Raises:
-      ConfigError: on values out of range or a profile of other sizes.
+      ConfigError: On values out of range or a profile of other sizes.
     """
 
     tables: tuple[PlanTable, ...]
@@ -154,8 +154,8 @@ class Problem:
             raise ConfigError(f"purpose is {self.purpose!r}; choose training or inference")
         if self.dedup and self.computes is not None:
             raise ConfigError(
-                "dedup counts the rows that a device fetches, but to devices that keep tables alone (tables_on) every"
-                " lookup goes, and sums come back; leave --dedup out"
+                "dedup counts the rows that a device fetches, but devices that only keep tables (tables_on) get every"
+                " lookup and send sums back; leave --dedup out"
             )
         for table in self.tables:
             if (rows := self.profile.table(table.name).rows) != table.rows:
@@ -184,7 +184,7 @@ class Problem:
 
     @functools.cached_property
     def total_bytes(self) -> int:
-        """Of all rows with their slots, one copy each."""
+        """Bytes of all rows with their slots, one copy each."""
         return sum(t.rows * t.memory_bytes for t in self.tables)
 
     @functools.cached_property
@@ -220,9 +220,9 @@ class Problem:
         return self if self.cuts == needed else dataclasses.replace(self, cuts=needed)
 
     def _accesses(self, table: PlanTable) -> tuple[np.ndarray, np.ndarray]:
-        found = self.profile.table(table.name)
-        access = found.counts * (self.batch_size / self.askers / self.profile.examples)
-        return found.starts, -np.expm1(-access) if self.dedup else access
+        profile = self.profile.table(table.name)
+        access = profile.counts * (self.batch_size / self.askers / self.profile.examples)
+        return profile.starts, -np.expm1(-access) if self.dedup else access
 
     @functools.cached_property
     def row_bytes(self) -> np.ndarray:
