@@ -176,10 +176,10 @@ class Problem:
         """How many devices share the batch."""
         return self.devices - len(self.hardware.tables_on)
 
-    def on_devices(self, hardware: Hardware, askers: int, **changes: Any) -> Problem:
-        """Other devices, each of which sees the accesses that one of ``askers`` sees that share the batch."""
-        # A Problem deals a batch to its own devices.
-        profile = dataclasses.replace(self.profile, examples=self.profile.examples * askers / hardware.devices)
+    def on_devices(self, hardware: Hardware, compute_devices: int, **changes: Any) -> Problem:
+        """The problem on other devices, each accessing as much as one of ``compute_devices`` does."""
+        # A Problem divides a batch among its own devices.
+        profile = dataclasses.replace(self.profile, examples=self.profile.examples * compute_devices / hardware.devices)
         return dataclasses.replace(self, hardware=hardware, profile=profile, **changes)
 
     @functools.cached_property
