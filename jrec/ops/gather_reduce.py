@@ -42,7 +42,7 @@ def gather_reduce(
       (num_segments, dim) float32, accumulated in float32; empty segments are zero.
 
     Raises:
-      ValueError: on shapes or dtypes that do not fit together, or, outside jit, malformed offsets.
+      ValueError: On shapes or dtypes that do not fit together, or, outside jit, malformed offsets.
     """
     call = gather_reduce_call(source, indices, offsets, weights=weights)
     return call.dispatch("gather_reduce", implementation, _together)
@@ -76,9 +76,9 @@ def check_segments(
 
     Outside jit also where the offsets do not ascend from 0 to at most the number of indices.
     """
-    form = "(num_bags, length)" if offsets is None else "(capacity,) beside offsets"
+    expected = "(num_bags, length)" if offsets is None else "(capacity,) beside offsets"
     if indices.ndim != (2 if offsets is None else 1):
-        raise ValueError(f"{name} must have shape {form}, but have shape {indices.shape}")
+        raise ValueError(f"{name} must have shape {expected}, but have shape {indices.shape}")
     if indices.dtype != jnp.int32:
         raise ValueError(f"{name} must be int32, but are {indices.dtype}; convert them by jrec.checked_ids")
     if offsets is not None and (offsets.ndim != 1 or offsets.shape[0] < 1 or offsets.dtype != jnp.int32):

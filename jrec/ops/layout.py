@@ -139,12 +139,12 @@ class StackedFeature:
     """A feature's place in a stack: the address of its table, and its first bag for a batch of one example.
 
     Attributes:
-      config: the feature.
-      base: address of the first of the table's rows that are in this stack.
-      rows: how many these are.
-      first_bag: of the feature, for a batch of one example.
-      first_row: which row of the table is at ``base``; not 0 only where the table comes in parts.
-      table_rows: of the table with all its parts, which ids must be below.
+      config: The feature.
+      base: Address of the first of the table's rows that are in this stack.
+      rows: How many of the table's rows are in this stack.
+      first_bag: The feature's first bag, for a batch of one example.
+      first_row: Which row of the table is at ``base``; not 0 only where the table comes in parts.
+      table_rows: How many rows the table has with all its parts; ids must be below.
     """
 
     config: FeatureConfig
@@ -192,7 +192,7 @@ class Stack:
 
     @functools.cached_property
     def weighted(self) -> bool:
-        """Whether lookups carry weights: given ones, or those of a mean."""
+        """Whether lookups carry weights: the feature's own, or a mean's."""
         return any(f.config.weighted or f.config.pooling in ("mean", "sqrtn") for f in self.features)
 
     @functools.cached_property
@@ -223,8 +223,8 @@ class EmbeddingLayout:
     """The stacks of a model. Hashable, so that modules and jitted functions can hold it as static data.
 
     Attributes:
-      members: the stacks.
-      order: the features' names in the order of their tables, whatever stacks these are in: what a model computes from
+      members: The stacks.
+      order: The features' names in the order of their tables, whatever stacks these are in: what a model computes from
         features in this order does not depend on the tiers.
     """
 
@@ -242,16 +242,16 @@ class EmbeddingLayout:
 
         More than one where its table comes in parts.
         """
-        found: dict[str, tuple[tuple[Stack, int], ...]] = dict.fromkeys(self.order, ())
+        places: dict[str, tuple[tuple[Stack, int], ...]] = dict.fromkeys(self.order, ())
         for stack in self.members:
             for number, feature in enumerate(stack.features):
-                found[feature.config.name] += ((stack, number),)
-        return types.MappingProxyType(found)
+                places[feature.config.name] += ((stack, number),)
+        return types.MappingProxyType(places)
 
     @functools.cached_property
     def features(self) -> tuple[tuple[FeatureConfig, int], ...]:
         """The features in order, each once, with their dims."""
-        return tuple((of[0][0].features[of[0][1]].config, of[0][0].dim) for of in self.places.values())
+        return tuple((placed[0][0].features[placed[0][1]].config, placed[0][0].dim) for placed in self.places.values())
 
     @staticmethod
     def build(tables: Iterable[TableConfig], features: Iterable[FeatureConfig]) -> EmbeddingLayout:
@@ -260,7 +260,7 @@ class EmbeddingLayout:
         A group whose rows int32 addresses do not reach is several stacks, the second called "d16_float32_2".
 
         Raises:
-          ValueError: on duplicate names, parts that do not make a table, a feature of an unknown table, a table that no
+          ValueError: On duplicate names, parts that do not make a table, a feature of an unknown table, a table that no
             feature reads, or a table of 2^31 - 1 rows or more that is not in host memory.
         """
         tables, features = tuple(tables), tuple(features)
@@ -291,13 +291,13 @@ def _check_parts(tables: tuple[TableConfig, ...]) -> None:
     for table in tables:
         by_name.setdefault(table.name, []).append(table)
     for table in tables:
-        others = [t for t in by_name[table.name] if t is not table] if table.is_part else []
-        if table.is_part and (len(others) != 1 or others[0].table_rows != table.table_rows):
+        other_parts = [t for t in by_name[table.name] if t is not table] if table.is_part else []
+        if table.is_part and (len(other_parts) != 1 or other_parts[0].table_rows != table.table_rows):
             raise ValueError(
                 f"table {table.name!r} of {table.table_rows:,} rows comes in parts, of which rows {table.first_row:,}"
                 f" to {table.first_row + table.rows:,} are one; give exactly one other, with the rest"
             )
-        for other in others:
+        for other in other_parts:
             if other.rows + table.rows != table.table_rows or other.dim != table.dim or other.tier == table.tier:
                 raise ValueError(
                     f"the parts of table {table.name!r}, {table.rows:,} x {table.dim} of tier {table.tier!r} and"

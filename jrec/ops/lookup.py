@@ -51,14 +51,14 @@ def lookup(
       unique_capacities: How many unique rows fit, by table. Tables that are not named, and all for None, have room for
         every row; bags that bring a cast keep its capacity. Of rows that do not fit the activations are right, but
         ``apply_gradients`` leaves them as they are: whoever sets a capacity must check ``rows_left_out``.
-      implementation: see ``gather_reduce``.
+      implementation: See ``gather_reduce``.
 
     Returns:
       ``activations``, (num_bags, dim) float32 by table, and ``residuals`` for ``apply_gradients``. A bag with an id
       past its table, or whose offsets descend, are negative or too large, is NaN; such ids and bags update no row.
 
     Raises:
-      ValueError: if tables and bags have different names, a capacity has no table, shapes do not fit, or, outside jit,
+      ValueError: If tables and bags have different names, a capacity has no table, shapes do not fit, or, outside jit,
         offsets are malformed.
     """
     _same_names("bags", bags, tables)
@@ -93,7 +93,7 @@ def rows_left_out(residuals: Mapping[str, Residuals]) -> dict[str, jax.Array]:
       >>> activations, residuals = lookup(tables, bags, unique_capacities={"items": 100_000})
       >>> left_out = rows_left_out(residuals)["items"]  # check it after the step, as jax.device_get(left_out) == 0
     """
-    casts = {name: of.cast for name, of in residuals.items()}
+    casts = {name: left.cast for name, left in residuals.items()}
     return {name: jnp.maximum(cast.num_unique - cast.rows.shape[0], 0) for name, cast in casts.items()}
 
 
@@ -113,30 +113,30 @@ def apply_gradients(
     """Updates the rows that were looked up; see ``casted_update``.
 
     Args:
-      optimizer: of the tables.
-      tables: as given to ``lookup``.
-      slots: by table, as ``init_slots`` makes them.
-      residuals: from ``lookup``.
+      optimizer: The tables' optimizer.
+      tables: As given to ``lookup``.
+      slots: By table, as ``init_slots`` makes them.
+      residuals: From ``lookup``.
       gradients: (num_bags, dim) float32 by table: the loss's gradient of the activations.
       step: () int32, how many steps were taken before.
-      gradient_scale: multiplies the gradients: one over the loss scale.
+      gradient_scale: Multiplies the gradients: one over the loss scale.
       rounding_key: (2,) uint32, a new one for every step: tables of 16 bits are rounded stochastically, each with
         ``jrec.ops.rounding.derived_key(rounding_key, i)``, where ``i`` is its place among the sorted names. None
         rounds to nearest; float32 tables are never rounded.
-      dims: by table, how many elements of a row are real, where tables and slots are padded; None for all of them.
-      implementation: see ``casted_update``.
+      dims: By table, how many elements of a row are real, where tables and slots are padded; None for all of them.
+      implementation: See ``casted_update``.
 
     Returns:
       The new tables and slots.
 
     Raises:
-      ValueError: if names, shapes or slots do not fit, or the rounding key is not (2,) uint32.
+      ValueError: If names, shapes or slots do not fit, or the rounding key is not (2,) uint32.
     """
     if rounding_key is not None:
         rounding.check_key(rounding_key)
     named = {"slots": slots, "residuals": residuals, "gradients": gradients}
-    for what, values in (named if dims is None else {**named, "dims": dims}).items():
-        _same_names(what, values, tables)
+    for argument, values in (named if dims is None else {**named, "dims": dims}).items():
+        _same_names(argument, values, tables)
     number = {name: i for i, name in enumerate(sorted(tables))}
     calls = []
     for name, table in tables.items():
@@ -158,7 +158,8 @@ def apply_gradients(
             )
         )
     updated = dict(zip(tables, casted_update_together(calls, implementation), strict=True))
-    return {name: table for name, (table, _) in updated.items()}, {name: of for name, (_, of) in updated.items()}
+    new_tables = {name: table for name, (table, _) in updated.items()}
+    return new_tables, {name: new_slots for name, (_, new_slots) in updated.items()}
 
 
 def init_slots(optimizer: RowOptimizer, tables: Mapping[str, jax.Array]) -> dict[str, Slots]:
@@ -166,6 +167,8 @@ def init_slots(optimizer: RowOptimizer, tables: Mapping[str, jax.Array]) -> dict
     return {name: optimizer.init(table) for name, table in tables.items()}
 
 
-def _same_names(what: str, named: Mapping[str, object], tables: Mapping[str, jax.Array]) -> None:
+def _same_names(argument: str, named: Mapping[str, object], tables: Mapping[str, jax.Array]) -> None:
     if named.keys() != tables.keys():
-        raise ValueError(f"{what} are named {sorted(named)}, but the tables are {sorted(tables)}; the names must agree")
+        raise ValueError(
+            f"{argument} are named {sorted(named)}, but the tables are {sorted(tables)}; the names must agree"
+        )

@@ -1,4 +1,4 @@
-"""Initial rows of embedding tables, every element a function of (key, table, element number) alone.
+"""Initial rows of embedding tables, every element a function of nothing but (key, table, element number).
 
 So a row can be made when it is first wanted, on any machine, and be the same to the bit: random bits come from a
 counter (Threefry), and the float from them by one exact conversion and one rounded product, which no compiler fuses.
@@ -78,7 +78,7 @@ def init_stack_rows(
       lines: How many rows to make.
       addresses: ``first line () int32, number of lines -> (number of lines,) int32`` addresses; None where line ``i``
         has address ``i``.
-      width: Elements of a stored row: zeros follow those of the row. None for none.
+      width: Elements of a stored row, zeros behind the row's own. None for no zeros.
 
     Returns:
       (lines, width) of the tables' dtype.

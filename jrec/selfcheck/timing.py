@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrec.ops.dispatch import Implementation
-from jrec.ops.tt.plan import Level
+from jrec.ops.tt.index import Level
 from jrec.ops.verdicts import KernelClass
 from jrec.selfcheck.inputs import hashed_power_law
 from jrec.selfcheck.trials import make_optimizer

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jrec.ops.tt.plan import Level
+from jrec.ops.tt.index import Level
 from jrec.ops.verdicts import KernelClass
 from jrec.selfcheck.reference import HALF_UNIT
 from jrec.selfcheck.trial import Draw, Program, worst

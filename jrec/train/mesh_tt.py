@@ -128,7 +128,7 @@ def _step_cores(
     total = summed(found, computes)
     new_cores, new_slots = [], []
     for k, (core, of_core) in enumerate(zip(cores, slots_by_core(slots, len(cores)), strict=True)):
-        touched = touched_slices(residuals.plan, k, stack.shape.row_factors[k])
+        touched = touched_slices(residuals.index, k, stack.shape.row_factors[k])
         core, of_core = step_core(
             optimizer,
             core,
