@@ -12,15 +12,15 @@ from jrec.native.memory import get_i32, put_i32
 @kernel(types.int64(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64))
 def match_rows(rows, count, held, held_count, base, source):
     """Merges two ascending lists: rows without a source that are held get ``base`` plus their place; counts them."""
-    found, h = np.int64(0), np.int64(0)
+    matched, h = np.int64(0), np.int64(0)
     for i in range(count):
         row = get_i32(rows, i)
         while (h < held_count) and (get_i32(held, h) < row):
             h += 1
         if (h < held_count) and (get_i32(held, h) == row) and (get_i32(source, i) < 0):
             put_i32(source, i, np.int32(base + h))
-            found += 1
-    return found
+            matched += 1
+    return matched
 
 
 @kernel(types.int64(types.int64, types.int64, types.int64, types.int64))
@@ -40,7 +40,7 @@ class RowSources:
 
     Args:
       rows: (n,) int32, ascending.
-      capacity: length of ``source``, at least ``n``.
+      capacity: Length of ``source``, at least ``n``.
       elsewhere: (m,) int32, places of rows that need no source; they get -1, as padding.
 
     Attributes:

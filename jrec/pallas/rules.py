@@ -25,12 +25,12 @@ class Rule:
     """What of a row optimizer a kernel is compiled for.
 
     Attributes:
-      kind: the optimizer's name.
-      constants: its numbers, by field.
-      slots: its slots' shapes by name, "element" or "row".
-      weight_decay: see the optimizer.
-      max_row_norm: see the optimizer.
-      dim: elements of a row that count in a mean: fewer than the storage's where rows are padded.
+      kind: The optimizer's name.
+      constants: Its numbers, by field.
+      slots: Its slots' shapes by name, "element" or "row".
+      weight_decay: See the optimizer.
+      max_row_norm: See the optimizer.
+      dim: Elements of a row that count in a mean: fewer than the storage's where rows are padded.
     """
 
     kind: str
@@ -49,10 +49,10 @@ class Step:
     """What a rule may use: the geometry, the primitives, and the numbers of this step as values.
 
     Attributes:
-      tile: the geometry.
+      tile: The geometry.
       ops: ``inline`` or ``twins``.
-      learning_rate: row scalars.
-      corrections: row scalars ``1 / (1 - b1**t)`` and ``1 / (1 - b2**t)`` for Adam.
+      learning_rate: Row scalars.
+      corrections: Row scalars ``1 / (1 - b1**t)`` and ``1 / (1 - b2**t)`` for Adam.
     """
 
     tile: Tile
@@ -73,7 +73,7 @@ def rule_of(optimizer: Any, dim: int) -> Rule:
     """The rule of one of jrec's row optimizers.
 
     Raises:
-      NotImplementedError: for any other, a subclass included, whose step no kernel knows.
+      NotImplementedError: For any other, a subclass included, whose step no kernel knows.
     """
     kind = type(optimizer)
     if kind.__module__ != _HOME or kind.__name__ not in _STEPS:
