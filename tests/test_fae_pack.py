@@ -474,7 +474,7 @@ def test_datasets_that_do_not_go_with_the_manifest_are_refused(data, tmp_path):
             (one.folder / name / path.name).unlink(missing_ok=True)
             (one.folder / name / path.name).write_bytes(path.read_bytes())
         with pytest.raises(
-            DatasetError, match=f"one/fae.json, part {name}, is of dataset .*, not of .* at .*one/{name} "
+            DatasetError, match=f"one/fae.json, folder {name}, is of dataset .*, not of .* at .*one/{name} "
         ):
             _ = getattr(FaeManifest.load(one.folder), f"{name}_schema")
 
