@@ -57,7 +57,7 @@ class BadLines:
         for bad in sort_bad_lines(lines):
             if not self._skip:
                 raise DatasetError(
-                    f"{bad.path}:{bad.line}: {bad.reason}. Mend the line, or pass --on-bad-line skip to leave such"
+                    f"{bad.path}:{bad.line}: {bad.reason}. Fix the line, or pass --on-bad-line skip to leave such"
                     " lines out"
                 )
             self.first = self.first or bad

@@ -1,4 +1,4 @@
-"""Between tensor trains and plain tables: rows and whole tables of a train, and the train of a table (TT-SVD).
+"""Decomposes plain tables into tensor trains (TT-SVD), and reconstructs single rows and whole tables from them.
 
 These run on the host, in NumPy, in pieces: the first unfolding of a table is never copied, and beside the table
 itself memory holds one piece of it and the cores' partial products.
