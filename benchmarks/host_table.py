@@ -68,9 +68,9 @@ class Side:
 
     def _fill(self, base: int, values: np.ndarray, step: int = 1 << 20) -> None:
         for begin in range(0, len(values), step):
-            part = values[begin : begin + step]
-            sums = np.full(len(part), OPTIMIZER.initial_accumulator, np.float32)
-            self.table.store(np.arange(base + begin, base + begin + len(part), dtype=np.int32), part, {"sum": sums})
+            chunk = values[begin : begin + step]
+            sums = np.full(len(chunk), OPTIMIZER.initial_accumulator, np.float32)
+            self.table.store(np.arange(base + begin, base + begin + len(chunk), dtype=np.int32), chunk, {"sum": sums})
 
     def gather(self) -> np.ndarray:
         """Pooled outputs, feature-major."""

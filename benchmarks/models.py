@@ -69,7 +69,7 @@ def training_run(
 ) -> tuple[State, CompiledRun]:
     """A DLRM with the workload's initial weights, and its compiled step, as ``jrec train`` compiles it.
 
-    ``implementation`` is that of the embedding ops; None takes the platform's default.
+    ``implementation`` is the embedding ops'; None takes the platform's default.
     """
     config = DLRMConfig(num_dense=workload.num_dense, bottom_mlp=workload.bottom, top_mlp=workload.top)
     model = DLRM(config, layout(workload), implementation=implementation, rngs=nnx.Rngs(params=seed))

@@ -11,12 +11,12 @@ class Section:
     """A part of the page.
 
     Attributes:
-      title: its heading.
-      files: the results it shows, without ``.jsonl``.
-      text: what was measured and how.
-      columns: titles of the table's columns by metric; a row a case. Empty lists every line.
-      pattern: of the metrics that a list shows.
-      figures: files in ``docs/figures``.
+      title: Its heading.
+      files: The results it shows, without ``.jsonl``.
+      text: What was measured and how.
+      columns: Titles of the table's columns by metric; a row a case. Empty lists every line.
+      pattern: The pattern of the metrics that a list shows.
+      figures: Files in ``docs/figures``.
     """
 
     title: str

@@ -53,15 +53,15 @@ def run(report: harness.Report, *, seconds: float, plot: pathlib.Path | None) ->
 
 
 def _measure(
-    report: harness.Report, side: Side, what: str, variants: Mapping[str, Callable[[], Any]], seconds: float
+    report: harness.Report, side: Side, variant: str, variants: Mapping[str, Callable[[], Any]], seconds: float
 ) -> dict[str, float]:
     """Milliseconds of every variant; each but the first alternates with the first, which is the whole."""
     case = describe(side.shape, side.ids.size)
-    (whole, run), *others = variants.items()
+    (whole, run), *rest = variants.items()
     times = {}
-    for name, other in others:
+    for name, other in rest:
         measured = report.compare(
-            case, f"{what}, {whole}", harness.timed(run), peer=name, theirs=harness.timed(other), seconds=seconds
+            case, f"{variant}, {whole}", harness.timed(run), peer=name, theirs=harness.timed(other), seconds=seconds
         )
         times.setdefault(whole, 1e3 * measured.median)
         times[name] = times[whole] * (measured.ratio or 1.0)
@@ -167,7 +167,7 @@ def index_of_lookups(shape: tt.TTShape, ids: jax.Array) -> TTIndex:
 
 
 def _of_first_lookups(index: TTIndex, products: jax.Array) -> jax.Array:
-    """Products of the unique prefixes, from those of all lookups in order of their ids."""
+    """Products of the unique prefixes, from the products of all lookups in order of their ids."""
     rows = jnp.searchsorted(index.levels[1].parents, jnp.arange(index.levels[0].capacity, dtype=jnp.int32))
     lookups = index.cast.offsets.at[rows].get(mode="clip")
     return products.at[lookups].get(mode="clip")
@@ -219,7 +219,7 @@ def _trained_apart(side: Side, gradients: Callable[..., Any], *extra: Any) -> Ca
 
 def check(variants: Mapping[str, Callable[[], Any]], tolerance: float) -> None:
     """Raises AssertionError unless every variant computes what the first does."""
-    whole, *others = (jax.tree.leaves(run()) for run in variants.values())
-    for other in others:
+    whole, *rest = (jax.tree.leaves(run()) for run in variants.values())
+    for other in rest:
         for one, two in zip(whole[:3], other[:3], strict=True):
             np.testing.assert_allclose(one, two, rtol=tolerance, atol=tolerance * np.abs(one).max())
