@@ -105,8 +105,7 @@ def _swept(
             "seconds": sum(one.seconds for one in launches),
             "launches": [one.seconds for one in launches],
             "bounds": [one.bound for one in launches],
-            "of_levels": sum(one.seconds for one in launches)
-            / gpu_predict.floors(case, cast_segments, chip)["update"].levels,
+            "of_levels": sum(one.seconds for one in launches) / floor.levels,
         }
     ]
 

@@ -185,15 +185,15 @@ def test_casts_are_checked_in_every_width_of_their_sort():
     assert any(row >= 2**16 for row in largest)
 
 
-def test_the_hot_form_splits_its_segments_twice():
-    form = next(form for form in trials.FORMS if form.hot)
-    lookups = trials.draw_lookups(np.random.default_rng(0), form, "power law")
+def test_the_hot_case_splits_its_segments_twice():
+    sizes = next(sizes for sizes in trials.SIZES if sizes.hot)
+    lookups = trials.draw_lookups(np.random.default_rng(0), sizes, "power law")
     lengths = np.diff(lookups.offsets)
     config = tune(dim=64, itemsize=4, length=None)
-    assert len(level_sizes(form.capacity, config.split, top=config.top)) == 2
+    assert len(level_sizes(sizes.capacity, config.split, top=config.top)) == 2
     assert lengths.max() > 2 * config.split**2
     assert lengths.min() == 0
-    ragged = next(form for form in trials.FORMS if form.length is None and not form.hot)
+    ragged = next(sizes for sizes in trials.SIZES if sizes.length is None and not sizes.hot)
     assert trials.draw_lookups(np.random.default_rng(0), ragged, "power law").offsets[-1] < ragged.capacity
 
 
