@@ -333,7 +333,7 @@ def test_an_interrupted_pack_goes_on_where_it_was(data, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             pack(data, tmp_path / "out", hot, options)
     assert not (tmp_path / "out").exists()
-    damaged = tmp_path / "out.partial" / "cold" / fae_piece.plan_pieces(Schema.load(data), 3)[0].file
+    damaged = tmp_path / "out.partial" / "cold" / fae_piece.cut_pieces(Schema.load(data), 3)[0].file
     damaged.write_bytes(b"\0" * damaged.stat().st_size)
     said = []
     with monkeypatch.context() as patch:
@@ -393,7 +393,7 @@ def test_a_piece_is_given_up_when_another_fails(data, tmp_path):
     job = fae_pack._job(data, tmp_path, Schema.load(data), hot_set(data).rows, PackOptions())
     stop = threading.Event()
     stop.set()
-    piece = fae_piece.plan_pieces(Schema.load(data), 3)[0]
+    piece = fae_piece.cut_pieces(Schema.load(data), 3)[0]
     with pytest.raises(concurrent.futures.CancelledError):
         fae_piece.pack_piece(job, piece, lambda done: None, stop)
     assert not list((tmp_path / "hot").iterdir()) + list((tmp_path / "cold").iterdir())

@@ -485,7 +485,7 @@ def test_what_does_not_apply_raises():
     cores, bags = _cores(shape), Bags(ids=jnp.zeros((3, 1), jnp.int32))
     with pytest.raises(ValueError, match="two cores have no prefix product"):
         tt_lookup(cores, shape, bags, contraction="dense")
-    with pytest.raises(ValueError, match="'naive' exists in tt_embedding_bag alone"):
+    with pytest.raises(ValueError, match="'naive' exists only in tt_embedding_bag"):
         tt_lookup(cores, shape, bags, contraction="naive")
     _, residuals = tt_lookup(cores, shape, bags)
     with pytest.raises(ValueError, match="gradients must be float32 of shape"):

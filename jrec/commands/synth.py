@@ -1,4 +1,4 @@
-"""``jrec synth``: a synthetic dataset of published table sizes, with labels from a planted teacher."""
+"""``jrec synth``: a synthetic dataset of published table sizes, with labels from a known model, the teacher."""
 
 from __future__ import annotations
 

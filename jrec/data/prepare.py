@@ -24,7 +24,7 @@ from jrec.data.readers.lines import check_inputs
 from jrec.data.readers.source import CategoricalSpec, Source
 from jrec.data.readers.streams import Input, is_stream, named, spool
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
-from jrec.data.shards import ShardPlan, write_shards
+from jrec.data.shards import ShardRows, write_shards
 from jrec.data.spill import ListColumn, PlainColumn, Spill
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, build_table
@@ -214,23 +214,22 @@ class _Preparation:
         bounds: tuple[int, int, int],
         features: tuple[CategoricalFeature, ...],
     ) -> dict[str, Split]:
-        plans, start = [], 0
+        slices, start = [], 0
         for name, stop in zip(SPLITS, bounds, strict=True):
             count = math.ceil((stop - start) / self.options.shard_examples)
             for i in range(count):
                 first = start + i * self.options.shard_examples
                 last = min(first + self.options.shard_examples, stop)
-                plans.append(ShardPlan(split=name, file=blocks.shard_file(name, i, count), start=first, stop=last))
+                slices.append(ShardRows(split=name, file=blocks.shard_file(name, i, count), start=first, stop=last))
             start = stop
         with self.progress.stage("writing", spill.rows) as advance:
             shards = write_shards(
-                plans, self.folder, spill, ids, self.source.dense, features,
+                slices, self.folder, spill, ids, self.source.dense, features,
                 block_size=self.options.block_size, threads=self.options.threads, advance=advance,
             )  # fmt: skip
-        planned = zip(plans, shards, strict=True)
         by_split: dict[str, list] = {name: [] for name in SPLITS}
-        for shard_plan, shard in planned:
-            by_split[shard_plan.split].append(shard)
+        for shard_rows, shard in zip(slices, shards, strict=True):
+            by_split[shard_rows.split].append(shard)
         return {name: Split(shards=tuple(shards)) for name, shards in by_split.items()}
 
 

@@ -148,7 +148,7 @@ class Schema:
       tables: The id spaces, in order.
       splits: By name.
       provenance: How it was made: command, inputs with sizes, options, jrec version, bad lines skipped.
-      ceiling: For synthetic data, the planted teacher's own metrics on each split, e.g. {"test": {"auc": 0.81}}.
+      ceiling: For synthetic data, the teacher's own metrics on each split, e.g. {"test": {"auc": 0.81}}.
       files: SHA-256 of files of counts and vocabularies, by path relative to the folder.
       folder: Where it was read from; None where it was not.
     """

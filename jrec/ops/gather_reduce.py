@@ -33,7 +33,7 @@ def gather_reduce(
       source: (rows, dim), float32, bfloat16 or float16.
       indices: int32, (num_segments, length) or, with ``offsets``, (capacity,). Negative entries are skipped; an entry
         past the source makes its segment NaN, never another row's sum. Entries past ``offsets[-1]`` are not read.
-      offsets: (num_segments + 1,) int32, ascending from 0 and at most ``capacity``; None for the padded form. Inside
+      offsets: (num_segments + 1,) int32, ascending from 0 and at most ``capacity``; None for padded segments. Inside
         jit, segments whose offsets descend, are negative or too large are NaN.
       weights: float32 of the shape of ``indices``, or None for ones.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
@@ -72,7 +72,7 @@ def gather_reduce_together(calls: Sequence[Call], implementation: Implementation
 def check_segments(
     indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None, *, name: str = "ids"
 ) -> None:
-    """Raises ValueError where indices, offsets and weights are not the padded or the ragged form of segments.
+    """Raises ValueError where indices, offsets and weights are neither padded nor ragged segments.
 
     Outside jit also where the offsets do not ascend from 0 to at most the number of indices.
     """

@@ -80,7 +80,7 @@ def _filled(plan: Plan, offset: np.ndarray, first: np.ndarray, segment: np.ndarr
 
 
 def shard_capacity(plan: Plan, stack: str) -> int:
-    """S, the rows of every device's array: those of the largest shard, and at least one.
+    """S, the rows of every device's array: as many as the largest shard has, and at least one.
 
     Raises:
       PlanError: if offsets would not fit into int32.

@@ -8,7 +8,7 @@ from jrec.sharding.errors import PlanError
 from jrec.sharding.locator_kernel import locate_rows
 from jrec.sharding.plan import Located, Plan
 
-_BUCKETS = 16  # bits: a table's rows fall into at most so many powers of two of equal buckets
+_BUCKETS = 16  # bits: a table's rows fall into at most 2**_BUCKETS equal buckets
 
 
 class Locator:

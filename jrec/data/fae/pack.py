@@ -66,7 +66,7 @@ def pack(
     progress: Progress = _SILENT,
     report: Callable[[str], None] = lambda message: None,
 ) -> FaeManifest:
-    """Writes the FAE form of a dataset.
+    """Packs a dataset for FAE.
 
     Work is done in ``OUT.partial``, which is renamed at the end. The examples of every block are compared with the
     source's by content, hot ids led back to their rows, before they are written.
@@ -106,7 +106,7 @@ def pack(
     ) as target:
         job = _job(folder, target, schema, rows, options)
         tables = tuple(save_hot_rows(target, t.name, t.rows, rows[t.name]) for t in schema.tables)
-        pieces = fae_piece.plan_pieces(schema, PIECE_BLOCKS)
+        pieces = fae_piece.cut_pieces(schema, PIECE_BLOCKS)
         packed = _pack_pieces(job, pieces, options.threads, progress)
         splits = {half: _split(half, packed, options.seed) for half in (HOT, COLD)}
         provenance = {"source": dict(schema.provenance), "command": command}

@@ -91,7 +91,7 @@ class Job:
     seed: int | None = None
 
 
-def plan_pieces(schema: Schema, blocks: int) -> list[Piece]:
+def cut_pieces(schema: Schema, blocks: int) -> list[Piece]:
     """The training split in pieces of at most ``blocks`` blocks; no shard of the source shares one with another."""
     bounds = [
         (shard, start, min(start + blocks, shard.blocks))

@@ -13,7 +13,7 @@ from jrec.data.readers.parse import ListField
 _MERGE = 1 << 20  # distinct items of blocks, at least, that wait to be merged into the catalogue
 _ATTEMPTS = 100  # draws of one negative, before the next candidate that the user never touched is taken
 _WINDOW = 100  # negatives are drawn from a hundredth of the log on either side of their positive …
-_LEAST_WINDOW = 256  # … and from so many events at least
+_LEAST_WINDOW = 256  # … and from at least this many events
 
 
 class Catalogue:

@@ -247,7 +247,7 @@ def summary(outcome: Outcome) -> list[str]:
     """A line for each table, and one for their sum in order of time."""
     lines = []
     for o in outcome.orders:
-        verdict = "reordered" if o.table in outcome.kept else "left alone"
+        verdict = "reordered" if o.table in outcome.kept else "left as it is"
         lines.append(
             f"{o.table}: {verdict}; prefixes of a batch {-100 * outcome.gains[o.table]:+.1f} %, {o.communities:,}"
             f" communities of {o.accessed - o.hot:,} rows, modularity {o.modularity:.3f}"

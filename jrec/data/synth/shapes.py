@@ -41,7 +41,7 @@ class Shape:
       click_rate: The share of positive labels to calibrate to.
       days: How long the log lasts; popularity drifts from day to day.
       exponent: The exponent of the ids' power law; rank k has probability proportional to k ** -exponent.
-      logit_std: Spread of the planted teacher's logits, which sets how well labels can be predicted at best.
+      logit_std: Spread of the teacher's logits, which sets how well labels can be predicted at best.
       head: Ranks below about this have full effect on the label; beyond, it fades as 1 / sqrt(rank / head).
       shares: The shares of the logits' variance due to single rows, to pairs of features, to dense features alone, and
         to what histories and targets have in common.

@@ -1,4 +1,4 @@
-"""The planted teacher: the true click probability of every example, and how well it predicts: the ceiling.
+"""The teacher: the true click probability of every example, and how well it predicts: the ceiling.
 
 Its logit is a weighted sum of standardized parts: effects of single rows, pairwise interactions of rows' hidden vectors
 (and one of the dense features), bent effects of the dense features, and what histories have in common with targets.

@@ -60,7 +60,7 @@ def track(tracker: TTTracker, cast: Cast, rows: int) -> TTTracker:
     counts = counts.at[jnp.where(known, before, jnp.int32(capacity))].add(added, mode="drop")
     fresh = (cast.rows < rows) & ~known
     fresh_up_to = jnp.cumsum(fresh, dtype=jnp.int32)
-    # Merging two sorted lists: an entry goes behind its own predecessors and behind those of the other list.
+    # Merging two sorted lists: an entry goes after its predecessors in both lists.
     fresh_below = jnp.concatenate([jnp.zeros(1, jnp.int32), fresh_up_to])[count_below(cast.rows, ids)]
     old_places = jnp.arange(capacity, dtype=jnp.int32) + fresh_below
     new_places = jnp.where(fresh, before + fresh_up_to - 1, jnp.int32(capacity + batch))

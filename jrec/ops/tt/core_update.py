@@ -89,7 +89,7 @@ def step_core(
     def native(core: jax.Array, slots: Slots, gradient: jax.Array, touched: jax.Array, *rest: Any) -> Any:
         from jrec.native import xla as kernels
 
-        # All rows in their places, those left alone past the end, and the core as it is: XLA copies what a kernel
+        # All rows in their places, untouched ones past the end, and the core as it is: XLA copies what a kernel
         # changes in place after a reshape.
         rows = jnp.where(touched, jnp.arange(m, dtype=jnp.int32), jnp.int32(m))
         return kernels.row_update(optimizer, core, slots, rows, gradient.reshape(m, -1), *rest)

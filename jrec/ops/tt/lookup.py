@@ -389,7 +389,7 @@ def _checked(
 
 def _refuse_naive(contraction: Contraction | None) -> None:
     if contraction == "naive":
-        raise ValueError("contraction 'naive' exists in tt_embedding_bag alone; use 'unique' or None here")
+        raise ValueError("contraction 'naive' exists only in tt_embedding_bag; use 'unique' or None here")
 
 
 def _check_gradients(shape: TTShape, gradients: jax.Array) -> None:
