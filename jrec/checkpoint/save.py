@@ -42,7 +42,7 @@ class Written:
     Attributes:
       step: Its number.
       blocking_seconds: For how long the thread that takes steps was held.
-      seconds: From its begin until it was complete.
+      seconds: How long it took until it was complete.
       bytes: How many this process wrote; what is linked to does not count.
       rows: How many rows these are.
       full: Whether it builds on no other.

@@ -146,7 +146,7 @@ class Schema:
       block_size: Examples in a full block.
       dense, categorical: The features, in column order.
       tables: The id spaces, in order.
-      splits: By name.
+      splits: The splits, by name.
       provenance: How it was made: command, inputs with sizes, options, jrec version, bad lines skipped.
       ceiling: For synthetic data, the teacher's own metrics on each split, e.g. {"test": {"auc": 0.81}}.
       files: SHA-256 of files of counts and vocabularies, by path relative to the folder.

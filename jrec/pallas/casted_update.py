@@ -35,7 +35,7 @@ class UpdateRequest:
     Attributes:
       optimizer: One of jrec's row optimizers.
       table: (num_rows, dim), float32, bfloat16 or float16.
-      slots: By name, float32.
+      slots: The slots by name, float32.
       rows: (unique_capacity,) int32 of the cast.
       offsets: (unique_capacity + 1,) int32 of the cast.
       sources: (capacity,) int32 of the cast.

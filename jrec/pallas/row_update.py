@@ -38,7 +38,7 @@ def row_update(
     Args:
       optimizer: One of jrec's row optimizers.
       table: (num_rows, dim), float32, bfloat16 or float16.
-      slots: By name, float32.
+      slots: The slots by name, float32.
       rows: (n,) int32, unique; ``num_rows`` and more is padding.
       gradients: (n, dim) float32.
       step: () int32.

@@ -23,7 +23,7 @@ class Target(NamedTuple):
 
     Attributes:
       table: (num_rows, dim), written in place.
-      slots: By name, (num_rows, dim) or (num_rows,) float32, written in place.
+      slots: The slots by name, (num_rows, dim) or (num_rows,) float32, written in place.
       rows: (n,) int32, the table row of each item; ``num_rows`` and more is padding.
       hyper: (4,) float32, see ``rules.hyperparameters``.
       key: (2,) uint32 of stochastic rounding, or None.

@@ -65,7 +65,7 @@ def check(kernel_class: KernelClass, request: Request, at: Callable[[str], None]
 
     Args:
       kernel_class: The class.
-      request: How.
+      request: How to check it.
       at: Told where the check is.
 
     Raises:

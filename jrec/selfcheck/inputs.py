@@ -16,7 +16,7 @@ class LookupSizes:
     """Sizes that one program is compiled for.
 
     Attributes:
-      name: For messages.
+      name: A name for messages.
       rows: Rows of the table.
       bags: How many bags there are.
       length: Ids a bag, of padded bags; None of ragged ones.

@@ -102,7 +102,7 @@ def updated(
     Args:
       optimizer: The optimizer.
       table: (rows, dim).
-      slots: By name.
+      slots: The slots, by name.
       touched: (n,) distinct rows.
       sums: (n, dim) float64, their gradients.
       slack: (n, dim), what a float32 sum may be off by.

@@ -21,7 +21,7 @@ class Draw:
     """One set of inputs.
 
     Attributes:
-      name: For messages.
+      name: A name for messages.
       arguments: Pytrees of NumPy arrays.
       judge: Takes the outputs and how many times the tolerance is allowed; returns the largest error as a fraction of
         the tolerance, or raises ``Wrong``.
@@ -37,7 +37,7 @@ class Program:
     """A function that is compiled once and run on several draws.
 
     Attributes:
-      name: For messages.
+      name: A name for messages.
       build: Makes the function of a draw's arguments, from a module of kernels and the implementation's name.
       draws: The inputs, all of the same shapes.
       donated: Which arguments are given up, so that the outputs take their memory.

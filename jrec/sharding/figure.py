@@ -14,7 +14,7 @@ def draw_balance(costs: Mapping[str, Cost], path: str | os.PathLike[str], *, tit
     """Writes Figure 10 as an image of the format that the path's ending names.
 
     Args:
-      costs: By strategy.
+      costs: The costs, by strategy.
       path: Such as ``balance.svg`` or ``.png``.
       title: Above the figure.
     """

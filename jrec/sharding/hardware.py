@@ -42,7 +42,7 @@ class Hardware:
     """Devices and links.
 
     Attributes:
-      name: For people.
+      name: A name for people.
       memory: bytes of every device that embedding tables, with optimizer slots, may take.
       fetch: OPER's L, seconds per byte: ``fetch[i][j]`` is what device ``i`` pays for a byte of a row of device ``j``;
         the diagonal is a local lookup.
@@ -157,8 +157,8 @@ def grid(
     """Nodes of equal devices: one bandwidth within a node, one between nodes.
 
     Args:
-      name: For people.
-      devices: In all nodes together.
+      name: A name for people.
+      devices: How many devices all nodes have together.
       devices_per_node: A divisor of ``devices``; None for one node.
       memory: bytes for tables, one figure for all devices or one each.
       lookup: bytes a second of gathering rows from a device's own memory.

@@ -72,7 +72,7 @@ def solve(
     Args:
       problem: Tables, devices, purpose, extra memory.
       pieces: indivisible.
-      seconds: For the solver.
+      seconds: How long the solver may take.
       gap: Relative, at which it may stop.
       memory_slack: Beside copies each device may use at most ``(1 + memory_slack)`` times its even share of the rows;
         None asks for no balance of memory.

@@ -117,7 +117,7 @@ def pack_piece(job: Job, piece: Piece, advance: Callable[[int], None], stop: thr
 
     Args:
       job: What all pieces share.
-      piece: Which one.
+      piece: The piece to pack.
       advance: Is told how many more examples were read.
       stop: When it is set, the piece is given up.
 

@@ -37,7 +37,7 @@ class Field:
     """One field of a line.
 
     Attributes:
-      name: For messages, and of the column that it becomes.
+      name: The field's name, for messages and for the column that it becomes.
       kind: "number" (float64; a blank is NaN), "integer" (int64), "hex" (8 digits) and "text" (uint64 keys), "texts"
         and "weights" (lists of keys and of float64), "skip".
       blank: Whether the field may be blank.

@@ -30,7 +30,7 @@ class Effect:
       batches: How many.
       rows_per_prefix: Slices of the last core.
       unique_rows: Mean distinct rows of a batch, the least that any order could need with one row a prefix.
-      prefixes: By name of the order.
+      prefixes: The unique prefixes, by the order's name.
     """
 
     table: str

@@ -150,8 +150,8 @@ def tt_cache_step(
     Args:
       config: The cache's configuration.
       optimizer: The cached rows' optimizer.
-      cores: After the step's update.
-      cache: After the step's update.
+      cores: The cores after the step's update.
+      cache: The cache after the step's update.
       shape: The table's shape.
       cast: The cast of the step's lookups, ``residuals.cast``, or a function that makes it, called in steps that are
         tracked. Its ``rows`` and ``offsets`` are read: what was looked up, and how often.
@@ -203,7 +203,7 @@ def tt_cache_refresh(
       config: The cache's configuration.
       optimizer: The cached rows' optimizer; entering rows get its fresh slots.
       cores: The table's cores.
-      cache: With its tracker.
+      cache: The cache with its tracker.
       shape: The table's shape.
       implementation: As for ``tt_lookup``.
 
