@@ -59,7 +59,7 @@ class GraphBuilder:
       vertices: How many there are; vertex numbers are below.
       degree: Partners that each row of a batch draws; fractions count in expectation, infinity takes all pairs.
       max_edges: Distinct edges to hold at most.
-      seed, table: Together with the batch's number, they alone determine the random numbers.
+      seed, table: The random numbers depend only on these and the batch's number.
     """
 
     def __init__(self, *, vertices: int, degree: float, max_edges: int, seed: int, table: str):

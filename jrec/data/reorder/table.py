@@ -25,7 +25,7 @@ class TableOrder:
     Attributes:
       table: The table's name.
       order: (rows,) uint32, the new row of every stored one.
-      frequency_order: (rows,) uint32, the order by frequency alone, for comparison.
+      frequency_order: (rows,) uint32, the order by frequency, for comparison.
       hot, accessed: How many rows stay on top, and how many the training log reads.
       degree: Partners drawn, after the bound on edges.
       edges, drawn: How many edges the index graph has, merged and as they were drawn.

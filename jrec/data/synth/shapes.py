@@ -43,8 +43,8 @@ class Shape:
       exponent: The exponent of the ids' power law; rank k has probability proportional to k ** -exponent.
       logit_std: Spread of the teacher's logits, which sets how well labels can be predicted at best.
       head: Ranks below about this have full effect on the label; beyond, it fades as 1 / sqrt(rank / head).
-      shares: The shares of the logits' variance due to single rows, to pairs of features, to dense features alone, and
-        to what histories and targets have in common.
+      shares: The shares of the logits' variance due to single rows, to pairs of features, to dense features, and to
+        what histories and targets have in common.
       matches: Pairs of a target's feature and its history: what they have in common counts the more the later it is.
       sources: Where the figures are from.
     """
