@@ -21,7 +21,6 @@ from jrec.errors import CheckpointError, ConfigError
 from jrec.host import HostTable
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_addresses, host_ranges
-from jrec.train import mesh_host_rows
 from jrec.train.build import build_layout
 from jrec.train.checkpoint import flatten
 from jrec.train.config import DataConfig, TrainConfig
@@ -75,16 +74,6 @@ def test_every_optimizer_for_fifty_steps(name):
 def test_other_ways_to_train(devices, host, how):
     found = mesh_runs.on_mesh_of(host_plan(devices, host=host), OPTIMIZERS["adagrad"], LONG, tt=False, **how)
     mesh_runs.assert_close(found, alone("adagrad", LONG, tt=False))
-
-
-def test_rows_are_loaded_in_parts(monkeypatch):
-    """Whatever their ranges, so many at a time."""
-    monkeypatch.setattr(mesh_host_rows, "_ROWS_AT_A_TIME", 7)
-    ranges = host_ranges(host_plan(2), based(STACK))
-    parts = list(mesh_host_rows._parts(ranges))
-    assert {part.size for part in parts[:-1]} == {7}
-    np.testing.assert_array_equal(np.concatenate(parts), np.sort(host_addresses(host_plan(2), based(STACK))))
-    assert not list(mesh_host_rows._parts(ranges[:0]))
 
 
 @pytest.mark.slow

@@ -202,6 +202,11 @@ class Stack:
         """
         return np.dtype(np.int64 if self.rows >= MAX_ROWS else np.int32)
 
+    def addresses_from_device(self, words: np.ndarray) -> np.ndarray:
+        """Addresses, modulo 2^32 in int32 as devices have them, in ``address_dtype``."""
+        wide = self.address_dtype == np.int64
+        return words.view(np.uint32).astype(np.int64) if wide else words
+
     @functools.cached_property
     def bags_per_example(self) -> int:
         """Bags of the whole stack that one example owns."""
@@ -278,7 +283,7 @@ class EmbeddingLayout:
 
         Raises:
           ValueError: on duplicate names, parts that do not make a table, a feature of an unknown table, a table that no
-            feature reads, or a table of 2^31 - 1 rows or more that is not in host memory.
+            feature reads, or a table of 2^31 - 1 rows or more that lies whole, or in cores, on a device.
         """
         tables, features = tuple(tables), tuple(features)
         firsts = [t for t in tables if not t.first_row]
@@ -329,11 +334,11 @@ def _groups(tables: Iterable[TableConfig]) -> dict[str, list[TableConfig]]:
     current: dict[str, tuple[str, int, int]] = {}  # by kind, the stack in the making: its name, number and rows
     for table in tables:
         kind = _stack_name(table)
-        if table.rows >= MAX_ROWS and table.tier != "host":
+        if table.rows >= MAX_ROWS and table.tier not in ("host", "planned"):
             raise ValueError(
                 f"table {table.name!r} of tier {table.tier!r} has {table.rows:,} rows, but int32 addresses reach"
-                f" {MAX_ROWS - 1:,}; hash its ids to fewer rows, or keep it in host memory (tier 'host'), where"
-                " addresses have 64 bits"
+                f" {MAX_ROWS - 1:,}; hash its ids to fewer rows, keep it in host memory (tier 'host'), or let a plan"
+                " place its rows on several devices (tier 'planned')"
             )
         name, number, rows = current.get(kind, (kind, 1, 0))
         if rows and rows + table.rows >= MAX_ROWS:

@@ -103,14 +103,15 @@ def init_rows_at(
       tables: Tables of one dim and dtype.
       bases: Their first addresses, ascending from 0.
       key: The key of the model's tables, of Threefry.
-      addresses: (n,) int32, in any order.
+      addresses: (n,) int32, in any order; of a single table of 2^31 rows or more modulo 2^32.
 
     Returns:
       (n, dim) of the tables' dtype.
     """
     dim = tables[0].dim
     starts = jnp.asarray(bases, jnp.int32)
-    table = jnp.searchsorted(starts, addresses, side="right") - 1
+    # A single table is not searched for: the addresses of one of 2^31 rows or more would seem to lie before it.
+    table = jnp.searchsorted(starts, addresses, side="right") - 1 if len(tables) > 1 else jnp.zeros_like(addresses)
     keys = table_keys(key, [t.name for t in tables])[table]
     scales = jnp.asarray([_scale(t.table_rows) for t in tables], jnp.float32)[table]
     # The number of an element, row * dim + column, in two words: Threefry's counter.

@@ -1,4 +1,7 @@
-"""What a plan's arrays hold: the inverse of ``Plan.locate``."""
+"""What a plan's arrays hold: the inverse of ``Plan.locate``.
+
+Addresses are int32, or int64 where the stack has one of 2^31 or more there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ MAX_SHARD_ROWS = 2**31 - 2  # offsets are int32, and one past the last row stand
 
 
 def shard_addresses(plan: Plan, tables: Sequence[tuple[str, int]], device: int, *, copies: bool = True) -> np.ndarray:
-    """(rows,) int32: the addresses of what a device's array of sharded rows holds, in the order of offsets.
+    """(rows,) integers: the addresses of what a device's array of sharded rows holds, in the order of offsets.
 
     Args:
       plan: whose array it is.
@@ -35,12 +38,12 @@ def shard_addresses(plan: Plan, tables: Sequence[tuple[str, int]], device: int, 
 
 
 def replicated_addresses(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
-    """(rows,) int32: the addresses of the replicated rows of a stack, in the order of offsets."""
+    """(rows,) integers: the addresses of the replicated rows of a stack, in the order of offsets."""
     return _tier(plan, tables, REPLICATED)
 
 
 def host_addresses(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
-    """(rows,) int32: the addresses of the rows of a stack in host memory, in the order of offsets."""
+    """(rows,) integers: the addresses of the rows of a stack in host memory, in the order of offsets."""
     return _tier(plan, tables, HOST)
 
 
@@ -76,7 +79,8 @@ def _filled(plan: Plan, offset: np.ndarray, first: np.ndarray, segment: np.ndarr
     if (offset[order] != ends - length).any():
         raise AssertionError("the ranges of an array overlap or leave gaps")
     total = int(ends[-1]) if len(ends) else 0
-    return (np.arange(total) + np.repeat(first[order] - offset[order], length)).astype(np.int32)
+    addresses = np.arange(total) + np.repeat(first[order] - offset[order], length)
+    return addresses.astype(np.int32) if total == 0 or int((first[order] + length).max()) <= 2**31 else addresses
 
 
 def shard_capacity(plan: Plan, stack: str) -> int:

@@ -29,6 +29,8 @@ class PlanTable:
     Attributes:
       name, rows, dim, dtype: as in ``jrec.ops.layout.TableConfig``.
       slot_bytes: of the optimizer's slots of one row, which lie where the row lies.
+      stack_number: Which of the stacks of its dim and dtype it is in, counted from 1: a layout has several where int32
+        addresses do not reach all rows of one (``EmbeddingLayout.build``).
     """
 
     name: str
@@ -36,6 +38,7 @@ class PlanTable:
     dim: int
     dtype: str = "float32"
     slot_bytes: int = 0
+    stack_number: int = 1
 
     def __post_init__(self) -> None:
         if not (1 <= self.rows <= 2**32 and 1 <= self.dim < 2**31 and 0 <= self.slot_bytes < 2**40):
@@ -55,8 +58,9 @@ class PlanTable:
 
     @property
     def stack(self) -> str:
-        """Tables of equal dim and dtype share an array on each device."""
-        return f"d{self.dim}_{self.dtype}"
+        """Tables of equal dim and dtype share an array on each device, unless a layout has several stacks of them."""
+        kind = f"d{self.dim}_{self.dtype}"
+        return kind if self.stack_number == 1 else f"{kind}_{self.stack_number}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -18,7 +18,7 @@ class Routed:
     """The unique rows of one stack in one device's part of a batch.
 
     Attributes:
-      addresses: (n,) int32, ascending.
+      addresses: (n,) int32, or int64 of a stack of 2^31 rows or more, ascending.
       rows: (n,) int32, offsets in the array that each is read from: of device 0, of device 1 and so on, then of the
         replicated array and of host memory.
       at: (n,) int32, which of the addresses each is; ascending within an array.
@@ -87,12 +87,16 @@ class Router:
                 own[held] = plan.copy_offset[mine] - self._ends[held]
 
     def route(self, addresses: np.ndarray, device: int) -> Routed:
-        """Sorts (n,) int32 ascending addresses by where one device, of those that the router was made for, reads them.
+        """Sorts addresses by where one device reads them.
+
+        Args:
+          addresses: (n,) int32 or int64, ascending.
+          device: One of those that the router was made for.
 
         Raises:
           PlanError: on addresses outside of the stack, or that do not ascend.
         """
-        addresses = np.ascontiguousarray(addresses, np.int32)
+        addresses = np.ascontiguousarray(addresses, np.int64 if addresses.dtype == np.int64 else np.int32)
         n = addresses.size
         routed = Routed(
             addresses=addresses,

@@ -10,7 +10,7 @@ def route_rows(addresses, ends, group, shift, found, starts, rows, at):
     """Locates ascending rows and sorts them by group, stably.
 
     Args:
-      addresses: (n,) int32, ascending.
+      addresses: (n,) int32 or int64, ascending.
       ends: (segments + 1,) int64, first addresses of segments, then the stack's rows.
       group: (segments,) int16, of each segment.
       shift: (segments,) int64, what turns an address into an offset.

@@ -131,7 +131,7 @@ def _saved_stack(saved: Saved, stack: Stack, plan: Plan, mesh: Mesh, optimizer: 
             fill_rows(
                 (shard.data.shape[0], *tail),
                 dtype,
-                _lines(saved, stack, array, np.asarray(shard.data)),
+                _lines(saved, stack, array, stack.addresses_from_device(np.asarray(shard.data))),
                 device=shard.device,
             )
             for shard in addresses.addressable_shards

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -148,17 +149,22 @@ def dealt(layout: EmbeddingLayout, devices: int, slots: SlotShapes | None = None
 def plan_tables_of(layout: EmbeddingLayout, slots: SlotShapes | None = None) -> tuple[PlanTable, ...]:
     """The planned tables of a layout, stack by stack."""
     shapes = [] if slots is None else list(slots.values())
-    return tuple(
-        PlanTable(
-            name=table.name,
-            rows=table.rows,
-            dim=table.dim,
-            dtype=table.dtype,
-            slot_bytes=sum(4 * (table.dim if shape == "element" else 1) for shape in shapes),
-        )
-        for stack in planned_stacks(layout)
-        for table in stack.tables
-    )
+    stacks_of_kind: collections.Counter[tuple[int, str]] = collections.Counter()
+    tables = []
+    for stack in planned_stacks(layout):
+        stacks_of_kind[stack.dim, stack.dtype] += 1
+        tables += [
+            PlanTable(
+                name=table.name,
+                rows=table.rows,
+                dim=table.dim,
+                dtype=table.dtype,
+                slot_bytes=sum(4 * (table.dim if shape == "element" else 1) for shape in shapes),
+                stack_number=stacks_of_kind[stack.dim, stack.dtype],
+            )
+            for table in stack.tables
+        ]
+    return tuple(tables)
 
 
 def planned_stacks(layout: EmbeddingLayout) -> tuple[Stack, ...]:

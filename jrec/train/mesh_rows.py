@@ -95,7 +95,10 @@ def replicated_capacity(plan: Plan, stack: Stack) -> int:
 
 
 def device_addresses(stack: Stack, plan: Plan, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
-    """(N * S,) int32 over the mesh and (H,) everywhere: the address of each line of ``MeshRows``; 0 for padding."""
+    """(N * S,) int32 over the mesh and (H,) everywhere: the address of each line of ``MeshRows``; 0 for padding.
+
+    Addresses of 2^31 or more are there modulo 2^32.
+    """
     capacity = shard_capacity(plan, plan_stack(stack))
 
     def of_device(index: Any) -> np.ndarray:
@@ -103,13 +106,13 @@ def device_addresses(stack: Stack, plan: Plan, mesh: Mesh) -> tuple[jax.Array, j
         lines = np.zeros(stop - begin, np.int32)
         for device in range(begin // capacity, stop // capacity):
             held = shard_addresses(plan, based(stack), device)
-            lines[device * capacity - begin :][: held.size] = held
+            lines[device * capacity - begin :][: held.size] = held.astype(np.int32)
         return lines
 
     over, everywhere = (NamedSharding(mesh, spec) for spec in (PartitionSpec(AXIS), PartitionSpec()))
     shared = np.zeros(replicated_capacity(plan, stack), np.int32)
     held = replicated_addresses(plan, based(stack))
-    shared[: held.size] = held
+    shared[: held.size] = held.astype(np.int32)
     return (
         jax.make_array_from_callback((capacity * plan.devices,), over, of_device),
         jax.make_array_from_callback(shared.shape, everywhere, lambda index: shared[index]),
