@@ -103,7 +103,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--max-rows",
-        type=integer(1, 2**31 - 2),
+        type=integer(1, 2**32 - 1),
         metavar="N",
         help="hash the values of tables that would have more rows",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator
 
 import numba
@@ -11,7 +12,9 @@ import numpy as np
 from jrec.data.readers.keys import buckets, count_buckets, mix64
 from jrec.data.schema import DatasetError
 
-MAX_ROWS = 2**31 - 2
+MAX_ROWS = 2**32 - 1
+"""Of a table: row numbers are uint32, of which the last one stands for none."""
+_HASHING_BYTES = 32  # of memory for each row of a hashed table, at the most: its counts, their order, and both sorted
 COUNT_SLOTS = 1 << 25  # 16 bytes each: how large one table's hash table of counts may grow
 _PARTITION_BITS = 10
 _ONE = np.uint64(1)
@@ -139,7 +142,7 @@ def build_table(
         counted in several passes.
 
     Raises:
-      DatasetError: if the table would have 2^31 - 1 rows or more.
+      DatasetError: if the table would have 2^32 rows or more, or memory cannot hold the counts of its hash buckets.
     """
     frequent_keys, frequent_counts, rare = [], [], 0
     found = 0
@@ -148,8 +151,9 @@ def build_table(
         rare += int(part_counts[~kept].sum())
         found += int(kept.sum())
         if max_rows is not None and found + 1 > max_rows:
+            _check_memory(table, max_rows)
             return _hash_table(keys, max_rows)
-        if found > MAX_ROWS:
+        if found + 1 > MAX_ROWS:
             raise DatasetError(
                 f"table {table!r} would have more than {MAX_ROWS:,} rows; cap it with --max-rows, or raise --min-count"
             )
@@ -163,6 +167,15 @@ def _order(keys: np.ndarray, counts: np.ndarray, rare: int) -> Vocabulary:
     keys, counts = keys[order], counts[order]
     oov_row = int(np.searchsorted(-counts, -rare, "right"))
     return Vocabulary(np.insert(keys, oov_row, np.uint64(0)), np.insert(counts, oov_row, rare), oov_row)
+
+
+def _check_memory(table: str, rows: int) -> None:
+    needed, memory = _HASHING_BYTES * rows, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise DatasetError(
+            f"counting the {rows:,} hash buckets of table {table!r} takes {needed / 2**30:,.1f} GiB, but this machine"
+            f" has {memory / 2**30:,.1f} GiB; give --max-rows of at most {memory // _HASHING_BYTES:,}"
+        )
 
 
 def _hash_table(keys: KeyChunks, rows: int) -> HashedTable:
