@@ -306,6 +306,21 @@ class EmbeddingLayout:
             order=tuple(feature.name for table in firsts for feature in readers[table.name]),
         )
 
+    def with_rows(self, rows: Mapping[str, int]) -> EmbeddingLayout:
+        """The same stacks, by the same names, with other numbers of rows in their tables.
+
+        Args:
+          rows: By table.
+        """
+        members = []
+        for stack in self.members:
+            readers: dict[str, list[FeatureConfig]] = {table.name: [] for table in stack.tables}
+            for feature in stack.features:
+                readers[feature.config.table].append(feature.config)
+            tables = [dataclasses.replace(table, rows=rows[table.name]) for table in stack.tables]
+            members.append(_stack(stack.name, tables, readers))
+        return dataclasses.replace(self, members=tuple(members))
+
 
 def _check_parts(tables: tuple[TableConfig, ...]) -> None:
     """Raises ValueError where parts of tables are missing, too many, or of unequal dims."""
@@ -337,8 +352,8 @@ def _groups(tables: Iterable[TableConfig]) -> dict[str, list[TableConfig]]:
         if table.rows >= MAX_ROWS and table.tier not in ("host", "planned"):
             raise ValueError(
                 f"table {table.name!r} of tier {table.tier!r} has {table.rows:,} rows, but int32 addresses reach"
-                f" {MAX_ROWS - 1:,}; hash its ids to fewer rows, keep it in host memory (tier 'host'), or let a plan"
-                " place its rows on several devices (tier 'planned')"
+                f" {MAX_ROWS - 1:,}; hash its ids to fewer rows, keep it in host memory (tier 'host'), or spread its"
+                " rows over several devices (mesh.devices; tier 'planned' in code)"
             )
         name, number, rows = current.get(kind, (kind, 1, 0))
         if rows and rows + table.rows >= MAX_ROWS:

@@ -55,7 +55,7 @@ def fae_stepper(
     """
     addresses = resident_addresses(loaders.packed, layout)
     resident = {name: ResidentRows(rows, tables[name], pad_rows=pad_rows) for name, rows in addresses.items()}
-    numbers = {name: jnp.asarray(rows) for name, rows in addresses.items()}
+    numbers = {name: jnp.asarray(rows.astype(np.int32)) for name, rows in addresses.items()}  # modulo 2^32
     cold = HostStepper(
         state,
         compiled,
