@@ -28,6 +28,7 @@ from jrec.data.reorder.verify import verify
 from jrec.data.schema import SCHEMA_FILE, Bijection, DatasetError, Schema
 from jrec.data.workspace import disk_errors, link, locked, workspace
 from jrec.files import write_atomically
+from jrec.ops.layout import MAX_ROWS
 from jrec.progress import Progress
 
 REPORT_FILE = "report.json"
@@ -120,18 +121,26 @@ def restore(folder: str | os.PathLike[str]) -> tuple[str, ...]:
 def choose_tables(schema: Schema, options: ReorderOptions) -> list[str]:
     """The tables to reorder: those asked for, or all that are large enough and read by some feature.
 
+    Tables of 2^31 - 1 rows or more, which no tensor train can have, are left out.
+
     Raises:
-      DatasetError: on a table that the dataset lacks, or if there is none.
+      DatasetError: on a table that the dataset lacks or that has too many rows, or if there is none.
     """
     names = [t.name for t in schema.tables]
     if options.tables is not None:
         if unknown := [name for name in options.tables if name not in names]:
             raise DatasetError(f"the dataset has no table {', '.join(unknown)}; its tables are {', '.join(names)}")
+        for name in options.tables:
+            if (rows := schema.table(name).rows) >= MAX_ROWS:
+                raise DatasetError(
+                    f"table {name!r} has {rows:,} rows; tables of up to {MAX_ROWS - 1:,}, which tensor trains can have,"
+                    " are reordered: leave it out of --tables"
+                )
         return list(dict.fromkeys(options.tables))
     read = {f.table for f in schema.categorical}
-    large = [t for t in schema.tables if t.rows >= options.min_rows and t.name in read]
+    large = [t for t in schema.tables if options.min_rows <= t.rows < MAX_ROWS and t.name in read]
     if not large:
-        most = max((t.rows for t in schema.tables), default=0)
+        most = max((t.rows for t in schema.tables if t.rows < MAX_ROWS), default=0)
         raise DatasetError(
             f"no table has {options.min_rows:,} rows or more, the largest has {most:,}; small tables gain nothing from"
             " another order. Name some (--tables) or lower the threshold (--min-rows)"
