@@ -31,7 +31,7 @@ from jrec.pallas.interpret import interpreted
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("xla", "pallas")
 TOLERANCE = 2e-5  # of the largest value: float32 sums of up to thousands of terms
 RATE = 0.1
-OPTIMIZER = ops.RowWiseAdagrad(learning_rate=RATE)
+OPTIMIZER = ops.RowWiseAdagrad(learning_rate=RATE, initial_accumulator=0.1, eps=1e-7)
 Check = Callable[[], tuple[float, gpu_timing.Loop]]
 
 

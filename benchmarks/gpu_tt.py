@@ -43,8 +43,8 @@ from jrec.pallas.interpret import interpreted
 EXPONENT = 1.05
 SETS = 3  # of ids in rotation
 TOLERANCE = 1e-4  # of the greatest value: sides add up in different orders
-PLAIN = ops.RowWiseAdagrad(learning_rate=0.01)
-FUSED = ops.Adagrad(learning_rate=0.01)
+PLAIN = ops.RowWiseAdagrad(learning_rate=0.01, initial_accumulator=0.1)
+FUSED = ops.Adagrad(learning_rate=0.01, initial_accumulator=0.1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 from benchmarks import harness, models, workloads
-from benchmarks.embedding import EPSILON, HEAD_ROWS, LEARNING_RATE, OUTPUT_TOLERANCE, UPDATE_TOLERANCE
+from benchmarks.embedding import ADAGRAD, HEAD_ROWS, LEARNING_RATE, OUTPUT_TOLERANCE, UPDATE_TOLERANCE
 from benchmarks.peers import client
 from jrec import ops
 from jrec.host import HostTable
@@ -42,7 +42,7 @@ CASES = {
     "rm2": workloads.WORKLOADS["rm2"].with_rows_capped(RM2_ROWS),
 }
 QUICK_CASES = ("cpu",)
-OPTIMIZER = ops.RowWiseAdagrad(learning_rate=LEARNING_RATE, eps=EPSILON)
+OPTIMIZER = ops.RowWiseAdagrad(**ADAGRAD)
 COPY_BYTES = 256 << 20  # eight times the last cache of the machines this ran on
 
 

@@ -252,7 +252,7 @@ def _steps(folder: str, schema: Any, found: Any, sizes: list[int], seconds: floa
     from jrec.ops import tt
 
     shape = tt.TTShape.search(len(found.order), DIM, ranks=RANK)
-    optimizer = ops.Adagrad(learning_rate=0.01)
+    optimizer = ops.Adagrad(learning_rate=0.01, initial_accumulator=0.1)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(cores: Any, slots: Any, ids: jax.Array) -> Any:

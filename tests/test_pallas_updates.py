@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -200,12 +201,40 @@ def test_nothing_to_update():
     assert got[0] is table
 
 
-def test_an_optimizer_that_no_kernel_knows_is_refused():
-    class Signed(ops.SGD):
-        """Inherits the name of no rule."""
+class Foreign(ops.RowOptimizer):
+    """One of no name, with a slot of either shape, whose step is given in terms."""
 
-    with pytest.raises(NotImplementedError, match="no Pallas kernel knows the step of Signed; known are SGD, Momentum"):
-        rule_of(Signed(learning_rate=1.0), 4)
+    slots = types.MappingProxyType({"sum": "row", "trace": "element"})
+
+    def slot_terms(self, gradients, math):
+        return {"sum": (None, math.row_mean(gradients * gradients)), "trace": (0.5, gradients)}
+
+    def row_change(self, gradients, slots, math):
+        return math.spread(math.learning_rate * math.rsqrt(slots["sum"] + 1)) * slots["trace"]
+
+
+def test_kernels_run_any_step_that_is_given_in_terms():
+    optimizer, case = Foreign(**COMMON), _case()
+    slots, table = _slots(optimizer, case.table), jnp.asarray(case.table)
+    cast = ops.tensor_cast(
+        jnp.asarray(case.ids), None if case.offsets is None else jnp.asarray(case.offsets), num_rows=SHAPE.rows
+    )
+    want = ops.casted_update(
+        optimizer, table, slots, cast, case.bag_gradients, weights=case.weights, step=STEP, gradient_scale=SCALE
+    )
+    with interpreted():
+        got = _fused(optimizer, case, slots)
+    assert float(jnp.abs(want[0] - table).max()) > 0.01
+    _assert_close(got, jax.tree.map(lambda x: np.asarray(x, np.float64), want))
+
+
+def test_a_step_of_another_form_is_refused():
+    class Whole(ops.SGD):
+        def step_rows(self, rows, gradients, slots, math):
+            return rows, slots
+
+    with pytest.raises(NotImplementedError, match="Whole has a step_rows of its own, which runs in no Pallas kernel"):
+        rule_of(Whole(learning_rate=1.0), 4)
 
 
 def test_too_long_rows_are_refused():

@@ -8,9 +8,10 @@ import pytest
 from jrec import cli
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError, JrecError
+from jrec.row_optimizers import ROW_OPTIMIZERS
 from jrec.sharding.errors import PlanError
 from jrec.sharding.plan_file import load_plan
-from jrec.train.build import ROW_OPTIMIZERS, build_layout
+from jrec.train.build import build_layout
 from jrec.train.config import load_config
 from jrec.train.mesh_plan import check_sharing, run_plan
 

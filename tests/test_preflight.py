@@ -16,8 +16,9 @@ from jrec.data.schema import DatasetError, Schema, Split
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
+from jrec.row_optimizers import ROW_OPTIMIZERS
 from jrec.train import preflight
-from jrec.train.build import ROW_OPTIMIZERS, build_layout
+from jrec.train.build import build_layout
 from jrec.train.config import load_config
 from jrec.train.preflight import check_space, check_start
 from jrec.train.run_dataset import keep_dataset

@@ -15,11 +15,12 @@ from jrec.files import load_json, save_json
 from jrec.ops import verdicts
 from jrec.ops.local_gpu import local_gpu
 from jrec.ops.verdicts import KERNELS_VARIABLE, KernelClass, kernels_mode
+from jrec.row_optimizers import ROW_OPTIMIZERS
 from jrec.selfcheck.classes import classes_of
 from jrec.selfcheck.ensure import ensure, missing
 from jrec.selfcheck.report import shown, summary
 from jrec.selfcheck.runner import How
-from jrec.train.build import ROW_OPTIMIZERS, build_layout
+from jrec.train.build import build_layout
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import open_data
 from jrec.train.run_folder import KERNELS_FILE, began

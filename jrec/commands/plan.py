@@ -284,7 +284,7 @@ def _config(args: argparse.Namespace) -> Any:
 
 def row_settings(config: Any) -> dict[str, Any]:
     """Dim and dtype of a row, and the bytes of its slots, of a run's configuration."""
-    from jrec.train.build import ROW_OPTIMIZERS
+    from jrec.row_optimizers import ROW_OPTIMIZERS
 
     dim = config.model.embedding_dim
     shapes = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots.values()

@@ -106,7 +106,8 @@ def save_usable(plan: Plan, out: str | os.PathLike[str], *, schema: Schema, conf
 
 
 def _open(plan: Plan, path: pathlib.Path, schema: Schema, config: TrainConfig) -> None:
-    from jrec.train.build import ROW_OPTIMIZERS, build_layout
+    from jrec.row_optimizers import ROW_OPTIMIZERS
+    from jrec.train.build import build_layout
     from jrec.train.mesh_plan import check_sharing, run_plan
 
     mesh = dataclasses.replace(config.mesh, devices=plan.devices)

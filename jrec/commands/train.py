@@ -85,8 +85,9 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 
     from jrec.commands.kernel_check import agree_on_kernels, check_before_training, keep_kernels
     from jrec.ops.verdicts import choices, local_verdicts
+    from jrec.row_optimizers import ROW_OPTIMIZERS
     from jrec.selfcheck.report import record
-    from jrec.train.build import ROW_OPTIMIZERS, build_layout
+    from jrec.train.build import build_layout
     from jrec.train.logs import METRICS_FILE
     from jrec.train.loop import train
     from jrec.train.report import summary, write_report

@@ -8,14 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrec.native.hyper import STEPS
 from jrec.ops import rounding
 from jrec.ops.dispatch import Call, Implementation, dispatch, dispatch_together
 from jrec.ops.gather_reduce import gather_reduce
-from jrec.ops.row_optimizers import SGD, Adagrad, Adam, Momentum, RMSProp, RowOptimizer, RowWiseAdagrad, Slots
 from jrec.ops.row_update_xla import update_rows
 from jrec.ops.storage import real_dim
 from jrec.ops.types import Cast
 from jrec.ops.verdicts import KernelClass
+from jrec.row_optimizers import RowOptimizer, Slots
 
 
 def row_update(
@@ -235,8 +236,7 @@ def _widened(gradients: jax.Array, table: jax.Array) -> jax.Array:
 
 def has_native(optimizer: RowOptimizer, table: jax.Array) -> bool:
     """Whether the native kernels know the optimizer and the table's dtype."""
-    known = type(optimizer) in (SGD, Momentum, Adagrad, RowWiseAdagrad, RMSProp, Adam)
-    return known and table.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
+    return type(optimizer) in STEPS and table.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
 def casted_gather_reduce(

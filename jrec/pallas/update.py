@@ -82,9 +82,12 @@ class Updater:
         rate, scale, first, second = (
             ops.load_scalars(tile, target.hyper, tile.row_scalars(i, jnp.int32)) for i in range(4)
         )
-        step = rules.Step(tile=tile, ops=ops, learning_rate=rate, corrections=(first, second))
-        gradients = rules.prepare(self.rule, step, old.rows, gradients, scale)
-        rows, slots = rules.step_rows(self.rule, step, old.rows, gradients, old.slots)
+        step = rules.Step(
+            tile=tile, ops=ops, dim=self.rule.dim, learning_rate=rate, gradient_scale=scale, factors=(first, second)
+        )
+        optimizer = self.rule.optimizer
+        gradients = optimizer.prepare(old.rows, gradients, step)
+        rows, slots = optimizer.step_rows(old.rows, gradients, old.slots, step)
         if self.rounding is not None:
             key = [ops.spread(tile, ops.load_scalars(tile, target.key, tile.row_scalars(i, jnp.int32))) for i in (0, 1)]
             address = ops.spread(tile, old.address)

@@ -60,6 +60,7 @@ def step(
     """
     o, kind = optimizer, type(optimizer).__name__
     rate: Any = o.learning_rate(step) if callable(o.learning_rate) else o.learning_rate
+    rate = float(rate)
     g = gradients * scale
     if o.max_row_norm is not None:
         norm = np.linalg.norm(g, axis=1, keepdims=True)

@@ -14,6 +14,7 @@ from jrec import ops
 from jrec.ops.dispatch import Implementation
 from jrec.ops.types import Cast
 from jrec.ops.verdicts import KernelClass
+from jrec.row_optimizers import ROW_OPTIMIZERS
 from jrec.selfcheck import reference
 from jrec.selfcheck.inputs import FORMS, KINDS, TINY_FORMS, Form, draw_lookups, draw_table
 from jrec.selfcheck.kernels import BESIDE
@@ -100,9 +101,7 @@ _FULL = _Step(
 )
 
 
-OPTIMIZERS: dict[str, Callable[..., ops.RowOptimizer]] = {
-    kind.__name__: kind for kind in (ops.SGD, ops.Momentum, ops.Adagrad, ops.RowWiseAdagrad, ops.RMSProp, ops.Adam)
-}
+OPTIMIZERS: dict[str, Callable[..., ops.RowOptimizer]] = {kind.__name__: kind for kind in ROW_OPTIMIZERS.values()}
 
 
 def make_optimizer(name: str, **hyperparameters: Any) -> ops.RowOptimizer:

@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import optax
 from flax import nnx
 
-from jrec import ops
 from jrec.data.identity import Identity
 from jrec.data.schema import CategoricalFeature, Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
@@ -18,15 +16,6 @@ from jrec.nn import DLRM, TBSM, DLRMConfig, SparseOptimizer, TBSMConfig, TTOptio
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.train.config import EmbeddingOptimizerConfig, ModelConfig, TrainConfig, TTSection
 from jrec.train.tables import plan_tables, tt_options
-
-ROW_OPTIMIZERS: dict[str, type[ops.RowOptimizer]] = {
-    "sgd": ops.SGD,
-    "momentum": ops.Momentum,
-    "adagrad": ops.Adagrad,
-    "rowwise_adagrad": ops.RowWiseAdagrad,
-    "rmsprop": ops.RMSProp,
-    "adam": ops.Adam,
-}
 
 
 def build_layout(config: TrainConfig, schema: Schema) -> EmbeddingLayout:
@@ -97,8 +86,8 @@ def build_optimizer(config: TrainConfig, model: nnx.Module, total_steps: int) ->
     return SparseOptimizer(
         model,
         dense=config.optimizer.build(factor),
-        embedding=_row_optimizer(rows, factor),
-        cores=_row_optimizer(_of_cores(rows, config.tables.tt), factor),
+        embedding=rows.build(factor),
+        cores=_of_cores(rows, config.tables.tt).build(factor),
         rounding_seed=config.seed if rows.stochastic_rounding else None,
     )
 
@@ -128,19 +117,9 @@ def build_modules(
     return nnx.eval_shape(build) if abstract else build()
 
 
-def _row_optimizer(config: EmbeddingOptimizerConfig, factor: optax.Schedule) -> ops.RowOptimizer:
-    hyperparameters = config.hyperparameters()
-    rate = hyperparameters.pop("learning_rate")
-    return ROW_OPTIMIZERS[config.name](learning_rate=_scheduled(rate, factor), **hyperparameters)
-
-
 def _of_cores(config: EmbeddingOptimizerConfig, tt: TTSection) -> EmbeddingOptimizerConfig:
     given = {"learning_rate": tt.learning_rate, "weight_decay": tt.weight_decay}
     return dataclasses.replace(config, **{key: value for key, value in given.items() if value is not None})
-
-
-def _scheduled(rate: float, factor: optax.Schedule) -> optax.Schedule:
-    return lambda step: rate * factor(step)
 
 
 def fingerprint(

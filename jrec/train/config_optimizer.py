@@ -7,83 +7,83 @@ import math
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, override
 
 from jrec.errors import ConfigError
-from jrec.train.typed_toml import Range, Section
+from jrec.row_optimizers import ROW_OPTIMIZERS, Adagrad, RowOptimizer, RowWiseAdagrad
+from jrec.train.typed_toml import Choices, Range, Section
 
 if TYPE_CHECKING:
     import optax
 
 Count = Annotated[int, Range(minimum=0)]
 Amount = Annotated[float, Range(minimum=0)]
-Fraction = Annotated[float, Range(minimum=0, below=1)]
 Above0 = Annotated[float, Range(above=0)]
-
-HYPERPARAMETERS: dict[str, dict[str, float | bool]] = {
-    "sgd": {},
-    "momentum": {"momentum": 0.9, "nesterov": False},
-    "adagrad": {"initial_accumulator": 0.0, "eps": 1e-14},
-    "rowwise_adagrad": {"initial_accumulator": 0.0, "eps": 1e-14},
-    "rmsprop": {"decay": 0.9, "eps": 1e-14},
-    "adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
-}
-"""What each optimizer takes besides ``learning_rate`` and ``weight_decay``, and the defaults.
-
-Adagrad and RMSprop add ``eps`` under the square root, as optax does. The gradient of a row is a mean over thousands of
-examples, often below 1e-5, so optax's defaults, an accumulator of 0.1 and an ``eps`` of 1e-7, would outweigh it for a
-whole run; 1e-14 means a gradient of 1e-7.
-"""
+DENSE = Choices(name for name, kind in ROW_OPTIMIZERS.items() if kind.optax_name is not None)
+"""The optimizers of dense parameters: those row optimizers that optax has, too."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Optimizer(Section):
+class _Rates(Section):
+    learning_rate: Amount = 0.01
+    weight_decay: Amount = 0.0
+
+
+def _own_hyperparameters() -> list[tuple[str, Any, None]]:
+    """A field, None unless it is set, for every hyperparameter that any row optimizer has of its own."""
+    fields = {field.name: field for kind in ROW_OPTIMIZERS.values() for field in kind.hyperparameters()}
+    found = []
+    for name, field in fields.items():
+        hint: Any = Annotated[type(field.default), field.metadata.get("bounds")]
+        found.append((name, hint | None, None))
+    return found
+
+
+_Hyperparameters: type[_Rates] = dataclasses.make_dataclass(
+    "_Hyperparameters", _own_hyperparameters(), bases=(_Rates,), frozen=True, kw_only=True
+)
+
+
+class _Optimizer(_Hyperparameters):
     """Hyperparameters of any optimizer: those that ``name`` takes are set, the others are None."""
 
     SECTION: ClassVar[str]
+    if TYPE_CHECKING:
+        name: str
 
-    learning_rate: Amount = 0.01
-    weight_decay: Amount = 0.0
-    momentum: Fraction | None = None
-    nesterov: bool | None = None
-    initial_accumulator: Amount | None = None
-    decay: Fraction | None = None
-    b1: Fraction | None = None
-    b2: Fraction | None = None
-    eps: Above0 | None = None
+        def __getattr__(self, name: str) -> Any: ...
 
     @override
     def check(self) -> None:
-        name: str = getattr(self, "name")  # noqa: B009 - declared by the subclasses, each with choices of its own
-        taken = HYPERPARAMETERS[name]
-        for key in sorted({key for defaults in HYPERPARAMETERS.values() for key in defaults}):
+        taken = {field.name: field.default for field in ROW_OPTIMIZERS[self.name].hyperparameters()}
+        for key in sorted({name for name, _, _ in _own_hyperparameters()}):
             value = getattr(self, key)
             if key in taken and value is None:
                 object.__setattr__(self, key, taken[key])
             elif key not in taken and value is not None:
                 raise ConfigError(
-                    f"{self.SECTION}.{key} is {value}, but {self.SECTION}.name is {name!r}, which takes"
+                    f"{self.SECTION}.{key} is {value}, but {self.SECTION}.name is {self.name!r}, which takes"
                     f" {', '.join(['learning_rate', 'weight_decay', *taken])}"
                 )
 
     def hyperparameters(self) -> dict[str, Any]:
         """``learning_rate``, ``weight_decay`` and whatever else this optimizer takes, by name."""
-        name: str = getattr(self, "name")  # noqa: B009
-        keys = ("learning_rate", "weight_decay", *HYPERPARAMETERS[name])
-        return {key: getattr(self, key) for key in keys}
+        own = (field.name for field in ROW_OPTIMIZERS[self.name].hyperparameters())
+        return {key: getattr(self, key) for key in ("learning_rate", "weight_decay", *own)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingOptimizerConfig(_Optimizer):
-    """``[optimizer.embedding]``: how touched rows are updated (``jrec.ops.row_optimizers``).
+    """``[optimizer.embedding]``: how touched rows are updated (``jrec.row_optimizers``, which has the defaults).
 
     Attributes:
-      max_row_norm: gradient rows of greater Euclidean norm are scaled down to it; no clipping unless given.
-      stochastic_rounding: whether updated rows of 16-bit tables (``model.table_dtype``) are rounded up or down with the
+      name: The row optimizer.
+      max_row_norm: Gradient rows of greater Euclidean norm are scaled down to it; no clipping unless given.
+      stochastic_rounding: Whether updated rows of 16-bit tables (``model.table_dtype``) are rounded up or down with the
         probability that makes the mean right, from ``seed`` and the number of the step; false rounds to nearest, where
         small updates vanish. Tables of float32 are not rounded.
     """
 
     SECTION: ClassVar[str] = "optimizer.embedding"
 
-    name: Literal["sgd", "momentum", "adagrad", "rowwise_adagrad", "rmsprop", "adam"] = "rowwise_adagrad"
+    name: Annotated[str, Choices(ROW_OPTIMIZERS)] = RowWiseAdagrad.name
     max_row_norm: Above0 | None = None
     stochastic_rounding: bool = True
 
@@ -92,6 +92,16 @@ class EmbeddingOptimizerConfig(_Optimizer):
         """The keyword arguments of the row optimizer of this name."""
         return {**super().hyperparameters(), "max_row_norm": self.max_row_norm}
 
+    def build(self, factor: optax.Schedule) -> RowOptimizer:
+        """The row optimizer.
+
+        Args:
+          factor: What multiplies the learning rate, by step (``LRScheduleConfig.build``).
+        """
+        values = self.hyperparameters()
+        rate = values.pop("learning_rate")
+        return ROW_OPTIMIZERS[self.name](learning_rate=lambda step: rate * factor(step), **values)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(_Optimizer):
@@ -99,14 +109,14 @@ class OptimizerConfig(_Optimizer):
 
     SECTION: ClassVar[str] = "optimizer"
 
-    name: Literal["sgd", "momentum", "adagrad", "rmsprop", "adam"] = "adagrad"
+    name: Annotated[str, DENSE] = Adagrad.name
     embedding: EmbeddingOptimizerConfig = dataclasses.field(default_factory=EmbeddingOptimizerConfig)
 
     def build(self, factor: optax.Schedule) -> optax.GradientTransformation:
         """The optax optimizer of the dense parameters.
 
         Args:
-          factor: what multiplies the learning rate, by step (``LRScheduleConfig.build``).
+          factor: What multiplies the learning rate, by step (``LRScheduleConfig.build``).
         """
         import optax
 
@@ -114,7 +124,7 @@ class OptimizerConfig(_Optimizer):
         rate, weight_decay = values.pop("learning_rate"), values.pop("weight_decay")
         if "initial_accumulator" in values:
             values["initial_accumulator_value"] = values.pop("initial_accumulator")
-        make = getattr(optax, "sgd" if self.name == "momentum" else self.name)
+        make = getattr(optax, str(ROW_OPTIMIZERS[self.name].optax_name))
         optimizer = _under_standard_promotion(make(lambda step: rate * factor(step), **values))
         return optax.chain(optax.add_decayed_weights(weight_decay), optimizer) if weight_decay else optimizer
 

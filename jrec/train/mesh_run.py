@@ -23,8 +23,8 @@ from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.mesh.exchange import Kind, check_kind, fastest_kind
 from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
+from jrec.row_optimizers import ROW_OPTIMIZERS
 from jrec.sharding import Plan, load_plan
-from jrec.train.build import ROW_OPTIMIZERS
 from jrec.train.config import TrainConfig
 from jrec.train.logs import log_growth
 from jrec.train.mesh_ahead import BatchesAhead, described
