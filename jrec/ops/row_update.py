@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrec.native.hyper import STEPS
 from jrec.ops import rounding
 from jrec.ops.dispatch import Call, Implementation, dispatch, dispatch_together
 from jrec.ops.gather_reduce import gather_reduce
@@ -236,6 +235,8 @@ def _widened(gradients: jax.Array, table: jax.Array) -> jax.Array:
 
 def has_native(optimizer: RowOptimizer, table: jax.Array) -> bool:
     """Whether the native kernels know the optimizer and the table's dtype."""
+    from jrec.native.hyper import STEPS
+
     return type(optimizer) in STEPS and table.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
