@@ -27,6 +27,11 @@ Schedule = Callable[[Any], Any]  # step number -> learning rate, as optax.Schedu
 SlotShape = Literal["element", "row"]  # (rows, dim) or (rows,)
 
 
+def slot_bytes(slots: Mapping[str, SlotShape], dim: int) -> int:
+    """Bytes of one row's slots."""
+    return sum(4 * (dim if shape == "element" else 1) for shape in slots.values())
+
+
 class StepMath(Protocol):
     """What a step may use besides arithmetic, on *values*, a number per element, and *row scalars*, a number per row.
 
@@ -351,6 +356,15 @@ class Adam(RowOptimizer):
         """See the base class."""
         mean, deviation = math.unbiased(slots["mu"], 0), math.sqrt(math.unbiased(slots["nu"], 1))
         return math.spread(math.learning_rate) * (mean / (deviation + self.eps))
+
+
+RowOptimizers = RowOptimizer | Callable[[str], RowOptimizer | None]
+"""One optimizer of all tables, or a function from a table's (or a stack's) name to its own, None for a frozen one."""
+
+
+def optimizer_of(optimizers: RowOptimizers | None, name: str) -> RowOptimizer | None:
+    """The optimizer of a table or stack; None where it has none."""
+    return optimizers(name) if callable(optimizers) else optimizers
 
 
 ROW_OPTIMIZERS: Mapping[str, type[RowOptimizer]] = {

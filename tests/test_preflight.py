@@ -16,7 +16,6 @@ from jrec.data.schema import DatasetError, Schema, Split
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
-from jrec.row_optimizers import ROW_OPTIMIZERS
 from jrec.train import preflight
 from jrec.train.build import build_layout
 from jrec.train.config import load_config
@@ -173,8 +172,7 @@ def test_a_disk_too_small_for_the_first_checkpoint_is_refused(configured, tmp_pa
         monkeypatch.setattr(preflight.os, "statvfs", lambda folder: os.statvfs_result(values))
 
     def check(config, overwrite=False):
-        slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots
-        check_space(config, build_layout(config, schema), slots, overwrite=overwrite)
+        check_space(config, build_layout(config, schema), overwrite=overwrite)
 
     free(size)
     check(config)

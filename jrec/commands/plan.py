@@ -244,13 +244,17 @@ def _problem(args: argparse.Namespace, schema: Any) -> Any:
     settings = _settings(args)
     if settings["dim"] is None:
         raise ConfigError("say how long rows are: --dim N, or --config CONFIG.toml of the run to be planned")
+    tables = tables_of(
+        [(t.name, t.rows) for t in schema.tables],
+        settings["dim"],
+        dtype=settings["dtype"],
+        slot_bytes=settings["slot_bytes"],
+    )
+    if (config := _config(args)) is not None and args.slot_bytes is None and args.purpose == "training":
+        named = {t.name: row_settings(config, t.name)["slot_bytes"] for t in tables}
+        tables = tuple(dataclasses.replace(t, slot_bytes=named[t.name]) for t in tables)
     return Problem(
-        tables=tables_of(
-            [(t.name, t.rows) for t in schema.tables],
-            settings["dim"],
-            dtype=settings["dtype"],
-            slot_bytes=settings["slot_bytes"],
-        ),
+        tables=tables,
         profile=_profile(args, schema),
         hardware=hardware,
         batch_size=settings["batch_size"] or PER_DEVICE * (hardware.devices - len(hardware.tables_on)),
@@ -282,14 +286,18 @@ def _config(args: argparse.Namespace) -> Any:
     return load_config(args.config, () if args.data is None else (f"data.path={args.data}",))
 
 
-def row_settings(config: Any) -> dict[str, Any]:
-    """Dim and dtype of a row, and the bytes of its slots, of a run's configuration."""
-    from jrec.row_optimizers import ROW_OPTIMIZERS
+def row_settings(config: Any, table: str | None = None) -> dict[str, Any]:
+    """Dim and dtype of a row, and the bytes of its slots, of a run's configuration.
+
+    Args:
+      config: The configuration.
+      table: The table; None for those that the configuration does not name.
+    """
+    from jrec.row_optimizers import slot_bytes
 
     dim = config.model.embedding_dim
-    shapes = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots.values()
-    slot_bytes = sum(4 * (dim if shape == "element" else 1) for shape in shapes)
-    return {"dim": dim, "dtype": config.model.table_dtype, "slot_bytes": slot_bytes}
+    slots = config.optimizer.embedding.slots("" if table is None else table)
+    return {"dim": dim, "dtype": config.model.table_dtype, "slot_bytes": slot_bytes(slots, dim)}
 
 
 def _options(args: argparse.Namespace, problem: Any, schema: Any) -> Any:

@@ -106,7 +106,6 @@ def save_usable(plan: Plan, out: str | os.PathLike[str], *, schema: Schema, conf
 
 
 def _open(plan: Plan, path: pathlib.Path, schema: Schema, config: TrainConfig) -> None:
-    from jrec.row_optimizers import ROW_OPTIMIZERS
     from jrec.train.build import build_layout
     from jrec.train.mesh_plan import check_sharing, run_plan
 
@@ -114,6 +113,6 @@ def _open(plan: Plan, path: pathlib.Path, schema: Schema, config: TrainConfig) -
     config = dataclasses.replace(config, mesh=mesh, plan=str(path))
     training = plan.purpose == "training"
     layout = build_layout(config, schema)
-    slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots if training else None
+    slots = config.optimizer.embedding.slots if training else None
     opened = run_plan(config, schema, layout, slots)
     check_sharing(config, layout, opened, [0] * plan.devices, training=training)

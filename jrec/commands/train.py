@@ -85,7 +85,6 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 
     from jrec.commands.kernel_check import agree_on_kernels, check_before_training, keep_kernels
     from jrec.ops.verdicts import choices, local_verdicts
-    from jrec.row_optimizers import ROW_OPTIMIZERS
     from jrec.selfcheck.report import record
     from jrec.train.build import build_layout
     from jrec.train.logs import METRICS_FILE
@@ -95,8 +94,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 
     layout = build_layout(start.data.config, start.data.schema)
     if company.first:
-        slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots
-        check_space(config, layout, slots, overwrite=args.overwrite)
+        check_space(config, layout, overwrite=args.overwrite)
     classes = check_before_training(config)
     company.join()
     agree_on_kernels(classes)

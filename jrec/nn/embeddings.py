@@ -15,9 +15,9 @@ from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.lookup import Residuals, apply_gradients, init_slots, lookup, rows_left_out
 from jrec.ops.row_init import init_rows, init_stack_rows, is_threefry
-from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.storage import pad, padded_dim, strip
 from jrec.ops.types import Bags
+from jrec.row_optimizers import SGD, RowOptimizers, Slots, optimizer_of
 
 
 class Table(nnx.Variable):
@@ -122,31 +122,35 @@ class EmbeddingCollection(nnx.Module):
         found = rows_left_out(cast("dict[str, Residuals]", {name: residuals[name] for name in self.stacks}))
         return functools.reduce(jnp.add, found.values(), jnp.int32(0))
 
-    def init_slots(self, optimizer: RowOptimizer, *, cores: RowOptimizer | None = None) -> dict[str, Slots]:
+    def init_slots(self, optimizer: RowOptimizers, *, cores: RowOptimizers | None = None) -> dict[str, Slots]:
         """Fresh slots by stack.
 
         Args:
-          optimizer: of rows.
-          cores: of the slices of tensor-train cores; None for the same.
+          optimizer: Of rows, or by stack, None for a frozen one.
+          cores: Of the slices of tensor-train cores; None for the same.
         """
         slots = init_slots(optimizer, self.arrays())
-        return slots | {name: stack.init_slots(optimizer, cores=cores) for name, stack in self.tt.items()}
+        frozen = SGD(learning_rate=0.0)  # whose cache, if it has one, still has state
+        for name, stack in self.tt.items():
+            of_rows, of_cores = optimizer_of(optimizer, name) or frozen, optimizer_of(cores, name)
+            slots[name] = stack.init_slots(of_rows, cores=of_cores)
+        return slots
 
     def apply_gradients(
         self,
-        optimizer: RowOptimizer,
+        optimizer: RowOptimizers,
         slots: Mapping[str, Slots],
         residuals: Mapping[str, Residuals | TTStackResiduals],
         gradients: Mapping[str, jax.Array],
         *,
-        cores: RowOptimizer | None = None,
+        cores: RowOptimizers | None = None,
         step: jax.Array | int = 0,
         rounding_key: jax.Array | None = None,
     ) -> dict[str, Slots]:
         """Phase two, in place on the tables: updates what was looked up, tier by tier.
 
         Args:
-          optimizer: of rows.
+          optimizer: Of rows, or by stack, None for a frozen one, which stays as it is.
           slots: as ``init_slots`` makes them.
           residuals: from ``lookup``.
           gradients: (num_bags, dim) float32 by stack: the loss's gradient of the activations.
@@ -171,12 +175,15 @@ class EmbeddingCollection(nnx.Module):
         )
         self.set_arrays(tables)
         for name, stack in self.tt.items():
+            if (of_rows := optimizer_of(optimizer, name)) is None:
+                new_slots[name] = dict(slots[name])
+                continue
             new_slots[name] = stack.apply_gradients(
-                optimizer,
+                of_rows,
                 slots[name],
                 cast("TTStackResiduals", residuals[name]),
                 gradients[name],
-                cores=cores,
+                cores=optimizer_of(cores, name),
                 step=step,
                 rounding_key=rounding_key,
             )

@@ -1,7 +1,7 @@
-"""How tables are stacked: one array per (tier, dim, dtype), so that all tables of a kind go through one kernel launch.
+"""How tables are stacked: one array per (tier, dim, dtype, group), so that alike tables go through one kernel launch.
 
-Tables of equal tier, dim and dtype lie one below the other in a stack; table ``t`` starts at row ``base`` of it, and
-the *address* of its row ``i`` is ``base + i``. A tensor-train table, whose cores are its own, is a stack of its own.
+Tables of equal tier, dim, dtype and group lie one below the other in a stack; table ``t`` starts at row ``base`` of it,
+and the *address* of its row ``i`` is ``base + i``. A tensor-train table has cores of its own and is a stack of its own.
 The bags of a stack are *feature-major*: all bags of the first feature, then all of the second. Features follow the
 order of their tables, so the address ranges of successive tables ascend and the cast of a stack is the concatenation
 of its tables' casts.
@@ -35,6 +35,9 @@ class TableConfig:
     Its ``tier`` says where the rows live: whole on the "device", as tensor-train cores of ``tt_shape`` ("tt"), in
     "host" memory, or each row where a plan for several devices says ("planned").
 
+    A stack has one row optimizer. Tables that are trained by another one than the rest, or not at all, have a ``group``
+    of their own, any text, and so are in another stack (``jrec.nn.SparseOptimizer``).
+
     Of a table in parts each one says which it is: ``rows`` from ``first_row`` on, of ``of_rows`` in all. The first part
     is whole, the second of tier "tt":
 
@@ -49,6 +52,7 @@ class TableConfig:
     dtype: str = "float32"
     tier: Tier = "device"
     tt_shape: TTShape | None = None
+    group: str = ""
     first_row: int = 0
     of_rows: int | None = None
 
@@ -162,7 +166,7 @@ class StackedFeature:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Tables of one (tier, dim, dtype), and the features that read them, feature-major.
+    """Tables of one (tier, dim, dtype, group), and the features that read them, feature-major.
 
     On the device a stack is one array of (rows, dim); of tier "tt" it is one table.
     """
@@ -255,9 +259,10 @@ class EmbeddingLayout:
 
     @staticmethod
     def build(tables: Iterable[TableConfig], features: Iterable[FeatureConfig]) -> EmbeddingLayout:
-        """Groups tables by (tier, dim, dtype) in their given order and places every feature behind its table.
+        """Stacks tables of one (tier, dim, dtype, group) in their given order; places every feature behind its table.
 
-        A group whose rows int32 addresses do not reach is several stacks, the second called "d16_float32_2".
+        Where int32 addresses do not reach all rows, tables are in several stacks, the second called "d16_float32_2".
+        The stack of tables of group "slow" is called "d16_float32@slow".
 
         Raises:
           ValueError: on duplicate names, parts that do not make a table, a feature of an unknown table, a table that no
@@ -330,7 +335,7 @@ def _groups(tables: Iterable[TableConfig]) -> dict[str, list[TableConfig]]:
 def _stack_name(table: TableConfig) -> str:
     if table.tier == "tt":
         return f"tt_{table.name}"
-    kind = f"d{table.dim}_{table.dtype}"
+    kind = f"d{table.dim}_{table.dtype}" + (f"@{table.group}" if table.group else "")
     return kind if table.tier == "device" else f"{table.tier}_{kind}"
 
 

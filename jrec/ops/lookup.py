@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import gather_reduce_call, gather_reduce_together
-from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.row_update import casted_update_call, casted_update_together
 from jrec.ops.tensor_cast import tensor_cast
 from jrec.ops.types import Bags, Cast
+from jrec.row_optimizers import RowOptimizers, Slots, optimizer_of
 
 
 @jax.tree_util.register_dataclass
@@ -98,7 +98,7 @@ def rows_left_out(residuals: Mapping[str, Residuals]) -> dict[str, jax.Array]:
 
 
 def apply_gradients(
-    optimizer: RowOptimizer,
+    optimizer: RowOptimizers,
     tables: Mapping[str, jax.Array],
     slots: Mapping[str, Slots],
     residuals: Mapping[str, Residuals],
@@ -113,7 +113,8 @@ def apply_gradients(
     """Updates the rows that were looked up; see ``casted_update``.
 
     Args:
-      optimizer: of the tables.
+      optimizer: Of all tables, or a function from a table's name to its own, or to None where the table is frozen: it
+        and its slots are then returned as they are.
       tables: as given to ``lookup``.
       slots: by table, as ``init_slots`` makes them.
       residuals: from ``lookup``.
@@ -138,32 +139,35 @@ def apply_gradients(
     for what, values in (named if dims is None else {**named, "dims": dims}).items():
         _same_names(what, values, tables)
     number = {name: i for i, name in enumerate(sorted(tables))}
-    calls = []
+    calls, own = {}, {name: optimizer_of(optimizer, name) for name in tables}
     for name, table in tables.items():
+        if (of_table := own[name]) is None:
+            continue
         key = None
         if rounding_key is not None and table.dtype.itemsize < 4:
             key = rounding.derived_key(rounding_key, number[name])
-        calls.append(
-            casted_update_call(
-                optimizer,
-                table,
-                slots[name],
-                residuals[name].cast,
-                gradients[name],
-                weights=residuals[name].weights,
-                step=step,
-                gradient_scale=gradient_scale,
-                rounding_key=key,
-                dim=None if dims is None else dims[name],
-            )
+        calls[name] = casted_update_call(
+            of_table,
+            table,
+            slots[name],
+            residuals[name].cast,
+            gradients[name],
+            weights=residuals[name].weights,
+            step=step,
+            gradient_scale=gradient_scale,
+            rounding_key=key,
+            dim=None if dims is None else dims[name],
         )
-    updated = dict(zip(tables, casted_update_together(calls, implementation), strict=True))
+    results = casted_update_together(list(calls.values()), implementation) if calls else []
+    changed = dict(zip(calls, results, strict=True))
+    updated = {name: changed.get(name, (table, slots[name])) for name, table in tables.items()}
     return {name: table for name, (table, _) in updated.items()}, {name: of for name, (_, of) in updated.items()}
 
 
-def init_slots(optimizer: RowOptimizer, tables: Mapping[str, jax.Array]) -> dict[str, Slots]:
-    """Fresh optimizer slots for every table."""
-    return {name: optimizer.init(table) for name, table in tables.items()}
+def init_slots(optimizer: RowOptimizers, tables: Mapping[str, jax.Array]) -> dict[str, Slots]:
+    """Fresh optimizer slots for every table; none for a frozen one (see ``apply_gradients``)."""
+    own = {name: optimizer_of(optimizer, name) for name in tables}
+    return {name: {} if (of := own[name]) is None else of.init(table) for name, table in tables.items()}
 
 
 def _same_names(what: str, named: Mapping[str, object], tables: Mapping[str, jax.Array]) -> None:

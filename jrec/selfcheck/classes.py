@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout
@@ -35,12 +35,14 @@ def all_classes() -> tuple[KernelClass, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def classes_of(layout: EmbeddingLayout, *, optimizer: str, padded: bool = False) -> tuple[KernelClass, ...]:
+def classes_of(
+    layout: EmbeddingLayout, *, optimizer: Callable[[str], str | None], padded: bool = False
+) -> tuple[KernelClass, ...]:
     """What a model on this layout may run on a GPU, the most frequent first.
 
     Args:
       layout: The model's tables.
-      optimizer: The class name of the rows' optimizer.
+      optimizer: By table, the class name of its rows' optimizer; None where they are not updated.
       padded: Whether stored rows are padded to a multiple of 16 bytes.
     """
     from jrec.ops.storage import padded_dim
@@ -56,7 +58,8 @@ def classes_of(layout: EmbeddingLayout, *, optimizer: str, padded: bool = False)
         itemsize = 4 if stack.dtype == "float32" else 2
         dim = padded_dim(stack.dim, itemsize) if padded else stack.dim
         # Activations and gradients are summed in float32 whatever the table's dtype.
-        found += [*_sums(dim, "float32"), *_of_rows(dim, stack.dtype, [optimizer])]
+        names = (optimizer(table.name) for table in stack.tables)
+        found += [*_sums(dim, "float32"), *_of_rows(dim, stack.dtype, [name for name in names if name is not None])]
     return tuple(dict.fromkeys(sorted(found, key=lambda of: of.kernel == "row_update")))
 
 

@@ -27,7 +27,7 @@ class PlanTable:
     """A table to be placed.
 
     Attributes:
-      name, rows, dim, dtype: as in ``jrec.ops.layout.TableConfig``.
+      name, rows, dim, dtype, group: as in ``jrec.ops.layout.TableConfig``.
       slot_bytes: of the optimizer's slots of one row, which lie where the row lies.
     """
 
@@ -36,6 +36,7 @@ class PlanTable:
     dim: int
     dtype: str = "float32"
     slot_bytes: int = 0
+    group: str = ""
 
     def __post_init__(self) -> None:
         if not (1 <= self.rows <= 2**32 and 1 <= self.dim < 2**31 and 0 <= self.slot_bytes < 2**40):
@@ -55,8 +56,8 @@ class PlanTable:
 
     @property
     def stack(self) -> str:
-        """Tables of equal dim and dtype share an array on each device."""
-        return f"d{self.dim}_{self.dtype}"
+        """Tables of equal dim, dtype and group share an array on each device, called as in a layout of one device."""
+        return f"d{self.dim}_{self.dtype}" + (f"@{self.group}" if self.group else "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -30,6 +30,7 @@ from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, open_run_folder
 from jrec.train.step import compile_run
 from jrec.train.tables import train_override
+from jrec.train.typed_toml import MOST
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -290,7 +291,8 @@ def _configuration(
 def _write(run: RestoredRun, config: TrainConfig, trains: Mapping[str, Sequence[Any]], *, overwrite: bool) -> None:
     layout = build_layout(config, run.schema)
     model = build_model(config, run.schema, layout)
-    optimizer = build_optimizer(dataclasses.replace(config, lr_schedule=run.config.lr_schedule), model, total_steps=1)
+    constant = dataclasses.replace(config, lr_schedule=run.config.lr_schedule)
+    optimizer = build_optimizer(constant, model, total_steps=MOST)
     _carry_over(run, model, optimizer, trains)
     state, _ = compile_run(model, optimizer)
     with open_run_folder(config, resume=False, overwrite=overwrite) as folder:
@@ -299,7 +301,7 @@ def _write(run: RestoredRun, config: TrainConfig, trains: Mapping[str, Sequence[
         Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=own).save(
             run.saved.step,
             arrays=dense_arrays(state, run.progress, layout),
-            sources=list(device_rows(layout, optimizer.embedding, lambda: state).values()),
+            sources=list(device_rows(layout, optimizer.of, lambda: state).values()),
             meta=run.saved.manifest.meta,
         )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, override
 
 from jrec.errors import ConfigError
-from jrec.row_optimizers import ROW_OPTIMIZERS, Adagrad, RowOptimizer, RowWiseAdagrad
+from jrec.row_optimizers import ROW_OPTIMIZERS, Adagrad, RowOptimizer, RowWiseAdagrad, SlotShape
 from jrec.train.typed_toml import Choices, Range, Section
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ class _Rates(Section):
     weight_decay: Amount = 0.0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _OwnRates(Section):
+    learning_rate: Amount | None = None
+    weight_decay: Amount | None = None
+
+
 def _own_hyperparameters() -> list[tuple[str, Any, None]]:
     """A field, None unless it is set, for every hyperparameter that any row optimizer has of its own."""
     fields = {field.name: field for kind in ROW_OPTIMIZERS.values() for field in kind.hyperparameters()}
@@ -36,12 +43,38 @@ def _own_hyperparameters() -> list[tuple[str, Any, None]]:
     return found
 
 
-_Hyperparameters: type[_Rates] = dataclasses.make_dataclass(
-    "_Hyperparameters", _own_hyperparameters(), bases=(_Rates,), frozen=True, kw_only=True
-)
+def _with_hyperparameters[T: Section](base: type[T]) -> type[T]:
+    name = f"{base.__name__}AndHyperparameters"
+    return dataclasses.make_dataclass(name, _own_hyperparameters(), bases=(base,), frozen=True, kw_only=True)
 
 
-class _Optimizer(_Hyperparameters):
+def _defaults(section: Section, key: str, name: str) -> dict[str, Any]:
+    """What an optimizer takes of its own and is not set, with its defaults.
+
+    Args:
+      section: Has the hyperparameters of all optimizers, None where they are not set.
+      key: The dotted key of the section.
+      name: The optimizer.
+
+    Raises:
+      ConfigError: If a hyperparameter is set that the optimizer does not have.
+    """
+    taken = {field.name: field.default for field in ROW_OPTIMIZERS[name].hyperparameters()}
+    values = {key: getattr(section, key) for key in sorted(key for key, _, _ in _own_hyperparameters())}
+    for own, value in values.items():
+        if own not in taken and value is not None:
+            raise ConfigError(
+                f"{key}.{own} is {value}, but {key}.name is {name!r}, which takes"
+                f" {', '.join(['learning_rate', 'weight_decay', *taken])}"
+            )
+    return {own: default for own, default in taken.items() if values[own] is None}
+
+
+_RatesAndHyperparameters: type[_Rates] = _with_hyperparameters(_Rates)
+_OwnRatesAndHyperparameters: type[_OwnRates] = _with_hyperparameters(_OwnRates)
+
+
+class _Optimizer(_RatesAndHyperparameters):
     """Hyperparameters of any optimizer: those that ``name`` takes are set, the others are None."""
 
     SECTION: ClassVar[str]
@@ -52,21 +85,119 @@ class _Optimizer(_Hyperparameters):
 
     @override
     def check(self) -> None:
-        taken = {field.name: field.default for field in ROW_OPTIMIZERS[self.name].hyperparameters()}
-        for key in sorted({name for name, _, _ in _own_hyperparameters()}):
-            value = getattr(self, key)
-            if key in taken and value is None:
-                object.__setattr__(self, key, taken[key])
-            elif key not in taken and value is not None:
-                raise ConfigError(
-                    f"{self.SECTION}.{key} is {value}, but {self.SECTION}.name is {self.name!r}, which takes"
-                    f" {', '.join(['learning_rate', 'weight_decay', *taken])}"
-                )
+        for key, value in _defaults(self, self.SECTION, self.name).items():
+            object.__setattr__(self, key, value)
 
     def hyperparameters(self) -> dict[str, Any]:
         """``learning_rate``, ``weight_decay`` and whatever else this optimizer takes, by name."""
         own = (field.name for field in ROW_OPTIMIZERS[self.name].hyperparameters())
         return {key: getattr(self, key) for key in ("learning_rate", "weight_decay", *own)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LRScheduleConfig(Section):
+    """``[lr_schedule]``: a factor on the learning rates, by step.
+
+    The factor climbs linearly to 1 over ``warmup_steps``, stays there until ``decay_start``, and falls to
+    ``end_factor`` over ``decay_steps``: along a straight line, half a cosine, or a polynomial of ``power`` (2 in the
+    MLPerf reference implementation of DLRM).
+
+    Attributes:
+      kind: the way down; "constant" has none.
+      decay_start: a step not before ``warmup_steps``; 0 begins right after the warm-up.
+      decay_steps: how long the way down is; 0 reaches to the end of training.
+    """
+
+    kind: Literal["constant", "warmup_linear", "warmup_cosine", "warmup_poly_decay"] = "constant"
+    warmup_steps: Count = 0
+    decay_start: Count = 0
+    decay_steps: Count = 0
+    end_factor: Annotated[float, Range(minimum=0, maximum=1)] = 0.0
+    power: Above0 = 2.0
+
+    @override
+    def check(self) -> None:
+        if 0 < self.decay_start < self.warmup_steps:
+            raise ConfigError(
+                f"lr_schedule.decay_start is {self.decay_start}, before the end of the warm-up at"
+                f" lr_schedule.warmup_steps = {self.warmup_steps}"
+            )
+
+    def check_length(self, total_steps: int, *, key: str = "lr_schedule") -> None:
+        """Refuses a way down that would reach to the end of training and starts after it.
+
+        Args:
+          total_steps: Steps of the whole run.
+          key: The dotted key of this section, for the message.
+
+        Raises:
+          ConfigError: Naming both steps and the keys.
+        """
+        start = self.decay_start or self.warmup_steps
+        if self.kind != "constant" and not self.decay_steps and total_steps <= start:
+            raise ConfigError(
+                f"{key}.kind is {self.kind!r}, but the decay would start at step {start:,} of a run of"
+                f" {total_steps:,} steps; lower {key}.warmup_steps or {key}.decay_start, or set {key}.decay_steps"
+            )
+
+    def build(self, total_steps: int, *, key: str = "lr_schedule") -> optax.Schedule:
+        """The factor as a function of the step, counted from 0, for host integers and traced arrays alike.
+
+        Args:
+          total_steps: Steps of the whole run.
+          key: See ``check_length``.
+
+        Returns:
+          A schedule whose value, float32 (), multiplies every learning rate.
+
+        Raises:
+          ConfigError: if the way down would reach to the end of training and starts after it.
+        """
+        import jax.numpy as jnp
+
+        self.check_length(total_steps, key=key)
+        start = self.decay_start or self.warmup_steps
+        length = self.decay_steps or total_steps - start
+
+        def factor(step: Any) -> Any:
+            count = jnp.asarray(step, jnp.float32) + 1
+            up = jnp.minimum(count / max(self.warmup_steps, 1), 1.0)
+            if self.kind == "constant":
+                return up
+            left = jnp.clip(1 - (count - start) / length, 0.0, 1.0)
+            if self.kind == "warmup_cosine":
+                left = 0.5 - 0.5 * jnp.cos(math.pi * left)
+            elif self.kind == "warmup_poly_decay":
+                left = left**self.power
+            return up * (self.end_factor + (1 - self.end_factor) * left)
+
+        return factor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableOptimizerConfig(_OwnRatesAndHyperparameters):
+    """``[optimizer.embedding.tables.NAME]``: what one table does differently.
+
+    What is not set is as in ``[optimizer.embedding]``; under another ``name`` the hyperparameters that only some
+    optimizers have are those of the class. Of a tensor-train table the cores follow, too, where ``[tables.tt]`` sets no
+    learning rate or weight decay of theirs.
+
+    Attributes:
+      name: The row optimizer.
+      max_row_norm: Gradient rows of greater Euclidean norm are scaled down to it.
+      frozen: Whether the table's rows stay as they are, without slots.
+      lr_schedule: The table's own ``[lr_schedule]``.
+    """
+
+    name: Annotated[str, Choices(ROW_OPTIMIZERS)] | None = None
+    max_row_norm: Above0 | None = None
+    frozen: bool = False
+    lr_schedule: LRScheduleConfig | None = None
+
+    def given(self) -> dict[str, Any]:
+        """What is set of the optimizer, by field."""
+        fields = (field.name for field in dataclasses.fields(self) if field.name not in ("frozen", "lr_schedule"))
+        return {name: value for name in fields if (value := getattr(self, name)) is not None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,6 +210,7 @@ class EmbeddingOptimizerConfig(_Optimizer):
       stochastic_rounding: Whether updated rows of 16-bit tables (``model.table_dtype``) are rounded up or down with the
         probability that makes the mean right, from ``seed`` and the number of the step; false rounds to nearest, where
         small updates vanish. Tables of float32 are not rounded.
+      tables: What single tables do differently, by name.
     """
 
     SECTION: ClassVar[str] = "optimizer.embedding"
@@ -86,14 +218,57 @@ class EmbeddingOptimizerConfig(_Optimizer):
     name: Annotated[str, Choices(ROW_OPTIMIZERS)] = RowWiseAdagrad.name
     max_row_norm: Above0 | None = None
     stochastic_rounding: bool = True
+    tables: Mapping[str, TableOptimizerConfig] = dataclasses.field(default_factory=dict)
+
+    @override
+    def check(self) -> None:
+        super().check()
+        for table, own in self.tables.items():
+            key = f"{self.SECTION}.tables.{table}"
+            set_too = [*own.given(), *(["lr_schedule"] if own.lr_schedule is not None else [])]
+            if own.frozen and set_too:
+                raise ConfigError(f"{key}.{set_too[0]} is set, but {key}.frozen is true; leave out one of them")
+            missing = _defaults(own, key, own.name or self.name)
+            if own.name not in (None, self.name):
+                for name, value in missing.items():
+                    object.__setattr__(own, name, value)
 
     @override
     def hyperparameters(self) -> dict[str, Any]:
         """The keyword arguments of the row optimizer of this name."""
         return {**super().hyperparameters(), "max_row_norm": self.max_row_norm}
 
+    def of(self, table: str) -> EmbeddingOptimizerConfig | None:
+        """What one table is trained by; None where it is frozen."""
+        own = self.tables.get(table, TableOptimizerConfig())
+        if own.frozen:
+            return None
+        inherited = self.hyperparameters()
+        if own.name not in (None, self.name):
+            inherited = {key: inherited[key] for key in ("learning_rate", "weight_decay", "max_row_norm")}
+        values = {"name": self.name, **inherited, **own.given()}
+        return EmbeddingOptimizerConfig(stochastic_rounding=self.stochastic_rounding, **values)
+
+    def group(self, table: str) -> str:
+        """The ``TableConfig.group`` of a table: "" for those that do nothing differently, else a table's name.
+
+        Tables that are trained alike have the same one, that of the first of them by name.
+        """
+        if table not in self.tables or self._trained(table) == self._trained(""):
+            return ""
+        return min(name for name in self.tables if self._trained(name) == self._trained(table))
+
+    def _trained(self, table: str) -> Any:
+        own = self.tables.get(table, TableOptimizerConfig())
+        return self.of(table), own.lr_schedule
+
+    def slots(self, table: str) -> Mapping[str, SlotShape]:
+        """The slots of a table's rows (``RowOptimizer.slots``)."""
+        found = self.of(table) if table in self.tables else self
+        return {} if found is None else ROW_OPTIMIZERS[found.name].slots
+
     def build(self, factor: optax.Schedule) -> RowOptimizer:
-        """The row optimizer.
+        """The row optimizer of tables that do nothing differently; ``of(table).build`` is that of one that does.
 
         Args:
           factor: What multiplies the learning rate, by step (``LRScheduleConfig.build``).
@@ -139,82 +314,3 @@ def _under_standard_promotion(optimizer: optax.GradientTransformation) -> optax.
             return optimizer.update(updates, state, params)
 
     return optax.GradientTransformation(optimizer.init, update)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LRScheduleConfig(Section):
-    """``[lr_schedule]``: a factor on the learning rates, by step.
-
-    The factor climbs linearly to 1 over ``warmup_steps``, stays there until ``decay_start``, and falls to
-    ``end_factor`` over ``decay_steps``: along a straight line, half a cosine, or a polynomial of ``power`` (2 in the
-    MLPerf reference implementation of DLRM).
-
-    Attributes:
-      kind: the way down; "constant" has none.
-      decay_start: a step not before ``warmup_steps``; 0 begins right after the warm-up.
-      decay_steps: how long the way down is; 0 reaches to the end of training.
-    """
-
-    kind: Literal["constant", "warmup_linear", "warmup_cosine", "warmup_poly_decay"] = "constant"
-    warmup_steps: Count = 0
-    decay_start: Count = 0
-    decay_steps: Count = 0
-    end_factor: Annotated[float, Range(minimum=0, maximum=1)] = 0.0
-    power: Above0 = 2.0
-
-    @override
-    def check(self) -> None:
-        if 0 < self.decay_start < self.warmup_steps:
-            raise ConfigError(
-                f"lr_schedule.decay_start is {self.decay_start}, before the end of the warm-up at"
-                f" lr_schedule.warmup_steps = {self.warmup_steps}"
-            )
-
-    def check_length(self, total_steps: int) -> None:
-        """Refuses a way down that would reach to the end of training and starts after it.
-
-        Args:
-          total_steps: Steps of the whole run.
-
-        Raises:
-          ConfigError: Naming both steps and the keys.
-        """
-        start = self.decay_start or self.warmup_steps
-        if self.kind != "constant" and not self.decay_steps and total_steps <= start:
-            raise ConfigError(
-                f"lr_schedule.kind is {self.kind!r}, but the decay would start at step {start:,} of a run of"
-                f" {total_steps:,} steps; lower lr_schedule.warmup_steps or lr_schedule.decay_start, or set"
-                " lr_schedule.decay_steps"
-            )
-
-    def build(self, total_steps: int) -> optax.Schedule:
-        """The factor as a function of the step, counted from 0, for host integers and traced arrays alike.
-
-        Args:
-          total_steps: steps of the whole run.
-
-        Returns:
-          a schedule whose value, float32 (), multiplies every learning rate.
-
-        Raises:
-          ConfigError: if the way down would reach to the end of training and starts after it.
-        """
-        import jax.numpy as jnp
-
-        self.check_length(total_steps)
-        start = self.decay_start or self.warmup_steps
-        length = self.decay_steps or total_steps - start
-
-        def factor(step: Any) -> Any:
-            count = jnp.asarray(step, jnp.float32) + 1
-            up = jnp.minimum(count / max(self.warmup_steps, 1), 1.0)
-            if self.kind == "constant":
-                return up
-            left = jnp.clip(1 - (count - start) / length, 0.0, 1.0)
-            if self.kind == "warmup_cosine":
-                left = 0.5 - 0.5 * jnp.cos(math.pi * left)
-            elif self.kind == "warmup_poly_decay":
-                left = left**self.power
-            return up * (self.end_factor + (1 - self.end_factor) * left)
-
-        return factor

@@ -32,6 +32,7 @@ from jrec.train.run_dataset import check_evaluated
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE
 from jrec.train.step import CompiledRun, compile_run
 from jrec.train.tables import on_devices
+from jrec.train.typed_toml import MOST
 
 if TYPE_CHECKING:
     from jrec.train.mesh_evaluate import MeshPredictions
@@ -243,7 +244,7 @@ def restore_run(
     step = checkpoints.latest_step() if step is None else step
     with checkpoints.reading(step or 0, functools.partial(_remedy, folder)):
         saved = checkpoints.open(step)
-        model, optimizer = build_modules(config, schema, layout, total_steps=1, abstract=True)
+        model, optimizer = build_modules(config, schema, layout, total_steps=MOST, abstract=True)
         initial, compiled = compile_run(model, optimizer)
         mesh = _mesh(config, schema, layout, model, optimizer, folder) if config.mesh.on else None
         like = initial if mesh is None else mesh.state

@@ -180,7 +180,7 @@ class _Run:
         state, compiled = compile_run(model, optimizer)
         if all(stack.tier != "host" for stack in self.layout.members):
             saves = self.config.checkpoint.every_steps > 0
-            return DeviceStepper(state, compiled, self.loader, self.layout, optimizer.embedding, saves=saves)
+            return DeviceStepper(state, compiled, self.loader, self.layout, optimizer.of, saves=saves)
         from jrec.train.host_run import HostStepper, host_tables
 
         return HostStepper(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from jrec.access.profile import AccessProfile, TableProfile
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout, Stack
-from jrec.ops.row_optimizers import SlotShape
+from jrec.row_optimizers import SlotShape, slot_bytes
 from jrec.sharding import BASELINES, Plan, PlanTable, Problem, build_plan, load_plan
 from jrec.sharding.hardware import grid
 from jrec.sharding.pieces import TIER_NAMES, TT
@@ -20,7 +20,8 @@ from jrec.sharding.plan import running_offsets
 from jrec.sharding.plan_file import check_budget
 from jrec.train.config import TrainConfig
 
-SlotShapes = Mapping[str, SlotShape]
+SlotShapes = Mapping[str, SlotShape] | Callable[[str], Mapping[str, SlotShape]]
+"""Slots of the row optimizer (``RowOptimizer.slots``), of all tables or by a table's name."""
 PREFIX = "planned_"
 """What the name of a planned stack begins with; the rest is the name of the plan's stack."""
 
@@ -147,14 +148,15 @@ def dealt(layout: EmbeddingLayout, devices: int, slots: SlotShapes | None = None
 
 def plan_tables_of(layout: EmbeddingLayout, slots: SlotShapes | None = None) -> tuple[PlanTable, ...]:
     """The planned tables of a layout, stack by stack."""
-    shapes = [] if slots is None else list(slots.values())
+    of_table = slots if callable(slots) else lambda _: slots or {}
     return tuple(
         PlanTable(
             name=table.name,
             rows=table.rows,
             dim=table.dim,
             dtype=table.dtype,
-            slot_bytes=sum(4 * (table.dim if shape == "element" else 1) for shape in shapes),
+            slot_bytes=slot_bytes(of_table(table.name), table.dim),
+            group=table.group,
         )
         for stack in planned_stacks(layout)
         for table in stack.tables

@@ -23,7 +23,6 @@ from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.mesh.exchange import Kind, check_kind, fastest_kind
 from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
-from jrec.row_optimizers import ROW_OPTIMIZERS
 from jrec.sharding import Plan, load_plan
 from jrec.train.config import TrainConfig
 from jrec.train.logs import log_growth
@@ -161,7 +160,7 @@ def open_mesh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, t
     if config.mesh.exchange != "auto":
         with value_errors_are_config_errors("mesh.exchange"):
             check_kind(config.mesh.exchange, mesh.devices.flat[0].platform)
-    slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots if training else None
+    slots = config.optimizer.embedding.slots if training else None
     plan = run_plan(config, schema, layout, slots)
     check_sharing(config, layout, plan, [d.process_index for d in mesh.devices.flat], training=training)
     if (rows := plan.rows_in("host")) and (processes := jax.process_count()) > 1:

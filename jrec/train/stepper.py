@@ -12,7 +12,7 @@ from jrec.checkpoint import Saved
 from jrec.checkpoint.sources import Source
 from jrec.data.loader import Loader
 from jrec.ops.layout import EmbeddingLayout
-from jrec.ops.row_optimizers import RowOptimizer
+from jrec.row_optimizers import RowOptimizers
 from jrec.train.checkpoint import before_step, device_rows
 from jrec.train.step import CompiledRun, State
 
@@ -73,7 +73,7 @@ class DeviceStepper:
       compiled: Their functions.
       loader: The training batches.
       layout: The tables.
-      optimizer: The row optimizer.
+      optimizer: The row optimizer, or that of each stack.
       saves: Whether checkpoints will be written while steps go on.
     """
 
@@ -83,7 +83,7 @@ class DeviceStepper:
         compiled: CompiledRun,
         loader: Loader,
         layout: EmbeddingLayout,
-        optimizer: RowOptimizer,
+        optimizer: RowOptimizers,
         *,
         saves: bool,
     ):
