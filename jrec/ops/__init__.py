@@ -8,6 +8,7 @@ from jrec.ops.lookup import apply_gradients as apply_gradients
 from jrec.ops.lookup import init_slots as init_slots
 from jrec.ops.lookup import lookup as lookup
 from jrec.ops.lookup import rows_left_out as rows_left_out
+from jrec.ops.lookup import squared_gradient_norm as squared_gradient_norm
 from jrec.ops.row_update import casted_update as casted_update
 from jrec.ops.row_update import row_update as row_update
 from jrec.ops.tensor_cast import tensor_cast as tensor_cast

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import gather_reduce_call, gather_reduce_together
-from jrec.ops.row_update import casted_update_call, casted_update_together
+from jrec.ops.row_update import casted_gather_reduce, casted_update_call, casted_update_together
 from jrec.ops.tensor_cast import tensor_cast
 from jrec.ops.types import Bags, Cast
 from jrec.row_optimizers import RowOptimizers, Slots, optimizer_of
@@ -162,6 +162,42 @@ def apply_gradients(
     changed = dict(zip(calls, results, strict=True))
     updated = {name: changed.get(name, (table, slots[name])) for name, table in tables.items()}
     return {name: table for name, (table, _) in updated.items()}, {name: of for name, (_, of) in updated.items()}
+
+
+def squared_gradient_norm(
+    residuals: Mapping[str, Residuals],
+    gradients: Mapping[str, jax.Array],
+    *,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Sum of squares of the gradients of all rows that were looked up, for clipping by a norm over all parameters.
+
+    A row's gradient is the sum over its lookups, as a dense gradient of the table has it; the norm of the activations'
+    gradients is another one. It takes one more gather-reduce of each table, of (unique rows, dim) float32.
+
+    Args:
+      residuals: From ``lookup``.
+      gradients: (num_bags, dim) float32 by table, as given to ``apply_gradients``; tables that are not named, as frozen
+        ones, do not count.
+      implementation: See ``gather_reduce``.
+
+    Returns:
+      () float32.
+
+    Example:
+      >>> squares = squared_gradient_norm(residuals, gradients) + optax.tree.norm(dense_gradients) ** 2
+      >>> scale = jnp.minimum(1.0, 10.0 * jax.lax.rsqrt(squares))
+      >>> dense_gradients = jax.tree.map(lambda gradient: scale * gradient, dense_gradients)
+      >>> tables, slots = apply_gradients(optimizer, tables, slots, residuals, gradients, gradient_scale=scale)
+    """
+    if missing := sorted(gradients.keys() - residuals.keys()):
+        raise ValueError(f"gradients are named {missing}, but residuals only {sorted(residuals)}")
+    total = jnp.float32(0)
+    for name, of_bags in gradients.items():
+        found = residuals[name]
+        rows = casted_gather_reduce(found.cast, of_bags, found.weights, implementation=implementation)
+        total += jnp.sum(jnp.square(rows))
+    return total
 
 
 def init_slots(optimizer: RowOptimizers, tables: Mapping[str, jax.Array]) -> dict[str, Slots]:
