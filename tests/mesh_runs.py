@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence, Set
 from typing import Any
 
 import jax
+import mesh_runs
 import numpy as np
 import optax
 from flax import nnx
@@ -262,3 +264,11 @@ def assert_close(found: Trace, expected: Trace, *, rtol: float = 2e-4, atol: flo
     assert found.arrays.keys() == expected.arrays.keys()
     for name, array in expected.arrays.items():
         np.testing.assert_allclose(found.arrays[name], array, rtol=rtol, atol=atol, err_msg=name)
+
+
+QUICK, LONG = 6, 50
+
+
+@functools.cache
+def alone(name, steps, **kwargs):
+    return mesh_runs.on_one_device(OPTIMIZERS[name], steps, **kwargs)

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from fae_cases import on_host, packed, records_of
 from host_runs import pipeline_threads
-from test_fae_training import on_host, packed, records_of
 
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like

@@ -1,24 +1,21 @@
-# ruff: noqa: F811, tests take fixtures of another file
 """Runs on hot and cold batches: the bits of a plain run over the same batches, every example once, resumed anywhere."""
 
 import collections
 import contextlib
 import dataclasses
 import itertools
-import json
 import pathlib
 
 import jax
 import numpy as np
 import pytest
-from checkpoint_state import final_arrays, latest
+from checkpoint_state import final_arrays
+from fae_cases import config_of, hot_set, on_host, packed, records_of, write_dataset
 from host_runs import pipeline_threads
-from test_fae_pack import hot_set, write_dataset
-from test_train import CONFIG, configure, dataset  # noqa: F401, fixtures
-from test_train_tbsm import SHIPPED, SMALL
+from run_cases import CONFIG, configuring, quickstart
+from tbsm_config import SHIPPED, SMALL
 
-from jrec.checkpoint import HostRows
-from jrec.data.fae.pack import HotSet, pack
+from jrec.data.fae.pack import pack
 from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
@@ -26,10 +23,9 @@ from jrec.errors import CheckpointError, ConfigError
 from jrec.train import loop
 from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.config import load_config
-from jrec.train.dataset import evaluation_config, open_data
+from jrec.train.dataset import open_data
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.fae_data import FaeLoaders, resident_addresses
-from jrec.train.host_run import host_tables
 from jrec.train.loaders import train_loader
 from jrec.train.loop import train
 from jrec.train.report import summary, write_report
@@ -37,17 +33,20 @@ from jrec.train.shuffle_scheduler import ShuffleScheduler
 from jrec.train.step import compile_run
 
 
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return quickstart(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def configure(tmp_path, dataset):
+    return configuring(tmp_path, dataset, CONFIG)
+
+
 @pytest.fixture(autouse=True)
 def no_thread_outlives_its_test():
     yield
     assert pipeline_threads() == []
-
-
-def packed(source, folder, share):
-    """The dataset with the most accessed ``share`` of each table's rows hot."""
-    schema = Schema.load(source)
-    rows = {t.name: np.arange(round(share(t) * t.rows), dtype=np.uint32) for t in schema.tables}
-    return pack(source, folder, HotSet(rows=rows, dataset=schema.identity)).folder
 
 
 @pytest.fixture(scope="module")
@@ -93,25 +92,6 @@ def kinds_of(folder):
             again.observe(next(losses))
         kinds.append(again.next())
     return kinds
-
-
-def config_of(folder):
-    return load_config(folder / "config.toml")
-
-
-def on_host(folder):
-    """Every row and slot of a run's last checkpoint in host memory, by stack as the device tier calls it."""
-    config = evaluation_config(config_of(folder))
-    layout = build_layout(config, Schema.load(config.data.path))
-    optimizer = build_optimizer(config, build_model(config, Schema.load(config.data.path), layout), 1).embedding
-    tables = host_tables(config, layout, optimizer)
-    found = {}
-    for name, table in tables.items():
-        HostRows(table).restore(latest(folder))
-        values, slots = table.fetch(np.arange(table.rows, dtype=np.int32))
-        stack = name.removeprefix("host_")
-        found |= {stack: values.tobytes(), **{f"{stack}.{slot}": array.tobytes() for slot, array in slots.items()}}
-    return found
 
 
 def plain_run(config, kinds):
@@ -165,10 +145,6 @@ def check_against_plain(outcome, config):
     )
     assert sum(dense.values()) > 6
     assert not dense - collections.Counter(kept.values())
-
-
-def records_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_run_is_the_plain_run_over_the_same_batches(whole, dataset, tmp_path):

@@ -1,4 +1,3 @@
-# ruff: noqa: F811, tests take fixtures of another file
 """Plans that keep rows in host memory train as one device does, whatever the pipeline's queues, and move."""
 
 import dataclasses
@@ -11,8 +10,10 @@ from checkpoint_state import whole_stack_checkpoint
 from flax import nnx
 from host_runs import pipeline_threads
 from jax.sharding import Mesh
-from mesh_runs import OPTIMIZERS
-from test_train_mesh import LONG, QUICK, alone, configure, dataset, scattered, some_plan  # noqa: F401, fixtures
+from mesh_plans import scattered, some_plan
+from mesh_run_cases import CONFIG
+from mesh_runs import LONG, OPTIMIZERS, QUICK, alone
+from run_cases import configuring, quickstart
 
 from jrec.checkpoint import Checkpoints, HostRows
 from jrec.checkpoint.writer import Writer
@@ -33,6 +34,17 @@ from jrec.train.mesh_plan import dealt
 from jrec.train.mesh_rows import based
 from jrec.train.mesh_run import open_mesh
 from jrec.train.mesh_table import whole_stack
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return quickstart(tmp_path_factory.mktemp("data"), rows=800)
+
+
+@pytest.fixture
+def configure(tmp_path, dataset):
+    return configuring(tmp_path, dataset, CONFIG)
+
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

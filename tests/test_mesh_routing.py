@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_train_mesh import scattered, some_plan
+from mesh_plans import scattered, some_plan
 
 from jrec.data.regroup import gathered
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig

@@ -6,7 +6,7 @@ from typing import Any
 import mesh_runs
 import numpy as np
 import pytest
-from test_train_mesh import some_plan
+from mesh_plans import some_plan
 
 from jrec.batch import Batch
 from jrec.data.packing import pack_batch

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from mesh_plans import MIDDLE, plan_apart, some_plan
+from mesh_run_cases import CONFIG
 from mesh_runs import OPTIMIZERS
-from test_train import configuring
-from test_train_memory_centric import MIDDLE, plan_apart
-from test_train_mesh import CONFIG, dataset, some_plan  # noqa: F401
+from run_cases import configuring, quickstart
 
 from jrec.mesh.step import StepOptions
 from jrec.nn.counter import count, counted, empty_counter
@@ -26,6 +26,12 @@ from jrec.ops.tt.cache_tracker import lookups_of_rows
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.mesh_tt import cast_of_all, step_tt
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return quickstart(tmp_path_factory.mktemp("data"), rows=800)
+
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -171,7 +177,7 @@ def logged(folder, metric):
 
 
 @pytest.mark.slow
-def test_a_cached_run_moves_between_one_device_and_meshes(tmp_path, dataset):  # noqa: F811
+def test_a_cached_run_moves_between_one_device_and_meshes(tmp_path, dataset):
     """And logs the same hits."""
     configure = configuring(tmp_path, dataset, CONFIG + RUN)  # CONFIG ends in the section [log]
     one = train(configure("max_steps=9", out="one"))

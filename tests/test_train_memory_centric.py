@@ -1,13 +1,12 @@
-# ruff: noqa: F811, tests take fixtures of another file
 """Some devices of a mesh keep the tables and the others train the dense model: as one device does."""
-
-import dataclasses
 
 import mesh_runs
 import numpy as np
 import pytest
-from mesh_runs import OPTIMIZERS
-from test_train_mesh import LONG, QUICK, alone, configure, dataset, some_plan  # noqa: F401, fixtures
+from mesh_plans import MIDDLE, plan_apart
+from mesh_run_cases import CONFIG
+from mesh_runs import LONG, OPTIMIZERS, QUICK, alone
+from run_cases import configuring, quickstart
 
 from jrec.cli import main
 from jrec.data.regroup import blank
@@ -17,29 +16,18 @@ from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.mesh_plan import check_sharing
 
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return quickstart(tmp_path_factory.mktemp("data"), rows=800)
+
+
+@pytest.fixture
+def configure(tmp_path, dataset):
+    return configuring(tmp_path, dataset, CONFIG)
+
+
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-MIDDLE = (False, True, True, False)
-"""The first device of the mesh, whose copies of what all have are those that JAX reads, keeps tables."""
-
-
-def plan_apart(computes, *, seed=0, tt=False, dtype="float32"):
-    """Every row on a random one of the devices that do not compute."""
-    keepers = np.flatnonzero(~np.array(computes))
-    if len(keepers) > 1:
-        plan = some_plan(len(keepers), seed=seed, tt=tt, dtype=dtype)
-    else:
-        plan = some_plan(2, seed=seed, tt=tt, dtype=dtype)
-        plan = dataclasses.replace(plan, owner=np.zeros_like(plan.owner), offset=_counted(plan))
-    owner = keepers[plan.owner].astype(np.int16)
-    path = np.repeat(np.arange(len(computes), dtype=np.int16)[:, None], len(computes), axis=1)
-    return dataclasses.replace(
-        plan, devices=len(computes), owner=owner, path=path, way=owner.astype(np.int32), computes=tuple(computes)
-    )
-
-
-def _counted(plan):
-    return np.arange(len(plan.owner), dtype=np.int64)  # segments are single rows
 
 
 def test_two_devices_compute_and_two_keep_the_tables():

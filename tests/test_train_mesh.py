@@ -5,7 +5,6 @@ by less than 2e-4 of their size, or 2e-5.
 """
 
 import dataclasses
-import functools
 import os
 import pathlib
 import re
@@ -16,8 +15,10 @@ import jax
 import mesh_runs
 import numpy as np
 import pytest
-from mesh_runs import OPTIMIZERS
-from test_train import configuring
+from mesh_plans import some_plan
+from mesh_run_cases import CONFIG
+from mesh_runs import LONG, OPTIMIZERS, QUICK, alone
+from run_cases import configuring, quickstart
 
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
@@ -26,7 +27,6 @@ from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError, JrecError
 from jrec.sharding import BASELINES, PlanError, save_plan
 from jrec.sharding.hardware import grid
-from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
 from jrec.train.build import build_layout
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
@@ -34,52 +34,6 @@ from jrec.train.mesh_plan import dealt, run_plan
 from jrec.train.mesh_run import open_mesh
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-QUICK, LONG = 6, 50
-
-
-@functools.cache
-def alone(name, steps, **kwargs):
-    return mesh_runs.on_one_device(OPTIMIZERS[name], steps, **kwargs)
-
-
-def some_plan(devices, *, how="row-cyclic", seed=None, replicate=0.0, host=0.0, tt: bool | str = True, dtype="float32"):
-    """A baseline's plan, or a ``scattered`` one."""
-    layout = mesh_runs.layout("planned", tt=tt, dtype=dtype)
-    plan = dealt(layout, devices, how=how)
-    if seed is None:
-        return plan
-    return scattered(plan, seed=seed, replicate=replicate, host=host)
-
-
-def scattered(plan, *, seed, replicate=0.0, host=0.0):
-    """A plan of the same tables that gives every row to a random device, some rows to all, some to host memory."""
-    devices = plan.devices
-    rng = np.random.default_rng(seed)
-    rows = [t.rows for t in plan.tables]
-    total = sum(rows)
-    shared = rng.random(total) < replicate
-    owner = np.where(shared, -1, rng.integers(0, devices, total))
-    kept = np.zeros(total, bool) if not host else rng.random(total) < host
-    owner[kept] = -1
-    tier = np.where(kept, HOST, np.where(shared, REPLICATED, SHARDED))
-    array, offset = np.where(owner < 0, -1 - tier.astype(np.int64), owner), np.empty(total, np.int64)
-    for group in np.unique(array):
-        of = array == group
-        offset[of] = np.arange(of.sum())
-    path = np.vstack(
-        [np.repeat(np.arange(devices)[:, None], devices, axis=1), np.arange(devices), np.full(devices, -1)]
-    )
-    return dataclasses.replace(
-        plan,
-        first=np.cumsum([0, *rows]),
-        start=np.concatenate([np.arange(n) for n in rows]),
-        tier=tier.astype(np.uint8),
-        owner=owner.astype(np.int16),
-        offset=offset,
-        path=path.astype(np.int16),
-        way=np.where(kept, devices + 1, np.where(shared, devices, owner)).astype(np.int32),
-    )
 
 
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -134,12 +88,12 @@ def test_stochastically_rounded_rows_have_the_bits_of_one_device():
 EIGHT = """
 import jax
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-import test_train_mesh as tests
+import mesh_plans
 import mesh_runs
 for seed, name in ((0, "adagrad"), (1, "adam")):
-    plan = tests.some_plan(8, seed=seed, replicate=0.2)
-    found = mesh_runs.on_mesh_of(plan, mesh_runs.OPTIMIZERS[name], tests.LONG)
-    mesh_runs.assert_close(found, tests.alone(name, tests.LONG))
+    plan = mesh_plans.some_plan(8, seed=seed, replicate=0.2)
+    found = mesh_runs.on_mesh_of(plan, mesh_runs.OPTIMIZERS[name], mesh_runs.LONG)
+    mesh_runs.assert_close(found, mesh_runs.alone(name, mesh_runs.LONG))
 """
 
 
@@ -154,34 +108,10 @@ def test_eight_devices():
 
 # Runs from a configuration.
 
-CONFIG = """
-seed = 3
-max_steps = 6
-[data]
-batch_size = 64
-eval_batch_size = 250
-window_blocks = 2
-[model]
-embedding_dim = 4
-bottom_mlp = [4]
-top_mlp = [1]
-[optimizer]
-learning_rate = 0.05
-[optimizer.embedding]
-name = "rowwise_adagrad"
-learning_rate = 0.05
-[evaluate]
-final_splits = ["test"]
-[log]
-tensorboard = false
-"""
-
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "quickstart"
-    synthesize(shape_like("quickstart"), folder, SynthOptions(rows=800, seed=1))
-    return folder
+    return quickstart(tmp_path_factory.mktemp("data"), rows=800)
 
 
 @pytest.fixture

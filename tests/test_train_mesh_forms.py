@@ -4,10 +4,10 @@ import mesh_runs
 import numpy as np
 import optax
 import pytest
-from mesh_runs import OPTIMIZERS
-from test_mesh_exchange import ragged_on_cpu
-from test_train import configuring
-from test_train_mesh import LONG, QUICK, alone, some_plan
+from mesh_cases import ragged_on_cpu
+from mesh_plans import some_plan
+from mesh_runs import LONG, OPTIMIZERS, QUICK, alone
+from run_cases import configuring
 
 from jrec import ops
 from jrec.data.schema import Schema

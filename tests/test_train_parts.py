@@ -7,9 +7,9 @@ import mesh_runs
 import numpy as np
 import pytest
 from checkpoint_state import final_arrays
-from mesh_runs import OPTIMIZERS
-from test_train import CONFIG, configuring
-from test_train_mesh import alone, some_plan
+from mesh_plans import some_plan
+from mesh_runs import OPTIMIZERS, alone
+from run_cases import CONFIG, configuring
 
 from jrec import cli
 from jrec.access.count import exact_profile
