@@ -162,17 +162,6 @@ def test_a_run_is_the_plain_run_over_the_same_batches(whole, dataset, tmp_path):
         np.testing.assert_array_equal(again.scores.logits, outcome.scores["test"].logits)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overrides", [
-    ("optimizer.embedding.name='rowwise_adagrad'", "tables.host.queue=1"),
-    ("model.table_dtype='bfloat16'", "tables.host.queue=2"),
-    ("fae.initial_rate=1", "data.drop_remainder=true"),
-])  # fmt: skip
-def test_other_settings_give_the_plain_runs_bits_too(fae, overrides):
-    config = fae("epochs=2", "log.every_steps=1", *overrides)
-    check_against_plain(train(config), config)
-
-
 def check_report(outcome, config, tmp_path):
     content = write_report(
         tmp_path / "report", config=config, schema=outcome.schema, scores=outcome.scores, parameters=outcome.parameters,

@@ -1,4 +1,4 @@
-"""Plans that keep rows in host memory train as one device does, whatever the pipeline's queues, and move."""
+"""Rows that a plan keeps in host memory: at rest, in checkpoints, and in runs that are killed."""
 
 import dataclasses
 
@@ -12,13 +12,13 @@ from host_runs import pipeline_threads
 from jax.sharding import Mesh
 from mesh_plans import scattered, some_plan
 from mesh_run_cases import CONFIG
-from mesh_runs import LONG, OPTIMIZERS, QUICK, alone
+from mesh_runs import OPTIMIZERS
 from run_cases import configuring, quickstart
 
 from jrec.checkpoint import Checkpoints, HostRows
 from jrec.checkpoint.writer import Writer
 from jrec.data.schema import Schema
-from jrec.errors import CheckpointError, ConfigError
+from jrec.errors import CheckpointError
 from jrec.host import HostTable
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_addresses, host_ranges
@@ -32,7 +32,6 @@ from jrec.train.mesh_checkpoint import MeshSource, saved_rows
 from jrec.train.mesh_host_rows import load_host_rows, planned_host_tables
 from jrec.train.mesh_plan import dealt
 from jrec.train.mesh_rows import based
-from jrec.train.mesh_run import open_mesh
 from jrec.train.mesh_table import whole_stack
 
 
@@ -63,32 +62,6 @@ def host_plan(devices, **kwargs):
     return some_plan(devices, **{"seed": devices, "replicate": 0.3, "host": 0.4, "tt": False, **kwargs})
 
 
-def test_devices_with_rows_in_host_memory_train_as_one():
-    found = mesh_runs.on_mesh_of(host_plan(2), OPTIMIZER, QUICK, tt=False)
-    mesh_runs.assert_close(found, alone("rowwise_adagrad", QUICK, tt=False))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_for_fifty_steps(name):
-    found = mesh_runs.on_mesh_of(host_plan(2), OPTIMIZERS[name], LONG, tt=False)
-    mesh_runs.assert_close(found, alone(name, LONG, tt=False))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("devices", "host", "how"),
-    [
-        (3, 0.9, {"reduce": "all_gather"}),
-        (2, 1.0, {"reduce": "dense"}),
-        (4, 0.5, {"send": frozenset({"item", "user"})}),
-    ],
-)
-def test_other_ways_to_train(devices, host, how):
-    found = mesh_runs.on_mesh_of(host_plan(devices, host=host), OPTIMIZERS["adagrad"], LONG, tt=False, **how)
-    mesh_runs.assert_close(found, alone("adagrad", LONG, tt=False))
-
-
 def test_rows_are_loaded_in_parts(monkeypatch):
     """Whatever their ranges, so many at a time."""
     monkeypatch.setattr(mesh_host_rows, "_ROWS_AT_A_TIME", 7)
@@ -97,16 +70,6 @@ def test_rows_are_loaded_in_parts(monkeypatch):
     assert {part.size for part in parts[:-1]} == {7}
     np.testing.assert_array_equal(np.concatenate(parts), np.sort(host_addresses(host_plan(2), based(STACK))))
     assert not list(mesh_host_rows._parts(ranges[:0]))
-
-
-@pytest.mark.slow
-def test_stochastically_rounded_rows_have_the_bits_of_one_device():
-    """One step: from the second on, sums that differ in their last bit may round to another neighbour."""
-    kwargs = {"dtype": "bfloat16", "tt": False, "rounding_seed": 7}
-    expected = alone("rowwise_adagrad", 1, **kwargs)
-    found = mesh_runs.on_mesh_of(host_plan(4, dtype="bfloat16"), OPTIMIZER, 1, **kwargs)
-    same = found.arrays["d8_bfloat16"] == expected.arrays["d8_bfloat16"]
-    assert same.mean() > 0.999
 
 
 # Rows at rest.
@@ -305,56 +268,3 @@ def test_a_run_killed_anywhere_resumes_to_the_same_bits(configure, plan_file, mo
     assert deaths >= 2
     assert bits(outcome.folder) == bits(whole.folder)
     np.testing.assert_array_equal(outcome.scores["test"].logits, whole.scores["test"].logits)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_under_other_plans_and_on_one_device(configure, plan_file):
-    one = train(configure("max_steps=10", out="one"))
-    places = (
-        ("mesh.devices=2", plan_file(2)),
-        ("mesh.devices=4", plan_file(4, seed=3, host=0.9)),
-        ("mesh.devices=0",),
-        ("mesh.devices=2",),
-        ("mesh.devices=4", plan_file(4, seed=4, host=0.2)),
-    )
-    for number, place in enumerate(places):
-        last = train(configure(*place, f"max_steps={2 * number + 2}", "checkpoint.keep=1", out="moved"), resume=True)
-        assert [p.name for p in (last.folder / "checkpoints").iterdir()] == [str(2 * number + 2)]
-    np.testing.assert_allclose(last.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
-    expected = flatten(restore_run(one.folder, slots=True).state)
-    for path, leaf in flatten(restore_run(last.folder, slots=True).state).items():
-        np.testing.assert_allclose(np.asarray(leaf), np.asarray(expected[path]), rtol=2e-4, atol=2e-5)
-
-
-@pytest.mark.slow
-def test_whole_tables_in_host_memory_beside_rows_of_a_plan(configure, plan_file, dataset):
-    tiers = ("tables.tt.largest=1", "tables.overrides={C2={tier='host'}, C3={tier='host'}}")
-    one = train(configure(*tiers, out="one"))
-    run = ("mesh.devices=2", *tiers, plan_file(2))
-    two = train(configure(*run, out="two"))
-    assert {name.split("_")[0] for name in two.parameters} == {"dense", "host", "planned", "tt"}
-    assert two.pipeline
-    assert two.pipeline["rows"].keys() == {"host_d4_float32", "planned_d4_float32"}
-    np.testing.assert_allclose(two.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
-    train(configure(*run, "max_steps=3", out="again"))
-    again = train(configure(*run, out="again"), resume=True)
-    np.testing.assert_array_equal(again.scores["test"].logits, two.scores["test"].logits)
-
-
-def test_what_cannot_train_is_refused(configure, plan_file, dataset, monkeypatch):
-    schema = Schema.load(dataset)
-
-    def opened(*overrides):
-        config = configure("mesh.devices=2", *overrides)
-        return open_mesh(config, schema, build_layout(config, schema))
-
-    assert opened(plan_file(2)).host
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr("jrec.train.mesh_run.make_mesh", lambda n: Mesh(np.array(jax.devices()[:n]), ("devices",)))
-    with pytest.raises(ConfigError, match=r"keeps [\d,]+ rows of tables in host memory.*one of 2; plan with --no-host"):
-        opened(plan_file(2))
-    monkeypatch.undo()
-    with pytest.raises(ConfigError, match=r"only keep tables, and keeps .* rows in host memory.*--no-host"):
-        opened(plan_file(2, seed=3, host=1.0, computes=(True, False)))
-    with pytest.raises(ConfigError, match=r"schedule is 'fae', which itself says where rows live.*leave out plan"):
-        configure("mesh.devices=2", "schedule=fae", "plan=x")

@@ -6,14 +6,11 @@ import json
 
 import jax
 import jax.numpy as jnp
-import mesh_runs
 import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from mesh_plans import MIDDLE, plan_apart, some_plan
 from mesh_run_cases import CONFIG
-from mesh_runs import OPTIMIZERS
 from run_cases import configuring, quickstart
 
 from jrec.mesh.step import StepOptions
@@ -35,11 +32,7 @@ def dataset(tmp_path_factory):
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-LONG = 50
 EXACT = TTCacheConfig(cache_rows=6, tracked_rows=90, warmup_steps=3, refresh_every=2)
-BOUNDED = dataclasses.replace(EXACT, tracked_rows=8, track_every=2)
-FOLDING = dataclasses.replace(EXACT, on_evict="fold", fold_ridge=0.02)
-ONCE = dataclasses.replace(EXACT, refresh_every=None)
 ROWS = 40
 
 
@@ -118,44 +111,6 @@ def test_cores_cached_rows_and_choices_are_those_of_one_device():
     state, slots = kept[0]
     assert (nnx.merge(graph, state).cached["ids"][...] < ROWS).all()
     assert 0 < counted(slots["hits"]) < counted(slots["lookups"])
-
-
-@functools.cache
-def alone(name, steps, cache, **kwargs):
-    return mesh_runs.on_one_device(OPTIMIZERS[name], steps, cache=cache, **kwargs)
-
-
-def check(found, expected):
-    """Floats to their tolerance; which rows are cached, counts and hits to the bit."""
-    mesh_runs.assert_close(found, expected)
-    for name, array in expected.arrays.items():
-        if any(part in name for part in ("cached_ids", "tracked_", "hits", "lookups")):
-            np.testing.assert_array_equal(found.arrays[name], array, err_msg=name)
-    hits, lookups = (int(expected.arrays[f"tt_word.{name}"][0]) for name in ("hits", "lookups"))
-    assert 0 < hits < lookups
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "devices", "cache", "kwargs"),
-    [
-        ("momentum", 4, BOUNDED, {"reduce": "all_gather"}),
-        ("adagrad", 4, FOLDING, {"reduce": "dense"}),
-        ("rowwise_adagrad", 3, EXACT, {}),
-        ("adam", 2, ONCE, {}),
-    ],
-)
-def test_a_mesh_is_one_device_for_fifty_steps(name, devices, cache, kwargs):
-    found = mesh_runs.on_mesh_of(some_plan(devices), OPTIMIZERS[name], LONG, cache=cache, **kwargs)
-    check(found, alone(name, LONG, cache))
-
-
-@pytest.mark.slow
-def test_devices_that_only_keep_tables_leave_the_cache_to_the_others():
-    """Their copies are NaN before every step: nothing reads them."""
-    plan = plan_apart(MIDDLE, seed=1, tt=True)
-    found = mesh_runs.on_mesh_of(plan, OPTIMIZERS["rowwise_adagrad"], 12, cache=EXACT, form="send")
-    check(found, alone("rowwise_adagrad", 12, EXACT))
 
 
 RUN = """

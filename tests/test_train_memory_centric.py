@@ -1,11 +1,10 @@
-"""Some devices of a mesh keep the tables and the others train the dense model: as one device does."""
+"""Some devices of a mesh keep the tables and the others train the dense model: their plans, batches and scores."""
 
 import mesh_runs
 import numpy as np
 import pytest
 from mesh_plans import MIDDLE, plan_apart
 from mesh_run_cases import CONFIG
-from mesh_runs import LONG, OPTIMIZERS, QUICK, alone
 from run_cases import configuring, quickstart
 
 from jrec.cli import main
@@ -28,32 +27,6 @@ def configure(tmp_path, dataset):
 
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-
-def test_two_devices_compute_and_two_keep_the_tables():
-    """Dense parameters of the devices that keep tables are NaN before every step: nothing reads them."""
-    plan = plan_apart(MIDDLE)
-    found = mesh_runs.on_mesh_of(plan, OPTIMIZERS["rowwise_adagrad"], QUICK, tt=False, form="send")
-    mesh_runs.assert_close(found, alone("rowwise_adagrad", QUICK, tt=False))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer(name):
-    """A tensor-train table, whose cores the devices that compute have, beside the others; fifty steps of one."""
-    steps = LONG if name == "adam" else QUICK
-    found = mesh_runs.on_mesh_of(plan_apart(MIDDLE, seed=1, tt=True), OPTIMIZERS[name], steps, form="send")
-    mesh_runs.assert_close(found, alone(name, steps))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("computes", "form"),
-    [((True, False), "send"), ((True, True, True, False), "retrieve"), ((False, False, False, True), "send")],
-)
-def test_any_division_of_the_devices(computes, form):
-    found = mesh_runs.on_mesh_of(plan_apart(computes, seed=2), OPTIMIZERS["adagrad"], QUICK, tt=False, form=form)
-    mesh_runs.assert_close(found, alone("adagrad", QUICK, tt=False))
 
 
 def test_blank_parts_have_no_lookups():
