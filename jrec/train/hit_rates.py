@@ -24,11 +24,12 @@ class HitRates:
     """
 
     def __init__(self, layout: EmbeddingLayout, stepper: Stepper):
-        self._stepper, state = stepper, stepper.state
+        self._stepper = stepper
+        slots = stepper.state[1].get("slots", {})  # a state has no place for what is empty, as slots of SGD are
         self._stacks = {
             stack.tables[0].name: stack.name
             for stack in layout.members
-            if stack.tier == "tt" and COUNTERS[0] in state[1]["slots"][stack.name]
+            if stack.tier == "tt" and COUNTERS[0] in slots.get(stack.name, {})
         }
         self._logged: dict[str, dict[str, int]] = {}
 
