@@ -6,8 +6,9 @@ import re
 import numpy as np
 import placement_cases as cases
 import pytest
+from checkpoint_state import latest
 from feature_table import EXCLUSIVE, NAMES, PAGE, page_with, trained_pairs
-from placement_runs import Workplace
+from placement_runs import Workplace, arrays_of
 
 from jrec.errors import JrecError
 from jrec.train.compress import Selection, compress_run
@@ -58,7 +59,7 @@ def test_a_compressed_run_scores_and_trains_as_its_cores_say(place, name):
     found = compress_run(run.folder, out, Selection(tables=("site",), rank=2), splits=("test",))
     if run.logits is not None:
         np.testing.assert_allclose(found.before["test"].logits, run.logits, **CLOSE)
-    arrays = place.read(out, None).arrays
+    arrays = arrays_of(latest(out))
     assert "site" not in arrays
     cores = {array: values for array, values in arrays.items() if array.startswith("site.core") and "/" not in array}
     assert len(cores) == 3
