@@ -150,7 +150,13 @@ class Workplace:
             )
             for n in range(placement.processes)
         ]
-        said = [process.communicate(timeout=TIMEOUT)[1] for process in started]
+        try:
+            said = [process.communicate(timeout=TIMEOUT)[1] for process in started]
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
         return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
 
     def _first(self, cores_from: int | None, dtype: str) -> dict[str, np.ndarray]:
