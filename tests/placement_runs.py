@@ -78,7 +78,7 @@ class Workplace:
 
     def log_of(self, placement: cases.Placement) -> cases.Log:
         """The log that a placement trains on; one process takes the batches of several from one that is dealt."""
-        return self.log(placement.reordered, placement.shares // placement.processes)
+        return self.log(placement.reordered, max(1, placement.shares // placement.processes))
 
     def _data(self, placement: cases.Placement) -> pathlib.Path:
         """The dataset folder of a placement."""
