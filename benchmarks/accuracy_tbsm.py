@@ -96,23 +96,23 @@ def rules(folder: pathlib.Path) -> dict[str, float]:
     """Test AUC of popularity of items and of categories in the train split, and of a category seen before.
 
     Args:
-      folder: a dataset of Taobao's sequences.
+      folder: A dataset of Taobao's sequences.
     """
     schema = Schema.load(folder)
     train, test = (_columns(folder, schema, split) for split in ("train", "test"))
     labels = test["label"]
-    found = {}
+    scores = {}
     for name in ("item_id", "category_id"):
         table = schema.table(name)
         positives = np.bincount(train[name][train["label"] > 0], minlength=table.rows).astype(np.float64)
         if table.oov_row is not None:
             positives[table.oov_row] = 0
-        found[f"popularity of {name.removesuffix('_id')}"] = _auc(labels, positives[test[name]])
+        scores[f"popularity of {name.removesuffix('_id')}"] = _auc(labels, positives[test[name]])
     offsets, history = test["category_history"]
     owner = np.repeat(np.arange(len(labels)), np.diff(offsets))
     same = np.bincount(owner, history == test["category_id"][owner], len(labels)) > 0
-    found["category in history"] = _auc(labels, same.astype(np.float64))
-    return found
+    scores["category in history"] = _auc(labels, same.astype(np.float64))
+    return scores
 
 
 def _columns(folder: pathlib.Path, schema: Schema, split: str) -> dict:
@@ -125,12 +125,12 @@ def _columns(folder: pathlib.Path, schema: Schema, split: str) -> dict:
     ]
     columns = {}
     for name in blocks[0]:
-        parts = [block[name] for block in blocks]
-        if lists := [part for part in parts if isinstance(part, ListColumn)]:
-            lengths = np.concatenate([np.diff(part.offsets) for part in lists])
-            columns[name] = np.cumsum(np.r_[0, lengths]), np.concatenate([part.values for part in lists])
+        pieces = [block[name] for block in blocks]
+        if lists := [piece for piece in pieces if isinstance(piece, ListColumn)]:
+            lengths = np.concatenate([np.diff(piece.offsets) for piece in lists])
+            columns[name] = np.cumsum(np.r_[0, lengths]), np.concatenate([piece.values for piece in lists])
         else:
-            columns[name] = np.concatenate(parts)
+            columns[name] = np.concatenate(pieces)
     return columns
 
 

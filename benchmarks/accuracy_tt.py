@@ -33,18 +33,18 @@ class Setting:
     """A dataset, its configuration, and which tables are compressed how.
 
     Attributes:
-      prepare: the arguments of `jrec prepare`, files by their name in ``shared/data``.
-      config: a shipped configuration.
-      common: overrides of every variant.
-      compressed: overrides of the compressed ones.
-      others: further overrides of more compressed variants, by name: how AUC is bought with memory.
+      prepare: The arguments of `jrec prepare`, files by their name in ``shared/data``.
+      config: A shipped configuration.
+      common: Overrides of every variant.
+      compressed: Overrides of the compressed ones.
+      variants: Further overrides of more compressed variants, by name: how AUC is bought with memory.
     """
 
     prepare: tuple[str, ...]
     config: str
     common: tuple[str, ...]
     compressed: tuple[str, ...]
-    others: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    variants: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
 SETTINGS = {
@@ -59,7 +59,7 @@ SETTINGS = {
             "tables.tt.learning_rate=0.04",
             "tables.tt.weight_decay=0",
         ),
-        others={"the first 1,000 rows of each whole": ("tables.tt.whole_rows=1000",)},
+        variants={"the first 1,000 rows of each whole": ("tables.tt.whole_rows=1000",)},
     ),
     "movielens_1m": Setting(
         prepare=(
@@ -74,7 +74,7 @@ SETTINGS = {
             "optimizer.embedding.learning_rate=0.005",
         ),
         compressed=("tables.tt.largest=2", "tables.tt.cores=2", "tables.tt.rank=32"),
-        others={
+        variants={
             f"largest table alone, rank {rank}": ("tables.tt.largest=1", f"tables.tt.rank={rank}")
             for rank in (32, 64, 128)
         }
@@ -120,7 +120,7 @@ def _compare(report: harness.Report, name: str, folder: pathlib.Path, arguments:
     for initializer in INITIALIZERS[:1] if report.quick else INITIALIZERS:
         variants[f"tensor-train, {initializer}"] = (*compressed, f"tables.tt.initializer={initializer}")
     if not report.quick:
-        variants |= {f"tensor-train, {name}": (*compressed, *more) for name, more in setting.others.items()}
+        variants |= {f"tensor-train, {name}": (*compressed, *more) for name, more in setting.variants.items()}
     aucs: dict[str, list[float]] = {}
     case = f"{name}, {len(seeds)} seed(s)"
     report.note(f"{name}, every variant: {' '.join(setting.common) or 'no overrides'}")

@@ -135,12 +135,12 @@ def dumped_ptx() -> Iterator[list[tuple[str, str]]]:
             os.close(stdout)
         file.seek(0)
         text = file.read().decode()
-    found = []
-    for part in text.split(_DUMPED)[1:]:
-        device, _, host = part.partition("define i32 @")
-        found.append((_DUMPED + device.partition("; ModuleID")[0], host))
+    dumps = []
+    for dump in text.split(_DUMPED)[1:]:
+        device, _, host = dump.partition("define i32 @")
+        dumps.append((_DUMPED + device.partition("; ModuleID")[0], host))
     for listener in (modules, *_listening):
-        listener.extend(found)
+        listener.extend(dumps)
 
 
 def compile_program(function: Callable[..., Any], *arguments: Any, **jit_options: Any) -> Program:

@@ -39,14 +39,16 @@ CASES = {
 }
 QUICK_CASES = ("cpu",)
 LEARNING_RATE = 0.01
-EPSILON = 1e-10  # as the peers'
+EPSILON = 1e-10  # as the peers', and so is the accumulator
+INITIAL_ACCUMULATOR = 0.1
+ADAGRAD = {"learning_rate": LEARNING_RATE, "eps": EPSILON, "initial_accumulator": INITIAL_ACCUMULATOR}
 HEAD_ROWS = 64  # as in benchmarks.peers.fbgemm_tbe
 OUTPUT_TOLERANCE = 1e-5
 UPDATE_TOLERANCE = 5e-3 * LEARNING_RATE  # a hot row sums tens of thousands of float32 terms, each side in its own order
 PEERS = {"fbgemm": ("rowwise_adagrad", "fbgemm_gpu-cpu", "FBGEMM"), "torch": ("adagrad", "torch", "torch")}
 OPTIMIZERS: dict[str, ops.RowOptimizer] = {
-    "rowwise_adagrad": ops.RowWiseAdagrad(learning_rate=LEARNING_RATE, eps=EPSILON),
-    "adagrad": ops.Adagrad(learning_rate=LEARNING_RATE, eps=EPSILON),
+    "rowwise_adagrad": ops.RowWiseAdagrad(**ADAGRAD),
+    "adagrad": ops.Adagrad(**ADAGRAD),
 }
 
 

@@ -1,7 +1,7 @@
 """FAE, static half: the Rand-Em Box's bounds, what a 5 % sample costs and finds beside a full scan, packing speed.
 
 Calibration runs on synthetic Criteo datasets whose own counts are hidden from it, so that the full scan has to read
-everything. Jaccard indices are of hot rows against those of the full scan at the same budget.
+everything. Jaccard indices compare the hot rows with the full scan's at the same budget.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(report: harness.Report, arguments: argparse.Namespace) -> None:
     """Runs all cases."""
     _measure_boxes(report)
-    for name, given in (("kaggle", arguments.kaggle), ("terabyte", arguments.terabyte)):
-        if report.quick and name == "terabyte" and given is None:
+    for name, existing in (("kaggle", arguments.kaggle), ("terabyte", arguments.terabyte)):
+        if report.quick and name == "terabyte" and existing is None:
             continue
-        with _dataset(report, name, given) as folder:
+        with _dataset(report, name, existing) as folder:
             _measure_calibration(report, name, folder)
             _measure_packing(report, name, folder)
 
@@ -63,12 +63,12 @@ def _measure_boxes(report: harness.Report) -> None:
         profile = _zipf_profile(rows)
         cutoffs = {share: _cutoff(profile, share) for share in SHARES}
         truth = {share: hot_rows(profile, cutoff) for share, cutoff in cutoffs.items()}
-        found: dict[float, list] = {share: [] for share in SHARES}
+        estimates_of: dict[float, list] = {share: [] for share in SHARES}
         for seed in range(trials):
             box = RandEmBox(profile, seed=seed)
             for share, cutoff in cutoffs.items():
-                found[share].append(box.estimate(cutoff))
-        for share, estimates in found.items():
+                estimates_of[share].append(box.estimate(cutoff))
+        for share, estimates in estimates_of.items():
             bounds = np.array([e.bound for e in estimates]) / truth[share]
             errors = np.abs(np.array([e.rows for e in estimates]) / truth[share] - 1)
             case = f"Rand-Em Box, {rows:,} rows, {100 * truth[share] / rows:.2g} % hot"
@@ -106,10 +106,10 @@ def _cutoff(profile: TableProfile, share: float) -> float:
 
 
 @contextlib.contextmanager
-def _dataset(report: harness.Report, name: str, given: str | None) -> Iterator[pathlib.Path]:
+def _dataset(report: harness.Report, name: str, existing: str | None) -> Iterator[pathlib.Path]:
     """The dataset given, or a synthetic one for the time of the measurement."""
-    if given is not None:
-        yield pathlib.Path(given)
+    if existing is not None:
+        yield pathlib.Path(existing)
         return
     from jrec.data.synth import SynthOptions, shape_like, synthesize
 
@@ -177,17 +177,17 @@ def _jaccard(one: Calibration, other: Calibration) -> float:
 def _measure_packing(report: harness.Report, name: str, folder: pathlib.Path) -> None:
     """The whole of ``pack``, verification included, and how well the share of hot inputs was foreseen."""
     schema = Schema.load(folder)
-    found = calibrate(folder, CalibrateOptions(), schema=schema)
+    calibration = calibrate(folder, CalibrateOptions(), schema=schema)
     inputs, seconds = schema.splits["train"].examples, []
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         out = pathlib.Path(temporary) / "fae"
         for _ in range(1 if report.quick else 3):
             shutil.rmtree(out, ignore_errors=True)
             start = time.perf_counter()
-            packed = pack(folder, out, found.hot_set(), PackOptions(threads=harness.cores()))
+            packed = pack(folder, out, calibration.hot_set(), PackOptions(threads=harness.cores()))
             seconds.append(time.perf_counter() - start)
         case = f"{name}, {inputs:,} inputs"
         report.add(case, "packing, median", inputs / statistics.median(seconds), "inputs/s")
         report.add(case, "packing, fastest", inputs / min(seconds), "inputs/s")
-        report.add(case, "hot inputs foreseen", 100 * found.hot_inputs.share, "%")
+        report.add(case, "hot inputs foreseen", 100 * calibration.hot_inputs.share, "%")
         report.add(case, "hot inputs packed", 100 * packed.hot_examples / inputs, "%")

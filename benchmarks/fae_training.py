@@ -89,7 +89,7 @@ def _bytes(report: harness.Report, arguments: argparse.Namespace, folder: pathli
     if report.quick:
         rows, scale, pairs = 40_000, 640, 1
     shape = shape_like("criteo-kaggle")
-    shape = dataclasses.replace(shape, rows={n: max(2, of // scale) for n, of in shape.rows.items()})
+    shape = dataclasses.replace(shape, rows={n: max(2, count // scale) for n, count in shape.rows.items()})
     data = folder / "kaggle"
     synthesize(shape, data, SynthOptions(rows=rows))
     hot = _pack(report, data, data.with_name("kaggle_fae"))
@@ -109,19 +109,19 @@ def _bytes(report: harness.Report, arguments: argparse.Namespace, folder: pathli
 
 def _report_bytes(report: harness.Report, case: str, sides: dict[str, list[Run]]) -> None:
     hybrid, fae = sides["hybrid"][0], sides["FAE"][0]
-    found = fae.fae
-    assert found is not None
+    summary = fae.fae
+    assert summary is not None
     ratio = hybrid.moved / fae.moved if fae.moved else None
     report.add(case, "rows and slots moved, FAE", fae.moved / 1e6, "MB", peer="hybrid", ratio=ratio)
     report.add(case, "rows and slots moved, hybrid", hybrid.moved / 1e6, "MB")
-    report.add(case, "the paper's synchronization would move", found["bytes"]["paper_synchronization"] / 1e6, "MB")
-    report.add(case, "hot rows with slots", found["hot_row_bytes"] / 1e6, "MB")
-    report.add(case, "hot examples", 100 * found["hot_share"], "%")
-    report.add(case, "switches", found["switches"], "count")
-    report.add(case, "least rate", min([*found["rates"], found["rate"]]), "%")
-    report.add(case, "greatest rate", max([*found["rates"], found["rate"]]), "%")
-    for metric, of in (("training", "seconds"), ("whole run, compiled before", "whole")):
-        own, theirs = ([getattr(run, of) for run in sides[side]] for side in ("FAE", "hybrid"))
+    report.add(case, "the paper's synchronization would move", summary["bytes"]["paper_synchronization"] / 1e6, "MB")
+    report.add(case, "hot rows with slots", summary["hot_row_bytes"] / 1e6, "MB")
+    report.add(case, "hot examples", 100 * summary["hot_share"], "%")
+    report.add(case, "switches", summary["switches"], "count")
+    report.add(case, "least rate", min([*summary["rates"], summary["rate"]]), "%")
+    report.add(case, "greatest rate", max([*summary["rates"], summary["rate"]]), "%")
+    for metric, field in (("training", "seconds"), ("whole run, compiled before", "whole")):
+        own, theirs = ([getattr(run, field) for run in sides[side]] for side in ("FAE", "hybrid"))
         ratios = [b / a for a, b in zip(own, theirs, strict=True)]
         report.add(case, f"{metric}, FAE", min(own), "s", peer="hybrid", ratio=statistics.median(ratios))
         report.add(case, f"{metric}, hybrid", min(theirs), "s")
@@ -158,8 +158,8 @@ def _pack(report: harness.Report, data: pathlib.Path, out: pathlib.Path) -> path
 
     share = ROW_BYTES * sum(t.rows for t in Schema.load(data).tables) / PUBLISHED_BYTES
     options = CalibrateOptions(budget=BUDGET * share, small_bytes=SMALL * share, row_bytes=ROW_BYTES, exact=True)
-    found = calibrate(data, options)
-    packed = pack(data, out, found.hot_set())
+    calibration = calibrate(data, options)
+    packed = pack(data, out, calibration.hot_set())
     total = packed.hot_examples + packed.cold_examples
     report.note(
         f"{data.name}: {100 * packed.hot_examples / total:.1f} % of {total:,} training examples are hot on a budget of"
@@ -189,7 +189,7 @@ def _run(side: str, data: pathlib.Path, seed: int, folder: pathlib.Path, overrid
         whole=time.perf_counter() - start,
         auc=scores.auc or float("nan"),
         log_loss=scores.log_loss,
-        moved=sum(of["bytes_to_device"] + of["bytes_to_host"] for of in rows),
+        moved=sum(counters["bytes_to_device"] + counters["bytes_to_host"] for counters in rows),
         fae=outcome.fae,
     )
 

@@ -12,7 +12,7 @@ is under way or complete, resumed, and evaluated, and one of as many steps that 
     checkpoint        seconds until it is complete; those for which training waited, limit: 5 % of them; and with these
                       what steps took above the median while it was written, which is the price of sharing the cores
                       and the memory with whoever writes.
-    step              median, and its ratio to that of the same model with a million rows in all; the two alternate, run
+    step              median, and its ratio to the same model's with a million rows in all; the two alternate, run
                       by run, and the ratio is the median over pairs. Limit: 1.15.
     same bits         whether the killed run logged the same bytes as the other, and its model scores the same.
 
@@ -223,8 +223,8 @@ class _Measured:
             ratios.append(medians["full"] / medians["small"])
             milliseconds.append(1e3 * medians["full"])
         self._add("step, median", statistics.median(milliseconds), "ms")
-        of = f"ratio to that with {SMALL_ROWS // self._size.scale:,} rows in all"
-        self._add(f"step, {of}", statistics.median(ratios), "x", limit=STEP_RATIO, details={"pairs": ratios})
+        comparison = f"ratio to the same with {SMALL_ROWS // self._size.scale:,} rows in all"
+        self._add(f"step, {comparison}", statistics.median(ratios), "x", limit=STEP_RATIO, details={"pairs": ratios})
 
     def _median_step(self, data: pathlib.Path, name: str) -> float:
         size, run = self._size, RunFolder(self._folder / name)
@@ -351,7 +351,7 @@ class _Measured:
 
 
 def capped(rows: Iterable[int], total: int) -> int:
-    """The largest cap under which tables of so many rows have at most ``total`` in all; at least 1."""
+    """The largest cap under which these tables have at most ``total`` rows in all; at least 1."""
     rows = list(rows)
     low, high = 1, max(rows)
     while low < high:

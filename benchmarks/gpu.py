@@ -9,7 +9,7 @@ A line holds microseconds a call, timed by loops inside one compiled program (``
     lookup_gb_s, lookup_fraction        bytes of every gathered row a second, and as a fraction of a copy's bandwidth.
                                         Above 1 where ids are skewed: hot rows come from the L2 cache
     distinct_gb_s, distinct_fraction    the same with each distinct input byte counted once: the fraction of the floor
-    launches, kernel_us                 kernels launched a call and their time alone, where the profiler tells
+    launches, kernel_us                 kernels launched a call and only their time, where the profiler tells
 
 Before anything is timed, both implementations update tables of the same values, and samples of sums and touched rows
 are compared, with a checksum over the rows that no id names. Only one side's tables are on the device at a time. A case
@@ -82,24 +82,24 @@ def measure(report: harness.Report, name: str, case: Case, *, bandwidth: float, 
 
 def figures(moved: gpu_cases.Traffic, timing: gpu_timing.Timing, bandwidth: float) -> dict[str, Any]:
     """A line's details."""
-    found: dict[str, Any] = {}
-    for what, size in (("lookup", moved.lookups), ("distinct", moved.distinct)):
-        found[f"{what}_gb_s"] = _rounded(size / timing.seconds / 1e9)
-        found[f"{what}_fraction"] = _rounded(size / timing.seconds / bandwidth)
-    return found | timing_figures(timing)
+    values: dict[str, Any] = {}
+    for kind, size in (("lookup", moved.lookups), ("distinct", moved.distinct)):
+        values[f"{kind}_gb_s"] = _rounded(size / timing.seconds / 1e9)
+        values[f"{kind}_fraction"] = _rounded(size / timing.seconds / bandwidth)
+    return values | timing_figures(timing)
 
 
 def timing_figures(timing: gpu_timing.Timing) -> dict[str, Any]:
     """The details that need no bytes: spread, calls, and the profiler's launches and kernels."""
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "spread": _rounded(timing.spread), "calls": timing.calls, "dispatches": timing.dispatches
     }  # fmt: skip
     if timing.launches is not None and timing.kernel_seconds is not None:
-        found |= {"launches": _rounded(timing.launches), "kernel_us": _rounded(1e6 * timing.kernel_seconds)}
-        found["kernels"] = [
+        values |= {"launches": _rounded(timing.launches), "kernel_us": _rounded(1e6 * timing.kernel_seconds)}
+        values["kernels"] = [
             [kernel.name, _rounded(1e6 * kernel.seconds / timing.calls)] for kernel in timing.kernels[:6]
         ]
-    return found
+    return values
 
 
 def _rounded(value: float) -> float:
@@ -122,13 +122,13 @@ def _measure_peers(
 
 
 @contextlib.contextmanager
-def _kept(report: harness.Report, case: str, what: str, errors: list[str]) -> Iterator[None]:
+def _kept(report: harness.Report, case: str, measured: str, errors: list[str]) -> Iterator[None]:
     """Turns an exception into a line, so that the rest of the case goes on; ``errors`` takes its description."""
     try:
         yield
     except Exception as error:
-        errors.append(f"{what}: {resume.describe(error)}")
-        report.line({"case": case, "metric": what, "error": resume.describe(error)})
+        errors.append(f"{measured}: {resume.describe(error)}")
+        report.line({"case": case, "metric": measured, "error": resume.describe(error)})
         report.note(f"{case}: {errors[-1]}")
 
 

@@ -73,12 +73,12 @@ class Facts:
     others: tuple[tuple[str, int, int], ...]
 
 
-def key(case: Case, what: str, config: TuningConfig | None) -> str:
+def key(case: Case, program: str, config: TuningConfig | None) -> str:
     """The name of a program among the facts."""
-    parts = [case.name, what]
+    words = [case.name, program]
     if config is not None:
-        parts += [f"{f.name}={getattr(config, f.name)}" for f in dataclasses.fields(config) if f.name != "blocks"]
-    return " ".join(parts)
+        words += [f"{f.name}={getattr(config, f.name)}" for f in dataclasses.fields(config) if f.name != "blocks"]
+    return " ".join(words)
 
 
 def load(path: pathlib.Path = PATH) -> dict[str, Facts]:
@@ -97,11 +97,11 @@ def _from_json(fields: dict[str, Any]) -> Facts:
     return Facts(kernels=tuple(kernels), others=tuple((op, read, written) for op, read, written in fields["others"]))
 
 
-def compiled(case: Case, what: str, config: TuningConfig | None) -> Facts:
+def compiled(case: Case, name: str, config: TuningConfig | None) -> Facts:
     """Compiles a program of a case for an H200: its "forward", "update" or "cast"."""
     from benchmarks import ahead_of_time as aot
 
-    program = {"forward": _forward, "update": _update, "cast": _cast}[what](case, config, aot.shape)
+    program = {"forward": _forward, "update": _update, "cast": _cast}[name](case, config, aot.shape)
     built = aot.compile_program(*program)
     kernels = [_kernel(k) for k in built.kernels]
     return Facts(kernels=tuple(kernels), others=tuple(other_kernels(built.executable.as_text() or "")))
@@ -192,7 +192,7 @@ def other_kernels(hlo: str) -> list[tuple[str, int, int]]:
     """What an optimized program launches beside Mosaic's kernels: opcode, bytes read, bytes written."""
     entry = hlo[hlo.index("\nENTRY") :].split("\n}")[0]
     sizes: dict[str, int] = {}
-    found = []
+    kernels = []
     for line in entry.splitlines():
         parsed = re.match(r"\s*(?:ROOT )?(%[\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)", line)
         if parsed is None:
@@ -203,8 +203,8 @@ def other_kernels(hlo: str) -> list[tuple[str, int, int]]:
             continue
         target = re.search(r'custom_call_target="([^"]+)"', rest)
         operands = re.findall(r"%[\w.\-]+", rest.split("), ")[0])
-        found.append((target[1] if target else opcode, sum(sizes.get(o, 0) for o in operands), sizes[name]))
-    return found
+        kernels.append((target[1] if target else opcode, sum(sizes.get(o, 0) for o in operands), sizes[name]))
+    return kernels
 
 
 def _array_bytes(result: str) -> int:

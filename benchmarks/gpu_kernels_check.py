@@ -23,14 +23,14 @@ SHOW = (*JREC, "show", "--json")
 
 def verdicts(printed: Iterable[str]) -> Iterator[dict[str, Any]]:
     """The verdicts in what the command prints: an object a line, at once, or one object or list over several lines."""
-    text, found = "", 0
+    text, count = "", 0
     for line in printed:
         text += line
         verdict = _parsed(line)
         if isinstance(verdict, dict):
-            found += 1
+            count += 1
             yield verdict
-    if not found:
+    if not count:
         whole = _parsed(text)
         yield from whole if isinstance(whole, list) else [whole] if isinstance(whole, dict) else []
 

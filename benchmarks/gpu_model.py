@@ -1,6 +1,6 @@
 """Predicts the time of jrec's GPU kernels beside their floors, without a GPU.
 
-Registers, loops and launches are those of the code compiled for an H200 (``benchmarks.gpu_facts``); steps those that
+Registers, loops and launches come from the code compiled for an H200 (``benchmarks.gpu_facts``); steps are those that
 each warp makes at a batch's real segments with hashed ids; bandwidths and latencies are assumptions, which
 ``--assumptions`` lists. So every time here is a PREDICTION. Two floors are printed: every distinct byte once at the
 bandwidth of device memory ("distinct"); and that, or at L2's bandwidth each row once for each multiprocessor that adds
@@ -41,26 +41,26 @@ def segments_of(name: str) -> Segments:
 
 def lines_of(case: Case, facts: dict[str, gpu_facts.Facts], chip: Chip) -> list[dict[str, Any]]:
     """One line for each launch of a case's forward pass and update, and a line for each pass and for the cast."""
-    found = segments_of(case.name)
-    floors = gpu_predict.floors(case, found, chip)
+    cast_segments = segments_of(case.name)
+    floors = gpu_predict.floors(case, cast_segments, chip)
     lines: list[dict[str, Any]] = []
     passes: list[tuple[str, Any, Any]] = [
         ("forward", gpu_predict.forward, case.forward_config()),
         ("cast", gpu_predict.cast, None),
         ("update", gpu_predict.update, case.update_config()),
     ]
-    for what, predict, config in passes:
-        program = facts[gpu_facts.key(case, what, config)]
-        launches = predict(case, found, program, config, chip)
-        common = {"case": case.name, "gpu": chip.name, "what": what}
+    for direction, predict, config in passes:
+        program = facts[gpu_facts.key(case, direction, config)]
+        launches = predict(case, cast_segments, program, config, chip)
+        common = {"case": case.name, "gpu": chip.name, "what": direction}
         lines += [
             common | {"launch": one.name} | dataclasses.asdict(one) | {"seconds": one.seconds, "bound": one.bound}
             for one in launches
         ]
         seconds = sum(one.seconds for one in launches)
         # XLA's kernels of a cast belong to its sort, which is not predicted.
-        gaps = len(launches) + (len(program.others) if what == "update" else 0)
-        floor = floors[what]
+        gaps = len(launches) + (len(program.others) if direction == "update" else 0)
+        floor = floors[direction]
         lines.append(
             common
             | {
@@ -71,7 +71,7 @@ def lines_of(case: Case, facts: dict[str, gpu_facts.Facts], chip: Chip) -> list[
                 "floor_levels": floor.levels,
                 "of_distinct": seconds / floor.distinct,
                 "of_levels": seconds / floor.levels,
-                "goal_met": seconds <= GOALS[what] * floor.levels if what in GOALS else None,
+                "goal_met": seconds <= GOALS[direction] * floor.levels if direction in GOALS else None,
             }
         )
     return lines
@@ -81,17 +81,18 @@ def sweep(facts: dict[str, gpu_facts.Facts], chip: Chip) -> list[dict[str, Any]]
     """Predicted seconds of each config's update."""
     lines = []
     for case, configs in SWEEP:
-        found = segments_of(case.name)
+        cast_segments = segments_of(case.name)
         for config in configs:
-            lines += _swept(case, found, facts, config, chip)
+            lines += _swept(case, cast_segments, facts, config, chip)
     return lines
 
 
 def _swept(
-    case: Case, found: Segments, facts: dict[str, gpu_facts.Facts], config: TuningConfig, chip: Chip
+    case: Case, cast_segments: Segments, facts: dict[str, gpu_facts.Facts], config: TuningConfig, chip: Chip
 ) -> list[dict[str, Any]]:
     program = facts[gpu_facts.key(case, "update", config)]
-    launches = gpu_predict.update(case, found, program, config, chip)
+    launches = gpu_predict.update(case, cast_segments, program, config, chip)
+    floor = gpu_predict.floors(case, cast_segments, chip)["update"]
     return [
         {
             "case": case.name,
@@ -104,7 +105,7 @@ def _swept(
             "seconds": sum(one.seconds for one in launches),
             "launches": [one.seconds for one in launches],
             "bounds": [one.bound for one in launches],
-            "of_levels": sum(one.seconds for one in launches) / gpu_predict.floors(case, found, chip)["update"].levels,
+            "of_levels": sum(one.seconds for one in launches) / floor.levels,
         }
     ]
 

@@ -170,7 +170,7 @@ def _row_bytes(dim: int) -> int:
     return -(-dim * 4 // SECTOR) * SECTOR
 
 
-def forward(case: Case, found: Segments, facts: Facts, config: TuningConfig, chip: Chip) -> list[Prediction]:
+def forward(case: Case, cast_segments: Segments, facts: Facts, config: TuningConfig, chip: Chip) -> list[Prediction]:
     """Predicts the gather-reduce of a batch whose bags all have the same length."""
     (kernel,) = facts.kernels
     tile = Tile.of(case.dim, 4, chunks=config.chunks)
@@ -179,38 +179,39 @@ def forward(case: Case, found: Segments, facts: Facts, config: TuningConfig, chi
     # A warp's rows rarely are all in L2, and it waits for the slowest.
     once = chip.block_start + chip.hbm_latency + steps * _step(chip, chip.hbm_latency, config.unroll * config.chunks)
     row = _row_bytes(case.dim)
-    fetched = sum(misses(c, capacity=chip.l2_bytes / row) for c in found.counts_by_table) * row
+    fetched = sum(misses(c, capacity=chip.l2_bytes / row) for c in cast_segments.counts_by_table) * row
     streams = case.lookups * 4 + case.bags * case.dim * 4
     works = Work(
         name="gather_reduce_padded",
         blocks=np.full(tiles, once),
         steps=np.full(tiles * gpu_trips.WARPS, steps),
         hbm_bytes=fetched + streams,
-        l2_bytes=_l1_misses(found, row, chip) * row + streams,
+        l2_bytes=_l1_misses(cast_segments, row, chip) * row + streams,
         row_loads=tiles * gpu_trips.WARPS * case.length * tile.blocks * tile.chunks,
         visits=tiles * gpu_trips.WARPS,
     )
     return [predict([works], kernel, chip, loads_a_step=min(case.length, config.unroll) * tile.blocks * tile.chunks)]
 
 
-def _l1_misses(found: Segments, row: int, chip: Chip) -> float:
+def _l1_misses(cast_segments: Segments, row: int, chip: Chip) -> float:
     return sum(
-        misses_of_each(c, caches=chip.multiprocessors, capacity=chip.l1_bytes / row) for c in found.counts_by_table
+        misses_of_each(c, caches=chip.multiprocessors, capacity=chip.l1_bytes / row)
+        for c in cast_segments.counts_by_table
     )
 
 
-def update(case: Case, found: Segments, facts: Facts, config: TuningConfig, chip: Chip) -> list[Prediction]:
+def update(case: Case, cast_segments: Segments, facts: Facts, config: TuningConfig, chip: Chip) -> list[Prediction]:
     """Predicts a casted update with row-wise Adagrad: short segments beside pieces, pieces of these, long segments."""
-    nodes = gpu_trips.full_nodes(found, config)
-    first, *others = facts.kernels
+    nodes = gpu_trips.full_nodes(cast_segments, config)
+    first, *rest = facts.kernels
     loads = config.unroll * Tile.of(case.dim, 4).blocks
-    short = _short(case, found, config, chip)
+    short = _short(case, cast_segments, config, chip)
     if not nodes:
         return [predict([short], first, chip, loads_a_step=loads * config.chunks)]
-    launches = [[_pieces(case, found, nodes, 0, config, chip), short]]
-    launches += [[_pieces(case, found, nodes, level, config, chip)] for level in range(1, len(nodes))]
-    launches.append([_long(case, found, config, chip)])
-    kernels = [first, *others]
+    launches = [[_pieces(case, cast_segments, nodes, 0, config, chip), short]]
+    launches += [[_pieces(case, cast_segments, nodes, level, config, chip)] for level in range(1, len(nodes))]
+    launches.append([_long(case, cast_segments, config, chip)])
+    kernels = [first, *rest]
     if len(kernels) != len(launches):
         raise ValueError(
             f"{case.name}: {len(launches)} launches are modelled, but {len(kernels)} kernels were compiled"
@@ -223,9 +224,11 @@ def _touched_bytes(rows: int, dim: int) -> int:
     return rows * (2 * (_row_bytes(dim) + SECTOR) + 8)
 
 
-def _short(case: Case, found: Segments, config: TuningConfig, chip: Chip) -> Work:
+def _short(case: Case, cast_segments: Segments, config: TuningConfig, chip: Chip) -> Work:
     tile = Tile.of(case.dim, 4, chunks=config.chunks)
-    trips = gpu_trips.short_trips(found, tile, config)  # of the tiles that the cast's rows fill: a walk ends there
+    trips = gpu_trips.short_trips(
+        cast_segments, tile, config
+    )  # of the tiles that the cast's rows fill: a walk ends there
     grid = min(-(-case.lookups // tile.rows), config.blocks)
     step = _step(chip, chip.l2_latency, config.unroll * config.chunks)
     # Table row and slot are asked for before the first gradient; both must be there for the optimizer's step.
@@ -234,8 +237,8 @@ def _short(case: Case, found: Segments, config: TuningConfig, chip: Chip) -> Wor
     blocks = np.zeros((grid, gpu_trips.WARPS))
     np.add.at(blocks, np.arange(visit.shape[0]) % grid, visit)
     start = chip.block_start + 3 * chip.l2_latency  # how many rows, their bounds, their lookups
-    short = found.short(config.split)
-    lookups, rows = int(found.lengths[short].sum()), int(short.sum())
+    short = cast_segments.short(config.split)
+    lookups, rows = int(cast_segments.lengths[short].sum()), int(short.sum())
     gradients = case.bags * case.dim * 4
     l2_lookups = _gradient_l2_bytes(case, lookups, chip)
     touched = _touched_bytes(rows, case.dim)
@@ -243,7 +246,7 @@ def _short(case: Case, found: Segments, config: TuningConfig, chip: Chip) -> Wor
         name="casted_update_short",
         blocks=start + blocks.max(axis=1),
         steps=trips[trips > 0].reshape(-1),
-        hbm_bytes=touched + lookups * 4 + gradients * lookups / found.lookups,
+        hbm_bytes=touched + lookups * 4 + gradients * lookups / cast_segments.lookups,
         l2_bytes=touched + lookups * 4 + l2_lookups,
         row_loads=float(trips.sum()) * config.unroll * tile.blocks * tile.chunks,
         visits=visit.size,
@@ -260,7 +263,9 @@ def _gradient_l2_bytes(case: Case, lookups: int, chip: Chip) -> float:
     )
 
 
-def _pieces(case: Case, found: Segments, nodes: list[np.ndarray], level: int, config: TuningConfig, chip: Chip) -> Work:
+def _pieces(
+    case: Case, cast_segments: Segments, nodes: list[np.ndarray], level: int, config: TuningConfig, chip: Chip
+) -> Work:
     tile = Tile.of(case.dim, 4)
     full = nodes[level] >= 0
     trips = gpu_trips.by_warp(full, tile) * -(-config.split // config.unroll)
@@ -275,7 +280,7 @@ def _pieces(case: Case, found: Segments, nodes: list[np.ndarray], level: int, co
     lookups = int(full.sum()) * config.split
     written = int(full.sum()) * case.dim * 4 + full.size * 4 * (level == 0)
     if level == 0:
-        gradients = case.bags * case.dim * 4 * lookups / found.lookups
+        gradients = case.bags * case.dim * 4 * lookups / cast_segments.lookups
         read, l2_read = lookups * 4 + gradients, lookups * 4 + _gradient_l2_bytes(case, lookups, chip)
     else:
         read, l2_read = 0, lookups * case.dim * 4  # pieces were written just before: they are in L2
@@ -299,9 +304,9 @@ def _searches(segments: int, lanes: int) -> int:
     return waits
 
 
-def _long(case: Case, found: Segments, config: TuningConfig, chip: Chip) -> Work:
+def _long(case: Case, cast_segments: Segments, config: TuningConfig, chip: Chip) -> Work:
     tile = Tile.of(case.dim, 4)
-    steps, visits, _ = gpu_trips.long_walk(found, tile, config)
+    steps, visits, _ = gpu_trips.long_walk(cast_segments, tile, config)
     step = _step(chip, chip.l2_latency, config.long_unroll)
     # A visit that finds a segment waits for its row's number and then for the row; every step for its indices first.
     warps = (
@@ -310,10 +315,10 @@ def _long(case: Case, found: Segments, config: TuningConfig, chip: Chip) -> Work
         + visits * (chip.l2_latency + chip.hbm_latency + _VISIT_CYCLES / chip.clock)
         + steps * (step + chip.l2_latency)
     )
-    rows = int((~found.short(config.split)).sum())
-    nodes = gpu_trips.full_nodes(found, config)
-    levels = segments.level_sizes(found.lookups, config.split, top=config.top)
-    lengths = found.lengths[~found.short(config.split)]
+    rows = int((~cast_segments.short(config.split)).sum())
+    nodes = gpu_trips.full_nodes(cast_segments, config)
+    levels = segments.level_sizes(cast_segments.lookups, config.split, top=config.top)
+    lengths = cast_segments.lengths[~cast_segments.short(config.split)]
     loose = lengths.sum() - int((nodes[0] >= 0).sum()) * config.split  # lookups beside the full runs
     pieces = int((nodes[0] >= 0).sum()) * case.dim * 4
     touched = _touched_bytes(rows, case.dim)
@@ -328,9 +333,9 @@ def _long(case: Case, found: Segments, config: TuningConfig, chip: Chip) -> Work
     )
 
 
-def cast(case: Case, found: Segments, facts: Facts, config: None, chip: Chip) -> list[Prediction]:
+def cast(case: Case, cast_segments: Segments, facts: Facts, config: None, chip: Chip) -> list[Prediction]:
     """Predicts the cast's two kernels after its sort."""
-    del config, found
+    del config, cast_segments
     count, write = facts.kernels
     room = min(case.lookups, case.rows)  # for unique rows, where the caller names no bound
     runs = Runs.of(max(case.lookups, room) + 1)
@@ -359,9 +364,9 @@ def cast(case: Case, found: Segments, facts: Facts, config: None, chip: Chip) ->
     return launches
 
 
-def floors(case: Case, found: Segments, chip: Chip) -> dict[str, Floors]:
+def floors(case: Case, cast_segments: Segments, chip: Chip) -> dict[str, Floors]:
     """Of "forward", "cast" (without its sort) and "update" (with row-wise Adagrad)."""
-    rows, row = found.lengths.size, case.dim * 4
+    rows, row = cast_segments.lengths.size, case.dim * 4
     sums = case.bags * row
     once = {
         "forward": case.lookups * 4 + rows * row + sums,
@@ -371,11 +376,13 @@ def floors(case: Case, found: Segments, chip: Chip) -> dict[str, Floors]:
     spread = functools.partial(misses_of_each, caches=chip.multiprocessors, capacity=math.inf)
     gradients = case.workload.num_tables * spread(np.full(case.workload.batch, case.length))
     again = {
-        "forward": case.lookups * 4 + sum(spread(c) for c in found.counts_by_table) * row + sums,
+        "forward": case.lookups * 4 + sum(spread(c) for c in cast_segments.counts_by_table) * row + sums,
         "cast": once["cast"],
         "update": case.lookups * 4 + rows * 8 + gradients * row + 2 * rows * (row + 4),
     }
     return {
-        what: Floors(distinct=once[what] / chip.hbm, levels=max(once[what] / chip.hbm, again[what] / chip.l2))
-        for what in once
+        direction: Floors(
+            distinct=once[direction] / chip.hbm, levels=max(once[direction] / chip.hbm, again[direction] / chip.l2)
+        )
+        for direction in once
     }

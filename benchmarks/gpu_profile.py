@@ -45,8 +45,8 @@ def summed(events: Iterator[tuple[str, float]]) -> list[Kernel]:
     for name, seconds in events:
         count, total = totals.get(name, (0, 0.0))
         totals[name] = count + 1, total + seconds
-    found = [Kernel(name=name, count=count, seconds=seconds) for name, (count, seconds) in totals.items()]
-    return sorted(found, key=lambda kernel: -kernel.seconds)
+    kernels = [Kernel(name=name, count=count, seconds=seconds) for name, (count, seconds) in totals.items()]
+    return sorted(kernels, key=lambda kernel: -kernel.seconds)
 
 
 def trace_options() -> Any:

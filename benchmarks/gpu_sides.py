@@ -122,12 +122,12 @@ class Trace:
     Attributes:
       outputs: By stack, a sample of the forward pass's sums, float32.
       touched: By stack, a sample of the rows that one update touched, after it, as float32.
-      others: By stack, the untouched rows' checksum before and after the update.
+      untouched: By stack, the untouched rows' checksum before and after the update.
     """
 
     outputs: dict[str, np.ndarray]
     touched: dict[str, np.ndarray]
-    others: dict[str, tuple[int, int]]
+    untouched: dict[str, tuple[int, int]]
 
 
 class Side:
@@ -189,20 +189,20 @@ class Side:
         outputs = jax.jit(lambda t, b: {n: _sample(x) for n, x in self.forward(t, None, b)[1].items()})
         sampled = {name: np.asarray(x) for name, x in outputs(tables, self.batches.bags[0]).items()}
         if not self.batches.casts:
-            return Trace(outputs=sampled, touched={}, others={})
+            return Trace(outputs=sampled, touched={}, untouched={})
         slots = self.slots(tables)
         unique = {stack_name(n): np.unique(ids[ids >= 0]) for n, ids in enumerate(self.batches.ids[0])}
         masks = {name: _mask(len(tables[name]), jnp.asarray(rows)) for name, rows in unique.items()}
         before = {name: int(_checksum(table, masks[name])) for name, table in tables.items()}
         step = jax.jit(lambda state, batch: self.update(None, state, batch)[0], donate_argnums=0)
         tables, _ = step((tables, slots), (self.batches.casts[0], self.batches.gradients[0]))
-        touched, others = {}, {}
+        touched, untouched = {}, {}
         for name, table in tables.items():
             rows = unique[name]
             picked = jnp.asarray(_sample(rows))
             touched[name] = np.asarray(jnp.take(table, picked, axis=0).astype(jnp.float32))
-            others[name] = before[name], int(_checksum(table, masks[name]))
-        return Trace(outputs=sampled, touched=touched, others=others)
+            untouched[name] = before[name], int(_checksum(table, masks[name]))
+        return Trace(outputs=sampled, touched=touched, untouched=untouched)
 
 
 def _sample(values: Any) -> Any:
@@ -229,20 +229,20 @@ def compare(case: Case, got: Trace, want: Trace) -> float:
     """The largest difference of two sides, as a fraction of the largest value.
 
     Raises:
-      SidesDifferError: for more than rounding, for values that are not finite, and for rows that changed though no id
+      SidesDifferError: For more than rounding, for values that are not finite, and for rows that changed though no id
         named them.
     """
     worst = 0.0
-    for what, ours, theirs in (
+    for compared, ours, theirs in (
         ("forward", got.outputs, want.outputs),
         ("update", got.touched, want.touched),
     ):
         for name, reference in theirs.items():
             error = float(np.max(np.abs(ours[name] - reference)) / np.max(np.abs(reference)))
-            if not error < TOLERANCE[case.dtype if what == "update" else "float32"]:  # NaN fails too
-                raise SidesDifferError(f"{what} of {name} differs by {error:.1e} of the largest value")
+            if not error < TOLERANCE[case.dtype if compared == "update" else "float32"]:  # NaN fails too
+                raise SidesDifferError(f"{compared} of {name} differs by {error:.1e} of the largest value")
             worst = max(worst, error)
-    for name, (before, after) in got.others.items():
+    for name, (before, after) in got.untouched.items():
         if before != after:
             raise SidesDifferError(f"the update changed rows of {name} that no id names: checksum {before} -> {after}")
     return worst

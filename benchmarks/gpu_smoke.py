@@ -31,7 +31,7 @@ from jrec.pallas.interpret import interpreted
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("xla", "pallas")
 TOLERANCE = 2e-5  # of the largest value: float32 sums of up to thousands of terms
 RATE = 0.1
-OPTIMIZER = ops.RowWiseAdagrad(learning_rate=RATE)
+OPTIMIZER = ops.RowWiseAdagrad(learning_rate=RATE, initial_accumulator=0.1, eps=1e-7)
 Check = Callable[[], tuple[float, gpu_timing.Loop]]
 
 
@@ -67,7 +67,7 @@ class Inputs:
     def checks(self, name: Implementation, rounds: int) -> dict[str, Check]:
         """What is checked, by name: (largest difference as a fraction of the largest value, loop that times it)."""
         made = {"gather": self._gather, "fused update": self._update, "cast": self._cast, "tt expand": self._expand}
-        return {what: functools.partial(check, name, rounds) for what, check in made.items()}
+        return {name_of_check: functools.partial(check, name, rounds) for name_of_check, check in made.items()}
 
     def _gather(self, name: Implementation, rounds: int) -> tuple[float, gpu_timing.Loop]:
         def step(table: jax.Array, state: Any, batch: Any) -> tuple[Any, jax.Array]:
@@ -151,19 +151,19 @@ def _difference(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.max(np.abs(got - want)) / np.max(np.abs(want)))
 
 
-def _check(report: harness.Report, what: str, implementation: str, check: Check, seconds: float) -> None:
+def _check(report: harness.Report, case: str, implementation: str, check: Check, seconds: float) -> None:
     try:
         error, loop = check()
     except NotImplementedError as reason:
-        report.line({"case": what, "metric": implementation, "absent": resume.describe(reason)})
+        report.line({"case": case, "metric": implementation, "absent": resume.describe(reason)})
         return
-    report.add(what, f"{implementation}, largest difference", min(error, 1e30), "of the largest value")
+    report.add(case, f"{implementation}, largest difference", min(error, 1e30), "of the largest value")
     if not error < TOLERANCE:  # NaN fails too
-        raise ValueError(f"{what} by {implementation} is wrong: it differs from float64 by {error:.1e}")
+        raise ValueError(f"{case} by {implementation} is wrong: it differs from float64 by {error:.1e}")
     if seconds == 0:
         return
     timing = loop.time(seconds=seconds)
-    report.add(what, implementation, 1e6 * timing.seconds, "us", details=gpu.timing_figures(timing))
+    report.add(case, implementation, 1e6 * timing.seconds, "us", details=gpu.timing_figures(timing))
 
 
 def _device(report: harness.Report) -> None:
@@ -195,9 +195,9 @@ def main() -> None:
             "copy": lambda: report.add("copy", "bandwidth", gpu_timing.copy_bandwidth(size) / 1e9, "GB/s"),
         }
         for implementation in IMPLEMENTATIONS:
-            for what, check in inputs.checks(implementation, 1 if tiny else 50).items():
-                cases[f"{what}, {implementation}"] = functools.partial(
-                    _check, report, what, implementation, check, 0.0 if tiny else 0.2
+            for case, check in inputs.checks(implementation, 1 if tiny else 50).items():
+                cases[f"{case}, {implementation}"] = functools.partial(
+                    _check, report, case, implementation, check, 0.0 if tiny else 0.2
                 )
         resume.Cases(report.line, list(resume.read_lines(arguments.earlier))).run(cases)
 

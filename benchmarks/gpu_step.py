@@ -59,7 +59,7 @@ class Run:
 
 def measure(report: harness.Report, name: str, workload: workloads.Workload, implementation: Implementation,
             *, losses: dict[str, np.ndarray], steps: int) -> None:  # fmt: skip
-    """Times and profiles a model's step, and compares its first losses with those of the other implementation."""
+    """Times and profiles a model's step, and compares its first losses with the other implementation's."""
     run = Run(workload, implementation)
     run.steps(3)
     losses[implementation] = np.array([float(loss) for loss in run.losses[:3]])

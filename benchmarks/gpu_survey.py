@@ -1,7 +1,7 @@
 """Everything there is to learn on a GPU that is there for half an hour, by one command that loses nothing.
 
     smoke       2 min     copy bandwidth; gather, fused update, cast and TT expansion against float64
-    tests       7 min     tests marked gpu on 8 workers, the tables above 8 GB last and alone
+    tests       7 min     tests marked gpu on 8 workers, the tables above 8 GB last, one at a time
     kernels     1.5 min   jrec kernels check
     benchmark   7 min     benchmarks.gpu: jrec's cases, FBGEMM's, cuEmbed's; XLA and torch beside
     tuning      6 min     benchmarks.gpu_tune: dim x chunks x unroll x split, and the entries that follow
@@ -128,7 +128,7 @@ def survey(steps: Sequence[Step], folder: pathlib.Path, *, minutes: float, dry: 
       The summary.
 
     Raises:
-      SystemExit: if the folder holds other files, or results of the other kind of run.
+      SystemExit: If the folder holds other files, or results of the other kind of run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = {step.name: folder / f"{step.name}.jsonl" for step in steps}

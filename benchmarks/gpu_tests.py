@@ -58,7 +58,7 @@ class Lines:
         self.emit({"begin": nodeid})
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """A phase of a test ended; its outcome is that of the worst phase."""
+        """A phase of a test ended; its outcome is the worst phase's."""
         test = report.nodeid
         self._seconds[test] += report.duration
         if report.failed or (report.skipped and test not in self._outcomes):
@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Runs the small tests on several workers, then the big ones alone, each in a process of its own."""
+    """Runs the small tests on several workers, then the big ones one at a time, each in a process of its own."""
     arguments = _parser().parse_args()
     # pytest's own output goes to stderr: stdout holds lines alone.
     stdout = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -138,10 +138,10 @@ def main() -> None:
         sys.exit(run(plugin, files, workers=arguments.workers, mark=arguments.mark, big=big))
     plugin.emit({"workers": arguments.workers if has("xdist") else 1, "timeout": has("pytest_timeout")})
     statuses = []
-    for part in ("small", "big"):
-        command = [sys.executable, "-m", "benchmarks.gpu_tests", *sys.argv[1:], "--part", part]
+    for tests in ("small", "big"):
+        command = [sys.executable, "-m", "benchmarks.gpu_tests", *sys.argv[1:], "--part", tests]
         status = subprocess.run(command, stdout=stdout.fileno(), check=False).returncode
-        plugin.emit({"pytest": part, "status": status})
+        plugin.emit({"pytest": tests, "status": status})
         statuses.append(status)
     if bad := [status for status in statuses if status not in (0, 1, 5)]:  # 1: tests failed, 5: there were none
         sys.exit(f"benchmarks.gpu_tests: pytest ended with status {bad[0]}")

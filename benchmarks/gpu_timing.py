@@ -8,7 +8,7 @@ costs a kernel:
 * The inputs of every call pass a barrier together with the output of the call before, so they depend on it, and a call
   cannot run before its predecessor, be shared with another trip, or leave the loop.
 * That output is passed on through the barrier and carried to the next trip, so it is needed. (A barrier whose result
-  nobody used would lose that operand, which is why outputs of all batches are carried, not the last one alone.)
+  nobody used would lose that operand, which is why outputs of all batches are carried, not only the last one.)
 * Updates carry their table and slots from call to call, which are their outputs.
 
 ``tests/test_aot_gpu_timing.py`` counts the calls in the body of the loop that is compiled for an H200.
@@ -128,10 +128,10 @@ def repeat(step: Step, fixed: Any, state: Any, outputs: Any, batches: Any, *, ro
         state, outputs = carry
         outputs = list(outputs)
         for number, batch in enumerate(batches):
-            others = outputs[:number] + outputs[number + 1 :]  # this batch's old output ends here
-            batch, state, others = jax.lax.optimization_barrier((batch, state, others))
+            rest = outputs[:number] + outputs[number + 1 :]  # this batch's old output ends here
+            batch, state, rest = jax.lax.optimization_barrier((batch, state, rest))
             state, output = step(fixed, state, batch)
-            outputs = [*others[:number], output, *others[number:]]
+            outputs = [*rest[:number], output, *rest[number:]]
         return state, tuple(outputs)
 
     # A static number of trips: with a dynamic one the host would wait for the loop's condition in every trip.

@@ -59,31 +59,31 @@ def by_warp(values: np.ndarray, tile: Tile) -> np.ndarray:
     return padded.reshape(tiles, tile.chunks, WARPS, WARP // tile.lanes).max(axis=(1, 3))
 
 
-def short_trips(found: Segments, tile: Tile, config: TuningConfig) -> np.ndarray:
+def short_trips(cast_segments: Segments, tile: Tile, config: TuningConfig) -> np.ndarray:
     """(tiles, 4) steps of each warp of ``casted_update_short``."""
-    lengths = np.where(found.short(config.split), found.lengths, 0)
+    lengths = np.where(cast_segments.short(config.split), cast_segments.lengths, 0)
     return -(-by_warp(lengths, tile) // config.unroll)
 
 
-def full_nodes(found: Segments, config: TuningConfig) -> list[np.ndarray]:
+def full_nodes(cast_segments: Segments, config: TuningConfig) -> list[np.ndarray]:
     """Per level of pieces (nodes,) the segment that each node lies within, or -1."""
     levels = []
-    for level, nodes in enumerate(segments.level_sizes(found.lookups, config.split, top=config.top)):
+    for level, nodes in enumerate(segments.level_sizes(cast_segments.lookups, config.split, top=config.top)):
         size = config.split ** (level + 1)
         starts = np.arange(nodes) * size
-        segment = np.searchsorted(found.offsets, starts, side="right") - 1
-        levels.append(np.where(starts + size <= found.offsets[segment + 1], segment, -1))
+        segment = np.searchsorted(cast_segments.offsets, starts, side="right") - 1
+        levels.append(np.where(starts + size <= cast_segments.offsets[segment + 1], segment, -1))
     return levels
 
 
-def long_steps(found: Segments, levels: int, config: TuningConfig) -> tuple[np.ndarray, np.ndarray]:
+def long_steps(cast_segments: Segments, levels: int, config: TuningConfig) -> tuple[np.ndarray, np.ndarray]:
     """Which segments are long, and the steps of each range that ``add_nodes`` walks for them.
 
     Returns:
       (n,) first full run of each long segment, and (n, 2 * levels + 1) steps.
     """
-    long = ~found.short(config.split)
-    low, high = found.offsets[:-1][long], found.offsets[1:][long]
+    long = ~cast_segments.short(config.split)
+    low, high = cast_segments.offsets[:-1][long], cast_segments.offsets[1:][long]
     first = -(-low // config.split)
     ranges = []
     walked = np.ones(low.size, bool)
@@ -99,15 +99,15 @@ def long_steps(found: Segments, levels: int, config: TuningConfig) -> tuple[np.n
     return first, -(-np.stack(ranges, axis=1) // config.long_unroll)
 
 
-def long_walk(found: Segments, tile: Tile, config: TuningConfig) -> tuple[np.ndarray, np.ndarray, int]:
+def long_walk(cast_segments: Segments, tile: Tile, config: TuningConfig) -> tuple[np.ndarray, np.ndarray, int]:
     """What warps of ``casted_update_long`` do.
 
     Returns:
       (tiles, 4) steps of each warp, (tiles, 4) visits that it makes, and how many runs each tile looks through.
     """
-    nodes = full_nodes(found, config)
+    nodes = full_nodes(cast_segments, config)
     width = runs_a_block(nodes[0].size, tile)
-    first, steps = long_steps(found, len(nodes), config)
+    first, steps = long_steps(cast_segments, len(nodes), config)
     tiles = -(-nodes[0].size // width)
     of_tile = first // width
     rank = np.arange(first.size) - np.searchsorted(of_tile, of_tile)  # segments are dealt to a tile's rows in order

@@ -43,8 +43,8 @@ from jrec.pallas.interpret import interpreted
 EXPONENT = 1.05
 SETS = 3  # of ids in rotation
 TOLERANCE = 1e-4  # of the greatest value: sides add up in different orders
-PLAIN = ops.RowWiseAdagrad(learning_rate=0.01)
-FUSED = ops.Adagrad(learning_rate=0.01)
+PLAIN = ops.RowWiseAdagrad(learning_rate=0.01, initial_accumulator=0.1)
+FUSED = ops.Adagrad(learning_rate=0.01, initial_accumulator=0.1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,8 +192,8 @@ def agree(got: list[np.ndarray], want: list[np.ndarray]) -> None:
     for number, (ours, theirs) in enumerate(zip(got, want, strict=True)):
         error = float(np.max(np.abs(ours - theirs)) / np.max(np.abs(theirs)))
         if not error < TOLERANCE:  # NaN fails too
-            what = "output" if number == 0 else f"gradient of core {number - 1}"
-            raise gpu_sides.SidesDifferError(f"the {what} differs by {error:.1e} of the largest value")
+            compared = "output" if number == 0 else f"gradient of core {number - 1}"
+            raise gpu_sides.SidesDifferError(f"the {compared} differs by {error:.1e} of the largest value")
 
 
 class Measured:

@@ -72,9 +72,9 @@ class Sweep:
       tiny: Whether to run at the interpreter's size.
     """
 
-    def __init__(self, report: harness.Report, found: list[gpu_tune_entries.Point], *, seconds: float, tiny: bool):
+    def __init__(self, report: harness.Report, points: list[gpu_tune_entries.Point], *, seconds: float, tiny: bool):
         self._report, self._seconds, self._tiny = report, seconds, tiny
-        self.found = found
+        self.points = points
         self._axes = TINY_AXES if tiny else AXES
         self._common = {
             "gpu": jax.devices()[0].device_kind,
@@ -101,7 +101,7 @@ class Sweep:
     def _winner(self, problem: Problem, base: TuningConfig, names: tuple[str, ...]) -> TuningConfig:
         """``base`` with the named fields of the fastest point; ``base`` where nothing was measured."""
         point = gpu_tune_entries.best(
-            self.found, gpu=self._common["gpu"], dim=problem.dim, itemsize=problem.itemsize, case=problem.case
+            self.points, gpu=self._common["gpu"], dim=problem.dim, itemsize=problem.itemsize, case=problem.case
         )
         if point is None:
             return base
@@ -138,11 +138,11 @@ class Sweep:
             "spread": round(timing.spread, 4),
             "kernels": {k.name: round(1e6 * k.seconds / timing.calls, 3) for k in timing.kernels[:8]},
         }
-        self.found.append(point)
+        self.points.append(point)
         self._report.line({"tuning": point})
 
     def _emit_entries(self, dim: int, itemsize: int) -> None:
-        for (name, of_dim, size, kind), entry in gpu_tune_entries.entries(self.found).items():
+        for (name, of_dim, size, kind), entry in gpu_tune_entries.entries(self.points).items():
             if (name, of_dim, size) != (self._common["gpu"], dim, itemsize):
                 continue
             key = {"gpu": name, "dim": of_dim, "itemsize": size, "kind": kind}

@@ -28,9 +28,9 @@ def config_key(config: Mapping[str, Any]) -> str:
     return json.dumps(dict(config), sort_keys=True)
 
 
-def best(found: Iterable[Point], **wanted: Any) -> Point | None:
+def best(points: Iterable[Point], **wanted: Any) -> Point | None:
     """The fastest point whose fields have the wanted values; the default where it is as fast to within its spread."""
-    matching = [p for p in found if all(p[name] == value for name, value in wanted.items())]
+    matching = [p for p in points if all(p[name] == value for name, value in wanted.items())]
     if not matching:
         return None
     fastest = min(matching, key=lambda p: p["us"])
@@ -40,31 +40,31 @@ def best(found: Iterable[Point], **wanted: Any) -> Point | None:
     return fastest
 
 
-def entries(found: Iterable[Point]) -> dict[Key, Entry]:
+def entries(points: Iterable[Point]) -> dict[Key, Entry]:
     """The configs that beat the default by more than the spread of both, with their evidence.
 
     A GPU, dim and kind of kernel whose default was not measured, or was measured on a busy machine, gives no entry.
     """
-    found = list(found)
+    points = list(points)
     made: dict[Key, Entry] = {}
-    for key in _keys(found):
-        outcome = _outcome(found, key)
+    for key in _keys(points):
+        outcome = _outcome(points, key)
         if outcome is not None and not outcome[0]["default"]:
             winner, default = outcome
             made[key] = Entry(config=dict(winner["config"]), evidence=_evidence(winner, default))
     return made
 
 
-def _keys(found: Iterable[Point]) -> list[Key]:
-    return list(dict.fromkeys((p["gpu"], p["dim"], p["itemsize"], p["kind"]) for p in found))
+def _keys(points: Iterable[Point]) -> list[Key]:
+    return list(dict.fromkeys((p["gpu"], p["dim"], p["itemsize"], p["kind"]) for p in points))
 
 
-def _outcome(found: list[Point], key: Key) -> tuple[Point, Point] | None:
+def _outcome(points: list[Point], key: Key) -> tuple[Point, Point] | None:
     """(winner, default) of a key; None where the default was not measured, or on a busy machine."""
     gpu, dim, itemsize, kind = key
     wanted = {"gpu": gpu, "dim": dim, "itemsize": itemsize, "kind": kind, "case": DECIDES[kind]}
-    winner = best(found, **wanted)
-    default = next((p for p in found if p["default"] and all(p[n] == v for n, v in wanted.items())), None)
+    winner = best(points, **wanted)
+    default = next((p for p in points if p["default"] and all(p[n] == v for n, v in wanted.items())), None)
     if winner is None or default is None or default["spread"] > TRUSTED_SPREAD:
         return None
     return winner, default
@@ -82,7 +82,7 @@ def _evidence(winner: Point, default: Point) -> dict[str, Any]:
 
 
 def apply(lines: Iterable[Mapping[str, Any]], path: pathlib.Path = measured.PATH) -> dict[Key, Entry]:
-    """Rewrites the file of entries: those of the sweep replace older ones of their key.
+    """Rewrites the file of entries: the sweep's replace older ones with the same key.
 
     An older entry stays where the sweep measured nothing, and where it was the default of the sweep and won again.
     Otherwise the sweep contradicts it, and it goes.
@@ -90,11 +90,11 @@ def apply(lines: Iterable[Mapping[str, Any]], path: pathlib.Path = measured.PATH
     Returns:
       The entries of the sweep.
     """
-    found = points(lines)
-    new = entries(found)
+    swept = points(lines)
+    new = entries(swept)
     kept = measured.read(path) if path.is_file() else {}
-    for key in _keys(found):
-        outcome = _outcome(found, key)
+    for key in _keys(swept):
+        outcome = _outcome(swept, key)
         if outcome is not None and not _holds(kept.get(key), outcome[0]["config"]):
             kept.pop(key, None)
     measured.write(path, {**kept, **new})

@@ -112,10 +112,10 @@ def alternate(
     """Runs both sides in turn, each pair in the other order than the one before, until ``seconds`` have passed.
 
     Args:
-      ours, theirs: runs; each returns its own seconds.
-      seconds: how long to go on for, warm-up aside.
-      warmup: untimed runs of each side beforehand.
-      min_pairs, max_pairs: bounds on the number of pairs, whatever the time.
+      ours, theirs: Runs; each returns its own seconds.
+      seconds: How long to go on for, warm-up aside.
+      warmup: Untimed runs of each side beforehand.
+      min_pairs, max_pairs: Bounds on the number of pairs, whatever the time.
     """
     sides = (ours,) if theirs is None else (ours, theirs)
     for _ in range(warmup):

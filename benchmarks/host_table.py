@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 from benchmarks import harness, models, workloads
-from benchmarks.embedding import EPSILON, HEAD_ROWS, LEARNING_RATE, OUTPUT_TOLERANCE, UPDATE_TOLERANCE
+from benchmarks.embedding import ADAGRAD, HEAD_ROWS, LEARNING_RATE, OUTPUT_TOLERANCE, UPDATE_TOLERANCE
 from benchmarks.peers import client
 from jrec import ops
 from jrec.host import HostTable
@@ -42,7 +42,7 @@ CASES = {
     "rm2": workloads.WORKLOADS["rm2"].with_rows_capped(RM2_ROWS),
 }
 QUICK_CASES = ("cpu",)
-OPTIMIZER = ops.RowWiseAdagrad(learning_rate=LEARNING_RATE, eps=EPSILON)
+OPTIMIZER = ops.RowWiseAdagrad(**ADAGRAD)
 COPY_BYTES = 256 << 20  # eight times the last cache of the machines this ran on
 
 
@@ -68,9 +68,9 @@ class Side:
 
     def _fill(self, base: int, values: np.ndarray, step: int = 1 << 20) -> None:
         for begin in range(0, len(values), step):
-            part = values[begin : begin + step]
-            sums = np.full(len(part), OPTIMIZER.initial_accumulator, np.float32)
-            self.table.store(np.arange(base + begin, base + begin + len(part), dtype=np.int32), part, {"sum": sums})
+            chunk = values[begin : begin + step]
+            sums = np.full(len(chunk), OPTIMIZER.initial_accumulator, np.float32)
+            self.table.store(np.arange(base + begin, base + begin + len(chunk), dtype=np.int32), chunk, {"sum": sums})
 
     def gather(self) -> np.ndarray:
         """Pooled outputs, feature-major."""

@@ -38,16 +38,16 @@ def main() -> None:
     with harness.Report(arguments, "loader") as report, tempfile.TemporaryDirectory() as temporary:
         short = _dataset(report, pathlib.Path(temporary) / "short", examples)
         long = _dataset(report, pathlib.Path(temporary) / "long", LONGER * examples)
-        for cast, what in (("none", "casts off"), ("host", "casts on")):
-            case = f"criteo, {what}"
+        for cast, casts in (("none", "casts off"), ("host", "casts on")):
+            case = f"criteo, {casts}"
             peaks = {}
             for folder, length in ((short, examples), (long, LONGER * examples)):
-                found = _in_process(folder, cast, report.seconds, arguments.workers)
-                peaks[length] = found["peak"]
-                report.add(case, f"median of {length:,} examples", found["median"], "examples/s")
-                report.add(case, f"fastest of {length:,} examples", found["fastest"], "examples/s")
-                report.add(case, f"by CPU time, {length:,} examples", found["by_cpu"], "examples/CPU s")
-                report.add(case, f"peak memory at {length:,} examples", found["peak"] / 2**20, "MiB")
+                measured = _in_process(folder, cast, report.seconds, arguments.workers)
+                peaks[length] = measured["peak"]
+                report.add(case, f"median of {length:,} examples", measured["median"], "examples/s")
+                report.add(case, f"fastest of {length:,} examples", measured["fastest"], "examples/s")
+                report.add(case, f"by CPU time, {length:,} examples", measured["by_cpu"], "examples/CPU s")
+                report.add(case, f"peak memory at {length:,} examples", measured["peak"] / 2**20, "MiB")
             growth = peaks[LONGER * examples] / peaks[examples]
             report.add(case, f"peak memory at {LONGER} times the length, by that at one", growth, "ratio")
 

@@ -1,8 +1,9 @@
 """What hundreds of tables cost: building layout and model, packing batches, compiling and taking a step.
 
 Tables of 10,000 rows by 16, each read by a feature of its own with one id an example; 26 tables, as Criteo has, and
-500. The detail "by_fewest" is the time of 500 tables by that of 26, which is 19 where time grows with the tables. Dot
-interactions grow with the pairs, 125,250 against 351, so features are concatenated unless --interaction asks for dot.
+500. The detail "by_fewest" is the time of 500 tables divided by 26 tables', which is 19 where time grows with the
+tables. Dot interactions grow with the pairs, 125,250 against 351, so features are concatenated unless --interaction
+asks for dot.
 
 Examples:
   python -m benchmarks.many_tables

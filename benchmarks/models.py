@@ -69,7 +69,7 @@ def training_run(
 ) -> tuple[State, CompiledRun]:
     """A DLRM with the workload's initial weights, and its compiled step, as ``jrec train`` compiles it.
 
-    ``implementation`` is that of the embedding ops; None takes the platform's default.
+    ``implementation`` is the embedding ops'; None takes the platform's default.
     """
     config = DLRMConfig(num_dense=workload.num_dense, bottom_mlp=workload.bottom, top_mlp=workload.top)
     model = DLRM(config, layout(workload), implementation=implementation, rngs=nnx.Rngs(params=seed))
@@ -86,13 +86,11 @@ def training_run(
 
 
 def _optimizers(name: str, learning_rate: float) -> tuple[optax.GradientTransformation, ops.RowOptimizer]:
-    rows: dict[str, type[ops.RowOptimizer]] = {
-        "sgd": ops.SGD,
-        "adagrad": ops.Adagrad,
-        "rowwise_adagrad": ops.RowWiseAdagrad,
-    }
-    dense = optax.sgd(learning_rate) if name == "sgd" else optax.adagrad(learning_rate)
-    return dense, rows[name](learning_rate=learning_rate)
+    if name == "sgd":
+        return optax.sgd(learning_rate), ops.SGD(learning_rate=learning_rate)
+    kind = {"adagrad": ops.Adagrad, "rowwise_adagrad": ops.RowWiseAdagrad}[name]
+    rows = kind(learning_rate=learning_rate, initial_accumulator=0.1, eps=1e-7)  # as optax, and as the peers
+    return optax.adagrad(learning_rate), rows
 
 
 def on_device(made: Batch) -> Batch:

@@ -77,7 +77,7 @@ def _numbered(rows: tuple[int, ...]) -> dict[str, int]:
 def logs() -> dict[str, Log]:
     """The three logs of the paper, at the published numbers of examples."""
     avazu = dict(shape_like("avazu").rows)
-    found = (
+    made = (
         Log(
             name="kaggle", rows=_numbered(workloads.CRITEO_KAGGLE_ROWS), dim=16, examples=45_840_617,
             paper=(3.25, 0.46),
@@ -88,7 +88,7 @@ def logs() -> dict[str, Log]:
             paper=(13.0, 0.95),
         ),
     )  # fmt: skip
-    return {log.name: log for log in found}
+    return {log.name: log for log in made}
 
 
 def problem_of(log: Log, profile: AccessProfile, **options: Any) -> Problem:
@@ -191,13 +191,13 @@ def figure10(report: harness.Report, log: Log, profile: AccessProfile, case: str
     costs |= {name: evaluate(problem, place(problem)) for name, place in BASELINES.items()}
     for name, cost in costs.items():
         label = f"{case}, {name}"
-        for what, values, unit in (
+        for quantity, values, unit in (
             ("memory", cost.memory / 1e9, "GB"),
             ("lookup", 1e3 * cost.lookup, "ms"),
             ("link", cost.remote_bytes / MIB, "MiB"),
         ):
             for statistic in ("max", "mean", "min"):
-                report.add(label, f"figure 10: {what}, {statistic}", float(getattr(values, statistic)()), unit)
+                report.add(label, f"figure 10: {quantity}, {statistic}", float(getattr(values, statistic)()), unit)
         report.add(label, "figure 10: a step, nothing overlapped", 1e3 * cost.seconds, "ms")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -270,7 +270,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """Runs the benchmark."""
     arguments = _arguments()
-    parts = arguments.only or PARTS
+    chosen = arguments.only or PARTS
     names = arguments.dataset or (("kaggle",) if arguments.quick else tuple(logs()))
     seconds = arguments.milp_seconds or (2.0 if arguments.quick else 60.0)
     with harness.Report(arguments, "oper") as report, tempfile.TemporaryDirectory() as folder:
@@ -284,15 +284,15 @@ def main() -> None:
                 log, profile = real_counts(kind, sample, pathlib.Path(folder))
                 cases.append((log, profile, f"{kind}, real sample"))
         for log, profile, case in cases:
-            if "table2" in parts:
+            if "table2" in chosen:
                 table2(report, log, profile, case)
-            if "table3" in parts:
+            if "table3" in chosen:
                 table3(report, log, profile, case)
-            if "milp" in parts and log.name == "kaggle":
+            if "milp" in chosen and log.name == "kaggle":
                 table3_milp(report, log, profile, case, seconds)
-            if "figure10" in parts:
+            if "figure10" in chosen:
                 figure10(report, log, profile, case, arguments.figures)
-            if "rows" in parts and "sample" not in log.name:
+            if "rows" in chosen and "sample" not in log.name:
                 from_rows(report, log, arguments.exponent)
 
 

@@ -53,16 +53,16 @@ def main() -> None:
 
 def render(folder: pathlib.Path) -> str:
     """The page's text from a folder of results."""
-    found = {path.stem: read(path) for path in sorted(folder.glob("*.jsonl"))}
-    devices = {line["device"] for results in found.values() for line in results.lines}
+    results_by_file = {path.stem: read(path) for path in sorted(folder.glob("*.jsonl"))}
+    devices = {line["device"] for results in results_by_file.values() for line in results.lines}
     folder = folder.resolve()
     shown = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
-    parts = [HEAD.format(devices=", ".join(sorted(devices)), folder=shown.as_posix())]
+    sections = [HEAD.format(devices=", ".join(sorted(devices)), folder=shown.as_posix())]
     for section in SECTIONS:
-        lines = tuple(line for name in section.files if name in found for line in found[name].lines)
+        lines = tuple(line for name in section.files if name in results_by_file for line in results_by_file[name].lines)
         if lines:
-            parts.append("\n".join(_section(section, Results(lines=lines))))
-    return "\n".join(parts)
+            sections.append("\n".join(_section(section, Results(lines=lines))))
+    return "\n".join(sections)
 
 
 def read(path: pathlib.Path) -> Results:

@@ -11,12 +11,12 @@ class Section:
     """A part of the page.
 
     Attributes:
-      title: its heading.
-      files: the results it shows, without ``.jsonl``.
-      text: what was measured and how.
-      columns: titles of the table's columns by metric; a row a case. Empty lists every line.
-      pattern: of the metrics that a list shows.
-      figures: files in ``docs/figures``.
+      title: Its heading.
+      files: The results it shows, without ``.jsonl``.
+      text: What was measured and how.
+      columns: Titles of the table's columns by metric; a row a case. Empty lists every line.
+      pattern: The pattern of the metrics that a list shows.
+      figures: Files in ``docs/figures``.
     """
 
     title: str
@@ -106,7 +106,7 @@ OPER's Table 3: `greedy` is the paper's algorithm, `oper` exchanges pieces after
         files=("oper",),
         text="""\
 The same pieces without copies, placed by the planner's two steps and by the exact program (HiGHS). The program
-minimizes time alone, and may leave all rows on one device as far as memory goes.""",
+minimizes only time, and may leave all rows on one device as far as memory goes.""",
         columns={
             "milp: greedy above the solver's best": "greedy",
             "milp: greedy and exchanges above the solver's best": "greedy and exchanges",
@@ -141,7 +141,7 @@ From the counts of single rows, as a dataset holds them, to the plan; and addres
         text="""\
 `python -m benchmarks.scaling`: steps on virtual CPU devices, which share the two cores, so that their times say
 nothing of scaling; bytes fetched over every link, counted from routes beside the cost model (the ratio is the
-model's figure by the count), on capped and full tables; RM1 to RM4 in the forms of a lookup; H200 projections
+model's figure by the count), on capped and full tables; RM1 to RM4 in the modes of a lookup; H200 projections
 from one device's step, by the assumptions that the command prints.""",
     ),
     Section(
@@ -240,10 +240,10 @@ its own.""",
         title="Whole runs at full size",
         files=("full_size",),
         text="""\
-`python -m benchmarks.full_size`: `jrec train` on synthetic twins of the datasets with all of their rows: memory of
-each phase against tables, slots and 1.2 GB; how long checkpoints take, for how much of it steps are held, and how much
-slower they are meanwhile on cores that training and writing share; a run killed and resumed against one that never
-stopped; and steps against those of a model with 1 M rows.""",
+`python -m benchmarks.full_size`: `jrec train` on synthetic datasets with as many rows as the real ones: memory of
+each phase against tables, slots and 1.2 GB; how long checkpoints take, for how much of it steps wait, and how much
+slower they are meanwhile on cores that training and writing share; a run killed and resumed against an uninterrupted
+one; and steps against a model's with 1 M rows.""",
     ),
     Section(
         title="Many tables",

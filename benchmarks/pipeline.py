@@ -1,4 +1,4 @@
-"""Training on tables in host memory: the pipeline against one batch after the other, and against the device alone.
+"""Training on tables in host memory: the pipeline against one batch after the other, and against tables on the device.
 
 The same model, batches and host tables in turn with a queue of ``--queue`` batches ("pipelined") and with one of 1
 ("sequential"); the tables are larger than what the runs touch, and rows come into being when they are first written. A
@@ -153,9 +153,9 @@ def _add_timeline(report: harness.Report, case: str, timelines: list[dict[str, A
     for stage in timelines[0]["stages"]:
         busy = statistics.median(t["stages"][stage]["busy_seconds"] for t in timelines)
         report.add(case, f"busy, {stage}", 1e3 * busy / steps, "ms a step")
-    for of in timelines[-1]["rows"].values():
-        report.add(case, "unique rows", of["unique"] / steps, "rows a step")
-        report.add(case, "unique rows found on the device", of["hit_rate"], "of all")
+    for rows in timelines[-1]["rows"].values():
+        report.add(case, "unique rows", rows["unique"] / steps, "rows a step")
+        report.add(case, "unique rows found on the device", rows["hit_rate"], "of all")
 
 
 class _HostRun:
@@ -249,7 +249,7 @@ def _compiled(
 
 
 def _plain_step(workload: workloads.Workload, layout: EmbeddingLayout) -> tuple[State, Callable[..., Any]]:
-    """The dense part alone: ``state, activations, batch -> state, gradients of the activations``."""
+    """Only the dense part: ``state, activations, batch -> state, gradients of the activations``."""
     model = _model(workload, layout)
     graph, state = nnx.split((model, nnx.Optimizer(model, optax.adagrad(LEARNING_RATE), wrt=nnx.Param)))
 

@@ -1,7 +1,7 @@
 """``jrec prepare criteo-kaggle``: rows a second end to end, and peak memory for a log and for one four times as long.
 
 Writes synthetic logs in Criteo's format (the same at every run) to a temporary folder and prepares them in processes of
-their own: time is that of the whole command, start of Python included, memory the process's peak resident set. In the
+their own: time counts the whole command, start of Python included, memory the process's peak resident set. In the
 case "fixed vocabulary" no field has more than 100,000 values, so that both logs hold nearly the same values and memory
 must be the same; "kaggle vocabulary" has the cardinalities of the Kaggle log, the hardest case for the hash tables.
 "capped rows" counts blocks of keys into one table of as many rows as ``--max-rows`` would leave it.
@@ -130,17 +130,17 @@ def run_prepare(log: pathlib.Path, out: pathlib.Path) -> Run:
 def measure(report: harness.Report, folder: pathlib.Path, case: str, rows: int, cardinalities: tuple[int, ...]) -> None:
     """Prepares logs of ``rows`` and 4 × ``rows`` rows in turn and records medians.
 
-    "Speed" is that of the whole command; "speed beyond start-up" that of the rows by which the logs differ.
+    "Speed" counts the whole command; "speed beyond start-up" only the rows by which the logs differ.
     """
     logs = {n: folder / f"{n}.tsv" for n in (rows, 4 * rows)}
     for n, log in logs.items():
         write_log(log, n, cardinalities)
-    found: dict[int, list[Run]] = {n: [] for n in logs}
+    runs_by_rows: dict[int, list[Run]] = {n: [] for n in logs}
     for _ in range(1 if report.quick else 3):
         for n, log in logs.items():
-            found[n].append(run_prepare(log, folder / "out"))
+            runs_by_rows[n].append(run_prepare(log, folder / "out"))
     peaks, seconds = {}, {}
-    for n, runs in found.items():
+    for n, runs in runs_by_rows.items():
         name = f"{case}, {n:,} rows"
         seconds[n] = statistics.median(run.seconds for run in runs)
         peaks[n] = statistics.median(run.peak for run in runs)

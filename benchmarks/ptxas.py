@@ -1,7 +1,7 @@
 """What CUDA's assembler reports of a kernel: registers, spills, stack and shared memory.
 
 PTX names as many registers as it likes. Which values get one of a thread's 255, and which go to local memory, is
-decided by ptxas alone.
+decided only by ptxas.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def tool(name: str) -> pathlib.Path:
     """
     spec = importlib.util.find_spec("nvidia")
     for root in (spec and spec.submodule_search_locations) or ():
-        if found := sorted(pathlib.Path(root).glob(f"cu*/bin/{name}")):
-            return found[-1]
+        if candidates := sorted(pathlib.Path(root).glob(f"cu*/bin/{name}")):
+            return candidates[-1]
     raise RuntimeError(
         f"CUDA's {name} is not installed here: run in the environment that"
         " `bash scripts/setup.sh .venv-aot requirements/aot.txt` makes"

@@ -2,7 +2,7 @@
 
 Each dataset's tables are reordered in a process of its own. Figures are of the training split's batches, "in order of
 time" or "shuffled" (data.window_blocks=8, as training does by default), or of the valid split's ("held out"), which no
-order has seen. The ratio is the figure in order of frequency, as `jrec prepare` numbers rows, by that of the reordered
+order has seen. The ratio is the figure in order of frequency, as `jrec prepare` numbers rows, divided by the reordered
 rows: above 1, communities help.
 
     prefixes                    mean unique prefixes of a batch (row // slices of the last core), over the tables named
@@ -81,12 +81,22 @@ def _parser() -> argparse.ArgumentParser:
 def _make(report: harness.Report, name: str, folder: pathlib.Path, arguments: Any) -> pathlib.Path | None:
     examples = QUICK_EXAMPLES if report.quick else EXAMPLES
     if name in REAL:
-        form, file, _ = REAL[name]
+        format_arguments, file, _ = REAL[name]
         path = arguments.data / file
         if not path.is_file():
             report.note(f"{name} is skipped: there is no {path}")
             return None
-        command = [sys.executable, "-m", "jrec", "prepare", *form, "--input", str(path), "--out", str(folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "jrec",
+            "prepare",
+            *format_arguments,
+            "--input",
+            str(path),
+            "--out",
+            str(folder),
+        ]
         subprocess.run([*command, "--quiet"], check=True, stdout=subprocess.DEVNULL)
     elif name == "sessions":
         sessions(folder, examples)
@@ -139,31 +149,31 @@ def _report(report: harness.Report, name: str, folder: pathlib.Path, arguments: 
         command = [sys.executable, "-m", "benchmarks.reorder", "--batch", *map(str, sizes)]
         command += ["--measure", str(folder), ",".join(tables), degree, *(["--quick"] if report.quick else [])]
         done = subprocess.run(command, cwd=harness.ROOT, check=True, stdout=subprocess.PIPE, text=True)
-        found = json.loads(done.stdout.splitlines()[-1])
-        if "infeasible" in found:
-            report.note(f"{name}, degree {degree} is left out: {found['infeasible']}")
+        measured = json.loads(done.stdout.splitlines()[-1])
+        if "infeasible" in measured:
+            report.note(f"{name}, degree {degree} is left out: {measured['infeasible']}")
             continue
         case = f"{name}, degree {degree}"
-        for line in found["prefixes"]:
+        for line in measured["prefixes"]:
             where = f"{case}, {line['where']}, batch {line['batch']:,}"
             if degree == "16":
                 report.add(where, "prefixes, random order", line["random"], "count")
                 report.add(where, "prefixes, order of frequency", line["frequency"], "count")
             ratio = line["frequency"] / line["reordered"]
             report.add(where, "prefixes, reordered", line["reordered"], "count", peer=peer, ratio=ratio)
-        for line in found["tables"]:
+        for line in measured["tables"]:
             for metric, unit in (("graph_seconds", "s"), ("community_seconds", "s"), ("edges", "count")):
                 report.add(f"{case}, {line['table']}", metric.replace("_seconds", ""), line[metric], unit)
             report.add(f"{case}, {line['table']}", "modularity of its own graph", line["modularity"], "ratio")
-        for of, value in found.get("modularity", {}).items():
-            report.add(f"{name}, degree {of}, {tables[0]}", "modularity of all pairs", value, "ratio")
-        report.add(case, "memory", found["peak"] / 2**20, "MiB")
+        for degree_drawn, value in measured.get("modularity", {}).items():
+            report.add(f"{name}, degree {degree_drawn}, {tables[0]}", "modularity of all pairs", value, "ratio")
+        report.add(case, "memory", measured["peak"] / 2**20, "MiB")
         if degree == "16":
-            for line in found["steps"]:
+            for line in measured["steps"]:
                 report.add(
                     f"{case}, {line['where']}", "step, fastest", line["ms"], "ms", peer=peer, ratio=line["ratio"]
                 )
-            loader = found["loader"]
+            loader = measured["loader"]
             report.add(
                 case, "loader, fastest", loader["rate"], "examples/s", peer="no bijection", ratio=loader["ratio"]
             )
@@ -189,13 +199,13 @@ def measure(arguments: Any) -> dict[str, Any]:
 
     next(iter(batches(folder, schema, "train", tables.split(","), Reading(batch_size=GRAPH_BATCH))))  # compiles
     before = _memory("VmRSS")
-    found = [reorder_table(folder, schema, table, options, Progress(show=False)) for table in tables.split(",")]
+    table_orders = [reorder_table(folder, schema, table, options, Progress(show=False)) for table in tables.split(",")]
     peak = _memory("VmHWM") - before
     orders = {
         o.table: {
             "random": random_order(len(o.order), 0), "frequency": o.frequency_order, "reordered": o.order
         }
-        for o in found
+        for o in table_orders
     }  # fmt: skip
     prefixes = []
     for where, split, blocks in (("in order of time", "train", 0), ("shuffled", "train", 8), ("held out", "valid", 0)):
@@ -206,13 +216,13 @@ def measure(arguments: Any) -> dict[str, Any]:
             effects = measure_effects(folder, schema, split, orders, [reading])
             totals = {name: total_prefixes(effects, name) for name in ("random", "frequency", "reordered")}
             prefixes.append({"where": where, "batch": size, **totals})
-    result = {"prefixes": prefixes, "tables": [{"table": o.table, **o.figures()} for o in found], "peak": peak}
+    result = {"prefixes": prefixes, "tables": [{"table": o.table, **o.figures()} for o in table_orders], "peak": peak}
     if degree == "all":
         result["modularity"] = _modularity_of_all_pairs(folder, schema, tables.split(",")[0], options)
     if degree == "16":
         seconds = harness.QUICK_SECONDS if arguments.quick else harness.FULL_SECONDS
-        result["steps"] = list(_steps(folder, schema, found[0], arguments.batch, seconds))
-        result["loader"] = _loader(folder, schema, found, seconds)
+        result["steps"] = list(_steps(folder, schema, table_orders[0], arguments.batch, seconds))
+        result["loader"] = _loader(folder, schema, table_orders, seconds)
     return result
 
 
@@ -225,7 +235,7 @@ def _modularity_of_all_pairs(folder: str, schema: Any, table: str, options: Any)
 
     reading = Reading(batch_size=options.batch_size)
     ranking = rank_rows(frequencies(folder, schema, table, reading), options.hot_ratio)
-    vertices = ranking.seen - ranking.hot
+    vertices = ranking.accessed - ranking.hot
     log = [vertices_of(ranking, batch[table]) for batch in batches(folder, schema, "train", [table], reading)]
     graphs = {}
     for degree in (4.0, 16.0, math.inf):
@@ -233,16 +243,16 @@ def _modularity_of_all_pairs(folder: str, schema: Any, table: str, options: Any)
         for rows in log:
             builder.add(rows)
         graphs[degree] = builder.edges()
-    found = {}
+    modularities = {}
     for degree, edges in graphs.items():
-        of = communities(edges, vertices, method=options.method, seed=0).of
-        alone = of < 0  # a row without an edge in the sample is a community by itself
-        of[alone] = of.max() + 1 + np.arange(np.count_nonzero(alone))
-        found["all" if math.isinf(degree) else f"{degree:g}"] = modularity(graphs[math.inf], of)
-    return found
+        community = communities(edges, vertices, method=options.method, seed=0).of_vertex
+        alone = community < 0  # a row without an edge in the sample is a community by itself
+        community[alone] = community.max() + 1 + np.arange(np.count_nonzero(alone))
+        modularities["all" if math.isinf(degree) else f"{degree:g}"] = modularity(graphs[math.inf], community)
+    return modularities
 
 
-def _steps(folder: str, schema: Any, found: Any, sizes: list[int], seconds: float):
+def _steps(folder: str, schema: Any, table_order: Any, sizes: list[int], seconds: float):
     """Times the first table's step on the same batches before and after, alternating."""
     import jax
     import jax.numpy as jnp
@@ -251,8 +261,8 @@ def _steps(folder: str, schema: Any, found: Any, sizes: list[int], seconds: floa
     from jrec.data.reorder.log import Reading, batches
     from jrec.ops import tt
 
-    shape = tt.TTShape.search(len(found.order), DIM, ranks=RANK)
-    optimizer = ops.Adagrad(learning_rate=0.01)
+    shape = tt.TTShape.search(len(table_order.order), DIM, ranks=RANK)
+    optimizer = ops.Adagrad(learning_rate=0.01, initial_accumulator=0.1)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(cores: Any, slots: Any, ids: jax.Array) -> Any:
@@ -261,13 +271,13 @@ def _steps(folder: str, schema: Any, found: Any, sizes: list[int], seconds: floa
 
     for size in sizes:
         reading = Reading(batch_size=size, limit=8, full=True)
-        log = [batch[found.table] for batch in batches(folder, schema, "train", [found.table], reading)]
+        log = [batch[table_order.table] for batch in batches(folder, schema, "train", [table_order.table], reading)]
         runs = []
-        for order in (found.order, found.frequency_order):
+        for order in (table_order.order, table_order.frequency_order):
             ids = [jnp.asarray(order[rows].astype(np.int32).reshape(-1, 1)) for rows in log]
             runs.append(harness.timed(functools.partial(_train, step, shape, optimizer, ids)))
         measured = harness.alternate(*runs, seconds=seconds)
-        where = f"{found.table}, in order of time, batch {size:,}"
+        where = f"{table_order.table}, in order of time, batch {size:,}"
         yield {"where": where, "ms": 1e3 * measured.fastest / len(log), "ratio": measured.ratio_of_fastest}
 
 
@@ -283,13 +293,13 @@ def _train(step: Any, shape: Any, optimizer: Any, batches: list[Any]) -> Any:
     return cores
 
 
-def _loader(folder: str, schema: Any, found: list[Any], seconds: float) -> dict[str, float | None]:
+def _loader(folder: str, schema: Any, orders: list[Any], seconds: float) -> dict[str, float | None]:
     """Passes over the training split with bijections against without, alternating."""
     from jrec.data.loader import LoaderConfig, make_loader
     from jrec.data.reorder.file import save_order
     from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 
-    entries = {o.table: save_order(folder, o.table, o.order) for o in found}
+    entries = {o.table: save_order(folder, o.table, o.order) for o in orders}
     tables = tuple(dataclasses.replace(t, bijection=entries.get(t.name)) for t in schema.tables)
     layout = EmbeddingLayout.build(
         [TableConfig(name=t.name, rows=t.rows, dim=DIM) for t in tables],

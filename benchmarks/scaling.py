@@ -54,21 +54,21 @@ def steps(report: harness.Report, devices: list[int], examples: int) -> float | 
     rows, count = (5_000, 3) if report.quick else (100_000, 9)
     single = None
     for number in devices:
-        found = run_worker(number, rows=rows, examples=examples, steps=count)
+        measured = run_worker(number, rows=rows, examples=examples, steps=count)
         case = f"kaggle capped at {rows:,} rows, {number} devices, {examples:,} examples each"
-        report.add(case, "step, median", 1e3 * found["seconds"], "ms")
-        report.add(case, "loss after the steps", found["losses"][-1], "")
+        report.add(case, "step, median", 1e3 * measured["seconds"], "ms")
+        report.add(case, "loss after the steps", measured["losses"][-1], "")
         if number == 1:
-            single = found["seconds"]
+            single = measured["seconds"]
             continue
-        _links(report, case, np.array(found["counted"]), np.array(found["expected"]))
-        report.add(case, "sent by a device, all collectives, without padding", found["real"] / 1e3, "kB")
-        report.add(case, "sent by a device, all collectives", found["moved"] / 1e3, "kB")
+        _links(report, case, np.array(measured["counted"]), np.array(measured["expected"]))
+        report.add(case, "sent by a device, all collectives, without padding", measured["real"] / 1e3, "kB")
+        report.add(case, "sent by a device, all collectives", measured["moved"] / 1e3, "kB")
     return single
 
 
 def run_worker(devices: int, *, rows: int, examples: int, steps: int) -> dict:
-    """``benchmarks.scaling_worker`` with so many virtual CPU devices."""
+    """``benchmarks.scaling_worker`` with ``devices`` virtual CPU devices."""
     sizes = {"devices": devices, "rows": rows, "examples": examples, "steps": steps}
     return harness.on_virtual_devices(devices, "benchmarks.scaling_worker", *(f"--{k}={v}" for k, v in sizes.items()))
 
@@ -113,13 +113,13 @@ def projection(report: harness.Report, arguments: argparse.Namespace, examples: 
     for devices in CLUSTERS:
         workload = kaggle.with_batch(examples * devices)
         setup = scaling_step.planned(workload, scaling_project.cluster(devices))
-        found = scaling_project.project(setup, compute=seconds, dense_bytes=4 * DENSE_PARAMETERS)
+        projected = scaling_project.project(setup, compute=seconds, dense_bytes=4 * DENSE_PARAMETERS)
         case = f"kaggle, {devices} H200 projected, {examples:,} examples each"
-        for what in ("compute", "exchange", "all_reduce", "latency", "apart", "hidden"):
+        for term in ("compute", "exchange", "all_reduce", "latency", "apart", "hidden"):
             names = {"apart": "step, nothing overlaps", "hidden": "step, all is hidden"}
-            report.add(case, names.get(what, what.replace("_", "-")), 1e3 * getattr(found, what), "ms")
+            report.add(case, names.get(term, term.replace("_", "-")), 1e3 * getattr(projected, term), "ms")
         report.add(case, "compute, floor", 1e3 * floor, "ms")
-        report.add(case, "communication", 1e3 * found.communication, "ms")
+        report.add(case, "communication", 1e3 * projected.communication, "ms")
 
 
 if __name__ == "__main__":

@@ -94,6 +94,7 @@ def _retrieved(setup: Setup, parts: Sequence[Part], batch: StepBatch) -> list[En
 def _sent(setup: Setup, parts: Sequence[Part], batch: StepBatch) -> list[Entry]:
     (table, *_) = setup.problem.tables
     expected, sends = expected_traffic(setup.problem, setup.plan), batch.routes[setup.stack].send
+    assert sends is not None
     found = [p.sends[setup.stack] for p in parts]
     kinds = []
     for what, room, of, starts in (

@@ -31,10 +31,10 @@ class Projection:
     """Seconds of a step on a cluster.
 
     Attributes:
-      compute: of one device alone.
+      compute: A single device's computations.
       exchange: requests, rows and gradients over the slowest device's links.
-      all_reduce: of replicated rows and dense parameters.
-      latency: of beginning collectives.
+      all_reduce: All-reduces of replicated rows and dense parameters.
+      latency: The latency of beginning collectives.
     """
 
     compute: float
@@ -79,8 +79,8 @@ def floor_seconds(workload: workloads.Workload, *, dense_parameters: int) -> flo
     """Below which no H200 takes one device's step: what must be moved, or multiplied; starting kernels is not counted.
 
     Args:
-      workload: whose batch is the device's part.
-      dense_parameters: of the MLPs, each multiplied and added three times an example.
+      workload: The workload whose batch is the device's part.
+      dense_parameters: The MLPs' parameters, each multiplied and added three times per example.
     """
     ids, bags = stacked_ids(workload, seed=0), workload.batch * workload.num_tables
     floors = (
@@ -97,7 +97,7 @@ def project(setup: Setup, *, compute: float, dense_bytes: int) -> Projection:
     Args:
       setup: planned for the cluster.
       compute: seconds of one device's step on its part of the batch.
-      dense_bytes: of dense gradients.
+      dense_bytes: Bytes of dense gradients.
     """
     hardware, devices = setup.problem.hardware, setup.devices
     row_bytes, wide = setup.problem.tables[0].row_bytes, 4 * setup.problem.tables[0].dim

@@ -1,4 +1,4 @@
-"""One device count of ``benchmarks.scaling``: a training step on so many devices, in a process of its own.
+"""One device count of ``benchmarks.scaling``: a training step on that many devices, in a process of its own.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=4 python -m benchmarks.scaling_worker --devices 4 --rows 100000
 

@@ -57,8 +57,8 @@ def _short(figure: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device(folder: pathlib.Path) -> dict[str, Any]:
-    found = [line for line in resume.read_lines(folder / "smoke.jsonl") if "smi" in line]
-    return {name: found[-1].get(name) for name in ("device", "smi", "missing packages")} if found else {}
+    lines = [line for line in resume.read_lines(folder / "smoke.jsonl") if "smi" in line]
+    return {name: lines[-1].get(name) for name in ("device", "smi", "missing packages")} if lines else {}
 
 
 def table(summary: dict[str, Any]) -> str:

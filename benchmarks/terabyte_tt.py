@@ -1,7 +1,7 @@
 """A full-size Criteo Terabyte model with compressed tables: memory, start and steps on one small machine.
 
 The dataset is synthetic, of the published table sizes capped at 40 million rows, its ids following a power law with
-drift; the model is that of configs/criteo_terabyte_tt.toml. Uncompressed, its tables would take 52 GB. Also the
+drift; the model is configs/criteo_terabyte_tt.toml's. Uncompressed, its tables would take 52 GB. Also the
 footprints of EL-Rec's Table III: tables of a million rows and more as tensor trains, beside the published figures.
 
 Example:

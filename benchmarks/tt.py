@@ -56,8 +56,8 @@ def main() -> None:
     arguments = _parser().parse_args()
     jax.config.update("jax_platforms", arguments.device)
     with harness.Report(arguments, "tt") as report:
-        for part in arguments.parts:
-            _RUNS[part](report, arguments)
+        for measurement in arguments.parts:
+            _RUNS[measurement](report, arguments)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,7 +25,7 @@ from benchmarks.tt_side import FUSED, Side, describe, shape_of, train
 from jrec.ops import Bags, tt
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.tt import contract
-from jrec.ops.tt.plan import Level, TTPlan, tt_plan
+from jrec.ops.tt.index import Level, TTIndex, tt_index
 from jrec.ops.types import Cast
 
 ROWS = (2_500_000, 5_000_000, 10_000_000)
@@ -53,15 +53,15 @@ def run(report: harness.Report, *, seconds: float, plot: pathlib.Path | None) ->
 
 
 def _measure(
-    report: harness.Report, side: Side, what: str, variants: Mapping[str, Callable[[], Any]], seconds: float
+    report: harness.Report, side: Side, variant: str, variants: Mapping[str, Callable[[], Any]], seconds: float
 ) -> dict[str, float]:
     """Milliseconds of every variant; each but the first alternates with the first, which is the whole."""
     case = describe(side.shape, side.ids.size)
-    (whole, run), *others = variants.items()
+    (whole, run), *rest = variants.items()
     times = {}
-    for name, other in others:
+    for name, other in rest:
         measured = report.compare(
-            case, f"{what}, {whole}", harness.timed(run), peer=name, theirs=harness.timed(other), seconds=seconds
+            case, f"{variant}, {whole}", harness.timed(run), peer=name, theirs=harness.timed(other), seconds=seconds
         )
         times.setdefault(whole, 1e3 * measured.median)
         times[name] = times[whole] * (measured.ratio or 1.0)
@@ -74,9 +74,9 @@ def steps_of(side: Side) -> dict[str, Callable[[], Any]]:
     whole = functools.partial(train, shape)
 
     def without_reuse(cores: Any, slots: Any, ids: jax.Array, targets: jax.Array) -> Any:
-        plan, each = tt_plan(shape, ids), plan_of_lookups(shape, ids)
+        index, each = tt_index(shape, ids), index_of_lookups(shape, ids)
         out, products = forward(shape, cores, each)
-        residuals = tt.TTResiduals(plan=plan, weights=None, products=(_of_first_lookups(plan, products[0]),))
+        residuals = tt.TTResiduals(index=index, weights=None, products=(_of_first_lookups(index, products[0]),))
         return tt.tt_apply_gradients(optimizer, cores, slots, shape, residuals, out - targets)
 
     def without_aggregation(cores: Any, slots: Any, ids: jax.Array, targets: jax.Array) -> Any:
@@ -99,8 +99,8 @@ def steps_of(side: Side) -> dict[str, Callable[[], Any]]:
 def forwards_of(side: Side) -> dict[str, Callable[[], Any]]:
     """Forward passes."""
     shape = side.shape
-    on = jax.jit(lambda cores, ids: forward(shape, cores, tt_plan(shape, ids))[0])
-    off = jax.jit(lambda cores, ids: forward(shape, cores, plan_of_lookups(shape, ids))[0])
+    on = jax.jit(lambda cores, ids: forward(shape, cores, tt_index(shape, ids))[0])
+    off = jax.jit(lambda cores, ids: forward(shape, cores, index_of_lookups(shape, ids))[0])
     return {
         "with reuse": lambda: on(side.cores, side.ids),
         "without reuse": lambda: off(side.cores, side.ids),
@@ -136,15 +136,15 @@ def backwards_of(side: Side) -> dict[str, Callable[[], Any]]:
     }
 
 
-def forward(shape: tt.TTShape, cores: Any, plan: TTPlan) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Activations and products of a plan."""
-    rows, products = contract.unique_rows(cores, shape, plan.levels, method="grouped", implementation=None)
-    return gather_reduce(rows.reshape(-1, shape.dim), plan.sources), products
+def forward(shape: tt.TTShape, cores: Any, index: TTIndex) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Activations and products of a lookup."""
+    rows, products = contract.unique_rows(cores, shape, index.levels, method="grouped", implementation=None)
+    return gather_reduce(rows.reshape(-1, shape.dim), index.sources), products
 
 
-def plan_of_lookups(shape: tt.TTShape, ids: jax.Array) -> TTPlan:
-    """A plan of (n, 1) ids of a table of three cores in which no product serves two lookups: each is its own "unique"
-    row, of a prefix of its own.
+def index_of_lookups(shape: tt.TTShape, ids: jax.Array) -> TTIndex:
+    """The index of (n, 1) ids of a table of three cores in which no product serves two lookups: each is its own
+    "unique" row, with a prefix of its own.
     """
     _, middle, last = shape.row_factors
     count = ids.size
@@ -163,22 +163,22 @@ def plan_of_lookups(shape: tt.TTShape, ids: jax.Array) -> TTPlan:
         Level(parents=each, digits=entries % jnp.int32(last), count=jnp.int32(count)),
     )
     sources = jnp.zeros(count, jnp.int32).at[order].set(each, unique_indices=True)
-    return TTPlan(cast=cast, sources=sources[:, None], levels=levels)
+    return TTIndex(cast=cast, sources=sources[:, None], levels=levels)
 
 
-def _of_first_lookups(plan: TTPlan, products: jax.Array) -> jax.Array:
-    """Products of the plan's unique prefixes, from those of all lookups in order of their ids."""
-    rows = jnp.searchsorted(plan.levels[1].parents, jnp.arange(plan.levels[0].capacity, dtype=jnp.int32))
-    lookups = plan.cast.offsets.at[rows].get(mode="clip")
+def _of_first_lookups(index: TTIndex, products: jax.Array) -> jax.Array:
+    """Products of the unique prefixes, from the products of all lookups in order of their ids."""
+    rows = jnp.searchsorted(index.levels[1].parents, jnp.arange(index.levels[0].capacity, dtype=jnp.int32))
+    lookups = index.cast.offsets.at[rows].get(mode="clip")
     return products.at[lookups].get(mode="clip")
 
 
 def _repeated(shape: tt.TTShape, ids: jax.Array, residuals: tt.TTResiduals) -> tt.TTResiduals:
     """The residuals as if no two lookups had anything in common."""
-    plan = plan_of_lookups(shape, ids)
-    rows = residuals.plan.sources.reshape(-1)[plan.cast.positions]
-    products = residuals.products[0].at[residuals.plan.levels[1].parents[rows]].get(mode="clip")
-    return dataclasses.replace(residuals, plan=plan, products=(products,))
+    index = index_of_lookups(shape, ids)
+    rows = residuals.index.sources.reshape(-1)[index.cast.positions]
+    products = residuals.products[0].at[residuals.index.levels[1].parents[rows]].get(mode="clip")
+    return dataclasses.replace(residuals, index=index, products=(products,))
 
 
 def _trained(side: Side, step: Callable[..., Any], *extra: Any) -> Callable[[], Any]:
@@ -219,7 +219,7 @@ def _trained_apart(side: Side, gradients: Callable[..., Any], *extra: Any) -> Ca
 
 def check(variants: Mapping[str, Callable[[], Any]], tolerance: float) -> None:
     """Raises AssertionError unless every variant computes what the first does."""
-    whole, *others = (jax.tree.leaves(run()) for run in variants.values())
-    for other in others:
+    whole, *rest = (jax.tree.leaves(run()) for run in variants.values())
+    for other in rest:
         for one, two in zip(whole[:3], other[:3], strict=True):
             np.testing.assert_allclose(one, two, rtol=tolerance, atol=tolerance * np.abs(one).max())

@@ -16,8 +16,8 @@ from jrec.ops import tt
 
 KAGGLE_ROWS = max(workloads.CRITEO_KAGGLE_ROWS)
 EXPONENT = 1.05
-PLAIN = ops.RowWiseAdagrad(learning_rate=0.01)
-FUSED = ops.Adagrad(learning_rate=0.01)
+PLAIN = ops.RowWiseAdagrad(learning_rate=0.01, initial_accumulator=0.1)
+FUSED = ops.Adagrad(learning_rate=0.01, initial_accumulator=0.1)
 
 
 def shape_of(rows: int, dim: int, rank: int) -> tt.TTShape:

@@ -1,6 +1,6 @@
 """Named workloads that tests and benchmarks share: published table sizes, MLPs and id distributions.
 
-NumPy alone, and Python 3.11 suffices, so that the peers' processes draw the very same ids and initial weights. Rows
+NumPy and Python 3.11 suffice, so that the peers' processes draw the very same ids and initial weights. Rows
 descend by frequency, as in a prepared dataset: id 0 is the most frequent one.
 """
 
@@ -31,16 +31,16 @@ class Workload:
     """Embedding tables, how they are read, and the MLPs around them.
 
     Attributes:
-      name: as on the command line.
-      rows: per table; every table is read by one feature.
-      dim: elements of a row.
-      ids_per_bag: per table, the ids of one example; every example has exactly that many.
+      name: As on the command line.
+      rows: Per table; every table is read by one feature.
+      dim: Elements of a row.
+      ids_per_bag: Per table, the ids of one example; every example has exactly that many.
       batch: examples.
-      zipf: exponent of the ids' power law over a table's rows.
-      pooled: whether the ids of a bag are summed; otherwise every id keeps its own output.
-      num_dense: dense features, the width of the bottom MLP's input.
-      bottom, top: widths of the MLPs' layers after their inputs; empty where only embeddings are measured.
-      source: where the figures are from.
+      zipf: Exponent of the ids' power law over a table's rows.
+      pooled: Whether the ids of a bag are summed; otherwise every id keeps its own output.
+      num_dense: Dense features, the width of the bottom MLP's input.
+      bottom, top: Widths of the MLPs' layers after their inputs; empty where only embeddings are measured.
+      source: Where the figures are from.
     """
 
     name: str
@@ -152,7 +152,7 @@ def hashed_ids(ids: np.ndarray, rows: int) -> np.ndarray:
 
 
 def table_ids(workload: Workload, *, seed: int) -> list[np.ndarray]:
-    """Ids of one batch: per table (batch, ids_per_bag) int32, a function of workload and seed alone."""
+    """Ids of one batch: per table (batch, ids_per_bag) int32, a function of only workload and seed."""
     return [
         zipf_ids(np.random.default_rng((seed, t)), rows, workload.batch * length, workload.zipf).reshape(-1, length)
         for t, (rows, length) in enumerate(zip(workload.rows, workload.ids_per_bag, strict=True))

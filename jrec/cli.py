@@ -34,14 +34,18 @@ class Command:
 COMMANDS = (
     Command(name="prepare", module="jrec.commands.prepare", help="turn a raw click log into a dataset"),
     Command(name="synth", module="jrec.commands.synth", help="make a synthetic dataset of published table sizes"),
-    Command(name="reorder", module="jrec.commands.reorder", help="let rows that are read together lie together"),
-    Command(name="access", module="jrec.commands.access", help="count how often every row is accessed"),
-    Command(name="fae", module="jrec.commands.fae", help="find hot rows; part a dataset into hot and cold examples"),
-    Command(name="links", module="jrec.commands.links", help="measure what rows cost between devices, for plans"),
-    Command(name="plan", module="jrec.commands.plan", help="decide which device keeps which rows"),
     Command(
-        name="replan", module="jrec.commands.replan", help="say what present accesses do to a plan; make a new one"
+        name="reorder",
+        module="jrec.commands.reorder",
+        help="renumber rows so that rows that are read together lie together",
     ),
+    Command(name="access", module="jrec.commands.access", help="count how often every row is accessed"),
+    Command(name="fae", module="jrec.commands.fae", help="find hot rows; split a dataset into hot and cold examples"),
+    Command(
+        name="links", module="jrec.commands.links", help="measure what reading rows between devices costs, for plans"
+    ),
+    Command(name="plan", module="jrec.commands.plan", help="decide which device keeps which rows"),
+    Command(name="replan", module="jrec.commands.replan", help="compare a plan with present accesses; make a new one"),
     Command(name="train", module="jrec.commands.train", help="train and evaluate a model, write a report"),
     Command(name="eval", module="jrec.commands.eval", help="evaluate a checkpoint on a dataset"),
     Command(

@@ -1,4 +1,4 @@
-"""Errors that a user can mend. The command line prints them as one line; anything else is a defect and shows its trace.
+"""Errors that a user can fix. The command line prints them as one line; anything else is a defect and shows its trace.
 
 ``ConfigError`` and ``DivergedError`` are also ``ValueError``, so that library callers can catch them the ordinary way.
 A plain ``ValueError`` is never turned into a one-line message: it may be a slip in the code.

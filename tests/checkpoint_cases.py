@@ -125,3 +125,15 @@ def restore(folder, tables, step=None, **options):
 def counts(saved):
     """Rows of each piece, by table."""
     return {name: [piece.count for piece in table.pieces] for name, table in saved.manifest.tables.items()}
+
+
+def chain_of_three(folder, tier="host"):
+    """Checkpoints 1 (full), 2 and 3 (incremental) in several chunks each, and the tables."""
+    tables, rng = make(tier), np.random.default_rng(0)
+    checkpoints = Checkpoints(folder, keep=9, chunk_bytes=12_000)
+    tables.write(rng, rows=600)
+    for step in (1, 2, 3):
+        tables.write(rng, rows=50)
+        save(checkpoints, tables, step)
+    assert max(map(len, counts(checkpoints.open()).values())) == 3
+    return tables

@@ -2,21 +2,22 @@
 
 import os
 import pathlib
-import shutil
-import tempfile
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 
+import compile_cache
 import hypothesis
 import jax
 import pytest
 
-# Tests compile the same few programs again and again: the workers of a run, and all that they start, do so once.
+# Tests compile the same few programs again and again: the workers of a run, all that they start, and later runs do so
+# once.
 COMPILED = None
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    COMPILED = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jrec-tests-")
+    COMPILED = compile_cache.open_run_folder(compile_cache.lasting_folder())
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-    jax.config.update("jax_compilation_cache_dir", COMPILED)
+    jax.config.update("jax_compilation_cache_dir", str(COMPILED))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -58,9 +59,9 @@ def _compiled_variants(request, record_property):
 
 
 def pytest_unconfigure():
-    """Leaves nothing behind; in the first process of a run alone."""
+    """Keeps what was compiled; only in the first process of a run."""
     if COMPILED is not None:
-        shutil.rmtree(COMPILED, ignore_errors=True)
+        compile_cache.close_run_folder(COMPILED, compile_cache.lasting_folder())
 
 
 def pytest_terminal_summary(terminalreporter):

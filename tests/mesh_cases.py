@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -202,3 +204,22 @@ def single(optimizer, table, slots, uniques: list[np.ndarray], gradients, *, key
     cast = tensor_cast(jnp.asarray(ids), num_rows=table.shape[0])
     slots = {name: jnp.asarray(slot) for name, slot in slots.items()}
     return casted_update(optimizer, jnp.asarray(table), slots, cast, jnp.asarray(flat), step=step, rounding_key=key)
+
+
+def _emulated(operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name):
+    """``jax.lax.ragged_all_to_all`` as documented, which XLA lacks on CPUs: everything to everybody, then choose."""
+    everybody = jax.lax.all_gather((operand, input_offsets, send_sizes, output_offsets), axis_name)
+    me, places = jax.lax.axis_index(axis_name), jnp.arange(output.shape[0], dtype=jnp.int32)
+    for device in range(input_offsets.shape[0]):
+        sent, begins, sizes, lands = (a[device] for a in everybody)
+        inside = (places >= lands[me]) & (places < lands[me] + sizes[me])
+        of = sent[jnp.clip(begins[me] + places - lands[me], 0, sent.shape[0] - 1)]
+        output = jnp.where(inside.reshape(-1, *[1] * (of.ndim - 1)), of, output)
+    announced = everybody[2][:, me]
+    return jnp.where(jnp.all(announced == recv_sizes), output, jnp.nan)  # the sender's and receiver's sizes must agree
+
+
+@contextlib.contextmanager
+def ragged_on_cpu():
+    with mock.patch.object(jax.lax, "ragged_all_to_all", _emulated):
+        yield

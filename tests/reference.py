@@ -13,6 +13,8 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
+from jrec.selfcheck.reference import step as textbook_step
+
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-10}
 ID_KINDS = ("uniform", "identical", "power law", "half padding", "all padding")
@@ -200,25 +202,7 @@ def slack(case: Case) -> float:
 def step_row(
     optimizer: object, row: np.ndarray, gradient: np.ndarray, slots: dict[str, np.ndarray], *, step: int, scale: float
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """One step of the optimizer of that class name on one row, from the textbook formulas, in float64."""
-    o, kind = optimizer, type(optimizer).__name__
-    rate = float(o.learning_rate(step)) if callable(o.learning_rate) else o.learning_rate
-    g = gradient * scale
-    if o.max_row_norm is not None and np.linalg.norm(g) > o.max_row_norm:
-        g = g * (o.max_row_norm / np.linalg.norm(g))
-    g = g + o.weight_decay * row
-    if kind == "SGD":
-        return row - rate * g, {}
-    if kind == "Momentum":
-        trace = g + o.momentum * slots["trace"]
-        return row - rate * (g + o.momentum * trace if o.nesterov else trace), {"trace": trace}
-    if kind in ("Adagrad", "RowWiseAdagrad"):
-        total = slots["sum"] + (g**2 if kind == "Adagrad" else np.mean(g**2))
-        return row - rate * g / np.sqrt(total + o.eps), {"sum": total}
-    if kind == "RMSProp":
-        nu = o.decay * slots["nu"] + (1 - o.decay) * g**2
-        return row - rate * g / np.sqrt(nu + o.eps), {"nu": nu}
-    assert kind == "Adam"
-    mu, nu = o.b1 * slots["mu"] + (1 - o.b1) * g, o.b2 * slots["nu"] + (1 - o.b2) * g**2
-    corrected = (mu / (1 - o.b1 ** (step + 1))) / (np.sqrt(nu / (1 - o.b2 ** (step + 1))) + o.eps)
-    return row - rate * corrected, {"mu": mu, "nu": nu}
+    """One step on one row: (dim,) row and gradient, slots (dim,) or (); float64, from the textbook formulas."""
+    of_one = {name: np.asarray(slot, np.float64)[None] for name, slot in slots.items()}
+    rows, new = textbook_step(optimizer, row[None].astype(np.float64), gradient[None], of_one, step=step, scale=scale)
+    return rows[0], {name: slot[0] for name, slot in new.items()}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from test_pallas_cast import CUTS, KINDS, MORE_CUTS, MORE_SHAPES, SHAPES, _assert_identical, _draw, check_cut
+from cast_cases import CUTS, KINDS, MORE_CUTS, MORE_SHAPES, SHAPES, _assert_identical, _draw, check_cut
 
 from jrec import ops
 

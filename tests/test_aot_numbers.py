@@ -9,7 +9,7 @@ import numpy as np
 import ptx_machine
 import pytest
 import reference
-from test_pallas_updates import OPTIMIZERS, SCALE, STEP, _assert_close, _expected, _fused, _slots, update_request
+from update_cases import OPTIMIZERS, SCALE, STEP, _assert_close, _expected, _fused, _slots, update_request
 
 import jrec.pallas.casted_update
 import jrec.pallas.gather_reduce

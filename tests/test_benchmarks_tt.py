@@ -26,7 +26,7 @@ def test_every_variant_of_the_breakdown_computes_the_same(variants):
 def test_a_plan_of_lookups_shares_nothing():
     shape = tt.TTShape.search(997, 16, ranks=4)
     ids = np.array([[5], [900], [5], [6]], np.int32)
-    plan = jax.jit(lambda ids: tt_breakdown.plan_of_lookups(shape, ids))(ids)
+    plan = jax.jit(lambda ids: tt_breakdown.index_of_lookups(shape, ids))(ids)
     assert [int(level.count) for level in plan.levels] == [4, 4]
     assert sorted(plan.sources.ravel().tolist()) == [0, 1, 2, 3]
     rows = plan.cast.rows[plan.sources.ravel()]

@@ -13,7 +13,7 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_cases import TIERS, Host, counts, make, restore, save
+from checkpoint_cases import TIERS, Host, chain_of_three, counts, make, restore, save
 
 from jrec import ops
 from jrec.checkpoint import Checkpoints, Saved
@@ -181,18 +181,6 @@ def test_names_of_tables_may_be_odd(tmp_path):
     for folder in folders.values():
         assert folder not in ("", ".", "..")
         assert "/" not in folder
-
-
-def chain_of_three(folder, tier="host"):
-    """Checkpoints 1 (full), 2 and 3 (incremental) in several chunks each, and the tables."""
-    tables, rng = make(tier), np.random.default_rng(0)
-    checkpoints = Checkpoints(folder, keep=9, chunk_bytes=12_000)
-    tables.write(rng, rows=600)
-    for step in (1, 2, 3):
-        tables.write(rng, rows=50)
-        save(checkpoints, tables, step)
-    assert max(map(len, counts(checkpoints.open()).values())) == 3
-    return tables
 
 
 def flip(path, rng):

@@ -9,8 +9,8 @@ import pytest
 from checkpoint_cases import make, save
 from checkpoint_state import contents, whole_stack_checkpoint
 from jax.sharding import Mesh
+from mesh_plans import some_plan
 from mesh_runs import OPTIMIZERS
-from test_train_mesh import some_plan
 
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.errors import CheckpointError

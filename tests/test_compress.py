@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from test_train import CONFIG, dataset  # noqa: F401
+from run_cases import CONFIG, quickstart
 
 from jrec import cli
 from jrec.errors import ConfigError
@@ -16,6 +16,11 @@ from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
 from jrec.train.metrics import evaluate
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return quickstart(tmp_path_factory.mktemp("data"))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,7 @@ def test_balanced_cores_have_one_scale_and_the_same_product():
 
 
 @pytest.mark.slow
-def test_a_trained_run_is_compressed_evaluated_and_trained_on(tmp_path, dataset, capsys):  # noqa: F811
+def test_a_trained_run_is_compressed_evaluated_and_trained_on(tmp_path, dataset, capsys):
     path, source, out = tmp_path / "tiny.toml", tmp_path / "run", tmp_path / "compressed"
     path.write_text(CONFIG)
     overrides = [f"data.path={str(dataset)!r}", "evaluate.every_steps=0", f"out={str(source)!r}"]

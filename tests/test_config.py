@@ -12,11 +12,11 @@ import optax
 import pytest
 from hypothesis import given
 
+from jrec import ops
 from jrec.errors import ConfigError, value_errors_are_config_errors
-from jrec.ops import row_optimizers
+from jrec.row_optimizers import ROW_OPTIMIZERS
 from jrec.train import config as configs
 from jrec.train.config import TrainConfig, differences, load_config, save_config
-from jrec.train.config_optimizer import HYPERPARAMETERS
 from jrec.train.typed_toml import describe, keys
 
 SHIPPED = sorted((pathlib.Path(__file__).parents[1] / "configs").glob("*.toml"))
@@ -251,7 +251,7 @@ text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12
     rate=st.floats(0, 1e30, allow_nan=False),
     top=st.lists(st.integers(1, 65536), max_size=4),
     seed=st.integers(0, 2**32 - 1),
-    name=st.sampled_from(sorted(HYPERPARAMETERS)),
+    name=st.sampled_from(sorted(ROW_OPTIMIZERS)),
 )
 def test_round_trip_of_anything(path, features, rate, top, seed, name):
     config = TrainConfig(
@@ -319,23 +319,27 @@ def test_papers_architectures():
     assert {"quickstart", "movielens", "taobao"} <= set(shipped)
 
 
-ROW_OPTIMIZERS = {
-    "sgd": row_optimizers.SGD,
-    "momentum": row_optimizers.Momentum,
-    "adagrad": row_optimizers.Adagrad,
-    "rowwise_adagrad": row_optimizers.RowWiseAdagrad,
-    "rmsprop": row_optimizers.RMSProp,
-    "adam": row_optimizers.Adam,
-}
-
-
 @pytest.mark.parametrize("name", ROW_OPTIMIZERS)
-def test_hyperparameters_fit_the_row_optimizers(name):
-    config = configs.EmbeddingOptimizerConfig(name=name, learning_rate=0.5, max_row_norm=2.0)
-    optimizer = ROW_OPTIMIZERS[name](**config.hyperparameters())
-    assert optimizer.max_row_norm == 2.0
-    fields = {f.name for f in dataclasses.fields(optimizer)}
-    assert fields == {"max_row_norm", *config.hyperparameters()}
+def test_a_configuration_has_every_hyperparameter_of_the_row_optimizer_and_its_defaults(name):
+    config = configs.EmbeddingOptimizerConfig(name=name, learning_rate=0.5, weight_decay=0.25, max_row_norm=2.0)
+    optimizer = config.build(lambda step: step + 1)
+    assert optimizer.learning_rate(3) == 2.0
+    wanted = ROW_OPTIMIZERS[name](learning_rate=optimizer.learning_rate, weight_decay=0.25, max_row_norm=2.0)
+    assert optimizer == wanted
+
+
+def test_the_defaults_that_configured_runs_have_always_had():
+    own = {
+        name: {field.name: field.default for field in kind.hyperparameters()} for name, kind in ROW_OPTIMIZERS.items()
+    }
+    assert own == {
+        "sgd": {},
+        "momentum": {"momentum": 0.9, "nesterov": False},
+        "adagrad": {"initial_accumulator": 0.0, "eps": 1e-14},
+        "rowwise_adagrad": {"initial_accumulator": 0.0, "eps": 1e-14},
+        "rmsprop": {"decay": 0.9, "eps": 1e-14},
+        "adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
+    }
 
 
 @pytest.mark.parametrize("name", [n for n in ROW_OPTIMIZERS if n != "rowwise_adagrad"])
@@ -352,10 +356,8 @@ def test_dense_optimizer_equals_the_row_optimizer_of_its_name(name):
         gradients = jnp.asarray(random.normal(size=(5, 4)), jnp.float32)
         updates, state = optimizer.update(gradients, state, parameters)
         parameters = optax.apply_updates(parameters, updates)
-        count = jnp.int32(step)
-        rows, slots = rows_optimizer.step_rows(
-            rows, rows_optimizer.prepare(rows, gradients), slots, rows_optimizer.learning_rate_at(count), count
-        )
+        every = jnp.arange(5, dtype=jnp.int32)
+        rows, slots = ops.row_update(rows_optimizer, rows, slots, every, gradients, step=step, implementation="xla")
     np.testing.assert_allclose(parameters, rows, rtol=1e-5, atol=1e-6)
 
 

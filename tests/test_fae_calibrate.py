@@ -269,7 +269,7 @@ def test_budgets_for_all_and_for_none(data):
     assert nothing.hot_bytes == nothing.hot_inputs.share == 0
     small = calibrate(data, dataclasses.replace(OPTIONS, budget=9))
     assert [t.hot for t in small.tables] == [0, 0, 4]
-    with pytest.raises(ConfigError, match=r"tables below .* which are hot whole, take .* more than the budget"):
+    with pytest.raises(ConfigError, match=r"tables below .* whose rows are all hot, take .* more than the budget"):
         calibrate(data, dataclasses.replace(OPTIONS, budget=7))
 
 

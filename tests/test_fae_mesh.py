@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from fae_cases import packed, records_of, rows_of
 from host_runs import pipeline_threads
-from test_fae_training import packed, records_of, rows_of
 
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
@@ -169,12 +169,6 @@ def test_four_devices_train_as_one(one, four):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_four_devices_goes_on_on_one(configure, four):
-    """As after a crash before the last checkpoint. On one device it is an ordinary run, so its checkpoint is, too."""
-    check_equal_but_bytes(resumed(configure, four, 1), four)
-
-
-@pytest.mark.slow
 def test_a_checkpoint_of_four_devices_goes_on_on_two(configure, four):
     run = resumed(configure, four, 2)
     check_equal_but_bytes(run, four)
@@ -222,40 +216,3 @@ def test_the_all_reduces_of_a_hot_step(four):
     assert "all-to-all" not in compiled.as_text()
     of_device = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state, rows))]
     assert compiled.memory_analysis().alias_size_in_bytes >= 0.9 * sum(of_device)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("overrides", [
-    ("mesh.reduce='dense'", "optimizer.embedding.name='rowwise_adagrad'", "fae.initial_rate=1"),
-    ("mesh.reduce='all_gather'", "optimizer.embedding.name='momentum'", "tables.host.queue=1"),
-    ("model.features.C10.pooling='mean'", "data.drop_remainder=true", "epochs=2"),
-])  # fmt: skip
-def test_two_devices_train_as_one(configure, overrides):
-    alone, two = (train(configure(f"{overrides[0]}{n}", f"mesh.devices={n}", *overrides)) for n in (1, 2))
-    check_equal(two, alone)
-    check_replicas(two, 2)
-
-
-@pytest.mark.slow
-def test_rows_of_16_bits(configure):
-    """Rounded by their addresses, as on one device: equal to the bit, unless a sum lies at the edge of two values."""
-    alone, two = (
-        train(configure(f"bfloat16-{n}", f"mesh.devices={n}", "model.table_dtype='bfloat16'", "max_steps=6"))
-        for n in (1, 2)
-    )
-    check_replicas(two, 2)
-    close(two.losses, alone.losses, rtol=1e-3)
-    found, expected = (rows_of(run.outcome.folder)["d4_bfloat16"] for run in (two, alone))
-    same = np.frombuffer(found, np.uint16) == np.frombuffer(expected, np.uint16)
-    assert same.mean() > 0.999
-
-
-@pytest.mark.slow
-def test_all_rows_hot_and_none(configure, tmp_path):
-    for share in (0, 1):
-        source = f"{configure('x').data.path}/../data"
-        folder = packed(source, tmp_path / f"packed{share}", lambda _, share=share: share)
-        path = f"data.path={str(folder)!r}"
-        alone, two = (train(configure(f"all{share}{n}", f"mesh.devices={n}", path)) for n in (1, 2))
-        check_equal(two, alone)
-        check_replicas(two, 2)

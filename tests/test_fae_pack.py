@@ -16,8 +16,9 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from fae_cases import ITEMS, USERS, hot_set, write_dataset
 
-from jrec.data.blocks import ListColumn, ShardReader, ShardWriter, column_names, shard_file
+from jrec.data.blocks import ListColumn, ShardReader, ShardWriter, column_names
 from jrec.data.fae import FaeManifest, is_fae_folder
 from jrec.data.fae import kernels as fae_kernels
 from jrec.data.fae import pack as fae_pack
@@ -26,67 +27,10 @@ from jrec.data.fae.pack import HotSet, PackOptions, pack
 from jrec.data.fae.rows import RowSet
 from jrec.data.fae.verify import verify
 from jrec.data.loader import LoaderConfig, make_loader
-from jrec.data.reorder.file import load_order, save_order
-from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Split, Table
+from jrec.data.reorder.file import load_order
+from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-
-ITEMS, USERS, BLOCK = 300, 70, 64
-
-
-def write_dataset(folder, *, counts=(500, 130), seed=0, empty_lists=False, bijection=False, damage=None):
-    """Two tables, a one-hot feature of each, weighted lists of the first, and two splits."""
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(seed)
-    splits = {}
-    for split, sizes in (("train", counts), ("valid", (90,))):
-        shards = []
-        for number, count in enumerate(sizes):
-            lengths = np.zeros(count, int) if empty_lists else rng.integers(0, 4, count)
-            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-            columns = {
-                "label": rng.integers(0, 2, count).astype(np.float32),
-                "price": rng.random(count, np.float32),
-                "item": (rng.zipf(1.3, count) % ITEMS).astype(np.uint16),
-                "user": (rng.zipf(1.5, count) % USERS).astype(np.uint8),
-                "history": ListColumn(offsets, (rng.zipf(1.3, offsets[-1]) % ITEMS).astype(np.uint16)),
-                "history:weight": ListColumn(offsets, rng.random(offsets[-1], np.float32)),
-            }
-            if damage is not None and split == "train" and number == 1:
-                damage(columns)
-            with ShardWriter(folder / shard_file(split, number, len(sizes)), BLOCK) as writer:
-                writer.write(columns)
-            shards.append(writer.close())
-        splits[split] = Split(shards=tuple(shards))
-    tables = [Table(name="items", rows=ITEMS, oov_row=3), Table(name="users", rows=USERS)]
-    if bijection:
-        order = rng.permutation(ITEMS).astype(np.uint32)
-        tables[0] = dataclasses.replace(tables[0], bijection=save_order(folder, "items", order))
-    schema = Schema(
-        name="shop",
-        block_size=BLOCK,
-        dense=(DenseFeature(name="price"),),
-        categorical=(
-            CategoricalFeature(name="item", table="items", fixed_length=True),
-            CategoricalFeature(name="user", table="users", fixed_length=True),
-            CategoricalFeature(name="history", table="items", max_length=3, weighted=True),
-        ),
-        tables=tuple(tables),
-        splits=splits,
-        provenance={"made": "here"},
-        ceiling={"train": {"auc": 0.9}, "valid": {"auc": 0.8}},
-    )
-    schema.save(folder)
-    return folder
-
-
-def hot_set(folder, items=None, users=None, seed=1):
-    """Random rows, or those given."""
-    rng = np.random.default_rng(seed)
-    items = np.union1d(np.arange(8), rng.choice(ITEMS, 60, replace=False)) if items is None else items
-    users = np.union1d(np.arange(4), rng.choice(USERS, 20, replace=False)) if users is None else users
-    rows = {"items": np.asarray(items, np.uint32), "users": np.asarray(users, np.uint32)}
-    return HotSet(rows=rows, dataset=Schema.load(folder).identity, threshold=1e-3, calibration={"why": "chosen"})
 
 
 def examples(folder, schema, rows_of=None):
@@ -333,7 +277,7 @@ def test_an_interrupted_pack_goes_on_where_it_was(data, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             pack(data, tmp_path / "out", hot, options)
     assert not (tmp_path / "out").exists()
-    damaged = tmp_path / "out.partial" / "cold" / fae_piece.plan_pieces(Schema.load(data), 3)[0].file
+    damaged = tmp_path / "out.partial" / "cold" / fae_piece.cut_pieces(Schema.load(data), 3)[0].file
     damaged.write_bytes(b"\0" * damaged.stat().st_size)
     said = []
     with monkeypatch.context() as patch:
@@ -361,7 +305,7 @@ def test_an_interrupted_pack_of_something_else_is_in_the_way(data, tmp_path, mon
 CHILD = """
 import sys, numpy, time
 from jrec.data.fae import pack as fae_pack, piece as fae_piece
-from test_fae_pack import hot_set
+from fae_cases import hot_set
 fae_pack.PIECE_BLOCKS = 3
 real = fae_piece.pack_piece
 def slow(job, piece, *rest):
@@ -393,7 +337,7 @@ def test_a_piece_is_given_up_when_another_fails(data, tmp_path):
     job = fae_pack._job(data, tmp_path, Schema.load(data), hot_set(data).rows, PackOptions())
     stop = threading.Event()
     stop.set()
-    piece = fae_piece.plan_pieces(Schema.load(data), 3)[0]
+    piece = fae_piece.cut_pieces(Schema.load(data), 3)[0]
     with pytest.raises(concurrent.futures.CancelledError):
         fae_piece.pack_piece(job, piece, lambda done: None, stop)
     assert not list((tmp_path / "hot").iterdir()) + list((tmp_path / "cold").iterdir())
@@ -474,7 +418,7 @@ def test_datasets_that_do_not_go_with_the_manifest_are_refused(data, tmp_path):
             (one.folder / name / path.name).unlink(missing_ok=True)
             (one.folder / name / path.name).write_bytes(path.read_bytes())
         with pytest.raises(
-            DatasetError, match=f"one/fae.json, part {name}, is of dataset .*, not of .* at .*one/{name} "
+            DatasetError, match=f"one/fae.json, folder {name}, is of dataset .*, not of .* at .*one/{name} "
         ):
             _ = getattr(FaeManifest.load(one.folder), f"{name}_schema")
 

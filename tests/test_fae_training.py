@@ -1,25 +1,25 @@
-# ruff: noqa: F811, tests take fixtures of another file
 """Runs on hot and cold batches: the bits of a plain run over the same batches, every example once, resumed anywhere."""
 
 import collections
 import dataclasses
 import itertools
-import json
 
 import jax
 import numpy as np
 import pytest
-from checkpoint_state import final_arrays, latest
+from checkpoint_state import final_arrays
+from fae_cases import config_of, device_config, hot_set, packed, records_of, rows_of, write_dataset
 from host_runs import pipeline_threads
-from test_fae_pack import hot_set, write_dataset
-from test_train import CONFIG, configure, dataset  # noqa: F401, fixtures
-from test_train_tbsm import SHIPPED, SMALL
+from mesh_plans import scattered
+from run_cases import CONFIG, configuring, quickstart
+from tbsm_config import SHIPPED, SMALL
 
-from jrec.data.fae.pack import HotSet, pack
+from jrec.data.fae.pack import pack
 from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError, ConfigError
+from jrec.sharding.plan_file import save_plan
 from jrec.train import loop
 from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.config import load_config
@@ -29,23 +29,27 @@ from jrec.train.fae_data import FaeLoaders
 from jrec.train.hot_cold_feed import hot_setup
 from jrec.train.loaders import train_loader
 from jrec.train.loop import train
+from jrec.train.mesh_plan import dealt
 from jrec.train.mesh_setup import open_mesh
 from jrec.train.report import summary, write_report
 from jrec.train.shuffle_scheduler import ShuffleScheduler
 from jrec.train.step import compile_run
 
 
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return quickstart(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def configure(tmp_path, dataset):
+    return configuring(tmp_path, dataset, CONFIG)
+
+
 @pytest.fixture(autouse=True)
 def no_thread_outlives_its_test():
     yield
     assert pipeline_threads() == []
-
-
-def packed(source, folder, share):
-    """The dataset with the most accessed ``share`` of each table's rows hot."""
-    schema = Schema.load(source)
-    rows = {t.name: np.arange(round(share(t) * t.rows), dtype=np.uint32) for t in schema.tables}
-    return pack(source, folder, HotSet(rows=rows, dataset=schema.identity)).folder
 
 
 @pytest.fixture(scope="module")
@@ -91,30 +95,6 @@ def kinds_of(folder):
             again.observe(next(losses))
         kinds.append(again.next())
     return kinds
-
-
-def config_of(folder):
-    return load_config(folder / "config.toml")
-
-
-def rows_of(folder):
-    """Every row and slot of a run's last checkpoint, by stack as the device tier calls it."""
-    config = device_config(evaluation_config(config_of(folder)))
-    schema = Schema.load(config.data.path)
-    layout = build_layout(config, schema)
-    slots = build_optimizer(config, build_model(config, schema, layout), 1).embedding.slots
-    saved, found = latest(folder), {}
-    for name, stack in layout.stacks.items():
-        rows = np.arange(stack.rows)
-        found[name] = saved.read(stack, "values", rows).tobytes()
-        found |= {f"{name}.{slot}": saved.read(stack, slot, rows).tobytes() for slot in slots}
-    return found
-
-
-def device_config(config):
-    config = dataclasses.replace(config, schedule="plain")
-    mesh, tables = dataclasses.replace(config.mesh, devices=0), dataclasses.replace(config.tables, tier="device")
-    return dataclasses.replace(config, tables=tables, mesh=mesh, plan="")
 
 
 def loaders_of(config):
@@ -180,10 +160,6 @@ def check_against_plain(outcome, config):
     assert not dense - collections.Counter(kept.values())
 
 
-def records_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_run_is_the_plain_run_over_the_same_batches(whole, dataset, tmp_path):
     outcome, config = whole
     check_against_plain(outcome, config)
@@ -197,17 +173,6 @@ def test_a_run_is_the_plain_run_over_the_same_batches(whole, dataset, tmp_path):
     for data in (dataset, config.data.path):  # the dataset that was packed, and the folder itself
         again = evaluate_checkpoint(outcome.folder, data, split="test")
         np.testing.assert_array_equal(again.scores.logits, outcome.scores["test"].logits)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("overrides", [
-    ("optimizer.embedding.name='rowwise_adagrad'", "tables.host.queue=1"),
-    ("model.table_dtype='bfloat16'", "tables.host.queue=2"),
-    ("fae.initial_rate=1", "data.drop_remainder=true"),
-])  # fmt: skip
-def test_other_settings_give_the_plain_runs_bits_too(fae, overrides):
-    config = fae("epochs=2", "log.every_steps=1", *overrides)
-    check_against_plain(train(config), config)
 
 
 def check_report(outcome, config, tmp_path):
@@ -372,6 +337,20 @@ def test_histories_of_a_tbsm(tmp_path):
     config = load_config(SHIPPED, [*places, *SMALL, "data.batch_size=64", "log.every_steps=1"])
     outcome = train(config)
     assert len(set(kinds_of(outcome.folder))) == 2
+    check_against_plain(outcome, config)
+
+
+@pytest.mark.parametrize("overrides", [(), ("model.table_dtype='bfloat16'",)])
+def test_hot_rows_lie_over_any_plan(fae, tmp_path, overrides):
+    """The others are where the plan has them: on the device, and in host memory."""
+    overrides = (*overrides, "max_steps=12", "log.every_steps=1", "fae.initial_rate=20")
+    config = fae(*overrides)
+    layout = build_layout(config, Schema.load(evaluation_config(config).data.path))
+    save_plan(scattered(dealt(layout, 1), seed=1, replicate=0.2, host=0.5), tmp_path / "plan")
+    config = fae(*overrides, f"plan={str(tmp_path / 'plan')!r}")
+    outcome = train(config)
+    assert set(kinds_of(outcome.folder)) == {"cold", "hot"}
+    assert outcome.fae["bytes"]["moved"] > 0
     check_against_plain(outcome, config)
 
 

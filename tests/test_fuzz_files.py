@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoint_cases import chain_of_three
 from checkpoint_state import contents
-from test_checkpoint import chain_of_three
-from test_identity import LOG, prepared
-from test_train import CONFIG
+from prepared_logs import LOG, prepared
+from run_cases import CONFIG
 
 from jrec.access.calibrate import CalibrateOptions, calibrate
 from jrec.access.calibrate.file import Calibration

@@ -201,7 +201,7 @@ def test_sides_agree_and_a_wrong_one_is_found():
     nan = dataclasses.replace(pallas, outputs={"stack0": np.full_like(pallas.outputs["stack0"], np.nan)})
     with pytest.raises(gpu_sides.SidesDifferError):
         gpu_sides.compare(CASE, nan, xla)
-    astray = dataclasses.replace(pallas, others={"stack0": (1, 2)})
+    astray = dataclasses.replace(pallas, untouched={"stack0": (1, 2)})
     with pytest.raises(gpu_sides.SidesDifferError, match="rows of stack0 that no id names"):
         gpu_sides.compare(CASE, astray, xla)
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from test_gpu_kernels import _has_gpu, _rng
-from test_pallas_cast import FIELDS, KINDS, MORE_SHAPES, SHAPES, Shape, _assert_identical, _draw
+from cast_cases import FIELDS, KINDS, MORE_SHAPES, SHAPES, Shape, _assert_identical, _draw
+from gpu_cases import _has_gpu, _rng
 
 from benchmarks.workloads import zipf_ids
 from jrec import ops

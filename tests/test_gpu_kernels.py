@@ -1,22 +1,17 @@
 """The Pallas kernels on a GPU against float64: fresh random inputs, poisoned outputs, determinism, 64-bit addresses."""
 
 import functools
-import secrets
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from test_pallas_updates import OPTIMIZERS, SCALE, STEP, _assert_close, _expected, _slots
+from gpu_cases import _has_gpu, _poison, _rng
+from update_cases import OPTIMIZERS, SCALE, STEP, _assert_close, _expected, _slots
 
 from benchmarks.workloads import zipf_ids
 from jrec import ops
-
-
-def _has_gpu() -> bool:
-    return jax.default_backend() == "gpu"
-
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not _has_gpu(), reason="needs an NVIDIA GPU that JAX can use")]
 DIMS = (4, 16, 20, 64, 100, 128, 256, 1024)
@@ -30,18 +25,6 @@ def _shapes(dtype, dim):
         reference.Shape(bags=70, capacity=3000, weighted=True, **common),
         reference.Shape(bags=3, capacity=9000, **common),
     )
-
-
-def _rng():
-    seed = secrets.randbits(32)
-    print(f"seed {seed}")  # noqa: T201, a failure is repeated by it
-    return np.random.default_rng(seed)
-
-
-def _poison(shape):
-    """Leaves NaN in the memory that the next arrays of this shape are made in."""
-    for _ in range(4):
-        jnp.full(shape, jnp.nan).block_until_ready().delete()
 
 
 @functools.partial(jax.jit, static_argnames="implementation")

@@ -1,7 +1,7 @@
 """The check of kernels on a GPU: verdicts are found, kept, and hold."""
 
 import pytest
-from test_gpu_kernels import _has_gpu
+from gpu_cases import _has_gpu
 
 from jrec.ops import verdicts
 from jrec.ops.local_gpu import expected_gpu, local_gpu

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tt_reference
-from test_gpu_kernels import _has_gpu, _poison, _rng
+from gpu_cases import _has_gpu, _poison, _rng
 from tt_kernel_cases import make_level
 
 from benchmarks.workloads import zipf_ids

@@ -1,4 +1,3 @@
-# ruff: noqa: F811, tests take fixtures of another file
 """Training runs with host tables: the bits of the device run, resumed, interrupted, failed, and with tiers mixed."""
 
 import json
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from checkpoint_state import final_arrays
 from host_runs import pipeline_threads
-from test_train import CONFIG, configure, dataset  # noqa: F401, fixtures
+from run_cases import CONFIG, configuring, quickstart
 
 from jrec.data.loader import Loader
 from jrec.data.prepare import prepare
@@ -27,6 +26,16 @@ from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.report import write_report
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return quickstart(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def configure(tmp_path, dataset):
+    return configuring(tmp_path, dataset, CONFIG)
 
 
 @pytest.fixture(autouse=True)

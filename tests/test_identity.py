@@ -5,14 +5,11 @@ import pathlib
 import shutil
 
 import pytest
-from test_train import CONFIG
+from prepared_logs import LOG, prepared
+from run_cases import CONFIG
 
 from jrec import cli
 from jrec.data.blocks import ShardReader
-from jrec.data.prepare import prepare
-from jrec.data.prepare_options import PrepareOptions
-from jrec.data.readers.delimited import Delimited
-from jrec.data.readers.delimited_schema import load_schema
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
@@ -145,19 +142,6 @@ def test_a_copy_and_a_dataset_of_the_same_rows_are_taken(world, tmp_path, capsys
     shutil.copytree(world / "run", tmp_path / "run")
     (tmp_path / "tiny.toml").write_text(CONFIG)
     assert train(tmp_path, "run", "--resume", data="copy") == 0
-
-
-LOG = "label,a,b\n" + "".join(f"{i % 2},{'xyz'[i % 3]},{i % 5}\n" for i in range(60))
-
-
-def prepared(folder, text, name, **options):
-    (folder / f"{name}.csv").write_text(text)
-    schema = '[label]\ncolumn = "label"\n[[categorical]]\ncolumn = "a"\n[[categorical]]\ncolumn = "b"\n'
-    (folder / "columns.toml").write_text(schema)
-    source = Delimited(load_schema(str(folder / "columns.toml")))
-    return prepare(
-        source, [str(folder / f"{name}.csv")], folder / name, PrepareOptions(min_count=1, threads=1, **options)
-    )
 
 
 def test_identity_is_of_content_not_of_place_or_way(tmp_path):

@@ -109,10 +109,10 @@ def test_a_model_of_several_stacks_of_a_kind_computes_what_one_stack_does(monkey
     np.testing.assert_array_equal(rows, split_rows)
 
 
-@pytest.mark.parametrize("tier", ["device", "planned"])
-def test_one_table_beyond_int32_is_for_host_memory_alone(tier):
-    table = _table("a", 2**31 - 1, tier=tier)
-    with pytest.raises(ValueError, match=r"table 'a' of tier '.*' has 2,147,483,647 rows, .* \(tier 'host'\)"):
+def test_one_table_beyond_int32_is_not_for_one_device():
+    table = _table("a", 2**31 - 1)
+    remedy = r"keep it in host memory \(tier 'host'\), or spread its rows over several devices \(mesh.devices"
+    with pytest.raises(ValueError, match=f"table 'a' of tier 'device' has 2,147,483,647 rows, .* {remedy}"):
         EmbeddingLayout.build([table], [FeatureConfig(name="f", table="a")])
 
 
@@ -121,3 +121,17 @@ def test_a_table_beyond_int32_is_a_stack_of_its_own():
     layout = EmbeddingLayout.build(tables, [FeatureConfig(name=t.name, table=t.name) for t in tables])
     assert list(layout.stacks) == ["host_d8_float32", "host_d8_float32_2"]
     assert [stack.address_dtype.name for stack in layout.members] == ["int64", "int32"]
+
+
+def test_other_numbers_of_rows_leave_tables_in_their_stacks():
+    tables = [_table(name, rows, tier="host") for name, rows in (("a", 10), ("b", 3_000_000_000), ("c", 20))]
+    features = [FeatureConfig(name=f"f{i}", table=name, max_length=i + 1) for i, name in enumerate("abcb")]
+    layout = EmbeddingLayout.build(tables, features)
+    few = layout.with_rows({"a": 4, "b": 5, "c": 6})
+    assert [(s.name, [t.name for t in s.tables], s.rows) for s in few.members] == [
+        ("host_d8_float32", ["a"], 4),
+        ("host_d8_float32_2", ["b"], 5),
+        ("host_d8_float32_3", ["c"], 6),
+    ]
+    assert few.order == layout.order
+    assert layout.with_rows({t.name: t.rows for t in tables}) == layout

@@ -5,8 +5,8 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from run_cases import configuring
 from skewed_log import skewed_dataset
-from test_train import configuring
 
 from jrec.train import mesh_feed
 from jrec.train.checkpoint import flatten

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from checkpoint_state import whole_stack_checkpoint
 from jax.sharding import Mesh
+from mesh_plans import some_plan
+from mesh_run_cases import CONFIG
 from mesh_runs import OPTIMIZERS
-from test_train_mesh import CONFIG, some_plan
 
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.synth.generate import SynthOptions, synthesize

@@ -1,7 +1,6 @@
 """Values that swap between devices arrive at their places, whether lines travel whole or only their beginnings."""
 
 import contextlib
-from unittest import mock
 
 import hypothesis
 import hypothesis.strategies as st
@@ -11,6 +10,7 @@ import mesh_cases
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from mesh_cases import ragged_on_cpu
 
 from jrec.mesh.exchange import Exchange, check_kind
 from jrec.mesh.route import AXIS, Picks, local_view
@@ -20,25 +20,6 @@ from jrec.sharding.errors import PlanError
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 ROWS = 50
-
-
-def _emulated(operand, output, input_offsets, send_sizes, output_offsets, recv_sizes, *, axis_name):
-    """``jax.lax.ragged_all_to_all`` as documented, which XLA lacks on CPUs: everything to everybody, then choose."""
-    everybody = jax.lax.all_gather((operand, input_offsets, send_sizes, output_offsets), axis_name)
-    me, places = jax.lax.axis_index(axis_name), jnp.arange(output.shape[0], dtype=jnp.int32)
-    for device in range(input_offsets.shape[0]):
-        sent, begins, sizes, lands = (a[device] for a in everybody)
-        inside = (places >= lands[me]) & (places < lands[me] + sizes[me])
-        of = sent[jnp.clip(begins[me] + places - lands[me], 0, sent.shape[0] - 1)]
-        output = jnp.where(inside.reshape(-1, *[1] * (of.ndim - 1)), of, output)
-    announced = everybody[2][:, me]
-    return jnp.where(jnp.all(announced == recv_sizes), output, jnp.nan)  # the sender's and receiver's sizes must agree
-
-
-@contextlib.contextmanager
-def ragged_on_cpu():
-    with mock.patch.object(jax.lax, "ragged_all_to_all", _emulated):
-        yield
 
 
 def _exchanged(rows, values, kind):

@@ -6,7 +6,7 @@ import pytest
 
 from jrec import cli
 from jrec.errors import ConfigError
-from jrec.mesh import links
+from jrec.sharding import links
 from jrec.sharding.hardware import Hardware, load_hardware
 
 QUICK = ("--message", "64KB", "--repeats", "1", "--quiet")

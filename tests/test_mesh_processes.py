@@ -1,4 +1,4 @@
-"""Several processes (gloo on the CPU) train as one device does, and end when one of them dies."""
+"""Several processes (gloo on the CPU) grow, score and stop together, and end when one of them dies."""
 
 import json
 import os
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from skewed_log import skewed_dataset
 
-from jrec.cli import main
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.regroup import gathered
 from jrec.data.schema import Schema
@@ -23,7 +22,7 @@ from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.checkpoint import flatten
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
-from jrec.train.logs import FORMS, SIZES, read_records
+from jrec.train.logs import SIZES, read_records
 from jrec.train.metrics import evaluate
 from jrec.train.step import compile_run
 
@@ -140,47 +139,6 @@ def on_one_device(config, shares):
         state, loss, _ = compiled.step(state, batch)
         losses.append(float(loss))
     return losses, {path: np.asarray(leaf) for path, leaf in flatten(state).items()}
-
-
-@pytest.mark.parametrize(("processes", "devices"), [(2, 2), (4, 4), (2, 4)])
-def test_processes_train_as_one_device(run, config, tmp_path, processes, devices):
-    finish(run(processes, devices=devices))
-    assert_as_on_one_device(config, tmp_path, processes)
-
-
-def test_each_process_has_a_device_that_only_keeps_tables(run, config, tmp_path, dataset):
-    plan = str(tmp_path / "plan")
-    made = ["plan", str(dataset), "--hardware", "dgx-a100", "--devices", "4", "--config", str(tmp_path / "run.toml")]
-    assert main([*made, "--tables-on", "0,2", "--out", plan, "--figure", "none"]) == 0
-    finish(run(2, f"plan={plan}", devices=4))
-    assert_as_on_one_device(config, tmp_path, 2)
-
-
-def assert_as_on_one_device(config, tmp_path, processes):
-    losses, arrays = on_one_device(config, processes)
-    assert len(losses) == 55
-    assert_same_run(tmp_path / "many", losses, arrays)
-
-
-def assert_same_run(folder, losses, arrays):
-    records = list(read_records(folder / "metrics.jsonl"))
-    np.testing.assert_allclose([r["loss"] for r in records if r["split"] == "train"], losses, rtol=2e-4)
-    for path, leaf in flatten(restore_run(folder, slots=True).state).items():
-        np.testing.assert_allclose(np.asarray(leaf), arrays[path], rtol=2e-4, atol=2e-5, err_msg=path)
-
-
-def test_processes_that_send_lookups_train_as_one_device(run, tmp_path):
-    """RM1's form, 20 ids a bag. All processes choose alike, though each counts its own parts alone."""
-    dataset = tmp_path / "bags"
-    synthesize(shape_like("rm3", table_rows=500), dataset, SynthOptions(rows=400, seed=1))
-    sizes = ("model.embedding_dim=16", "model.bottom_mlp=[16]", "optimizer.embedding.name=sgd", "epochs=2")
-    finish(run(2, f"data.path={dataset}", *sizes))
-    given = [f"data.path={str(dataset)!r}", f"out={str(tmp_path / 'one')!r}", *sizes]
-    losses, arrays = on_one_device(load_config(tmp_path / "run.toml", given), 2)
-    assert len(losses) == 10
-    assert_same_run(tmp_path / "many", losses, arrays)
-    (chosen,) = [r for r in read_records(tmp_path / "many" / "metrics.jsonl") if r["split"] == FORMS]
-    assert all(chosen["tables"][f"T{i}"]["send"] == [f"T{i}"] for i in range(1, 11))
 
 
 def test_processes_grow_together_with_the_bits_of_a_run_that_had_room(run, tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_train_mesh import scattered, some_plan
+from mesh_plans import scattered, some_plan
 
 from jrec.data.regroup import gathered
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
@@ -162,7 +162,7 @@ def test_a_route_reads_every_unique_row_once():
     for device, (part, lines) in enumerate(zip(parts, range(3), strict=True)):
         route = stacked(parts, range(3), shapes).routes[STACK.name]
         size = shapes.sizes[STACK.name].unique
-        at = np.concatenate([np.ravel(getattr(route, n).at[lines]) for n in ("own", "remote", "replicated", "host")])
+        at = np.concatenate([np.ravel(getattr(route, n).at[lines]) for n in ("own", "remote", "replicated")])
         unique = part.routes[STACK.name].addresses.size
         np.testing.assert_array_equal(np.sort(at[at < size]), np.arange(unique))
         assert (route.remote.at[lines, device] == size).all()

@@ -6,7 +6,7 @@ from typing import Any
 import mesh_runs
 import numpy as np
 import pytest
-from test_train_mesh import some_plan
+from mesh_plans import some_plan
 
 from jrec.batch import Batch
 from jrec.data.packing import pack_batch
@@ -15,7 +15,7 @@ from jrec.native import host
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.sharding.contents import shard_addresses
 from jrec.train.mesh_arrays import Shapes, stacked
-from jrec.train.mesh_batch import Parts, routed_part, routers
+from jrec.train.mesh_batch import Parts, plan_routers, routed_part
 from jrec.train.mesh_forms import Forms, sending_bags, sending_features
 from jrec.train.mesh_plan import dealt, planned_stacks
 from jrec.train.mesh_rows import based
@@ -63,7 +63,7 @@ def test_every_lookup_is_sent_or_read_once(make, sends, seed):
     plan = dealt(layout, 3)
     for device in range(3):
         piece = gathered(layout, [(batch, 8 * device, 8 * device + 8)])
-        part = routed_part(layout, piece, routers(layout, plan), device, {stack.name}, send)
+        part = routed_part(layout, piece, plan_routers(layout, plan), device, {stack.name}, send)
         bags: Any = part.batch.bags[stack.name]
         sent, routed = part.sends[stack.name], part.routes[stack.name]
         # The cast is that of the lookups that are left.
@@ -110,7 +110,7 @@ def test_sizes_of_what_is_sent_grow():
     shapes.fit(parts, range(2))
     made = stacked(parts, range(2), shapes)
     assert made.routes[stack.name].remote is not None  # "seen" is unpooled, so it retrieves
-    assert made.sends[stack.name].rows.shape == (2, 2, shapes.sizes[stack.name].lookups)
+    assert made.routes[stack.name].send.rows.shape == (2, 2, shapes.sizes[stack.name].lookups)
     for kind in ("lookups", "pooled"):
         shapes.settle(needed)
         shapes.sizes[stack.name] = dataclasses.replace(shapes.sizes[stack.name], **{kind: 1})
@@ -131,5 +131,7 @@ def test_only_what_a_step_needs_is_in_its_batch():
         shapes = Shapes(layout, plan, examples=12, headroom=1.0, send=forms.send)
         shapes.fit(parts, range(2))
         made = stacked(parts, range(2), shapes)
-        assert (made.routes[stack.name].remote is None) == bool(made.sends) == (form == "send")
+        assert (
+            (made.routes[stack.name].remote is None) == (made.routes[stack.name].send is not None) == (form == "send")
+        )
         assert len(sending_features(stack, forms.send)) == (3 if form == "send" else 0)

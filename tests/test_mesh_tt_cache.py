@@ -6,15 +6,12 @@ import json
 
 import jax
 import jax.numpy as jnp
-import mesh_runs
 import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from mesh_runs import OPTIMIZERS
-from test_train import configuring
-from test_train_memory_centric import MIDDLE, plan_apart
-from test_train_mesh import CONFIG, dataset, some_plan  # noqa: F401
+from mesh_run_cases import CONFIG
+from run_cases import configuring, quickstart
 
 from jrec.mesh.communication import Communication
 from jrec.mesh.step import StepOptions
@@ -29,13 +26,15 @@ from jrec.tiers.store import Context
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return quickstart(tmp_path_factory.mktemp("data"), rows=800)
+
+
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-LONG = 50
 EXACT = TTCacheConfig(cache_rows=6, tracked_rows=90, warmup_steps=3, refresh_every=2)
-BOUNDED = dataclasses.replace(EXACT, tracked_rows=8, track_every=2)
-FOLDING = dataclasses.replace(EXACT, on_evict="fold", fold_ridge=0.02)
-ONCE = dataclasses.replace(EXACT, refresh_every=None)
 ROWS = 40
 
 
@@ -113,44 +112,6 @@ def test_cores_cached_rows_and_choices_are_those_of_one_device():
     assert 0 < counted(slots["hits"]) < counted(slots["lookups"])
 
 
-@functools.cache
-def alone(name, steps, cache, **kwargs):
-    return mesh_runs.on_one_device(OPTIMIZERS[name], steps, cache=cache, **kwargs)
-
-
-def check(found, expected):
-    """Floats to their tolerance; which rows are cached, counts and hits to the bit."""
-    mesh_runs.assert_close(found, expected)
-    for name, array in expected.arrays.items():
-        if any(part in name for part in ("cached_ids", "tracked_", "hits", "lookups")):
-            np.testing.assert_array_equal(found.arrays[name], array, err_msg=name)
-    hits, lookups = (int(expected.arrays[f"tt_word.{name}"][0]) for name in ("hits", "lookups"))
-    assert 0 < hits < lookups
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "devices", "cache", "kwargs"),
-    [
-        ("momentum", 4, BOUNDED, {"reduce": "all_gather"}),
-        ("adagrad", 4, FOLDING, {"reduce": "dense"}),
-        ("rowwise_adagrad", 3, EXACT, {}),
-        ("adam", 2, ONCE, {}),
-    ],
-)
-def test_a_mesh_is_one_device_for_fifty_steps(name, devices, cache, kwargs):
-    found = mesh_runs.on_mesh_of(some_plan(devices), OPTIMIZERS[name], LONG, cache=cache, **kwargs)
-    check(found, alone(name, LONG, cache))
-
-
-@pytest.mark.slow
-def test_devices_that_only_keep_tables_leave_the_cache_to_the_others():
-    """Their copies are NaN before every step: nothing reads them."""
-    plan = plan_apart(MIDDLE, seed=1, tt=True)
-    found = mesh_runs.on_mesh_of(plan, OPTIMIZERS["rowwise_adagrad"], 12, cache=EXACT, form="send")
-    check(found, alone("rowwise_adagrad", 12, EXACT))
-
-
 RUN = """
 every_steps = 2
 [tables.tt]
@@ -170,7 +131,7 @@ def logged(folder, metric):
 
 
 @pytest.mark.slow
-def test_a_cached_run_moves_between_one_device_and_meshes(tmp_path, dataset):  # noqa: F811
+def test_a_cached_run_moves_between_one_device_and_meshes(tmp_path, dataset):
     """And logs the same hits."""
     configure = configuring(tmp_path, dataset, CONFIG + RUN)  # CONFIG ends in the section [log]
     one = train(configure("max_steps=9", out="one"))

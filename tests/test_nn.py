@@ -129,7 +129,7 @@ def reference_loss(model, tables, batch):
     ("row_optimizer", "dense"),
     [
         (ops.SGD(learning_rate=0.1), optax.sgd(0.1)),
-        (ops.Adagrad(learning_rate=0.1), optax.adagrad(0.1)),
+        (ops.Adagrad(learning_rate=0.1, initial_accumulator=0.1, eps=1e-7), optax.adagrad(0.1)),
     ],
     ids=["sgd", "adagrad"],
 )

@@ -145,7 +145,8 @@ def test_unpooled_features_of_a_compressed_table_come_with_masks():
 def test_steps_on_cores_equal_autodiff_through_the_collection_and_optax():
     layout = layout_of()
     model = dlrm(layout)
-    optimizer = SparseOptimizer(model, dense=optax.sgd(0.0), embedding=ops.Adagrad(learning_rate=0.05))
+    rows = ops.Adagrad(learning_rate=0.05, initial_accumulator=0.1, eps=1e-7)
+    optimizer = SparseOptimizer(model, dense=optax.sgd(0.0), embedding=rows)
     reference = optax.adagrad(0.05)
     stacks = {name: stack for name, stack in layout.stacks.items() if stack.tier == "tt"}
     cores = {name: model.embeddings.tt[name].arrays() for name in stacks}

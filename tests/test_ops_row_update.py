@@ -13,6 +13,7 @@ from hypothesis import given, settings
 
 from jrec import ops
 from jrec.ops.row_update import casted_gather_reduce
+from jrec.row_optimizers import ROW_OPTIMIZERS
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -30,6 +31,10 @@ CASES = {
     "adam": (ops.Adam(learning_rate=SCHEDULE, weight_decay=0.02, max_row_norm=3.0), (S[3], S[5], S[12])),
 }
 STEPS = 3
+
+
+def test_every_row_optimizer_has_a_case():
+    assert {type(optimizer) for optimizer, _ in CASES.values()} == set(ROW_OPTIMIZERS.values())
 
 
 @functools.partial(jax.jit, static_argnames=("optimizer", "num_rows", "form", "implementation"))
@@ -92,8 +97,8 @@ DENSE = {
     "scheduled sgd": (ops.SGD(learning_rate=SCHEDULE), optax.sgd(SCHEDULE)),
     "momentum": (ops.Momentum(learning_rate=0.1, momentum=0.8), optax.sgd(0.1, momentum=0.8)),
     "nesterov": (ops.Momentum(learning_rate=0.1, nesterov=True), optax.sgd(0.1, momentum=0.9, nesterov=True)),
-    "adagrad": (ops.Adagrad(learning_rate=SCHEDULE), optax.adagrad(SCHEDULE)),
-    "rmsprop": (ops.RMSProp(learning_rate=0.05), optax.rmsprop(0.05)),
+    "adagrad": (ops.Adagrad(learning_rate=SCHEDULE, initial_accumulator=0.1, eps=1e-7), optax.adagrad(SCHEDULE)),
+    "rmsprop": (ops.RMSProp(learning_rate=0.05, eps=1e-8), optax.rmsprop(0.05)),
     "adam": (ops.Adam(learning_rate=SCHEDULE), optax.adam(SCHEDULE)),
     "decayed adam": (
         ops.Adam(learning_rate=0.1, weight_decay=0.2),
@@ -165,8 +170,8 @@ def test_padding_rows_change_nothing(implementation):
 
 def test_a_foreign_optimizer_runs_by_its_own_step_and_native_refuses_it():
     class Mine(ops.SGD):
-        def step_rows(self, rows, gradients, slots, learning_rate, step):
-            return rows + learning_rate * gradients, slots
+        def step_rows(self, rows, gradients, slots, math):
+            return rows + math.learning_rate * gradients, slots
 
     update = functools.partial(
         ops.row_update, Mine(learning_rate=2.0), jnp.ones((3, 2)), {}, jnp.zeros(1, jnp.int32), jnp.ones((1, 2))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,86 +10,29 @@ import numpy as np
 import pytest
 import reference
 from pallas_interpreter import race_free
+from update_cases import (
+    COMMON,
+    CONFIG,
+    OPTIMIZERS,
+    SCALE,
+    SHAPE,
+    STEP,
+    _assert_close,
+    _case,
+    _expected,
+    _fused,
+    _slots,
+    update_request,
+)
 
 from jrec import ops
 from jrec.ops import storage
-from jrec.ops.rounding import round_values
-from jrec.pallas.casted_update import UpdateRequest, casted_update, casted_update_many
+from jrec.pallas.casted_update import casted_update, casted_update_many
 from jrec.pallas.interpret import interpreted
 from jrec.pallas.row_update import row_update
 from jrec.pallas.rules import rule_of
-from jrec.pallas.tuning import TuningConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-COMMON = {"learning_rate": lambda step: 0.5 / (step + 1), "weight_decay": 0.01, "max_row_norm": 1.5}
-OPTIMIZERS = (
-    ops.SGD(**COMMON),
-    ops.Momentum(nesterov=True, **COMMON),
-    ops.Adagrad(**COMMON),
-    ops.RowWiseAdagrad(**COMMON),
-    ops.RMSProp(**COMMON),
-    ops.Adam(**COMMON),
-)
-STEP, SCALE = 3, 0.5
-SHAPE = reference.Shape(rows=17, dim=20, bags=14, length=4, weighted=True)
-CONFIG = TuningConfig(chunks=1, unroll=2, split=4, top=16, blocks=2)
-
-
-def _case(shape=SHAPE, kind="power law"):
-    return reference.make_case(shape, np.random.default_rng(7), kind=kind, past=True)
-
-
-def _slots(optimizer, table):
-    rng = np.random.default_rng(8)
-    return {k: v + jnp.asarray(rng.uniform(size=v.shape), jnp.float32) for k, v in optimizer.init(table).items()}
-
-
-def _expected(optimizer, case, slots):
-    """Table and slots after a step, float64."""
-    table = case.table.astype(np.float64)
-    slots = {name: np.array(slot, np.float64) for name, slot in slots.items()}
-    for row, gradient in reference.row_gradients(case).items():
-        old = {name: slot[row].copy() for name, slot in slots.items()}
-        table[row], new = reference.step_row(optimizer, table[row], gradient, old, step=STEP, scale=SCALE)
-        for name, value in new.items():
-            slots[name][row] = value
-    return table, slots
-
-
-def update_request(optimizer, case, slots, *, config=CONFIG, key=None, unique_capacity=None):
-    table = jnp.asarray(case.table)
-    offsets = None if case.offsets is None else jnp.asarray(case.offsets)
-    cast = ops.tensor_cast(
-        jnp.asarray(case.ids), offsets, num_rows=case.shape.rows, unique_capacity=unique_capacity, implementation="xla"
-    )
-    weights = None if case.weights is None else jnp.asarray(case.weights).reshape(-1)[cast.positions]
-    return UpdateRequest(
-        optimizer=optimizer,
-        table=table,
-        slots=slots,
-        rows=cast.rows,
-        offsets=cast.offsets,
-        sources=cast.sources,
-        num_unique=cast.num_unique,
-        bag_gradients=jnp.asarray(case.bag_gradients),
-        weights=weights,
-        step=jnp.int32(STEP),
-        gradient_scale=jnp.float32(SCALE),
-        rounding=round_values,
-        rounding_key=key,
-        config=config,
-    )
-
-
-def _fused(optimizer, case, slots, **options):
-    return casted_update(update_request(optimizer, case, slots, **options))
-
-
-def _assert_close(got, want, rtol=1e-5, atol=1e-5):
-    np.testing.assert_allclose(np.asarray(got[0], np.float64), want[0], rtol=rtol, atol=atol)
-    for name, slot in want[1].items():
-        np.testing.assert_allclose(got[1][name], slot, rtol=rtol, atol=atol, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -200,12 +144,40 @@ def test_nothing_to_update():
     assert got[0] is table
 
 
-def test_an_optimizer_that_no_kernel_knows_is_refused():
-    class Signed(ops.SGD):
-        """Inherits the name of no rule."""
+class Foreign(ops.RowOptimizer):
+    """One of no name, with a slot of either shape, whose step is given in terms."""
 
-    with pytest.raises(NotImplementedError, match="no Pallas kernel knows the step of Signed; known are SGD, Momentum"):
-        rule_of(Signed(learning_rate=1.0), 4)
+    slots = types.MappingProxyType({"sum": "row", "trace": "element"})
+
+    def slot_terms(self, gradients, math):
+        return {"sum": (None, math.row_mean(gradients * gradients)), "trace": (0.5, gradients)}
+
+    def row_change(self, gradients, slots, math):
+        return math.spread(math.learning_rate * math.rsqrt(slots["sum"] + 1)) * slots["trace"]
+
+
+def test_kernels_run_any_step_that_is_given_in_terms():
+    optimizer, case = Foreign(**COMMON), _case()
+    slots, table = _slots(optimizer, case.table), jnp.asarray(case.table)
+    cast = ops.tensor_cast(
+        jnp.asarray(case.ids), None if case.offsets is None else jnp.asarray(case.offsets), num_rows=SHAPE.rows
+    )
+    want = ops.casted_update(
+        optimizer, table, slots, cast, case.bag_gradients, weights=case.weights, step=STEP, gradient_scale=SCALE
+    )
+    with interpreted():
+        got = _fused(optimizer, case, slots)
+    assert float(jnp.abs(want[0] - table).max()) > 0.01
+    _assert_close(got, jax.tree.map(lambda x: np.asarray(x, np.float64), want))
+
+
+def test_a_step_of_another_form_is_refused():
+    class Whole(ops.SGD):
+        def step_rows(self, rows, gradients, slots, math):
+            return rows, slots
+
+    with pytest.raises(NotImplementedError, match="Whole has a step_rows of its own, which runs in no Pallas kernel"):
+        rule_of(Whole(learning_rate=1.0), 4)
 
 
 def test_too_long_rows_are_refused():

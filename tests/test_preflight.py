@@ -17,7 +17,7 @@ from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
 from jrec.train import preflight
-from jrec.train.build import ROW_OPTIMIZERS, build_layout
+from jrec.train.build import build_layout
 from jrec.train.config import load_config
 from jrec.train.preflight import check_space, check_start
 from jrec.train.run_dataset import keep_dataset
@@ -172,8 +172,7 @@ def test_a_disk_too_small_for_the_first_checkpoint_is_refused(configured, tmp_pa
         monkeypatch.setattr(preflight.os, "statvfs", lambda folder: os.statvfs_result(values))
 
     def check(config, overwrite=False):
-        slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots
-        check_space(config, build_layout(config, schema), slots, overwrite=overwrite)
+        check_space(config, build_layout(config, schema), overwrite=overwrite)
 
     free(size)
     check(config)

@@ -81,7 +81,7 @@ def test_process_substitution_and_standard_input(tmp_path):
 def test_mistakes_name_the_pipe(tmp_path):
     for number, (content, source, message) in enumerate([
         (b"", Criteo("criteo-kaggle"), "the pipe PIPE ended without a byte"),
-        (b"1\tx\n", Criteo("criteo-kaggle"), "PIPE:1: .* Mend the line"),
+        (b"1\tx\n", Criteo("criteo-kaggle"), "PIPE:1: .* Fix the line"),
         (b"BZh91AY", Criteo("criteo-kaggle"), "PIPE is bzip2-compressed; unpack it first"),
         (gzip.compress(log(300))[:-50], Criteo("criteo-kaggle"), "PIPE is truncated"),
         (b"no,header\n", Avazu(), "PIPE"),

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from jrec.data import vocabulary
 from jrec.data.readers.keys import buckets, text_key
 from jrec.data.readers.movielens_side import encode_texts
 from jrec.data.readers.parse import LongTexts
@@ -110,3 +111,31 @@ def test_a_collision_is_an_error(tmp_path):
     ):
         store.add(forged)
     store.close()
+
+
+@pytest.mark.parametrize("rows", [2**31 + 11, vocabulary.MAX_ROWS])
+def test_buckets_of_tables_beyond_int32_reach_their_last_row(rows):
+    keys = np.random.default_rng(0).integers(0, 2**64, 20_000, dtype=np.uint64)
+    found = buckets(keys, rows)
+    assert found.dtype == np.uint32
+    assert found.max() < rows
+    assert found.max() > 0.999 * rows
+    assert len(np.unique(found)) > 19_990
+
+
+def test_more_hash_buckets_than_memory_counts_are_refused_before_they_are_made(monkeypatch):
+    def pages(name):
+        return {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1}[name]
+
+    monkeypatch.setattr(vocabulary.os, "sysconf", pages)
+    keys = chunks([list(range(400))])
+    assert len(build_table("t", keys, min_count=1, max_rows=128).counts) == 128
+    with pytest.raises(DatasetError, match=r"the 129 hash buckets of table 't' .* --max-rows of at most 128"):
+        build_table("t", keys, min_count=1, max_rows=129)
+
+
+def test_a_table_of_more_values_than_row_numbers_is_refused(monkeypatch):
+    monkeypatch.setattr(vocabulary, "MAX_ROWS", 10)
+    assert len(build_table("t", chunks([list(range(9))]), min_count=1, max_rows=None).counts) == 10
+    with pytest.raises(DatasetError, match="table 't' would have more than 10 rows; cap it with --max-rows"):
+        build_table("t", chunks([list(range(10))]), min_count=1, max_rows=None)

@@ -402,3 +402,19 @@ def test_the_benchmark_measures_prefixes_steps_loader_and_memory(tmp_path, monke
             scores = found["modularity"]
             assert set(scores) == {"4", "16", "all"}
             assert scores["16"] > 0.8 * scores["all"]
+
+
+def test_tables_beyond_int32_are_left_out_and_refused_where_they_are_named():
+    rows = {"wide": 3_000_000_000, "large": 2**31 - 2, "small": 10}
+    schema = Schema(
+        name="t",
+        block_size=8,
+        dense=(),
+        categorical=tuple(CategoricalFeature(name=f"of_{name}", table=name) for name in rows),
+        tables=tuple(Table(name=name, rows=count) for name, count in rows.items()),
+        splits={},
+        provenance={},
+    )
+    assert driver.choose_tables(schema, ReorderOptions()) == ["large"]
+    with pytest.raises(DatasetError, match=r"table 'wide' has 3,000,000,000 rows; .*: leave it out of --tables"):
+        driver.choose_tables(schema, ReorderOptions(tables=("small", "wide")))

@@ -92,10 +92,10 @@ def test_communities_are_the_planted_groups(method, degree):
     edges = build(log, degree=degree, vertices=VERTICES + 1)
     found = communities(edges, VERTICES + 1, method=method, seed=0)
     assert found.count == 4
-    assert found.of[VERTICES] == -1  # never read together with another
-    assert {frozenset(np.flatnonzero(found.of == c)) for c in range(4)} == {frozenset(g) for g in groups}
+    assert found.of_vertex[VERTICES] == -1  # never read together with another
+    assert {frozenset(np.flatnonzero(found.of_vertex == c)) for c in range(4)} == {frozenset(g) for g in groups}
     assert found.modularity == pytest.approx(0.75)
-    np.testing.assert_array_equal(found.of, communities(edges, VERTICES + 1, method=method, seed=0).of)
+    np.testing.assert_array_equal(found.of_vertex, communities(edges, VERTICES + 1, method=method, seed=0).of_vertex)
 
 
 @hypothesis.given(log=LOGS, of=st.lists(st.integers(0, 3), min_size=VERTICES, max_size=VERTICES))
@@ -110,7 +110,7 @@ def test_modularity_is_that_of_igraph(log, of):
 
 def test_no_edges_are_no_communities_and_no_igraph_is_said_plainly(monkeypatch):
     empty = communities(build([[1], [2]]), VERTICES, method="leiden", seed=0)
-    assert (empty.count, empty.modularity, set(empty.of)) == (0, 0.0, {-1})
+    assert (empty.count, empty.modularity, set(empty.of_vertex)) == (0, 0.0, {-1})
     monkeypatch.setitem(sys.modules, "igraph", None)
     with pytest.raises(MissingIgraphError, match="pip install igraph"):
         communities(build([[1, 2]]), VERTICES, method="leiden", seed=0)
@@ -122,30 +122,30 @@ def test_no_edges_are_no_communities_and_no_igraph_is_said_plainly(monkeypatch):
 def test_orders_keep_hot_rows_on_top_and_unseen_rows_behind(counts, hot_ratio, data):
     counts = np.array(counts)
     ranking = rank_rows(counts, hot_ratio)
-    size = ranking.seen - ranking.hot
+    size = ranking.accessed - ranking.hot
     of = np.array(data.draw(st.lists(st.integers(-1, 3), min_size=size, max_size=size)), np.int64)
     order = order_rows(ranking, of).astype(np.int64)
     assert sorted(order) == list(range(len(counts)))
     rows = np.argsort(order)  # by new place
     by_frequency = sorted(range(len(counts)), key=lambda row: -counts[row])
     assert list(rows[: ranking.hot]) == by_frequency[: ranking.hot]
-    assert list(rows[ranking.seen :]) == [row for row in range(len(counts)) if not counts[row]]
-    middle = of[ranking.rank_of_row[rows[ranking.hot : ranking.seen]] - ranking.hot]
+    assert list(rows[ranking.accessed :]) == [row for row in range(len(counts)) if not counts[row]]
+    middle = of[ranking.rank_of_row[rows[ranking.hot : ranking.accessed]] - ranking.hot]
     runs = [community for community, _ in itertools.groupby(middle) if community >= 0]
     assert len(runs) == len(set(runs)), "a community lies in one piece"
     for community in set(runs):
-        inside = counts[rows[ranking.hot : ranking.seen]][middle == community]
+        inside = counts[rows[ranking.hot : ranking.accessed]][middle == community]
         assert (np.diff(inside) <= 0).all()
 
 
 @hypothesis.given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=30), one=st.booleans())
 def test_without_structure_the_order_is_that_of_frequency(counts, one):
     ranking = rank_rows(np.array(counts), 0.2)
-    of = np.full(ranking.seen - ranking.hot, 0 if one else -1)
+    of = np.full(ranking.accessed - ranking.hot, 0 if one else -1)
     np.testing.assert_array_equal(order_rows(ranking, of), ranking.rank_of_row)
 
 
 def test_vertices_are_the_distinct_rows_that_are_not_hot():
     ranking = rank_rows(np.array([1, 9, 0, 5, 2]), 0.2)
-    assert (ranking.hot, ranking.seen, ranking.appearances) == (1, 4, 8)
+    assert (ranking.hot, ranking.accessed, ranking.appearances) == (1, 4, 8)
     assert list(vertices_of(ranking, np.array([0, 1, 3, 3, 1, 0]))) == [0, 2]

@@ -7,13 +7,14 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from jrec.access.container import read_container, write_container
 from jrec.data.schema import CategoricalFeature, Schema, Shard, Split, Table
 from jrec.sharding.baselines import BASELINES
 from jrec.sharding.cost import evaluate
 from jrec.sharding.errors import PlanError
 from jrec.sharding.pieces import REPLICATED, SHARDED, TIER_NAMES
 from jrec.sharding.plan import build_plan
-from jrec.sharding.plan_file import check_budget, load_plan, plan_memory, save_plan
+from jrec.sharding.plan_file import KIND, VERSION, check_budget, load_plan, plan_memory, save_plan
 from jrec.sharding.planner import PlanOptions, plan_placement
 from tests.sharding_problems import problem_of, problems, zipf_counts
 
@@ -195,6 +196,15 @@ def test_any_damage_to_a_file_is_found(saved, tmp_path):
         with pytest.raises(PlanError, match=r"damaged|no jrec-plan file|version") as caught:
             load_plan(tmp_path / "bad")
         assert "jrec plan" in str(caught.value)
+
+
+def test_a_plan_from_before_stacks_were_split_is_read(saved):
+    _, _, plan, path = saved
+    header, arrays = read_container(path, kind=KIND, version=VERSION, error=PlanError, remedy="")
+    for table in header["tables"]:
+        assert table.pop("stack_number") == 1
+    write_container(path, kind=KIND, version=VERSION, header=header, arrays=arrays)
+    assert load_plan(path).tables == plan.tables
 
 
 def test_a_plan_of_a_later_version_is_refused(saved):

@@ -209,7 +209,7 @@ def test_the_coldest_rows_go_to_host_memory():
     assert hottest_out <= coldest_kept
     assert planned.cost.host == pytest.approx(2 * pieces.fetched[host].sum() / 1e10)
     marginal = planned.tiers.marginal
-    assert "from host memory" in marginal.what
+    assert "from host memory" in marginal.effect
     # The promise of the next byte, against planning with a thousand bytes more.
     more = plan_placement(dataclasses.replace(problem, hardware=problem.hardware.with_memory(10_500)))
     saved = planned.tiers.seconds - more.tiers.seconds
@@ -221,7 +221,7 @@ def test_the_next_byte_of_copies_saves_what_is_said():
     problem = problem_of([counts], devices=4, extra_memory=0.02, batch=4096, examples=10**5)
     planned = plan_placement(problem)
     marginal = planned.tiers.marginal
-    assert "extra_memory is the limit" in marginal.what
+    assert "extra_memory is the limit" in marginal.effect
     step = 3 * 32 / problem.total_bytes  # one row more on the three other devices
     ranks = [
         replicated_ranks(problem, whole(problem)[1], e * problem.total_bytes)[0] for e in (0.02, 0.02 + step * 1.001)
@@ -232,7 +232,7 @@ def test_the_next_byte_of_copies_saves_what_is_said():
     assert marginal.seconds_per_byte * 3 * 32 == pytest.approx(saved)
     everything = plan_placement(dataclasses.replace(problem, extra_memory=10.0)).tiers.marginal
     assert everything.seconds_per_byte == 0
-    assert "buys nothing" in everything.what
+    assert "buys nothing" in everything.effect
     # Of the step that the planner prints: planning with room for the row is quicker by that much.
     more = plan_placement(dataclasses.replace(problem, extra_memory=0.02 + step * 1.001))
     assert planned.cost.seconds - more.cost.seconds == pytest.approx(saved, rel=0.3)

@@ -10,61 +10,21 @@ import time
 import numpy as np
 import pytest
 from checkpoint_state import final_arrays
+from run_cases import CONFIG, configuring, quickstart
 
 from jrec.data.schema import DatasetError
-from jrec.data.synth.generate import SynthOptions, synthesize
-from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError, ConfigError, DivergedError
 from jrec.train import loop
 from jrec.train.checkpoint import flatten
-from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.metrics import evaluate
 from jrec.train.run_folder import open_run_folder
 
-CONFIG = """
-seed = 3
-[data]
-batch_size = 256
-eval_batch_size = 512
-window_blocks = 2
-[model]
-embedding_dim = 8
-bottom_mlp = [16, 8]
-top_mlp = [16, 1]
-[optimizer]
-learning_rate = 0.05
-[optimizer.embedding]
-name = "adam"
-learning_rate = 0.01
-[evaluate]
-every_steps = 8
-batches = 2
-[checkpoint]
-every_steps = 5
-[log]
-every_steps = 4
-tensorboard = false
-"""
-
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "quickstart"
-    synthesize(shape_like("quickstart"), folder, SynthOptions(rows=6000, seed=1))
-    return folder
-
-
-def configuring(tmp_path, dataset, text):
-    """What loads a configuration with overrides, each run in a folder of its own name."""
-    path = tmp_path / "tiny.toml"
-    path.write_text(text)
-
-    def load(*overrides, out="run"):
-        return load_config(path, [f"data.path={str(dataset)!r}", f"out={str(tmp_path / out)!r}", *overrides])
-
-    return load
+    return quickstart(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture

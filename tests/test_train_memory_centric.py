@@ -1,13 +1,11 @@
-# ruff: noqa: F811, tests take fixtures of another file
-"""Some devices of a mesh keep the tables and the others train the dense model: as one device does."""
-
-import dataclasses
+"""Some devices of a mesh keep the tables and the others train the dense model: their plans, batches and scores."""
 
 import mesh_runs
 import numpy as np
 import pytest
-from mesh_runs import OPTIMIZERS
-from test_train_mesh import LONG, QUICK, alone, configure, dataset, some_plan  # noqa: F401, fixtures
+from mesh_plans import MIDDLE, plan_apart
+from mesh_run_cases import CONFIG
+from run_cases import configuring, quickstart
 
 from jrec.cli import main
 from jrec.data.regroup import blank
@@ -17,55 +15,18 @@ from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.mesh_plan import check_sharing
 
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return quickstart(tmp_path_factory.mktemp("data"), rows=800)
+
+
+@pytest.fixture
+def configure(tmp_path, dataset):
+    return configuring(tmp_path, dataset, CONFIG)
+
+
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-MIDDLE = (False, True, True, False)
-"""The first device of the mesh, whose copies of what all have are those that JAX reads, keeps tables."""
-
-
-def plan_apart(computes, *, seed=0, tt=False, dtype="float32"):
-    """Every row on a random one of the devices that do not compute."""
-    keepers = np.flatnonzero(~np.array(computes))
-    if len(keepers) > 1:
-        plan = some_plan(len(keepers), seed=seed, tt=tt, dtype=dtype)
-    else:
-        plan = some_plan(2, seed=seed, tt=tt, dtype=dtype)
-        plan = dataclasses.replace(plan, owner=np.zeros_like(plan.owner), offset=_counted(plan))
-    owner = keepers[plan.owner].astype(np.int16)
-    path = np.repeat(np.arange(len(computes), dtype=np.int16)[:, None], len(computes), axis=1)
-    return dataclasses.replace(
-        plan, devices=len(computes), owner=owner, path=path, way=owner.astype(np.int32), computes=tuple(computes)
-    )
-
-
-def _counted(plan):
-    return np.arange(len(plan.owner), dtype=np.int64)  # segments are single rows
-
-
-def test_two_devices_compute_and_two_keep_the_tables():
-    """Dense parameters of the devices that keep tables are NaN before every step: nothing reads them."""
-    plan = plan_apart(MIDDLE)
-    found = mesh_runs.on_mesh_of(plan, OPTIMIZERS["rowwise_adagrad"], QUICK, tt=False, form="send")
-    mesh_runs.assert_close(found, alone("rowwise_adagrad", QUICK, tt=False))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer(name):
-    """A tensor-train table, whose cores the devices that compute have, beside the others; fifty steps of one."""
-    steps = LONG if name == "adam" else QUICK
-    found = mesh_runs.on_mesh_of(plan_apart(MIDDLE, seed=1, tt=True), OPTIMIZERS[name], steps, form="send")
-    mesh_runs.assert_close(found, alone(name, steps))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("computes", "form"),
-    [((True, False), "send"), ((True, True, True, False), "retrieve"), ((False, False, False, True), "send")],
-)
-def test_any_division_of_the_devices(computes, form):
-    found = mesh_runs.on_mesh_of(plan_apart(computes, seed=2), OPTIMIZERS["adagrad"], QUICK, tt=False, form=form)
-    mesh_runs.assert_close(found, alone("adagrad", QUICK, tt=False))
 
 
 def test_blank_parts_have_no_lookups():
@@ -122,7 +83,6 @@ def test_a_run_scores_as_on_one_device_and_its_checkpoints_move(configure, datas
     ("overrides", "says"),
     [
         (("data.batch_size=63",), "batch_size is 63, which the 2 devices that compute by .* use a multiple of 2"),
-        (("tables.overrides={C2={tier='host'}}",), r"only keep tables, but table\(s\) C2 lie in host memory"),
     ],
 )
 def test_what_such_a_plan_cannot_train_is_refused(configure, apart, overrides, says):

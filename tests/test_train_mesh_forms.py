@@ -2,14 +2,10 @@
 
 import mesh_runs
 import numpy as np
-import optax
 import pytest
-from mesh_runs import OPTIMIZERS
-from test_mesh_exchange import ragged_on_cpu
-from test_train import configuring
-from test_train_mesh import LONG, QUICK, alone, some_plan
+from mesh_plans import some_plan
+from run_cases import configuring
 
-from jrec import ops
 from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
@@ -23,77 +19,11 @@ from jrec.train.mesh_batch import Parts
 from jrec.train.mesh_forms import Forms, poolable
 from jrec.train.mesh_plan import planned_stacks
 from jrec.train.mesh_rows import based
-from jrec.train.mesh_run import open_mesh
+from jrec.train.mesh_setup import open_mesh
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-MIXED = frozenset({"item", "user"})  # weighted bags and means; "seen" reads the table of "item" and retrieves
 FORMS_OF_RUNS = ("retrieve", "send", "auto")
-FORMED = {"send": {"form": "send"}, "mixed": {"send": MIXED}, "auto": {"form": "auto"}}
-
-
-def trained(form, optimizer, steps, *, devices=4, seed=1, replicate=0.2, dtype="float32", tt=False, **kwargs):
-    plan = some_plan(devices, seed=seed, replicate=replicate, tt=tt, dtype=dtype)
-    return mesh_runs.on_mesh_of(plan, OPTIMIZERS[optimizer], steps, dtype=dtype, tt=tt, **FORMED[form], **kwargs)
-
-
-def test_both_forms_in_one_step():
-    mesh_runs.assert_close(
-        trained("mixed", "rowwise_adagrad", QUICK, devices=2), alone("rowwise_adagrad", QUICK, tt=False)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "form"), [*((name, "mixed") for name in OPTIMIZERS), ("adam", "send"), ("adagrad", "auto")]
-)
-def test_every_optimizer_for_fifty_steps(name, form):
-    mesh_runs.assert_close(trained(form, name, LONG, tt=True), alone(name, LONG))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("devices", "replicate"), [(3, 0), (4, 1)])
-def test_random_plans(devices, replicate):
-    """All rows on all devices is among them: then nothing is sent."""
-    found = trained("mixed", "momentum", LONG, devices=devices, seed=devices, replicate=replicate)
-    mesh_runs.assert_close(found, alone("momentum", LONG, tt=False))
-
-
-@pytest.mark.slow
-def test_stochastically_rounded_rows_have_the_bits_of_one_device():
-    """One step: from the second on, sums that differ in their last bit may round to another neighbour."""
-    kwargs = {"dtype": "bfloat16", "tt": False, "rounding_seed": 7}
-    expected = alone("rowwise_adagrad", 1, **kwargs)
-    found = trained("mixed", "rowwise_adagrad", 1, seed=3, replicate=0.3, **kwargs)
-    same = found.arrays["d8_bfloat16"] == expected.arrays["d8_bfloat16"]
-    assert same.mean() > 0.999
-
-
-@pytest.mark.slow
-def test_rows_and_sums_that_travel_without_padding():
-    """Both forms in one step, the ragged all-to-all emulated; it would give NaN where sizes disagree."""
-    padded = trained("mixed", "adagrad", QUICK, devices=3)
-    with ragged_on_cpu():
-        ragged = trained("mixed", "adagrad", QUICK, devices=3, exchange="ragged")
-    np.testing.assert_array_equal(np.stack(ragged.logits), np.stack(padded.logits))
-    for name, array in padded.arrays.items():
-        np.testing.assert_array_equal(ragged.arrays[name], array, err_msg=name)
-
-
-@pytest.mark.slow
-def test_gradients_are_those_of_one_device():
-    """With SGD at a rate of one, what a step takes away is the gradient: of every row and every dense parameter."""
-    sgd, kwargs = ops.SGD(learning_rate=1.0), {"tt": False, "dense": optax.sgd(1.0)}
-    before = mesh_runs.arrays_of(*mesh_runs.modules(mesh_runs.layout("device", tt=False), sgd, dense=kwargs["dense"]))
-    plan = some_plan(2, seed=2, replicate=0.3, tt=False)
-    found = mesh_runs.on_mesh_of(plan, sgd, 1, **FORMED["mixed"], **kwargs).arrays
-    expected = mesh_runs.on_one_device(sgd, 1, **kwargs).arrays
-    assert found.keys() == expected.keys() == before.keys()
-    moved = {name: np.abs(before[name] - array).max() for name, array in expected.items()}
-    assert sum(size > 1e-3 for size in moved.values()) >= len(moved) - 2, moved  # counters, and a bias that is one
-    for name, array in expected.items():
-        gradient = before[name] - array
-        np.testing.assert_allclose(before[name] - found[name], gradient, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_forms_are_chosen_by_bytes():
@@ -203,17 +133,6 @@ def test_a_resumed_run_chooses_alike_and_gives_the_same_bits(configure):
     np.testing.assert_array_equal(parts.scores["test"].logits, whole.scores["test"].logits)
     read = [list(read_records(run.folder / METRICS_FILE)) for run in (whole, parts)]
     assert read[0] == read[1]
-
-
-@pytest.mark.slow
-def test_tables_on_devices_send_beside_tables_in_host_memory(configure):
-    host = "tables.overrides={T2={tier='host'}}"
-    one = train(configure(out="one")).scores["test"].logits
-    for form in ("send", "auto"):
-        two = train(configure("mesh.devices=2", f"mesh.form={form!r}", host, out=form))
-        assert {name.split("_")[0] for name in two.parameters} == {"dense", "host", "planned"}
-        np.testing.assert_allclose(two.scores["test"].logits, one, rtol=1e-4, atol=1e-5)
-        assert (two.forms is None) == (form == "send")
 
 
 def test_an_exchange_that_the_platform_lacks_is_refused(configure, dataset):

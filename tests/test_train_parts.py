@@ -3,13 +3,10 @@
 import dataclasses
 import json
 
-import mesh_runs
 import numpy as np
 import pytest
 from checkpoint_state import final_arrays
-from mesh_runs import OPTIMIZERS
-from test_train import CONFIG, configuring
-from test_train_mesh import alone, some_plan
+from run_cases import CONFIG, configuring
 
 from jrec import cli
 from jrec.access.count import exact_profile
@@ -50,16 +47,6 @@ def dataset(tmp_path_factory):
 @pytest.fixture
 def configure(tmp_path, dataset):
     return configuring(tmp_path, dataset, CONFIG)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("devices", "host", "form"), [(4, 0.0, "auto"), (2, 0.3, "send")])
-def test_devices_train_a_table_in_parts_as_one(devices, host, form):
-    """Whole rows are fetched or sent, from devices or from host memory, as those of any table."""
-    plan = some_plan(devices, seed=devices, replicate=0.2, host=host, tt="parts")
-    assert plan.tables[plan.number("item")].rows == mesh_runs.WHOLE_ROWS
-    found = mesh_runs.on_mesh_of(plan, OPTIMIZERS["adam"], 50, tt="parts", form=form)
-    mesh_runs.assert_close(found, alone("adam", 50, tt="parts"))
 
 
 def planned(dataset, *, first_row, table="C7", devices=2):

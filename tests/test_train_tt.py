@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from checkpoint_state import final_arrays
-from test_train import CONFIG, configuring, dataset  # noqa: F401
+from run_cases import CONFIG, configuring, quickstart
 
 from jrec import cli
 from jrec.errors import CheckpointError
@@ -14,6 +14,12 @@ from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.logs import read_records
 from jrec.train.loop import train
 from jrec.train.metrics import evaluate
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return quickstart(tmp_path_factory.mktemp("data"))
+
 
 TT = """
 [tables.tt]
@@ -27,7 +33,7 @@ refresh_every = 4
 
 
 @pytest.fixture
-def configure(tmp_path, dataset):  # noqa: F811
+def configure(tmp_path, dataset):
     return configuring(tmp_path, dataset, CONFIG + TT)
 
 

@@ -23,7 +23,7 @@ from jrec.ops.tt import (
     tt_lookup,
 )
 from jrec.ops.tt import contract as contractions
-from jrec.ops.tt.plan import tt_plan
+from jrec.ops.tt.index import tt_index
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -364,7 +364,7 @@ def test_unique_capacity_overflow_is_nan_and_told():
     shape = SHAPES["3 cores"]
     ids = jnp.asarray([[5], [900], [5], [31]], jnp.int32)
     out, residuals = tt_lookup(_cores(shape), shape, Bags(ids=ids), unique_capacity=2)
-    assert int(residuals.plan.cast.num_unique) == 3
+    assert int(residuals.index.cast.num_unique) == 3
     assert np.isnan(out).all(axis=1).tolist() == [False, True, False, False]
 
 
@@ -375,9 +375,9 @@ def test_gradients_summed_by_segments_equal_those_added_in_order(name):
 
     shape = SHAPES[name]
     ids = _case(shape, 300, length=1, kind="power law").ids
-    plan, below = jax.jit(lambda ids: tt_plan(shape, ids))(ids), _cores(shape)[0][:, 0]
+    index, below = jax.jit(lambda ids: tt_index(shape, ids))(ids), _cores(shape)[0][:, 0]
     rng = np.random.default_rng(0)
-    for k, level in enumerate(plan.levels):
+    for k, level in enumerate(index.levels):
         core = _cores(shape)[k + 1]
         _, _, n, right = core.shape
         args = rng.standard_normal((level.capacity, below.shape[1], n * right), np.float32), below, products._flat(core)
@@ -485,7 +485,7 @@ def test_what_does_not_apply_raises():
     cores, bags = _cores(shape), Bags(ids=jnp.zeros((3, 1), jnp.int32))
     with pytest.raises(ValueError, match="two cores have no prefix product"):
         tt_lookup(cores, shape, bags, contraction="dense")
-    with pytest.raises(ValueError, match="'naive' exists in tt_embedding_bag alone"):
+    with pytest.raises(ValueError, match="'naive' exists only in tt_embedding_bag"):
         tt_lookup(cores, shape, bags, contraction="naive")
     _, residuals = tt_lookup(cores, shape, bags)
     with pytest.raises(ValueError, match="gradients must be float32 of shape"):

@@ -116,9 +116,11 @@ def test_no_other_verdict_lets_a_kernel_in(gpu, reason):
 
 
 def test_products_of_a_tensor_train_level_have_a_verdict_of_their_own(gpu):
-    from jrec.ops.tt import plan, products
+    from jrec.ops.tt import index, products
 
-    level = plan.Level(parents=jnp.zeros(8, jnp.int32), digits=jnp.zeros(8, jnp.int32), count=jnp.asarray(8, jnp.int32))
+    level = index.Level(
+        parents=jnp.zeros(8, jnp.int32), digits=jnp.zeros(8, jnp.int32), count=jnp.asarray(8, jnp.int32)
+    )
 
     def run(below, core):
         out = products.expand(below, core, level, method="grouped")

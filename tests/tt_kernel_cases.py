@@ -87,7 +87,7 @@ def make_level(
     dtype: str = "float32",
     past: bool = False,
 ) -> LevelCase:
-    """A random level: unique (parent, digit) pairs in ascending order, as ``tt_plan`` makes them."""
+    """A random level: unique (parent, digit) pairs in ascending order, as ``tt_index`` makes them."""
     real = min(parents * slices, capacity - 2 if real is None else real)
     pairs = np.sort(rng.choice(parents * slices, real, replace=False))
     of_parent, of_digit = np.full(capacity, parents, np.int32), np.full(capacity, slices, np.int32)

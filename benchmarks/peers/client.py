@@ -29,7 +29,7 @@ class PeerError(Exception):
 
 
 class Peer:
-    """A running peer. ``versions`` are those of the distributions it computes with."""
+    """A running peer. ``versions`` lists the distributions that it computes with."""
 
     def __init__(self, process: subprocess.Popen[str], module: str) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""Embedding forward and backward + update alone: FBGEMM's table-batched embedding, and torch's EmbeddingBag(sparse).
+"""Only embedding forward and backward + update: FBGEMM's table-batched embedding, and torch's EmbeddingBag(sparse).
 
 Both cases take options ``workload``, ``seed``, ``optimizer`` and ``learning_rate``, draw ids, tables and output
 gradient from ``benchmarks.workloads``, and offer the actions

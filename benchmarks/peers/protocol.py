@@ -1,7 +1,7 @@
 """The line protocol between a benchmark and a peer's process; this side runs in the peer.
 
 Requests and answers are JSON, one a line, on the process's stdin and stdout. Arrays travel as .npy files in a folder
-that both sides see. Needs the standard library and NumPy alone, and Python 3.11.
+that both sides see. Needs only the standard library and NumPy, and Python 3.11.
 
     {"op": "versions"}                                        -> {"value": {"torch": "2.13.0", ...}}
     {"op": "setup", "case": C, "folder": D, "options": {...}} -> {"value": null}

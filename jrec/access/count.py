@@ -33,7 +33,7 @@ def exact_profile(
     Args:
       folder: The dataset's folder.
       schema: Its description; None reads and checks it.
-      split: Which split.
+      split: The split to count.
       progress: Shows how far the counting is.
 
     Raises:
@@ -85,7 +85,7 @@ def sampled_profile(
       folder: The dataset's folder.
       schema: Its description; None reads and checks it.
       fraction: The share of the blocks to read, above 0 up to 1; at least one block is read.
-      split: Which split.
+      split: The split to count.
       seed: The seed of the sample.
       smooth: Average the counts of rarely sampled rows, see ``TableProfile.smoothed``.
       progress: Shows how far the counting is.

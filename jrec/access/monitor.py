@@ -14,7 +14,7 @@ DEFAULT_CAPACITY = 1 << 20
 
 
 class AccessMonitor:
-    """A uniform sample of the accesses seen since it was made or last reset, in bounded memory.
+    """A uniform sample of the accesses since it was made or last reset, in bounded memory.
 
     It begins by keeping every access. Whenever more than ``capacity`` are kept, each stays with probability one half,
     and from then on half as many are taken, so that at any time every access seen had the same chance of being kept and

@@ -232,7 +232,7 @@ class AccessProfile:
                     f" {table.rows:,} rows; {_REMEDY}"
                 )
         if self.dataset is not None:
-            self.dataset.check(schema.identity, what="the access profile", remedy=_REMEDY, error=ProfileError)
+            self.dataset.check(schema.identity, subject="the access profile", remedy=_REMEDY, error=ProfileError)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a versioned, checksummed file."""

@@ -116,7 +116,7 @@ class Checkpoints:
 
         Args:
           step: The checkpoint that is read.
-          remedy: From the newest older step that is complete and undamaged, None if there is none, what to do.
+          remedy: Says what to do, given the newest older step that is complete and undamaged, or None.
         """
         try:
             yield

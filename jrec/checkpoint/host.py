@@ -116,7 +116,7 @@ class HostRows:
             for shape, base, one in zip(
                 self.tables.values(), table.stack.bases, saved.stack_tables(table.stack), strict=True
             ):
-                _check_same(saved, shape, one.record.shape, slots)
+                check_same(saved, shape, one.record.shape, slots)
                 for rows, arrays in one.written(["values", *shape.slots]):
                     table.store((rows + base).astype(np.int64), arrays.pop("values"), arrays)
         except CheckpointError:
@@ -153,7 +153,18 @@ class _HostPiece:
         return self.source.read(self.first + start, self.first + stop)
 
 
-def _check_same(saved: Saved, own: TableShape, stored: TableShape, slots: bool) -> None:
+def check_same(saved: Saved, own: TableShape, stored: TableShape, slots: bool) -> None:
+    """Refuses a checkpoint whose rows began as others did.
+
+    Args:
+      saved: The checkpoint.
+      own: The table of this run.
+      stored: The table of the checkpoint.
+      slots: Whether slots have to be the same, too.
+
+    Raises:
+      CheckpointError: Naming what differs.
+    """
     firsts = [shape.first or FirstValues(key=[], of_rows=0, slots={}) for shape in (own, stored)]
     keys = [(first.key, first.of_rows, first.slots if slots else {}) for first in firsts]
     for aspect, ours, theirs in (("slots", own.slots, stored.slots), ("keys of first values", *keys)):

@@ -82,7 +82,7 @@ class TableShape:
       rows: How many uncompressed rows it has.
       dim: Elements of a row.
       dtype: The rows' dtype; slots are float32.
-      slots: By name "row" or "element", as ``RowOptimizer.slots`` has them.
+      slots: "row" or "element" for each slot's name, as in ``RowOptimizer.slots``.
       first: What a row is that no piece has; None where pieces have all rows.
     """
 
@@ -124,7 +124,7 @@ class Manifest:
       fingerprint: What must agree with the run that loads it.
       meta: The loader's position and counters, JSON.
       arrays: Records of the file of dense arrays.
-      tables: By name.
+      tables: The tables' records, by name.
     """
 
     step: int

@@ -28,7 +28,7 @@ from jrec.checkpoint.manifest import (
     table_records,
 )
 from jrec.checkpoint.sources import Piece, Source
-from jrec.checkpoint.writer import Planned, Writer, plan_piece
+from jrec.checkpoint.writer import PieceToWrite, Writer, piece_to_write
 from jrec.files import sync
 
 _MOST_PIECES = 16  # of a table: a reader holds a chunk of each
@@ -42,7 +42,7 @@ class Written:
     Attributes:
       step: Its number.
       blocking_seconds: For how long the thread that takes steps was held.
-      seconds: From its begin until it was complete.
+      seconds: How long it took until it was complete.
       bytes: How many this process wrote; what is linked to does not count.
       rows: How many rows these are.
       full: Whether it builds on no other.
@@ -90,7 +90,7 @@ class Save:
         self._sources: Sequence[Source] = ()
         self._shapes: dict[str, TableShape] = {}
         self._linked: dict[str, list[PieceRecord]] = {}
-        self._pieces: list[Planned] = []
+        self._pieces: list[PieceToWrite] = []
         self._others: list[tuple[str, PieceRecord]] = []  # what other processes wrote
         self._dense: dict[str, np.ndarray] = {}
         self._records: list[dict[str, Any]] = []
@@ -115,7 +115,7 @@ class Save:
         }
         for piece in [piece for source in sources for piece in source.begin(whole)]:
             shape = self._shapes[piece.table]
-            self._pieces.append(plan_piece(piece, shape, self._name(piece), settings.chunk_bytes))
+            self._pieces.append(piece_to_write(piece, shape, self._name(piece), settings.chunk_bytes))
         if settings.barrier is not None:
             self._meet("about to begin")
             if settings.first:

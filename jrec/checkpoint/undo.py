@@ -25,7 +25,7 @@ class Undo:
 
         Args:
           addresses: (n,) ascending.
-          arrays: By name, n rows or more, NumPy or JAX arrays.
+          arrays: The rows by array name, n rows or more, NumPy or JAX arrays.
           size: Their bytes.
         """
         with self._lock:

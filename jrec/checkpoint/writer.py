@@ -28,7 +28,7 @@ time, page by page: 2.3 GB of rows on 2 CPU cores held steps 1.7 s in reads of 3
 
 
 @dataclasses.dataclass(kw_only=True)
-class Planned:
+class PieceToWrite:
     """A piece to write."""
 
     piece: Piece
@@ -50,7 +50,7 @@ class Planned:
 class _Read:
     """Rows ``start`` to ``stop`` of a piece, some of its chunk ``number``, or the ``last`` of it."""
 
-    piece: Planned
+    piece: PieceToWrite
     number: int
     start: int
     stop: int
@@ -62,7 +62,7 @@ class Writer:
 
     Args:
       folder: The checkpoint's temporary folder.
-      pieces: What to write, see ``plan_piece``.
+      pieces: What to write, see ``piece_to_write``.
       prepare: Called first in the writing thread; makes the tables' folders.
       finish: Called last in the writing thread, when all is on the disk.
     """
@@ -70,7 +70,7 @@ class Writer:
     def __init__(
         self,
         folder: pathlib.Path,
-        pieces: Sequence[Planned],
+        pieces: Sequence[PieceToWrite],
         *,
         prepare: Callable[[], None],
         finish: Callable[[], None],
@@ -179,11 +179,11 @@ class Writer:
                 sync(path)
         self._finish()
 
-    def _target(self, piece: Planned) -> pathlib.Path:
+    def _target(self, piece: PieceToWrite) -> pathlib.Path:
         return self._folder / TABLES / piece.shape.folder / piece.record.folder
 
 
-def plan_piece(piece: Piece, shape: TableShape, folder: str, chunk_bytes: int) -> Planned:
+def piece_to_write(piece: Piece, shape: TableShape, folder: str, chunk_bytes: int) -> PieceToWrite:
     """How a piece is cut into chunks of about ``chunk_bytes``, its arrays together; the checksums are to come."""
     names = [VALUES, *shape.slots, *([] if piece.rows is None else [ROWS])]
     row_bytes = sum(_size(*shape.array(name)) for name in names)
@@ -192,14 +192,14 @@ def plan_piece(piece: Piece, shape: TableShape, folder: str, chunk_bytes: int) -
     arrays = {name: ArrayRecord(metadata={}, chunks=[0] * -(-piece.count // rows)) for name in names}
     firsts = None if piece.rows is None else [int(row) for row in piece.rows[::rows]]
     record = PieceRecord(folder=folder, count=piece.count, chunk=rows, firsts=firsts, arrays=arrays)
-    return Planned(piece=piece, shape=shape, record=record)
+    return PieceToWrite(piece=piece, shape=shape, record=record)
 
 
 def _size(tail: tuple[int, ...], dtype: str) -> int:
     return int(np.prod(tail, dtype=np.int64)) * jnp.dtype(dtype).itemsize
 
 
-def _in_order(pieces: Sequence[Planned]) -> list[_Read]:
+def _in_order(pieces: Sequence[PieceToWrite]) -> list[_Read]:
     """All reads, the tables' first rows first: these change most often, and are sooner out of the way."""
     reads = []
     for number, piece in enumerate(pieces):

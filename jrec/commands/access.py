@@ -9,8 +9,8 @@ from jrec.commands.arguments import SEED, number
 DESCRIPTION = """\
 Count how often every row of every table is accessed, exactly or from a sample, and write an access profile.
 
-Of the training split the exact counts are at hand from preparation. A sample reads only its share of the blocks; rows
-that it hits rarely get the mean of their neighbours in frequency order."""
+For the training split, the dataset already has exact counts. A sample reads only its share of the blocks; rows that it
+hits rarely get the mean of their neighbours in frequency order."""
 EPILOG = """examples:
   jrec access data/kaggle --out kaggle.access
   jrec access data/kaggle --sample 0.05 --seed 1 --out kaggle.access
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sample", type=number(0, 1, above=True), metavar="X", help="read this share of the blocks, such as 0.05"
     )
     parser.add_argument("--split", default="train", help="train, valid or test (default train)")
-    parser.add_argument("--seed", type=SEED, default=0, help="of the sample (default 0)")
+    parser.add_argument("--seed", type=SEED, default=0, help="seed of the sample (default 0)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 

@@ -35,12 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one of its checkpoints")
     parser.add_argument("--out", required=True, metavar="RUN", help="the folder of the compressed run")
-    parser.add_argument("--rank", type=integer(1, 2**16), metavar="R", help="between neighbouring cores")
+    parser.add_argument("--rank", type=integer(1, 2**16), metavar="R", help="the rank between neighbouring cores")
     parser.add_argument(
         "--relative-error",
         type=number(0, 1, below=True),
         metavar="E",
-        help="least ranks within this part of a table's norm, at most R",
+        help="take the least ranks, at most R, whose error is within this fraction of a table's norm",
     )
     parser.add_argument("--largest", type=COUNT_OR_ZERO, default=0, metavar="K", help="compress the K largest tables")
     parser.add_argument(
@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=COUNT_OR_ZERO,
         default=0,
         metavar="N",
-        help="of each table, keep the N most frequent rows whole",
+        help="keep each table's N most frequent rows uncompressed",
     )
-    parser.add_argument("--cores", type=integer(2, 4), default=3, help="of a table (default 3)")
+    parser.add_argument("--cores", type=integer(2, 4), default=3, help="cores of a table (default 3)")
     parser.add_argument("--data", metavar="DATA", help="the dataset, if it is no longer where the run says")
     parser.add_argument("--overwrite", action="store_true", help="replace the run in that folder, if any")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -9,7 +9,7 @@ from jrec.commands.arguments import COUNT_OR_ZERO, DEVICES
 from jrec.commands.processes import Company, add_process_arguments, in_company
 
 DESCRIPTION = """\
-Evaluate a checkpoint on a dataset whose rows mean the same as those that it was trained on.
+Evaluate a checkpoint on a dataset whose rows mean the same as in training.
 
 CHECKPOINT is a run folder (its latest checkpoint is taken) or one checkpoint in it, RUN/checkpoints/STEP. The metrics
 go to standard output as JSON, and with --out into a folder with plots."""
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="the training data, or another dataset whose rows mean the same")
     parser.add_argument("--split", default="test", help="train, valid or test (default test)")
     parser.add_argument(
-        "--batches", type=COUNT_OR_ZERO, default=0, metavar="N", help="evaluate the first N batches only"
+        "--batches", type=COUNT_OR_ZERO, default=0, metavar="N", help="evaluate only the first N batches"
     )
     parser.add_argument(
         "--devices",

@@ -10,11 +10,11 @@ from typing import Any
 from jrec.commands.arguments import DIM, SEED, SLOT_BYTES, THREADS, number, size
 
 DESCRIPTION = """\
-Prepare training with hot rows on the device and cold ones in host memory (FAE).
+Prepare a dataset for training with hot rows on the device and cold ones in host memory (FAE).
 
-`calibrate` finds the rows that are accessed so often that they are worth a place on the device, within a budget, from
-a sample of the data. `pack` parts the training examples into those that read hot rows alone and all others. `check`
-reads a packed folder whole and compares all checksums. docs/fae.md describes it all."""
+`calibrate` finds, from a sample of the data, the rows that are accessed often enough to be kept on the device, within a
+budget. `pack` splits the training examples into those that read only hot rows and all others. `check` reads a whole
+packed folder and compares all checksums. docs/fae.md describes it all."""
 EPILOG = """examples:
   jrec fae calibrate data/kaggle --budget 256MB --out kaggle.fae.json --figures figures
   jrec fae pack data/kaggle --calibration kaggle.fae.json --out data/kaggle_fae
@@ -58,12 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     two = action("pack", "part the training examples into hot and cold ones", PACK_EPILOG)
     two.add_argument("data", metavar="DATA", help="a dataset folder")
     two.add_argument("--out", metavar="DIR", required=True, help="the folder to make")
-    two.add_argument("--calibration", metavar="FILE", help="by `jrec fae calibrate`; without it, one is made now")
+    two.add_argument(
+        "--calibration", metavar="FILE", help="a calibration by `jrec fae calibrate`; without it, one is made now"
+    )
     two.add_argument(
         "--shuffle-seed", type=SEED, metavar="N",
         help="shuffle the examples, some hundred thousand at a time (default: they keep the order of time)",
     )  # fmt: skip
-    two.add_argument("--threads", type=THREADS, metavar="N", help="default: the cores, at most 8; no result changes")
+    two.add_argument(
+        "--threads", type=THREADS, metavar="N", help="threads (default: the cores, at most 8); they change no result"
+    )
     two.add_argument("--overwrite", action="store_true", help="replace a finished FAE folder at DIR")
     _add_calibration(two)
     three = action("check", "read a packed folder whole and compare all checksums")
@@ -74,24 +78,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_calibration(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("calibration")
     group.add_argument(
-        "--budget", type=size(0), metavar="SIZE", help="of hot rows with slots on a device (default 256MB)"
+        "--budget", type=size(0), metavar="SIZE", help="bytes of hot rows with slots on a device (default 256MB)"
     )
     group.add_argument(
         "--sample", type=number(0, 1, above=True), metavar="X", help="read this share of the blocks (default 0.05)"
     )
     group.add_argument(
-        "--confidence", type=number(0.5, 1, below=True), metavar="P", help="that a table's hot rows fit (default 0.999)"
+        "--confidence",
+        type=number(0.5, 1, below=True),
+        metavar="P",
+        help="confidence that a table's hot rows fit (default 0.999)",
     )
-    group.add_argument("--seed", type=SEED, metavar="N", help="of the samples (default 0)")
+    group.add_argument("--seed", type=SEED, metavar="N", help="seed of the samples (default 0)")
     group.add_argument("--exact", action="store_true", help="count all accesses")
     group.add_argument("--raw-counts", action="store_true", help="do not average neighbours that are counted rarely")
     group.add_argument("--no-tighten", action="store_true", help="keep the threshold of the Rand-Em Box's bounds")
-    group.add_argument("--small", type=size(0), metavar="SIZE", help="tables below are hot whole (default 1MB)")
-    group.add_argument("--config", metavar="CONFIG.toml", help="take dim, dtype and slots from a run's")
+    group.add_argument("--small", type=size(0), metavar="SIZE", help="all rows of smaller tables are hot (default 1MB)")
+    group.add_argument("--config", metavar="CONFIG.toml", help="take dim, dtype and slots from this configuration")
     group.add_argument("--dim", type=DIM, metavar="N", help="elements of a row (default 16)")
-    group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of a row (default float32)")
+    group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of a row (default float32)")
     group.add_argument(
-        "--slot-bytes", type=SLOT_BYTES, metavar="N", help="of the optimizer, a row (default 4: row-wise Adagrad's)"
+        "--slot-bytes",
+        type=SLOT_BYTES,
+        metavar="N",
+        help="bytes of a row's optimizer slots (default 4: row-wise Adagrad's)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 

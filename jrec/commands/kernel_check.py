@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -15,11 +15,12 @@ from jrec.files import load_json, save_json
 from jrec.ops import verdicts
 from jrec.ops.local_gpu import local_gpu
 from jrec.ops.verdicts import KERNELS_VARIABLE, KernelClass, kernels_mode
+from jrec.row_optimizers import ROW_OPTIMIZERS
 from jrec.selfcheck.classes import classes_of
 from jrec.selfcheck.ensure import ensure, missing
 from jrec.selfcheck.report import shown, summary
 from jrec.selfcheck.runner import How
-from jrec.train.build import ROW_OPTIMIZERS, build_layout
+from jrec.train.build import build_layout
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import open_data
 from jrec.train.run_folder import KERNELS_FILE, began
@@ -50,8 +51,7 @@ def check_before_training(config: TrainConfig, options: How = HOW) -> tuple[Kern
     if xla_bridge.backends_are_initialized() or (gpu := local_gpu()) is None:
         return ()
     data = open_data(config)
-    optimizer = ROW_OPTIMIZERS[config.optimizer.embedding.name].__name__
-    classes = classes_of(build_layout(data.config, data.schema), optimizer=optimizer)
+    classes = classes_of(build_layout(data.config, data.schema), optimizer=_optimizer_of(config))
     unchecked = missing(classes, gpu)
     if not unchecked:
         return classes
@@ -70,6 +70,16 @@ def check_before_training(config: TrainConfig, options: How = HOW) -> tuple[Kern
     unfinished = f"; {left} not checked in time, which XLA computes; `jrec kernels check` checks them" if left else ""
     _say(f"{summary(checked.verdicts)} ({checked.seconds:.0f} s){unfinished}")
     return classes
+
+
+def _optimizer_of(config: TrainConfig) -> Callable[[str], str | None]:
+    """By table, the class name of its row optimizer; None for a frozen one."""
+
+    def name_of(table: str) -> str | None:
+        found = config.optimizer.embedding.of(table)
+        return None if found is None else ROW_OPTIMIZERS[found.name].__name__
+
+    return name_of
 
 
 def agree_on_kernels(classes: Sequence[KernelClass]) -> None:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from jrec.selfcheck.runner import How
 
 DESCRIPTION = """\
-Check jrec's GPU kernels on this machine, and show or forget what was found.
+Check jrec's GPU kernels on this machine, and show or remove the verdicts.
 
-A kernel is used on a GPU only where a check on this very machine found it right and faster than XLA. What is found is
+A kernel is used on a GPU only where a check on this very machine found it correct and faster than XLA. Verdicts are
 kept in the user's cache folder ($JREC_CACHE, else $XDG_CACHE_HOME/jrec, else ~/.cache/jrec) and holds for this GPU,
 driver, jax, jaxlib and jrec; `jrec train` checks by itself what its model needs. JREC_KERNELS=xla or pallas in the
 environment overrides all verdicts."""
@@ -43,12 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     raw = argparse.RawDescriptionHelpFormatter
     check = actions.add_parser(
-        "check", help="run what has no verdict yet", description=CHECK, epilog=EPILOG, formatter_class=raw
+        "check",
+        help="check the classes that have no verdict yet",
+        description=CHECK,
+        epilog=EPILOG,
+        formatter_class=raw,
     )
     _add_only(check, "check only these classes")
-    check.add_argument("--again", action="store_true", help="check also what has a verdict")
+    check.add_argument("--again", action="store_true", help="check also the classes that have one")
     check.add_argument(
-        "--timeout", type=number(0, 1e6, above=True), metavar="SECONDS", help="for each class (default: 60)"
+        "--timeout", type=number(0, 1e6, above=True), metavar="SECONDS", help="seconds for each class (default: 60)"
     )
     check.add_argument("--json", action="store_true", help="print a line of JSON for each verdict, and no table")
     check.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -7,8 +7,8 @@ import argparse
 from jrec.commands.arguments import DEVICES, integer, size
 
 DESCRIPTION = """\
-Measure, for every pair of visible devices, what the one pays for a byte of a row of the other, and the bandwidth of an
-all-reduce over all of them. The file that is written is what `jrec plan --hardware` takes."""
+Measure, for every pair of visible devices, how long one takes to read a byte of the other's rows, and the bandwidth of
+an all-reduce over all of them. `jrec plan --hardware` takes the file that is written."""
 EPILOG = """examples:
   jrec links --out node.toml
   jrec plan data/kaggle --hardware node.toml --out plan
@@ -21,16 +21,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("--out", metavar="FILE.toml", help="write the hardware file there (default: print it)")
-    parser.add_argument("--name", help="of the hardware (default: the devices' kind and number)")
-    parser.add_argument("--devices", type=DEVICES, metavar="N", help="measure the first N alone")
+    parser.add_argument("--name", help="the hardware's name (default: the devices' kind and number)")
+    parser.add_argument("--devices", type=DEVICES, metavar="N", help="measure only the first N")
     parser.add_argument(
-        "--memory", type=size(0), metavar="BYTES", help="of each device for tables, such as 110GB (default: 80 %%)"
+        "--memory",
+        type=size(0),
+        metavar="BYTES",
+        help="memory of each device for tables, such as 110GB (default: 80 %%)",
     )
     parser.add_argument(
-        "--row-bytes", type=integer(4, 2**30), default=64, metavar="N", help="of a row (default 64: 16 float32)"
+        "--row-bytes", type=integer(4, 2**30), default=64, metavar="N", help="bytes of a row (default 64: 16 float32)"
     )
     parser.add_argument(
-        "--message", type=size(1), default="4MB", metavar="BYTES", help="that travel at once (default 4MB)"
+        "--message", type=size(1), default="4MB", metavar="BYTES", help="bytes that travel at once (default 4MB)"
     )
     parser.add_argument(
         "--repeats", type=integer(1, 10**6), default=7, metavar="N", help="timings of each pair (default 7)"

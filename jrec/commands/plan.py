@@ -14,7 +14,7 @@ DESCRIPTION = """\
 Decide where every row of every table lives: on one device, on all, in host memory or as tensor-train cores (OPER).
 
 Prints how evenly memory, lookups and communication fall on the devices, beside the strategies of other systems, what
-was chosen where memory is short, and what more memory would buy. Draws the comparison as OPER's Figure 10. With
+was chosen where memory is short, and what more memory would gain. Draws the comparison as OPER's Figure 10. With
 --explain and an existing plan it says where a table or a row lives instead. docs/placement.md describes it all."""
 EPILOG = """examples:
   jrec plan data/kaggle --hardware dgx-a100 --config configs/criteo_kaggle.toml --out plan
@@ -46,9 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("data", metavar="DATA", nargs="?", help="a dataset folder")
     parser.add_argument("--hardware", metavar="H", help="a preset or a TOML file, see below")
-    parser.add_argument("--devices", type=DEVICES, metavar="N", help="use the first N devices only")
+    parser.add_argument("--devices", type=DEVICES, metavar="N", help="use only the first N devices")
     parser.add_argument(
-        "--memory", type=size(0), metavar="SIZE", help="for tables on each device, such as 30GB (default: of H)"
+        "--memory",
+        type=size(0),
+        metavar="SIZE",
+        help="memory for tables on each device, such as 30GB (default: as H says)",
     )
     parser.add_argument(
         "--tables-on", metavar="DEVICES",
@@ -57,14 +60,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--out", metavar="FILE", default="plan", help="the plan file (default plan)")
     parser.add_argument("--for", dest="purpose", choices=("training", "inference"), default="training")
-    parser.add_argument("--profile", metavar="FILE", help="accesses by `jrec access` (default: the training counts)")
+    parser.add_argument(
+        "--profile", metavar="FILE", help="an access profile by `jrec access` (default: the training counts)"
+    )
     model = parser.add_argument_group("tables")
     model.add_argument(
-        "--config", metavar="CONFIG.toml", help="take dim, dtype, batch size, slots and tables from a run's"
+        "--config", metavar="CONFIG.toml", help="take dim, dtype, batch size, slots and tables from this configuration"
     )
     model.add_argument("--dim", type=DIM, metavar="N", help="elements of a row")
-    model.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default float32")
-    model.add_argument("--slot-bytes", type=SLOT_BYTES, metavar="N", help="of the optimizer, a row (default 0)")
+    model.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of a row (default float32)")
+    model.add_argument(
+        "--slot-bytes", type=SLOT_BYTES, metavar="N", help="bytes of a row's optimizer slots (default 0)"
+    )
     model.add_argument(
         "--batch-size", type=COUNT, metavar="N",
         help=f"examples of a step over all devices (default {PER_DEVICE:,} a device that computes)",
@@ -75,19 +82,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number(0, 1000),
         default=0.05,
         metavar="X",
-        help="for copies, of the tables' size (default 0.05)",
+        help="memory for copies, as a share of the tables' size (default 0.05)",
     )
     search.add_argument(
-        "--threshold", type=number(0, 1, above=True), default=0.001, metavar="X", help="of partitions (default 0.001)"
+        "--threshold",
+        type=number(0, 1, above=True),
+        default=0.001,
+        metavar="X",
+        help="threshold of partitions (default 0.001)",
     )
     search.add_argument(
-        "--target", type=number(0, 1, above=True), default=0.995, metavar="X", help="degree of balance (default 0.995)"
+        "--target",
+        type=number(0, 1, above=True),
+        default=0.995,
+        metavar="X",
+        help="degree of balance to reach (default 0.995)",
     )
     search.add_argument(
         "--rule",
         choices=("oper", "per-device"),
         default="oper",
-        help="of replication in training: the paper's (default), or one that counts what devices serve at once",
+        help="rule of replication in training: the paper's (default), or one that counts what devices serve at once",
     )
     search.add_argument(
         "--dedup", action="store_true", help="a device fetches a row once a step, however often it is used"
@@ -95,17 +110,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--no-host", action="store_true", help="keep all rows on the devices, or fail")
     search.add_argument(
         "--tt", action="append", default=[], metavar="TABLE=RANK[:FROM]",
-        help="where memory is short, TABLE may be tensor-train of RANK, its rows from FROM on; with '!' behind, always"
+        help="where memory is short, TABLE may be a tensor train of RANK, from row FROM on; with '!' at the end, always"
         " (as tables are that --config makes tensor-train)",
     )  # fmt: skip
     parser.add_argument(
         "--exact",
         type=number(0, 1e6, above=True),
         metavar="SECONDS",
-        help="also solve a coarser instance exactly, to tell the gap",
+        help="also solve a coarser instance exactly, to show the gap",
     )
-    parser.add_argument("--figure", metavar="FILE", help="of the comparison (default OUT.svg); 'none' draws none")
-    parser.add_argument("--explain", metavar="TABLE[:ROW]", help="where it lives, in the plan of --out")
+    parser.add_argument(
+        "--figure", metavar="FILE", help="figure of the comparison (default OUT.svg); 'none' draws none"
+    )
+    parser.add_argument(
+        "--explain", metavar="TABLE[:ROW]", help="say where TABLE or its row ROW lives, in the plan of --out"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -244,13 +263,17 @@ def _problem(args: argparse.Namespace, schema: Any) -> Any:
     settings = _settings(args)
     if settings["dim"] is None:
         raise ConfigError("say how long rows are: --dim N, or --config CONFIG.toml of the run to be planned")
+    tables = tables_of(
+        [(t.name, t.rows) for t in schema.tables],
+        settings["dim"],
+        dtype=settings["dtype"],
+        slot_bytes=settings["slot_bytes"],
+    )
+    if (config := _config(args)) is not None and args.slot_bytes is None and args.purpose == "training":
+        named = {t.name: row_settings(config, t.name)["slot_bytes"] for t in tables}
+        tables = tuple(dataclasses.replace(t, slot_bytes=named[t.name]) for t in tables)
     return Problem(
-        tables=tables_of(
-            [(t.name, t.rows) for t in schema.tables],
-            settings["dim"],
-            dtype=settings["dtype"],
-            slot_bytes=settings["slot_bytes"],
-        ),
+        tables=tables,
         profile=_profile(args, schema),
         hardware=hardware,
         batch_size=settings["batch_size"] or PER_DEVICE * (hardware.devices - len(hardware.tables_on)),
@@ -282,14 +305,18 @@ def _config(args: argparse.Namespace) -> Any:
     return load_config(args.config, () if args.data is None else (f"data.path={args.data}",))
 
 
-def row_settings(config: Any) -> dict[str, Any]:
-    """Dim and dtype of a row, and the bytes of its slots, of a run's configuration."""
-    from jrec.train.build import ROW_OPTIMIZERS
+def row_settings(config: Any, table: str | None = None) -> dict[str, Any]:
+    """Dim and dtype of a row, and the bytes of its slots, of a run's configuration.
+
+    Args:
+      config: The configuration.
+      table: The table; None for those that the configuration does not name.
+    """
+    from jrec.row_optimizers import slot_bytes
 
     dim = config.model.embedding_dim
-    shapes = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots.values()
-    slot_bytes = sum(4 * (dim if shape == "element" else 1) for shape in shapes)
-    return {"dim": dim, "dtype": config.model.table_dtype, "slot_bytes": slot_bytes}
+    slots = config.optimizer.embedding.slots("" if table is None else table)
+    return {"dim": dim, "dtype": config.model.table_dtype, "slot_bytes": slot_bytes(slots, dim)}
 
 
 def _options(args: argparse.Namespace, problem: Any, schema: Any) -> Any:

@@ -90,7 +90,7 @@ def save_usable(plan: Plan, out: str | os.PathLike[str], *, schema: Schema, conf
     """
     from jrec.sharding.plan_file import save_plan
 
-    if config is None or plan.devices < 2:
+    if config is None:
         save_plan(plan, out)
         return
     out = pathlib.Path(out)
@@ -106,13 +106,13 @@ def save_usable(plan: Plan, out: str | os.PathLike[str], *, schema: Schema, conf
 
 
 def _open(plan: Plan, path: pathlib.Path, schema: Schema, config: TrainConfig) -> None:
-    from jrec.train.build import ROW_OPTIMIZERS, build_layout
+    from jrec.train.build import build_layout
     from jrec.train.mesh_plan import check_sharing, run_plan
 
     mesh = dataclasses.replace(config.mesh, devices=plan.devices)
     config = dataclasses.replace(config, mesh=mesh, plan=str(path))
     training = plan.purpose == "training"
     layout = build_layout(config, schema)
-    slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots if training else None
+    slots = config.optimizer.embedding.slots if training else None
     opened = run_plan(config, schema, layout, slots)
     check_sharing(config, layout, opened, [0] * plan.devices, training=training)

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 "--negatives", type=COUNT, default=1, metavar="N",
                 help="for input without ratings: movies drawn as negatives for each interaction (default 1)",
             )  # fmt: skip
-            one.add_argument("--seed", type=SEED, default=0, help="of the drawn negatives (default 0)")
+            one.add_argument("--seed", type=SEED, default=0, help="seed of the drawn negatives (default 0)")
         _add_common(one)
 
 
@@ -76,9 +76,9 @@ def _add_taobao(parser: argparse.ArgumentParser) -> None:
         help="negatives are items of other events of about the same time (default), or drawn from all items alike",
     )  # fmt: skip
     parser.add_argument(
-        "--positives-per-user", type=COUNT, metavar="N", help="of a user's behaviours, choose up to N (default all)"
+        "--positives-per-user", type=COUNT, metavar="N", help="choose up to N of a user's behaviours (default all)"
     )
-    parser.add_argument("--seed", type=SEED, help="of negatives and chosen positives (default 0)")
+    parser.add_argument("--seed", type=SEED, help="seed of negatives and chosen positives (default 0)")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +103,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--max-rows",
-        type=integer(1, 2**31 - 2),
+        type=integer(1, 2**32 - 1),
         metavar="N",
         help="hash the values of tables that would have more rows",
     )
@@ -114,17 +114,21 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset at DIR")
     parser.add_argument("--keep-order", action="store_true", help="accept inputs whose numbers are not ascending")
     parser.add_argument(
-        "--block-size", type=COUNT, default=default.block_size, metavar="N", help="default 8192 examples"
+        "--block-size", type=COUNT, default=default.block_size, metavar="N", help="examples in a block (default 8192)"
     )
     parser.add_argument(
         "--shard-examples", type=COUNT, default=None, metavar="N",
         help="examples in a full shard, a multiple of the block size (default about a million)",
     )  # fmt: skip
     parser.add_argument(
-        "--key-seed", type=integer(0, 2**64 - 1), default=0, metavar="N", help="of the hash of long values (default 0)"
+        "--key-seed",
+        type=integer(0, 2**64 - 1),
+        default=0,
+        metavar="N",
+        help="seed of the hash of long values (default 0)",
     )
     parser.add_argument(
-        "--threads", type=THREADS, default=default.threads, metavar="N", help="default: the cores, at most 8"
+        "--threads", type=THREADS, default=default.threads, metavar="N", help="threads (default: the cores, at most 8)"
     )
     parser.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -22,10 +22,10 @@ from jrec.commands.arguments import DEVICES, integer
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments by which processes find each other."""
     many = parser.add_argument_group("several processes", "see docs/distributed.md")
-    many.add_argument("--distributed", action="store_true", help="be one of the processes that the cluster started")
-    many.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens, without a cluster")
-    many.add_argument("--processes", type=DEVICES, metavar="N", help="how many there are")
-    many.add_argument("--process", type=integer(0, 2**16 - 1), metavar="I", help="which one this is, from 0")
+    many.add_argument("--distributed", action="store_true", help="join the processes that the cluster started")
+    many.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens, if there is no cluster")
+    many.add_argument("--processes", type=DEVICES, metavar="N", help="how many processes there are")
+    many.add_argument("--process", type=integer(0, 2**16 - 1), metavar="I", help="which process this is, from 0")
 
 
 class Company:

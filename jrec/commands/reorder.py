@@ -12,10 +12,10 @@ from jrec.commands.arguments import COUNT, COUNT_OR_ZERO, LARGE_COUNT, SEED, int
 DESCRIPTION = """\
 Renumber the rows of a dataset's large tables so that rows which training reads together lie together (EL-Rec, section
 IV): the most frequent rows stay on top, the others are grouped by the communities of a graph that joins rows of one
-batch. Tensor-train tables then compute fewer distinct products a batch.
+batch. Tensor-train tables then compute fewer distinct products per batch.
 
 The shards are not touched: DATA gets a checksummed bijection for each table, and the loader applies it to every split.
-A table whose new order does not pay on training's own batches is left alone. DATA/reorder/ receives report.json and
+A table whose new order does not pay on training's own batches stays as it is. DATA/reorder/ receives report.json and
 prefixes.png. Checkpoints belong to the numbering they were trained with and are refused with another one.
 
 It pays where batches are read in order of time (data.window_blocks=0 in `jrec train`), and little or not where examples
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="the dataset folder")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--verify", action="store_true", help="only check the bijections, against every example")
-    action.add_argument("--remove", action="store_true", help="only take the bijections away again")
+    action.add_argument("--remove", action="store_true", help="only remove the bijections again")
     action.add_argument(
         "--out", metavar="DIR", help="make a reordered dataset that shares DATA's files; default: in place"
     )
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tables", nargs="+", metavar="NAME", help="which tables (default: all large ones)")
     parser.add_argument(
         "--min-rows", type=COUNT, default=default.min_rows, metavar="N",
-        help=f"smaller tables are left alone (default {default.min_rows:,})",
+        help=f"smaller tables stay as they are (default {default.min_rows:,})",
     )  # fmt: skip
     parser.add_argument(
         "--hot-ratio", type=number(0, 1, below=True), default=default.hot_ratio, metavar="R",

@@ -7,12 +7,12 @@ import argparse
 from jrec.commands.arguments import number
 
 DESCRIPTION = """\
-Say how balanced a plan is under present accesses and what it costs, make the plan that they ask for, and say how many
-rows would move. Rows stay where they are as far as balance allows. The hardware and options are those that the plan was
-made with.
+Report how balanced a plan is under present accesses and what it costs, make a plan for these accesses, and report how
+many rows would move. Rows stay where they are as far as balance allows. The hardware and options are the same as when
+the plan was made.
 
-PROFILE is an access profile: of a training's own monitor (RUN/access), or of `jrec access`. It has to be of rows that
-mean the same: a log that was prepared apart numbers its values by its own frequencies, and is refused."""
+PROFILE is an access profile, from a training run's own monitor (RUN/access) or from `jrec access`. Its rows have to
+mean the same: a log that was prepared separately numbers its values by its own frequencies, and is refused."""
 EPILOG = """examples:
   jrec access data/kaggle --split test --out test.access
   jrec replan plan test.access

@@ -1,4 +1,4 @@
-"""``jrec synth``: a synthetic dataset of published table sizes, with labels from a planted teacher."""
+"""``jrec synth``: a synthetic dataset of published table sizes, with labels from a known model, the teacher."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from jrec.commands.arguments import COUNT, LARGE_COUNT, SEED, THREADS, fractions
 
 DESCRIPTION = """\
 Make a synthetic dataset that `jrec train` reads: tables of published sizes, power-law ids whose popularity drifts from
-day to day, correlated features, and labels from a planted teacher. The teacher's own AUC and log loss on each split,
-which no model can beat but by luck, are stored as the ceiling and printed.
+day to day, correlated features, and labels drawn from a known model, the teacher. The teacher's own AUC and log
+loss on each split are stored and printed: they are the upper bound for any model.
 """
 EPILOG = """examples:
   jrec synth --like quickstart --rows 300000 --out data/quickstart

@@ -13,11 +13,11 @@ Train a model as CONFIG.toml says, evaluate it, and write a report.
 
 Keys given as section.key=value win over the file. The run folder (out=, runs/NAME by default) receives checkpoints,
 metrics.jsonl, TensorBoard files and report/ with metrics.json and plots. SIGINT (Ctrl-C) and SIGTERM stop the run after
-the current step with a checkpoint; --resume goes on from the latest one and computes the same bits as a run that was
-never stopped. Of a run that has taken all its steps it says so, with exit code 0.
+the current step with a checkpoint; --resume goes on from the latest one and computes the same bits as an uninterrupted
+run. If a run has taken all its steps already, --resume says so and exits with code 0.
 
-What can be known beforehand is checked within seconds: the run folder and its space, the dataset, the splits that will
-be evaluated, and the steps of the learning rates.
+Whatever can be checked beforehand is checked within seconds: the run folder and its space, the dataset, the splits to
+evaluate, and the steps of the learning rates.
 
 On an NVIDIA GPU the kernels that the model needs are first checked and timed against XLA, once for a GPU, driver and
 versions, a minute at most (see jrec kernels). JREC_KERNELS=xla or pallas in the environment chooses without."""
@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.commands.kernel_check import agree_on_kernels, check_before_training, keep_kernels
     from jrec.ops.verdicts import choices, local_verdicts
     from jrec.selfcheck.report import record
-    from jrec.train.build import ROW_OPTIMIZERS, build_layout
+    from jrec.train.build import build_layout
     from jrec.train.logs import METRICS_FILE
     from jrec.train.loop import train
     from jrec.train.report import summary, write_report
@@ -94,8 +94,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 
     layout = build_layout(start.data.config, start.data.schema)
     if company.first:
-        slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots
-        check_space(config, layout, slots, overwrite=args.overwrite)
+        check_space(config, layout, overwrite=args.overwrite)
     classes = check_before_training(config)
     company.join()
     agree_on_kernels(classes)

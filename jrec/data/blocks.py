@@ -100,7 +100,7 @@ def decode_block(record: bytes) -> dict[str, Column]:
     """The columns of a record, read-only: views of its bytes where they are not compressed.
 
     Raises:
-      ValueError: if the bytes are no such record.
+      ValueError: If the bytes are no such record.
     """
     import pyarrow as pa
 
@@ -191,8 +191,8 @@ class ShardWriter:
           columns: NumPy or Arrow arrays (plain, list, chunked) or ``ListColumn``, all of equal length.
 
         Raises:
-          ValueError: on nulls, unequal lengths, a type that blocks do not hold, or other columns than before.
-          DatasetError: if the file cannot be written, e.g. because the disk is full.
+          ValueError: On nulls, unequal lengths, a type that blocks do not hold, or other columns than before.
+          DatasetError: If the file cannot be written, e.g. because the disk is full.
         """
         import pyarrow as pa
 
@@ -297,8 +297,8 @@ class ShardReader:
         """The columns of a block; arrays are read-only.
 
         Raises:
-          IndexError: if there is no such block.
-          DatasetError: if the file is missing, truncated or damaged.
+          IndexError: If there is no such block.
+          DatasetError: If the file is missing, truncated or damaged.
         """
         if not 0 <= block < len(self):
             raise IndexError(f"{self.path} has blocks 0 to {len(self) - 1}, not {block}")
@@ -327,8 +327,8 @@ class ShardReader:
 
         size = self.path.stat().st_size if self.path.is_file() else None
         if size != self.shard.bytes:
-            what = "is missing" if size is None else f"has {size:,} bytes where the schema says {self.shard.bytes:,}"
-            raise DatasetError(f"{self.path} {what}; {_ADVICE}")
+            fault = "is missing" if size is None else f"has {size:,} bytes where the schema says {self.shard.bytes:,}"
+            raise DatasetError(f"{self.path} {fault}; {_ADVICE}")
         try:
             reader = array_record_module.ArrayRecordReader(os.fspath(self.path), _READ_OPTIONS)
             count = reader.num_records() if reader.ok() else 0

@@ -60,12 +60,14 @@ class Identity:
         more = f" and {len(differing) - _SHOWN:,} more" if len(differing) > _SHOWN else ""
         return f"not the same in both: {', '.join(differing[:_SHOWN])}{more}"
 
-    def check(self, other: Identity, *, what: str, remedy: str, error: type[JrecError], examples: bool = False) -> None:
+    def check(
+        self, other: Identity, *, subject: str, remedy: str, error: type[JrecError], examples: bool = False
+    ) -> None:
         """Refuses another dataset.
 
         Args:
           other: The dataset that is to be used.
-          what: What belongs to this dataset, as the beginning of a sentence: "the plan p.bin".
+          subject: What belongs to this dataset, as the beginning of a sentence: "the plan p.bin".
           remedy: What to do instead.
           error: The exception to raise.
           examples: Whether the examples have to be the same, too.
@@ -75,7 +77,7 @@ class Identity:
         """
         if self.rows == other.rows and not (examples and self.examples != other.examples):
             return
-        raise error(f"{what} is of dataset {self}, not of {other}: {self.difference(other)}; {remedy}")
+        raise error(f"{subject} is of dataset {self}, not of {other}: {self.difference(other)}; {remedy}")
 
 
 def identity_of(schema: Schema) -> Identity:

@@ -52,12 +52,12 @@ class BadLines:
         """Handles the bad lines of one block.
 
         Raises:
-          DatasetError: unless bad lines are to be skipped.
+          DatasetError: Unless bad lines are to be skipped.
         """
         for bad in sort_bad_lines(lines):
             if not self._skip:
                 raise DatasetError(
-                    f"{bad.path}:{bad.line}: {bad.reason}. Mend the line, or pass --on-bad-line skip to leave such"
+                    f"{bad.path}:{bad.line}: {bad.reason}. Fix the line, or pass --on-bad-line skip to leave such"
                     " lines out"
                 )
             self.first = self.first or bad
@@ -89,8 +89,8 @@ class Log:
         """What the source makes of every block, in the order of the files; parses in several threads.
 
         Args:
-          advance: told the bytes read.
-          bad: takes bad lines; None ignores them, for a first look.
+          advance: Told the bytes read.
+          bad: Takes bad lines; None ignores them, for a first look.
         """
         with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
             pending: collections.deque[tuple[int, concurrent.futures.Future]] = collections.deque()
@@ -149,8 +149,8 @@ def fill_spill(source: Source, chunks: Iterator[Chunk], spill: Spill, texts: dic
     latest, ordered = np.iinfo(np.int64).min, True
     table_of = {spec.name: spec.table for spec in source.categorical}
     for chunk in chunks:
-        for feature, found in chunk.texts.items():
-            texts[table_of[feature]].add(found)
+        for feature, new_texts in chunk.texts.items():
+            texts[table_of[feature]].add(new_texts)
         if not len(chunk.labels):
             continue
         columns: dict[str, Column] = {LABEL: chunk.labels}

@@ -26,17 +26,17 @@ class LoaderConfig:
     """How batches are made.
 
     Attributes:
-      batch_size: examples in a batch of one process.
-      shuffle: permute blocks over the whole split, and examples within windows; else the order of time.
-      seed: of the permutations.
-      window_blocks: blocks in a shuffling window: more mix better and take more memory.
-      workers: threads that read and pack; 0 does it in the caller's. The batches are the same for any number.
-      prefetch: batches made ahead.
-      cast: where the cast is computed: "host" here in the loader, "none" leaves it to the device.
-      on_bad_id: ids outside of their table "raise" before the step, are clipped to its ends ("clip"), or go to its
+      batch_size: Examples in a batch of one process.
+      shuffle: Permute blocks over the whole split, and examples within windows; else the order of time.
+      seed: The seed of the permutations.
+      window_blocks: Blocks in a shuffling window: more of them mix better and take more memory.
+      workers: Threads that read and pack; 0 does it in the caller's. The batches are the same for any number.
+      prefetch: Batches made ahead.
+      cast: Where the cast is computed: "host" here in the loader, "none" leaves it to the device.
+      on_bad_id: Ids outside of their table "raise" before the step, are clipped to its ends ("clip"), or go to its
         OOV row ("oov").
-      drop_remainder: leave out the short last batch of an epoch instead of padding it with mask 0.
-      first: read so many examples of an epoch's order alone, all processes together; None for all.
+      drop_remainder: Leave out the short last batch of an epoch instead of padding it with mask 0.
+      first: Read only this many examples of an epoch's order, all processes together; None for all.
     """
 
     batch_size: int
@@ -73,18 +73,18 @@ def make_loader(
     """Opens a split of a dataset.
 
     Args:
-      folder: the dataset.
-      schema: its description; None reads and checks it.
-      layout: the stacks to pack addresses for.
+      folder: The dataset.
+      schema: Its description; None reads and checks it.
+      layout: The stacks to pack addresses for.
       split: "train", "valid" or "test".
-      config: how batches are made.
-      epochs: passes over the split, each in an order of its own; None for no end.
-      process_index, process_count: which contiguous share of the permuted examples is read. Shares differ by at most
+      config: How batches are made.
+      epochs: Passes over the split, each in an order of its own; None for no end.
+      process_index, process_count: Which contiguous share of the permuted examples is read. Shares differ by at most
         one example, and every process gets the same number of batches.
-      transform: what becomes of every batch, in the threads that made it; the loader then gives out its results.
+      transform: What becomes of every batch, in the threads that made it; the loader then gives out its results.
 
     Raises:
-      DatasetError: if the split is missing or empty, or layout and dataset do not fit together.
+      DatasetError: If the split is missing or empty, or layout and dataset do not fit together.
 
     Example:
       >>> loader = make_loader("data", None, layout, "train", LoaderConfig(batch_size=2048), epochs=3)
@@ -139,8 +139,8 @@ def make_loader(
         if count == process_count:
             return share(process_index, count, config.batch_size)
         whole = config.batch_size * process_count
-        mine = (process_index * config.batch_size, (process_index + 1) * config.batch_size)
-        return SharesSource(layout, lambda s: share(s, count, whole // count), *mine, whole // count)
+        share_of_process = (process_index * config.batch_size, (process_index + 1) * config.batch_size)
+        return SharesSource(layout, lambda s: share(s, count, whole // count), *share_of_process, whole // count)
 
     identity = {
         "dataset": schema.name,
@@ -236,12 +236,12 @@ class Loader:
         return {"version": _STATE_VERSION, "position": self._position, **self._identity}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a saved position; the batches from there on are bit-identical to those of the run that saved it.
+        """Goes to a saved position; the batches from there on are bit-identical to the run's that saved it.
 
-        Other numbers of processes than that run's share its batches anew, as long as together they are as large.
+        Another number of processes shares that run's batches anew, as long as its batches together are as large.
 
         Raises:
-          CheckpointError: if the position was saved by a loader of other data or another order.
+          CheckpointError: If the position was saved by a loader of other data or another order.
         """
         if not isinstance(state, dict) or state.get("version") != _STATE_VERSION:
             raise CheckpointError(f"{json.dumps(state, default=str)[:200]} is no loader position of this jrec")

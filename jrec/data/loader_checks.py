@@ -25,7 +25,7 @@ def check_split(folder: str | os.PathLike[str], schema: Schema, split: str, leas
 
 
 def check_layout(schema: Schema, layout: EmbeddingLayout, on_bad_id: str) -> None:
-    """Raises DatasetError where features or tables of the layout are not those of the dataset.
+    """Raises DatasetError where features or tables of the layout do not match the dataset.
 
     A layout may leave features of the dataset out, may allow more ids an example than the dataset has, and, where bad
     ids do not raise, may have fewer rows.

@@ -43,7 +43,7 @@ class EpochOrder:
     """One process's share of one epoch.
 
     Attributes:
-      epoch: its number.
+      epoch: Its number.
       blocks: (pieces,) the blocks to read, in order.
       starts, stops: (pieces,) the examples of each block that belong to the share.
       window_starts: (windows + 1,) positions in the share at which windows begin.
@@ -63,8 +63,8 @@ class EpochOrder:
 
     def pieces(self, window: int) -> list[tuple[int, int, int]]:
         """(block, start, stop) of the parts of a window."""
-        part = slice(window * self.config.window_blocks, (window + 1) * self.config.window_blocks)
-        columns = self.blocks[part], self.starts[part], self.stops[part]
+        chosen = slice(window * self.config.window_blocks, (window + 1) * self.config.window_blocks)
+        columns = self.blocks[chosen], self.starts[chosen], self.stops[chosen]
         return [(int(b), int(i), int(j)) for b, i, j in zip(*columns, strict=True)]
 
     def examples_of(self, window: int) -> np.ndarray:
@@ -76,24 +76,24 @@ class EpochOrder:
 
     def spans(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """The parts of windows that hold positions ``start`` to ``stop``: (window, first, last + 1)."""
-        found = []
+        spans = []
         window = int(np.searchsorted(self.window_starts, start, side="right")) - 1
         while start < stop:
             begin, end = int(self.window_starts[window]), int(self.window_starts[window + 1])
             upto = min(stop, end)
             if upto > start:
-                found.append((window, start - begin, upto - begin))
+                spans.append((window, start - begin, upto - begin))
             start, window = upto, window + 1
-        return found
+        return spans
 
 
 def epoch_order(config: OrderConfig, block_examples: np.ndarray, epoch: int) -> EpochOrder:
     """The order of one epoch.
 
     Args:
-      config: what it depends on.
+      config: What it depends on.
       block_examples: (blocks,) int64, examples in every block of the split, in time order.
-      epoch: which epoch.
+      epoch: Which epoch.
     """
     blocks = np.arange(len(block_examples), dtype=np.int32)
     if config.shuffle:
@@ -103,8 +103,8 @@ def epoch_order(config: OrderConfig, block_examples: np.ndarray, epoch: int) -> 
     low, high = config.share(int(bounds[-1]))
     starts = np.maximum(low - bounds[:-1], 0)
     stops = np.minimum(high - bounds[:-1], block_examples[blocks])
-    mine = stops > starts
-    blocks, starts, stops = blocks[mine], starts[mine], stops[mine]
+    shared = stops > starts
+    blocks, starts, stops = blocks[shared], starts[shared], stops[shared]
     ends = np.concatenate([[0], np.cumsum(stops - starts)])
     window_starts = np.unique(np.append(ends[:: config.window_blocks], ends[-1]))
     return EpochOrder(

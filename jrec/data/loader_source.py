@@ -75,15 +75,15 @@ class BatchSource:
     """``source[i]`` is batch ``i`` of the run, counted over all epochs. Thread-safe.
 
     Args:
-      folder: of the dataset.
-      schema: of the dataset.
-      split: which split.
-      packer: packs the columns.
-      order: how examples are ordered.
-      batch_size: examples in a batch.
-      drop_remainder: leave out an epoch's last batch if it is short, instead of padding it.
-      epochs: passes, or None for no end.
-      windows_ahead: how many windows are in use at once.
+      folder: The dataset's folder.
+      schema: The dataset's schema.
+      split: The split to read.
+      packer: Packs the columns.
+      order: How examples are ordered.
+      batch_size: Examples in a batch.
+      drop_remainder: Leave out an epoch's last batch if it is short, instead of padding it.
+      epochs: Passes, or None for no end.
+      windows_ahead: How many windows are in use at once.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class BatchSource:
         indices = [w.order[i:j] for w, (_, i, j) in zip(windows, spans, strict=True)]
 
         def where(k: int) -> str:
-            for window, part in zip(windows, indices, strict=True):
-                if k < len(part):
-                    block, example = window.place(int(part[k]))
+            for window, positions in zip(windows, indices, strict=True):
+                if k < len(positions):
+                    block, example = window.place(int(positions[k]))
                     return f"example {example} of {self._block_name(block)}"
-                k -= len(part)
+                k -= len(positions)
             raise IndexError(k)
 
         if len(spans) == 1:
@@ -152,13 +152,15 @@ class BatchSource:
 
     def _load(self, order: EpochOrder, window: int) -> Window:
         pieces = order.pieces(window)
-        parts: dict[str, list[Column]] = {name: [] for name in self._packer.columns}
+        collected: dict[str, list[Column]] = {name: [] for name in self._packer.columns}
         for block, start, stop in pieces:
             columns = self._read(block)
-            for name, part in parts.items():
-                part.append(cut(columns[name], start, stop))
+            for name, pieces_of_column in collected.items():
+                pieces_of_column.append(cut(columns[name], start, stop))
         try:
-            columns = self._packer.prepare({name: concatenate(part) for name, part in parts.items()})
+            columns = self._packer.prepare(
+                {name: concatenate(pieces_of_column) for name, pieces_of_column in collected.items()}
+            )
         except (ValueError, DatasetError) as error:
             names = ", ".join(self._block_name(block) for block, _, _ in pieces)
             raise DatasetError(
@@ -192,16 +194,16 @@ class BatchSource:
 
 
 class SharesSource:
-    """Some examples of the batches of several shares, where others than those who began a run go on with it.
+    """Some examples of the batches of several shares, for a run that other processes go on with than began it.
 
-    ``source[i]`` is made of batch ``i`` of every share: of these, one behind the other, the examples from ``begin`` to
-    ``stop``.
+    ``source[i]`` holds the examples ``begin`` to ``stop`` of the batches ``i`` of all shares, joined in the order of
+    the shares.
 
     Args:
-      layout: of the batches.
-      share: makes the source of a share.
-      begin, stop: which examples.
-      batch_size: of a share.
+      layout: The batches' layout.
+      share: Makes the source of a share.
+      begin, stop: The first example, and one past the last.
+      batch_size: The batch size of a share.
     """
 
     def __init__(

@@ -46,25 +46,25 @@ def pack_batch(
     """Packs examples into one batch of NumPy arrays.
 
     Args:
-      layout: where the model's tables and features lie.
-      columns: by feature name, (examples,) numbers, or ids as one of
+      layout: Where the model's tables and features lie.
+      columns: By feature name, (examples,) numbers, or ids as one of
         - (examples,) integers, one id an example;
         - (examples, length) integers, where -1 is an absent id;
         - a ``ListColumn`` or an Arrow list array.
         Weights of feature F are the column ``F:weight``, of the same form and lengths as its ids.
-      dense: names of the float features, in the order the model takes them.
-      label: name of the labels, or None to fill them with 0, as for prediction.
-      batch_size: static size; missing examples are padding with mask 0. Default: as many as there are.
-      on_bad_id: ids outside of their table "raise", are clipped to its ends, or go to its OOV row.
+      dense: Names of the float features, in the order the model takes them.
+      label: Name of the labels, or None to fill them with 0, as for prediction.
+      batch_size: Static size; missing examples are padding with mask 0. Default: as many as there are.
+      on_bad_id: Ids outside of their table "raise", are clipped to its ends, or go to its OOV row.
       oov_rows: OOV row by table; needed for "oov".
-      orders: by table, where ``jrec reorder`` renumbered its rows: (rows,) uint32, the row in the place of every id,
+      orders: By table, where ``jrec reorder`` renumbered its rows: (rows,) uint32, the row in the place of every id,
         OOV rows and clipped ids included (``jrec.data.reorder.file.load_orders``).
       cast: "host" computes the cast of every stack here, "none" leaves it to the device.
 
     Raises:
-      DatasetError: a bad id (under "raise"), an example with more ids than ``max_length``, NaN or infinity, or a
+      DatasetError: A bad id (under "raise"), an example with more ids than ``max_length``, NaN or infinity, or a
         missing column. The message names feature, example and value.
-      ValueError: arrays of unequal lengths or of the wrong shape, or more examples than ``batch_size``.
+      ValueError: Arrays of unequal lengths or of the wrong shape, or more examples than ``batch_size``.
 
     Example:
       >>> tables = [TableConfig(name="user", rows=1000, dim=16)]
@@ -133,10 +133,10 @@ class Packer:
         """Packs the examples ``indices``, (n,) int32, of the columns into a batch of ``batch_size >= n``.
 
         Args:
-          columns: from ``prepare``.
-          indices: which examples, in which order.
-          batch_size: static size of the batch.
-          where: names the place of the example at a position of ``indices``, for messages.
+          columns: From ``prepare``.
+          indices: Which examples, in which order.
+          batch_size: Static size of the batch.
+          where: Names the place of the example at a position of ``indices``, for messages.
         """
         if len(indices) > batch_size:
             raise ValueError(f"{len(indices)} examples do not fit into a batch of {batch_size}")
@@ -147,9 +147,9 @@ def host_cast(stack: Stack, ids: np.ndarray, offsets: np.ndarray | None, batch_s
     """The cast of a batch's bags of one stack, in the caller's thread: the loader's threads run side by side.
 
     Args:
-      stack: whose bags these are.
-      ids, offsets: of the bags, feature-major.
-      batch_size: examples.
+      stack: The stack whose bags these are.
+      ids, offsets: The bags' ids and offsets, feature-major.
+      batch_size: How many examples the batch has.
     """
     from jrec.native import host
 
@@ -285,7 +285,7 @@ class _Pack:
         return np.empty(ids.shape, np.int64) if feature.is_part and feature.table_rows >= MAX_ROWS else ids
 
     def _address(self, feature: StackedFeature) -> tuple[int, int, int, int, np.ndarray]:
-        """Base, rows, policy, OOV row and order, as the kernels take them; of a part those of its whole table."""
+        """Base, rows, policy, OOV row and order, as the kernels take them; a part has its whole table's."""
         packer, table = self.packer, feature.config.table
         order = packer.orders.get(table, _STORED_ORDER)
         base = 0 if feature.is_part else feature.base
@@ -323,30 +323,30 @@ def _table_bounds(stack: Stack) -> np.ndarray:
     return np.array([*bounds, (stack.bags_per_example, stack.rows)], np.int64)
 
 
-def _checked_oov_rows(layout: EmbeddingLayout, given: Mapping[str, int | None]) -> dict[str, int]:
-    found = {}
+def _checked_oov_rows(layout: EmbeddingLayout, oov_rows: Mapping[str, int | None]) -> dict[str, int]:
+    checked = {}
     for table in (t for stack in layout.stacks.values() for t in stack.tables):
-        row = given.get(table.name)
+        row = oov_rows.get(table.name)
         if row is None:
             raise ValueError(
                 f"on_bad_id is 'oov', but table {table.name!r} has no OOV row; name one, or use 'raise' or 'clip'"
             )
         if not 0 <= row < table.table_rows:
             raise ValueError(f"the OOV row of table {table.name!r} is {row}, but it has {table.table_rows:,} rows")
-        found[table.name] = row
-    return found
+        checked[table.name] = row
+    return checked
 
 
-def _checked_orders(layout: EmbeddingLayout, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _checked_orders(layout: EmbeddingLayout, orders: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Read-only views of the orders of the layout's tables; none may lead out of its table."""
-    found = {}
-    for table in (t for stack in layout.stacks.values() for t in stack.tables if t.name in given):
-        order, rows = np.asarray(given[table.name]).view(), table.table_rows
+    checked = {}
+    for table in (t for stack in layout.stacks.values() for t in stack.tables if t.name in orders):
+        order, rows = np.asarray(orders[table.name]).view(), table.table_rows
         if order.dtype != np.uint32 or order.shape != (rows,) or (order >= rows).any():
             raise ValueError(
                 f"the order of table {table.name!r} must be ({rows:,},) uint32 rows of that table, but is"
                 f" {order.dtype}{list(order.shape)}"
             )
         order.flags.writeable = False
-        found[table.name] = np.require(order, requirements=["C", "A"])
-    return found
+        checked[table.name] = np.require(order, requirements=["C", "A"])
+    return checked

@@ -21,10 +21,10 @@ class PreparedColumns:
     """Checked columns: what a packer packs examples from.
 
     Attributes:
-      examples: how many there are.
-      numbers: labels and dense features by name, (examples,) float32.
-      ids: by feature name, (examples,) integers or a ``ListColumn``.
-      weights: values by feature name, float32, parallel to the values of the feature's ``ListColumn``.
+      examples: How many there are.
+      numbers: Labels and dense features by name, (examples,) float32.
+      ids: By feature name, (examples,) integers or a ``ListColumn``.
+      weights: Values by feature name, float32, parallel to the values of the feature's ``ListColumn``.
     """
 
     examples: int
@@ -48,14 +48,14 @@ def prepare_columns(
     """Checks presence, form and length of columns.
 
     Args:
-      columns: as ``pack_batch`` takes them.
-      numbers: names of labels and dense features.
-      features: the categorical features to read.
-      plain: features among them that are to stay plain arrays if they are; the others become lists.
+      columns: As ``pack_batch`` takes them.
+      numbers: Names of labels and dense features.
+      features: The categorical features to read.
+      plain: Features among them that are to stay plain arrays if they are; the others become lists.
 
     Raises:
-      DatasetError: a column is missing, or weights do not run parallel to their ids.
-      ValueError: wrong shape or type, or unequal lengths.
+      DatasetError: A column is missing, or weights do not run parallel to their ids.
+      ValueError: Wrong shape or type, or unequal lengths.
     """
     if missing := [name for name in needed_columns(numbers, features) if name not in columns]:
         raise DatasetError(f"column(s) {', '.join(missing)} are missing; there are {', '.join(columns) or 'none'}")
@@ -77,19 +77,19 @@ def prepare_columns(
     return PreparedColumns(examples=next(iter(lengths.values()), 0), numbers=found_numbers, ids=ids, weights=weights)
 
 
-def concatenate(parts: list[Column]) -> Column:
+def concatenate(columns: list[Column]) -> Column:
     """One column after the other, as a fresh array or list column; all of one kind."""
-    first = parts[0]
+    first = columns[0]
     if not isinstance(first, ListColumn):
-        return np.concatenate(parts)
-    lists = [part for part in parts if isinstance(part, ListColumn)]
+        return np.concatenate(columns)
+    lists = [column for column in columns if isinstance(column, ListColumn)]
     offsets = np.zeros(1 + sum(map(count_examples, lists)), np.int64)
     start = 0
-    for part in lists:
-        stop = start + count_examples(part)
-        offsets[start + 1 : stop + 1] = part.offsets[1:] + offsets[start]
+    for column in lists:
+        stop = start + count_examples(column)
+        offsets[start + 1 : stop + 1] = column.offsets[1:] + offsets[start]
         start = stop
-    return ListColumn(offsets, np.concatenate([part.values for part in lists]))
+    return ListColumn(offsets, np.concatenate([column.values for column in lists]))
 
 
 def cut(column: Column, start: int, stop: int) -> Column:
@@ -107,12 +107,12 @@ def take(prepared: Sequence[PreparedColumns], indices: Sequence[np.ndarray]) -> 
         return concatenate([_gather(p.ids[name], i) for p, i in zip(prepared, indices, strict=True)])
 
     def gather_weights(name: str) -> np.ndarray:
-        parts = []
+        pieces = []
         for p, i in zip(prepared, indices, strict=True):
             ids = p.ids[name]
             assert isinstance(ids, ListColumn)  # prepare_columns makes lists of weighted features
-            parts.append(_gather(ListColumn(ids.offsets, p.weights[name]), i))
-        column = concatenate(parts)
+            pieces.append(_gather(ListColumn(ids.offsets, p.weights[name]), i))
+        column = concatenate(pieces)
         assert isinstance(column, ListColumn)
         return column.values
 
@@ -160,7 +160,7 @@ def _plain(values: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
 def _ids(name: str, column: Any) -> tuple[Column, np.ndarray | None]:
     """The ids, and for a padded matrix which of its entries are present."""
     if isinstance(column, ListColumn):
-        offsets, values = (_integers(name, part, ndim=1) for part in column)
+        offsets, values = (_integers(name, array, ndim=1) for array in column)
         if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(values) or (offsets[1:] < offsets[:-1]).any():
             raise ValueError(f"offsets of {name!r} must ascend from 0 to the number of its values, {len(values)}")
         return ListColumn(_plain(offsets, np.int64), values), None
@@ -211,12 +211,12 @@ def _lists_of(values: np.ndarray, present: np.ndarray) -> ListColumn:
     return ListColumn(offsets, values[present])
 
 
-def _weights(name: str, given: Any, ids: ListColumn, present: np.ndarray | None) -> np.ndarray:
+def _weights(name: str, weights: Any, ids: ListColumn, present: np.ndarray | None) -> np.ndarray:
     """The weights' values, parallel to the ids'."""
-    if not isinstance(given, np.ndarray | ListColumn) and hasattr(given, "type"):
-        column = _from_arrow(name + WEIGHT_SUFFIX, given)
+    if not isinstance(weights, np.ndarray | ListColumn) and hasattr(weights, "type"):
+        column = _from_arrow(name + WEIGHT_SUFFIX, weights)
     else:
-        column = given if isinstance(given, ListColumn) else np.asarray(given)
+        column = weights if isinstance(weights, ListColumn) else np.asarray(weights)
     if isinstance(column, ListColumn):
         parallel = present is None and np.array_equal(column.offsets, ids.offsets)
         values = column.values

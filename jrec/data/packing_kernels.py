@@ -219,8 +219,8 @@ def permutation(size: int, *key: int) -> np.ndarray:
     """A random order of ``range(size)``, (size,) int32: a pure function of its arguments, in every version of jrec.
 
     Args:
-      size: below 2^31.
-      key: whole numbers from 0 to 2^64 - 1, such as (seed, epoch, window).
+      size: Below 2^31.
+      key: Whole numbers from 0 to 2^64 - 1, such as (seed, epoch, window).
     """
     out = np.empty(size, np.int32)
     _permute(np.array(key, np.uint64), out)

@@ -24,7 +24,7 @@ from jrec.data.readers.lines import check_inputs
 from jrec.data.readers.source import CategoricalSpec, Source
 from jrec.data.readers.streams import Input, is_stream, named, spool
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
-from jrec.data.shards import ShardPlan, write_shards
+from jrec.data.shards import ShardRows, write_shards
 from jrec.data.spill import ListColumn, PlainColumn, Spill
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, build_table
@@ -49,20 +49,20 @@ def prepare(
     """Makes a dataset folder of a raw log.
 
     Args:
-      source: the log's format.
-      inputs: its files or pipes, plain or gzip, in order of time; "-" is standard input. A pipe is read once, to a file
+      source: The log's format.
+      inputs: Its files or pipes, plain or gzip, in order of time; "-" is standard input. A pipe is read once, to a file
         beside ``out``.
-      out: the folder to make. Work is done in ``OUT.partial`` beside it, which is renamed at the end.
+      out: The folder to make. Work is done in ``OUT.partial`` beside it, which is renamed at the end.
       options: how.
-      command: what the user typed, for the provenance.
-      progress: bars to show.
-      report: takes messages for the user, such as how many bad lines were skipped.
+      command: What the user typed, for the provenance.
+      progress: Bars to show.
+      report: Takes messages for the user, such as how many bad lines were skipped.
 
     Returns:
       The schema of the finished dataset.
 
     Raises:
-      DatasetError: on bad input, no room, or an ``out`` that must not be replaced; ``out`` is then as it was.
+      DatasetError: On bad input, no room, or an ``out`` that must not be replaced; ``out`` is then as it was.
     """
     options = options or PrepareOptions()
     progress = progress or Progress(show=False)
@@ -214,23 +214,22 @@ class _Preparation:
         bounds: tuple[int, int, int],
         features: tuple[CategoricalFeature, ...],
     ) -> dict[str, Split]:
-        plans, start = [], 0
+        slices, start = [], 0
         for name, stop in zip(SPLITS, bounds, strict=True):
             count = math.ceil((stop - start) / self.options.shard_examples)
             for i in range(count):
                 first = start + i * self.options.shard_examples
                 last = min(first + self.options.shard_examples, stop)
-                plans.append(ShardPlan(split=name, file=blocks.shard_file(name, i, count), start=first, stop=last))
+                slices.append(ShardRows(split=name, file=blocks.shard_file(name, i, count), start=first, stop=last))
             start = stop
         with self.progress.stage("writing", spill.rows) as advance:
             shards = write_shards(
-                plans, self.folder, spill, ids, self.source.dense, features,
+                slices, self.folder, spill, ids, self.source.dense, features,
                 block_size=self.options.block_size, threads=self.options.threads, advance=advance,
             )  # fmt: skip
-        found = zip(plans, shards, strict=True)
         by_split: dict[str, list] = {name: [] for name in SPLITS}
-        for plan, shard in found:
-            by_split[plan.split].append(shard)
+        for shard_rows, shard in zip(slices, shards, strict=True):
+            by_split[shard_rows.split].append(shard)
         return {name: Split(shards=tuple(shards)) for name, shards in by_split.items()}
 
 
@@ -251,11 +250,11 @@ def _keys(column: PlainColumn | ListColumn, rows: int) -> Iterator[np.ndarray]:
 
 def _feature(spec: CategoricalSpec, spill: Spill) -> CategoricalFeature:
     column = spill.columns[keys_name(spec.name)]
-    found = max(column.longest, 1) if isinstance(column, ListColumn) else 1
+    longest = max(column.longest, 1) if isinstance(column, ListColumn) else 1
     return CategoricalFeature(
         name=spec.name,
         table=spec.table,
-        max_length=spec.max_length or found,
+        max_length=spec.max_length or longest,
         fixed_length=spec.fixed_length,
         weighted=spec.weighted,
     )

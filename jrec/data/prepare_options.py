@@ -13,16 +13,16 @@ class PrepareOptions:
     """How to prepare any log.
 
     Attributes:
-      split: fractions of the examples, in order of time, of train, valid and test.
-      min_count: a value seen less often in training goes to the out-of-vocabulary row. At 1 that row would never be
+      split: The fractions of the examples, in order of time, for train, valid and test.
+      min_count: A rarer value in training goes to the out-of-vocabulary row. At 1 that row would never be
         trained, so the default is 2.
-      max_rows: tables that would have more rows are capped at this many by hashing.
+      max_rows: Tables that would have more rows are hashed to this many.
       on_bad_line: "error", or "skip" to write bad lines aside.
-      block_size, shard_examples: examples a block, and at most a shard (a multiple of it).
-      keep_order: take the inputs as given even if the numbers in their names are in another order.
-      key_seed: of the hash of long values; another helps where two values collide.
-      threads: how many cores to use.
-      overwrite: replace a finished dataset.
+      block_size, shard_examples: Examples per block, and at most per shard (a multiple of it).
+      keep_order: Take the inputs as given even if the numbers in their names are in another order.
+      key_seed: The seed of long values' hashes; another one helps where two values collide.
+      threads: How many cores to use.
+      overwrite: Replace a finished dataset.
     """
 
     split: tuple[float, float, float] = (0.8, 0.1, 0.1)

@@ -16,7 +16,7 @@ def gathered(layout: EmbeddingLayout, pieces: Sequence[tuple[Batch, int, int]]) 
     """Some examples of some batches, as one batch.
 
     Args:
-      layout: of the batches.
+      layout: The batches' layout.
       pieces: (batch of NumPy arrays, first example, last + 1); casts are left behind.
     """
     batches = [(batch, slice(begin, stop)) for batch, begin, stop in pieces]
@@ -32,22 +32,22 @@ def gathered(layout: EmbeddingLayout, pieces: Sequence[tuple[Batch, int, int]]) 
 
 
 def blank(layout: EmbeddingLayout, like: Batch, examples: int) -> Batch:
-    """So many examples that do not count: masked, and without a lookup.
+    """``examples`` examples that do not count: masked, and without a lookup.
 
     Args:
-      layout: of the batches.
-      like: a batch of NumPy arrays, whose columns and dtypes it has.
-      examples: how many.
+      layout: The batches' layout.
+      like: A batch of NumPy arrays, whose columns and dtypes it gets.
+      examples: How many examples.
     """
     bags = {}
     for stack in layout.members:
-        of, capacity = like.bags[stack.name], stack.capacity(examples)
+        bags_like, capacity = like.bags[stack.name], stack.capacity(examples)
         count = stack.num_bags(examples)
         shape = (capacity,) if stack.padded_length is None else (count, stack.padded_length)
         made: Any = (
             np.full(shape, -1, stack.address_dtype),
             np.zeros(count + 1, np.int32) if stack.padded_length is None else None,
-            None if of.weights is None else np.zeros(shape, np.float32),
+            None if bags_like.weights is None else np.zeros(shape, np.float32),
         )
         bags[stack.name] = Bags(ids=made[0], offsets=made[1], weights=made[2])
     columns: Any = {
@@ -59,24 +59,24 @@ def blank(layout: EmbeddingLayout, like: Batch, examples: int) -> Batch:
 
 def _padded_bags(stack: Stack, pieces: Sequence[tuple[Batch, int, int]]) -> Bags:
     ids, weights = [], []
-    for of, low, high in _runs(stack, pieces):
-        ids.append(np.asarray(of.ids)[low:high])
-        if of.weights is not None:
-            weights.append(np.asarray(of.weights)[low:high])
+    for bags, low, high in _runs(stack, pieces):
+        ids.append(np.asarray(bags.ids)[low:high])
+        if bags.weights is not None:
+            weights.append(np.asarray(bags.weights)[low:high])
     return Bags(ids=_joined(ids), weights=_joined(weights) if weights else None)
 
 
 def _ragged_bags(stack: Stack, pieces: Sequence[tuple[Batch, int, int]]) -> Bags:
     capacity = stack.capacity(sum(stop - begin for _, begin, stop in pieces))
     ids, weights, ends, position = np.full(capacity, -1, stack.address_dtype), None, [np.zeros(1, np.int32)], 0
-    for of, low, high in _runs(stack, pieces):
-        offsets = np.asarray(of.offsets)
+    for bags, low, high in _runs(stack, pieces):
+        offsets = np.asarray(bags.offsets)
         begin, stop = int(offsets[low]), int(offsets[high])
         to = slice(position, position + stop - begin)
-        ids[to] = np.asarray(of.ids)[begin:stop]
-        if of.weights is not None:
+        ids[to] = np.asarray(bags.ids)[begin:stop]
+        if bags.weights is not None:
             weights = np.zeros(capacity, np.float32) if weights is None else weights
-            weights[to] = np.asarray(of.weights)[begin:stop]
+            weights[to] = np.asarray(bags.weights)[begin:stop]
         ends.append(offsets[low + 1 : high + 1] + np.int32(position - begin))
         position = to.stop
     made: Any = (ids, _joined(ends), weights)

@@ -142,15 +142,15 @@ class Schema:
     """The description of a dataset.
 
     Attributes:
-      name: what it was made from, e.g. "criteo-kaggle".
-      block_size: examples in a full block.
-      dense, categorical: the features, in column order.
-      tables: the id spaces, in order.
-      splits: by name.
-      provenance: how it was made: command, inputs with sizes, options, jrec version, bad lines skipped.
-      ceiling: for synthetic data, the planted teacher's own metrics on each split, e.g. {"test": {"auc": 0.81}}.
+      name: What it was made from, e.g. "criteo-kaggle".
+      block_size: Examples in a full block.
+      dense, categorical: The features, in column order.
+      tables: The id spaces, in order.
+      splits: The splits, by name.
+      provenance: How it was made: command, inputs with sizes, options, jrec version, bad lines skipped.
+      ceiling: For synthetic data, the teacher's own metrics on each split, e.g. {"test": {"auc": 0.81}}.
       files: SHA-256 of files of counts and vocabularies, by path relative to the folder.
-      folder: where it was read from; None where it was not.
+      folder: Where it was read from; None where it was not.
     """
 
     name: str
@@ -193,7 +193,7 @@ class Schema:
         """The path of a file of counts or a vocabulary, after comparing its checksum where the schema has one.
 
         Raises:
-          DatasetError: if the file is missing or another than the one that was written.
+          DatasetError: If the file is missing or another than the one that was written.
         """
         path = pathlib.Path(folder) / file
         try:
@@ -216,7 +216,7 @@ class Schema:
         """Reads and checks a dataset's schema, and that every shard is there in its full size.
 
         Raises:
-          DatasetError: if the folder is no finished dataset, is of another format version, or a shard is missing or
+          DatasetError: If the folder is no finished dataset, is of another format version, or a shard is missing or
             truncated.
         """
         folder = pathlib.Path(folder)
@@ -251,9 +251,9 @@ def _check_shards(folder: pathlib.Path, schema: Schema) -> None:
             path = folder / shard.file
             size = path.stat().st_size if path.is_file() else None
             if size != shard.bytes:
-                what = "is missing" if size is None else f"has {size:,} bytes"
+                fault = "is missing" if size is None else f"has {size:,} bytes"
                 raise DatasetError(
-                    f"{path} ({name} split) {what}, but the schema says {shard.bytes:,}; copy it again or prepare anew"
+                    f"{path} ({name} split) {fault}, but the schema says {shard.bytes:,}; copy it again or prepare anew"
                 )
             if shard.blocks != math.ceil(shard.examples / schema.block_size):
                 raise DatasetError(

@@ -21,7 +21,7 @@ _READ_ROWS = 1 << 15
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ShardPlan:
+class ShardRows:
     """One shard to write: rows ``start`` to ``stop`` of the log into ``file``."""
 
     split: str
@@ -31,7 +31,7 @@ class ShardPlan:
 
 
 def write_shards(
-    plans: Sequence[ShardPlan],
+    slices: Sequence[ShardRows],
     folder: pathlib.Path,
     spill: Spill,
     ids: Mapping[str, PlainColumn],
@@ -42,16 +42,16 @@ def write_shards(
     threads: int,
     advance: Advance,
 ) -> list[Shard]:
-    """Writes all shards, several at a time; returns them in the order of the plans."""
+    """Writes all shards, several at a time; returns them in order."""
     done, lock = 0, threading.Lock()
     step = max(_READ_ROWS // block_size, 1) * block_size
 
-    def write(plan: ShardPlan) -> Shard:
+    def write(shard_rows: ShardRows) -> Shard:
         nonlocal done
-        writer = blocks.ShardWriter(folder / plan.file, block_size)
+        writer = blocks.ShardWriter(folder / shard_rows.file, block_size)
         with writer:
-            for start in range(plan.start, plan.stop, step):
-                stop = min(start + step, plan.stop)
+            for start in range(shard_rows.start, shard_rows.stop, step):
+                stop = min(start + step, shard_rows.stop)
                 writer.write(_columns(spill, ids, dense, categorical, start, stop))
                 with lock:
                     done += stop - start
@@ -59,7 +59,7 @@ def write_shards(
             return writer.close()
 
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        pending = [pool.submit(write, plan) for plan in plans]
+        pending = [pool.submit(write, shard_rows) for shard_rows in slices]
         try:
             return [future.result() for future in pending]
         except BaseException:

@@ -163,8 +163,8 @@ class Spill:
                 for start, stop in bucket:
                     into.append(self.columns[name].read(start, stop))  # pyright: ignore[reportArgumentType]
                 continue
-            parts = [self.columns[name].read(start, stop) for start, stop in bucket]
-            into.append(_concatenate(parts, order))  # pyright: ignore[reportArgumentType]
+            pieces = [self.columns[name].read(start, stop) for start, stop in bucket]
+            into.append(_concatenate(pieces, order))  # pyright: ignore[reportArgumentType]
         self.columns[name].remove()
 
     def _order(self, time: str, bucket: list[tuple[int, int]]) -> np.ndarray | None:
@@ -190,8 +190,8 @@ class Spill:
 
     def _sample(self, times: PlainColumn) -> np.ndarray:
         step = max(1, self.rows >> 20)
-        parts = [times.read(at, at + BUCKET_ROWS)[::step] for at in range(0, self.rows, BUCKET_ROWS)]
-        return np.sort(np.concatenate(parts))
+        sampled = [times.read(at, at + BUCKET_ROWS)[::step] for at in range(0, self.rows, BUCKET_ROWS)]
+        return np.sort(np.concatenate(sampled))
 
 
 def _time_bounds(sample: np.ndarray, rows: int, bucket_rows: int) -> np.ndarray:
@@ -202,10 +202,10 @@ def _time_bounds(sample: np.ndarray, rows: int, bucket_rows: int) -> np.ndarray:
     return np.unique(np.concatenate([bounds, bounds[heavy] + 1]))
 
 
-def _concatenate(parts: list[Column], order: np.ndarray) -> Column:
-    if isinstance(parts[0], np.ndarray):
-        return np.concatenate(parts)[order]  # pyright: ignore[reportArgumentType, reportCallIssue]
-    lists: list[ListField] = [p for p in parts if isinstance(p, ListField)]
+def _concatenate(pieces: list[Column], order: np.ndarray) -> Column:
+    if isinstance(pieces[0], np.ndarray):
+        return np.concatenate(pieces)[order]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    lists: list[ListField] = [p for p in pieces if isinstance(p, ListField)]
     bases = np.cumsum([0, *(len(p.values) for p in lists)])
     offsets = [p.offsets[:-1] + base for p, base in zip(lists, bases, strict=False)]
     whole = ListField(np.concatenate([*offsets, bases[-1:]]), np.concatenate([p.values for p in lists]))

@@ -85,7 +85,7 @@ class TextStore:
         """Stores those that are new.
 
         Raises:
-          DatasetError: if two different texts have the same 63-bit hash (one log in millions).
+          DatasetError: If two different texts have the same 63-bit hash (one log in millions).
         """
         keys, fingerprints = np.ascontiguousarray(texts.keys), np.ascontiguousarray(texts.fingerprints)
         fresh = np.zeros(len(keys), np.bool_)
@@ -116,11 +116,11 @@ class TextStore:
         self._ends = [np.concatenate(self._ends)]
 
     def texts_of(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The texts of those of (n,) ``keys`` that are hashes: (their number,) int64 ends, and uint8 bytes."""
+        """The texts of the hashes among (n,) ``keys``: (hashes,) int64 ends, and uint8 bytes."""
         ordinals = _ordinals_of(keys[is_text(keys)], self._keys, self._ordinals)
         ends = self._ends[0]
         if not len(ordinals):
             return np.empty(0, np.int64), np.empty(0, np.uint8)
         texts = np.memmap(self._path, np.uint8, "r")
-        parts = [texts[ends[o] : ends[o + 1]] for o in ordinals]
-        return np.cumsum([len(p) for p in parts], dtype=np.int64), np.concatenate(parts)
+        pieces = [texts[ends[o] : ends[o + 1]] for o in ordinals]
+        return np.cumsum([len(p) for p in pieces], dtype=np.int64), np.concatenate(pieces)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator
 
 import numba
@@ -11,7 +12,9 @@ import numpy as np
 from jrec.data.readers.keys import buckets, count_buckets, mix64
 from jrec.data.schema import DatasetError
 
-MAX_ROWS = 2**31 - 2
+MAX_ROWS = 2**32 - 1
+"""Of a table: row numbers are uint32, of which the last one stands for none."""
+_HASHING_BYTES = 32  # of memory for each row of a hashed table, at the most: its counts, their order, and both sorted
 COUNT_SLOTS = 1 << 25  # 16 bytes each: how large one table's hash table of counts may grow
 _PARTITION_BITS = 10
 _ONE = np.uint64(1)
@@ -83,9 +86,9 @@ class Vocabulary:
     """A row for every frequent value and one for all others.
 
     Attributes:
-      keys: (rows,) uint64 in order of rows; that of the OOV row means nothing.
+      keys: (rows,) uint64 in order of rows; the OOV row's means nothing.
       counts: (rows,) int64 accesses in training, descending.
-      oov_row: where rare and unseen values go.
+      oov_row: The row of rare and unknown values.
     """
 
     keys: np.ndarray
@@ -105,7 +108,7 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class HashedTable:
-    """A table capped at ``len(counts)`` rows: a value's row is that of its hash bucket (``keys.buckets``).
+    """A table capped at ``len(counts)`` rows: a value gets the row of its hash bucket (``keys.buckets``).
 
     Attributes:
       row_of_bucket: (rows,) uint32.
@@ -131,25 +134,26 @@ def build_table(
     Values of equal frequency are in the order of their keys, the OOV row comes last among rows as frequent as itself.
 
     Args:
-      table: its name, for messages.
-      keys: the accesses.
-      min_count: a value with fewer accesses has no row of its own.
-      max_rows: hash the values of a table that would have more rows than this.
-      slots: a power of two, the most that the hash table of counts may hold; a table with more distinct values is
+      table: Its name, for messages.
+      keys: The accesses.
+      min_count: A value with fewer accesses has no row of its own.
+      max_rows: Hash the values of a table that would have more rows than this.
+      slots: A power of two, the most that the hash table of counts may hold; a table with more distinct values is
         counted in several passes.
 
     Raises:
-      DatasetError: if the table would have 2^31 - 1 rows or more.
+      DatasetError: If the table would have 2^32 rows or more, or memory cannot hold the counts of its hash buckets.
     """
     frequent_keys, frequent_counts, rare = [], [], 0
-    found = 0
+    kept_values = 0
     for part_keys, part_counts in _partitions(keys, slots):
         kept = part_counts >= min_count
         rare += int(part_counts[~kept].sum())
-        found += int(kept.sum())
-        if max_rows is not None and found + 1 > max_rows:
+        kept_values += int(kept.sum())
+        if max_rows is not None and kept_values + 1 > max_rows:
+            _check_memory(table, max_rows)
             return _hash_table(keys, max_rows)
-        if found > MAX_ROWS:
+        if kept_values + 1 > MAX_ROWS:
             raise DatasetError(
                 f"table {table!r} would have more than {MAX_ROWS:,} rows; cap it with --max-rows, or raise --min-count"
             )
@@ -163,6 +167,15 @@ def _order(keys: np.ndarray, counts: np.ndarray, rare: int) -> Vocabulary:
     keys, counts = keys[order], counts[order]
     oov_row = int(np.searchsorted(-counts, -rare, "right"))
     return Vocabulary(np.insert(keys, oov_row, np.uint64(0)), np.insert(counts, oov_row, rare), oov_row)
+
+
+def _check_memory(table: str, rows: int) -> None:
+    needed, memory = _HASHING_BYTES * rows, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise DatasetError(
+            f"counting the {rows:,} hash buckets of table {table!r} takes {needed / 2**30:,.1f} GiB, but this machine"
+            f" has {memory / 2**30:,.1f} GiB; give --max-rows of at most {memory // _HASHING_BYTES:,}"
+        )
 
 
 def _hash_table(keys: KeyChunks, rows: int) -> HashedTable:

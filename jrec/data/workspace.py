@@ -36,15 +36,15 @@ def workspace(
     until the very end.
 
     Args:
-      out: where the dataset shall be.
-      manifest: what is being made, written into the folder for people who find it unfinished; JSON types.
-      overwrite: whether a finished dataset at ``out`` may be replaced.
-      resume: whether to go on with the work that an interrupted run left.
-      ours: whether a folder is finished work of this kind; by default whether it is a dataset.
-      report: takes messages for the user.
+      out: Where the dataset shall be.
+      manifest: What is being made, written into the folder for people who find it unfinished; JSON types.
+      overwrite: Whether a finished dataset at ``out`` may be replaced.
+      resume: Whether to go on with the work that an interrupted run left.
+      ours: Whether a folder is finished work of this kind; by default whether it is a dataset.
+      report: Takes messages for the user.
 
     Raises:
-      DatasetError: if ``out`` exists and must not be replaced, another run works on it, there is no room, or, with
+      DatasetError: If ``out`` exists and must not be replaced, another run works on it, there is no room, or, with
         ``resume``, what an interrupted run left has another manifest.
     """
     ours = ours or _is_dataset
@@ -150,10 +150,10 @@ def _is_dataset(folder: pathlib.Path) -> bool:
 def _resumes(partial: pathlib.Path, manifest: str, report: Callable[[str], None]) -> bool:
     """Whether an interrupted run left work towards the same end; without a whole manifest it left none."""
     try:
-        found = json.loads((partial / MANIFEST).read_text(encoding="utf-8"))
+        stored = json.loads((partial / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    if found != json.loads(manifest):
+    if stored != json.loads(manifest):
         raise DatasetError(
             f"{partial} is an interrupted run that was to make something else; give that run's options again to finish"
             " it, or remove the folder to start anew"

@@ -1,6 +1,6 @@
 """Compiles numba kernels to plain C functions, once per machine, on first use.
 
-Kernels are written over raw addresses and called through their addresses alone: from Python threads (``host``) and from
+Kernels take raw addresses and are called only by their own addresses: from Python threads (``host``) and from
 XLA's (``ffi``). So there is one specialization of each, whatever the arrays' dtypes and ranks.
 """
 
@@ -34,7 +34,7 @@ class Kernel:
     """A numba function as a C function, compiled or read from the cache when its address is first asked for.
 
     Attributes:
-      symbol: the name under which other kernels reach it.
+      symbol: The name under which other kernels reach it.
     """
 
     def __init__(self, function: Callable[..., Any], signature: Any, requires: tuple[Kernel, ...]):
@@ -75,7 +75,7 @@ def kernel(signature: Any, *, requires: tuple[Kernel, ...] = ()) -> Callable[[Ca
 def _cached(function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> Any:
     """As ``numba.cfunc(cache=True)``, but the cache is stale as soon as *any* source file here changes.
 
-    numba looks at the file of the function alone, though helpers of other files are compiled into it.
+    numba looks only at the function's own file, though helpers of other files are compiled into it.
     """
     from numba.core.ccallback import CFunc
     from numba.core.sigutils import normalize_signature

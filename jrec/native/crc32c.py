@@ -34,7 +34,7 @@ def _slowly(data: np.ndarray, crc: int) -> int:
 
 @functools.cache
 def _tables() -> np.ndarray:
-    """(16, 256) uint64: what a byte makes of the remainder so many bytes later (slicing by 16)."""
+    """(16, 256) uint64: what a byte adds to the remainder 0 to 15 bytes later (slicing by 16)."""
     line = np.arange(256, dtype=np.uint64)
     for _ in range(8):
         line = np.where(line & 1, (line >> 1) ^ np.uint64(_POLYNOMIAL), line >> 1)

@@ -1,6 +1,6 @@
 """XLA's foreign function interface as seen from a numba kernel: call frames, errors, and XLA's own thread pool.
 
-Offsets are those of ``xla/ffi/api/c_api.h`` at API version 0.4 on a 64-bit machine; every handler checks the sizes of
+Offsets follow ``xla/ffi/api/c_api.h`` at API version 0.4 on a 64-bit machine; every handler checks the sizes of
 the structures it is given before it reads them.
 
 Kernels inside jit run on XLA's intra-op threads, so that several handlers at once, as under ``shard_map``, share one

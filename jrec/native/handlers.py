@@ -1,6 +1,6 @@
 """The XLA custom calls: each reads its buffers from the call frame, fills a job and runs the kernels on XLA's threads.
 
-The operands' order is that of the calls in ``jrec.native.xla``, which also allocates results and scratch.
+The operands come in the order of the calls in ``jrec.native.xla``, which also allocates results and scratch.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def tensor_cast(
       ids: int32 or int64, (num_bags, length), or (capacity,) with ``offsets``. Ids outside [0, num_rows) are padding.
       offsets: (num_bags + 1,) int32 ascending from 0, or None.
       num_rows: The table's rows, at most 2**31 - 1 where ids are int32 and 2**32 - 1 where they are int64.
-      unique_capacity: how many unique rows fit; see ``jrec.ops.tensor_cast``.
+      unique_capacity: How many unique rows fit; see ``jrec.ops.tensor_cast``.
       segments: (num_tables + 1, 2) integers, or None: table ``t`` owns bags ``segments[t, 0]:segments[t + 1, 0]`` and
         rows ``segments[t, 1]:segments[t + 1, 1]``. It changes nothing but the speed.
       threads: None for ``threads.num_threads()``.
@@ -38,7 +38,7 @@ def tensor_cast(
       A ``Cast`` of NumPy arrays; its rows have the dtype of the ids.
 
     Raises:
-      ValueError: on shapes, dtypes or offsets that do not fit, or an id of a table that its bag does not read.
+      ValueError: On shapes, dtypes or offsets that do not fit, or an id of a table that its bag does not read.
     """
     ids, offsets = checked_ids(ids, offsets, wide=True)
     wide = ids.dtype == np.int64
@@ -107,7 +107,7 @@ def checked_ids(
     """C-contiguous ids and offsets.
 
     Raises:
-      ValueError: Where they are not the padded or the ragged form of segments, or ids are neither int32 nor, if
+      ValueError: Where they are neither padded nor ragged segments, or ids are neither int32 nor, if
         ``wide``, int64.
     """
     form = "(num_bags, length)" if offsets is None else "(capacity,) beside offsets"

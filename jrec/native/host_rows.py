@@ -20,7 +20,7 @@ class RowStore:
     Attributes:
       values: (rows, dim) float32, bfloat16 or float16.
       slots: float32, (rows, dim) or (rows,), at most two.
-      initial_slots: what each slot starts as.
+      initial_slots: What each slot starts as.
       tables: (tables, len(Table)) int64, see ``table_records``.
       made: (words,) int64 bitmap of the rows that ``values`` and ``slots`` hold.
       dirty: (words,) int64 bitmap of the rows written since it was last cleared.
@@ -42,7 +42,7 @@ class RowStore:
         self._run(kernels.STORE, rows, values, slots, threads)
 
     def make(self, rows: np.ndarray, threads: int, *, mark: bool) -> None:
-        """Gives those of the unique ``rows`` that are not made their first values; marks all dirty if ``mark``."""
+        """Gives the unique ``rows`` their first values where they are not made yet; marks all dirty if ``mark``."""
         self._run(kernels.MAKE, rows, None, {}, threads, mark=mark)
 
     def holds(self, rows: np.ndarray, threads: int) -> bool:

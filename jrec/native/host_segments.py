@@ -42,7 +42,7 @@ def gather_reduce(
       (num_segments, dim) float32.
 
     Raises:
-      ValueError: on shapes, dtypes or offsets that do not fit, or an ``out`` that is not writable and C-contiguous.
+      ValueError: On shapes, dtypes or offsets that do not fit, or an ``out`` that is not writable and C-contiguous.
     """
     indices, offsets = checked_ids(indices, offsets)
     _check_matrix("source", source)
@@ -78,7 +78,7 @@ def row_update(
     """One optimizer step on ``table[rows]``, in place; see ``jrec.ops.row_update``.
 
     Raises:
-      ValueError: if shapes, dtypes or slots do not fit, or an array to be written is not writable and C-contiguous.
+      ValueError: If shapes, dtypes or slots do not fit, or an array to be written is not writable and C-contiguous.
     """
     _check_array("rows", rows, (rows.size,), np.int32)
     _check_array("gradients", gradients, (rows.size, real_dim(table.shape[1], dim)))
@@ -110,7 +110,7 @@ def casted_update(
     Rows of the cast may be int64, below 2^32 - 1; stochastic rounding hashes them modulo 2^32, as it does int32 ones.
 
     Raises:
-      ValueError: if shapes, dtypes or slots do not fit, or an array to be written is not writable and C-contiguous.
+      ValueError: If shapes, dtypes or slots do not fit, or an array to be written is not writable and C-contiguous.
     """
     rows, positions = np.ascontiguousarray(cast.rows), np.ascontiguousarray(cast.positions)
     sources, offsets = checked_ids(np.asarray(cast.sources), np.asarray(cast.offsets))

@@ -8,7 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrec.ops.row_optimizers import SGD, Adagrad, Adam, Momentum, RMSProp, RowOptimizer, RowWiseAdagrad
+from jrec.row_optimizers import SGD, Adagrad, Adam, Momentum, RMSProp, RowOptimizer, RowWiseAdagrad
+
+STEPS: tuple[type[RowOptimizer], ...] = (SGD, Momentum, Adagrad, RowWiseAdagrad, RMSProp, Adam)
+"""The optimizers that have a native step; their places are the numbers in ``optimizer_steps``."""
 
 
 def kind_of(optimizer: RowOptimizer) -> int:
@@ -17,28 +20,18 @@ def kind_of(optimizer: RowOptimizer) -> int:
     Raises:
       NotImplementedError: for an optimizer that has no native step.
     """
-    from jrec.native import optimizer_steps as steps
-
-    kinds: dict[type[RowOptimizer], int] = {
-        SGD: steps.SGD,
-        Momentum: steps.MOMENTUM,
-        Adagrad: steps.ADAGRAD,
-        RowWiseAdagrad: steps.ROWWISE_ADAGRAD,
-        RMSProp: steps.RMSPROP,
-        Adam: steps.ADAM,
-    }
-    if type(optimizer) not in kinds:
+    if type(optimizer) not in STEPS:
         raise NotImplementedError(
             f"{type(optimizer).__name__} has no native step; use implementation='xla', which calls its step_rows"
         )
-    return kinds[type(optimizer)]
+    return STEPS.index(type(optimizer))
 
 
 def hyperparameters(
     optimizer: RowOptimizer, step: jax.Array, scale: jax.Array, rounding_key: jax.Array | None = None
 ) -> jax.Array:
     """What the kernels need to know of one step, (len(Hyper),) int32; see ``optimizer_steps.Hyper``."""
-    corrections = optimizer.bias_corrections(step) if isinstance(optimizer, Adam) else (1.0, 1.0)
+    corrections = optimizer.bias_corrections((step + 1).astype(jnp.float32))
     values = _values(optimizer, optimizer.learning_rate_at(step), scale, corrections)
     floats = jnp.stack([jnp.asarray(value, jnp.float32) for value in values])
     key = jnp.zeros(2, jnp.uint32) if rounding_key is None else rounding_key
@@ -53,10 +46,7 @@ def host_hyperparameters(
     rate = optimizer.learning_rate
     if callable(rate):
         rate = float(np.asarray(optimizer.learning_rate_at(jnp.asarray(step, jnp.int32))))
-    corrections = (1.0, 1.0)
-    if isinstance(optimizer, Adam):
-        t, one = np.float32(step + 1), np.float32(1)
-        corrections = (one - np.float32(optimizer.b1) ** t, one - np.float32(optimizer.b2) ** t)
+    corrections = optimizer.bias_corrections(np.float32(step + 1))
     floats = np.array(_values(optimizer, rate, scale, corrections), np.float32)
     key = np.zeros(2, np.uint32) if rounding_key is None else rounding_key
     return np.concatenate([floats.view(np.int32), [np.int32(rounding_key is not None)], key.view(np.int32)])
@@ -65,6 +55,7 @@ def host_hyperparameters(
 def _values(optimizer: RowOptimizer, rate: Any, scale: Any, corrections: tuple[Any, Any]) -> list[Any]:
     from jrec.native.optimizer_steps import HYPER_FLOATS, Hyper
 
+    own = [float(getattr(optimizer, field.name)) for field in optimizer.hyperparameters()]
     values: dict[int, Any] = {
         Hyper.LEARNING_RATE: rate,
         Hyper.SCALE: scale,
@@ -72,15 +63,7 @@ def _values(optimizer: RowOptimizer, rate: Any, scale: Any, corrections: tuple[A
         Hyper.MAX_NORM: np.inf if optimizer.max_row_norm is None else optimizer.max_row_norm,
         Hyper.CORRECTION1: corrections[0],
         Hyper.CORRECTION2: corrections[1],
+        **dict(zip((Hyper.A, Hyper.B, Hyper.C), own, strict=False)),
+        **dict(zip((Hyper.REST_A, Hyper.REST_B), [1 - value for value in own], strict=False)),
     }
-    match optimizer:
-        case Momentum():
-            values |= {Hyper.A: optimizer.momentum, Hyper.B: float(optimizer.nesterov)}
-        case Adagrad() | RowWiseAdagrad():
-            values |= {Hyper.A: optimizer.eps}
-        case RMSProp():
-            values |= {Hyper.A: optimizer.decay, Hyper.B: optimizer.eps, Hyper.REST_A: 1 - optimizer.decay}
-        case Adam():
-            values |= {Hyper.A: optimizer.b1, Hyper.B: optimizer.b2, Hyper.C: optimizer.eps}
-            values |= {Hyper.REST_A: 1 - optimizer.b1, Hyper.REST_B: 1 - optimizer.b2}
     return [values.get(i, 0.0) for i in range(HYPER_FLOATS)]

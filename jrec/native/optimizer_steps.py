@@ -1,4 +1,4 @@
-"""One optimizer step on one row: the mathematics of ``jrec.ops.row_optimizers`` in float32, for any table dtype."""
+"""One optimizer step on one row: the mathematics of ``jrec.row_optimizers`` in float32, for any table dtype."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import numpy as np
 
 from jrec.native.accumulate import BF16, F32
 from jrec.native.compile import inlined
+from jrec.native.hyper import STEPS
 from jrec.native.memory import get_bf16, get_f16, get_f32, get_i32, put_bf16, put_f16, put_f32
 from jrec.native.rounding import round_bf16, round_f16
 
-SGD, MOMENTUM, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM = range(6)
+SGD, MOMENTUM, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM = range(len(STEPS))
 
 
 class Hyper(enum.IntEnum):
     """Words of the int32 array of hyperparameters: bits of float32 up to REST_B, then integers.
 
-    What A, B and C are depends on the optimizer.
+    A, B and C are the optimizer's own hyperparameters (``RowOptimizer.hyperparameters``), in their order.
     """
 
     LEARNING_RATE = 0
     SCALE = 1  # of the gradients
     WEIGHT_DECAY = 2
     MAX_NORM = 3  # infinite for no clipping
-    A = 4  # momentum, eps, decay or b1
-    B = 5  # 1 for Nesterov, eps or b2
-    C = 6  # eps
+    A = 4
+    B = 5
+    C = 6
     CORRECTION1 = 7  # Adam's 1 - b1**t
     CORRECTION2 = 8
     REST_A = 9  # 1 - A and 1 - B, subtracted before they are rounded to float32

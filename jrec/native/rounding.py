@@ -31,7 +31,7 @@ def _hash(builder: Any, key0: Any, key1: Any, row: Any, column: Any) -> Any:
 
 
 def _cut(builder: Any, raw: Any, random: Any, dropped: int) -> Any:
-    """Adds random bits below the last kept one and cuts them off, NaN and infinities left alone."""
+    """Adds random bits below the last kept one and cuts them off; NaN and infinities stay as they are."""
     carried = builder.add(raw, builder.lshr(random, _I32(32 - dropped)))
     rounded = builder.and_(carried, _I32(2**32 - 2**dropped))
     special = builder.icmp_unsigned("==", builder.and_(raw, _I32(_EXPONENT)), _I32(_EXPONENT))

@@ -20,15 +20,15 @@ def match_rows(rows, count, held, held_count, base, source, wide):
 
     Rows are int32, or int64 if ``wide``.
     """
-    found, h = np.int64(0), np.int64(0)
+    matched, h = np.int64(0), np.int64(0)
     for i in range(count):
         row = _row(rows, i, wide)
         while (h < held_count) and (_row(held, h, wide) < row):
             h += 1
         if (h < held_count) and (_row(held, h, wide) == row) and (get_i32(source, i) < 0):
             put_i32(source, i, np.int32(base + h))
-            found += 1
-    return found
+            matched += 1
+    return matched
 
 
 @kernel(types.int64(types.int64, types.int64, types.int64, types.int64, types.int64))
@@ -51,7 +51,7 @@ class RowSources:
 
     Args:
       rows: (n,) int32 or int64, ascending.
-      capacity: length of ``source``, at least ``n``.
+      capacity: Length of ``source``, at least ``n``.
 
     Attributes:
       source: (capacity,) int32: a place among the rows that are held already, or ``-1 - i`` for entry ``i`` of

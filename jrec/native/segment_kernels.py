@@ -3,7 +3,7 @@
 Work is cut by lookups, not by segments, since one row may own a third of all lookups: chunk ``c`` takes the segments
 whose *cost position*, ``offsets[s] + s * segment_cost``, lies in its range of ``CHUNK``. Segments longer than
 ``PIECE`` are summed in pieces of that length, each in the chunk where it begins, and the pieces are added in order
-afterwards. Chunks and pieces depend on the data alone, so results do not depend on the number of threads.
+afterwards. Chunks and pieces depend only on the data, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -196,9 +196,9 @@ def _segment(job, s, begin, end, scratch):
         return
     _prefetch_row(job, s + 8)
     if get_i64(job, GRADIENTS) != 0:
-        given = get_i64(job, GRADIENTS) + 4 * dim * s
+        gradient = get_i64(job, GRADIENTS) + 4 * dim * s
         for d in range(dim):
-            put_f32(scratch, d, get_f32(given, d))
+            put_f32(scratch, d, get_f32(gradient, d))
     else:
         _sum(job, scratch, begin, end)
     _update(job, s, scratch, scratch + 4 * dim)
@@ -297,9 +297,9 @@ def finish_segments(job):
         length, position = _start(job, s + 1) - _start(job, s), _position(job, s)
         total = partials + 4 * dim * (2 * chunk + 1)
         for k in range(1, (length + PIECE - 1) // PIECE):
-            part = partials + 4 * dim * (2 * ((position + k * PIECE) // CHUNK))
+            piece = partials + 4 * dim * (2 * ((position + k * PIECE) // CHUNK))
             for d in range(dim):
-                put_f32(total, d, get_f32(total, d) + get_f32(part, d))
+                put_f32(total, d, get_f32(total, d) + get_f32(piece, d))
         if get_i64(job, OUT) != 0:
             for d in range(dim):
                 put_f32(get_i64(job, OUT) + 4 * dim * s, d, get_f32(total, d))

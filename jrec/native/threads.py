@@ -16,7 +16,7 @@ def num_threads() -> int:
     """From ``JREC_NUM_THREADS``, else ``OMP_NUM_THREADS``, else all CPUs that this process may use; never more.
 
     Raises:
-      ValueError: if a variable is not a positive integer.
+      ValueError: If a variable is not a positive integer.
     """
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     for variable in ("JREC_NUM_THREADS", "OMP_NUM_THREADS"):

@@ -14,7 +14,7 @@ def expand(
 ) -> jax.Array:
     """(P, A, R) by slices of (m, R, n, R'): (capacity, A * n, R') float32, undefined from ``count`` on.
 
-    With the entries' cast by digit, those of a digit are multiplied together.
+    With the entries' cast by digit, all entries of a digit are multiplied together.
     """
     # Of this shape at once: XLA copies what is given away in place after a reshape.
     result = jax.ShapeDtypeStruct((parents.shape[0], below.shape[1] * core.shape[2], core.shape[3]), jnp.float32)
@@ -35,7 +35,7 @@ def expand_transpose(
     below_count: jax.Array,
     by_digit: Cast,
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradients (P, A, R), undefined from ``below_count`` on, and (m, R, n, R'), from that of ``expand``'s output.
+    """Gradients (P, A, R), undefined from ``below_count`` on, and (m, R, n, R'), from ``expand``'s output's gradient.
 
     The first takes the place of ``below`` where nothing else needs that any more.
     """

@@ -98,7 +98,7 @@ def tt_expand_chunks(job, begin, end):
 
 @kernel(types.void(types.int64, types.int64, types.int64))
 def tt_expand_segments(job, begin, end):
-    """Entries of the segments [begin, end): those of a digit are the rows of a product with its slice."""
+    """Entries of the segments [begin, end): a digit's entries are the rows of a product with its slice."""
     below, core, out = get_i64(job, BELOW), get_i64(job, CORE), get_i64(job, OUT)
     parents, entries = get_i64(job, PARENTS), get_i64(job, SEGMENT_ENTRIES)
     rows, rank, columns = get_i64(job, ROWS), get_i64(job, RANK), get_i64(job, COLUMNS)

@@ -50,8 +50,8 @@ def _api_version() -> tuple[int, int] | None:
     header = pathlib.Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
     if not header.is_file():
         return None
-    found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text()))
-    return (int(found["MAJOR"]), int(found["MINOR"])) if len(found) == 2 else None
+    versions = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text()))
+    return (int(versions["MAJOR"]), int(versions["MINOR"])) if len(versions) == 2 else None
 
 
 def gather_reduce(

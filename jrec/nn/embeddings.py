@@ -19,12 +19,15 @@ from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, Stack, plan_name
 from jrec.ops.lookup import init_slots, rows_left_out
 from jrec.ops.row_init import init_rows, init_stack_rows, is_threefry
-from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.storage import pad, padded_dim
 from jrec.ops.types import Bags
+from jrec.row_optimizers import SGD, RowOptimizers, Slots, optimizer_of
 from jrec.tiers.cores import Cores
 from jrec.tiers.local_rows import LocalRows
 from jrec.tiers.store import Context, apply_gradients, look_up
+
+ELSEWHERE = "in host memory or on several devices; give the step their stores (jrec.nn.step)"
+"""What is said of rows that a model does not hold."""
 
 
 class Table(nnx.Variable):
@@ -124,8 +127,8 @@ class EmbeddingCollection(nnx.Module):
     def contexts(
         self,
         *,
-        optimizer: RowOptimizer | None = None,
-        cores: RowOptimizer | None = None,
+        optimizer: RowOptimizers | None = None,
+        cores: RowOptimizers | None = None,
         step: jax.Array | int = 0,
         rounding_key: jax.Array | None = None,
         communication: Communication | None = None,
@@ -133,7 +136,7 @@ class EmbeddingCollection(nnx.Module):
         """What the store of each stack of the layout knows of a step.
 
         Args:
-          optimizer: The optimizer of rows; None to predict.
+          optimizer: The optimizer of rows, or that of each stack, None for a frozen one; None to predict.
           cores: The optimizer of slices of tensor-train cores; None for the same.
           step: () int32, how many steps were taken before.
           rounding_key: (2,) uint32, a new one for every step; see ``apply_gradients``.
@@ -149,8 +152,8 @@ class EmbeddingCollection(nnx.Module):
             options = StepOptions(step=step, rounding_key=key, implementation=self.implementation)
             contexts[name] = Context(
                 options=options,
-                optimizer=optimizer,
-                cores=cores,
+                optimizer=optimizer_of(optimizer, name),
+                cores=optimizer_of(cores, name) if stack.tier == "tt" else None,
                 pad_rows=self.pad_rows,
                 communication=communication,
             )
@@ -164,10 +167,7 @@ class EmbeddingCollection(nnx.Module):
         """
         elsewhere = [name for name in self.layout.stacks if name not in self.stacks and name not in self.tt]
         if elsewhere:
-            raise ValueError(
-                f"the rows of stack(s) {', '.join(elsewhere)} are in host memory or on several devices; give the step"
-                " those of its batch (jrec.nn.step)"
-            )
+            raise ValueError(f"the rows of stack(s) {', '.join(elsewhere)} are {ELSEWHERE}")
         return look_up(self.stores(bags=bags), bags, {}, self.contexts(), self.implementation)
 
     def _unique_capacity(self, name: str, rows: jax.Array, bags: Bags) -> int:
@@ -182,33 +182,37 @@ class EmbeddingCollection(nnx.Module):
         left_out = rows_left_out({name: residuals[name] for name in self.stacks})
         return functools.reduce(jnp.add, left_out.values(), jnp.int32(0))
 
-    def init_slots(self, optimizer: RowOptimizer, *, cores: RowOptimizer | None = None) -> dict[str, Slots]:
+    def init_slots(self, optimizer: RowOptimizers, *, cores: RowOptimizers | None = None) -> dict[str, Slots]:
         """Fresh slots by stack.
 
         Args:
-          optimizer: Of rows.
+          optimizer: Of rows, or by stack, None for a frozen one.
           cores: Of the slices of tensor-train cores; None for the same.
         """
         slots = init_slots(optimizer, self.arrays())
-        return slots | {name: stack.init_slots(optimizer, cores=cores) for name, stack in self.tt.items()}
+        frozen = SGD(learning_rate=0.0)  # whose cache, if it has one, still has state
+        for name, stack in self.tt.items():
+            of_rows, of_cores = optimizer_of(optimizer, name) or frozen, optimizer_of(cores, name)
+            slots[name] = stack.init_slots(of_rows, cores=of_cores)
+        return slots
 
     def apply_gradients(
         self,
-        optimizer: RowOptimizer,
+        optimizer: RowOptimizers,
         slots: Mapping[str, Slots],
         residuals: Mapping[str, Any],
         gradients: Mapping[str, jax.Array],
         *,
-        cores: RowOptimizer | None = None,
+        cores: RowOptimizers | None = None,
         step: jax.Array | int = 0,
         rounding_key: jax.Array | None = None,
     ) -> dict[str, Slots]:
         """Phase two, in place on the tables: updates what was looked up, tier by tier.
 
         Args:
-          optimizer: Of rows.
-          slots: As ``init_slots`` makes them.
-          residuals: From ``lookup``.
+          optimizer: Of rows, or by stack, None for a frozen one, which stays as it is.
+          slots: as ``init_slots`` makes them.
+          residuals: from ``lookup``.
           gradients: (num_bags, dim) float32 by stack: the loss's gradient of the activations.
           cores: Of the slices of tensor-train cores; None for the same.
           step: () int32, how many steps were taken before.

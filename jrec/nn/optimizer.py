@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -12,9 +13,10 @@ from flax import nnx
 
 from jrec.batch import Batch
 from jrec.nn.embeddings import EmbeddingCollection
+from jrec.ops.layout import Stack
 from jrec.ops.rounding import derived_key
-from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.types import Bags
+from jrec.row_optimizers import RowOptimizer
 
 Loss = Callable[[jax.Array, Batch], jax.Array]
 
@@ -38,13 +40,25 @@ class RowSlot(nnx.Variable):
 class SparseOptimizer(nnx.Module):
     """``optax`` for a model's dense parameters, a row optimizer for its embedding tables.
 
+    Tables may differ. A stack has one optimizer, so that those which do are in groups of their own:
+
+      >>> user = jrec.TableConfig(name="user", rows=1000, dim=16, group="fixed")
+      >>> item = jrec.TableConfig(name="item", rows=1000, dim=16)
+      >>> ...
+      >>> SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.SGD(learning_rate=0.1), tables={"user": None})
+
     Args:
-      model: whose ``nnx.Param`` variables and tables are trained.
-      dense: an optax transformation.
-      embedding: a row optimizer from ``jrec.ops``.
-      cores: the row optimizer of tensor-train cores, to which a slice is a row; None for ``embedding``.
-      rounding_seed: updated rows of 16-bit tables and slices of 16-bit cores are rounded stochastically, so that
+      model: Whose ``nnx.Param`` variables and tables are trained.
+      dense: An optax transformation.
+      embedding: A row optimizer from ``jrec.ops``.
+      cores: The row optimizer of tensor-train cores, to which a slice is a row, for all tables or by name; of tables
+        that are not named, and for None, that of their rows.
+      tables: By table, a row optimizer of its own, or None where its rows stay as they are.
+      rounding_seed: Updated rows of 16-bit tables and slices of 16-bit cores are rounded stochastically, so that
         updates below half of the last bit survive on average; None rounds to nearest. float32 is not rounded.
+
+    Raises:
+      ValueError: If ``tables`` or ``cores`` name an unknown table, or a stack would need two optimizers.
     """
 
     def __init__(
@@ -53,17 +67,31 @@ class SparseOptimizer(nnx.Module):
         *,
         dense: optax.GradientTransformation,
         embedding: RowOptimizer,
-        cores: RowOptimizer | None = None,
+        cores: RowOptimizer | Mapping[str, RowOptimizer] | None = None,
+        tables: Mapping[str, RowOptimizer | None] = types.MappingProxyType({}),
         rounding_seed: int | None = None,
     ):
         self.rounding_seed = rounding_seed
         self.dense = nnx.Optimizer(model, dense, wrt=nnx.Param)
         self.embedding = embedding
-        self.cores = cores
-        slots = model.embeddings.init_slots(embedding, cores=cores)
+        stacks = model.embeddings.layout.members
+        self._rows = _by_stack(stacks, embedding, tables, "tables")
+        trains = [stack for stack in stacks if stack.tier == "tt"]
+        own = {table.name: self.of(stack.name) for stack in trains for table in stack.tables}
+        named = {name: cores for name in own if name not in tables} if isinstance(cores, RowOptimizer) else cores or {}
+        self._cores = _by_stack(trains, embedding, {**own, **named}, "cores")
+        slots = model.embeddings.init_slots(self.of, cores=self.cores_of)
         self.slots = nnx.Dict(
             {stack: nnx.Dict({name: RowSlot(slot) for name, slot in of.items()}) for stack, of in slots.items()}
         )
+
+    def of(self, stack: str) -> RowOptimizer | None:
+        """The row optimizer of a stack; None where its rows stay as they are."""
+        return dict(self._rows)[stack]
+
+    def cores_of(self, stack: str) -> RowOptimizer | None:
+        """The row optimizer of the cores of a tensor-train table; None where they stay as they are."""
+        return None if self.of(stack) is None else dict(self._cores)[stack]
 
     @property
     def step(self) -> jax.Array:
@@ -79,6 +107,28 @@ class SparseOptimizer(nnx.Module):
             return None
         seed = jax.random.key_data(jax.random.key(self.rounding_seed, impl="threefry2x32"))
         return derived_key(derived_key(seed, _ROUNDING), self.step)
+
+
+def _by_stack(
+    stacks: Sequence[Stack], default: RowOptimizer, tables: Mapping[str, RowOptimizer | None], what: str
+) -> tuple[tuple[str, RowOptimizer | None], ...]:
+    """The optimizer of each stack, in a hashable form, since it is static."""
+    names = {table.name for stack in stacks for table in stack.tables}
+    if unknown := sorted(tables.keys() - names):
+        raise ValueError(f"{what} name {', '.join(unknown)}, but there are only {', '.join(sorted(names)) or 'none'}")
+    found = []
+    for stack in stacks:
+        first, *others = stack.tables
+        own = tables.get(first.name, default)
+        for table in others:
+            if (other := tables.get(table.name, default)) != own:
+                raise ValueError(
+                    f"tables {first.name!r} and {table.name!r} are in one stack, {stack.name}, but by {what} they are"
+                    f" trained by {own or 'nothing'} and {other or 'nothing'}; give the tables that differ a"
+                    f" TableConfig.group of their own"
+                )
+        found.append((stack.name, own))
+    return tuple(found)
 
 
 def binary_cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:

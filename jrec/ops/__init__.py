@@ -8,13 +8,7 @@ from jrec.ops.lookup import apply_gradients as apply_gradients
 from jrec.ops.lookup import init_slots as init_slots
 from jrec.ops.lookup import lookup as lookup
 from jrec.ops.lookup import rows_left_out as rows_left_out
-from jrec.ops.row_optimizers import SGD as SGD
-from jrec.ops.row_optimizers import Adagrad as Adagrad
-from jrec.ops.row_optimizers import Adam as Adam
-from jrec.ops.row_optimizers import Momentum as Momentum
-from jrec.ops.row_optimizers import RMSProp as RMSProp
-from jrec.ops.row_optimizers import RowOptimizer as RowOptimizer
-from jrec.ops.row_optimizers import RowWiseAdagrad as RowWiseAdagrad
+from jrec.ops.lookup import squared_gradient_norm as squared_gradient_norm
 from jrec.ops.row_update import casted_update as casted_update
 from jrec.ops.row_update import row_update as row_update
 from jrec.ops.tensor_cast import tensor_cast as tensor_cast
@@ -33,3 +27,10 @@ from jrec.ops.tt import tt_init_slots as tt_init_slots
 from jrec.ops.tt import tt_lookup as tt_lookup
 from jrec.ops.types import Bags as Bags
 from jrec.ops.types import Cast as Cast
+from jrec.row_optimizers import SGD as SGD
+from jrec.row_optimizers import Adagrad as Adagrad
+from jrec.row_optimizers import Adam as Adam
+from jrec.row_optimizers import Momentum as Momentum
+from jrec.row_optimizers import RMSProp as RMSProp
+from jrec.row_optimizers import RowOptimizer as RowOptimizer
+from jrec.row_optimizers import RowWiseAdagrad as RowWiseAdagrad

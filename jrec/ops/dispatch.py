@@ -56,8 +56,8 @@ def dispatch(
       kernel: Which verdict decides on ``pallas`` where nobody named it; None never takes it.
 
     Raises:
-      ValueError: for an unknown name.
-      NotImplementedError: where the named implementation does not cover this op or cannot run here.
+      ValueError: For an unknown name.
+      NotImplementedError: Where the named implementation does not cover this op or cannot run here.
     """
     if implementation is None:
         per_platform: dict[str, Callable[..., Any]] = {}
@@ -102,7 +102,7 @@ class Call:
     kernel: KernelClass
 
     def dispatch(self, op: str, implementation: Implementation | None, together: _Together) -> Any:
-        """The result of one call alone; see the function ``dispatch``."""
+        """The result of a single call; see the function ``dispatch``."""
 
         def pallas(*args: Any) -> Any:
             return together([self.request(*args)])[0]
@@ -127,8 +127,8 @@ def dispatch_together(
       together: The GPU's kernel for any number of requests.
 
     Raises:
-      ValueError: for an unknown name.
-      NotImplementedError: where the named implementation does not cover the op or cannot run here.
+      ValueError: For an unknown name.
+      NotImplementedError: Where the named implementation does not cover the op or cannot run here.
     """
     if implementation == "pallas":
         return together([call.request(*call.args) for call in calls])

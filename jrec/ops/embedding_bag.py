@@ -51,7 +51,7 @@ def embedding_bag(
       NaN; outside jit such ids and offsets raise.
 
     Raises:
-      ValueError: on shapes or dtypes that do not fit, an unknown combiner, or, outside jit, an id past the table or
+      ValueError: On shapes or dtypes that do not fit, an unknown combiner, or, outside jit, an id past the table or
         malformed offsets.
 
     Example:

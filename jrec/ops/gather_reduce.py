@@ -33,7 +33,7 @@ def gather_reduce(
       source: (rows, dim), float32, bfloat16 or float16.
       indices: int32, (num_segments, length) or, with ``offsets``, (capacity,). Negative entries are skipped; an entry
         past the source makes its segment NaN, never another row's sum. Entries past ``offsets[-1]`` are not read.
-      offsets: (num_segments + 1,) int32, ascending from 0 and at most ``capacity``; None for the padded form. Inside
+      offsets: (num_segments + 1,) int32, ascending from 0 and at most ``capacity``; None for padded segments. Inside
         jit, segments whose offsets descend, are negative or too large are NaN.
       weights: float32 of the shape of ``indices``, or None for ones.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
@@ -42,7 +42,7 @@ def gather_reduce(
       (num_segments, dim) float32, accumulated in float32; empty segments are zero.
 
     Raises:
-      ValueError: on shapes or dtypes that do not fit together, or, outside jit, malformed offsets.
+      ValueError: On shapes or dtypes that do not fit together, or, outside jit, malformed offsets.
     """
     call = gather_reduce_call(source, indices, offsets, weights=weights)
     return call.dispatch("gather_reduce", implementation, _together)
@@ -72,13 +72,13 @@ def gather_reduce_together(calls: Sequence[Call], implementation: Implementation
 def check_segments(
     indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None, *, name: str = "ids"
 ) -> None:
-    """Raises ValueError where indices, offsets and weights are not the padded or the ragged form of segments.
+    """Raises ValueError where indices, offsets and weights are neither padded nor ragged segments.
 
     Outside jit also where the offsets do not ascend from 0 to at most the number of indices.
     """
-    form = "(num_bags, length)" if offsets is None else "(capacity,) beside offsets"
+    expected = "(num_bags, length)" if offsets is None else "(capacity,) beside offsets"
     if indices.ndim != (2 if offsets is None else 1):
-        raise ValueError(f"{name} must have shape {form}, but have shape {indices.shape}")
+        raise ValueError(f"{name} must have shape {expected}, but have shape {indices.shape}")
     if indices.dtype != jnp.int32:
         raise ValueError(f"{name} must be int32, but are {indices.dtype}; convert them by jrec.checked_ids")
     if offsets is not None and (offsets.ndim != 1 or offsets.shape[0] < 1 or offsets.dtype != jnp.int32):

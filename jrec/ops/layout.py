@@ -1,7 +1,7 @@
-"""How tables are stacked: one array per (tier, dim, dtype), so that all tables of a kind go through one kernel launch.
+"""How tables are stacked: one array per (tier, dim, dtype, group), so that alike tables go through one kernel launch.
 
-Tables of equal tier, dim and dtype lie one below the other in a stack; table ``t`` starts at row ``base`` of it, and
-the *address* of its row ``i`` is ``base + i``. A tensor-train table, whose cores are its own, is a stack of its own.
+Tables of equal tier, dim, dtype and group lie one below the other in a stack; table ``t`` starts at row ``base`` of it,
+and the *address* of its row ``i`` is ``base + i``. A tensor-train table has cores of its own and is a stack of its own.
 The bags of a stack are *feature-major*: all bags of the first feature, then all of the second. Features follow the
 order of their tables, so the address ranges of successive tables ascend and the cast of a stack is the concatenation
 of its tables' casts.
@@ -39,6 +39,9 @@ class TableConfig:
     Its ``tier`` says where the rows live: whole on the "device", as tensor-train cores of ``tt_shape`` ("tt"), in
     "host" memory, or each row where a plan for several devices says ("planned").
 
+    A stack has one row optimizer. Tables that are trained by another one than the rest, or not at all, have a ``group``
+    of their own, any text, and so are in another stack (``jrec.nn.SparseOptimizer``).
+
     Of a table in parts each one says which it is: ``rows`` from ``first_row`` on, of ``of_rows`` in all. The first part
     is whole, the second of tier "tt":
 
@@ -53,6 +56,7 @@ class TableConfig:
     dtype: str = "float32"
     tier: Tier = "device"
     tt_shape: TTShape | None = None
+    group: str = ""
     first_row: int = 0
     of_rows: int | None = None
 
@@ -148,12 +152,12 @@ class StackedFeature:
     """A feature's place in a stack: the address of its table, and its first bag for a batch of one example.
 
     Attributes:
-      config: the feature.
-      base: address of the first of the table's rows that are in this stack.
-      rows: how many these are.
-      first_bag: of the feature, for a batch of one example.
-      first_row: which row of the table is at ``base``; not 0 only where the table comes in parts.
-      table_rows: of the table with all its parts, which ids must be below.
+      config: The feature.
+      base: Address of the first of the table's rows that are in this stack.
+      rows: How many of the table's rows are in this stack.
+      first_bag: The feature's first bag, for a batch of one example.
+      first_row: Which row of the table is at ``base``; not 0 only where the table comes in parts.
+      table_rows: How many rows the table has with all its parts; ids must be below.
     """
 
     config: FeatureConfig
@@ -171,7 +175,7 @@ class StackedFeature:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Tables of one (tier, dim, dtype), and the features that read them, feature-major.
+    """Tables of one (tier, dim, dtype, group), and the features that read them, feature-major.
 
     On the device a stack is one array of (rows, dim); of tier "tt" it is one table.
     """
@@ -202,6 +206,11 @@ class Stack:
         """
         return np.dtype(np.int64 if self.rows >= MAX_ROWS else np.int32)
 
+    def addresses_from_device(self, words: np.ndarray) -> np.ndarray:
+        """Addresses, modulo 2^32 in int32 as devices have them, in ``address_dtype``."""
+        wide = self.address_dtype == np.int64
+        return words.view(np.uint32).astype(np.int64) if wide else words
+
     @functools.cached_property
     def bags_per_example(self) -> int:
         """Bags of the whole stack that one example owns."""
@@ -209,7 +218,7 @@ class Stack:
 
     @functools.cached_property
     def weighted(self) -> bool:
-        """Whether lookups carry weights: given ones, or those of a mean."""
+        """Whether lookups carry weights: the feature's own, or a mean's."""
         return any(f.config.weighted or f.config.pooling in ("mean", "sqrtn") for f in self.features)
 
     @functools.cached_property
@@ -240,8 +249,8 @@ class EmbeddingLayout:
     """The stacks of a model. Hashable, so that modules and jitted functions can hold it as static data.
 
     Attributes:
-      members: the stacks.
-      order: the features' names in the order of their tables, whatever stacks these are in: what a model computes from
+      members: The stacks.
+      order: The features' names in the order of their tables, whatever stacks these are in: what a model computes from
         features in this order does not depend on the tiers.
     """
 
@@ -259,26 +268,27 @@ class EmbeddingLayout:
 
         More than one where its table comes in parts.
         """
-        found: dict[str, tuple[tuple[Stack, int], ...]] = dict.fromkeys(self.order, ())
+        places: dict[str, tuple[tuple[Stack, int], ...]] = dict.fromkeys(self.order, ())
         for stack in self.members:
             for number, feature in enumerate(stack.features):
-                found[feature.config.name] += ((stack, number),)
-        return types.MappingProxyType(found)
+                places[feature.config.name] += ((stack, number),)
+        return types.MappingProxyType(places)
 
     @functools.cached_property
     def features(self) -> tuple[tuple[FeatureConfig, int], ...]:
         """The features in order, each once, with their dims."""
-        return tuple((of[0][0].features[of[0][1]].config, of[0][0].dim) for of in self.places.values())
+        return tuple((placed[0][0].features[placed[0][1]].config, placed[0][0].dim) for placed in self.places.values())
 
     @staticmethod
     def build(tables: Iterable[TableConfig], features: Iterable[FeatureConfig]) -> EmbeddingLayout:
-        """Groups tables by (tier, dim, dtype) in their given order and places every feature behind its table.
+        """Stacks tables of one (tier, dim, dtype, group) in their given order; places every feature behind its table.
 
-        A group whose rows int32 addresses do not reach is several stacks, the second called "d16_float32_2".
+        Where int32 addresses do not reach all rows, tables are in several stacks, the second called "d16_float32_2".
+        The stack of tables of group "slow" is called "d16_float32@slow".
 
         Raises:
-          ValueError: on duplicate names, parts that do not make a table, a feature of an unknown table, a table that no
-            feature reads, or a table of 2^31 - 1 rows or more that is not in host memory.
+          ValueError: On duplicate names, parts that do not make a table, a feature of an unknown table, a table that no
+            feature reads, or a table of 2^31 - 1 rows or more that lies uncompressed, or in cores, on a device.
         """
         tables, features = tuple(tables), tuple(features)
         firsts = [t for t in tables if not t.first_row]
@@ -301,6 +311,21 @@ class EmbeddingLayout:
             order=tuple(feature.name for table in firsts for feature in readers[table.name]),
         )
 
+    def with_rows(self, rows: Mapping[str, int]) -> EmbeddingLayout:
+        """The same stacks, by the same names, with other numbers of rows in their tables.
+
+        Args:
+          rows: By table.
+        """
+        members = []
+        for stack in self.members:
+            readers: dict[str, list[FeatureConfig]] = {table.name: [] for table in stack.tables}
+            for feature in stack.features:
+                readers[feature.config.table].append(feature.config)
+            tables = [dataclasses.replace(table, rows=rows[table.name]) for table in stack.tables]
+            members.append(_stack(stack.name, tables, readers))
+        return dataclasses.replace(self, members=tuple(members))
+
 
 def _check_parts(tables: tuple[TableConfig, ...]) -> None:
     """Raises ValueError where parts of tables are missing, too many, or of unequal dims."""
@@ -308,13 +333,13 @@ def _check_parts(tables: tuple[TableConfig, ...]) -> None:
     for table in tables:
         by_name.setdefault(table.name, []).append(table)
     for table in tables:
-        others = [t for t in by_name[table.name] if t is not table] if table.is_part else []
-        if table.is_part and (len(others) != 1 or others[0].table_rows != table.table_rows):
+        other_parts = [t for t in by_name[table.name] if t is not table] if table.is_part else []
+        if table.is_part and (len(other_parts) != 1 or other_parts[0].table_rows != table.table_rows):
             raise ValueError(
                 f"table {table.name!r} of {table.table_rows:,} rows comes in parts, of which rows {table.first_row:,}"
                 f" to {table.first_row + table.rows:,} are one; give exactly one other, with the rest"
             )
-        for other in others:
+        for other in other_parts:
             if other.rows + table.rows != table.table_rows or other.dim != table.dim or other.tier == table.tier:
                 raise ValueError(
                     f"the parts of table {table.name!r}, {table.rows:,} x {table.dim} of tier {table.tier!r} and"
@@ -329,11 +354,11 @@ def _groups(tables: Iterable[TableConfig]) -> dict[str, list[TableConfig]]:
     current: dict[str, tuple[str, int, int]] = {}  # by kind, the stack in the making: its name, number and rows
     for table in tables:
         kind = _stack_name(table)
-        if table.rows >= MAX_ROWS and table.tier != "host":
+        if table.rows >= MAX_ROWS and table.tier not in ("host", "planned"):
             raise ValueError(
                 f"table {table.name!r} of tier {table.tier!r} has {table.rows:,} rows, but int32 addresses reach"
-                f" {MAX_ROWS - 1:,}; hash its ids to fewer rows, or keep it in host memory (tier 'host'), where"
-                " addresses have 64 bits"
+                f" {MAX_ROWS - 1:,}; hash its ids to fewer rows, keep it in host memory (tier 'host'), or spread its"
+                " rows over several devices (mesh.devices; tier 'planned' in code)"
             )
         name, number, rows = current.get(kind, (kind, 1, 0))
         if rows and rows + table.rows >= MAX_ROWS:
@@ -347,7 +372,7 @@ def _groups(tables: Iterable[TableConfig]) -> dict[str, list[TableConfig]]:
 def _stack_name(table: TableConfig) -> str:
     if table.tier == "tt":
         return f"tt_{table.name}"
-    kind = f"d{table.dim}_{table.dtype}"
+    kind = f"d{table.dim}_{table.dtype}" + (f"@{table.group}" if table.group else "")
     return kind if table.tier == "device" else f"{table.tier}_{kind}"
 
 

@@ -74,29 +74,29 @@ def driver_version() -> str:
     """The version of NVIDIA's kernel driver, or "unknown": from /proc, else from nvidia-smi."""
     try:
         # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build ...
-        found = re.search(r"\s(\d+\.\d[\d.]*)\s", (PROC / "version").read_text())
+        match = re.search(r"\s(\d+\.\d[\d.]*)\s", (PROC / "version").read_text())
     except OSError:
-        found = None
-    if found:
-        return found[1]
+        match = None
+    if match:
+        return match[1]
     lines = _ask_smi("driver_version")
     return lines[0] if lines else "unknown"
 
 
 def _kinds() -> list[str]:
     """Names of the host's GPUs, by their number."""
-    found = []
+    names = []
     for path in sorted(PROC.glob("gpus/*/information")):
         try:
             name = re.search(r"^Model:\s*(.+?)\s*$", path.read_text(), re.MULTILINE)
         except OSError:
             continue
-        found += [name[1]] if name else []
-    return found or _ask_smi("name")
+        names += [name[1]] if name else []
+    return names or _ask_smi("name")
 
 
 def _visible(kinds: list[str]) -> list[str]:
-    """Those of the host's GPUs that CUDA_VISIBLE_DEVICES leaves; all where it names them otherwise than by number."""
+    """The host's GPUs that CUDA_VISIBLE_DEVICES leaves; all of them where it does not name them by number."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return kinds

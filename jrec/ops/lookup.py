@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import gather_reduce_call, gather_reduce_together
-from jrec.ops.row_optimizers import RowOptimizer, Slots
-from jrec.ops.row_update import casted_update_call, casted_update_together
+from jrec.ops.row_update import casted_gather_reduce, casted_update_call, casted_update_together
 from jrec.ops.tensor_cast import tensor_cast
 from jrec.ops.types import Bags, Cast
+from jrec.row_optimizers import RowOptimizers, Slots, optimizer_of
 
 
 @jax.tree_util.register_dataclass
@@ -51,14 +51,14 @@ def lookup(
       unique_capacities: How many unique rows fit, by table. Tables that are not named, and all for None, have room for
         every row; bags that bring a cast keep its capacity. Of rows that do not fit the activations are right, but
         ``apply_gradients`` leaves them as they are: whoever sets a capacity must check ``rows_left_out``.
-      implementation: see ``gather_reduce``.
+      implementation: See ``gather_reduce``.
 
     Returns:
       ``activations``, (num_bags, dim) float32 by table, and ``residuals`` for ``apply_gradients``. A bag with an id
       past its table, or whose offsets descend, are negative or too large, is NaN; such ids and bags update no row.
 
     Raises:
-      ValueError: if tables and bags have different names, a capacity has no table, shapes do not fit, or, outside jit,
+      ValueError: If tables and bags have different names, a capacity has no table, shapes do not fit, or, outside jit,
         offsets are malformed.
     """
     _same_names("bags", bags, tables)
@@ -93,12 +93,12 @@ def rows_left_out(residuals: Mapping[str, Residuals]) -> dict[str, jax.Array]:
       >>> activations, residuals = lookup(tables, bags, unique_capacities={"items": 100_000})
       >>> left_out = rows_left_out(residuals)["items"]  # check it after the step, as jax.device_get(left_out) == 0
     """
-    casts = {name: of.cast for name, of in residuals.items()}
+    casts = {name: left.cast for name, left in residuals.items()}
     return {name: jnp.maximum(cast.num_unique - cast.rows.shape[0], 0) for name, cast in casts.items()}
 
 
 def apply_gradients(
-    optimizer: RowOptimizer,
+    optimizer: RowOptimizers,
     tables: Mapping[str, jax.Array],
     slots: Mapping[str, Slots],
     residuals: Mapping[str, Residuals],
@@ -113,59 +113,102 @@ def apply_gradients(
     """Updates the rows that were looked up; see ``casted_update``.
 
     Args:
-      optimizer: of the tables.
-      tables: as given to ``lookup``.
-      slots: by table, as ``init_slots`` makes them.
-      residuals: from ``lookup``.
+      optimizer: The optimizer of all tables, or a function from a table's name to its own, or to None where the table
+        is frozen: it and its slots are then returned as they are.
+      tables: As given to ``lookup``.
+      slots: By table, as ``init_slots`` makes them.
+      residuals: From ``lookup``.
       gradients: (num_bags, dim) float32 by table: the loss's gradient of the activations.
       step: () int32, how many steps were taken before.
-      gradient_scale: multiplies the gradients: one over the loss scale.
+      gradient_scale: Multiplies the gradients: one over the loss scale.
       rounding_key: (2,) uint32, a new one for every step: tables of 16 bits are rounded stochastically, each with
         ``jrec.ops.rounding.derived_key(rounding_key, i)``, where ``i`` is its place among the sorted names. None
         rounds to nearest; float32 tables are never rounded.
-      dims: by table, how many elements of a row are real, where tables and slots are padded; None for all of them.
-      implementation: see ``casted_update``.
+      dims: By table, how many elements of a row are real, where tables and slots are padded; None for all of them.
+      implementation: See ``casted_update``.
 
     Returns:
       The new tables and slots.
 
     Raises:
-      ValueError: if names, shapes or slots do not fit, or the rounding key is not (2,) uint32.
+      ValueError: If names, shapes or slots do not fit, or the rounding key is not (2,) uint32.
     """
     if rounding_key is not None:
         rounding.check_key(rounding_key)
     named = {"slots": slots, "residuals": residuals, "gradients": gradients}
-    for what, values in (named if dims is None else {**named, "dims": dims}).items():
-        _same_names(what, values, tables)
+    for argument, values in (named if dims is None else {**named, "dims": dims}).items():
+        _same_names(argument, values, tables)
     number = {name: i for i, name in enumerate(sorted(tables))}
-    calls = []
+    calls, own = {}, {name: optimizer_of(optimizer, name) for name in tables}
     for name, table in tables.items():
+        if (of_table := own[name]) is None:
+            continue
         key = None
         if rounding_key is not None and table.dtype.itemsize < 4:
             key = rounding.derived_key(rounding_key, number[name])
-        calls.append(
-            casted_update_call(
-                optimizer,
-                table,
-                slots[name],
-                residuals[name].cast,
-                gradients[name],
-                weights=residuals[name].weights,
-                step=step,
-                gradient_scale=gradient_scale,
-                rounding_key=key,
-                dim=None if dims is None else dims[name],
-            )
+        calls[name] = casted_update_call(
+            of_table,
+            table,
+            slots[name],
+            residuals[name].cast,
+            gradients[name],
+            weights=residuals[name].weights,
+            step=step,
+            gradient_scale=gradient_scale,
+            rounding_key=key,
+            dim=None if dims is None else dims[name],
         )
-    updated = dict(zip(tables, casted_update_together(calls, implementation), strict=True))
-    return {name: table for name, (table, _) in updated.items()}, {name: of for name, (_, of) in updated.items()}
+    results = casted_update_together(list(calls.values()), implementation) if calls else []
+    changed = dict(zip(calls, results, strict=True))
+    updated = {name: changed.get(name, (table, slots[name])) for name, table in tables.items()}
+    new_tables = {name: table for name, (table, _) in updated.items()}
+    return new_tables, {name: new_slots for name, (_, new_slots) in updated.items()}
 
 
-def init_slots(optimizer: RowOptimizer, tables: Mapping[str, jax.Array]) -> dict[str, Slots]:
-    """Fresh optimizer slots for every table."""
-    return {name: optimizer.init(table) for name, table in tables.items()}
+def squared_gradient_norm(
+    residuals: Mapping[str, Residuals],
+    gradients: Mapping[str, jax.Array],
+    *,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Sum of squares of the gradients of all rows that were looked up, for clipping by a norm over all parameters.
+
+    A row's gradient is the sum over its lookups, as a dense gradient of the table has it; the norm of the activations'
+    gradients is another one. It takes one more gather-reduce of each table, of (unique rows, dim) float32.
+
+    Args:
+      residuals: From ``lookup``.
+      gradients: (num_bags, dim) float32 by table, as given to ``apply_gradients``; tables that are not named, as frozen
+        ones, do not count.
+      implementation: See ``gather_reduce``.
+
+    Returns:
+      () float32.
+
+    Example:
+      >>> squares = squared_gradient_norm(residuals, gradients) + optax.tree.norm(dense_gradients) ** 2
+      >>> scale = jnp.minimum(1.0, 10.0 * jax.lax.rsqrt(squares))
+      >>> dense_gradients = jax.tree.map(lambda gradient: scale * gradient, dense_gradients)
+      >>> tables, slots = apply_gradients(optimizer, tables, slots, residuals, gradients, gradient_scale=scale)
+    """
+    if missing := sorted(gradients.keys() - residuals.keys()):
+        raise ValueError(f"gradients are named {missing}, but residuals only {sorted(residuals)}")
+    total = jnp.float32(0)
+    for name, of_bags in gradients.items():
+        found = residuals[name]
+        rows = casted_gather_reduce(found.cast, of_bags, found.weights, implementation=implementation)
+        total += jnp.sum(jnp.square(rows))
+    return total
 
 
-def _same_names(what: str, named: Mapping[str, object], tables: Mapping[str, jax.Array]) -> None:
+def init_slots(optimizer: RowOptimizers, tables: Mapping[str, jax.Array]) -> dict[str, Slots]:
+    """Fresh optimizer slots for every table; none for a frozen one (see ``apply_gradients``)."""
+    own = {name: optimizer_of(optimizer, name) for name in tables}
+    return {name: {} if (of := own[name]) is None else of.init(table) for name, table in tables.items()}
+
+
+def _same_names(argument: str, named: Mapping[str, object], tables: Mapping[str, jax.Array]) -> None:
     if named.keys() != tables.keys():
-        raise ValueError(f"{what} are named {sorted(named)}, but the tables are {sorted(tables)}; the names must agree")
+        raise ValueError(
+            f"{argument} are named {sorted(named)}, but the tables are {sorted(tables)}; the names must agree"
+        )

@@ -12,7 +12,7 @@ from jax.core import Tracer
 def cpu_or_other(args: tuple[Any, ...], *, cpu: Callable[..., Any], other: Callable[..., Any]) -> Any:
     """Calls ``cpu(*args)`` in programs lowered for a CPU and ``other(*args)`` in all others.
 
-    Outside jit the platform is that of the arrays, so that only one of the two is traced.
+    Outside jit the arrays' own platform decides, so that only one of the two is traced.
 
     Args:
       args: Pytrees of arrays.

@@ -52,7 +52,7 @@ def round_values(
 
     Args:
       values: float32.
-      dtype: of the grid.
+      dtype: The grid's dtype.
       key0: uint32, the first word of the key.
       key1: uint32, the second.
       addresses: int32, each value's row.

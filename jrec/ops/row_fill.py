@@ -44,7 +44,7 @@ def fill_rows(
     *,
     device: Any = None,
 ) -> jax.Array:
-    """An array on a device from rows in host memory, such as those of a checkpoint, without a second copy of all rows.
+    """An array on a device from rows in host memory, such as a checkpoint's, without a second copy of all rows.
 
     Pieces of any lengths are collected to ``PIECE_BYTES``, so that programs are compiled for two lengths at most,
     however many tables a stack has.

@@ -1,4 +1,4 @@
-"""Initial rows of embedding tables, every element a function of (key, table, element number) alone.
+"""Initial rows of embedding tables, every element a function of nothing but (key, table, element number).
 
 So a row can be made when it is first wanted, on any machine, and be the same to the bit: random bits come from a
 counter (Threefry), and the float from them by one exact conversion and one rounded product, which no compiler fuses.
@@ -78,7 +78,7 @@ def init_stack_rows(
       lines: How many rows to make.
       addresses: ``first line () int32, number of lines -> (number of lines,) int32`` addresses; None where line ``i``
         has address ``i``.
-      width: Elements of a stored row: zeros follow those of the row. None for none.
+      width: Elements of a stored row, zeros behind the row's own. None for no zeros.
 
     Returns:
       (lines, width) of the tables' dtype.
@@ -103,14 +103,15 @@ def init_rows_at(
       tables: Tables of one dim and dtype.
       bases: Their first addresses, ascending from 0.
       key: The key of the model's tables, of Threefry.
-      addresses: (n,) int32, in any order.
+      addresses: (n,) int32, in any order; of a single table of 2^31 rows or more modulo 2^32.
 
     Returns:
       (n, dim) of the tables' dtype.
     """
     dim = tables[0].dim
     starts = jnp.asarray(bases, jnp.int32)
-    table = jnp.searchsorted(starts, addresses, side="right") - 1
+    # A single table is not searched for: the addresses of one of 2^31 rows or more would seem to lie before it.
+    table = jnp.searchsorted(starts, addresses, side="right") - 1 if len(tables) > 1 else jnp.zeros_like(addresses)
     keys = table_keys(key, [t.name for t in tables])[table]
     scales = jnp.asarray([_scale(t.table_rows) for t in tables], jnp.float32)[table]
     # The number of an element, row * dim + column, in two words: Threefry's counter.

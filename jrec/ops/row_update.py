@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jrec.ops import rounding
 from jrec.ops.dispatch import Call, Implementation, dispatch, dispatch_together
 from jrec.ops.gather_reduce import gather_reduce
-from jrec.ops.row_optimizers import SGD, Adagrad, Adam, Momentum, RMSProp, RowOptimizer, RowWiseAdagrad, Slots
 from jrec.ops.row_update_xla import update_rows
 from jrec.ops.storage import real_dim
 from jrec.ops.types import Cast
 from jrec.ops.verdicts import KernelClass
+from jrec.row_optimizers import RowOptimizer, Slots
 
 
 def row_update(
@@ -34,16 +34,16 @@ def row_update(
     """One optimizer step on ``table[rows]``; all other rows and slots keep their bits.
 
     Args:
-      optimizer: whose step.
+      optimizer: The optimizer that takes the step.
       table: (num_rows, dim), float32, bfloat16 or float16; the arithmetic is float32.
-      slots: as ``optimizer.init(table)`` makes them.
+      slots: As ``optimizer.init(table)`` makes them.
       rows: (n,) int32, ascending and unique, as ``Cast.rows``; entries of ``num_rows`` and more are padding.
       gradients: (n, dim) float32, one row each.
       step: () int32, how many steps were taken before; feeds schedules and Adam's bias correction.
-      gradient_scale: multiplies the gradients: one over the loss scale.
+      gradient_scale: Multiplies the gradients: one over the loss scale.
       rounding_key: (2,) uint32, a new one for every step: 16-bit rows are rounded stochastically with it (see
         ``jrec.ops.rounding``); None rounds to nearest.
-      dim: how many elements of a row are real, where the table and its slots are padded behind them (see
+      dim: How many elements of a row are real, where the table and its slots are padded behind them (see
         ``jrec.ops.storage``); the others keep what they hold. None for all.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
@@ -51,7 +51,7 @@ def row_update(
       The new table and slots. Donate the old ones to ``jax.jit`` to update in place.
 
     Raises:
-      ValueError: if shapes, dtypes or slots do not fit the table and optimizer.
+      ValueError: If shapes, dtypes or slots do not fit the table and optimizer.
     """
     _check(optimizer, table, slots, rows, gradients.shape[-1], dim, rounding_key)
     if gradients.shape != (rows.shape[0], gradients.shape[-1]) or gradients.dtype != jnp.float32:
@@ -118,17 +118,17 @@ def casted_update(
     ``weight_decay`` and ``max_row_norm`` are set.
 
     Args:
-      optimizer: whose step.
+      optimizer: The optimizer that takes the step.
       table: (num_rows, dim).
-      slots: as ``optimizer.init(table)`` makes them.
-      cast: of the lookup's ids.
+      slots: As ``optimizer.init(table)`` makes them.
+      cast: The cast of the lookup's ids.
       bag_gradients: (num_bags, dim) float32, the gradient of the lookup's output.
       weights: float32, the lookup's weights in the order and shape of its ids, or None.
       step: () int32, how many steps were taken before.
-      gradient_scale: multiplies the gradients: one over the loss scale.
+      gradient_scale: Multiplies the gradients: one over the loss scale.
       rounding_key: (2,) uint32, a new one for every step: 16-bit rows are rounded stochastically with it (see
         ``jrec.ops.rounding``); None rounds to nearest.
-      dim: how many elements of a row are real, where the table and its slots are padded behind them (see
+      dim: How many elements of a row are real, where the table and its slots are padded behind them (see
         ``jrec.ops.storage``); the others keep what they hold. None for all.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
@@ -136,7 +136,7 @@ def casted_update(
       The new table and slots.
 
     Raises:
-      ValueError: if shapes, dtypes or slots do not fit the table and optimizer.
+      ValueError: If shapes, dtypes or slots do not fit the table and optimizer.
     """
     call = casted_update_call(
         optimizer,
@@ -235,8 +235,9 @@ def _widened(gradients: jax.Array, table: jax.Array) -> jax.Array:
 
 def has_native(optimizer: RowOptimizer, table: jax.Array) -> bool:
     """Whether the native kernels know the optimizer and the table's dtype."""
-    known = type(optimizer) in (SGD, Momentum, Adagrad, RowWiseAdagrad, RMSProp, Adam)
-    return known and table.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
+    from jrec.native.hyper import STEPS
+
+    return type(optimizer) in STEPS and table.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
 def casted_gather_reduce(
@@ -246,7 +247,7 @@ def casted_gather_reduce(
     *,
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    """Gradients of the unique rows, (unique_capacity, dim) float32, from those of the bags (Algorithm 3).
+    """Gradients of the unique rows, (unique_capacity, dim) float32, from the bags' gradients (Algorithm 3).
 
     ``weights`` come in the order of the lookup's ids, as in the forward pass.
     """
@@ -260,16 +261,17 @@ def _check(
     table: jax.Array,
     slots: Slots,
     rows: jax.Array,
-    given: int,
+    gradient_dim: int,
     dim: int | None,
     rounding_key: jax.Array | None,
 ) -> None:
     if rounding_key is not None:
         rounding.check_key(rounding_key)
-    if table.ndim != 2 or real_dim(table.shape[1], dim) != given:
+    if table.ndim != 2 or real_dim(table.shape[1], dim) != gradient_dim:
         real = "" if dim is None else f" of which {dim} columns are real"
         raise ValueError(
-            f"table must be (rows, {given}) for gradients of dim {given}, but has shape {table.shape}{real}"
+            f"table must be (rows, {gradient_dim}) for gradients of dim {gradient_dim}, but has shape"
+            f" {table.shape}{real}"
         )
     if rows.ndim != 1 or rows.dtype != jnp.int32:
         raise ValueError(f"rows must be (n,) int32, but are {rows.dtype}{list(rows.shape)}")

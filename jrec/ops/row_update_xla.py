@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,7 +10,58 @@ import jax.numpy as jnp
 
 from jrec.ops import rounding
 from jrec.ops.platforms import cpu_or_other
-from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.row_optimizers import RowOptimizer, Slots
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArrayMath:
+    """``jrec.row_optimizers.StepMath`` on gathered rows.
+
+    Attributes:
+      learning_rate: () float32.
+      gradient_scale: () float32.
+      corrections: The optimizer's ``bias_corrections``.
+      step: () int32, how many steps were taken before, for a ``step_rows`` of its own form.
+    """
+
+    learning_rate: jax.Array
+    gradient_scale: jax.Array
+    corrections: tuple[Any, Any]
+    step: jax.Array
+
+    sqrt = staticmethod(jnp.sqrt)
+    rsqrt = staticmethod(jax.lax.rsqrt)
+
+    @staticmethod
+    def of(optimizer: RowOptimizer, step: jax.Array, gradient_scale: jax.Array) -> ArrayMath:
+        """The math of step number ``step``, () int32, from 0."""
+        return ArrayMath(
+            learning_rate=optimizer.learning_rate_at(step),
+            gradient_scale=gradient_scale,
+            corrections=optimizer.bias_corrections((step + 1).astype(jnp.float32)),
+            step=step,
+        )
+
+    def spread(self, scalars: jax.Array) -> jax.Array:
+        """(n,) as (n, 1); () as it is."""
+        return scalars[:, None] if scalars.ndim else scalars
+
+    def where(self, condition: jax.Array, x: jax.Array, y: float, /) -> jax.Array:
+        """See ``StepMath``."""
+        return jnp.where(condition, x, jnp.float32(y))
+
+    def clipped(self, values: jax.Array, norm: float) -> jax.Array:
+        """See ``StepMath``."""
+        norms = jnp.sqrt(jnp.sum(jnp.square(values), axis=-1, keepdims=True))
+        return jnp.where(norms > norm, values * (norm / norms), values)
+
+    def row_mean(self, values: jax.Array) -> jax.Array:
+        """(n, dim) to (n,)."""
+        return jnp.mean(values, axis=-1)
+
+    def unbiased(self, values: jax.Array, moment: int) -> jax.Array:
+        """See ``StepMath``."""
+        return values / self.corrections[moment]
 
 
 def update_rows(
@@ -24,7 +76,7 @@ def update_rows(
 ) -> tuple[jax.Array, Slots]:
     """The step of ``jrec.ops.row_update``, in XLA; arguments and results are those."""
     args = (table, slots, rows, gradients, step, gradient_scale, rounding_key)
-    in_place = type(optimizer).step_rows is RowOptimizer.step_rows
+    in_place = optimizer.has_terms
 
     def cpu(*args: Any) -> tuple[jax.Array, Slots]:
         return _write_rows(optimizer, *args)
@@ -48,9 +100,10 @@ def _write_rows(
     """Reads rows and slots, computes new ones, and writes them."""
     rows = _distinct(rows, table)
     old = _take(table, rows, gradients).astype(jnp.float32)
-    gradients = optimizer.prepare(old, gradients, gradient_scale)
+    math = ArrayMath.of(optimizer, step, gradient_scale)
+    gradients = optimizer.prepare(old, gradients, math)
     old_slots = {name: _take(slot, rows, gradients) for name, slot in slots.items()}
-    new, new_slots = optimizer.step_rows(old, gradients, old_slots, optimizer.learning_rate_at(step), step)
+    new, new_slots = optimizer.step_rows(old, gradients, old_slots, math)
     if rounding_key is not None:
         new = rounding.stochastic_round(new, table.dtype, rounding_key, rows)
     return _put(table, rows, new), {name: _put(slot, rows, new_slots[name]) for name, slot in slots.items()}
@@ -73,13 +126,14 @@ def _step_in_place(
     """
     rows = _distinct(rows, table)
     old = _take(table, rows, gradients).astype(jnp.float32)
-    gradients = optimizer.prepare(old, gradients, gradient_scale)
+    math = ArrayMath.of(optimizer, step, gradient_scale)
+    gradients = optimizer.prepare(old, gradients, math)
     new_slots = {}
-    for name, (decay, increment) in optimizer.slot_terms(gradients).items():
+    for name, (decay, increment) in optimizer.slot_terms(gradients, math).items():
         slot = slots[name] if decay is None else _scale(slots[name], rows, decay, increment)
         new_slots[name] = _add(slot, rows, increment)
     at_rows = {name: _take(slot, rows, gradients) for name, slot in new_slots.items()}
-    change = optimizer.row_change(gradients, at_rows, optimizer.learning_rate_at(step), step)
+    change = optimizer.row_change(gradients, at_rows, math)
     if table.dtype == jnp.float32:
         return _add(table, rows, -change), new_slots
     new = old - change  # rounded to 16 bits, so that no sum within the scatter gives the same

@@ -1,4 +1,4 @@
-"""Sums of sorted segments as XLA runs them well on GPUs: gathers alone, every sum in a fixed order, no atomics.
+"""Sums of sorted segments as XLA runs them well on GPUs: only gathers, every sum in a fixed order, no atomics.
 
 XLA's own segment sum is a scatter-add. On a GPU that fills an array with zeros and adds to it with float atomics, whose
 order differs from run to run. Made deterministic (``--xla_gpu_deterministic_ops``) it becomes a scan over all lookups

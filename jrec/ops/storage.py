@@ -32,7 +32,7 @@ def real_dim(width: int, dim: int | None) -> int:
     """How many elements of a row of ``width`` are real.
 
     Raises:
-      ValueError: if ``dim`` is not from 1 to ``width``.
+      ValueError: If ``dim`` is not from 1 to ``width``.
     """
     if dim is not None and not 1 <= dim <= width:
         raise ValueError(f"dim is {dim}, but rows hold {width} elements; it counts those that are not padding")

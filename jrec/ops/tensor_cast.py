@@ -23,15 +23,15 @@ def tensor_cast(
     unique_capacity: int | None = None,
     implementation: Implementation | None = None,
 ) -> Cast:
-    """Sorts lookups by row and finds the segments of equal rows. Depends on ids alone, so it can run ahead of time.
+    """Sorts lookups by row and finds the segments of equal rows. Depends only on ids, so it can run ahead of time.
 
     Args:
       ids: int32, (num_bags, length), or (capacity,) with ``offsets``. Negative ids and ids of ``num_rows`` or more are
         padding here: they join no segment.
       offsets: (num_bags + 1,) int32, ascending from 0 and at most ``capacity``, or None. Inside jit, where offsets
         descend, are negative or too large, the lookups of those bags are padding, and on CPUs all lookups.
-      num_rows: rows of the table.
-      unique_capacity: how many unique rows fit. The default, the smaller of the lookups and the rows, always
+      num_rows: Rows of the table.
+      unique_capacity: How many unique rows fit. The default, the smaller of the lookups and the rows, always
         suffices; with a smaller one, ``num_unique > unique_capacity`` tells that rows were left out, and the caller
         must check it.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest. All give identical
@@ -41,7 +41,7 @@ def tensor_cast(
       A ``Cast``.
 
     Raises:
-      ValueError: on shapes or dtypes that do not fit, or, outside jit, malformed offsets.
+      ValueError: On shapes or dtypes that do not fit, or, outside jit, malformed offsets.
     """
     check_segments(ids, offsets, None)
     if unique_capacity is None:

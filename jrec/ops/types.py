@@ -45,7 +45,7 @@ class Bags:
         ``jrec.checked_ids``: JAX would wrap int64 ids modulo 2^32 without a word.
       offsets: (num_bags + 1,) int32, ascending from 0 to at most the capacity, or None for padded bags.
       weights: float32 of the shape of ``ids``, or None for weights of one.
-      cast: the cast of these ids where the loader computed it ahead of time, else None.
+      cast: The cast of these ids where the loader computed it ahead of time, else None.
     """
 
     ids: jax.Array

@@ -126,8 +126,8 @@ class Verdict:
         Raises:
           ValueError, TypeError, KeyError: If the content is none.
         """
-        of = KernelClass.parse(content["kernel_class"])
-        return cls(**{**content, "kernel_class": of})
+        kernel_class = KernelClass.parse(content["kernel_class"])
+        return cls(**{**content, "kernel_class": kernel_class})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,11 +198,11 @@ def read_all(path: pathlib.Path) -> dict[Machine, dict[KernelClass, Verdict]]:
     remedy = f"run `{COMMAND}`, which writes it anew"
     content = load_json(path, kind=FORMAT, version=VERSION, error=DamagedVerdictsError, remedy=remedy)
     try:
-        found: dict[Machine, dict[KernelClass, Verdict]] = {}
+        by_machine: dict[Machine, dict[KernelClass, Verdict]] = {}
         for entry in content["machines"]:
-            verdicts = [Verdict.from_dict(of) for of in entry["verdicts"]]
-            found[Machine(**entry["machine"])] = {of.kernel_class: of for of in verdicts}
-        return found
+            verdicts = [Verdict.from_dict(verdict) for verdict in entry["verdicts"]]
+            by_machine[Machine(**entry["machine"])] = {verdict.kernel_class: verdict for verdict in verdicts}
+        return by_machine
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedVerdictsError(f"{path} is damaged ({error!r}); {remedy}") from error
 
@@ -274,9 +274,11 @@ def gpu_choice(kernel: KernelClass) -> Choice:
 
 
 def let_in(classes: Iterable[KernelClass]) -> frozenset[KernelClass]:
-    """Those of the classes whose verdicts on the local GPU, and whose agreement (see ``agree``), let kernels run."""
+    """The classes whose verdict on the local GPU, and all processes' agreement (see ``agree``), let kernels run."""
     known = local_verdicts()
-    taken = frozenset(of for of in classes if of in known and known[of].choice == "pallas")
+    taken = frozenset(
+        kernel_class for kernel_class in classes if kernel_class in known and known[kernel_class].choice == "pallas"
+    )
     return taken if _agreed is None else taken & _agreed
 
 

@@ -56,7 +56,7 @@ class Runs:
 
     @staticmethod
     def of(places: int, *, unroll: int | None = None, most: int = _MAX_RUNS) -> Runs:
-        """Runs that cover so many places, at most ``most`` of them (rounded up to whole thread blocks)."""
+        """Runs that cover ``places`` places, at most ``most`` of them (rounded up to whole thread blocks)."""
         if unroll is None:
             unroll = 4 if places <= _SMALL else 8
         trips = -(-places // (WARP * unroll * most))
@@ -77,7 +77,7 @@ def ragged_keys(ids: jax.Array, offsets: jax.Array, *, num_rows: int, key_type: 
       past the last offset.
 
     Raises:
-      NotImplementedError: inside a ``shard_map`` with ``check_vma=True``.
+      NotImplementedError: Inside a ``shard_map`` with ``check_vma=True``.
     """
     if ids.shape[0] == 0:
         return jnp.zeros(0, key_type), jnp.zeros(0, jnp.int32)
@@ -148,7 +148,7 @@ def cast_sorted(
       ``rows``, ``offsets``, ``sources`` and ``num_unique``, as in ``Cast``.
 
     Raises:
-      NotImplementedError: inside a ``shard_map`` with ``check_vma=True``.
+      NotImplementedError: Inside a ``shard_map`` with ``check_vma=True``.
     """
     capacity = keys.shape[0]
     if capacity == 0:
@@ -182,15 +182,15 @@ def _count(keys: jax.Array, num_rows: int, runs: Runs, interpret: Interpret) -> 
     ops, tile = ops_for(interpret), runs.tile
 
     def cast_count(item: jax.Array, keys: Any, counts: Any, total: Any) -> None:
-        def add(i: jax.Array, found: jax.Array) -> jax.Array:
+        def add(i: jax.Array, count: jax.Array) -> jax.Array:
             place = _place(runs, item, i)
             first, padding = _starts(tile, ops, keys, place, num_rows)[1:]
             ops.store_scalars(tile, total, jnp.where(padding, 0, -1), place)  # of all places, exactly one
-            return found + jnp.where(first, 1, 0)
+            return count + jnp.where(first, 1, 0)
 
-        found = jax.lax.fori_loop(0, runs.trips, add, tile.row_scalars(0, jnp.int32))
+        starts = jax.lax.fori_loop(0, runs.trips, add, tile.row_scalars(0, jnp.int32))
         run, chunk, lane = _run(runs, item)
-        ops.store_scalars(tile, counts, jnp.where((chunk == 0) & (lane == 0), run, -1), ops.warp_sum(tile, found))
+        ops.store_scalars(tile, counts, jnp.where((chunk == 0) & (lane == 0), run, -1), ops.warp_sum(tile, starts))
 
     job = Job(
         body=cast_count,
@@ -219,9 +219,9 @@ def _write(
     capacity = keys.shape[0]
 
     def cast_write(
-        item: jax.Array, given: tuple[Any, ...], rows: Any, offsets: Any, sources: Any, num_unique: Any
+        item: jax.Array, read: tuple[Any, ...], rows: Any, offsets: Any, sources: Any, num_unique: Any
     ) -> None:
-        keys, positions, bags, counts, total = given
+        keys, positions, bags, counts, total = read
         run, chunk, lane = _run(runs, item)
         before, unique = _before(runs, ops, counts, run, chunk, lane)
         ops.store_scalars(tile, num_unique, jnp.where((run == 0) & (chunk == 0) & (lane == 0), 0, -1), unique)

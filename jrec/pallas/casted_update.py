@@ -35,7 +35,7 @@ class UpdateRequest:
     Attributes:
       optimizer: One of jrec's row optimizers.
       table: (num_rows, dim), float32, bfloat16 or float16.
-      slots: By name, float32.
+      slots: The slots by name, float32.
       rows: (unique_capacity,) int32 of the cast.
       offsets: (unique_capacity + 1,) int32 of the cast.
       sources: (capacity,) int32 of the cast.
@@ -76,7 +76,7 @@ class _Work(NamedTuple):
     active: jax.Array
 
 
-class _Form(NamedTuple):
+class _Variant(NamedTuple):
     """What of a request the kernels are compiled for."""
 
     rule: Rule
@@ -96,7 +96,7 @@ def casted_update(request: UpdateRequest) -> Updated:
       The new table and slots, aliases of the old ones under donation.
 
     Raises:
-      NotImplementedError: for a dim of more than 1024 or an unknown optimizer.
+      NotImplementedError: For a dim of more than 1024 or an unknown optimizer.
     """
     return casted_update_many([request])[0]
 
@@ -111,27 +111,27 @@ def casted_update_many(requests: Sequence[UpdateRequest]) -> list[Updated]:
       The new table and slots of each: the bits that ``casted_update`` gives one by one.
 
     Raises:
-      NotImplementedError: for a dim of more than 1024 or an unknown optimizer.
+      NotImplementedError: For a dim of more than 1024 or an unknown optimizer.
     """
     updated: list[Updated] = []
-    work, forms, numbers = [], [], []
+    work, variants, numbers = [], [], []
     for number, request in enumerate(requests):
         check_dim("casted_update", request.table.shape[1])
         rule = rules.rule_of(request.optimizer, request.dim or request.table.shape[1])
         updated.append((request.table, request.slots))
         if 0 not in (request.rows.shape[0], request.sources.shape[0], request.bag_gradients.shape[0]):
-            prepared, form = _prepared(request, rule)
+            prepared, variant = _prepared(request, rule)
             work.append(prepared)
-            forms.append(form)
+            variants.append(variant)
             numbers.append(number)
     if work:
-        new = _casted_update(work, forms=tuple(forms), interpret=interpret_params())
+        new = _casted_update(work, variants=tuple(variants), interpret=interpret_params())
         for number, of_table in zip(numbers, new, strict=True):
             updated[number] = of_table
     return updated
 
 
-def _prepared(request: UpdateRequest, rule: Rule) -> tuple[_Work, _Form]:
+def _prepared(request: UpdateRequest, rule: Rule) -> tuple[_Work, _Variant]:
     config = request.config
     if config is None:
         config = tune(
@@ -145,30 +145,30 @@ def _prepared(request: UpdateRequest, rule: Rule) -> tuple[_Work, _Form]:
     gather = Gather(request.bag_gradients, request.sources, request.weights)
     active = request.num_unique.reshape(1)  # a walk ends with its rows, so more than there are does no harm
     rounding = request.rounding if request.rounding_key is not None else None
-    return _Work(target, gather, request.offsets, active), _Form(rule, rounding, config)
+    return _Work(target, gather, request.offsets, active), _Variant(rule, rounding, config)
 
 
-@functools.partial(jax.jit, static_argnames=("forms", "interpret"))
-def _casted_update(work: list[_Work], *, forms: tuple[_Form, ...], interpret: Interpret) -> list[Updated]:
+@functools.partial(jax.jit, static_argnames=("variants", "interpret"))
+def _casted_update(work: list[_Work], *, variants: tuple[_Variant, ...], interpret: Interpret) -> list[Updated]:
     return launch_together(
-        [_steps(one, form, interpret) for one, form in zip(work, forms, strict=True)], interpret=interpret
+        [_steps(one, variant, interpret) for one, variant in zip(work, variants, strict=True)], interpret=interpret
     )
 
 
-def _steps(work: _Work, form: _Form, interpret: Interpret) -> Steps:
+def _steps(work: _Work, variant: _Variant, interpret: Interpret) -> Steps:
     """Rows with short segments in the first launch, those with long ones in the last, from pieces."""
-    table, config = work.target.table, form.config
+    table, config = work.target.table, variant.config
     dim, itemsize = table.shape[1], table.dtype.itemsize
     work = work._replace(target=in_place(work.target))
-    short = _short(_updater(form, Tile.of(dim, itemsize, chunks=config.chunks), interpret), work, config)
+    short = _short(_updater(variant, Tile.of(dim, itemsize, chunks=config.chunks), interpret), work, config)
     _, levels, runs = yield from with_pieces(short, dim, work.gather, work.offsets, config, interpret)
     if runs is not None:
-        yield [_long(_updater(form, Tile.of(dim, itemsize), interpret), work, levels, runs, config)]
+        yield [_long(_updater(variant, Tile.of(dim, itemsize), interpret), work, levels, runs, config)]
     return finished(work.target)
 
 
-def _updater(form: _Form, tile: Tile, interpret: Interpret) -> Updater:
-    return Updater(tile=tile, ops=ops_for(interpret), rule=form.rule, rounding=form.rounding)
+def _updater(variant: _Variant, tile: Tile, interpret: Interpret) -> Updater:
+    return Updater(tile=tile, ops=ops_for(interpret), rule=variant.rule, rounding=variant.rounding)
 
 
 def _short(updater: Updater, work: _Work, config: TuningConfig) -> Job:
@@ -180,20 +180,20 @@ def _short(updater: Updater, work: _Work, config: TuningConfig) -> Job:
         return (*segments.bounds(tile, ops, offsets, item), updater.addresses(target, item))
 
     def lookups(
-        item: jax.Array, found: tuple[jax.Array, ...], active: Any, target: Target, gather: Gather, offsets: Any
+        item: jax.Array, bounds_of: tuple[jax.Array, ...], active: Any, target: Target, gather: Gather, offsets: Any
     ) -> tuple[jax.Array, jax.Array, jax.Array, Lookups | None]:
         del item, active, target, offsets
-        low, high, address = found
+        low, high, address = bounds_of
         # An empty segment updates too: with momentum or decay, a row of zero gradient moves.
         address = jnp.where(segments.is_short(low, high, config.split), address, -1)
         high = jnp.where(address >= 0, high, low)
         return low, high, address, segments.load_lookups(tile, ops, gather, low, high, unroll=config.unroll)
 
     def casted_update_short(
-        item: jax.Array, found: tuple[Any, ...], active: Any, target: Target, gather: Gather, offsets: Any
+        item: jax.Array, bounds_of: tuple[Any, ...], active: Any, target: Target, gather: Gather, offsets: Any
     ) -> None:
         del item, active, offsets
-        low, high, address, ahead = found
+        low, high, address, ahead = bounds_of
         old = updater.load(target, address) if config.prefetch else None
         gradients = segments.add_range(tile, ops, gather, low, high, tile.zeros(), unroll=config.unroll, lookups=ahead)
         updater.apply(target, old or updater.load(target, address), gradients)

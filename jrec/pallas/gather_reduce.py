@@ -60,7 +60,7 @@ def gather_reduce(
       (num_segments, dim) float32.
 
     Raises:
-      NotImplementedError: for a dim of more than 1024.
+      NotImplementedError: For a dim of more than 1024.
     """
     return gather_reduce_many(
         [Request(source=source, indices=indices, offsets=offsets, weights=weights, config=config)]
@@ -77,30 +77,30 @@ def gather_reduce_many(requests: Sequence[Request]) -> list[jax.Array]:
       (num_segments, dim) float32 each: the bits that ``gather_reduce`` gives one by one.
 
     Raises:
-      NotImplementedError: for a dim of more than 1024.
+      NotImplementedError: For a dim of more than 1024.
     """
     out: list[Any] = [None] * len(requests)
-    work, forms, numbers = [], [], []
+    work, variants, numbers = [], [], []
     for number, request in enumerate(requests):
         check_dim("gather_reduce", request.source.shape[1])
         if request.num_segments == 0 or request.indices.size == 0:
             out[number] = jnp.zeros((request.num_segments, request.source.shape[1]), jnp.float32)
             continue
-        prepared, form = _prepared(request)
+        prepared, variant = _prepared(request)
         work.append(prepared)
-        forms.append(form)
+        variants.append(variant)
         numbers.append(number)
     if work:
-        sums = _gather_reduce(work, forms=tuple(forms), interpret=interpret_params())
+        sums = _gather_reduce(work, variants=tuple(variants), interpret=interpret_params())
         for number, total in zip(numbers, sums, strict=True):
             out[number] = total
     return out
 
 
-_Form = tuple[int | None, TuningConfig]  # lookups of every segment where none is split, and the tuning
+_Variant = tuple[int | None, TuningConfig]  # lookups of every segment where none is split, and the tuning
 
 
-def _prepared(request: Request) -> tuple[tuple[Gather, jax.Array | None], _Form]:
+def _prepared(request: Request) -> tuple[tuple[Gather, jax.Array | None], _Variant]:
     """Flat indices and offsets, or None where the kernel knows where segments begin; and what it is compiled for."""
     source, indices, offsets, config = request.source, request.indices, request.offsets, request.config
     dim, itemsize = source.shape[1], source.dtype.itemsize
@@ -117,13 +117,13 @@ def _prepared(request: Request) -> tuple[tuple[Gather, jax.Array | None], _Form]
     return (Gather(source, indices.reshape(-1), weights), offsets), (length, config)
 
 
-@functools.partial(jax.jit, static_argnames=("forms", "interpret"))
+@functools.partial(jax.jit, static_argnames=("variants", "interpret"))
 def _gather_reduce(
-    work: list[tuple[Gather, jax.Array | None]], *, forms: tuple[_Form, ...], interpret: Interpret
+    work: list[tuple[Gather, jax.Array | None]], *, variants: tuple[_Variant, ...], interpret: Interpret
 ) -> list[jax.Array]:
     steps = [
-        _padded(gather, *form, interpret) if offsets is None else _ragged(gather, offsets, form[1], interpret)
-        for (gather, offsets), form in zip(work, forms, strict=True)
+        _padded(gather, *variant, interpret) if offsets is None else _ragged(gather, offsets, variant[1], interpret)
+        for (gather, offsets), variant in zip(work, variants, strict=True)
     ]
     return launch_together(steps, interpret=interpret)
 
@@ -164,11 +164,11 @@ def _ragged(gather: Gather, offsets: jax.Array, config: TuningConfig, interpret:
     def gather_reduce_short(segment: jax.Array, gather: Gather, offsets: Any, out: Any) -> None:
         low, high = segments.bounds(tile, ops, offsets, segment)
         bad = segments.malformed(segment, low, high, capacity)
-        mine = (segment >= 0) & (bad | segments.is_short(low, high, config.split))
-        end = jnp.where(mine, jnp.where(bad, low, high), low)
+        short = (segment >= 0) & (bad | segments.is_short(low, high, config.split))
+        end = jnp.where(short, jnp.where(bad, low, high), low)
         start = segments.nan_where(tile, ops, bad)
         total = segments.add_range(tile, ops, gather, low, end, start, unroll=config.unroll)
-        ops.store_rows(tile, out, jnp.where(mine, segment, -1), total)
+        ops.store_rows(tile, out, jnp.where(short, segment, -1), total)
 
     short = Job(
         body=gather_reduce_short,

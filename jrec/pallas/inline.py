@@ -221,8 +221,8 @@ def most(tile: Tile, scalars: jax.Array) -> jax.Array:
     )
     def reduce(ctx, scalars):
         del ctx
-        greatest, *others = scalars_of(scalars)
-        for other in others:
+        greatest, *rest = scalars_of(scalars)
+        for other in rest:
             greatest = arith.maxsi(greatest, other)
         greatest = nvvm.redux_sync(greatest, nvvm.ReductionKind.MAX, i32(FULL_WARP))
         return mgpu.FragmentedArray.splat(greatest, (), mgpu.WGSplatFragLayout(()), is_signed=True)
@@ -254,8 +254,8 @@ def warp_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
     )
     def reduce(ctx, scalars):
         del ctx
-        total, *others = scalars_of(scalars)
-        for other in others:
+        total, *rest = scalars_of(scalars)
+        for other in rest:
             total = arith.addi(total, other)
         total = nvvm.redux_sync(total, nvvm.ReductionKind.ADD, i32(FULL_WARP))
         registers = np.empty_like(scalars.registers)

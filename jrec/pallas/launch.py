@@ -113,8 +113,8 @@ def launch(jobs: Sequence[Job], *, interpret: Interpret) -> list[tuple[jax.Array
             if len(jobs) == 1:
                 walk(block)
             else:
-                mine = (block >= first) & (block < first + job.grid)
-                pl.when(mine)(lambda walk=walk, first=first: walk(block - first))
+                inside = (block >= first) & (block < first + job.grid)
+                pl.when(inside)(lambda walk=walk, first=first: walk(block - first))
             first += job.grid
 
     kernel.__name__ = "_and_".join(dict.fromkeys(job.body.__name__ for job in jobs))
@@ -137,7 +137,8 @@ def launch_together(work: Sequence[Steps], *, interpret: Interpret) -> list[Any]
     """Runs several tables' steps at once: their first jobs in one launch, their second ones in the next, and so on.
 
     Args:
-      work: What to run; no two may write the same arrays. More than ``MOST_TOGETHER`` share launches among so many.
+      work: What to run; no two may write the same arrays. More than ``MOST_TOGETHER`` are launched in groups of that
+        size.
       interpret: Parameters of interpret mode, or None.
 
     Returns:

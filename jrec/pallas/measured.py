@@ -53,9 +53,9 @@ def read(path: pathlib.Path) -> dict[Key, Entry]:
     """The entries of a file.
 
     Raises:
-      ValueError: for a file that is no list of such objects, or has two entries for one key.
+      ValueError: For a file that is no list of such objects, or has two entries for one key.
     """
-    found: dict[Key, Entry] = {}
+    entries: dict[Key, Entry] = {}
     objects = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(objects, list):
         raise ValueError(f"{path}: tuning entries are a list, not {type(objects).__name__}")
@@ -65,10 +65,10 @@ def read(path: pathlib.Path) -> dict[Key, Entry]:
         if fields["kind"] not in KINDS:
             raise ValueError(f"{path}: entry {number} is of kind {fields['kind']!r}, not one of {', '.join(KINDS)}")
         key = fields["gpu"], fields["dim"], fields["itemsize"], fields["kind"]
-        if key in found:
+        if key in entries:
             raise ValueError(f"{path}: entry {number} is the second one for {key}; remove one")
-        found[key] = Entry(config=fields["config"], evidence=fields["evidence"])
-    return found
+        entries[key] = Entry(config=fields["config"], evidence=fields["evidence"])
+    return entries
 
 
 def write(path: pathlib.Path, made: Mapping[Key, Entry]) -> None:

@@ -36,23 +36,23 @@ def row_update(
     See ``jrec.ops.row_update`` for the contract.
 
     Args:
-      optimizer: one of jrec's row optimizers.
+      optimizer: One of jrec's row optimizers.
       table: (num_rows, dim), float32, bfloat16 or float16.
-      slots: by name, float32.
+      slots: The slots by name, float32.
       rows: (n,) int32, unique; ``num_rows`` and more is padding.
       gradients: (n, dim) float32.
       step: () int32.
       gradient_scale: () float32.
       rounding: ``jrec.ops.rounding.round_values``, which is used with a key.
       rounding_key: (2,) uint32 for stochastic rounding, or None for round to nearest.
-      dim: elements of a row that count, where the storage is padded; None for all.
-      config: tuning, or None for ``tune``'s.
+      dim: Elements of a row that count, where the storage is padded; None for all.
+      config: Tuning, or None for ``tune``'s.
 
     Returns:
       The new table and slots, aliases of the old ones under donation.
 
     Raises:
-      NotImplementedError: for a dim of more than 1024 or an unknown optimizer.
+      NotImplementedError: For a dim of more than 1024 or an unknown optimizer.
     """
     check_dim("row_update", table.shape[1])
     rule = rules.rule_of(optimizer, dim or table.shape[1])

@@ -1,23 +1,17 @@
-"""The row optimizers' mathematics on register tiles: ``step_rows`` of ``jrec.ops.row_optimizers``, tile for rows.
-
-A second wording of it is needed because a tile keeps row sums as row scalars, and because a kernel takes what depends
-on the step number (learning rate, bias corrections) as numbers.
-"""
+"""Row optimizers on register tiles: what a kernel is compiled for, and the mathematics that its step may use."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jrec.pallas.tile import Tile
+from jrec.row_optimizers import RowOptimizer, Slots, SlotShape
 
-State = dict[str, jax.Array]  # slots by name: values, or row scalars for a row slot
-_HOME = "jrec.ops.row_optimizers"
+State = Slots  # by name: values, or row scalars for a row slot
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,150 +19,80 @@ class Rule:
     """What of a row optimizer a kernel is compiled for.
 
     Attributes:
-      kind: the optimizer's name.
-      constants: its numbers, by field.
-      slots: its slots' shapes by name, "element" or "row".
-      weight_decay: see the optimizer.
-      max_row_norm: see the optimizer.
-      dim: elements of a row that count in a mean: fewer than the storage's where rows are padded.
+      optimizer: The optimizer without its learning rate, which a kernel takes as a number.
+      dim: Elements of a row that count in a mean: fewer than the storage's where rows are padded.
     """
 
-    kind: str
-    constants: tuple[tuple[str, float], ...]
-    slots: tuple[tuple[str, str], ...]
-    weight_decay: float
-    max_row_norm: float | None
+    optimizer: RowOptimizer
     dim: int
 
-    def __getitem__(self, constant: str) -> float:
-        return dict(self.constants)[constant]
+    @property
+    def slots(self) -> tuple[tuple[str, SlotShape], ...]:
+        """The slots' names and shapes."""
+        return tuple(self.optimizer.slots.items())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """What a rule may use: the geometry, the primitives, and the numbers of this step as values.
+    """``jrec.row_optimizers.StepMath`` on a tile: the geometry, the primitives, and the numbers of one step.
 
     Attributes:
-      tile: the geometry.
+      tile: The geometry.
       ops: ``inline`` or ``twins``.
-      learning_rate: row scalars.
-      corrections: row scalars ``1 / (1 - b1**t)`` and ``1 / (1 - b2**t)`` for Adam.
+      dim: See ``Rule``.
+      learning_rate: Row scalars.
+      gradient_scale: Row scalars.
+      factors: Row scalars, one over each of the optimizer's ``bias_corrections``.
     """
 
     tile: Tile
     ops: ModuleType
+    dim: int
     learning_rate: jax.Array
-    corrections: tuple[jax.Array, jax.Array]
+    gradient_scale: jax.Array
+    factors: tuple[jax.Array, jax.Array]
+
+    sqrt = staticmethod(jnp.sqrt)
+    rsqrt = staticmethod(jax.lax.rsqrt)
 
     def spread(self, scalars: jax.Array) -> jax.Array:
         """Row scalars as values."""
         return self.ops.spread(self.tile, scalars)
 
-    def row_sum(self, values: jax.Array) -> jax.Array:
-        """Sums along rows as row scalars."""
-        return self.ops.row_sum(self.tile, values)
+    def where(self, condition: jax.Array, x: jax.Array, y: float, /) -> jax.Array:
+        """See ``StepMath``."""
+        return jnp.where(condition, x, jnp.float32(y))
+
+    def clipped(self, values: jax.Array, norm: float) -> jax.Array:
+        """See ``StepMath``."""
+        norms = jnp.sqrt(self.ops.row_sum(self.tile, values * values))
+        return values * self.spread(jnp.where(norms > norm, norm / norms, jnp.float32(1)))
+
+    def row_mean(self, values: jax.Array) -> jax.Array:
+        """Means along rows as row scalars."""
+        return self.ops.row_sum(self.tile, values) * jnp.float32(1 / self.dim)
+
+    def unbiased(self, values: jax.Array, moment: int) -> jax.Array:
+        """See ``StepMath``; a product, since a division takes a kernel several times as long."""
+        return values * self.spread(self.factors[moment])
 
 
-def rule_of(optimizer: Any, dim: int) -> Rule:
-    """The rule of one of jrec's row optimizers.
+def rule_of(optimizer: RowOptimizer, dim: int) -> Rule:
+    """The rule of a row optimizer.
 
     Raises:
-      NotImplementedError: for any other, a subclass included, whose step no kernel knows.
+      NotImplementedError: For one whose step is not given by ``slot_terms`` and ``row_change``.
     """
-    kind = type(optimizer)
-    if kind.__module__ != _HOME or kind.__name__ not in _STEPS:
+    if not optimizer.has_terms:
         raise NotImplementedError(
-            f"no Pallas kernel knows the step of {kind.__name__}; known are {', '.join(_STEPS)}."
-            " Use implementation='xla' or None"
+            f"{type(optimizer).__name__} has a step_rows of its own, which runs in no Pallas kernel; define slot_terms"
+            " and row_change, or use implementation='xla' or None"
         )
-    common = ("learning_rate", "weight_decay", "max_row_norm")
-    fields = [f.name for f in dataclasses.fields(optimizer) if f.name not in common]
-    return Rule(
-        kind=kind.__name__,
-        constants=tuple((name, float(getattr(optimizer, name))) for name in fields),
-        slots=tuple(optimizer.slots.items()),
-        weight_decay=optimizer.weight_decay,
-        max_row_norm=optimizer.max_row_norm,
-        dim=dim,
-    )
+    return Rule(optimizer=dataclasses.replace(optimizer, learning_rate=0.0), dim=dim)
 
 
-def hyperparameters(optimizer: Any, step: jax.Array, gradient_scale: jax.Array) -> jax.Array:
-    """What a kernel needs of a step, (4,) float32: learning rate, gradient scale, Adam's two inverse corrections."""
-    one = jnp.float32(1)
-    first, second = optimizer.bias_corrections(step) if hasattr(optimizer, "bias_corrections") else (one, one)
-    return jnp.stack([optimizer.learning_rate_at(step), gradient_scale, 1 / first, 1 / second])
-
-
-def prepare(rule: Rule, step: Step, rows: jax.Array, gradients: jax.Array, gradient_scale: jax.Array) -> jax.Array:
-    """Unscales, clips and decays gradients, as ``RowOptimizer.prepare``."""
-    gradients = gradients * step.spread(gradient_scale)
-    if rule.max_row_norm is not None:
-        norm = jnp.sqrt(step.row_sum(gradients * gradients))
-        limit = jnp.float32(rule.max_row_norm)
-        gradients = gradients * step.spread(jnp.where(norm > limit, limit / norm, jnp.float32(1)))
-    if rule.weight_decay:
-        gradients = gradients + jnp.float32(rule.weight_decay) * rows
-    return gradients
-
-
-def step_rows(rule: Rule, step: Step, rows: jax.Array, gradients: jax.Array, slots: State) -> tuple[jax.Array, State]:
-    """New rows and slots, values or row scalars each, from prepared gradients."""
-    return _STEPS[rule.kind](rule, step, rows, gradients, slots)
-
-
-def _sgd(rule: Rule, step: Step, rows: jax.Array, gradients: jax.Array, slots: State) -> tuple[jax.Array, State]:
-    del rule
-    return rows - step.spread(step.learning_rate) * gradients, slots
-
-
-def _momentum(rule: Rule, step: Step, rows: jax.Array, gradients: jax.Array, slots: State) -> tuple[jax.Array, State]:
-    momentum = jnp.float32(rule["momentum"])
-    trace = gradients + momentum * slots["trace"]
-    update = gradients + momentum * trace if rule["nesterov"] else trace
-    return rows - step.spread(step.learning_rate) * update, {"trace": trace}
-
-
-def _adagrad(rule: Rule, step: Step, rows: jax.Array, gradients: jax.Array, slots: State) -> tuple[jax.Array, State]:
-    total = slots["sum"] + gradients * gradients
-    scale = _inverse_root(total, rule["eps"])
-    return rows - step.spread(step.learning_rate) * gradients * scale, {"sum": total}
-
-
-def _row_wise_adagrad(
-    rule: Rule, step: Step, rows: jax.Array, gradients: jax.Array, slots: State
-) -> tuple[jax.Array, State]:
-    total = slots["sum"] + step.row_sum(gradients * gradients) * jnp.float32(1 / rule.dim)
-    rate = step.learning_rate * _inverse_root(total, rule["eps"])
-    return rows - step.spread(rate) * gradients, {"sum": total}
-
-
-def _rmsprop(rule: Rule, step: Step, rows: jax.Array, gradients: jax.Array, slots: State) -> tuple[jax.Array, State]:
-    decay = jnp.float32(rule["decay"])
-    nu = (1 - decay) * (gradients * gradients) + decay * slots["nu"]
-    scale = jax.lax.rsqrt(nu + jnp.float32(rule["eps"]))
-    return rows - step.spread(step.learning_rate) * gradients * scale, {"nu": nu}
-
-
-def _adam(rule: Rule, step: Step, rows: jax.Array, gradients: jax.Array, slots: State) -> tuple[jax.Array, State]:
-    b1, b2 = jnp.float32(rule["b1"]), jnp.float32(rule["b2"])
-    mu = (1 - b1) * gradients + b1 * slots["mu"]
-    nu = (1 - b2) * (gradients * gradients) + b2 * slots["nu"]
-    first, second = (step.spread(c) for c in step.corrections)
-    update = mu * first / (jnp.sqrt(nu * second) + jnp.float32(rule["eps"]))
-    return rows - step.spread(step.learning_rate) * update, {"mu": mu, "nu": nu}
-
-
-def _inverse_root(total: jax.Array, eps: float) -> jax.Array:
-    return jnp.where(total > 0, jax.lax.rsqrt(total + jnp.float32(eps)), jnp.float32(0))
-
-
-_StepFunction = Callable[[Rule, Step, jax.Array, jax.Array, State], tuple[jax.Array, State]]
-_STEPS: Mapping[str, _StepFunction] = {
-    "SGD": _sgd,
-    "Momentum": _momentum,
-    "Adagrad": _adagrad,
-    "RowWiseAdagrad": _row_wise_adagrad,
-    "RMSProp": _rmsprop,
-    "Adam": _adam,
-}
+def hyperparameters(optimizer: RowOptimizer, step: jax.Array, gradient_scale: jax.Array) -> jax.Array:
+    """What a kernel needs of a step, (4,) float32: learning rate, gradient scale, one over the bias corrections."""
+    corrections = optimizer.bias_corrections((step + 1).astype(jnp.float32))
+    factors = [1 / jnp.asarray(correction, jnp.float32) for correction in corrections]
+    return jnp.stack([optimizer.learning_rate_at(step), gradient_scale, *factors])

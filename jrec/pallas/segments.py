@@ -2,7 +2,7 @@
 
 The lookups are cut in aligned runs of ``split``. A run that lies within one segment is a *full run*: a kernel of its
 own sums it to a *piece*, whichever thread block it falls to. Pieces are cut in runs of ``split`` again, and so on, as
-in the nodes of a B-tree. The sum of a segment is that of the nodes that cover it, from left to right:
+in the nodes of a B-tree. The sum of a segment adds the nodes that cover it, from left to right:
 
     lookups     [start ........ a)                                        [b ........ end)
     pieces 1                    [a' .... c)                     [d .... b')
@@ -142,13 +142,13 @@ def add_range(
     """Adds positions ``[low, high)`` of ``source`` to the values ``total``, row by row in ascending order.
 
     Args:
-      tile: the geometry.
+      tile: The geometry.
       ops: ``inline`` or ``twins``.
-      source: what to add.
-      low: row scalars int32.
-      high: row scalars int32; where it is not above ``low``, nothing is added.
+      source: What to add.
+      low: Row scalars int32.
+      high: Row scalars int32; where it is not above ``low``, nothing is added.
       total: values.
-      unroll: rows loaded before the first is added.
+      unroll: Rows loaded before the first is added.
       lookups: ``load_lookups`` of the same range, where that was done ahead.
     """
 
@@ -249,8 +249,8 @@ def long_segment(
     """The segment whose first full run is ``run``, or -1, and its first lookup and end (0 and 0 without one)."""
     segment = ops.load_scalars(tile, runs, run, fill=-1)
     low, high = bounds(tile, ops, offsets, segment)
-    mine = (segment >= 0) & (shift_right(low + (split - 1), split) == run)
-    return jnp.where(mine, segment, -1), jnp.where(mine, low, 0), jnp.where(mine, high, 0)
+    begins = (segment >= 0) & (shift_right(low + (split - 1), split) == run)
+    return jnp.where(begins, segment, -1), jnp.where(begins, low, 0), jnp.where(begins, high, 0)
 
 
 def visit_long(
@@ -281,19 +281,19 @@ def visit_long(
     """
     row, lane = tile.row_numbers(), tile.lane_numbers()
     first = shift_right(item - row, tile.rows) * width
-    found, total = [], tile.row_scalars(0, jnp.int32)
+    visited, total = [], tile.row_scalars(0, jnp.int32)
     for start in range(0, width, tile.lanes):
         run = first + (lane + start)
         segment, _, _ = long_segment(tile, ops, runs, offsets, jnp.where(run < runs.shape[0], run, -1), split=split)
         flags = jnp.where(segment >= 0, 1, 0)
-        found.append((segment, total + _ranks(tile, ops, flags)))
+        visited.append((segment, total + _ranks(tile, ops, flags)))
         total = total + ops.lane_sum(tile, flags)
 
     def visit_share(turn: jax.Array, none: None) -> None:
         number = turn * tile.rows + row
         # At most one lane of one part holds the segment of that number: the sum over all is that one, plus 1.
-        mine = functools.reduce(jnp.add, [jnp.where((s >= 0) & (rank == number), s + 1, 0) for s, rank in found])
-        segment = ops.lane_sum(tile, mine) - 1
+        share = functools.reduce(jnp.add, [jnp.where((s >= 0) & (rank == number), s + 1, 0) for s, rank in visited])
+        segment = ops.lane_sum(tile, share) - 1
         visit(segment, *bounds(tile, ops, offsets, segment))
         return none
 

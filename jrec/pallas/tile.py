@@ -31,11 +31,11 @@ class Tile:
     """The geometry of a register tile.
 
     Attributes:
-      dim: elements of a row.
-      vector: neighbouring elements per thread and access, a power of two that divides ``dim``.
-      lanes: threads that share a row, a power of two up to 32.
-      blocks: column blocks of ``lanes * vector`` elements that cover ``dim``.
-      rows: rows of the tile; ``rows * lanes`` is a multiple of 128.
+      dim: Elements of a row.
+      vector: Neighbouring elements per thread and access, a power of two that divides ``dim``.
+      lanes: Threads that share a row, a power of two up to 32.
+      blocks: Column blocks of ``lanes * vector`` elements that cover ``dim``.
+      rows: Rows of the tile; ``rows * lanes`` is a multiple of 128.
     """
 
     dim: int

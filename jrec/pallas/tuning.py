@@ -124,9 +124,9 @@ def sums_directly(*, segments: int, length: int, dim: int, itemsize: int, config
 
 
 def runs_a_block(runs: int, tile: Tile) -> int:
-    """How many runs a block looks through for long segments: so many that all blocks are on the GPU at once.
+    """How many runs a block looks through for long segments: enough that all blocks are on the GPU at once.
 
-    A block that sums long segments needs so many registers that two fit on a multiprocessor.
+    A block that sums long segments needs many registers: only two blocks fit on a multiprocessor.
     """
     width = tile.lanes
     while width < _LOOKS * tile.lanes and runs > width * 2 * MULTIPROCESSORS[H200]:

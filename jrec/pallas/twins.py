@@ -16,7 +16,7 @@ from jrec.pallas.tile import THREADS, WARP, Tile
 
 
 def load_scalars(tile: Tile, ref: Any, positions: jax.Array, *, fill: float = 0, written: bool = False) -> jax.Array:
-    """See ``inline``."""
+    """``ref[positions]`` as row scalars, ``fill`` where the position is negative."""
     if not written:
         values = ref[...].at[jnp.maximum(positions, 0)].get(mode="fill")
         return jnp.where(positions >= 0, values, jnp.asarray(fill, ref.dtype))
@@ -30,7 +30,7 @@ def load_scalars(tile: Tile, ref: Any, positions: jax.Array, *, fill: float = 0,
 
 
 def store_scalars(tile: Tile, ref: Any, positions: jax.Array, values: jax.Array) -> None:
-    """See ``inline``."""
+    """Writes row scalars to ``ref[positions]``."""
 
     def put(row: jax.Array, none: None) -> None:
         position = positions[row, 0]
@@ -45,7 +45,7 @@ def store_scalars(tile: Tile, ref: Any, positions: jax.Array, values: jax.Array)
 
 
 def load_rows(tile: Tile, ref: Any, rows: jax.Array, *, written: bool = False) -> jax.Array:
-    """See ``inline``."""
+    """Float32 values of ``ref[rows]``, zero where the row is negative and in padding columns."""
     numbers = rows[:, 0]
     if not written:
         read = ref[...][:, : tile.dim].at[jnp.maximum(numbers, 0)].get(mode="fill").astype(jnp.float32)
@@ -67,7 +67,7 @@ def load_rows(tile: Tile, ref: Any, rows: jax.Array, *, written: bool = False) -
 
 
 def store_rows(tile: Tile, ref: Any, rows: jax.Array, values: jax.Array) -> None:
-    """See ``inline``."""
+    """Writes float32 values to ``ref[rows]``, rounded to nearest even."""
     by_row = values.reshape(tile.blocks, tile.rows, tile.width).swapaxes(0, 1).reshape(tile.rows, -1)[:, : tile.dim]
 
     def put(row: jax.Array, none: None) -> None:
@@ -83,20 +83,20 @@ def store_rows(tile: Tile, ref: Any, rows: jax.Array, values: jax.Array) -> None
 
 
 def spread(tile: Tile, scalars: jax.Array) -> jax.Array:
-    """See ``inline``."""
+    """Values that equal their row's scalar."""
     wide = jnp.broadcast_to(scalars[None, :, :1], (tile.blocks, tile.rows, tile.width))
     return wide.reshape(tile.shape)
 
 
 def from_lane(tile: Tile, scalars: jax.Array, lane: jax.Array | int) -> jax.Array:
-    """See ``inline``."""
+    """Row scalars that equal what one lane of the row's threads holds."""
     if jnp.ndim(lane):
         return jnp.take_along_axis(scalars, jnp.clip(jnp.asarray(lane), 0, tile.lanes - 1), axis=1)
     return jnp.broadcast_to(jax.lax.dynamic_slice_in_dim(scalars, lane, 1, axis=1), tile.scalar_shape)
 
 
 def lane_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
-    """See ``inline``."""
+    """Row scalars that equal the sum over the row's threads."""
     return jnp.broadcast_to(jnp.sum(scalars, axis=1, keepdims=True, dtype=jnp.int32), tile.scalar_shape)
 
 
@@ -113,13 +113,13 @@ def most(tile: Tile, scalars: jax.Array) -> jax.Array:
 
 
 def warp_sum(tile: Tile, scalars: jax.Array) -> jax.Array:
-    """See ``inline``."""
+    """The sum of the row scalars of each warp, as row scalars."""
     total = jnp.sum(_by_warp(tile, scalars), axis=(1, 2), keepdims=True, dtype=scalars.dtype)
     return _by_row(tile, jnp.broadcast_to(total, (THREADS // WARP, tile.chunks, WARP)))
 
 
 def warp_ranks(tile: Tile, flags: jax.Array) -> jax.Array:
-    """See ``inline``."""
+    """How many flags of the row's warp are set before it, as row scalars."""
     flags = (_by_warp(tile, flags) != 0).astype(jnp.int32).reshape(THREADS // WARP, -1)
     ranks = jnp.cumsum(flags, axis=1, dtype=jnp.int32) - flags
     return _by_row(tile, ranks.reshape(THREADS // WARP, tile.chunks, WARP))

@@ -23,7 +23,7 @@ class Target(NamedTuple):
 
     Attributes:
       table: (num_rows, dim), written in place.
-      slots: by name, (num_rows, dim) or (num_rows,) float32, written in place.
+      slots: The slots by name, (num_rows, dim) or (num_rows,) float32, written in place.
       rows: (n,) int32, the table row of each item; ``num_rows`` and more is padding.
       hyper: (4,) float32, see ``rules.hyperparameters``.
       key: (2,) uint32 of stochastic rounding, or None.
@@ -49,10 +49,10 @@ class Updater:
     """One optimizer step on a tile of rows.
 
     Attributes:
-      tile: the geometry.
+      tile: The geometry.
       ops: ``inline`` or ``twins``.
-      rule: the optimizer.
-      rounding: how sums become 16-bit numbers; None for round to nearest.
+      rule: The optimizer.
+      rounding: How sums become 16-bit numbers; None for round to nearest.
     """
 
     tile: Tile
@@ -82,9 +82,12 @@ class Updater:
         rate, scale, first, second = (
             ops.load_scalars(tile, target.hyper, tile.row_scalars(i, jnp.int32)) for i in range(4)
         )
-        step = rules.Step(tile=tile, ops=ops, learning_rate=rate, corrections=(first, second))
-        gradients = rules.prepare(self.rule, step, old.rows, gradients, scale)
-        rows, slots = rules.step_rows(self.rule, step, old.rows, gradients, old.slots)
+        step = rules.Step(
+            tile=tile, ops=ops, dim=self.rule.dim, learning_rate=rate, gradient_scale=scale, factors=(first, second)
+        )
+        optimizer = self.rule.optimizer
+        gradients = optimizer.prepare(old.rows, gradients, step)
+        rows, slots = optimizer.step_rows(old.rows, gradients, old.slots, step)
         if self.rounding is not None:
             key = [ops.spread(tile, ops.load_scalars(tile, target.key, tile.row_scalars(i, jnp.int32))) for i in (0, 1)]
             address = ops.spread(tile, old.address)

@@ -60,12 +60,12 @@ class _CrashError(Exception):
     """What running raised, as text: after it, this process is of no use."""
 
 
-def check(of: KernelClass, request: Request, at: Callable[[str], None]) -> Verdict:
+def check(kernel_class: KernelClass, request: Request, at: Callable[[str], None]) -> Verdict:
     """Checks one class here.
 
     Args:
-      of: The class.
-      request: How.
+      kernel_class: The class.
+      request: How to check it.
       at: Told where the check is.
 
     Raises:
@@ -74,19 +74,19 @@ def check(of: KernelClass, request: Request, at: Callable[[str], None]) -> Verdi
     table = importlib.import_module(request.kernels)
     error = 0.0
     try:
-        for program in trials.programs(of, tiny=request.small):
+        for program in trials.programs(kernel_class, tiny=request.small):
             error = max(error, _try(program, table, request, at))
     except NotImplementedError as refusal:
-        return Verdict(kernel_class=of, right=False, reason="not covered", detail=_line(refusal))
+        return Verdict(kernel_class=kernel_class, right=False, reason="not covered", detail=_line(refusal))
     except Wrong as mistake:
-        return Verdict(kernel_class=of, right=False, reason="wrong", detail=_line(mistake))
+        return Verdict(kernel_class=kernel_class, right=False, reason="wrong", detail=_line(mistake))
     except _CompileError as failure:
-        return Verdict(kernel_class=of, right=False, reason="does not compile", detail=_line(failure))
+        return Verdict(kernel_class=kernel_class, right=False, reason="does not compile", detail=_line(failure))
     if request.interpret:
-        return Verdict(kernel_class=of, right=True, reason="not timed", error=error)
+        return Verdict(kernel_class=kernel_class, right=True, reason="not timed", error=error)
     size = timing.SMALL if request.tiny else timing.Size()
     ours = theirs = 0.0
-    for case in timing.cases(of, size):
+    for case in timing.cases(kernel_class, size):
         at("timing")
         pair = []
         for source, implementation in _sides(table):
@@ -96,7 +96,9 @@ def check(of: KernelClass, request: Request, at: Callable[[str], None]) -> Verdi
             spent = timing.seconds(pair, case, size)
         ours, theirs = ours + spent[0], theirs + spent[1]
     reason = "faster" if ours < theirs else "slower"
-    return Verdict(kernel_class=of, right=True, reason=reason, kernel_seconds=ours, xla_seconds=theirs, error=error)
+    return Verdict(
+        kernel_class=kernel_class, right=True, reason=reason, kernel_seconds=ours, xla_seconds=theirs, error=error
+    )
 
 
 def _sides(table: ModuleType) -> tuple[tuple[ModuleType, Implementation], ...]:
@@ -199,12 +201,15 @@ def main() -> int:
     device = jax.devices()[0]
     say("device", kind=device.device_kind, platform=device.platform)
     for text in request.classes:
-        of = KernelClass.parse(text)
+        kernel_class = KernelClass.parse(text)
         say("start", kernel_class=text)
         try:
-            verdict = check(of, request, lambda where: say("at", where=where))
+            verdict = check(kernel_class, request, lambda where: say("at", where=where))
         except _CrashError as crash:
-            say("verdict", **Verdict(kernel_class=of, right=False, reason="crashed", detail=_line(crash)).to_dict())
+            say(
+                "verdict",
+                **Verdict(kernel_class=kernel_class, right=False, reason="crashed", detail=_line(crash)).to_dict(),
+            )
             return POISONED
         say("verdict", **verdict.to_dict())
     return 0

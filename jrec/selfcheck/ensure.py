@@ -40,13 +40,13 @@ class Checked:
 def missing(classes: Sequence[KernelClass], gpu: Gpu) -> tuple[KernelClass, ...]:
     """Those without a verdict on this GPU."""
     known = read_verdicts(verdicts.verdict_file(), Machine.of(gpu))
-    return tuple(of for of in classes if of not in known)
+    return tuple(kernel_class for kernel_class in classes if kernel_class not in known)
 
 
 def ensure(
     classes: Sequence[KernelClass],
     gpu: Gpu,
-    how: How,
+    options: How,
     *,
     progress: Progress = lambda event, done, total: None,
     again: bool = False,
@@ -60,7 +60,7 @@ def ensure(
     Args:
       classes: What is wanted.
       gpu: What the check will run on, as far as is known; its children tell in truth.
-      how: How to run it.
+      options: How to run it.
       progress: Told what happens.
       again: Whether classes with a verdict are checked too.
       budget: Seconds for all of it; what they do not suffice for stays without a verdict. None for no limit.
@@ -79,7 +79,9 @@ def ensure(
             machine = Machine.of(gpu)
             unchecked = list(classes) if again else list(missing(classes, gpu))
             try:
-                new = _check(unchecked, path, machine, dataclasses.replace(how, device=gpu.kind), progress, deadline)
+                new = _check(
+                    unchecked, path, machine, dataclasses.replace(options, device=gpu.kind), progress, deadline
+                )
                 break
             except OtherDeviceError as other:  # a slice of a GPU, say, which the driver's list does not tell
                 gpu = dataclasses.replace(gpu, kind=other.kind)
@@ -88,20 +90,20 @@ def ensure(
                             " CUDA_VISIBLE_DEVICES to one of them")  # fmt: skip
     verdicts.reread()
     known = read_verdicts(path, machine)
-    found = {of: known[of] for of in classes if of in known}
-    return Checked(machine=machine, verdicts=found, new=new, seconds=time.monotonic() - begin)
+    verdicts_now = {kernel_class: known[kernel_class] for kernel_class in classes if kernel_class in known}
+    return Checked(machine=machine, verdicts=verdicts_now, new=new, seconds=time.monotonic() - begin)
 
 
 def _check(
     unchecked: Sequence[KernelClass],
     path: pathlib.Path,
     machine: Machine,
-    how: How,
+    options: How,
     progress: Progress,
     deadline: float | None,
 ) -> int:
     done = 0
-    for event in run_checks(unchecked, how, deadline=deadline):
+    for event in run_checks(unchecked, options, deadline=deadline):
         if isinstance(event, Verdict):
             record(path, machine, [event])
             done += 1

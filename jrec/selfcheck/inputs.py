@@ -12,11 +12,11 @@ KINDS = ("power law", "one row", "half padding", "past the end", "all padding")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Form:
+class LookupSizes:
     """Sizes that one program is compiled for.
 
     Attributes:
-      name: For messages.
+      name: A name for messages.
       rows: Rows of the table.
       bags: How many bags there are.
       length: Ids a bag, of padded bags; None of ragged ones.
@@ -39,15 +39,15 @@ class Form:
         return self.capacity if self.length is None else self.bags * self.length
 
 
-# The hot form's largest segment is split in pieces twice over (see docs/kernels.md, Skew).
-FORMS = (
-    Form(name="padded", rows=300, bags=300, length=7),
-    Form(name="ragged", rows=500, bags=70, capacity=2000, weighted=True),
-    Form(name="hot", rows=400, bags=5, capacity=20_000, hot=True),
+# The hot case's largest segment is split in pieces twice over (see docs/kernels.md, Skew).
+SIZES = (
+    LookupSizes(name="padded", rows=300, bags=300, length=7),
+    LookupSizes(name="ragged", rows=500, bags=70, capacity=2000, weighted=True),
+    LookupSizes(name="hot", rows=400, bags=5, capacity=20_000, hot=True),
 )
-TINY_FORMS = (
-    Form(name="padded", rows=9, bags=10, length=3),
-    Form(name="ragged", rows=17, bags=6, capacity=160, weighted=True, hot=True),
+TINY_SIZES = (
+    LookupSizes(name="padded", rows=9, bags=10, length=3),
+    LookupSizes(name="ragged", rows=17, bags=6, capacity=160, weighted=True, hot=True),
 )
 
 
@@ -66,35 +66,35 @@ class Lookups:
     weights: np.ndarray | None
 
 
-def draw_lookups(rng: np.random.Generator, form: Form, kind: str) -> Lookups:
+def draw_lookups(rng: np.random.Generator, sizes: LookupSizes, kind: str) -> Lookups:
     """Random lookups of a form.
 
     Args:
       rng: The source of randomness.
-      form: The sizes.
+      sizes: The sizes.
       kind: How ids are distributed, one of ``KINDS``.
     """
-    size = form.lookups
-    ids = hashed_power_law(rng, form.rows, size)
+    size = sizes.lookups
+    ids = hashed_power_law(rng, sizes.rows, size)
     if kind == "one row":
-        ids[:] = rng.integers(form.rows)
+        ids[:] = rng.integers(sizes.rows)
     elif kind == "half padding":
         ids[rng.random(size) < 0.5] = -1
     elif kind == "past the end":
-        ids[rng.random(size) < 0.05] = rng.integers(form.rows, form.rows + 5)
+        ids[rng.random(size) < 0.05] = rng.integers(sizes.rows, sizes.rows + 5)
     elif kind == "all padding":
         ids[:] = rng.integers(-3, 0, size)
-    weights = rng.normal(size=size).astype(np.float32) if form.weighted else None
-    if form.length is not None:
-        shape = form.bags, form.length
+    weights = rng.normal(size=size).astype(np.float32) if sizes.weighted else None
+    if sizes.length is not None:
+        shape = sizes.bags, sizes.length
         return Lookups(
             ids=ids.reshape(shape), offsets=None, weights=None if weights is None else weights.reshape(shape)
         )
-    cuts = np.sort(rng.integers(0, size + 1, form.bags + 1))
-    if form.hot:
-        cuts[2:] = size - np.arange(form.bags - 1)[::-1] * (size // (40 * form.bags))
+    cuts = np.sort(rng.integers(0, size + 1, sizes.bags + 1))
+    if sizes.hot:
+        cuts[2:] = size - np.arange(sizes.bags - 1)[::-1] * (size // (40 * sizes.bags))
         cuts[1] = cuts[2] // 30
-    cuts[0], cuts[-1] = 0, size if form.hot else min(cuts[-1], size - 3)  # a tail of nobody's ids
+    cuts[0], cuts[-1] = 0, size if sizes.hot else min(cuts[-1], size - 3)  # a tail of nobody's ids
     cuts[-2] = cuts[-1]  # and an empty bag, the last
     return Lookups(ids=ids, offsets=np.minimum(cuts, cuts[-1]).astype(np.int32), weights=weights)
 

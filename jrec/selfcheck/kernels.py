@@ -14,7 +14,7 @@ from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import gather_reduce_call, gather_reduce_together
 from jrec.ops.row_optimizers import Slots
 from jrec.ops.row_update import casted_update_call, casted_update_together
-from jrec.ops.tt.plan import Level
+from jrec.ops.tt.index import Level
 from jrec.ops.tt.products import expand, expand_transpose
 
 BESIDE = ops.SGD(learning_rate=0.1)  # the step of the table beside one that is checked

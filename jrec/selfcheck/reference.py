@@ -22,7 +22,7 @@ def segment_sums(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sums per segment as ``jrec.ops.gather_reduce`` defines them, and how far a float32 sum in any order may be off.
 
-    The bound is that of error analysis: n terms, added in whatever order, are off by at most n roundings of the sum of
+    The bound comes from error analysis: n terms, added in whatever order, are off by at most n roundings of the sum of
     their magnitudes.
 
     Returns:
@@ -60,6 +60,7 @@ def step(
     """
     o, kind = optimizer, type(optimizer).__name__
     rate: Any = o.learning_rate(step) if callable(o.learning_rate) else o.learning_rate
+    rate = float(rate)
     g = gradients * scale
     if o.max_row_norm is not None:
         norm = np.linalg.norm(g, axis=1, keepdims=True)
@@ -95,26 +96,26 @@ def updated(
     slack: np.ndarray,
     *,
     dice: bool = False,
-    **how: Any,
+    **keywords: Any,
 ) -> tuple[tuple[np.ndarray, Slots], tuple[np.ndarray, Slots]]:
     """Table and slots after a step on the touched rows, and what each element may be off by; 0 for untouched rows.
 
     Args:
       optimizer: The optimizer.
       table: (rows, dim).
-      slots: By name.
+      slots: The slots, by name.
       touched: (n,) distinct rows.
       sums: (n, dim) float64, their gradients.
       slack: (n, dim), what a float32 sum may be off by.
       dice: Whether 16-bit rows are rounded stochastically, to either neighbour.
-      **how: ``step`` and ``scale``.
+      **keywords: ``step`` and ``scale``.
     """
     old = table[touched].astype(np.float64)
     before = {name: slot[touched].astype(np.float64) for name, slot in slots.items()}
     want, off = (table.astype(np.float64), dict(_float64(slots))), (np.zeros(table.shape), {})
-    new = step(optimizer, old, sums, before, **how)
-    sides = [step(optimizer, old, sums + sign * slack, before, **how) for sign in (1, -1)]
-    rest = np.abs(sums * how["scale"])
+    new = step(optimizer, old, sums, before, **keywords)
+    sides = [step(optimizer, old, sums + sign * slack, before, **keywords) for sign in (1, -1)]
+    rest = np.abs(sums * keywords["scale"])
     unit, tiny = _STORED_UNIT[table.dtype.name] * (1.0 if dice else 0.5), _TINY[table.dtype.name]
     want[0][touched] = new[0]
     off[0][touched] = _off(new[0], old, rest, [side[0] for side in sides]) + unit * np.abs(new[0]) + tiny

@@ -19,12 +19,12 @@ def table(verdicts: Iterable[Verdict]) -> str:
     rows = [["kernel class", "chosen", "because", "kernel us", "XLA us", "ratio"]]
     details = []
     for verdict in verdicts:
-        of = str(verdict.kernel_class)
+        kernel_class = str(verdict.kernel_class)
         ours, theirs = verdict.kernel_seconds, verdict.xla_seconds
         times = [_us(ours), _us(theirs), f"{theirs / ours:.2f}x"] if ours and theirs else ["-", "-", "-"]
-        rows.append([of, verdict.choice, verdict.reason, *times])
+        rows.append([kernel_class, verdict.choice, verdict.reason, *times])
         if verdict.detail and verdict.reason in BROKEN:
-            details.append(f"{of}: {verdict.reason}: {verdict.detail}")
+            details.append(f"{kernel_class}: {verdict.reason}: {verdict.detail}")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -44,16 +44,18 @@ def summary(verdicts: Mapping[KernelClass, Verdict]) -> str:
     for verdict in verdicts.values():
         counts[verdict.reason] = counts.get(verdict.reason, 0) + 1
     chosen = counts.pop("faster", 0)
-    others = ", ".join(f"{count} {reason}" for reason, count in counts.items())
-    return f"{chosen} of {len(verdicts)} kernel classes are right and faster than XLA{f'; {others}' if others else ''}"
+    rejected = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+    return (
+        f"{chosen} of {len(verdicts)} kernel classes are right and faster than XLA{f'; {rejected}' if rejected else ''}"
+    )
 
 
 def record(verdicts: Mapping[KernelClass, Verdict], choices: Mapping[KernelClass, Choice]) -> dict[str, Any]:
     """For a run's report: what was chosen for each class that it traced, and the verdicts on those."""
     content = {}
-    for of, choice in choices.items():
-        verdict = verdicts.get(of)
-        content[str(of)] = {"chosen": choice, "verdict": None if verdict is None else verdict.to_dict()}
+    for kernel_class, choice in choices.items():
+        verdict = verdicts.get(kernel_class)
+        content[str(kernel_class)] = {"chosen": choice, "verdict": None if verdict is None else verdict.to_dict()}
     return content
 
 

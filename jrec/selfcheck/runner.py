@@ -68,22 +68,24 @@ class At:
     where: str
 
 
-def run_checks(classes: Sequence[KernelClass], how: How, *, deadline: float | None = None) -> Iterator[At | Verdict]:
+def run_checks(
+    classes: Sequence[KernelClass], options: How, *, deadline: float | None = None
+) -> Iterator[At | Verdict]:
     """Checks classes in children, and yields where it is, and each verdict as soon as it is there.
 
     Args:
       classes: What to check.
-      how: How.
+      options: How to run the checks.
       deadline: On ``time.monotonic``'s clock: after it, what is not checked stays without a verdict. None for none.
 
     Raises:
       SelfCheckError: If a child cannot be started, or ends before it comes to a class.
-      OtherDeviceError: If a child has another device than ``how.device``.
+      OtherDeviceError: If a child has another device than ``options.device``.
     """
     waiting = list(classes)
     while waiting and not _past(deadline):
         done = 0
-        for event in _one_child(waiting, how, deadline):
+        for event in _one_child(waiting, options, deadline):
             done += isinstance(event, Verdict)
             yield event
         del waiting[:done]
@@ -95,45 +97,45 @@ def _past(deadline: float | None) -> bool:
     return deadline is not None and time.monotonic() >= deadline
 
 
-def _one_child(classes: Sequence[KernelClass], how: How, deadline: float | None) -> Iterator[At | Verdict]:
+def _one_child(classes: Sequence[KernelClass], options: How, deadline: float | None) -> Iterator[At | Verdict]:
     """The events of one child, until it ends or has to be ended; the class it was at gets a verdict too."""
     request = {
-        "classes": [str(of) for of in classes],
-        "kernels": how.kernels,
-        "interpret": how.interpret,
-        "tiny": how.tiny,
+        "classes": [str(kernel_class) for kernel_class in classes],
+        "kernels": options.kernels,
+        "interpret": options.interpret,
+        "tiny": options.tiny,
     }
-    with _child(request, how) as (process, lines, errors):
+    with _child(request, options) as (process, lines, errors):
         current: KernelClass | None = None
         finished = 0
-        limit = time.monotonic() + how.start_timeout
+        limit = time.monotonic() + options.start_timeout
         while True:
             event = _next(lines, limit if deadline is None else min(limit, deadline))
             if event is None and _past(deadline):
                 return
             if event is None and current is None and not finished:
                 raise SelfCheckError(
-                    f"the check's process had no device after {how.start_timeout:g} s; see whether other programs use"
-                    f" the GPU. {_tail(errors)}"
+                    f"the check's process had no device after {options.start_timeout:g} s; see whether other programs"
+                    f" use the GPU. {_tail(errors)}"
                 )
             if event is None:
                 if current is not None:
-                    detail = f"no answer within {how.timeout:g} s"
+                    detail = f"no answer within {options.timeout:g} s"
                     yield _failed(current, "timed out", detail)
                 return
             match event.pop("event"):
                 case "device":
-                    if how.device is not None and event["kind"] != how.device:
+                    if options.device is not None and event["kind"] != options.device:
                         raise OtherDeviceError(event["kind"])
                 case "start":
                     current = KernelClass.parse(event["kernel_class"])
-                    limit = time.monotonic() + how.timeout
+                    limit = time.monotonic() + options.timeout
                     yield At(kernel_class=current, where="")
                 case "at" if current is not None:
                     yield At(kernel_class=current, where=event["where"])
                 case "verdict":
                     current, finished = None, finished + 1
-                    limit = time.monotonic() + how.start_timeout
+                    limit = time.monotonic() + options.start_timeout
                     yield dataclasses.replace(Verdict.from_dict(event), date=_now())
                 case "end":
                     code = _code(process)
@@ -144,13 +146,13 @@ def _one_child(classes: Sequence[KernelClass], how: How, deadline: float | None)
                     return
 
 
-def _failed(of: KernelClass, reason: Reason, detail: str) -> Verdict:
-    return Verdict(kernel_class=of, right=False, reason=reason, detail=detail, date=_now())
+def _failed(kernel_class: KernelClass, reason: Reason, detail: str) -> Verdict:
+    return Verdict(kernel_class=kernel_class, right=False, reason=reason, detail=detail, date=_now())
 
 
 @contextlib.contextmanager
 def _child(
-    request: Mapping[str, Any], how: How
+    request: Mapping[str, Any], options: How
 ) -> Iterator[tuple[subprocess.Popen[str], queue.Queue[dict[str, Any]], IO[bytes]]]:
     command = [sys.executable, "-m", "jrec.selfcheck.child"]
     with tempfile.TemporaryFile() as errors:
@@ -160,7 +162,7 @@ def _child(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=_environment(how.platform),
+            env=_environment(options.platform),
             start_new_session=True,
         )
         assert process.stdin is not None

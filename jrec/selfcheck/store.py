@@ -78,7 +78,11 @@ def forget(path: pathlib.Path, classes: Iterable[KernelClass] | None = None) -> 
         everything = _read(path)
         dropped = None if classes is None else set(classes)
         kept = {
-            machine: {of: verdict for of, verdict in verdicts.items() if dropped is not None and of not in dropped}
+            machine: {
+                kernel_class: verdict
+                for kernel_class, verdict in verdicts.items()
+                if dropped is not None and kernel_class not in dropped
+            }
             for machine, verdicts in everything.items()
         }
         _write(path, {machine: verdicts for machine, verdicts in kept.items() if verdicts})

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrec.ops.dispatch import Implementation
-from jrec.ops.tt.plan import Level
+from jrec.ops.tt.index import Level
 from jrec.ops.verdicts import KernelClass
 from jrec.selfcheck.inputs import hashed_power_law
 from jrec.selfcheck.trials import make_optimizer
@@ -65,25 +65,25 @@ class Timed:
     fixed: Any = None
 
 
-def cases(of: KernelClass, size: Size) -> Iterator[Timed]:
+def cases(kernel_class: KernelClass, size: Size) -> Iterator[Timed]:
     """The timed cases of a kernel class."""
-    if of.kernel == "tt_products":
-        yield _tt(of, size)
+    if kernel_class.kernel == "tt_products":
+        yield _tt(kernel_class, size)
         return
     for bags, length in zip(size.bags, size.lengths, strict=True):
-        yield _rows(of, bags, length, size)
+        yield _rows(kernel_class, bags, length, size)
 
 
-def _rows(of: KernelClass, bags: int, length: int, size: Size) -> Timed:
-    dim = of.dim
+def _rows(kernel_class: KernelClass, bags: int, length: int, size: Size) -> Timed:
+    dim = kernel_class.dim
     assert isinstance(dim, int)
     rng = np.random.default_rng(_SEED)
-    optimizer = None if of.optimizer is None else make_optimizer(of.optimizer, learning_rate=1e-4)
+    optimizer = None if kernel_class.optimizer is None else make_optimizer(kernel_class.optimizer, learning_rate=1e-4)
     elements = 0 if optimizer is None else sum(shape == "element" for shape in optimizer.slots.values())
-    itemsize = 4 if of.kernel == "tensor_cast" else jnp.dtype(of.dtype).itemsize
+    itemsize = 4 if kernel_class.kernel == "tensor_cast" else jnp.dtype(kernel_class.dtype).itemsize
     rows = max(16, min(4_000_000, size.table_bytes // (dim * (itemsize + 4 * elements))))
     ids = jnp.asarray(hashed_power_law(rng, rows, bags * length).reshape(bags, length))
-    if of.kernel == "tensor_cast":
+    if kernel_class.kernel == "tensor_cast":
         room = min(ids.size, rows)
         return Timed(
             build=lambda t, i: lambda carry, ids, none: t.tensor_cast(i, ids, None, rows, room),
@@ -91,8 +91,8 @@ def _rows(of: KernelClass, bags: int, length: int, size: Size) -> Timed:
             linked=ids,
         )
     key = jax.random.key(_SEED)
-    table = _on_device(lambda key: jax.random.normal(key, (rows, dim)).astype(of.dtype), key)
-    if of.kernel == "gather_reduce":
+    table = _on_device(lambda key: jax.random.normal(key, (rows, dim)).astype(kernel_class.dtype), key)
+    if kernel_class.kernel == "gather_reduce":
         return Timed(
             build=lambda t, i: lambda carry, ids, table: t.gather_reduce(i, table, ids, None, None),
             carry=jnp.zeros((bags, dim), jnp.float32),
@@ -102,7 +102,7 @@ def _rows(of: KernelClass, bags: int, length: int, size: Size) -> Timed:
     assert optimizer is not None
     carry = table, _on_device(optimizer.init, table)
     cast = _on_device(lambda ids: _cast(ids, rows), ids)
-    if of.kernel == "casted_update":
+    if kernel_class.kernel == "casted_update":
         gradients = _on_device(lambda key: jax.random.normal(key, (bags, dim)), key)
         return Timed(
             build=lambda t, i: lambda carry, none, a: t.casted_update(i, optimizer, *carry, *a, None),
@@ -123,9 +123,9 @@ def _cast(ids: jax.Array, rows: int) -> Any:
     return tensor_cast(ids, num_rows=rows, implementation="xla")
 
 
-def _tt(of: KernelClass, size: Size) -> Timed:
-    assert not isinstance(of.dim, int)
-    height, rank, columns, right_rank = of.dim
+def _tt(kernel_class: KernelClass, size: Size) -> Timed:
+    assert not isinstance(kernel_class.dim, int)
+    height, rank, columns, right_rank = kernel_class.dim
     parents, slices, capacity = (200, 100, 8192) if size.loop == Size().loop else (10, 10, 50)
     rng = np.random.default_rng(_SEED)
     pairs = np.sort(rng.choice(parents * slices, capacity, replace=False))
@@ -137,7 +137,7 @@ def _tt(of: KernelClass, size: Size) -> Timed:
     shapes = (parents, height, rank), (slices, rank, columns, right_rank), (capacity, height * columns, right_rank)
     below, core, gradient = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
     carry = gradient, jnp.zeros_like(below), jnp.zeros_like(core)
-    core = core.astype(of.dtype)
+    core = core.astype(kernel_class.dtype)
     return Timed(
         build=lambda t, i: lambda carry, below, a: t.tt_products(i, below, *a),
         carry=carry,
@@ -186,4 +186,4 @@ def seconds(programs: Sequence[Callable[..., Any]], case: Timed, size: Size) -> 
         spent(number, 1)
         calls.append(max(1, min(64, round(_ROUND_SECONDS / max(spent(number, 1), 1e-6)))))
     rounds = [[spent(n, calls[n]) / (calls[n] * size.loop) for n in range(len(programs))] for _ in range(ROUNDS)]
-    return [statistics.median(of) for of in zip(*rounds, strict=True)]
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]

@@ -21,7 +21,7 @@ class Draw:
     """One set of inputs.
 
     Attributes:
-      name: For messages.
+      name: A name for messages.
       arguments: Pytrees of NumPy arrays.
       judge: Takes the outputs and how many times the tolerance is allowed; returns the largest error as a fraction of
         the tolerance, or raises ``Wrong``.
@@ -37,11 +37,11 @@ class Program:
     """A function that is compiled once and run on several draws.
 
     Attributes:
-      name: For messages.
+      name: A name for messages.
       build: Makes the function of a draw's arguments, from a module of kernels and the implementation's name.
       draws: The inputs, all of the same shapes.
       donated: Which arguments are given up, so that the outputs take their memory.
-      agreement: The least share of elements whose bits must be those of XLA.
+      agreement: The least share of elements whose bits must equal XLA's.
       xla_slack: How many times the tolerance XLA's result may be off.
     """
 
@@ -53,11 +53,11 @@ class Program:
     xla_slack: float = 1.0
 
 
-def worst(what: str, got: Any, want: np.ndarray, off: np.ndarray) -> float:
+def worst(name: str, got: Any, want: np.ndarray, off: np.ndarray) -> float:
     """The largest error as a fraction of what is allowed.
 
     Args:
-      what: The array's name.
+      name: The array's name.
       got: What was computed.
       want: float64 of the same shape.
       off: What each element may be off by; where it is 0, nothing else than ``want`` is right.
@@ -67,7 +67,7 @@ def worst(what: str, got: Any, want: np.ndarray, off: np.ndarray) -> float:
     """
     got = np.asarray(got).astype(np.float64)
     if got.shape != want.shape:
-        raise Wrong(f"{what} has shape {got.shape}, not {want.shape}")
+        raise Wrong(f"{name} has shape {got.shape}, not {want.shape}")
     if not want.size:
         return 0.0
     expected_nan = np.isnan(want)
@@ -77,5 +77,5 @@ def worst(what: str, got: Any, want: np.ndarray, off: np.ndarray) -> float:
     place = np.unravel_index(np.argmax(share), share.shape)
     if share[place] > 1:
         at = [int(i) for i in place]
-        raise Wrong(f"{what}{at} is {got[place]:.9g}, not {want[place]:.9g} within {float(off[place]):.2g}")
+        raise Wrong(f"{name}{at} is {got[place]:.9g}, not {want[place]:.9g} within {float(off[place]):.2g}")
     return float(share[place])

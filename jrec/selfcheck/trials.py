@@ -14,8 +14,9 @@ from jrec import ops
 from jrec.ops.dispatch import Implementation
 from jrec.ops.types import Cast
 from jrec.ops.verdicts import KernelClass
+from jrec.row_optimizers import ROW_OPTIMIZERS
 from jrec.selfcheck import reference
-from jrec.selfcheck.inputs import FORMS, KINDS, TINY_FORMS, Form, draw_lookups, draw_table
+from jrec.selfcheck.inputs import KINDS, SIZES, TINY_SIZES, LookupSizes, draw_lookups, draw_table
 from jrec.selfcheck.kernels import BESIDE
 from jrec.selfcheck.trial import Draw, Program, Wrong, worst
 from jrec.selfcheck.tt_trials import tt_programs
@@ -24,38 +25,41 @@ SEED = 20
 _BESIDE_DIM = 12  # of the second table where two share launches: other lanes and columns than any usual dim's
 
 
-def programs(of: KernelClass, *, tiny: bool = False) -> Iterator[Program]:
+def programs(kernel_class: KernelClass, *, tiny: bool = False) -> Iterator[Program]:
     """The programs that a kernel class is checked by.
 
     Args:
-      of: The class.
+      kernel_class: The class.
       tiny: Sizes for an interpreter.
 
     Raises:
       NotImplementedError: If the check knows no such kernel or optimizer.
     """
-    if of.kernel not in _PROGRAMS:
-        raise NotImplementedError(f"the check knows no kernel {of.kernel!r}, only {', '.join(_PROGRAMS)}")
-    return _PROGRAMS[of.kernel](of, tiny)
+    if kernel_class.kernel not in _PROGRAMS:
+        raise NotImplementedError(f"the check knows no kernel {kernel_class.kernel!r}, only {', '.join(_PROGRAMS)}")
+    return _PROGRAMS[kernel_class.kernel](kernel_class, tiny)
 
 
-def _forms(tiny: bool) -> tuple[tuple[Form, ...], tuple[str, ...]]:
-    return (TINY_FORMS, ("half padding", "one row", "past the end")) if tiny else (FORMS, KINDS)
+def _sizes(tiny: bool) -> tuple[tuple[LookupSizes, ...], tuple[str, ...]]:
+    return (TINY_SIZES, ("half padding", "one row", "past the end")) if tiny else (SIZES, KINDS)
 
 
-def _gather_reduce(of: KernelClass, tiny: bool) -> Iterator[Program]:
-    assert isinstance(of.dim, int)
-    forms, kinds = _forms(tiny)
-    for form in forms:
+def _gather_reduce(kernel_class: KernelClass, tiny: bool) -> Iterator[Program]:
+    assert isinstance(kernel_class.dim, int)
+    cases, kinds = _sizes(tiny)
+    for sizes in cases:
         rng = np.random.default_rng(SEED)
         draws = []
         for kind in kinds:
-            table, lookups = draw_table(rng, form.rows, of.dim, of.dtype), draw_lookups(rng, form, kind)
+            table, lookups = (
+                draw_table(rng, sizes.rows, kernel_class.dim, kernel_class.dtype),
+                draw_lookups(rng, sizes, kind),
+            )
             arguments = table, lookups.ids, lookups.offsets, lookups.weights
             draws.append(Draw(name=kind, arguments=arguments, judge=functools.partial(_judge_sums, arguments)))
-        yield Program(name=form.name, build=_call("gather_reduce"), draws=tuple(draws))
+        yield Program(name=sizes.name, build=_call("gather_reduce"), draws=tuple(draws))
     # Tables that are looked up together share launches: code of its own, so checked beside another table.
-    dim = min(of.dim, _BESIDE_DIM)
+    dim = min(kernel_class.dim, _BESIDE_DIM)
     beside = [
         dataclasses.replace(draw, judge=functools.partial(_judge_sums_beside, draw.arguments, dim)) for draw in draws
     ]
@@ -63,7 +67,7 @@ def _gather_reduce(of: KernelClass, tiny: bool) -> Iterator[Program]:
     def build(table: ModuleType, implementation: Implementation) -> Callable[..., Any]:
         return functools.partial(table.gather_reduce_beside, implementation, dim=dim)
 
-    yield Program(name=f"{form.name}, two tables", build=build, draws=tuple(beside))
+    yield Program(name=f"{sizes.name}, two tables", build=build, draws=tuple(beside))
 
 
 def _judge_sums_beside(arguments: tuple[Any, ...], dim: int, out: Any, slack: float) -> float:
@@ -100,9 +104,7 @@ _FULL = _Step(
 )
 
 
-OPTIMIZERS: dict[str, Callable[..., ops.RowOptimizer]] = {
-    kind.__name__: kind for kind in (ops.SGD, ops.Momentum, ops.Adagrad, ops.RowWiseAdagrad, ops.RMSProp, ops.Adam)
-}
+OPTIMIZERS: dict[str, Callable[..., ops.RowOptimizer]] = {kind.__name__: kind for kind in ROW_OPTIMIZERS.values()}
 
 
 def make_optimizer(name: str, **hyperparameters: Any) -> ops.RowOptimizer:
@@ -116,8 +118,8 @@ def make_optimizer(name: str, **hyperparameters: Any) -> ops.RowOptimizer:
     return OPTIMIZERS[name](**hyperparameters)
 
 
-def _optimizer(of: KernelClass, how: _Step) -> ops.RowOptimizer:
-    return make_optimizer(str(of.optimizer), **how.common)
+def _optimizer(kernel_class: KernelClass, setup: _Step) -> ops.RowOptimizer:
+    return make_optimizer(str(kernel_class.optimizer), **setup.common)
 
 
 def _slots(rng: np.random.Generator, optimizer: Any, table: np.ndarray) -> dict[str, np.ndarray]:
@@ -125,43 +127,46 @@ def _slots(rng: np.random.Generator, optimizer: Any, table: np.ndarray) -> dict[
     return {name: rng.uniform(0.1, 1.1, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def _options(of: KernelClass, how: _Step) -> dict[str, Any]:
-    key = np.array([1234567, 7654321], np.uint32) if how.keyed and of.dtype != "float32" else None
-    return {"step": how.step, "gradient_scale": how.scale, "rounding_key": key}
+def _options(kernel_class: KernelClass, setup: _Step) -> dict[str, Any]:
+    key = np.array([1234567, 7654321], np.uint32) if setup.keyed and kernel_class.dtype != "float32" else None
+    return {"step": setup.step, "gradient_scale": setup.scale, "rounding_key": key}
 
 
-def _update_program(of: KernelClass, name: str, how: _Step, draws: tuple[Draw, ...]) -> Program:
-    optimizer, options = _optimizer(of, how), _options(of, how)
+def _update_program(kernel_class: KernelClass, name: str, setup: _Step, draws: tuple[Draw, ...]) -> Program:
+    optimizer, options = _optimizer(kernel_class, setup), _options(kernel_class, setup)
 
     def build(table: ModuleType, implementation: Implementation) -> Callable[..., Any]:
-        return functools.partial(getattr(table, of.kernel), implementation, optimizer, **options)
+        return functools.partial(getattr(table, kernel_class.kernel), implementation, optimizer, **options)
 
     # With a key both must throw the same dice; sums that differ in their last bit seldom round to different sides.
     agreement = 0.99 if options["rounding_key"] is not None else 0.0
     return Program(name=name, build=build, draws=draws, donated=(0, 1), agreement=agreement)
 
 
-def _casted_update(of: KernelClass, tiny: bool) -> Iterator[Program]:
-    assert isinstance(of.dim, int)
-    forms, kinds = _forms(tiny)
-    for form in forms:
-        how = _FULL if form.weighted else _PLAIN
-        optimizer, rng = _optimizer(of, how), np.random.default_rng(SEED)
+def _casted_update(kernel_class: KernelClass, tiny: bool) -> Iterator[Program]:
+    assert isinstance(kernel_class.dim, int)
+    cases, kinds = _sizes(tiny)
+    for sizes in cases:
+        setup = _FULL if sizes.weighted else _PLAIN
+        optimizer, rng = _optimizer(kernel_class, setup), np.random.default_rng(SEED)
         draws = []
         for kind in kinds:
-            table, lookups = draw_table(rng, form.rows, of.dim, of.dtype), draw_lookups(rng, form, kind)
+            table, lookups = (
+                draw_table(rng, sizes.rows, kernel_class.dim, kernel_class.dtype),
+                draw_lookups(rng, sizes, kind),
+            )
             slots = _slots(rng, optimizer, table)
-            gradients = rng.normal(size=(form.bags, of.dim)).astype(np.float32)
-            room = min(form.lookups, form.rows) + (20 if form.weighted else 0)  # unique rows never need the latter
-            cast: dict[str, Any] = {**reference.cast_of(lookups.ids, lookups.offsets, form.rows, room)}
+            gradients = rng.normal(size=(sizes.bags, kernel_class.dim)).astype(np.float32)
+            room = min(sizes.lookups, sizes.rows) + (20 if sizes.weighted else 0)  # unique rows never need the latter
+            cast: dict[str, Any] = {**reference.cast_of(lookups.ids, lookups.offsets, sizes.rows, room)}
             arguments = table, slots, Cast(**cast), gradients, lookups.weights
-            judge = functools.partial(_judge_casted, optimizer, how, arguments)
+            judge = functools.partial(_judge_casted, optimizer, setup, arguments)
             draws.append(Draw(name=kind, arguments=arguments, judge=judge))
-        yield _update_program(of, form.name, how, tuple(draws))
-    yield _update_beside(of, how, form.name, tuple(draws))
+        yield _update_program(kernel_class, sizes.name, setup, tuple(draws))
+    yield _update_beside(kernel_class, setup, sizes.name, tuple(draws))
 
 
-def _update_beside(of: KernelClass, how: _Step, name: str, draws: tuple[Draw, ...]) -> Program:
+def _update_beside(kernel_class: KernelClass, setup: _Step, name: str, draws: tuple[Draw, ...]) -> Program:
     """The same draws with a second table, of another dim and optimizer, in the launches of the first."""
     beside = []
     for draw in draws:
@@ -169,8 +174,8 @@ def _update_beside(of: KernelClass, how: _Step, name: str, draws: tuple[Draw, ..
         other = table[:, :_BESIDE_DIM].astype(np.float32)
         judge = functools.partial(_judge_update_beside, draw, other)
         beside.append(Draw(name=draw.name, arguments=(table, slots, other, *rest), judge=judge))
-    program = _update_program(of, f"{name}, two tables", how, tuple(beside))
-    optimizer, options = _optimizer(of, how), _options(of, how)
+    program = _update_program(kernel_class, f"{name}, two tables", setup, tuple(beside))
+    optimizer, options = _optimizer(kernel_class, setup), _options(kernel_class, setup)
 
     def build(table: ModuleType, implementation: Implementation) -> Callable[..., Any]:
         return functools.partial(table.casted_update_beside, implementation, optimizer, **options)
@@ -185,41 +190,41 @@ def _judge_update_beside(draw: Draw, beside: np.ndarray, out: Any, slack: float)
     return max(draw.judge(out[:2], slack), error)
 
 
-def _judge_casted(optimizer: Any, how: _Step, arguments: tuple[Any, ...], out: Any, slack: float) -> float:
+def _judge_casted(optimizer: Any, setup: _Step, arguments: tuple[Any, ...], out: Any, slack: float) -> float:
     table, slots, cast, gradients, weights = arguments
     sorted_weights = None if weights is None else weights.reshape(-1)[cast.positions]
     sums, off = reference.segment_sums(gradients, cast.sources, cast.offsets, sorted_weights)
     real = int(cast.num_unique)
-    return _judge_update(optimizer, how, table, slots, cast.rows[:real], sums[:real], off[:real], out, slack)
+    return _judge_update(optimizer, setup, table, slots, cast.rows[:real], sums[:real], off[:real], out, slack)
 
 
-def _row_update(of: KernelClass, tiny: bool) -> Iterator[Program]:
-    assert isinstance(of.dim, int)
+def _row_update(kernel_class: KernelClass, tiny: bool) -> Iterator[Program]:
+    assert isinstance(kernel_class.dim, int)
     rows, room = (9, 7) if tiny else (400, 300)
-    for how, name in ((_PLAIN, "plain"), (_FULL, "all options")):
-        optimizer, rng = _optimizer(of, how), np.random.default_rng(SEED)
+    for setup, name in ((_PLAIN, "plain"), (_FULL, "all options")):
+        optimizer, rng = _optimizer(kernel_class, setup), np.random.default_rng(SEED)
         draws = []
         for kind, real in (("some rows", room // 2), ("all rows", room), ("all padding", 0)):
-            table = draw_table(rng, rows, of.dim, of.dtype)
+            table = draw_table(rng, rows, kernel_class.dim, kernel_class.dtype)
             chosen = np.full(room, rows, np.int32)
             chosen[:real] = np.sort(rng.choice(rows, real, replace=False))
-            gradients = rng.normal(size=(room, of.dim)).astype(np.float32)
+            gradients = rng.normal(size=(room, kernel_class.dim)).astype(np.float32)
             gradients[real:] = np.nan  # which nobody may read
             arguments = table, _slots(rng, optimizer, table), chosen, gradients
-            judge = functools.partial(_judge_rows, optimizer, how, real, arguments)
+            judge = functools.partial(_judge_rows, optimizer, setup, real, arguments)
             draws.append(Draw(name=kind, arguments=arguments, judge=judge))
-        yield _update_program(of, name, how, tuple(draws))
+        yield _update_program(kernel_class, name, setup, tuple(draws))
 
 
-def _judge_rows(optimizer: Any, how: _Step, real: int, arguments: tuple[Any, ...], out: Any, slack: float) -> float:
+def _judge_rows(optimizer: Any, setup: _Step, real: int, arguments: tuple[Any, ...], out: Any, slack: float) -> float:
     table, slots, rows, gradients = arguments
     sums = gradients[:real].astype(np.float64)
-    return _judge_update(optimizer, how, table, slots, rows[:real], sums, np.zeros(sums.shape), out, slack)
+    return _judge_update(optimizer, setup, table, slots, rows[:real], sums, np.zeros(sums.shape), out, slack)
 
 
 def _judge_update(
     optimizer: Any,
-    how: _Step,
+    setup: _Step,
     table: np.ndarray,
     slots: dict[str, np.ndarray],
     touched: np.ndarray,
@@ -228,32 +233,32 @@ def _judge_update(
     out: Any,
     slack: float,
 ) -> float:
-    scalars = {"step": how.step, "scale": how.scale}
-    want, allowed = reference.updated(optimizer, table, slots, touched, sums, off, dice=how.keyed, **scalars)
+    scalars = {"step": setup.step, "scale": setup.scale}
+    want, allowed = reference.updated(optimizer, table, slots, touched, sums, off, dice=setup.keyed, **scalars)
     error = worst("table", out[0], want[0], allowed[0] * slack)
     return max([error, *(worst(name, out[1][name], want[1][name], allowed[1][name] * slack) for name in want[1])])
 
 
-def _tensor_cast(of: KernelClass, tiny: bool) -> Iterator[Program]:
-    del of
-    forms, kinds = _forms(tiny)
+def _tensor_cast(kernel_class: KernelClass, tiny: bool) -> Iterator[Program]:
+    del kernel_class
+    cases, kinds = _sizes(tiny)
     # Rows are sorted in 8, 16 or 32 bits, as the table needs, and each compiles to code of its own.
-    for base, rows in [*((form, 40_000_000) for form in forms), (forms[0], 40_000), (forms[1], 200)]:
-        form = dataclasses.replace(base, name=f"{base.name}, {rows:,} rows", rows=rows)
-        room = min(form.lookups, form.rows) + (20 if form.weighted else 0)
+    for base, rows in [*((sizes, 40_000_000) for sizes in cases), (cases[0], 40_000), (cases[1], 200)]:
+        sizes = dataclasses.replace(base, name=f"{base.name}, {rows:,} rows", rows=rows)
+        room = min(sizes.lookups, sizes.rows) + (20 if sizes.weighted else 0)
         rng, draws = np.random.default_rng(SEED), []
         for kind in kinds:
-            lookups = draw_lookups(rng, form, kind)
-            want = reference.cast_of(lookups.ids, lookups.offsets, form.rows, room)
+            lookups = draw_lookups(rng, sizes, kind)
+            want = reference.cast_of(lookups.ids, lookups.offsets, sizes.rows, room)
             judge = functools.partial(_judge_cast, want)
             draws.append(Draw(name=kind, arguments=(lookups.ids, lookups.offsets), judge=judge))
 
         def build(
-            table: ModuleType, implementation: Implementation, rows: int = form.rows, room: int = room
+            table: ModuleType, implementation: Implementation, rows: int = sizes.rows, room: int = room
         ) -> Callable[..., Any]:
             return lambda ids, offsets: table.tensor_cast(implementation, ids, offsets, rows, room)
 
-        yield Program(name=form.name, build=build, draws=tuple(draws), agreement=1.0)
+        yield Program(name=sizes.name, build=build, draws=tuple(draws), agreement=1.0)
 
 
 def _judge_cast(want: dict[str, np.ndarray], out: Any, slack: float) -> float:

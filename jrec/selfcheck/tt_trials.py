@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jrec.ops.tt.plan import Level
+from jrec.ops.tt.index import Level
 from jrec.ops.verdicts import KernelClass
 from jrec.selfcheck.reference import HALF_UNIT
 from jrec.selfcheck.trial import Draw, Program, worst
@@ -18,10 +18,10 @@ XLA_SLACK = 2.0**14  # XLA multiplies float32 matrices in TF32 on the tensor cor
 _SEED = 21
 
 
-def tt_programs(of: KernelClass, tiny: bool) -> Iterator[Program]:
+def tt_programs(kernel_class: KernelClass, tiny: bool) -> Iterator[Program]:
     """Programs for one shape of level; see ``trials.programs``."""
-    assert not isinstance(of.dim, int)
-    height, rank, columns, right_rank = of.dim
+    assert not isinstance(kernel_class.dim, int)
+    height, rank, columns, right_rank = kernel_class.dim
     parents, slices, capacity = (5, 6, 20) if tiny else (60, 70, 1500)
     rng, draws = np.random.default_rng(_SEED), []
     for kind, real in (("few entries", capacity // 3), ("padded tail", capacity - 3), ("all padding", 0)):
@@ -35,7 +35,7 @@ def tt_programs(of: KernelClass, tiny: bool) -> Iterator[Program]:
         of_parent[:real], of_digit[:real] = pairs // slices, pairs % slices
         gradient = np.full((capacity, height * columns, right_rank), np.nan, np.float32)  # padding's is never read
         gradient[:real] = rng.normal(size=(real, *gradient.shape[1:]))
-        dtype = jnp.dtype(of.dtype)
+        dtype = jnp.dtype(kernel_class.dtype)
         below = rng.normal(size=(parents, height, rank)).astype(np.float32)
         core = rng.normal(size=(slices, rank, columns, right_rank)).astype(dtype)
         level = Level(parents=of_parent, digits=of_digit, count=np.int32(real))  # pyright: ignore[reportArgumentType]
@@ -60,7 +60,7 @@ def _judge(arguments: tuple[Any, ...], real: int, out: Any, slack: float) -> flo
     shape = real, height * columns, right_rank
     off = (rank + 2) * HALF_UNIT * slack
     errors.append(worst("products", out[0][:real], product.reshape(shape), off * size.reshape(shape)))
-    for what, got, places, formula, factor, terms in (
+    for name, got, places, formula, factor, terms in (
         ("gradient of the level below", out[1], parents, "uans,urns->uar", right, columns * right_rank),
         ("gradient of the core", out[2], digits, "uans,uar->urns", left, height),
     ):
@@ -69,5 +69,5 @@ def _judge(arguments: tuple[Any, ...], real: int, out: Any, slack: float) -> flo
         np.add.at(size, places, np.einsum(formula, np.abs(slope), np.abs(factor)))
         entries = np.bincount(places, minlength=got.shape[0]).reshape(-1, *[1] * (got.ndim - 1))
         # Some kernels, and XLA, sum every slice or parent of the table; one that no entry chose must give zero.
-        errors.append(worst(what, got, want, (terms * entries + 2) * HALF_UNIT * slack * size))
+        errors.append(worst(name, got, want, (terms * entries + 2) * HALF_UNIT * slack * size))
     return max(errors)

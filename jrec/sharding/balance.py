@@ -58,16 +58,16 @@ def assign(
     """Puts every piece on one device: access-bound ones where lookups are least, the others where memory is.
 
     Args:
-      problem: tables and devices.
-      pieces: to be placed.
+      problem: Tables and devices.
+      pieces: The pieces to be placed.
       reserved: bytes of the devices' budgets that are taken already, one figure or (devices,).
-      loads: of pieces that are placed already; raised.
+      loads: The loads of pieces that are placed already; raised.
 
     Returns:
       The pieces, more of them where one fitted nowhere as a whole, and their (pieces,) owners.
 
     Raises:
-      PlanError: if the devices are too small together.
+      PlanError: If the devices are too small together.
     """
     loads = Loads.empty(problem, reserved) if loads is None else loads
     by_access = access_bound(pieces)
@@ -111,9 +111,9 @@ def _choose(loads: Loads, memory: float, fetched: float, *, by_access: bool) -> 
 
 
 def _split(problem: Problem, pieces: Pieces, p: int, loads: Loads) -> list[tuple[int, int, int, int]]:
-    """Spreads a piece over what room is left: (table, start, stop, device) of its parts."""
+    """Spreads a piece over what room is left: (table, start, stop, device) of each piece cut from it."""
     t, start, stop = int(pieces.table[p]), int(pieces.start[p]), int(pieces.stop[p])
-    row, parts, ranked = float(problem.memory_bytes[t]), [], problem.ranked[t]
+    row, placed, ranked = float(problem.memory_bytes[t]), [], problem.ranked[t]
     while start < stop:
         room = np.floor(np.maximum(loads.budget - loads.memory, 0.0) / row)
         device = int(room.argmax())
@@ -126,9 +126,9 @@ def _split(problem: Problem, pieces: Pieces, p: int, loads: Loads) -> list[tuple
         end = min(stop, start + int(room[device]))
         mass = float(ranked.mass_before(np.array(end)) - ranked.mass_before(np.array(start)))
         loads.put(device, (end - start) * row, mass * float(problem.row_bytes[t]))
-        parts.append((t, start, end, device))
+        placed.append((t, start, end, device))
         start = end
-    return parts
+    return placed
 
 
 def polish(
@@ -146,12 +146,12 @@ def polish(
     least ones shrink: both degrees of balance only ever rise.
 
     Args:
-      problem: tables and devices.
+      problem: Tables and devices.
       pieces: placed.
       owner: (pieces,) their devices.
       reserved: bytes of the devices' budgets that are taken already, one figure or (devices,).
-      good: the degree of balance that suffices.
-      rounds: exchanges at most.
+      good: The degree of balance that suffices.
+      rounds: Exchanges at most.
 
     Returns:
       The new owners.
@@ -174,15 +174,15 @@ def _exchange(pieces: Pieces, owner: np.ndarray, loads: Loads, load: np.ndarray)
     """Makes the best exchange between the greatest and one of the least of ``load``; False if none improves."""
     order = np.argsort(load, kind="stable")
     giver = int(order[-1])
-    given = _candidates(pieces, np.flatnonzero(owner == giver))
+    offered = _candidates(pieces, np.flatnonzero(owner == giver))
     best = (-1e-12, -1, -1, -1)
     for taker in order[: min(_NEIGHBOURS, len(order) - 1)].tolist():
         taken = np.append(_candidates(pieces, np.flatnonzero(owner == taker)), -1)
-        change = _changes(pieces, loads, giver, taker, given, taken)
+        change = _changes(pieces, loads, giver, taker, offered, taken)
         at = int(change.argmin())
         if change.flat[at] < best[0]:
             p, q = np.unravel_index(at, change.shape)
-            best = (float(change.flat[at]), int(given[p]), int(taken[q]), taker)
+            best = (float(change.flat[at]), int(offered[p]), int(taken[q]), taker)
     _, p, q, taker = best
     if taker < 0:
         return False
@@ -194,18 +194,20 @@ def _exchange(pieces: Pieces, owner: np.ndarray, loads: Loads, load: np.ndarray)
     return True
 
 
-def _candidates(pieces: Pieces, mine: np.ndarray) -> np.ndarray:
-    """At most so many pieces, spread over the range of their accesses."""
-    if len(mine) <= _CANDIDATES:
-        return mine
-    ranked = mine[np.argsort(pieces.fetched[mine], kind="stable")]
+def _candidates(pieces: Pieces, owned: np.ndarray) -> np.ndarray:
+    """At most ``_CANDIDATES`` of these pieces, spread over the range of their accesses."""
+    if len(owned) <= _CANDIDATES:
+        return owned
+    ranked = owned[np.argsort(pieces.fetched[owned], kind="stable")]
     return ranked[np.unique(np.linspace(0, len(ranked) - 1, _CANDIDATES).astype(np.int64))]
 
 
-def _changes(pieces: Pieces, loads: Loads, giver: int, taker: int, given: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """(given, taken) change of the squared deviations by every exchange; infinite where one must not be made."""
-    fetched = pieces.fetched[given][:, None] - np.where(taken >= 0, pieces.fetched[taken], 0.0)[None, :]
-    memory = pieces.memory[given][:, None] - np.where(taken >= 0, pieces.memory[taken], 0.0)[None, :]
+def _changes(
+    pieces: Pieces, loads: Loads, giver: int, taker: int, offered: np.ndarray, taken: np.ndarray
+) -> np.ndarray:
+    """(offered, taken) change of the squared deviations by every exchange; infinite where one must not be made."""
+    fetched = pieces.fetched[offered][:, None] - np.where(taken >= 0, pieces.fetched[taken], 0.0)[None, :]
+    memory = pieces.memory[offered][:, None] - np.where(taken >= 0, pieces.memory[taken], 0.0)[None, :]
     total = np.zeros_like(fetched)
     allowed = loads.memory[taker] + memory <= loads.budget[taker]
     allowed &= loads.memory[giver] - memory <= loads.budget[giver]

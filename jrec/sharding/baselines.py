@@ -109,15 +109,15 @@ def torchrec_mix(problem: Problem) -> Placement:
             break
         copies[t] = True
     large = ~copies & (size > problem.total_bytes / devices)
-    parts = [Placement.everywhere(_tables(problem, np.flatnonzero(copies)), REPLICATED, devices)]
-    parts.append(_row_wise(problem, np.flatnonzero(large)))
+    placements = [Placement.everywhere(_tables(problem, np.flatnonzero(copies)), REPLICATED, devices)]
+    placements.append(_row_wise(problem, np.flatnonzero(large)))
     middle = _tables(problem, np.flatnonzero(~copies & ~large))
     owner, load = np.zeros(len(middle), np.int64), np.zeros(devices)
     for p in np.argsort(-middle.fetched, kind="stable"):
         owner[p] = int(load.argmin())
         load[owner[p]] += middle.fetched[p]
-    parts.append(Placement.owned(middle, owner, devices))
-    return join(parts)
+    placements.append(Placement.owned(middle, owner, devices))
+    return join(placements)
 
 
 def _tables(problem: Problem, which: np.ndarray) -> Pieces:

@@ -1,4 +1,7 @@
-"""What a plan's arrays hold: the inverse of ``Plan.locate``."""
+"""What a plan's arrays hold: the inverse of ``Plan.locate``.
+
+Addresses are int32, or int64 where the stack has one of 2^31 or more there.
+"""
 
 from __future__ import annotations
 
@@ -14,41 +17,41 @@ MAX_SHARD_ROWS = 2**31 - 2  # offsets are int32, and one past the last row stand
 
 
 def shard_addresses(plan: Plan, tables: Sequence[tuple[str, int]], device: int, *, copies: bool = True) -> np.ndarray:
-    """(rows,) int32: the addresses of what a device's array of sharded rows holds, in the order of offsets.
+    """(rows,) integers: the addresses of what a device's array of sharded rows holds, in the order of offsets.
 
     Args:
-      plan: whose array it is.
-      tables: name and first address of the stack's tables.
-      device: whose array.
-      copies: whether the copies behind the device's own rows count, too.
+      plan: The plan.
+      tables: Name and first address of the stack's tables.
+      device: The device whose array it is.
+      copies: Whether the copies behind the device's own rows count, too.
     """
     held = (plan.tier == SHARDED) & (plan.owner == device)
     segments, first = _of(plan, tables)
-    mine = held[segments]
-    parts = [(plan.offset[segments[mine]], first[mine], segments[mine])]
+    own = held[segments]
+    ranges = [(plan.offset[segments[own]], first[own], segments[own])]
     if copies and len(plan.copy_segment):
         place = np.full(len(plan.start), -1, np.int64)
         place[segments] = first
         here = (plan.copy_device == device) & (place[plan.copy_segment] >= 0)
-        parts.append((plan.copy_offset[here], place[plan.copy_segment[here]], plan.copy_segment[here]))
-    return _filled(plan, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+        ranges.append((plan.copy_offset[here], place[plan.copy_segment[here]], plan.copy_segment[here]))
+    return _filled(plan, *(np.concatenate(column) for column in zip(*ranges, strict=True)))
 
 
 def replicated_addresses(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
-    """(rows,) int32: the addresses of the replicated rows of a stack, in the order of offsets."""
+    """(rows,) integers: the addresses of the replicated rows of a stack, in the order of offsets."""
     return _tier(plan, tables, REPLICATED)
 
 
 def host_addresses(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
-    """(rows,) int32: the addresses of the rows of a stack in host memory, in the order of offsets."""
+    """(rows,) integers: the addresses of the rows of a stack in host memory, in the order of offsets."""
     return _tier(plan, tables, HOST)
 
 
 def host_ranges(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
     """(n, 2) int64, ascending: begin and end of the ranges of a stack's addresses that are in host memory."""
     segments, first = _of(plan, tables)
-    mine = plan.tier[segments] == HOST
-    begin, stop = first[mine], (first + (plan.stop - plan.start)[segments])[mine]
+    on_host = plan.tier[segments] == HOST
+    begin, stop = first[on_host], (first + (plan.stop - plan.start)[segments])[on_host]
     fresh = np.append(True, begin[1:] != stop[:-1])[: begin.size]
     last = np.append(fresh[1:], True)[: begin.size]
     return np.stack([begin[fresh], stop[last]], axis=1)
@@ -56,16 +59,16 @@ def host_ranges(plan: Plan, tables: Sequence[tuple[str, int]]) -> np.ndarray:
 
 def _tier(plan: Plan, tables: Sequence[tuple[str, int]], tier: int) -> np.ndarray:
     segments, first = _of(plan, tables)
-    mine = plan.tier[segments] == tier
-    return _filled(plan, plan.offset[segments[mine]], first[mine], segments[mine])
+    here = plan.tier[segments] == tier
+    return _filled(plan, plan.offset[segments[here]], first[here], segments[here])
 
 
 def _of(plan: Plan, tables: Sequence[tuple[str, int]]) -> tuple[np.ndarray, np.ndarray]:
     """The segments of some tables and the address that each begins with."""
     numbers = [plan.number(name) for name, _ in tables]
-    of = [np.arange(plan.first[t], plan.first[t + 1]) for t in numbers]
-    segments = np.concatenate(of)
-    return segments, plan.start[segments] + np.repeat([base for _, base in tables], [len(s) for s in of])
+    by_table = [np.arange(plan.first[t], plan.first[t + 1]) for t in numbers]
+    segments = np.concatenate(by_table)
+    return segments, plan.start[segments] + np.repeat([base for _, base in tables], [len(s) for s in by_table])
 
 
 def _filled(plan: Plan, offset: np.ndarray, first: np.ndarray, segment: np.ndarray) -> np.ndarray:
@@ -76,11 +79,12 @@ def _filled(plan: Plan, offset: np.ndarray, first: np.ndarray, segment: np.ndarr
     if (offset[order] != ends - length).any():
         raise AssertionError("the ranges of an array overlap or leave gaps")
     total = int(ends[-1]) if len(ends) else 0
-    return (np.arange(total) + np.repeat(first[order] - offset[order], length)).astype(np.int32)
+    addresses = np.arange(total) + np.repeat(first[order] - offset[order], length)
+    return addresses.astype(np.int32) if total == 0 or int((first[order] + length).max()) <= 2**31 else addresses
 
 
 def shard_capacity(plan: Plan, stack: str) -> int:
-    """S, the rows of every device's array: those of the largest shard, and at least one.
+    """S, the rows of every device's array: as many as the largest shard has, and at least one.
 
     Raises:
       PlanError: if offsets would not fit into int32.

@@ -1,11 +1,11 @@
 """What a placement costs: OPER's Equations 1 to 5.
 
-Two slips of the paper are mended here. Equation 3 multiplies by L[j][j], the cost of a *local* lookup at the source; a
-fetch by device i from j costs L[i][j], as the text defines it and Algorithm 1 has it. Algorithm 1 also writes ``g`` for
-the partition ``p`` and leaves out its bytes, which Equations 2 and 3 have. L is in seconds per byte.
+Two slips of the paper are corrected here. Equation 3 multiplies by L[j][j], the cost of a *local* lookup at the source;
+a fetch by device i from j costs L[i][j], as the text defines it and Algorithm 1 has it. Algorithm 1 also writes ``g``
+for the partition ``p`` and leaves out its bytes, which Equations 2 and 3 have. L is in seconds per byte.
 
-Where some devices only keep tables, which the paper has not, the others alone look rows up, and links carry what the
-send-based form moves (``jrec.sharding.modes``) in place of Equation 3's rows.
+Where some devices only keep tables, which the paper does not have, only the others look rows up, and links carry what
+mode "send" moves (``jrec.sharding.modes``) in place of Equation 3's rows.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Cost:
       lookup: (devices,) float64, seconds (Equation 2).
       link_bytes: (devices, devices) float64, what device ``i`` fetches from ``j`` in the forward pass; diagonal 0. To
         devices that only keep tables: all that crosses the link in a step, halved in training.
-      links: the same in seconds (Equation 3).
-      all_reduce: seconds of summing the replicas' gradients (Equation 5, over all of them); 0 in inference.
-      host: seconds each device waits for host memory, both ways in training.
-      tt: seconds of tensor-train products.
+      links: The same in seconds (Equation 3).
+      all_reduce: Seconds of summing the replicas' gradients (Equation 5, over all of them); 0 in inference.
+      host: Seconds each device waits for host memory, both ways in training.
+      tt: Seconds of tensor-train products.
       copies: bytes of further copies of rows, over all devices.
-      training: whether gradients go back where the rows came from.
+      training: Whether gradients go back where the rows came from.
       computes: (devices,) which devices look rows up, while the others keep them; None where all do both.
     """
 
@@ -59,12 +59,12 @@ class Cost:
 
     @property
     def keepers(self) -> np.ndarray:
-        """(devices,) bool: who keeps tables. Balance is that of these devices."""
+        """(devices,) bool: the devices that keep tables, whose balance is measured."""
         return np.ones(len(self.memory), bool) if self.computes is None else ~np.array(self.computes)
 
     @property
     def remote(self) -> np.ndarray:
-        """(devices, devices) bool: the links that are used, by who asks and who keeps."""
+        """(devices, devices) bool: the links that are used, by the device that reads and the one that keeps."""
         if self.computes is None:
             return ~np.eye(len(self.memory), dtype=bool)
         return ~self.keepers[:, None] & self.keepers

@@ -15,8 +15,8 @@ def deal_rows(length, fetched, per_byte, one_by_one, load, taken):
       length: (runs,) int64, rows of each.
       fetched: (runs,) float64, bytes accessed of each row.
       per_byte: (devices,) float64, load of an accessed byte.
-      one_by_one: runs up to so many rows are dealt row by row; longer ones at once to the level that this arrives at,
-        and their last rows one by one.
+      one_by_one: Runs of at most this many rows are dealt row by row; longer ones at once, up to the load that this
+        leads to, and only their last rows one by one.
       load: (devices,) float64, raised.
       taken: (runs, devices) int64, zeros; filled with how many rows of each run every device got.
     """

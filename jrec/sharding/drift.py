@@ -24,12 +24,12 @@ class Drift:
     """A plan under two access profiles, and the plan that the second one asks for.
 
     Attributes:
-      then: the cost that the plan was made for; None where its profile is not at hand.
-      now: the plan's cost under the present accesses.
-      best: the cost of a new plan under them.
-      planned: the new plan's placement.
-      plan: the new plan.
-      moved_rows, moved_bytes: what changes its device or tier from the old to the new one, slots included.
+      then: The cost that the plan was made for; None where its profile was not given.
+      now: The plan's cost under the present accesses.
+      best: The cost of a new plan under them.
+      planned: The new plan's placement.
+      plan: The new plan.
+      moved_rows, moved_bytes: The rows that change their device or tier, and their bytes with slots.
     """
 
     then: Cost | None
@@ -55,8 +55,8 @@ def problem_of_plan(plan: Plan, profile: AccessProfile) -> Problem:
     """What a plan was made for, with another access profile.
 
     Raises:
-      PlanError: if the plan does not say what it was made for.
-      ProfileError: if the profile lacks a table.
+      PlanError: If the plan does not say what it was made for.
+      ProfileError: If the profile lacks a table.
     """
     try:
         info = plan.info
@@ -95,14 +95,14 @@ def options_of_plan(plan: Plan) -> PlanOptions:
     """The options that a plan was made with.
 
     Raises:
-      PlanError: if it does not say.
+      PlanError: If it does not say.
     """
     from jrec.sharding.tiers import TTOption
 
     try:
-        found: dict[str, Any] = dict(plan.info["options"])
-        found["tt"] = tuple(TTOption(**o) for o in found["tt"])
-        return PlanOptions(**found)
+        options: dict[str, Any] = dict(plan.info["options"])
+        options["tt"] = tuple(TTOption(**o) for o in options["tt"])
+        return PlanOptions(**options)
     except (KeyError, TypeError) as error:
         raise PlanError(f"the plan does not say how it was made ({error}); make it again with `jrec plan`") from error
 
@@ -113,19 +113,19 @@ def measure_drift(
     """What present accesses do to a plan, and the plan they ask for, by the same options.
 
     Args:
-      plan: in force.
-      profile: of the present accesses, for example of ``jrec.access.AccessMonitor``.
-      before: the profile that the plan was made from.
-      anew: plan as if there were no plan in force, instead of moving as few rows as balance allows.
+      plan: The plan in force.
+      profile: The profile of present accesses, for example an ``AccessMonitor``'s.
+      before: The profile that the plan was made from.
+      anew: Plan as if there were no plan in force, instead of moving as few rows as balance allows.
 
     Raises:
-      PlanError: if the plan was not made by ``jrec plan``, contradicts itself, is of another dataset than a profile, or
+      PlanError: If the plan was not made by ``jrec plan``, contradicts itself, is of another dataset than a profile, or
         the tables do not fit.
-      ProfileError: if a profile is of other tables.
+      ProfileError: If a profile is of other tables.
     """
-    for given in (profile, before):
-        if plan.dataset is not None and given is not None and given.dataset is not None:
-            plan.dataset.check(given.dataset, what="the plan", remedy=_REMEDY, error=PlanError)
+    for profiled in (profile, before):
+        if plan.dataset is not None and profiled is not None and profiled.dataset is not None:
+            plan.dataset.check(profiled.dataset, subject="the plan", remedy=_REMEDY, error=PlanError)
     problem, options = problem_of_plan(plan, profile), options_of_plan(plan)
     if problem.computes != plan.computes:
         raise PlanError(
@@ -167,17 +167,17 @@ def _starts(plan: Plan, table: int) -> np.ndarray:
     return plan.start[plan.first[table] : plan.first[table + 1]]
 
 
-def report(found: Drift) -> str:
+def report(drift: Drift) -> str:
     """The drift for people."""
     from jrec.sharding.explain import balance_table, human_bytes, human_seconds
 
-    costs = {"planned for": found.then} if found.then is not None else {}
-    costs |= {"plan now": found.now, "new plan": found.best}
+    costs = {"planned for": drift.then} if drift.then is not None else {}
+    costs |= {"plan now": drift.now, "new plan": drift.best}
     return "\n".join(
         (
             balance_table(costs),
-            f"a new plan saves {human_seconds(max(found.gain, 0.0))} of {human_seconds(found.now.seconds)} a step"
-            f" ({100 * found.relative_gain:.1f} %) and moves {found.moved_rows:,} rows,"
-            f" {human_bytes(found.moved_bytes)}",
+            f"a new plan saves {human_seconds(max(drift.gain, 0.0))} of {human_seconds(drift.now.seconds)} a step"
+            f" ({100 * drift.relative_gain:.1f} %) and moves {drift.moved_rows:,} rows,"
+            f" {human_bytes(drift.moved_bytes)}",
         )
     )

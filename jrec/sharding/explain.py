@@ -99,7 +99,7 @@ def summary(problem: Problem, planned: Planned, plan: Plan) -> str:
     gain = "the next byte of memory "
     if saved > 0:
         gain = f"{human_bytes(more)} more memory, 0.1 % of the tables, saves up to {human_seconds(saved)} a step: it "
-    lines.append(gain + tiers.marginal.what)
+    lines.append(gain + tiers.marginal.effect)
     lines.append(f"planned in {planned.seconds:.2f} s")
     return "\n".join(lines)
 
@@ -109,38 +109,38 @@ def _who(plan: Plan) -> str:
     return f"devices {device_ranges(plan.askers)} compute and keep no rows, {device_ranges(keepers)} keep the tables"
 
 
-def forms(found: Traffic) -> str:
-    """The bytes of both forms of a lookup."""
-    retrieve, send = (human_bytes(found.bytes_of(mode)) for mode in ("retrieve", "send"))
+def mode_bytes(traffic: Traffic) -> str:
+    """The bytes that both modes of a lookup move."""
+    retrieve, send = (human_bytes(traffic.bytes_of(mode)) for mode in ("retrieve", "send"))
     return f"{retrieve} if rows are retrieved, {send} if sums of bags are sent"
 
 
 def _between(problem: Problem, plan: Plan) -> list[str]:
-    """What all links carry in either form, and which form moves fewer bytes of which tables."""
+    """What all links carry in either mode, and for which tables sending moves fewer bytes."""
     if problem.devices == 1:
         return []
-    lines = [f"between devices in a step: {forms(expected_traffic(problem, plan))}"]
+    lines = [f"between devices in a step: {mode_bytes(expected_traffic(problem, plan))}"]
     if plan.computes is not None:
         return [f"{lines[0]}, as a run does with such a plan unless mesh.form=retrieve"]
     tables = [(t.name, expected_traffic(problem, plan, table=t.name)) for t in plan.tables]
-    send = [name for name, found in tables if found.cheaper == "send"]
+    send = [name for name, traffic in tables if traffic.cheaper == "send"]
     rest = "" if len(send) <= _MOST else f" and {len(send) - _MOST} more"
     fewer = f"tables {', '.join(send[:_MOST])}{rest}" if send else "no table"
     return [f"{lines[0]}; sending sums is fewer bytes for {fewer}"]
 
 
-def explain(plan: Plan, what: str, problem: Problem | None = None) -> str:
+def explain(plan: Plan, subject: str, problem: Problem | None = None) -> str:
     """Where a table or one of its rows lives, and why.
 
     Args:
-      plan: the plan.
-      what: ``TABLE`` or ``TABLE:ROW``.
-      problem: what was planned, for accesses; None leaves them out.
+      plan: The plan.
+      subject: ``TABLE`` or ``TABLE:ROW``.
+      problem: The problem that was planned, for the accesses; None leaves these out.
 
     Raises:
-      PlanError: on an unknown table or row.
+      PlanError: On an unknown table or row.
     """
-    name, colon, text = what.rpartition(":") if what not in [t.name for t in plan.tables] else (what, "", "")
+    name, colon, text = subject.rpartition(":") if subject not in [t.name for t in plan.tables] else (subject, "", "")
     if not colon:
         return _explain_table(plan, name or text, problem)
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
@@ -151,43 +151,43 @@ def explain(plan: Plan, what: str, problem: Problem | None = None) -> str:
 def _explain_table(plan: Plan, name: str, problem: Problem | None) -> str:
     number = plan.number(name)
     table = plan.tables[number]
-    of = np.arange(plan.first[number], plan.first[number + 1])
-    lines = [f"table {name}: {table.rows:,} rows of {table.dim} {table.dtype}, {len(of):,} ranges"]
+    segments = np.arange(plan.first[number], plan.first[number + 1])
+    lines = [f"table {name}: {table.rows:,} rows of {table.dim} {table.dtype}, {len(segments):,} ranges"]
     fetched = None
     if plan.computes is not None:
         lines.append(f"  {_who(plan)}")
     if problem is not None:
-        fetched = plan.placement(problem).pieces.fetched[of] / table.row_bytes * problem.askers
-    rows = (plan.stop - plan.start)[of]
+        fetched = plan.placement(problem).pieces.fetched[segments] / table.row_bytes * problem.askers
+    rows = (plan.stop - plan.start)[segments]
     for code, tier in enumerate(TIER_NAMES):
-        mine = plan.tier[of] == code
-        if not mine.any():
+        here = plan.tier[segments] == code
+        if not here.any():
             continue
-        part = f"  {tier}: {int(rows[mine].sum()):,} rows"
+        line = f"  {tier}: {int(rows[here].sum()):,} rows"
         if fetched is not None:
-            share = fetched[mine].sum() / max(fetched.sum(), 1e-300)
-            part += f", {100 * share:.2f} % of its accesses"
-        lines.append(part)
+            share = fetched[here].sum() / max(fetched.sum(), 1e-300)
+            line += f", {100 * share:.2f} % of its accesses"
+        lines.append(line)
         if code == SHARDED:
-            owners = np.bincount(plan.owner[of][mine], rows[mine], plan.devices)
+            owners = np.bincount(plan.owner[segments][here], rows[here], plan.devices)
             lines.append("    by device: " + ", ".join(f"{int(n):,}" for n in owners))
-    for place in range(min(len(of), _MOST)):
-        at = of[place]
+    for place in range(min(len(segments), _MOST)):
+        at = segments[place]
         where = TIER_NAMES[plan.tier[at]] + (f" on device {plan.owner[at]}" if plan.owner[at] >= 0 else "")
         copies = plan.copy_device[plan.copy_segment == at]
         more = f", copied to {', '.join(map(str, copies))}" if len(copies) else ""
         often = "" if fetched is None else f", {fetched[place]:.4g} accesses a step"
         lines.append(f"  rows {plan.start[at]:,} to {plan.stop[at] - 1:,}: {where}{more}{often}")
-    if len(of) > _MOST:
-        lines.append(f"  and {len(of) - _MOST:,} ranges more")
+    if len(segments) > _MOST:
+        lines.append(f"  and {len(segments) - _MOST:,} ranges more")
     if problem is not None and plan.devices > 1:
-        lines.append(f"  between devices in a step: {forms(expected_traffic(problem, plan, table=name))}")
+        lines.append(f"  between devices in a step: {mode_bytes(expected_traffic(problem, plan, table=name))}")
     return "\n".join(lines)
 
 
 def _explain_row(plan: Plan, name: str, row: int, problem: Problem | None) -> str:
-    found = plan.locate(name, np.array([row]))
-    tier, owner, offset = TIER_NAMES[found.tier[0]], int(found.owner[0]), int(found.offset[0])
+    located = plan.locate(name, np.array([row]))
+    tier, owner, offset = TIER_NAMES[located.tier[0]], int(located.owner[0]), int(located.offset[0])
     stack = plan.tables[plan.number(name)].stack
     places = {
         "sharded": f"row {offset:,} of device {owner}'s shard of stack {stack}",

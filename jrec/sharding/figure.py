@@ -14,9 +14,9 @@ def draw_balance(costs: Mapping[str, Cost], path: str | os.PathLike[str], *, tit
     """Writes Figure 10 as an image of the format that the path's ending names.
 
     Args:
-      costs: by strategy.
-      path: such as ``balance.svg`` or ``.png``.
-      title: above the figure.
+      costs: The costs, by strategy.
+      path: Such as ``balance.svg`` or ``.png``.
+      title: Above the figure.
     """
     from matplotlib.figure import Figure
 
@@ -30,9 +30,9 @@ def draw_balance(costs: Mapping[str, Cost], path: str | os.PathLike[str], *, tit
     place = np.arange(len(costs))
     for axis, (label, measure) in zip(axes, panels, strict=True):
         values = [measure(cost) for cost in costs.values()]
-        for number, (name, pick) in enumerate((("greatest", np.max), ("mean", np.mean), ("least", np.min))):
+        for number, (name, reduce) in enumerate((("greatest", np.max), ("mean", np.mean), ("least", np.min))):
             shade = ("#1b4965", "#5fa8d3", "#cae9ff")[number]
-            axis.bar(place + 0.27 * (number - 1), [pick(v) for v in values], 0.27, label=name, color=shade)
+            axis.bar(place + 0.27 * (number - 1), [reduce(v) for v in values], 0.27, label=name, color=shade)
         axis.set_xticks(place, list(costs), rotation=35, ha="right")
         axis.set_ylabel(label)
     axes[0].legend(frameon=False)

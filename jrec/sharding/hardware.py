@@ -42,17 +42,17 @@ class Hardware:
     """Devices and links.
 
     Attributes:
-      name: for people.
+      name: A name for people.
       memory: bytes of every device that embedding tables, with optimizer slots, may take.
       fetch: OPER's L, seconds per byte: ``fetch[i][j]`` is what device ``i`` pays for a byte of a row of device ``j``;
         the diagonal is a local lookup.
       all_reduce: bytes a second of a dense all-reduce over all devices (OPER's BW_AR).
       host: bytes a second between a device and host memory; 0 where there is no host tier.
-      tables_on: numbers of the devices that keep the tables and run no dense model, while the others compute and keep
+      tables_on: Numbers of the devices that keep the tables and run no dense model, while the others compute and keep
         none (Tensor Casting's memory-centric mode); empty where every device does both.
 
     Raises:
-      ConfigError: on sizes that do not fit together, or values that are not positive.
+      ConfigError: On sizes that do not fit together, or values that are not positive.
     """
 
     name: str
@@ -157,9 +157,9 @@ def grid(
     """Nodes of equal devices: one bandwidth within a node, one between nodes.
 
     Args:
-      name: for people.
-      devices: in all nodes together.
-      devices_per_node: a divisor of ``devices``; None for one node.
+      name: A name for people.
+      devices: How many devices all nodes have together.
+      devices_per_node: A divisor of ``devices``; None for one node.
       memory: bytes for tables, one figure for all devices or one each.
       lookup: bytes a second of gathering rows from a device's own memory.
       within, between: bytes a second from device to device in one node and between nodes.
@@ -167,7 +167,7 @@ def grid(
       host: bytes a second between a device and host memory.
 
     Raises:
-      ConfigError: on figures that do not describe a machine.
+      ConfigError: On figures that do not describe a machine.
     """
     per_node = devices if devices_per_node is None else devices_per_node
     if not 1 <= devices <= MAX_DEVICES:
@@ -200,7 +200,7 @@ def _presets() -> dict[str, Hardware]:
     between nodes (Figure 8). All-reduce: what a ring through the slowest link reaches, as a rule three quarters of it.
     """
     gb = 10**9
-    found = (
+    presets = (
         grid("dgx-a100", devices=8, memory=32 * gb, lookup=1555e9, within=300e9, all_reduce=225e9, host=31.5e9),
         grid("h200x8", devices=8, memory=112 * gb, lookup=4800e9, within=450e9, all_reduce=340e9, host=63e9),
         grid(
@@ -212,57 +212,57 @@ def _presets() -> dict[str, Hardware]:
             all_reduce=37e9, host=63e9,
         ),
     )  # fmt: skip
-    return {hardware.name: hardware for hardware in found}
+    return {hardware.name: hardware for hardware in presets}
 
 
-MAX_BYTES = 2**60  # of memory or a second: no machine's, and far below what integers and floats of 64 bits hold
+MAX_BYTES = 2**60  # of memory, or per second: more than any machine has, far below what 64 bits hold
 PRESETS: Mapping[str, Hardware] = _presets()
 
 
-def parse_bytes(value: Any, what: str = "size") -> float:
+def parse_bytes(value: Any, name: str = "size") -> float:
     """``"32GB"``, ``"1.5TB/s"``, ``"40GiB"`` or a number, in bytes (a second).
 
     Raises:
-      ConfigError: if it is none of these.
+      ConfigError: If it is none of these.
     """
-    found: float = math.nan
+    size: float = math.nan
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        found = value
+        size = value
     elif match := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([kmgt]i?)?b?(?:/s)?\s*", str(value).lower()):
-        found = float(match[1]) * _UNITS[match[2] or ""]
-    if not abs(found) <= MAX_BYTES:
+        size = float(match[1]) * _UNITS[match[2] or ""]
+    if not abs(size) <= MAX_BYTES:
         raise ConfigError(
-            f"{what} is {str(value)[:40]!r}; give bytes up to 2^60 as a number or like 32GB, 40GiB, 1.5TB/s"
+            f"{name} is {str(value)[:40]!r}; give bytes up to 2^60 as a number or like 32GB, 40GiB, 1.5TB/s"
         )
-    return found
+    return size
 
 
-def parse_devices(value: Any, what: str) -> tuple[int, ...]:
+def parse_devices(value: Any, name: str) -> tuple[int, ...]:
     """``"4-7"``, ``"0,2,4-7"`` or a list of numbers, as numbers of devices.
 
     Raises:
-      ConfigError: if it is none of these.
+      ConfigError: If it is none of these.
     """
-    parts = value if isinstance(value, list | tuple) else str(value).split(",")
-    found: list[int] = []
-    for part in parts:
-        match = re.fullmatch(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?", str(part))
+    ranges = value if isinstance(value, list | tuple) else str(value).split(",")
+    devices: list[int] = []
+    for text in ranges:
+        match = re.fullmatch(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?", str(text))
         numbers = [] if match is None else [n for n in match.groups() if n is not None]
         if not numbers or any(len(n) > 5 for n in numbers) or int(numbers[-1]) < int(numbers[0]):
-            raise ConfigError(f"{what} is {str(value)[:40]!r}; give numbers of devices like 4-7 or 0,2,4-7")
-        found.extend(range(int(numbers[0]), int(numbers[-1]) + 1))
-    return tuple(found)
+            raise ConfigError(f"{name} is {str(value)[:40]!r}; give numbers of devices like 4-7 or 0,2,4-7")
+        devices.extend(range(int(numbers[0]), int(numbers[-1]) + 1))
+    return tuple(devices)
 
 
 def load_hardware(name: str | os.PathLike[str], *, devices: int | None = None) -> Hardware:
     """A preset, or the hardware that a TOML file describes.
 
     Args:
-      name: of a preset, or the path of a file that ends in ``.toml``.
-      devices: take the first so many devices only.
+      name: A preset's name, or the path of a file that ends in ``.toml``.
+      devices: Take only this many devices, the first ones; None for all.
 
     Raises:
-      ConfigError: if there is no such preset, or the file is wrong.
+      ConfigError: If there is no such preset, or the file is wrong.
     """
     text = os.fspath(name)
     if text in PRESETS:
@@ -289,8 +289,8 @@ def _read(path: pathlib.Path) -> Hardware:
     def size(key: str) -> float:
         return parse_bytes(getattr(file, key), f"{path}: {key}")
 
-    given = file.memory if isinstance(file.memory, tuple) else (file.memory,)
-    memory = [int(parse_bytes(m, f"{path}: memory")) for m in given]
+    stated = file.memory if isinstance(file.memory, tuple) else (file.memory,)
+    memory = [int(parse_bytes(m, f"{path}: memory")) for m in stated]
     apart = () if file.tables_on is None else parse_devices(file.tables_on, f"{path}: tables_on")
     shared: dict[str, Any] = {"name": file.name or path.stem, "all_reduce": size("all_reduce"), "host": size("host")}
     try:

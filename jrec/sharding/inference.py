@@ -16,8 +16,8 @@ def split_for_copies(problem: Problem, placement: Placement, room: np.ndarray) -
     """Cuts the pieces that are hot enough to be copied so small that the room for copies can be filled.
 
     Args:
-      problem: tables and devices.
-      placement: of model parallelism.
+      problem: Tables and devices.
+      placement: A placement by model parallelism, without copies.
       room: (devices,) bytes for copies.
     """
     pieces = placement.pieces
@@ -32,9 +32,9 @@ def split_for_copies(problem: Problem, placement: Placement, room: np.ndarray) -
     if not large.any():
         return placement
     rows = np.maximum(most / problem.memory_bytes[pieces.table], 1).astype(np.int64)
-    parts = np.where(large, -(-(pieces.stop - pieces.start) // rows), 1)
-    origin = np.repeat(np.arange(len(pieces)), parts)
-    number = np.arange(len(origin)) - np.repeat(np.cumsum(parts) - parts, parts)
+    cuts = np.where(large, -(-(pieces.stop - pieces.start) // rows), 1)
+    origin = np.repeat(np.arange(len(pieces)), cuts)
+    number = np.arange(len(origin)) - np.repeat(np.cumsum(cuts) - cuts, cuts)
     step = np.where(large, rows, pieces.stop - pieces.start)[origin]
     start = pieces.start[origin] + number * step
     stop = np.minimum(start + step, pieces.stop[origin])
@@ -58,8 +58,8 @@ def copy_for_inference(problem: Problem, placement: Placement, room: np.ndarray)
     not count, since there is no link to relieve.
 
     Args:
-      problem: tables and devices.
-      placement: of model parallelism.
+      problem: Tables and devices.
+      placement: A placement by model parallelism, without copies.
       room: (devices,) bytes for copies.
 
     Returns:
@@ -98,9 +98,9 @@ def copy_for_inference(problem: Problem, placement: Placement, room: np.ndarray)
 def _next(source: np.ndarray, memory: np.ndarray, tid: int, room: float, first: int) -> int:
     """The first piece from ``first`` on that comes from ``tid`` and fits, -1 if there is none."""
     for at in range(first, len(source), 4096):
-        found = (source[at : at + 4096] == tid) & (memory[at : at + 4096] <= room)
-        if found.any():
-            return at + int(found.argmax())
+        fits = (source[at : at + 4096] == tid) & (memory[at : at + 4096] <= room)
+        if fits.any():
+            return at + int(fits.argmax())
     return -1
 
 

@@ -19,11 +19,11 @@ def stay(
     """Keeps the owners of an older plan, places what had none, and exchanges pieces until they are balanced.
 
     Args:
-      problem: under the present accesses.
-      pieces: of a partition under these.
-      plan: the older plan, of the same tables and devices.
+      problem: The problem under present accesses.
+      pieces: The pieces of a partition under these.
+      plan: The older plan, of the same tables and devices.
       reserved: (devices,) bytes that are taken already.
-      exchanges: as for a fresh plan.
+      exchanges: How many exchanges a fresh plan would get.
 
     Returns:
       Finer pieces and their owners; None if the old owners' memory does not suffice any more.
@@ -52,19 +52,19 @@ def _cut_by_owner(problem: Problem, pieces: Pieces, plan: Plan) -> tuple[Pieces,
     """Pieces cut where the older plan's owner changes, and those owners; -1 where a row was not sharded."""
     tables, starts, stops, owners = [], [], [], []
     for t, ranked in enumerate(problem.ranked):
-        of = np.flatnonzero(pieces.table == t)
-        if not of.size:
+        own = np.flatnonzero(pieces.table == t)
+        if not own.size:
             continue
-        of = of[np.argsort(pieces.start[of])]
-        first, last = int(pieces.start[of[0]]), int(pieces.stop[of[-1]])
+        own = own[np.argsort(pieces.start[own])]
+        first, last = int(pieces.start[own[0]]), int(pieces.stop[own[-1]])
         old = plan.start[plan.first[t] : plan.first[t + 1]]
         jump = ranked.first_row[1:] != ranked.first_row[:-1] + np.diff(ranked.starts)[:-1]
-        ranks = np.unique(np.concatenate([pieces.start[of], ranked.rank_of(old), ranked.starts[1:-1][jump]]))
+        ranks = np.unique(np.concatenate([pieces.start[own], ranked.rank_of(old), ranked.starts[1:-1][jump]]))
         ranks = ranks[(ranks >= first) & (ranks < last)]
         run = np.searchsorted(ranked.starts, ranks, side="right") - 1
         segment = plan.segments_of(t, ranked.first_row[run] + ranks - ranked.starts[run])
         owner = np.where(plan.tier[segment] == SHARDED, plan.owner[segment], -1).astype(np.int64)
-        piece = np.searchsorted(pieces.start[of], ranks, side="right")
+        piece = np.searchsorted(pieces.start[own], ranks, side="right")
         fresh = np.append(True, (np.diff(owner) != 0) | (np.diff(piece) != 0))
         bounds = np.append(ranks[fresh], last)
         tables.append(np.full(len(bounds) - 1, t))

@@ -36,21 +36,22 @@ def measure_hardware(
 ) -> Hardware:
     """The devices of this process as a ``Hardware``.
 
-    A fetch is what a step does: the owner gathers rows at random places of an array, and they travel to the asker by a
+    A fetch is what a step does: the owner gathers rows at random places of an array, and they travel to the device that
+      asked by a
     collective. The cost of a byte is the median time by the bytes of a message.
 
     Args:
-      name: for people.
-      devices: of ``jax.devices()``.
+      name: A name for people.
+      devices: Devices of ``jax.devices()``.
       memory: bytes of each device for tables; None for four fifths of what it has, on CPUs for an equal share of four
         fifths of the machine's.
-      row_bytes: of a row, a multiple of 4: short rows are gathered more slowly.
+      row_bytes: Bytes of a row, a multiple of 4: short rows are gathered more slowly.
       message: bytes that travel in one measurement.
-      repeats: how often each is timed.
-      tick: called with what is measured next, ``len(devices) ** 2 + 1`` times.
+      repeats: How often each is timed.
+      tick: Called with what is measured next, ``len(devices) ** 2 + 1`` times.
 
     Raises:
-      ConfigError: on sizes that cannot be, or where several processes run.
+      ConfigError: On sizes that cannot be, or where several processes run.
     """
     if jax.process_count() > 1:
         raise ConfigError("links are measured by one process that sees all devices; start it without jax.distributed")
@@ -58,7 +59,7 @@ def measure_hardware(
         raise ConfigError(f"rows of {row_bytes} bytes in messages of {message}: rows are whole float32 elements")
     if repeats < 1:
         raise ConfigError(f"repeats is {repeats}; measure at least once")
-    tick = (lambda what: None) if tick is None else tick
+    tick = (lambda measured: None) if tick is None else tick
     fetch = []
     for i, asker in enumerate(devices):
         fetch.append([])
@@ -137,12 +138,12 @@ def _from_host(device: Any, elements: int) -> Callable[[], Any]:
 def _seconds(run: Callable[[], Any], repeats: int) -> float:
     for _ in range(_WARM_UPS):
         jax.block_until_ready(run())
-    found = []
+    times = []
     for _ in range(repeats):
         began = time.perf_counter()
         jax.block_until_ready(run())
-        found.append(time.perf_counter() - began)
-    return statistics.median(found)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
 
 
 def _memory(device: Any, devices: int) -> int:

@@ -8,7 +8,7 @@ from jrec.sharding.errors import PlanError
 from jrec.sharding.locator_kernel import locate_rows
 from jrec.sharding.plan import Located, Plan
 
-_BUCKETS = 16  # bits: a table's rows fall into at most so many powers of two of equal buckets
+_BUCKETS = 16  # bits: a table's rows fall into at most 2**_BUCKETS equal buckets
 
 
 class Locator:
@@ -17,7 +17,7 @@ class Locator:
     Thread-safe. The index takes up to 256 kB a table.
 
     Args:
-      plan: whose rows are to be found.
+      plan: The plan whose rows are to be found.
 
     Example:
       >>> locator = Locator(plan)
@@ -28,31 +28,35 @@ class Locator:
         self.plan = plan
         self._tables = {}
         for t, table in enumerate(plan.tables):
-            of = slice(int(plan.first[t]), int(plan.first[t + 1]))
-            ends = np.append(plan.start[of], table.rows)
+            segments = slice(int(plan.first[t]), int(plan.first[t + 1]))
+            ends = np.append(plan.start[segments], table.rows)
             shift = max(0, int(table.rows).bit_length() - _BUCKETS)
             bucket = np.arange(((table.rows - 1) >> shift) + 1, dtype=np.int64) << shift
             index = (np.searchsorted(ends, bucket, side="right") - 1).astype(np.int32)
             # The hottest rows, all in the first bucket, have the shortest ranges: they are looked up one by one.
             head = np.arange(min(table.rows, 1 << shift), dtype=np.int64)
             direct = (np.searchsorted(ends, head, side="right") - 1).astype(np.int32)
-            shared = (plan.tier[of].copy(), plan.owner[of].copy(), plan.offset[of] - plan.start[of])
+            shared = (
+                plan.tier[segments].copy(),
+                plan.owner[segments].copy(),
+                plan.offset[segments] - plan.start[segments],
+            )
             self._tables[table.name] = (ends, direct, index, shift, *shared)
 
     def locate(self, table: str, rows: np.ndarray) -> Located:
         """Where (n,) rows of a table live; equal to ``Plan.locate``.
 
         Raises:
-          PlanError: on an unknown table or rows outside of it.
+          PlanError: On an unknown table or rows outside of it.
         """
-        found = self._tables.get(table)
-        if found is None:
+        index = self._tables.get(table)
+        if index is None:
             self.plan.number(table)  # raises, naming the tables
             raise AssertionError
         rows = np.ascontiguousarray(rows, np.int64)
         out = Located(np.empty(rows.size, np.uint8), np.empty(rows.size, np.int16), np.empty(rows.size, np.int64))
-        bad = int(locate_rows(*(rows, *found, *out)))  # pyright: ignore[reportCallIssue]
+        bad = int(locate_rows(*(rows, *index, *out)))  # pyright: ignore[reportCallIssue]
         if bad >= 0:
-            size = int(found[0][-1])
+            size = int(index[0][-1])
             raise PlanError(f"row {int(rows[bad]):,}, at place {bad:,}, is not in table {table!r} of {size:,} rows")
         return out

@@ -14,7 +14,7 @@ def locate_rows(rows, ends, direct, index, shift, tier, owner, shift_of, out_tie
       ends: (segments + 1,) int64, first rows of segments, then the table's rows.
       direct: (2 ** shift or fewer,) int32, the segment of each of the first rows.
       index: (buckets,) int32, the segment of the first row of each bucket of 2 ** shift rows.
-      shift: of rows to buckets.
+      shift: How many bits a row number is shifted by to give its bucket.
       tier, owner: (segments,) uint8 and int16.
       shift_of: (segments,) int64, what turns a row into its offset.
       out_tier, out_owner, out_offset: (n,) uint8, int16 and int64, filled.

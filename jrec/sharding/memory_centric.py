@@ -18,7 +18,7 @@ from jrec.sharding.problem import Problem
 
 
 def keepers_problem(problem: Problem) -> Problem:
-    """The devices that keep tables alone, each of which sees the accesses of a device that computes."""
+    """Only the devices that keep tables, each with the accesses of a device that computes."""
     hardware = problem.hardware
     keepers = hardware.tables_on
     return problem.on_devices(hardware.only(keepers, hardware.name), problem.askers, extra_memory=0.0)

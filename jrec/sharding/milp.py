@@ -20,11 +20,11 @@ class Solved:
     """What the solver found.
 
     Attributes:
-      placement: the best one, None if there is none in the time given.
-      objective: its seconds, infinite without a placement.
-      bound: no placement of these pieces takes fewer seconds.
-      optimal: whether that is proved.
-      seconds: that solving took.
+      placement: The best one, None if there is none in the time given.
+      objective: Its seconds, infinite without a placement.
+      bound: No placement of these pieces takes fewer seconds.
+      optimal: Whether that is proved.
+      seconds: How long solving took.
     """
 
     placement: Placement | None
@@ -70,16 +70,16 @@ def solve(
     holder (OPER's full P). Copies fit the extra memory, and budgets are kept, in both.
 
     Args:
-      problem: tables, devices, purpose, extra memory.
+      problem: Tables, devices, purpose, extra memory.
       pieces: indivisible.
-      seconds: for the solver.
-      gap: relative, at which it may stop.
-      memory_slack: beside copies each device may use at most ``(1 + memory_slack)`` times its even share of the rows;
+      seconds: How long the solver may take.
+      gap: Relative, at which it may stop.
+      memory_slack: Beside copies each device may use at most ``(1 + memory_slack)`` times its even share of the rows;
         None asks for no balance of memory.
-      rule: see ``objective``.
+      rule: See ``objective``.
 
     Raises:
-      ConfigError: if the instance is so large that it would not end.
+      ConfigError: If the instance is so large that it would not end.
     """
     from scipy.optimize import Bounds, milp
 
@@ -97,7 +97,7 @@ def solve(
     integrality[:binaries] = 1
     upper = np.full(len(c), np.inf)
     upper[:binaries] = 1
-    found = milp(
+    result = milp(
         c,
         integrality=integrality,
         bounds=Bounds(np.zeros(len(c)), upper),  # pyright: ignore[reportArgumentType]
@@ -105,13 +105,13 @@ def solve(
         options={"time_limit": seconds, "mip_rel_gap": gap},
     )
     took = time.perf_counter() - began
-    bound = float(getattr(found, "mip_dual_bound", None) or 0.0) * scale
-    if found.x is None:
+    bound = float(getattr(result, "mip_dual_bound", None) or 0.0) * scale
+    if result.x is None:
         return Solved(placement=None, objective=float("inf"), bound=bound, optimal=False, seconds=took)
-    placement = read(np.round(found.x[:binaries]).astype(np.int64))
+    placement = read(np.round(result.x[:binaries]).astype(np.int64))
     value = objective(problem, placement, rule)
     return Solved(
-        placement=placement, objective=value, bound=min(bound, value), optimal=found.status == 0, seconds=took
+        placement=placement, objective=value, bound=min(bound, value), optimal=result.status == 0, seconds=took
     )
 
 

@@ -1,4 +1,4 @@
-"""How many bytes a step moves between devices in each form of the lookup, by the cost model. NumPy alone.
+"""How many bytes a step moves between devices in each mode of the lookup, by the cost model. Uses only NumPy.
 
 *Retrieve*: a request of 4 bytes for each unique row, the row, and its float32 gradient. *Send*: 4 bytes for each lookup
 and each bag, the bag's float32 sum, and its gradient. *Memory-centric*: as send, from devices that run the dense model
@@ -30,11 +30,11 @@ class Traffic:
     """What devices ask of each other in a step; (devices, devices) float64, ``[i, j]`` what i asks of j, diagonal 0.
 
     Attributes:
-      lookups: ids.
-      rows: unique rows.
-      bags: with lookups at j.
-      retrieve: bytes between i and j, both ways, where rows are retrieved.
-      send: where pooled bags are sent.
+      lookups: Ids looked up.
+      rows: Unique rows.
+      bags: Bags with lookups at j.
+      retrieve: Bytes between i and j, both ways, where rows are retrieved.
+      send: The same where pooled bags are sent.
     """
 
     lookups: np.ndarray
@@ -44,12 +44,12 @@ class Traffic:
     send: np.ndarray
 
     def bytes_of(self, mode: Mode) -> float:
-        """Over all links, of one step."""
+        """Bytes over all links in one step."""
         return float(getattr(self, mode).sum())
 
     @property
     def cheaper(self) -> Mode:
-        """The form that moves fewer bytes."""
+        """The mode that moves fewer bytes."""
         return "send" if self.bytes_of("send") < self.bytes_of("retrieve") else "retrieve"
 
 
@@ -68,8 +68,8 @@ def traffic(
     Args:
       lookups, rows, bags: (tables, devices, devices).
       row_bytes, dims: (tables,).
-      training: whether gradients go back.
-      weighted: whether lookups have float32 weights, which are sent with them.
+      training: Whether gradients go back.
+      weighted: Whether lookups have float32 weights, which are sent with them.
     """
     gradient = GRADIENT if training else 0
     away = ~np.eye(lookups.shape[1], dtype=bool)
@@ -89,20 +89,20 @@ def traffic(
 def expected_traffic(
     problem: Problem, plan: Plan, *, computes: Sequence[bool] | None = None, table: str | None = None
 ) -> Traffic:
-    """What a profile lets expect of a plan.
+    """The traffic of a plan that an access profile lets expect.
 
     Args:
-      problem: accesses and batch; its ``dedup`` does not matter.
-      plan: of the same tables and devices.
-      computes: which devices have examples, all of the batch together; None for those of the plan. Where only some
+      problem: Accesses and batch; its ``dedup`` does not matter.
+      plan: A plan of the same tables and devices.
+      computes: Which devices have examples, all of the batch together; None for what the plan says. Where only some
         have, and others keep the rows, ``send`` is the memory-centric mode.
-      table: of this one alone; None for all.
+      table: Count only this table; None for all.
 
     Raises:
-      ConfigError: if no device has examples.
+      ConfigError: If no device has examples.
     """
-    given = plan.computes if computes is None else computes
-    chosen = np.ones(plan.devices, bool) if given is None else np.asarray(given, bool)
+    stated = plan.computes if computes is None else computes
+    chosen = np.ones(plan.devices, bool) if stated is None else np.asarray(stated, bool)
     if chosen.shape != (plan.devices,) or not chosen.any():
         raise ConfigError(f"computes names {int(chosen.sum())} devices of {chosen.size}; the plan has {plan.devices}")
     asking = chosen[None, :, None]
@@ -130,20 +130,20 @@ def sent_bytes(problem: Problem, placement: Placement) -> np.ndarray:
     return made.send
 
 
-def _alike(problem: Problem, askers: int) -> tuple[Problem, Problem]:
-    """A problem whose devices all have as many examples as those that ask have, without and with ``dedup``."""
+def _alike(problem: Problem, compute_devices: int) -> tuple[Problem, Problem]:
+    """A problem whose devices all have as many examples as those that compute, without and with ``dedup``."""
     hardware = dataclasses.replace(problem.hardware, tables_on=())
-    found = problem.on_devices(hardware, askers, dedup=False)
-    return found, dataclasses.replace(found, dedup=True)
+    problem_of_all = problem.on_devices(hardware, compute_devices, dedup=False)
+    return problem_of_all, dataclasses.replace(problem_of_all, dedup=True)
 
 
 def _dims(problem: Problem) -> np.ndarray:
     return np.array([t.dim for t in problem.tables])
 
 
-def _bags(problem: Problem, lookups: np.ndarray, askers: int) -> np.ndarray:
+def _bags(problem: Problem, lookups: np.ndarray, compute_devices: int) -> np.ndarray:
     """(tables, devices, devices): bags with at least one of the (tables, devices, devices) lookups."""
-    examples = problem.batch_size / askers
+    examples = problem.batch_size / compute_devices
     lengths = np.array([problem.profile.table(t.name).accesses for t in problem.tables]) / problem.profile.examples
     length = np.maximum(lengths, 1.0)[:, None, None]
     share = np.minimum(lookups / (examples * np.maximum(lengths, 1e-300)[:, None, None]), 1.0)
@@ -151,11 +151,11 @@ def _bags(problem: Problem, lookups: np.ndarray, askers: int) -> np.ndarray:
 
 
 def _by_table(problem: Problem, placement: Placement) -> np.ndarray:
-    """(tables, devices, devices): accesses of sharded rows, by asker and source."""
+    """(tables, devices, devices): accesses of sharded rows, by computing device and source."""
     pieces, tables, devices = placement.pieces, len(problem.tables), problem.devices
     mass = np.where(placement.tier == SHARDED, pieces.fetched / problem.row_bytes[pieces.table], 0.0)
-    found = np.empty((tables, devices, devices))
+    accesses = np.empty((tables, devices, devices))
     for device in range(devices):
         source = pieces.table.astype(np.int64) * devices + np.maximum(placement.path[:, device], 0)
-        found[:, device] = np.bincount(source, mass, tables * devices).reshape(tables, devices)
-    return found
+        accesses[:, device] = np.bincount(source, mass, tables * devices).reshape(tables, devices)
+    return accesses

@@ -35,11 +35,11 @@ def partition(
     """Cuts ranks of all tables, from most to least accessed, whenever a piece reaches a threshold.
 
     Args:
-      problem: tables and accesses.
-      threshold: the share of these ranks' memory, and of their accesses, that a piece may have; a single row may have
+      problem: Tables and accesses.
+      threshold: The share of these ranks' memory, and of their accesses, that a piece may have; a single row may have
         more.
       first, last: (tables,) int64, the ranks of each table that are to be cut.
-      access_threshold: where it differs from that of memory.
+      access_threshold: The threshold of accesses, where it differs from memory's.
 
     Returns:
       The pieces, by table and rank.
@@ -65,7 +65,7 @@ def partition(
 
 
 def cut(ranked: Ranked, first: int, last: int, *, max_rows: int, max_mass: float) -> np.ndarray:
-    """Bounds (pieces + 1,) int64 of the longest pieces of at most so many rows and accesses, and at least one row."""
+    """Bounds (pieces + 1,) int64 of the longest pieces within ``max_rows`` and ``max_mass``, one row at least."""
     mass, starts, access = ranked.mass.tolist(), ranked.starts.tolist(), ranked.access.tolist()
     runs = len(access)
     bounds, at = [first], first

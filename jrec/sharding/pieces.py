@@ -39,8 +39,8 @@ class Pieces:
         table, start, stop = np.asarray(table, np.int32), np.asarray(start, np.int64), np.asarray(stop, np.int64)
         mass = np.zeros(len(table))
         for number, ranked in enumerate(problem.ranked):
-            of = table == number
-            mass[of] = ranked.mass_before(stop[of]) - ranked.mass_before(start[of])
+            own = table == number
+            mass[own] = ranked.mass_before(stop[own]) - ranked.mass_before(start[own])
         return Pieces(
             table=table,
             start=start,
@@ -59,14 +59,14 @@ class Placement:
     """Where every piece lives and who fetches it from where: OPER's P.
 
     Attributes:
-      pieces: all of them; every rank of every table is in exactly one.
+      pieces: All of them; every rank of every table is in exactly one.
       tier: (pieces,) uint8, one of ``TIER_NAMES``.
       owner: (pieces,) int16, the device that keeps the piece; -1 in other tiers than "sharded".
       path: (pieces, devices) int16: device ``i`` fetches from ``path[p, i]``, itself where it has a copy; -1 for tiers
         "tt" and "host".
-      core_bytes: of all tensor-train cores, on each device.
-      core_seconds: the time of their products in a step.
-      cuts: of the problem whose ranks the pieces are, see ``Problem.cuts``.
+      core_bytes: Bytes of all tensor-train cores, on each device.
+      core_seconds: The time of their products in a step.
+      cuts: The ``Problem.cuts`` by which the pieces' ranks are counted.
     """
 
     pieces: Pieces
@@ -79,7 +79,7 @@ class Placement:
 
     @staticmethod
     def owned(pieces: Pieces, owner: np.ndarray, devices: int) -> Placement:
-        """Every piece on one device alone."""
+        """Every piece on a single device."""
         owner = owner.astype(np.int16)
         path = np.repeat(owner[:, None], devices, axis=1)
         return Placement(pieces=pieces, tier=np.full(len(pieces), SHARDED, np.uint8), owner=owner, path=path)
@@ -100,16 +100,16 @@ class Placement:
         return self.path == np.arange(self.path.shape[1])
 
 
-def join(parts: list[Placement], *, core_bytes: float = 0.0, core_seconds: float = 0.0) -> Placement:
+def join(placements: list[Placement], *, core_bytes: float = 0.0, core_seconds: float = 0.0) -> Placement:
     """One placement of the pieces of several."""
-    pieces = [p.pieces for p in parts]
+    pieces = [p.pieces for p in placements]
     return Placement(
         pieces=Pieces(
             **{f.name: np.concatenate([getattr(p, f.name) for p in pieces]) for f in dataclasses.fields(Pieces)}
         ),
-        tier=np.concatenate([p.tier for p in parts]),
-        owner=np.concatenate([p.owner for p in parts]),
-        path=np.concatenate([p.path for p in parts]),
+        tier=np.concatenate([p.tier for p in placements]),
+        owner=np.concatenate([p.owner for p in placements]),
+        path=np.concatenate([p.path for p in placements]),
         core_bytes=core_bytes,
         core_seconds=core_seconds,
     )

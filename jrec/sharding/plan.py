@@ -39,10 +39,10 @@ class Plan:
     """A placement of rows, by range.
 
     Attributes:
-      tables: what is placed, in order.
-      devices: for which it is made.
+      tables: The tables that are placed, in order.
+      devices: How many devices it is made for.
       purpose: "training" or "inference".
-      dataset: the identity of the dataset whose row order it relies on; None where there is none.
+      dataset: The identity of the dataset whose row order it relies on; None where there is none.
       first: (tables + 1,) int64, positions of each table's segments.
       start: (segments,) int64, the row each begins with; it ends where the table's next one begins.
       tier: (segments,) uint8.
@@ -53,7 +53,7 @@ class Plan:
       way: (segments,) int32, positions in ``path``.
       copy_segment, copy_device, copy_offset: (copies,) the further holders of sharded segments, in inference, and the
         offset of the segment's first row there.
-      info: what it was made from, in JSON types.
+      info: What the plan was made from, in JSON types.
       computes: (devices,) which devices have examples and run the dense model, while the others keep all the rows; None
         where every device does both.
     """
@@ -96,7 +96,7 @@ class Plan:
         """The position of a table.
 
         Raises:
-          PlanError: if the plan has none of this name.
+          PlanError: If the plan has none of this name.
         """
         names = [t.name for t in self.tables]
         if name not in names:
@@ -107,7 +107,7 @@ class Plan:
         """The segments of (n,) rows of a table.
 
         Raises:
-          PlanError: on rows outside of the table.
+          PlanError: On rows outside of the table.
         """
         rows = np.asarray(rows, np.int64)
         if rows.size and not 0 <= rows.min() <= rows.max() < self.tables[table].rows:
@@ -122,7 +122,7 @@ class Plan:
         """Where (n,) rows of a table live.
 
         Raises:
-          PlanError: on an unknown table or rows outside of it.
+          PlanError: On an unknown table or rows outside of it.
         """
         rows = np.asarray(rows, np.int64)
         segment = self.segments_of(self.number(table), rows)
@@ -155,9 +155,9 @@ class Plan:
     def shard_rows(self, stack: str) -> np.ndarray:
         """(devices,) int64: rows of a stack in each device's array of sharded rows, copies included."""
         length = self.stop - self.start
-        mine = self._in(stack) & (self.tier == SHARDED)
-        rows = np.bincount(self.owner[mine], length[mine], self.devices)
-        copied = mine[self.copy_segment]
+        sharded = self._in(stack) & (self.tier == SHARDED)
+        rows = np.bincount(self.owner[sharded], length[sharded], self.devices)
+        copied = sharded[self.copy_segment]
         rows += np.bincount(self.copy_device[copied], length[self.copy_segment[copied]], self.devices)
         return rows.astype(np.int64)
 
@@ -189,9 +189,9 @@ class Plan:
             raise PlanError(f"the plan is for {self.devices} devices, not the {problem.devices} of this hardware")
         rows, fetched = self.stop - self.start, np.empty(len(self.start))
         for t, ranked in enumerate(problem.by_row):
-            of = slice(self.first[t], self.first[t + 1])
-            mass = ranked.mass_before(self.stop[of]) - ranked.mass_before(self.start[of])
-            fetched[of] = mass * problem.row_bytes[t]
+            segments = slice(self.first[t], self.first[t + 1])
+            mass = ranked.mass_before(self.stop[segments]) - ranked.mass_before(self.start[segments])
+            fetched[segments] = mass * problem.row_bytes[t]
         pieces = Pieces(
             table=self.table,
             start=self.start,
@@ -297,18 +297,18 @@ def _row_ranges(problem: Problem, pieces: Pieces) -> tuple[np.ndarray, np.ndarra
     """(table, first row, piece) of ranges that cover every table in row order."""
     tables, rows, members = [], [], []
     for t, ranked in enumerate(problem.ranked):
-        of = np.flatnonzero(pieces.table == t)
-        of = of[np.argsort(pieces.start[of], kind="stable")]
-        bounds = np.append(pieces.start[of], pieces.stop[of[-1]] if len(of) else 0)
-        whole = len(of) and bounds[0] == 0 and bounds[-1] == problem.tables[t].rows
-        if not whole or (pieces.stop[of] != bounds[1:]).any():
+        own = np.flatnonzero(pieces.table == t)
+        own = own[np.argsort(pieces.start[own], kind="stable")]
+        bounds = np.append(pieces.start[own], pieces.stop[own[-1]] if len(own) else 0)
+        whole = len(own) and bounds[0] == 0 and bounds[-1] == problem.tables[t].rows
+        if not whole or (pieces.stop[own] != bounds[1:]).any():
             raise PlanError(f"the placement does not hold every row of table {problem.tables[t].name!r} exactly once")
         # Ranks are rows in runs: a range of rows begins with a piece or with a run that does not go on from the last.
         jump = ranked.first_row[1:] != ranked.first_row[:-1] + np.diff(ranked.starts)[:-1]
         ranks = np.union1d(bounds[:-1], ranked.starts[1:-1][jump])
         run = np.searchsorted(ranked.starts, ranks, side="right") - 1
         row = ranked.first_row[run] + ranks - ranked.starts[run]
-        member = of[np.searchsorted(bounds, ranks, side="right") - 1]
+        member = own[np.searchsorted(bounds, ranks, side="right") - 1]
         order = np.argsort(row)
         tables.append(np.full(len(ranks), t, np.int64))
         rows.append(row[order])

@@ -67,15 +67,15 @@ def load_plan(path: str | os.PathLike[str], *, schema: Schema | None = None, dev
     """Reads and checks a plan.
 
     Args:
-      path: of the file.
-      schema: of the dataset it is to be used with.
-      devices: of the mesh it is to be used on.
+      path: The plan file.
+      schema: The schema of the dataset that it is used with; None to leave it unchecked.
+      devices: How many devices the mesh has that it is used on; None to leave it unchecked.
 
     Raises:
-      PlanError: if it is damaged, inconsistent, of another dataset or of a mesh of another size.
+      PlanError: If it is damaged, inconsistent, of another dataset or of a mesh of another size.
     """
     content, arrays = read_container(path, kind=KIND, version=VERSION, error=PlanError, remedy=_REMEDY)
-    header = decode(content, _Header, where=str(path), error=PlanError, remedy=_REMEDY)
+    header = decode(content, _Header, where=str(path), error=PlanError, remedy=_REMEDY, partial=True)
     decode(header.info, _Info, where=f"{path}, info", error=PlanError, remedy=_REMEDY, partial=True)
     if {name: array.dtype for name, array in arrays.items()} != _ARRAYS or not header.tables:
         raise PlanError(f"{path} does not hold the arrays of a plan; {_REMEDY}")
@@ -97,7 +97,7 @@ def check_dataset(plan: Plan, schema: Schema, path: Any = "the plan") -> None:
     """Refuses a dataset whose rows are not those that were planned.
 
     Raises:
-      PlanError: naming the difference.
+      PlanError: Naming the difference.
     """
     planned = {t.name: t.rows for t in plan.tables}
     for table in schema.tables:
@@ -111,18 +111,18 @@ def check_dataset(plan: Plan, schema: Schema, path: Any = "the plan") -> None:
     if extra := sorted(set(planned) - {t.name for t in schema.tables}):
         raise PlanError(f"{path} places table(s) {', '.join(extra)}, which dataset {schema.name!r} lacks; {_REMEDY}")
     if plan.dataset is not None:
-        plan.dataset.check(schema.identity, what=str(path), remedy=_REMEDY, error=PlanError)
+        plan.dataset.check(schema.identity, subject=str(path), remedy=_REMEDY, error=PlanError)
 
 
 def check_budget(plan: Plan, memory: Any) -> None:
     """Refuses devices that cannot hold what the plan gives them.
 
     Args:
-      plan: the plan.
+      plan: The plan.
       memory: (devices,) bytes, or one figure for all.
 
     Raises:
-      PlanError: naming the device and how much it lacks.
+      PlanError: Naming the device and how much it lacks.
     """
     budget = np.broadcast_to(np.asarray(memory, np.float64), (plan.devices,))
     needed = plan_memory(plan)

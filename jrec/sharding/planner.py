@@ -30,13 +30,13 @@ class PlanOptions:
     """How hard to try, and what is allowed.
 
     Attributes:
-      threshold: of partitioning at first (OPER §4.1), a share of memory and of accesses.
-      target: the degree of balance at which refinement ends.
-      refinements: how often the threshold may be halved.
-      exchanges: pairs of pieces that may change places after the greedy assignment; 0 is the paper's algorithm.
-      rule: which rows are worth an all-reduce, see ``jrec.sharding.replicate.pays``.
-      host: whether rows may live in host memory where they do not fit.
-      tt: tables that may live as tensor-train cores.
+      threshold: The first threshold of partitioning (OPER §4.1), a share of memory and of accesses.
+      target: The degree of balance at which refinement ends.
+      refinements: How often the threshold may be halved.
+      exchanges: Pairs of pieces that may change places after the greedy assignment; 0 is the paper's algorithm.
+      rule: Which rows are worth an all-reduce, see ``jrec.sharding.replicate.pays``.
+      host: Whether rows may live in host memory where they do not fit.
+      tt: Tables that may live as tensor-train cores.
     """
 
     threshold: float = DEFAULT_THRESHOLD
@@ -64,12 +64,12 @@ class Planned:
     """A placement and how it came about.
 
     Attributes:
-      placement: where every row lives.
-      cost: what it costs.
-      tiers: what was chosen where memory was short.
-      threshold: at which refinement ended.
+      placement: Where every row lives.
+      cost: What it costs.
+      tiers: What was chosen where memory was short.
+      threshold: The threshold at which refinement ended.
       tried: (threshold, degree of balance) of every round.
-      seconds: that planning took.
+      seconds: How long planning took.
     """
 
     placement: Placement
@@ -89,16 +89,16 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
     Where the hardware has ``tables_on``, these devices keep all rows (``jrec.sharding.memory_centric``).
 
     Args:
-      problem: tables, accesses, devices, purpose.
+      problem: Tables, accesses, devices, purpose.
       options: None for the defaults.
-      previous: an older plan of the same tables and devices whose rows stay where they are as far as balance allows;
+      previous: An older plan of the same tables and devices whose rows stay where they are as far as balance allows;
         where that misses the target by more than a hundredth, planning begins anew.
 
     Returns:
       The best round's placement.
 
     Raises:
-      PlanError: if the tables do not fit.
+      PlanError: If the tables do not fit.
     """
     options = PlanOptions() if options is None else options
     if problem.computes is not None:
@@ -151,22 +151,22 @@ def plan_placement(problem: Problem, options: PlanOptions | None = None, *, prev
 def _on_keepers(problem: Problem, options: PlanOptions, previous: Plan | None) -> Planned:
     """The plan of the devices that keep tables, by what all of them cost together."""
     before = None if previous is None else among_keepers(problem, previous)
-    found = plan_placement(keepers_problem(problem), options, previous=before)
-    placement, tiers = on_all(problem, found.placement), found.tiers
+    planned = plan_placement(keepers_problem(problem), options, previous=before)
+    placement, tiers = on_all(problem, planned.placement), planned.tiers
     if not tiers.host_bytes:
-        what = "buys nothing: all rows fit, and devices that compute keep no copies"
-        tiers = dataclasses.replace(tiers, marginal=Marginal(seconds_per_byte=0.0, what=what))
-    return dataclasses.replace(found, placement=placement, cost=evaluate(problem, placement), tiers=tiers)
+        effect = "buys nothing: all rows fit, and devices that compute keep no copies"
+        tiers = dataclasses.replace(tiers, marginal=Marginal(seconds_per_byte=0.0, effect=effect))
+    return dataclasses.replace(planned, placement=placement, cost=evaluate(problem, placement), tiers=tiers)
 
 
 def balance_of(problem: Problem, placed: Placement, first: np.ndarray, reserved: np.ndarray) -> float:
     """The lesser degree of balance of lookups of sharded ranks and of memory.
 
     Args:
-      problem: tables and devices.
-      placed: sharded rows.
-      first: (tables,) ranks before these are replicated or about to be copied, so that their owner matters to memory
-        alone.
+      problem: Tables and devices.
+      placed: Sharded rows.
+      first: (tables,) ranks before these are replicated or about to be copied, so that their owner matters only to
+        memory.
       reserved: (devices,) bytes taken otherwise.
     """
     pieces = placed.pieces
@@ -185,7 +185,7 @@ def _balanced(
     previous: Plan | None,
 ) -> Placement:
     """One round of §4.1 and §4.2 for each group of ranks."""
-    parts: list[Placement] = []
+    placements: list[Placement] = []
     for first, last in groups:
         pieces = partition(problem, threshold, first, last)
         if not len(pieces):
@@ -198,23 +198,23 @@ def _balanced(
             kept = pieces, polish(problem, pieces, owner, reserved=reserved, rounds=options.exchanges)
         pieces, owner = kept
         reserved = reserved + np.bincount(owner, pieces.memory, problem.devices)
-        parts.append(Placement.owned(pieces, owner, problem.devices))
-    if not parts:
+        placements.append(Placement.owned(pieces, owner, problem.devices))
+    if not placements:
         none = np.empty(0)
         return Placement.owned(Pieces.of(problem, none, none, none), none, problem.devices)
-    return join(parts)
+    return join(placements)
 
 
 def _apart(problem: Problem, tiers: Tiers, near: np.ndarray) -> list[Placement]:
     """The rows that no single device owns."""
     rows = np.array([t.rows for t in problem.tables], np.int64)
-    parts = (
+    ranges = (
         (REPLICATED, np.zeros_like(near), near),
         (HOST, tiers.kept, tiers.tt_from),
         (TT, tiers.tt_from, rows),
     )
     return [
         Placement.everywhere(span(problem, first, last), tier, problem.devices)
-        for tier, first, last in parts
+        for tier, first, last in ranges
         if (last > first).any()
     ]

@@ -27,8 +27,10 @@ class PlanTable:
     """A table to be placed.
 
     Attributes:
-      name, rows, dim, dtype: as in ``jrec.ops.layout.TableConfig``.
-      slot_bytes: of the optimizer's slots of one row, which lie where the row lies.
+      name, rows, dim, dtype, group: As in ``jrec.ops.layout.TableConfig``.
+      slot_bytes: Bytes of the optimizer's slots of one row, which lie where the row lies.
+      stack_number: Which of the stacks of its dim and dtype it is in, counted from 1: a layout has several where int32
+        addresses do not reach all rows of one (``EmbeddingLayout.build``).
     """
 
     name: str
@@ -36,6 +38,8 @@ class PlanTable:
     dim: int
     dtype: str = "float32"
     slot_bytes: int = 0
+    stack_number: int = 1
+    group: str = ""
 
     def __post_init__(self) -> None:
         if not (1 <= self.rows <= 2**32 and 1 <= self.dim < 2**31 and 0 <= self.slot_bytes < 2**40):
@@ -55,8 +59,9 @@ class PlanTable:
 
     @property
     def stack(self) -> str:
-        """Tables of equal dim and dtype share an array on each device."""
-        return f"d{self.dim}_{self.dtype}"
+        """Tables of equal dim, dtype and group share an array on each device, or several where a layout has several."""
+        kind = f"d{self.dim}_{self.dtype}" + (f"@{self.group}" if self.group else "")
+        return kind if self.stack_number == 1 else f"{kind}_{self.stack_number}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,22 +120,22 @@ class Ranked:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """Tables, their accesses, devices and what for.
+    """Tables, their accesses, the devices, and the purpose.
 
     Attributes:
-      tables: to be placed; the profile has each of them.
-      profile: of the accesses.
-      hardware: the devices; where it has ``tables_on``, the others share the batch and keep no rows.
-      batch_size: examples of one step over all devices together.
-      purpose: "training" sends gradients back and sums those of replicas; "inference" only fetches.
-      extra_memory: how much of the tables' size may be spent on further copies of rows.
-      dedup: count a row that a device accesses several times in a step as one fetch, which is what a lookup of unique
+      tables: The tables to be placed; the profile has each of them.
+      profile: The access profile.
+      hardware: The devices; where it has ``tables_on``, the others share the batch and keep no rows.
+      batch_size: Examples of one step over all devices together.
+      purpose: "training" sends gradients back and sums replicas' gradients; "inference" only fetches.
+      extra_memory: How much of the tables' size may be spent on further copies of rows.
+      dedup: Count a row that a device accesses several times in a step as one fetch, which is what a lookup of unique
         ids does. OPER's equations do not.
-      cuts: by table a row that ranks do not pass: rows before it rank before those behind it, however accessed, since
-        the latter live otherwise.
+      cuts: By table, a row that ranks do not pass: rows before it rank before all rows from it on, however often these
+        are accessed, since the latter are stored in another way.
 
     Raises:
-      ConfigError: on values out of range or a profile of other sizes.
+      ConfigError: On values out of range or a profile of other sizes.
     """
 
     tables: tuple[PlanTable, ...]
@@ -154,8 +159,8 @@ class Problem:
             raise ConfigError(f"purpose is {self.purpose!r}; choose training or inference")
         if self.dedup and self.computes is not None:
             raise ConfigError(
-                "dedup counts the rows that a device fetches, but to devices that keep tables alone (tables_on) every"
-                " lookup goes, and sums come back; leave --dedup out"
+                "dedup counts the rows that a device fetches, but devices that only keep tables (tables_on) get every"
+                " lookup and send sums back; leave --dedup out"
             )
         for table in self.tables:
             if (rows := self.profile.table(table.name).rows) != table.rows:
@@ -176,15 +181,15 @@ class Problem:
         """How many devices share the batch."""
         return self.devices - len(self.hardware.tables_on)
 
-    def on_devices(self, hardware: Hardware, askers: int, **changes: Any) -> Problem:
-        """Other devices, each of which sees the accesses that one of ``askers`` sees that share the batch."""
-        # A Problem deals a batch to its own devices.
-        profile = dataclasses.replace(self.profile, examples=self.profile.examples * askers / hardware.devices)
+    def on_devices(self, hardware: Hardware, compute_devices: int, **changes: Any) -> Problem:
+        """The problem on other devices, each accessing as much as one of ``compute_devices`` does."""
+        # A Problem divides a batch among its own devices.
+        profile = dataclasses.replace(self.profile, examples=self.profile.examples * compute_devices / hardware.devices)
         return dataclasses.replace(self, hardware=hardware, profile=profile, **changes)
 
     @functools.cached_property
     def total_bytes(self) -> int:
-        """Of all rows with their slots, one copy each."""
+        """Bytes of all rows with their slots, one copy each."""
         return sum(t.rows * t.memory_bytes for t in self.tables)
 
     @functools.cached_property
@@ -220,9 +225,9 @@ class Problem:
         return self if self.cuts == needed else dataclasses.replace(self, cuts=needed)
 
     def _accesses(self, table: PlanTable) -> tuple[np.ndarray, np.ndarray]:
-        found = self.profile.table(table.name)
-        access = found.counts * (self.batch_size / self.askers / self.profile.examples)
-        return found.starts, -np.expm1(-access) if self.dedup else access
+        profile = self.profile.table(table.name)
+        access = profile.counts * (self.batch_size / self.askers / self.profile.examples)
+        return profile.starts, -np.expm1(-access) if self.dedup else access
 
     @functools.cached_property
     def row_bytes(self) -> np.ndarray:

@@ -42,12 +42,12 @@ class Runs:
         """Per table how many ranks, the most worthwhile of all tables first, fit ``memory`` bytes; (tables,) int64."""
         total = np.cumsum(self.memory)
         full = int(np.searchsorted(total, memory, side="right"))
-        found = np.zeros(len(problem.tables), np.int64)
-        np.add.at(found, self.table[:full], self.length[:full])
+        ranks = np.zeros(len(problem.tables), np.int64)
+        np.add.at(ranks, self.table[:full], self.length[:full])
         if full < len(total):
             left = memory - (total[full - 1] if full else 0.0)
-            found[self.table[full]] += int(left / problem.memory_bytes[self.table[full]])
-        return found
+            ranks[self.table[full]] += int(left / problem.memory_bytes[self.table[full]])
+        return ranks
 
 
 def runs_of(problem: Problem, last: np.ndarray) -> Runs:
@@ -92,10 +92,10 @@ def replicated_ranks(problem: Problem, last: np.ndarray, extra: float, rule: Fre
     """Per table how many ranks every device keeps, (tables,) int64; in inference all copies pay.
 
     Args:
-      problem: tables and devices.
+      problem: Tables and devices.
       last: (tables,) ends of the ranks that may be replicated.
       extra: bytes of further copies over all devices, M - 1 for each row.
-      rule: see ``pays``.
+      rule: See ``pays``.
     """
     if problem.devices == 1 or extra <= 0:
         return np.zeros(len(problem.tables), np.int64)

@@ -18,7 +18,7 @@ class Routed:
     """The unique rows of one stack in one device's part of a batch.
 
     Attributes:
-      addresses: (n,) int32, ascending.
+      addresses: (n,) int32, or int64 of a stack of 2^31 rows or more, ascending.
       rows: (n,) int32, offsets in the array that each is read from: of device 0, of device 1 and so on, then of the
         replicated array and of host memory.
       at: (n,) int32, which of the addresses each is; ascending within an array.
@@ -32,8 +32,8 @@ class Routed:
 
     def of(self, array: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and places of one array, numbered as in ``starts``."""
-        part = slice(int(self.starts[array]), int(self.starts[array + 1]))
-        return self.rows[part], self.at[part]
+        chosen = slice(int(self.starts[array]), int(self.starts[array + 1]))
+        return self.rows[chosen], self.at[chosen]
 
     @property
     def counts(self) -> np.ndarray:
@@ -47,21 +47,21 @@ class Router:
     Rows of a batch's cast ascend, so one pass over them and the plan's ranges finds all.
 
     Args:
-      plan: whose rows are routed.
-      tables: name and first address of the stack's tables, ascending, without gaps.
+      plan: The plan by which rows are routed.
+      tables: Name and first address of the stack's tables, ascending, without gaps.
       devices: The devices whose rows are routed; None for all of the plan's. Of a plan without further copies of rows,
         which training has, all devices share one array of sources and one of offsets.
 
     Raises:
-      PlanError: if the plan keeps some of the rows in tensor-train cores.
+      PlanError: If the plan keeps some of the rows in tensor-train cores.
     """
 
     def __init__(self, plan: Plan, tables: Sequence[tuple[str, int]], devices: Iterable[int] | None = None) -> None:
         self.devices = plan.devices
         numbers = [plan.number(name) for name, _ in tables]
-        of = [np.arange(plan.first[t], plan.first[t + 1]) for t in numbers]
-        segments = np.concatenate(of)
-        bases = np.repeat([base for _, base in tables], [len(s) for s in of])
+        by_table = [np.arange(plan.first[t], plan.first[t + 1]) for t in numbers]
+        segments = np.concatenate(by_table)
+        bases = np.repeat([base for _, base in tables], [len(s) for s in by_table])
         total = tables[-1][1] + plan.tables[numbers[-1]].rows
         self._ends = np.append(plan.start[segments] + bases, total)
         tier = plan.tier[segments]
@@ -80,19 +80,23 @@ class Router:
             group = np.where(sharded, plan.path[plan.way[segments], device], host)
             before = self._group[device] = before if before is not None and np.array_equal(before, group) else group
             self._shift[device] = shift
-            mine = copied[group[number[plan.copy_segment[copied]]] == plan.copy_device[copied]]
-            if mine.size:
+            copies = copied[group[number[plan.copy_segment[copied]]] == plan.copy_device[copied]]
+            if copies.size:
                 own = self._shift[device] = shift.copy()
-                held = number[plan.copy_segment[mine]]
-                own[held] = plan.copy_offset[mine] - self._ends[held]
+                held = number[plan.copy_segment[copies]]
+                own[held] = plan.copy_offset[copies] - self._ends[held]
 
     def route(self, addresses: np.ndarray, device: int) -> Routed:
-        """Sorts (n,) int32 ascending addresses by where one device, of those that the router was made for, reads them.
+        """Sorts addresses by where one device reads them.
+
+        Args:
+          addresses: (n,) int32 or int64, ascending.
+          device: One of those that the router was made for.
 
         Raises:
-          PlanError: on addresses outside of the stack, or that do not ascend.
+          PlanError: On addresses outside of the stack, or that do not ascend.
         """
-        addresses = np.ascontiguousarray(addresses, np.int32)
+        addresses = np.ascontiguousarray(addresses, np.int64 if addresses.dtype == np.int64 else np.int32)
         n = addresses.size
         routed = Routed(
             addresses=addresses,
@@ -100,8 +104,8 @@ class Router:
             at=np.empty(n, np.int32),
             starts=np.empty(self.devices + 3, np.int64),
         )
-        found = np.empty(n, np.int32)
-        places = (found, routed.starts, routed.rows, routed.at)
+        segments = np.empty(n, np.int32)
+        places = (segments, routed.starts, routed.rows, routed.at)
         bad = int(route_rows(addresses, self._ends, self._group[device], self._shift[device], *places))  # pyright: ignore[reportCallIssue, reportArgumentType]
         if bad >= 0:
             raise PlanError(

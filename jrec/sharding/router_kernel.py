@@ -6,15 +6,15 @@ from jrec.data.compiled import compiled
 
 
 @compiled
-def route_rows(addresses, ends, group, shift, found, starts, rows, at):
+def route_rows(addresses, ends, group, shift, segments, starts, rows, at):
     """Locates ascending rows and sorts them by group, stably.
 
     Args:
-      addresses: (n,) int32, ascending.
+      addresses: (n,) int32 or int64, ascending.
       ends: (segments + 1,) int64, first addresses of segments, then the stack's rows.
       group: (segments,) int16, of each segment.
       shift: (segments,) int64, what turns an address into an offset.
-      found: (n,) int32, for the segment of each row.
+      segments: (n,) int32, filled: the segment of each row.
       starts: (groups + 1,) int64, filled: where each group begins.
       rows: (n,) int32, filled: offsets by group.
       at: (n,) int32, filled: which of the addresses each is.
@@ -44,12 +44,12 @@ def route_rows(addresses, ends, group, shift, found, starts, rows, at):
             else:
                 high = middle
         segment = low
-        found[k] = segment
+        segments[k] = segment
         starts[group[segment] + 1] += 1
     for g in range(groups):
         starts[g + 1] += starts[g]
     for k in range(addresses.size):
-        segment = found[k]
+        segment = segments[k]
         place = starts[group[segment]]
         starts[group[segment]] += 1
         rows[place] = addresses[k] + shift[segment]

@@ -61,22 +61,22 @@ class SentLookups:
           bags: (n,) int32, ascending: the bag of each lookup.
           owners: (n,) int32, the device of its row.
           offsets: (n,) int32, the row of that device's shard.
-          devices: how many.
+          devices: How many devices there are.
           weights: (n,) float32, or None.
           addresses: (n,) int32 of the rows in the stack, or None.
 
         Raises:
-          ValueError: if bags do not ascend, or an owner is none of the devices.
+          ValueError: If bags do not ascend, or an owner is none of the devices.
         """
-        given = [np.ascontiguousarray(a, np.int32) for a in (bags, owners, offsets)]
+        columns = [np.ascontiguousarray(a, np.int32) for a in (bags, owners, offsets)]
         beside: list[np.ndarray] = [
             _NO_WEIGHTS if weights is None else np.ascontiguousarray(weights, np.float32),
             _NO_ADDRESSES if addresses is None else np.ascontiguousarray(addresses, np.int32),
         ]
         starts, bag_starts = (np.empty(devices + 1, np.int64) for _ in range(2))
-        rows, found, firsts = (np.empty(bags.size, np.int32) for _ in range(3))
+        rows, sent_bags, firsts = (np.empty(bags.size, np.int32) for _ in range(3))
         filled = [np.empty_like(array) for array in beside]
-        arguments: Any = (*given, *beside, starts, rows, *filled, found, firsts, bag_starts)
+        arguments: Any = (*columns, *beside, starts, rows, *filled, sent_bags, firsts, bag_starts)
         bad = int(sort_by_owner(*arguments))
         if bad >= 0:
             raise ValueError(
@@ -87,7 +87,7 @@ class SentLookups:
         return SentLookups(
             rows=rows,
             starts=starts,
-            bags=found[:count],
+            bags=sent_bags[:count],
             firsts=firsts[:count],
             bag_starts=bag_starts,
             weights=None if weights is None else filled[0],
@@ -100,10 +100,10 @@ class Split:
     """A stack's lookups in a part of a batch: those that read unique rows, and those that are sent.
 
     Attributes:
-      cast: of what is not sent; its rows are addresses.
-      local: the number of each lookup's unique row, -1 where it is sent or padding; of the ids' shape.
-      routed: of the unique rows of ``cast``.
-      sent: the others.
+      cast: The cast of the lookups that are not sent; its rows are addresses.
+      local: The number of each lookup's unique row, -1 where it is sent or padding; of the ids' shape.
+      routed: The route of the unique rows of ``cast``.
+      sent: The other lookups.
     """
 
     cast: Cast
@@ -125,13 +125,13 @@ def split_sent(
     """Takes lookups of other devices' rows out of a cast.
 
     Args:
-      cast: of all lookups, NumPy arrays.
-      routed: of its unique rows.
+      cast: The cast of all lookups, NumPy arrays.
+      routed: The route of its unique rows.
       sends: (num_bags,) bool, the bags whose lookups of other devices' rows are sent.
-      device: whose part it is.
-      shape: of the ids.
-      weights: of the lookups, of the ids' shape; None for none.
-      with_addresses: whether lookups keep their rows' addresses.
+      device: The device whose lookups these are.
+      shape: The ids' shape.
+      weights: The lookups' weights, of the ids' shape; None for none.
+      with_addresses: Whether lookups keep their rows' addresses.
     """
     n, unique = cast.positions.size, int(cast.num_unique)
     devices = len(routed.starts) - 3
@@ -147,14 +147,14 @@ def split_sent(
             rows, at = routed.of(other)
             owner[at], offset[at] = other, rows
     number, local = np.empty(unique, np.int32), np.full(n, -1, np.int32)
-    found = {name: np.empty(n, np.int32) for name in ("bags", "owners", "offsets", "addresses")}
+    taken = {name: np.empty(n, np.int32) for name in ("bags", "owners", "offsets", "addresses")}
     flat = _NO_WEIGHTS if weights is None else np.asarray(weights).reshape(-1)
     of_lookups = np.empty(n if weights is not None else 0, np.float32)
     of_cast = [np.asarray(a) for a in (cast.rows, cast.offsets, cast.sources, cast.positions)]
-    filled = (*kept.values(), number, local, *found.values(), of_lookups)
+    filled = (*kept.values(), number, local, *taken.values(), of_lookups)
     arguments: Any = (*of_cast, unique, owner, offset, sends, flat, *filled)
     count, left = take_sent(*arguments)
-    cut = {name: array[:count] for name, array in found.items()}
+    cut = {name: array[:count] for name, array in taken.items()}
     addresses = cut.pop("addresses")
     sent = SentLookups.of(
         **cut,
@@ -182,13 +182,13 @@ def send_route(lookups: SentLookups, *, num_bags: int, room: int, pooled: int) -
     """A device's route, in NumPy arrays of static sizes. It runs on the host.
 
     Args:
-      lookups: of one device.
-      num_bags: of the device.
+      lookups: The lookups of one device.
+      num_bags: How many bags that device has.
       room: L, the most lookups at one device.
       pooled: P, the most bags with lookups at one device.
 
     Raises:
-      ValueError: where a line has more lookups or bags than there is room for.
+      ValueError: Where a line has more lookups or bags than there is room for.
     """
     devices = len(lookups.starts) - 1
     rows = np.full((devices, room), -1, np.int32)
@@ -198,9 +198,9 @@ def send_route(lookups: SentLookups, *, num_bags: int, room: int, pooled: int) -
     for device in range(devices):
         line, bags = lookups.line(device), lookups.bags_of(device)
         size, count = line.stop - line.start, bags.stop - bags.start
-        for what, needed, most in (("lookups", size, room), ("bags with lookups", count, pooled)):
+        for counted, needed, most in (("lookups", size, room), ("bags with lookups", count, pooled)):
             if needed > most:
-                raise ValueError(f"there are {needed:,} {what} at device {device}, but room for {most:,}")
+                raise ValueError(f"there are {needed:,} {counted} at device {device}, but room for {most:,}")
         rows[device, :size] = lookups.rows[line]
         for name, array in beside.items():
             if (out := made[name]) is not None and array is not None:

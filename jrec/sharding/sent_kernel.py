@@ -6,7 +6,9 @@ from jrec.data.compiled import compiled
 
 
 @compiled
-def sort_by_owner(bags, owners, offsets, weights, addresses, starts, rows, of_rows, at_rows, found, firsts, bag_starts):
+def sort_by_owner(
+    bags, owners, offsets, weights, addresses, starts, rows, of_rows, at_rows, sent_bags, firsts, bag_starts
+):
     """Sorts lookups by owner, stably, and finds the bags of every owner's.
 
     Args:
@@ -16,8 +18,8 @@ def sort_by_owner(bags, owners, offsets, weights, addresses, starts, rows, of_ro
       weights: (n,) float32, or empty.
       addresses: (n,) int32, or empty.
       starts: (devices + 1,) int64, filled: where the lookups of each owner begin.
-      rows, of_rows, at_rows: filled with offsets, weights and addresses, owner by owner.
-      found: (n,) int32, filled in its first places: the bags of every owner's lookups, owner by owner.
+      rows, of_rows, at_rows: Filled with offsets, weights and addresses, owner by owner.
+      sent_bags: (n,) int32, filled in its first places: the bags of every owner's lookups, owner by owner.
       firsts: (n,) int32, filled alike: the first lookup of each, counted from its owner's first.
       bag_starts: (devices + 1,) int64, filled: where the bags of each owner begin.
 
@@ -37,7 +39,7 @@ def sort_by_owner(bags, owners, offsets, weights, addresses, starts, rows, of_ro
         place = place_of[owners[k]]
         place_of[owners[k]] = place + 1
         rows[place] = offsets[k]
-        found[place] = bags[k]
+        sent_bags[place] = bags[k]
         if weights.size:
             of_rows[place] = weights[k]
         if addresses.size:
@@ -46,9 +48,9 @@ def sort_by_owner(bags, owners, offsets, weights, addresses, starts, rows, of_ro
     for d in range(devices):
         bag_starts[d] = count
         for j in range(starts[d], starts[d + 1]):
-            bag = found[j]
-            if j == starts[d] or bag != found[count - 1]:
-                found[count] = bag  # in place: no bag is moved behind its lookup
+            bag = sent_bags[j]
+            if j == starts[d] or bag != sent_bags[count - 1]:
+                sent_bags[count] = bag  # in place: no bag is moved behind its lookup
                 firsts[count] = j - starts[d]
                 count += 1
     bag_starts[devices] = count
@@ -81,17 +83,17 @@ def take_sent(
     """Splits a cast into lookups that are sent, in the order of their positions, and the cast of the others.
 
     Args:
-      rows, offsets, sources, positions: of the cast.
-      unique: its unique rows.
+      rows, offsets, sources, positions: The cast's arrays.
+      unique: How many unique rows it has.
       owner: (unique,) int32, the other device that keeps each; -1 where none does.
       offset: (unique,) int32, the row in that device's shard.
       sends: (num_bags,) bool.
       weights: (n,) float32 of the lookups, or empty.
-      kept_rows, kept_offsets, kept_sources, kept_positions: as the cast's, filled; but ``kept_rows`` in its first
-        places alone.
+      kept_rows, kept_offsets, kept_sources, kept_positions: As the cast's, filled; ``kept_rows`` only in its
+        first places.
       number: (unique,) int32, filled: which kept row each is, -1 for none.
       local: (n,) int32, -1 all of it, filled: the kept row of each lookup that is not sent.
-      bags, owners, shard_rows, addresses: (n,) int32, filled in their first places: of the sent lookups.
+      bags, owners, shard_rows, addresses: (n,) int32, filled in their first places: the sent lookups.
       of_lookups: (n,) float32 or empty, filled alike.
 
     Returns:
@@ -145,7 +147,7 @@ def filter_routed(rows, at, starts, number, kept_rows, kept_at, kept_starts):
     """The rows of a route that are kept, under their new numbers.
 
     Args:
-      rows, at, starts: of the route.
+      rows, at, starts: The route's arrays.
       number: (unique,) int32, -1 for rows that are not kept; ascending otherwise.
       kept_rows, kept_at, kept_starts: filled.
     """

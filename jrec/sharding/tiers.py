@@ -27,12 +27,12 @@ class TTOption:
     """A table, or its rows from some row on, that may live as tensor-train cores on every device.
 
     Attributes:
-      table: its name.
-      memory_bytes: of the cores with their slots.
-      seconds: of their products in a step of one device.
-      rank: of the cores.
-      first_rank: the rows before it, the most frequent ones, stay whole; 0 takes the whole table.
-      required: take it even where the tables fit without.
+      table: The table's name.
+      memory_bytes: Bytes of the cores with their slots.
+      seconds: Seconds of their products in a step of one device.
+      rank: The cores' rank.
+      first_rank: The rows before it, the most frequent ones, stay uncompressed; 0 compresses the whole table.
+      required: Take it even where the tables fit without.
     """
 
     table: str
@@ -56,16 +56,16 @@ def tt_option(
     """The cores of a table at some rank: their memory, and by the cost model of ``jrec.ops.tt`` their time.
 
     Args:
-      problem: the tables and their accesses.
-      name: of the table.
-      rank: of all bonds, or as much of it as the shape can use.
-      first_rank: how many of the first rows stay whole.
-      required: take it even where the tables fit without.
-      shape: of the cores; None for the one that ``TTShape.search`` finds.
-      platform: "gpu" or "cpu", of the products.
+      problem: The tables and their accesses.
+      name: The table's name.
+      rank: The rank of all bonds, or as much of it as the shape can use.
+      first_rank: How many of the first rows stay uncompressed.
+      required: Take it even where the tables fit without.
+      shape: The cores' shape; None for the one that ``TTShape.search`` finds.
+      platform: Where the products run, "gpu" or "cpu".
 
     Raises:
-      ConfigError: on an unknown table, a rank below 1, or a dtype that cores cannot have.
+      ConfigError: On an unknown table, a rank below 1, or a dtype that cores cannot have.
     """
     from jrec.ops.tt.cost import explain
     from jrec.ops.tt.shape import TTShape
@@ -81,8 +81,8 @@ def tt_option(
         )
     rows = table.rows - first_rank
     if shape is None:
-        found = TTShape.search(rows, table.dim, ranks=1)
-        shape = found.with_ranks([min(rank, bound) for bound in found.max_ranks])
+        unranked = TTShape.search(rows, table.dim, ranks=1)
+        shape = unranked.with_ranks([min(rank, bound) for bound in unranked.max_ranks])
     ranked = problem.by_row[number]
     lookups = float(ranked.mass[-1] - ranked.mass_before(np.array(first_rank)))
     choice = explain(shape, max(1, round(lookups)), platform="cpu" if platform == "cpu" else "gpu")
@@ -101,10 +101,10 @@ def tt_option(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Marginal:
-    """What one more byte of memory would buy: seconds a step, and by doing what."""
+    """What one more byte of memory would buy: seconds saved a step, and how."""
 
     seconds_per_byte: float
-    what: str
+    effect: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,13 +112,13 @@ class Tiers:
     """The tiers chosen.
 
     Attributes:
-      kept: (tables,) int64, ranks that live whole on devices; those up to ``tt_from`` live in host memory.
+      kept: (tables,) int64, ranks whose rows live uncompressed on devices; those up to ``tt_from`` live in host memory.
       tt_from: (tables,) int64, ranks from which a table is tensor-train; its rows where it is not.
-      tt: the options taken.
-      extra: bytes for further copies of rows, over all devices.
-      marginal: what the next byte would buy.
-      host_bytes: in host memory.
-      seconds: that the choice costs in a step.
+      tt: The options taken.
+      extra: Bytes for further copies of rows, over all devices.
+      marginal: What the next byte would buy.
+      host_bytes: Bytes of rows in host memory.
+      seconds: What the choice costs in a step.
     """
 
     kept: np.ndarray
@@ -149,7 +149,7 @@ def table_number(problem: Problem, name: str) -> int:
     """The position of a table.
 
     Raises:
-      ConfigError: if there is none of this name.
+      ConfigError: If there is none of this name.
     """
     names = [t.name for t in problem.tables]
     if name not in names:
@@ -170,16 +170,16 @@ def choose_tiers(
     with the least host memory that then fits and, where memory is short, several amounts of copies.
 
     Args:
-      problem: tables and devices.
-      options: tables that may be tensor-train.
-      host: whether rows may go to host memory.
-      rule: of replication, see ``jrec.sharding.replicate.pays``.
+      problem: Tables and devices.
+      options: Tables that may be tensor-train.
+      host: Whether rows may go to host memory.
+      rule: The rule of replication, see ``jrec.sharding.replicate.pays``.
 
     Raises:
-      PlanError: if nothing that is allowed fits.
+      PlanError: If nothing that is allowed fits.
     """
-    found = [t for taken in _subsets(problem, options) if (t := _with(problem, taken, host, rule)) is not None]
-    if not found:
+    candidates = [t for taken in _subsets(problem, options) if (t := _with(problem, taken, host, rule)) is not None]
+    if not candidates:
         capacity, needed = sum(problem.hardware.memory), problem.total_bytes
         allowed = "host memory" if host and problem.hardware.host else "no host memory"
         raise PlanError(
@@ -187,7 +187,7 @@ def choose_tiers(
             f" {capacity:,} together; allowed were {allowed} and {len(options)} tensor-train table(s). Give the devices"
             f" more memory, more devices, {'a host bandwidth, ' if host else ''}or tensor-train ranks"
         )
-    return min(found, key=lambda tiers: tiers.seconds)
+    return min(candidates, key=lambda tiers: tiers.seconds)
 
 
 def _subsets(problem: Problem, options: Sequence[TTOption]) -> Iterator[tuple[TTOption, ...]]:
@@ -288,14 +288,14 @@ def _next_kept(problem: Problem, runs: Runs, kept: float) -> Marginal:
     if problem.devices > 1:
         per_byte -= passes * float(runs.worth[run]) * (1 - 1 / problem.devices) / problem.hardware.p2p
     name = problem.tables[runs.table[run]].name
-    return Marginal(seconds_per_byte=max(per_byte, 0.0), what=f"takes rows of table {name!r} back from host memory")
+    return Marginal(seconds_per_byte=max(per_byte, 0.0), effect=f"takes rows of table {name!r} back from host memory")
 
 
 def _next_copy(problem: Problem, runs: Runs, extra: float, wanted: float, rule: FrequencyRule) -> Marginal:
     """What a byte more of copies is worth where all rows fit."""
-    nothing = Marginal(seconds_per_byte=0.0, what="buys nothing: every row whose copies pay is copied already")
+    nothing = Marginal(seconds_per_byte=0.0, effect="buys nothing: every row whose copies pay is copied already")
     if problem.devices == 1:
-        return Marginal(seconds_per_byte=0.0, what="buys nothing: one device needs no copies")
+        return Marginal(seconds_per_byte=0.0, effect="buys nothing: one device needs no copies")
     training = problem.purpose == "training"
     good = runs.take(pays(problem, runs.access, rule)) if training else runs
     run = int(np.searchsorted(np.cumsum(good.memory), extra / (problem.devices - 1), side="right"))
@@ -308,11 +308,11 @@ def _next_copy(problem: Problem, runs: Runs, extra: float, wanted: float, rule: 
     saved = saved - replicated_seconds(problem, size) if training else saved / 2
     if saved <= 0:
         return Marginal(
-            seconds_per_byte=0.0, what="buys nothing: further copies cost more in all-reduce than they save"
+            seconds_per_byte=0.0, effect="buys nothing: further copies cost more in all-reduce than they save"
         )
     per_byte = float(saved) / ((problem.devices - 1) * float(problem.memory_bytes[number]))
     limit = "extra_memory" if extra >= wanted else "the devices' memory"
     return Marginal(
         seconds_per_byte=per_byte,
-        what=f"copies further rows of table {problem.tables[number].name!r} to all devices; {limit} is the limit now",
+        effect=f"copies further rows of table {problem.tables[number].name!r} to all devices; {limit} is the limit now",
     )

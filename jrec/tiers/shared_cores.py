@@ -48,7 +48,7 @@ def step_cores(
     total = context.summed(found)
     new_cores, new_slots = [], []
     for k, (core, of_core) in enumerate(zip(cores, slots, strict=True)):
-        touched = touched_slices(residuals.plan, k, shape.row_factors[k])
+        touched = touched_slices(residuals.index, k, shape.row_factors[k])
         new_core, new_slot = step_core(
             optimizer,
             core,

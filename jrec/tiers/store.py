@@ -31,7 +31,7 @@ class Context:
 
     Attributes:
       options: Steps taken before, the stack's rounding key, and the implementation of the ops.
-      optimizer: The optimizer of rows; None to predict.
+      optimizer: The optimizer of rows; None to predict, and where the rows stay as they are.
       cores: The optimizer of tensor-train cores, to which a slice is a row; None for ``optimizer``.
       pad_rows: Whether kernels want rows in memory to be a multiple of 16 bytes.
       communication: The other devices, inside ``shard_map``; None on a single one.
@@ -130,6 +130,8 @@ def apply_gradients(
 ) -> dict[str, Any]:
     """Phase two: the stores after the step; arguments as of ``look_up``, whose residuals it takes.
 
+    A store whose context has no optimizer is returned as it is.
+
     Args:
       stores: By stack.
       residuals: From ``look_up``.
@@ -141,8 +143,10 @@ def apply_gradients(
     pending = {
         name: store.update(residuals[name], gradients[name], routes.get(name), contexts[name])
         for name, store in stores.items()
+        if contexts[name].optimizer is not None
     }
-    return _complete(pending, functools.partial(casted_update_together, implementation=implementation))
+    updated = _complete(pending, functools.partial(casted_update_together, implementation=implementation))
+    return {name: updated.get(name, store) for name, store in stores.items()}
 
 
 def _complete[T](pending: Mapping[str, Deferred[T]], run: Callable[[Sequence[Call]], Sequence[Any]]) -> dict[str, T]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax
-import optax
 from flax import nnx
 
 from jrec import ops
@@ -18,15 +17,6 @@ from jrec.nn import DLRM, TBSM, DLRMConfig, SparseOptimizer, TBSMConfig, TTOptio
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.train.config import EmbeddingOptimizerConfig, ModelConfig, TrainConfig, TTSection
 from jrec.train.tables import plan_tables, tt_options
-
-ROW_OPTIMIZERS: dict[str, type[ops.RowOptimizer]] = {
-    "sgd": ops.SGD,
-    "momentum": ops.Momentum,
-    "adagrad": ops.Adagrad,
-    "rowwise_adagrad": ops.RowWiseAdagrad,
-    "rmsprop": ops.RMSProp,
-    "adam": ops.Adam,
-}
 
 
 def build_layout(config: TrainConfig, schema: Schema) -> EmbeddingLayout:
@@ -96,15 +86,28 @@ def table_key(config: TrainConfig) -> jax.Array:
     return nnx.Rngs(params=config.seed).params()
 
 
-def build_optimizer(config: TrainConfig, model: nnx.Module, total_steps: int) -> SparseOptimizer:
-    """Dense and row optimizers whose learning rates follow ``[lr_schedule]`` over ``total_steps``."""
+def build_optimizer(config: TrainConfig, model: DLRM | TBSM, total_steps: int) -> SparseOptimizer:
+    """Dense and row optimizers; learning rates follow ``[lr_schedule]``, or a table's own, over ``total_steps``."""
     factor = config.lr_schedule.build(total_steps)
-    rows = config.optimizer.embedding
+    rows, tt = config.optimizer.embedding, config.tables.tt
+    embedding, cores = rows.build(factor), _of_cores(rows, tt).build(factor)
+    groups: dict[str, ops.RowOptimizer | None] = {"": embedding}  # an object a group: a schedule equals only itself
+    own_cores: dict[str, ops.RowOptimizer] = {}
+    for table, own in rows.tables.items():
+        key = f"optimizer.embedding.tables.{table}.lr_schedule"
+        schedule = factor if own.lr_schedule is None else own.lr_schedule.build(total_steps, key=key)
+        trained, group = rows.of(table), rows.group(table)
+        if group not in groups:
+            groups[group] = None if trained is None else trained.build(schedule)
+        if trained is not None:
+            own_cores[table] = _of_cores(trained, tt, given=own.given()).build(schedule)
+    trains = [t.name for stack in model.embeddings.layout.members if stack.tier == "tt" for t in stack.tables]
     return SparseOptimizer(
         model,
         dense=config.optimizer.build(factor),
-        embedding=_row_optimizer(rows, factor),
-        cores=_row_optimizer(_of_cores(rows, config.tables.tt), factor),
+        embedding=embedding,
+        cores={name: own_cores.get(name, cores) for name in trains} if rows.tables else cores,
+        tables={table: groups[rows.group(table)] for table in rows.tables},
         rounding_seed=config.seed if rows.stochastic_rounding else None,
     )
 
@@ -134,19 +137,13 @@ def build_modules(
     return nnx.eval_shape(build) if abstract else build()
 
 
-def _row_optimizer(config: EmbeddingOptimizerConfig, factor: optax.Schedule) -> ops.RowOptimizer:
-    hyperparameters = config.hyperparameters()
-    rate = hyperparameters.pop("learning_rate")
-    return ROW_OPTIMIZERS[config.name](learning_rate=_scheduled(rate, factor), **hyperparameters)
-
-
-def _of_cores(config: EmbeddingOptimizerConfig, tt: TTSection) -> EmbeddingOptimizerConfig:
-    given = {"learning_rate": tt.learning_rate, "weight_decay": tt.weight_decay}
-    return dataclasses.replace(config, **{key: value for key, value in given.items() if value is not None})
-
-
-def _scheduled(rate: float, factor: optax.Schedule) -> optax.Schedule:
-    return lambda step: rate * factor(step)
+def _of_cores(
+    config: EmbeddingOptimizerConfig, tt: TTSection, *, given: Collection[str] = ()
+) -> EmbeddingOptimizerConfig:
+    """How cores are trained whose rows would be by ``config``; what is ``given`` of the table goes before ``tt``."""
+    of_cores = {"learning_rate": tt.learning_rate, "weight_decay": tt.weight_decay}
+    chosen = {key: value for key, value in of_cores.items() if value is not None and key not in given}
+    return dataclasses.replace(config, **chosen)
 
 
 def fingerprint(
@@ -160,13 +157,19 @@ def fingerprint(
       schema: The dataset.
       trained_on: The dataset that the run was trained on, where ``schema`` is one that it is evaluated on.
     """
-    options = tt_options(config, layout)
+    options, rows = tt_options(config, layout), config.optimizer.embedding
+    own = {table: rows.of(table) for table in rows.tables}
+    by_table = {table: "frozen" if of is None else of.name for table, of in own.items()}
     model = dataclasses.asdict(config.model)
     if config.model.kind == "dlrm":
         del model["tbsm"]
     return {
         "model": model,
-        "optimizer": {"dense": config.optimizer.name, "embedding": config.optimizer.embedding.name},
+        "optimizer": {
+            "dense": config.optimizer.name,
+            "embedding": config.optimizer.embedding.name,
+            **({"tables": by_table} if by_table else {}),
+        },
         "num_dense": len(schema.dense),
         "tables": {
             t.name: _table_fingerprint(t, options)

@@ -15,28 +15,31 @@ from jrec.checkpoint.saved import SavedTable
 from jrec.errors import CheckpointError
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_fill import PIECE_BYTES, fill_rows
-from jrec.ops.row_optimizers import RowOptimizer
+from jrec.row_optimizers import RowOptimizers, SlotShape, optimizer_of
 
 VALUES = "values"
 _STATE, _PROGRESS = "state.", "progress."
 
 
 def device_rows(
-    layout: EmbeddingLayout, optimizer: RowOptimizer | None, state: Callable[[], Any]
+    layout: EmbeddingLayout, optimizer: RowOptimizers | None, state: Callable[[], Any]
 ) -> dict[str, DeviceRows]:
     """The stacks of a state on one device, for checkpoints, by name.
 
     Args:
       layout: The tables.
-      optimizer: The row optimizer, whose slots the rows have; None for none.
+      optimizer: The row optimizer, or that of each stack, whose slots the rows have; None for none.
       state: Gives the run's state as it is now.
     """
 
     def arrays(stack: str) -> Callable[[], dict[str, jax.Array]]:
         return lambda: {where[1]: leaf for _, leaf, where in _leaves(state(), layout) if where and where[0] == stack}
 
+    def slots(stack: str) -> Mapping[str, SlotShape]:
+        return {} if (own := optimizer_of(optimizer, stack)) is None else own.slots
+
     return {
-        stack.name: DeviceRows(stack, {} if optimizer is None else optimizer.slots, arrays(stack.name))
+        stack.name: DeviceRows(stack, slots(stack.name), arrays(stack.name))
         for stack in layout.members
         if stack.tier == "device"
     }

@@ -29,7 +29,8 @@ from jrec.train.metrics import Scores
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, open_run_folder
 from jrec.train.step import compile_run
-from jrec.train.tables import train_override
+from jrec.train.tables import on_devices, train_override
+from jrec.train.typed_toml import MOST
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -288,18 +289,20 @@ def _configuration(
 
 
 def _write(run: RestoredRun, config: TrainConfig, trains: Mapping[str, Sequence[Any]], *, overwrite: bool) -> None:
-    layout = build_layout(config, run.schema)
-    model = build_model(config, run.schema, layout)
-    optimizer = build_optimizer(dataclasses.replace(config, lr_schedule=run.config.lr_schedule), model, total_steps=1)
+    alone = on_devices(config, run.schema, 1)  # whatever the devices that trained
+    layout = build_layout(alone, run.schema)
+    model = build_model(alone, run.schema, layout)
+    constant = dataclasses.replace(alone, lr_schedule=run.config.lr_schedule)
+    optimizer = build_optimizer(constant, model, total_steps=MOST)
     _carry_over(run, model, optimizer, trains)
     state, _ = compile_run(model, optimizer)
     with open_run_folder(config, resume=False, overwrite=overwrite) as folder:
         keep_dataset(folder, run.trained_on, resume=False)
-        own = fingerprint(config, layout, run.schema, trained_on=run.trained_on)
+        own = fingerprint(alone, layout, run.schema, trained_on=run.trained_on)
         Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=own).save(
             run.saved.step,
             arrays=dense_arrays(state, run.progress, layout),
-            sources=list(device_rows(layout, optimizer.embedding, lambda: state).values()),
+            sources=list(device_rows(layout, optimizer.of, lambda: state).values()),
             meta=run.saved.manifest.meta,
         )
 

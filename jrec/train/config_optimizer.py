@@ -4,131 +4,94 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, override
 
 from jrec.errors import ConfigError
-from jrec.train.typed_toml import Range, Section
+from jrec.row_optimizers import ROW_OPTIMIZERS, Adagrad, RowOptimizer, RowWiseAdagrad, SlotShape
+from jrec.train.typed_toml import Choices, Range, Section
 
 if TYPE_CHECKING:
     import optax
 
 Count = Annotated[int, Range(minimum=0)]
 Amount = Annotated[float, Range(minimum=0)]
-Fraction = Annotated[float, Range(minimum=0, below=1)]
 Above0 = Annotated[float, Range(above=0)]
-
-HYPERPARAMETERS: dict[str, dict[str, float | bool]] = {
-    "sgd": {},
-    "momentum": {"momentum": 0.9, "nesterov": False},
-    "adagrad": {"initial_accumulator": 0.0, "eps": 1e-14},
-    "rowwise_adagrad": {"initial_accumulator": 0.0, "eps": 1e-14},
-    "rmsprop": {"decay": 0.9, "eps": 1e-14},
-    "adam": {"b1": 0.9, "b2": 0.999, "eps": 1e-8},
-}
-"""What each optimizer takes besides ``learning_rate`` and ``weight_decay``, and the defaults.
-
-Adagrad and RMSprop add ``eps`` under the square root, as optax does. The gradient of a row is a mean over thousands of
-examples, often below 1e-5, so optax's defaults, an accumulator of 0.1 and an ``eps`` of 1e-7, would outweigh it for a
-whole run; 1e-14 means a gradient of 1e-7.
-"""
+DENSE = Choices(name for name, kind in ROW_OPTIMIZERS.items() if kind.optax_name is not None)
+"""The optimizers of dense parameters: those row optimizers that optax has, too."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Optimizer(Section):
+class _Rates(Section):
+    learning_rate: Amount = 0.01
+    weight_decay: Amount = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _OwnRates(Section):
+    learning_rate: Amount | None = None
+    weight_decay: Amount | None = None
+
+
+def _own_hyperparameters() -> list[tuple[str, Any, None]]:
+    """A field, None unless it is set, for every hyperparameter that any row optimizer has of its own."""
+    fields = {field.name: field for kind in ROW_OPTIMIZERS.values() for field in kind.hyperparameters()}
+    found = []
+    for name, field in fields.items():
+        hint: Any = Annotated[type(field.default), field.metadata.get("bounds")]
+        found.append((name, hint | None, None))
+    return found
+
+
+def _with_hyperparameters[T: Section](base: type[T]) -> type[T]:
+    name = f"{base.__name__}AndHyperparameters"
+    return dataclasses.make_dataclass(name, _own_hyperparameters(), bases=(base,), frozen=True, kw_only=True)
+
+
+def _defaults(section: Section, key: str, name: str) -> dict[str, Any]:
+    """What an optimizer takes of its own and is not set, with its defaults.
+
+    Args:
+      section: Has the hyperparameters of all optimizers, None where they are not set.
+      key: The dotted key of the section.
+      name: The optimizer.
+
+    Raises:
+      ConfigError: If a hyperparameter is set that the optimizer does not have.
+    """
+    taken = {field.name: field.default for field in ROW_OPTIMIZERS[name].hyperparameters()}
+    values = {key: getattr(section, key) for key in sorted(key for key, _, _ in _own_hyperparameters())}
+    for own, value in values.items():
+        if own not in taken and value is not None:
+            raise ConfigError(
+                f"{key}.{own} is {value}, but {key}.name is {name!r}, which takes"
+                f" {', '.join(['learning_rate', 'weight_decay', *taken])}"
+            )
+    return {own: default for own, default in taken.items() if values[own] is None}
+
+
+_RatesAndHyperparameters: type[_Rates] = _with_hyperparameters(_Rates)
+_OwnRatesAndHyperparameters: type[_OwnRates] = _with_hyperparameters(_OwnRates)
+
+
+class _Optimizer(_RatesAndHyperparameters):
     """Hyperparameters of any optimizer: those that ``name`` takes are set, the others are None."""
 
     SECTION: ClassVar[str]
+    if TYPE_CHECKING:
+        name: str
 
-    learning_rate: Amount = 0.01
-    weight_decay: Amount = 0.0
-    momentum: Fraction | None = None
-    nesterov: bool | None = None
-    initial_accumulator: Amount | None = None
-    decay: Fraction | None = None
-    b1: Fraction | None = None
-    b2: Fraction | None = None
-    eps: Above0 | None = None
+        def __getattr__(self, name: str) -> Any: ...
 
     @override
     def check(self) -> None:
-        name: str = getattr(self, "name")  # noqa: B009 - declared by the subclasses, each with choices of its own
-        taken = HYPERPARAMETERS[name]
-        for key in sorted({key for defaults in HYPERPARAMETERS.values() for key in defaults}):
-            value = getattr(self, key)
-            if key in taken and value is None:
-                object.__setattr__(self, key, taken[key])
-            elif key not in taken and value is not None:
-                raise ConfigError(
-                    f"{self.SECTION}.{key} is {value}, but {self.SECTION}.name is {name!r}, which takes"
-                    f" {', '.join(['learning_rate', 'weight_decay', *taken])}"
-                )
+        for key, value in _defaults(self, self.SECTION, self.name).items():
+            object.__setattr__(self, key, value)
 
     def hyperparameters(self) -> dict[str, Any]:
         """``learning_rate``, ``weight_decay`` and whatever else this optimizer takes, by name."""
-        name: str = getattr(self, "name")  # noqa: B009
-        keys = ("learning_rate", "weight_decay", *HYPERPARAMETERS[name])
-        return {key: getattr(self, key) for key in keys}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EmbeddingOptimizerConfig(_Optimizer):
-    """``[optimizer.embedding]``: how touched rows are updated (``jrec.ops.row_optimizers``).
-
-    Attributes:
-      max_row_norm: gradient rows of greater Euclidean norm are scaled down to it; no clipping unless given.
-      stochastic_rounding: whether updated rows of 16-bit tables (``model.table_dtype``) are rounded up or down with the
-        probability that makes the mean right, from ``seed`` and the number of the step; false rounds to nearest, where
-        small updates vanish. Tables of float32 are not rounded.
-    """
-
-    SECTION: ClassVar[str] = "optimizer.embedding"
-
-    name: Literal["sgd", "momentum", "adagrad", "rowwise_adagrad", "rmsprop", "adam"] = "rowwise_adagrad"
-    max_row_norm: Above0 | None = None
-    stochastic_rounding: bool = True
-
-    @override
-    def hyperparameters(self) -> dict[str, Any]:
-        """The keyword arguments of the row optimizer of this name."""
-        return {**super().hyperparameters(), "max_row_norm": self.max_row_norm}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerConfig(_Optimizer):
-    """``[optimizer]``: how the dense parameters are updated, and in ``embedding`` how the rows are."""
-
-    SECTION: ClassVar[str] = "optimizer"
-
-    name: Literal["sgd", "momentum", "adagrad", "rmsprop", "adam"] = "adagrad"
-    embedding: EmbeddingOptimizerConfig = dataclasses.field(default_factory=EmbeddingOptimizerConfig)
-
-    def build(self, factor: optax.Schedule) -> optax.GradientTransformation:
-        """The optax optimizer of the dense parameters.
-
-        Args:
-          factor: what multiplies the learning rate, by step (``LRScheduleConfig.build``).
-        """
-        import optax
-
-        values = self.hyperparameters()
-        rate, weight_decay = values.pop("learning_rate"), values.pop("weight_decay")
-        if "initial_accumulator" in values:
-            values["initial_accumulator_value"] = values.pop("initial_accumulator")
-        make = getattr(optax, "sgd" if self.name == "momentum" else self.name)
-        optimizer = _under_standard_promotion(make(lambda step: rate * factor(step), **values))
-        return optax.chain(optax.add_decayed_weights(weight_decay), optimizer) if weight_decay else optimizer
-
-
-def _under_standard_promotion(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The same optimizer where ``jax_numpy_dtype_promotion`` is "strict", under which optax's Adam cannot be traced."""
-    import jax
-    import optax
-
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
-        with jax.numpy_dtype_promotion("standard"):
-            return optimizer.update(updates, state, params)
-
-    return optax.GradientTransformation(optimizer.init, update)
+        own = (field.name for field in ROW_OPTIMIZERS[self.name].hyperparameters())
+        return {key: getattr(self, key) for key in ("learning_rate", "weight_decay", *own)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,11 +123,12 @@ class LRScheduleConfig(Section):
                 f" lr_schedule.warmup_steps = {self.warmup_steps}"
             )
 
-    def check_length(self, total_steps: int) -> None:
+    def check_length(self, total_steps: int, *, key: str = "lr_schedule") -> None:
         """Refuses a way down that would reach to the end of training and starts after it.
 
         Args:
           total_steps: Steps of the whole run.
+          key: The dotted key of this section, for the message.
 
         Raises:
           ConfigError: Naming both steps and the keys.
@@ -172,26 +136,26 @@ class LRScheduleConfig(Section):
         start = self.decay_start or self.warmup_steps
         if self.kind != "constant" and not self.decay_steps and total_steps <= start:
             raise ConfigError(
-                f"lr_schedule.kind is {self.kind!r}, but the decay would start at step {start:,} of a run of"
-                f" {total_steps:,} steps; lower lr_schedule.warmup_steps or lr_schedule.decay_start, or set"
-                " lr_schedule.decay_steps"
+                f"{key}.kind is {self.kind!r}, but the decay would start at step {start:,} of a run of"
+                f" {total_steps:,} steps; lower {key}.warmup_steps or {key}.decay_start, or set {key}.decay_steps"
             )
 
-    def build(self, total_steps: int) -> optax.Schedule:
+    def build(self, total_steps: int, *, key: str = "lr_schedule") -> optax.Schedule:
         """The factor as a function of the step, counted from 0, for host integers and traced arrays alike.
 
         Args:
-          total_steps: steps of the whole run.
+          total_steps: Steps of the whole run.
+          key: See ``check_length``.
 
         Returns:
-          a schedule whose value, float32 (), multiplies every learning rate.
+          A schedule whose value, float32 (), multiplies every learning rate.
 
         Raises:
           ConfigError: if the way down would reach to the end of training and starts after it.
         """
         import jax.numpy as jnp
 
-        self.check_length(total_steps)
+        self.check_length(total_steps, key=key)
         start = self.decay_start or self.warmup_steps
         length = self.decay_steps or total_steps - start
 
@@ -208,3 +172,145 @@ class LRScheduleConfig(Section):
             return up * (self.end_factor + (1 - self.end_factor) * left)
 
         return factor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableOptimizerConfig(_OwnRatesAndHyperparameters):
+    """``[optimizer.embedding.tables.NAME]``: what one table does differently.
+
+    What is not set is as in ``[optimizer.embedding]``; under another ``name`` the hyperparameters that only some
+    optimizers have are those of the class. Of a tensor-train table the cores follow, too, where ``[tables.tt]`` sets no
+    learning rate or weight decay of theirs.
+
+    Attributes:
+      name: The row optimizer.
+      max_row_norm: Gradient rows of greater Euclidean norm are scaled down to it.
+      frozen: Whether the table's rows stay as they are, without slots.
+      lr_schedule: The table's own ``[lr_schedule]``.
+    """
+
+    name: Annotated[str, Choices(ROW_OPTIMIZERS)] | None = None
+    max_row_norm: Above0 | None = None
+    frozen: bool = False
+    lr_schedule: LRScheduleConfig | None = None
+
+    def given(self) -> dict[str, Any]:
+        """What is set of the optimizer, by field."""
+        fields = (field.name for field in dataclasses.fields(self) if field.name not in ("frozen", "lr_schedule"))
+        return {name: value for name in fields if (value := getattr(self, name)) is not None}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingOptimizerConfig(_Optimizer):
+    """``[optimizer.embedding]``: how touched rows are updated (``jrec.row_optimizers``, which has the defaults).
+
+    Attributes:
+      name: The row optimizer.
+      max_row_norm: Gradient rows of greater Euclidean norm are scaled down to it; no clipping unless given.
+      stochastic_rounding: Whether updated rows of 16-bit tables (``model.table_dtype``) are rounded up or down with the
+        probability that makes the mean right, from ``seed`` and the number of the step; false rounds to nearest, where
+        small updates vanish. Tables of float32 are not rounded.
+      tables: What single tables do differently, by name.
+    """
+
+    SECTION: ClassVar[str] = "optimizer.embedding"
+
+    name: Annotated[str, Choices(ROW_OPTIMIZERS)] = RowWiseAdagrad.name
+    max_row_norm: Above0 | None = None
+    stochastic_rounding: bool = True
+    tables: Mapping[str, TableOptimizerConfig] = dataclasses.field(default_factory=dict)
+
+    @override
+    def check(self) -> None:
+        super().check()
+        for table, own in self.tables.items():
+            key = f"{self.SECTION}.tables.{table}"
+            set_too = [*own.given(), *(["lr_schedule"] if own.lr_schedule is not None else [])]
+            if own.frozen and set_too:
+                raise ConfigError(f"{key}.{set_too[0]} is set, but {key}.frozen is true; leave out one of them")
+            missing = _defaults(own, key, own.name or self.name)
+            if own.name not in (None, self.name):
+                for name, value in missing.items():
+                    object.__setattr__(own, name, value)
+
+    @override
+    def hyperparameters(self) -> dict[str, Any]:
+        """The keyword arguments of the row optimizer of this name."""
+        return {**super().hyperparameters(), "max_row_norm": self.max_row_norm}
+
+    def of(self, table: str) -> EmbeddingOptimizerConfig | None:
+        """What one table is trained by; None where it is frozen."""
+        own = self.tables.get(table, TableOptimizerConfig())
+        if own.frozen:
+            return None
+        inherited = self.hyperparameters()
+        if own.name not in (None, self.name):
+            inherited = {key: inherited[key] for key in ("learning_rate", "weight_decay", "max_row_norm")}
+        values = {"name": self.name, **inherited, **own.given()}
+        return EmbeddingOptimizerConfig(stochastic_rounding=self.stochastic_rounding, **values)
+
+    def group(self, table: str) -> str:
+        """The ``TableConfig.group`` of a table: "" for those that do nothing differently, else a table's name.
+
+        Tables that are trained alike have the same one, that of the first of them by name.
+        """
+        if table not in self.tables or self._trained(table) == self._trained(""):
+            return ""
+        return min(name for name in self.tables if self._trained(name) == self._trained(table))
+
+    def _trained(self, table: str) -> Any:
+        own = self.tables.get(table, TableOptimizerConfig())
+        return self.of(table), own.lr_schedule
+
+    def slots(self, table: str) -> Mapping[str, SlotShape]:
+        """The slots of a table's rows (``RowOptimizer.slots``)."""
+        found = self.of(table) if table in self.tables else self
+        return {} if found is None else ROW_OPTIMIZERS[found.name].slots
+
+    def build(self, factor: optax.Schedule) -> RowOptimizer:
+        """The row optimizer of tables that do nothing differently; ``of(table).build`` is that of one that does.
+
+        Args:
+          factor: What multiplies the learning rate, by step (``LRScheduleConfig.build``).
+        """
+        values = self.hyperparameters()
+        rate = values.pop("learning_rate")
+        return ROW_OPTIMIZERS[self.name](learning_rate=lambda step: rate * factor(step), **values)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(_Optimizer):
+    """``[optimizer]``: how the dense parameters are updated, and in ``embedding`` how the rows are."""
+
+    SECTION: ClassVar[str] = "optimizer"
+
+    name: Annotated[str, DENSE] = Adagrad.name
+    embedding: EmbeddingOptimizerConfig = dataclasses.field(default_factory=EmbeddingOptimizerConfig)
+
+    def build(self, factor: optax.Schedule) -> optax.GradientTransformation:
+        """The optax optimizer of the dense parameters.
+
+        Args:
+          factor: What multiplies the learning rate, by step (``LRScheduleConfig.build``).
+        """
+        import optax
+
+        values = self.hyperparameters()
+        rate, weight_decay = values.pop("learning_rate"), values.pop("weight_decay")
+        if "initial_accumulator" in values:
+            values["initial_accumulator_value"] = values.pop("initial_accumulator")
+        make = getattr(optax, str(ROW_OPTIMIZERS[self.name].optax_name))
+        optimizer = _under_standard_promotion(make(lambda step: rate * factor(step), **values))
+        return optax.chain(optax.add_decayed_weights(weight_decay), optimizer) if weight_decay else optimizer
+
+
+def _under_standard_promotion(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same optimizer where ``jax_numpy_dtype_promotion`` is "strict", under which optax's Adam cannot be traced."""
+    import jax
+    import optax
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return optimizer.update(updates, state, params)
+
+    return optax.GradientTransformation(optimizer.init, update)

@@ -34,6 +34,7 @@ from jrec.train.run_dataset import check_evaluated
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE
 from jrec.train.run_state import RunState
 from jrec.train.tables import on_devices
+from jrec.train.typed_toml import MOST
 
 
 def score_split(
@@ -214,7 +215,7 @@ def restore_run(
     step = checkpoints.latest_step() if step is None else step
     with checkpoints.reading(step or 0, functools.partial(_remedy, folder)):
         saved = checkpoints.open(step)
-        model, optimizer = build_modules(config, schema, layout, total_steps=1, abstract=True)
+        model, optimizer = build_modules(config, schema, layout, total_steps=MOST, abstract=True)
         setup = open_mesh(config, schema, layout, training=False) if config.planned else None
         run = RunState(model, optimizer, config=config, layout=layout, setup=setup, training=False)
         state, progress = restore_state(saved, run.state, layout, slots=slots)

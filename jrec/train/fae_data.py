@@ -86,14 +86,13 @@ def hot_layout(packed: FaeManifest, layout: EmbeddingLayout) -> EmbeddingLayout:
       ConfigError: If a table is a tensor train.
     """
     _check_tiers(layout)
-    rows = {table.name: max(table.hot, 1) for table in packed.tables}
-    tables = [dataclasses.replace(t, rows=rows[t.name]) for stack in layout.members for t in stack.tables]
-    features = [feature.config for stack in layout.members for feature in stack.features]
-    return EmbeddingLayout.build(tables, features)
+    return layout.with_rows({table.name: max(table.hot, 1) for table in packed.tables})
 
 
 def hot_addresses(packed: FaeManifest, layout: EmbeddingLayout) -> dict[str, np.ndarray]:
-    """By stack the addresses of its hot rows, (n,) int32 ascending; entry ``i`` is row ``i`` of ``hot_layout``'s stack.
+    """By stack the addresses of its hot rows, (n,) of its ``address_dtype``, ascending.
+
+    Entry ``i`` is row ``i`` of ``hot_layout``'s stack.
 
     A table without hot rows has one in ``hot_layout``, which no hot example reads: row 0 stands for it.
     """
@@ -105,7 +104,7 @@ def hot_addresses(packed: FaeManifest, layout: EmbeddingLayout) -> dict[str, np.
     return {
         name: np.concatenate(
             [addresses(t.name, base) for t, base in zip(stack.tables, stack.bases, strict=True)]
-        ).astype(np.int32)
+        ).astype(stack.address_dtype)
         for name, stack in layout.stacks.items()
     }
 

@@ -23,11 +23,12 @@ class HitRates:
     """
 
     def __init__(self, layout: EmbeddingLayout, state: Callable[[], Any]):
-        self._state, now = state, state()
+        self._state = state
+        slots = state()[1].get("slots", {})  # a state has no place for what is empty, as slots of SGD are
         self._stacks = {
             stack.tables[0].name: stack.name
             for stack in layout.members
-            if stack.tier == "tt" and COUNTERS[0] in now[1]["slots"][stack.name]
+            if stack.tier == "tt" and COUNTERS[0] in slots.get(stack.name, {})
         }
         self._logged: dict[str, dict[str, int]] = {}
 

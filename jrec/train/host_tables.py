@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jrec.host import HostTable
 from jrec.ops import SGD
 from jrec.ops.layout import EmbeddingLayout
-from jrec.ops.row_optimizers import RowOptimizer
+from jrec.row_optimizers import RowOptimizers, optimizer_of
 from jrec.train.build import table_key
 from jrec.train.config import TrainConfig
 
 
-def host_tables(config: TrainConfig, layout: EmbeddingLayout, optimizer: RowOptimizer | None) -> dict[str, HostTable]:
+def host_tables(config: TrainConfig, layout: EmbeddingLayout, optimizer: RowOptimizers | None) -> dict[str, HostTable]:
     """The rows of every stack of tier "host", as they begin: bit-identical to those of the same run on the device.
 
     Args:
       config: The run's configuration.
       layout: The tables.
-      optimizer: Whose slots the rows have; None for none.
+      optimizer: The optimizer, or that of each stack, whose slots the rows have; None for none.
 
     Raises:
       ConfigError: If memory or ``tables.host.folder`` cannot hold them.
     """
     stacks = [stack for stack in layout.members if stack.tier == "host"]
-    host, slots = config.tables.host, optimizer or SGD(learning_rate=0.0)
-    folder, threads = host.folder or None, host.threads or None
-    return {s.name: HostTable(s, slots, table_key(config), folder=folder, threads=threads) for s in stacks}
+    host, none = config.tables.host, SGD(learning_rate=0.0)
+    how: dict[str, Any] = {"folder": host.folder or None, "threads": host.threads or None}
+    return {s.name: HostTable(s, optimizer_of(optimizer, s.name) or none, table_key(config), **how) for s in stacks}

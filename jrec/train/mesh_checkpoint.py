@@ -22,7 +22,7 @@ from jrec.checkpoint.sources import Piece
 from jrec.mesh.route import AXIS, MeshRows
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_fill import PIECE_BYTES, fill_rows
-from jrec.ops.row_optimizers import RowOptimizer
+from jrec.row_optimizers import RowOptimizer, RowOptimizers, optimizer_of
 from jrec.sharding import Plan
 from jrec.sharding.contents import replicated_addresses, shard_addresses
 from jrec.train.mesh_plan import planned_stacks
@@ -102,7 +102,7 @@ class _Lines:
 
 
 def saved_rows(
-    saved: Saved, layout: EmbeddingLayout, plan: Plan, mesh: Mesh, optimizer: RowOptimizer | None
+    saved: Saved, layout: EmbeddingLayout, plan: Plan, mesh: Mesh, optimizer: RowOptimizers | None
 ) -> dict[str, MeshRows]:
     """The planned stacks of a checkpoint, each device's rows read and put there piece by piece.
 
@@ -111,12 +111,15 @@ def saved_rows(
       layout: The tables.
       plan: Where rows live now.
       mesh: The devices.
-      optimizer: The row optimizer; None to read no slots.
+      optimizer: The row optimizer, or that of each stack; None to read no slots.
 
     Raises:
       CheckpointError: If it is damaged or of other tables.
     """
-    return {stack.name: _saved_stack(saved, stack, plan, mesh, optimizer) for stack in planned_stacks(layout)}
+    return {
+        stack.name: _saved_stack(saved, stack, plan, mesh, optimizer_of(optimizer, stack.name))
+        for stack in planned_stacks(layout)
+    }
 
 
 def _saved_stack(saved: Saved, stack: Stack, plan: Plan, mesh: Mesh, optimizer: RowOptimizer | None) -> MeshRows:
@@ -131,7 +134,7 @@ def _saved_stack(saved: Saved, stack: Stack, plan: Plan, mesh: Mesh, optimizer: 
             fill_rows(
                 (shard.data.shape[0], *tail),
                 dtype,
-                _lines(saved, stack, array, np.asarray(shard.data)),
+                _lines(saved, stack, array, stack.addresses_from_device(np.asarray(shard.data))),
                 device=shard.device,
             )
             for shard in addresses.addressable_shards

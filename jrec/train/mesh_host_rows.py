@@ -6,18 +6,19 @@ lives, and only what is written takes memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jrec.checkpoint import Saved
+from jrec.checkpoint import HostRows, Saved
+from jrec.checkpoint.host import check_same
 from jrec.checkpoint.manifest import VALUES
 from jrec.host import HostTable
 from jrec.ops import SGD
 from jrec.ops.layout import EmbeddingLayout, plan_name
-from jrec.ops.row_optimizers import RowOptimizer
+from jrec.row_optimizers import RowOptimizers, optimizer_of
 from jrec.sharding.contents import host_ranges
 from jrec.sharding.plan import Plan
 from jrec.train.build import table_key
@@ -25,11 +26,9 @@ from jrec.train.config import TrainConfig
 from jrec.train.mesh_plan import planned_stacks
 from jrec.train.mesh_rows import based
 
-_ROWS_AT_A_TIME = 1 << 18
-
 
 def planned_host_tables(
-    config: TrainConfig, layout: EmbeddingLayout, plan: Plan, optimizer: RowOptimizer | None
+    config: TrainConfig, layout: EmbeddingLayout, plan: Plan, optimizer: RowOptimizers | None
 ) -> dict[str, HostTable]:
     """Tables of all planned stacks, of which only the plan's host rows are used; none where it has no such rows.
 
@@ -37,7 +36,7 @@ def planned_host_tables(
       config: of the run.
       layout: of the tables.
       plan: where rows live (``run_plan``).
-      optimizer: whose slots the rows have; None for none.
+      optimizer: The optimizer, or that of each stack, whose slots the rows have; None for none.
 
     Raises:
       ConfigError: if ``tables.host.folder`` cannot hold them.
@@ -48,7 +47,7 @@ def planned_host_tables(
     return {
         stack.name: HostTable(
             stack,
-            SGD(learning_rate=0.0) if optimizer is None else optimizer,
+            optimizer_of(optimizer, stack.name) or SGD(learning_rate=0.0),
             key,
             folder=host.folder or None,
             threads=host.threads or None,
@@ -61,21 +60,44 @@ def planned_host_tables(
 def load_host_rows(tables: Mapping[str, HostTable], plan: Plan, saved: Saved) -> None:
     """Takes a plan's host rows from a checkpoint, whoever had them there. Rows with first values take no memory.
 
+    Only rows that the checkpoint has are looked at, however many others there are.
+
     Args:
       tables: see ``planned_host_tables``.
       plan: where rows live now.
       saved: The checkpoint.
+
+    Raises:
+      CheckpointError: If it is damaged, or of other tables, slots or first values.
     """
     for table in tables.values():
         table.reset()
-        for part in _parts(host_ranges(plan, based(table.stack))):
-            first, first_slots = table.fetch(part)
-            values = np.ascontiguousarray(saved.read(table.stack, VALUES, part))
-            slots = {name: np.ascontiguousarray(saved.read(table.stack, name, part)) for name in first_slots}
-            changed = _differ(values, first)
-            for name, slot in slots.items():
-                changed |= _differ(slot, first_slots[name])
-            table.store(part[changed], values[changed], {name: slot[changed] for name, slot in slots.items()})
+        ranges, arrays = host_ranges(plan, based(table.stack)), [VALUES, *table.optimizer.slots]
+        shapes = HostRows(table).tables.values()
+        for shape, base, one in zip(shapes, table.stack.bases, saved.stack_tables(table.stack), strict=True):
+            if one.record.shape.first is not None:
+                check_same(saved, shape, one.record.shape, slots=len(arrays) > 1)
+            for rows, found in one.written(arrays):
+                addresses = rows.astype(np.int64) + base
+                if (ours := _within(ranges, addresses)).any():
+                    _store_changed(table, addresses, found, ours)
+
+
+def _store_changed(table: HostTable, addresses: np.ndarray, found: Mapping[str, np.ndarray], ours: np.ndarray) -> None:
+    """Writes those rows, of (n,) ``ours``, that are not what the table has there."""
+    before, slots_before = table.fetch(addresses[ours])
+    given = {name: np.ascontiguousarray(array[ours]) for name, array in found.items()}
+    changed = _differ(given[VALUES], before)
+    for name, slot in slots_before.items():
+        changed |= _differ(given[name], slot)
+    values = given.pop(VALUES)[changed]
+    table.store(addresses[ours][changed], values, {name: slot[changed] for name, slot in given.items()})
+
+
+def _within(ranges: np.ndarray, addresses: np.ndarray) -> np.ndarray:
+    """(n,) bool: which addresses lie in one of the ascending ranges."""
+    at = np.searchsorted(ranges[:, 0], addresses, side="right") - 1
+    return (at >= 0) & (addresses < np.append(ranges[:, 1], 0)[at])
 
 
 def with_host_rows(
@@ -88,17 +110,6 @@ def with_host_rows(
             size = rows * stack.dim * np.dtype(jnp.dtype(stack.dtype)).itemsize
             counts[stack.name] |= {"host_rows": rows, "host_bytes": size}
     return counts
-
-
-def _parts(ranges: np.ndarray) -> Iterator[np.ndarray]:
-    """The addresses of ranges, some after others, int32 ascending."""
-    lengths = ranges[:, 1] - ranges[:, 0]
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if ends.size else 0
-    for low in range(0, total, _ROWS_AT_A_TIME):
-        numbers = np.arange(low, min(low + _ROWS_AT_A_TIME, total))
-        of = np.searchsorted(ends, numbers, side="right")
-        yield (ranges[of, 0] + numbers - (ends - lengths)[of]).astype(np.int32)
 
 
 def _differ(rows: np.ndarray, others: np.ndarray) -> np.ndarray:

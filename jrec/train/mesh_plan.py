@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from jrec.data.fae import FaeManifest
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout, Stack
-from jrec.ops.row_optimizers import SlotShape
+from jrec.row_optimizers import SlotShape, slot_bytes
 from jrec.sharding import BASELINES, Plan, PlanTable, Problem, build_plan, load_plan
 from jrec.sharding.hardware import grid
 from jrec.sharding.pieces import HOST, REPLICATED, TIER_NAMES, TT
@@ -22,7 +23,8 @@ from jrec.sharding.plan_file import check_budget
 from jrec.train.config import TrainConfig
 from jrec.train.tables import in_host_memory
 
-SlotShapes = Mapping[str, SlotShape]
+SlotShapes = Mapping[str, SlotShape] | Callable[[str], Mapping[str, SlotShape]]
+"""Slots of the row optimizer (``RowOptimizer.slots``), of all tables or by a table's name."""
 
 
 def run_plan(
@@ -206,18 +208,25 @@ def dealt(layout: EmbeddingLayout, devices: int, slots: SlotShapes | None = None
 
 def plan_tables_of(layout: EmbeddingLayout, slots: SlotShapes | None = None) -> tuple[PlanTable, ...]:
     """The planned tables of a layout, stack by stack."""
-    shapes = [] if slots is None else list(slots.values())
-    return tuple(
-        PlanTable(
-            name=table.name,
-            rows=table.rows,
-            dim=table.dim,
-            dtype=table.dtype,
-            slot_bytes=sum(4 * (table.dim if shape == "element" else 1) for shape in shapes),
-        )
-        for stack in planned_stacks(layout)
-        for table in stack.tables
-    )
+    of_table = slots if callable(slots) else lambda _: slots or {}
+    stacks_of_kind: collections.Counter[tuple[int, str, str]] = collections.Counter()
+    tables = []
+    for stack in planned_stacks(layout):
+        kind = stack.dim, stack.dtype, stack.tables[0].group
+        stacks_of_kind[kind] += 1
+        tables += [
+            PlanTable(
+                name=table.name,
+                rows=table.rows,
+                dim=table.dim,
+                dtype=table.dtype,
+                slot_bytes=slot_bytes(of_table(table.name), table.dim),
+                group=table.group,
+                stack_number=stacks_of_kind[kind],
+            )
+            for table in stack.tables
+        ]
+    return tuple(tables)
 
 
 def planned_stacks(layout: EmbeddingLayout) -> tuple[Stack, ...]:

@@ -12,7 +12,7 @@ from jrec.errors import ConfigError
 from jrec.mesh.route import AXIS, MeshRows
 from jrec.ops.layout import EmbeddingLayout, Stack, plan_name
 from jrec.ops.row_init import init_stack_rows
-from jrec.ops.row_optimizers import RowOptimizer
+from jrec.row_optimizers import RowOptimizer, RowOptimizers, optimizer_of
 from jrec.sharding.contents import replicated_addresses, shard_addresses, shard_capacity
 from jrec.sharding.plan import Plan
 from jrec.train.mesh_plan import planned_stacks
@@ -63,7 +63,7 @@ def based(stack: Stack) -> list[tuple[str, int]]:
 
 
 def initial_rows(
-    layout: EmbeddingLayout, plan: Plan, mesh: Mesh, key: jax.Array, optimizer: RowOptimizer | None
+    layout: EmbeddingLayout, plan: Plan, mesh: Mesh, key: jax.Array, optimizer: RowOptimizers | None
 ) -> dict[str, MeshRows]:
     """Planned stacks with fresh slots, by name: equal to the bit to those of one device.
 
@@ -72,9 +72,12 @@ def initial_rows(
       plan: where rows live (``run_plan``).
       mesh: of ``plan.devices``.
       key: of the model's tables, as ``EmbeddingCollection`` draws it.
-      optimizer: whose slots the rows have; None for none.
+      optimizer: The optimizer, or that of each stack, whose slots the rows have; None for none.
     """
-    return {stack.name: _initial(stack, plan, mesh, key, optimizer) for stack in planned_stacks(layout)}
+    return {
+        stack.name: _initial(stack, plan, mesh, key, optimizer_of(optimizer, stack.name))
+        for stack in planned_stacks(layout)
+    }
 
 
 def _initial(stack: Stack, plan: Plan, mesh: Mesh, key: jax.Array, optimizer: RowOptimizer | None) -> MeshRows:
@@ -95,7 +98,10 @@ def replicated_capacity(plan: Plan, stack: Stack) -> int:
 
 
 def device_addresses(stack: Stack, plan: Plan, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
-    """(N * S,) int32 over the mesh and (H,) everywhere: the address of each line of ``MeshRows``; 0 for padding."""
+    """(N * S,) int32 over the mesh and (H,) everywhere: the address of each line of ``MeshRows``; 0 for padding.
+
+    Addresses of 2^31 or more are there modulo 2^32.
+    """
     capacity = shard_capacity(plan, plan_name(stack))
 
     def of_device(index: Any) -> np.ndarray:
@@ -103,13 +109,13 @@ def device_addresses(stack: Stack, plan: Plan, mesh: Mesh) -> tuple[jax.Array, j
         lines = np.zeros(stop - begin, np.int32)
         for device in range(begin // capacity, stop // capacity):
             held = shard_addresses(plan, based(stack), device)
-            lines[device * capacity - begin :][: held.size] = held
+            lines[device * capacity - begin :][: held.size] = held.astype(np.int32)
         return lines
 
     over, everywhere = (NamedSharding(mesh, spec) for spec in (PartitionSpec(AXIS), PartitionSpec()))
     shared = np.zeros(replicated_capacity(plan, stack), np.int32)
     held = replicated_addresses(plan, based(stack))
-    shared[: held.size] = held
+    shared[: held.size] = held.astype(np.int32)
     return (
         jax.make_array_from_callback((capacity * plan.devices,), over, of_device),
         jax.make_array_from_callback(shared.shape, everywhere, lambda index: shared[index]),

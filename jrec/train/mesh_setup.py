@@ -22,7 +22,6 @@ from jrec.mesh.exchange import Kind, check_kind, fastest_kind
 from jrec.ops.layout import EmbeddingLayout, plan_name
 from jrec.sharding import Plan, load_plan
 from jrec.sharding.router import Router
-from jrec.train.build import ROW_OPTIMIZERS
 from jrec.train.config import TrainConfig
 from jrec.train.mesh_arrays import Shapes
 from jrec.train.mesh_batch import Dealt, NumberedRouter, Parts, host_stacks
@@ -41,7 +40,7 @@ class HotRows:
 
     Attributes:
       layout: The run's tables.
-      addresses: By planned stack, (n,) int32, the address of each number.
+      addresses: By planned stack, (n,) of its ``address_dtype``, the address of each number.
     """
 
     layout: EmbeddingLayout
@@ -194,7 +193,7 @@ def open_mesh(
     if config.mesh.exchange != "auto":
         with value_errors_are_config_errors("mesh.exchange"):
             check_kind(config.mesh.exchange, mesh.devices.flat[0].platform)
-    slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots if training else None
+    slots = config.optimizer.embedding.slots if training else None
     plan = run_plan(config, schema, layout, slots, packed=packed)
     check_sharing(config, layout, plan, [d.process_index for d in mesh.devices.flat], training=training)
     if (rows := plan.rows_in("host")) and (processes := jax.process_count()) > 1:

@@ -12,11 +12,12 @@ import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jrec.data.schema import DatasetError, Schema
 from jrec.errors import ConfigError
+from jrec.row_optimizers import SlotShape, slot_bytes
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data
 from jrec.train.run_dataset import check_resumed
@@ -24,7 +25,6 @@ from jrec.train.run_folder import REPORT_FOLDER, RUN_FOLDERS, began, check_run_f
 
 if TYPE_CHECKING:
     from jrec.ops.layout import EmbeddingLayout, Stack
-    from jrec.ops.row_optimizers import SlotShape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,12 +68,13 @@ def check_start(config: TrainConfig, *, resume: bool, overwrite: bool, writes: b
     _check_evaluated(data.config, data.schema)
     steps = _steps(data)
     config.lr_schedule.check_length(steps)
+    for table, own in config.optimizer.embedding.tables.items():
+        if own.lr_schedule is not None:
+            own.lr_schedule.check_length(steps, key=f"optimizer.embedding.tables.{table}.lr_schedule")
     return Start(data=data, steps=steps, finished=goes_on and _finished(data, folder, steps))
 
 
-def check_space(
-    config: TrainConfig, layout: EmbeddingLayout, slots: Mapping[str, SlotShape], *, overwrite: bool
-) -> None:
+def check_space(config: TrainConfig, layout: EmbeddingLayout, *, overwrite: bool) -> None:
     """Refuses a new run whose first checkpoint, or whose tables in a folder, the disk cannot hold.
 
     Rows of host memory are not counted into the checkpoint: only those that were written go there, and how many these
@@ -82,7 +83,6 @@ def check_space(
     Args:
       config: The run's configuration.
       layout: The run's tables.
-      slots: The row optimizer's slots (``RowOptimizer.slots``).
       overwrite: Whether a run in the folder is replaced, so that its space comes free.
 
     Raises:
@@ -93,6 +93,7 @@ def check_space(
         return  # a resumed run writes what it wrote before, in place of its oldest checkpoint
     freed = sum(_size(run / name) for name in RUN_FOLDERS) if overwrite else 0
     on_host = _planned_host_rows(config, layout)
+    slots = config.optimizer.embedding.slots
     needs = [(run, _bytes(layout, ("device", "planned"), slots, on_host), freed, "the first checkpoint", "out")]
     if config.tables.host.folder:
         host = pathlib.Path(config.tables.host.folder)
@@ -198,16 +199,19 @@ def _planned_host_rows(config: TrainConfig, layout: EmbeddingLayout) -> dict[str
 
 
 def _bytes(
-    layout: EmbeddingLayout, tiers: tuple[str, ...], slots: Mapping[str, SlotShape], less: Mapping[str, int]
+    layout: EmbeddingLayout,
+    tiers: tuple[str, ...],
+    slots: Callable[[str], Mapping[str, SlotShape]],
+    less: Mapping[str, int],
 ) -> int:
-    """Bytes of rows and slots of the stacks of some tiers, less some rows of each table."""
+    """Bytes of rows and slots (by table) of the stacks of some tiers, less some rows of each table."""
 
     def of(stack: Stack) -> int:
         import jax.numpy as jnp
 
         row = stack.dim * jnp.dtype(stack.dtype).itemsize
-        row += sum(4 * (stack.dim if shape == "element" else 1) for shape in slots.values())
-        return row * sum(max(0, t.rows - less.get(t.name, 0)) for t in stack.tables)
+        sizes = ((t.name, max(0, t.rows - less.get(t.name, 0))) for t in stack.tables)
+        return sum((row + slot_bytes(slots(name), stack.dim)) * rows for name, rows in sizes)
 
     return sum(of(stack) for stack in layout.members if stack.tier in tiers)
 

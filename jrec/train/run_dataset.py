@@ -45,7 +45,7 @@ def check_resumed(folder: pathlib.Path, dataset: Identity) -> None:
       CheckpointError: If the run does not say what it began with.
     """
     remedy = "resume with the dataset that the run began with, or choose another folder with out="
-    run_dataset(folder).check(dataset, what=f"the run in {folder}", remedy=remedy, error=ConfigError, examples=True)
+    run_dataset(folder).check(dataset, subject=f"the run in {folder}", remedy=remedy, error=ConfigError, examples=True)
 
 
 def check_evaluated(folder: pathlib.Path, dataset: Identity) -> Identity:
@@ -59,7 +59,7 @@ def check_evaluated(folder: pathlib.Path, dataset: Identity) -> Identity:
         "evaluate it on the dataset that it was trained on, or a copy: a log that was prepared by its own numbers rows"
         " by its own frequencies"
     )
-    trained.check(dataset, what=f"the run in {folder}", remedy=remedy, error=CheckpointError)
+    trained.check(dataset, subject=f"the run in {folder}", remedy=remedy, error=CheckpointError)
     return trained
 
 

@@ -115,8 +115,10 @@ def _clear(folder: pathlib.Path) -> None:
 
 
 def _check_same_run(old: TrainConfig, new: TrainConfig, folder: pathlib.Path) -> None:
-    schedule_ignores_length = new.lr_schedule.kind == "constant" or new.lr_schedule.decay_steps > 0
-    free = (*FREE, *LENGTH) if schedule_ignores_length else FREE
+    of_tables = (own.lr_schedule for own in new.optimizer.embedding.tables.values())
+    schedules = [new.lr_schedule, *(own for own in of_tables if own is not None)]
+    schedules_ignore_length = all(own.kind == "constant" or own.decay_steps > 0 for own in schedules)
+    free = (*FREE, *LENGTH) if schedules_ignore_length else FREE
     if new.schedule == "fae":  # the loss of so many evaluation batches decides about the order
         free = tuple(key for key in free if key != "data.eval_batch_size")
     changed = {k: v for k, v in differences(old, new).items() if not k.startswith(free)}

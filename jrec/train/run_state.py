@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jrec.checkpoint import HostRows, Saved
+from jrec.checkpoint import HostRows as HostSource
+from jrec.checkpoint import Saved
 from jrec.checkpoint.sources import Source
 from jrec.host import HostTable
 from jrec.mesh.communication import settled
 from jrec.mesh.route import MeshRows
 from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
+from jrec.row_optimizers import optimizer_of
 from jrec.train.build import table_key
 from jrec.train.checkpoint import before_step, device_rows
 from jrec.train.config import TrainConfig
@@ -22,8 +24,7 @@ from jrec.train.mesh_host_rows import load_host_rows, planned_host_tables
 from jrec.train.mesh_plan import planned_stacks
 from jrec.train.mesh_rows import initial_rows
 from jrec.train.mesh_setup import MeshSetup
-from jrec.train.step import HostRows as BatchRows
-from jrec.train.step import Seen, State, compile_run
+from jrec.train.step import HostRows, Seen, State, compile_run
 
 
 class RunState:
@@ -55,7 +56,7 @@ class RunState:
         saves: bool = False,
     ):
         self.config, self.layout, self.setup, self.training = config, layout, setup, training
-        self._optimizer = optimizer.embedding if training else None
+        self._optimizer = optimizer.of if training else None
         mesh, together = (None, None) if setup is None else (setup.mesh, setup.communication)
         state, self.compiled = compile_run(model, optimizer, mesh=mesh, communication=together, training=training)
         self._state: State = state if setup is None else setup.everywhere(state)
@@ -69,7 +70,7 @@ class RunState:
             self._partly = planned_host_tables(config, layout, setup.plan, self._optimizer)
         self.tables = {**self._whole, **({n: self._partly[n] for n in setup.host_stacks} if setup else {})}
         self._device_sources = device_rows(layout, self._optimizer, lambda: self.state)
-        self._host_sources = {name: HostRows(table) for name, table in {**self._whole, **self._partly}.items()}
+        self._host_sources = {name: HostSource(table) for name, table in {**self._whole, **self._partly}.items()}
         if saves:
             for rows in self._device_sources.values():
                 rows.compile_reads()
@@ -94,7 +95,7 @@ class RunState:
                 self._rows = initial_rows(setup.layout, setup.plan, setup.mesh, key, self._optimizer)
         return self._rows
 
-    def step(self, ready: Ready) -> tuple[BatchRows, Seen]:
+    def step(self, ready: Ready) -> tuple[HostRows, Seen]:
         """Takes a step on a batch: its rows from host memory after it, and what it returned."""
         before_step(self._device_sources, ready.batch)
         rows, self._rows = self.rows, None
@@ -112,7 +113,7 @@ class RunState:
         if (setup := self.setup) is not None:
             rows = self.rows
             found += [
-                MeshSource(stack, setup.plan, setup.mesh, self._optimizer, rows[stack.name])
+                MeshSource(stack, setup.plan, setup.mesh, optimizer_of(self._optimizer, stack.name), rows[stack.name])
                 for stack in planned_stacks(setup.layout)
             ]
         return found

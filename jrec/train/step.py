@@ -136,7 +136,7 @@ def compile_run(
     if mesh is not None:
         over, everywhere = PartitionSpec(AXIS), PartitionSpec()
         planned = [s.name for s in model.embeddings.layout.members if s.tier == "planned"]
-        specs = dict.fromkeys(planned, MeshRows.specs(optimizer.embedding if training else None))
+        specs = {name: MeshRows.specs(optimizer.of(name) if training else None) for name in planned}
         how: dict[str, Any] = {"mesh": mesh, "in_specs": (everywhere, specs, over, over), "check_vma": False}
         train = jax.shard_map(train, out_specs=(everywhere, specs, over, everywhere), **how)
         infer = jax.shard_map(infer, out_specs=everywhere, **how)
@@ -152,8 +152,8 @@ def _stores(rows: StackRows, host: HostRows, batch: Batch) -> tuple[dict[str, An
     stores: dict[str, Any] = {}
     bags: dict[str, Bags] = dict(batch.bags)
     for name, planned in rows.items():
-        if (of_batch_ := host.get(name)) is not None:
-            planned = dataclasses.replace(planned, host=of_batch_.values, host_slots=of_batch_.slots)
+        if (fetched := host.get(name)) is not None:
+            planned = dataclasses.replace(planned, host=fetched.values, host_slots=fetched.slots)
         stores[name] = PlannedRows(rows=planned)
     for name in host.keys() - rows.keys():
         stores[name], bags[name] = of_batch(host[name].values, host[name].slots, bags[name])

@@ -48,6 +48,10 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
         raise ConfigError(
             f"tables.overrides.{unknown[0]}: the dataset has no table of that name, only {', '.join(names)}"
         )
+    if unknown := sorted(set(config.optimizer.embedding.tables) - set(names)):
+        raise ConfigError(
+            f"optimizer.embedding.tables.{unknown[0]}: the dataset has no table of that name, only {', '.join(names)}"
+        )
     planned = plan_trains(config)
     largest = sorted(tables, key=lambda t: -t.rows)[: rules.tt.largest]
     selected = {t.name for t in largest} | {t.name for t in tables if rules.tt.min_rows and t.rows >= rules.tt.min_rows}
@@ -172,7 +176,8 @@ def _parts(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier
     """The table, or its first rows whole and the others, which ``shape`` has, in cores."""
     dim, dtype = config.model.embedding_dim, config.model.table_dtype
     tier = "planned" if config.planned else _whole_tier(config, named)
-    whole: dict[str, Any] = {"name": table.name, "dim": dim, "dtype": dtype, "tier": tier}
+    group = config.optimizer.embedding.group(table.name)
+    whole: dict[str, Any] = {"name": table.name, "dim": dim, "dtype": dtype, "tier": tier, "group": group}
     if shape is None:
         return [TableConfig(rows=table.rows, **whole)]
     core_dtype = config.tables.tt.dtype or dtype

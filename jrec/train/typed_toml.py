@@ -1,8 +1,8 @@
 """Typed sections of a TOML file: frozen dataclasses whose annotations say what each key may hold.
 
 A section derives from ``Section``. Its annotations may be ``bool``, ``int``, ``float``, ``str``, ``Literal`` of
-strings, ``tuple[X, ...]``, ``Mapping[str, X]``, another section, ``X | None``, or ``Annotated[X, Range(...)]``. Values
-are checked however a section is made, from TOML or in Python.
+strings, ``tuple[X, ...]``, ``Mapping[str, X]``, another section, ``X | None``, ``Annotated[X, Range(...)]``, or
+``Annotated[str, Choices(...)]``. Values are checked however a section is made, from TOML or in Python.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NoReturn, Self, Union
 
+from jrec.bounds import Range as Range
 from jrec.errors import ConfigError
 
 MOST = 2**31 - 1
@@ -27,26 +28,8 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _TOML_TYPES = {bool: "boolean", int: "integer", float: "float", str: "string", list: "array", tuple: "array"}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Range:
-    """Bounds of a number, or of every number of an array: ``minimum <= x <= maximum``, and ``above < x < below``."""
-
-    minimum: float | None = None
-    maximum: float | None = None
-    above: float | None = None
-    below: float | None = None
-
-    def __contains__(self, x: float) -> bool:
-        return not (
-            (self.minimum is not None and x < self.minimum)
-            or (self.maximum is not None and x > self.maximum)
-            or (self.above is not None and x <= self.above)
-            or (self.below is not None and x >= self.below)
-        )
-
-    def __str__(self) -> str:
-        bounds = (("at least", self.minimum), ("at most", self.maximum), ("above", self.above), ("below", self.below))
-        return " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
+class Choices(tuple[str, ...]):
+    """The strings that a key takes, where they are known at run time only; else use ``Literal``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,7 +159,8 @@ def _strip(hint: Any) -> tuple[Any, Range | None]:
         origin = typing.get_origin(hint)
         if origin is Annotated:
             bounds = next((m for m in hint.__metadata__ if isinstance(m, Range)), bounds)
-            hint = typing.get_args(hint)[0]
+            choices = next((m for m in hint.__metadata__ if isinstance(m, Choices)), None)
+            hint = typing.get_args(hint)[0] if choices is None else Literal[tuple(choices)]
         elif origin in (Union, types.UnionType):
             hint = next(a for a in typing.get_args(hint) if a is not type(None))
         else:

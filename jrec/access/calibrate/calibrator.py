@@ -181,9 +181,9 @@ def _check_small(schema: Schema, options: CalibrateOptions) -> None:
     small = sum(t.rows for t in schema.tables if not is_large(t, options)) * options.row_bytes
     if small > options.budget:
         raise ConfigError(
-            f"the tables below {options.small_bytes / 1e6:g} MB, which are hot whole, take {small / 1e6:,.3f} MB, more"
-            f" than the budget of {options.budget / 1e6:,.3f} MB; give more (--budget), or take fewer tables as small"
-            " (--small)"
+            f"the tables below {options.small_bytes / 1e6:g} MB, whose rows are all hot, take {small / 1e6:,.3f} MB,"
+            f" more than the budget of {options.budget / 1e6:,.3f} MB; give more (--budget), or take fewer tables"
+            " as small (--small)"
         )
 
 

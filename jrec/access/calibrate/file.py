@@ -142,7 +142,7 @@ class Calibration(Summary):
         Raises:
           CalibrationError: If it is another.
         """
-        self.dataset.check(schema.identity, what="the calibration", remedy=_REMEDY, error=CalibrationError)
+        self.dataset.check(schema.identity, subject="the calibration", remedy=_REMEDY, error=CalibrationError)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes ``path`` and ``path.rows``, each atomically."""

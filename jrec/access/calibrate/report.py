@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def summary_table(calibration: Calibration) -> Table:
-    """A row for each large table, the greatest first, and one for all that are hot whole."""
+    """A row for each large table, the greatest first, and one for all small tables, whose rows are all hot."""
     from rich.table import Table
 
     table = Table(title=f"{calibration.name}: hot rows", title_justify="left")

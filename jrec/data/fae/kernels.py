@@ -27,10 +27,10 @@ def fill_set(rows, words, ranks):
     """Makes a bitmap, zeros before, and its ranks of ascending rows."""
     for row in rows:
         words[row >> 6] |= np.uint64(1) << np.uint64(row & 63)
-    seen = np.uint64(0)
+    rank = np.uint64(0)
     for k in range(words.size):
-        ranks[k] = np.uint32(seen)
-        seen += _popcount(words[k])
+        ranks[k] = np.uint32(rank)
+        rank += _popcount(words[k])
 
 
 @compiled

@@ -1,8 +1,8 @@
-"""The FAE form of a dataset: examples that read hot rows alone, apart from all others (FAE, §III-B; ``jrec fae pack``).
+"""A dataset packed for FAE: examples that read only hot rows, apart from all others (FAE, §III-B; ``jrec fae pack``).
 
     DIR/
       fae.json            this module; written last
-      hot_rows/TABLE.npy  (hot rows,) uint32 ascending; absent for tables that are hot whole or have no hot row
+      hot_rows/TABLE.npy  (hot rows,) uint32 ascending; absent for tables whose rows are all hot or all cold
       hot/                a dataset of the hot training examples; its tables are the hot rows and no others
       cold/               a dataset of the source's tables: the other training examples; valid and test of the source
 
@@ -39,10 +39,10 @@ class HotSet:
     """Which rows are hot, and why.
 
     Attributes:
-      rows: of every table, (hot,) uint32 ascending, numbered as the dataset's loader yields them.
-      dataset: the identity of the dataset; None where rows were just given.
-      threshold: the share of inputs from which a row is hot; None where rows were just given.
-      calibration: how they were chosen, JSON types.
+      rows: The hot rows of every table, (hot,) uint32 ascending, numbered as the dataset's loader yields them.
+      dataset: The identity of the dataset; None where rows were just given.
+      threshold: The share of inputs from which a row is hot; None where rows were just given.
+      calibration: How they were chosen, JSON types.
     """
 
     rows: Mapping[str, np.ndarray]
@@ -56,11 +56,11 @@ class HotTable:
     """A table's entry.
 
     Attributes:
-      name: of the table, in the source, in ``hot/`` and in ``cold/``.
-      rows: of the source's table, and of that in ``cold/``.
-      hot: how many of them are hot.
-      file: of the hot rows, relative to the folder; None where all rows are hot or none is.
-      sha256: of the file.
+      name: The table's name, the same in the source, in ``hot/`` and in ``cold/``.
+      rows: How many rows the table has in the source and in ``cold/``.
+      hot: How many of them are hot.
+      file: The file of the hot rows, relative to the folder; None where all rows are hot or none is.
+      sha256: The file's SHA-256; None without a file.
     """
 
     name: str
@@ -89,16 +89,16 @@ class FaeContent:
     """What an FAE folder says of itself.
 
     Attributes:
-      name: of the source dataset.
-      dataset: the source's identity.
-      cold: the identity of ``cold/``.
-      hot: the identity of ``hot/``; None where no example is hot.
-      tables: in the source's order.
-      hot_examples, cold_examples: of the training split; together each of the source's once.
-      content: checksum of the training examples' content, whatever their order: of the source and of what was written.
-      seed: of the order of the examples; None where hot and cold ones keep the order of time.
-      threshold: a row is hot that at least this share of the inputs accesses; None where the hot rows were just given.
-      calibration: how the hot rows were chosen, JSON types; empty where they were just given.
+      name: The source dataset's name.
+      dataset: The source's identity.
+      cold: The identity of ``cold/``.
+      hot: The identity of ``hot/``; None where no example is hot.
+      tables: In the source's order.
+      hot_examples, cold_examples: How many training examples are hot, and how many cold.
+      content: Checksum of the training examples' content, whatever their order: of the source and of what was written.
+      seed: The seed of the examples' order; None where hot and cold ones keep the order of time.
+      threshold: A row is hot that at least this share of the inputs accesses; None where the hot rows were just given.
+      calibration: How the hot rows were chosen, JSON types; empty where they were just given.
       files: SHA-256 of every shard of hot and cold training examples, by path relative to the folder.
     """
 
@@ -121,7 +121,7 @@ class FaeManifest(FaeContent):
     """An FAE folder.
 
     Attributes:
-      folder: where it lies.
+      folder: Where it lies.
     """
 
     folder: pathlib.Path
@@ -129,8 +129,8 @@ class FaeManifest(FaeContent):
     @property
     def identity(self) -> str:
         """A digest of the batches that training makes of the folder, wherever it lies."""
-        parts = [None if part is None else part.digests for part in (self.dataset, self.cold, self.hot)]
-        return digest_of([parts, [dataclasses.asdict(table) for table in self.tables]])
+        digests = [None if identity is None else identity.digests for identity in (self.dataset, self.cold, self.hot)]
+        return digest_of([digests, [dataclasses.asdict(table) for table in self.tables]])
 
     @property
     def hot_folder(self) -> pathlib.Path:
@@ -147,7 +147,7 @@ class FaeManifest(FaeContent):
         """The hot rows of every table: (hot,) uint32 ascending, numbered as the loader of ``cold/`` yields them.
 
         Raises:
-          DatasetError: naming a file that is missing, damaged or not such a list.
+          DatasetError: Naming a file that is missing, damaged or not such a list.
         """
         return {table.name: self._rows_of(table) for table in self.tables}
 
@@ -156,18 +156,18 @@ class FaeManifest(FaeContent):
         """Of ``hot/``: each table has its hot rows, or one where it has none. None where no example is hot.
 
         Raises:
-          DatasetError: if the dataset is missing, damaged, or does not go with this manifest.
+          DatasetError: If the dataset is missing, damaged, or does not go with this manifest.
         """
-        return None if self.hot is None else self._part(self.hot_folder, self.hot)
+        return None if self.hot is None else self._schema_of(self.hot_folder, self.hot)
 
     @functools.cached_property
     def cold_schema(self) -> Schema:
         """Of ``cold/``: the source's tables. It has no training split where all examples are hot.
 
         Raises:
-          DatasetError: if the dataset is missing, damaged, or does not go with this manifest.
+          DatasetError: If the dataset is missing, damaged, or does not go with this manifest.
         """
-        return self._part(self.cold_folder, self.cold)
+        return self._schema_of(self.cold_folder, self.cold)
 
     def save(self) -> None:
         """Writes ``fae.json`` atomically."""
@@ -180,7 +180,7 @@ class FaeManifest(FaeContent):
         """Reads and checks ``fae.json``; hot rows and schemas are read when they are first asked for.
 
         Raises:
-          DatasetError: if the folder is no finished FAE folder, of another version, or the file is damaged.
+          DatasetError: If the folder is no finished FAE folder, of another version, or the file is damaged.
         """
         folder = pathlib.Path(folder)
         path = folder / MANIFEST_FILE
@@ -197,7 +197,7 @@ class FaeManifest(FaeContent):
         """Reads every file of hot rows and hot or cold training examples, and compares its checksum.
 
         Raises:
-          DatasetError: naming the first file that is missing or damaged.
+          DatasetError: Naming the first file that is missing or damaged.
         """
         _ = self.hot_rows
         for name, digest in self.files.items():
@@ -216,10 +216,10 @@ class FaeManifest(FaeContent):
             raise DatasetError(f"{path} is no ascending list of {table.hot:,} of {table.rows:,} rows; {_ADVICE}")
         return rows
 
-    def _part(self, folder: pathlib.Path, identity: Identity) -> Schema:
+    def _schema_of(self, folder: pathlib.Path, identity: Identity) -> Schema:
         schema = Schema.load(folder)
-        what = f"{self.folder / MANIFEST_FILE}, part {folder.name},"
-        identity.check(schema.identity, what=what, remedy=_ADVICE, error=DatasetError, examples=True)
+        subject = f"{self.folder / MANIFEST_FILE}, folder {folder.name},"
+        identity.check(schema.identity, subject=subject, remedy=_ADVICE, error=DatasetError, examples=True)
         return schema
 
 
@@ -239,7 +239,7 @@ def check_rows(name: str, table_rows: int, rows: np.ndarray) -> None:
     """Refuses what is no list of rows of a table.
 
     Raises:
-      ValueError: naming the table.
+      ValueError: Naming the table.
     """
     if not is_row_list(rows, table_rows):
         raise ValueError(f"hot rows of table {name!r} must be ascending uint32 numbers below {table_rows:,}")
@@ -249,7 +249,7 @@ def save_hot_rows(folder: pathlib.Path, name: str, table_rows: int, rows: np.nda
     """Writes a table's hot rows, where its entry needs a file, and returns the entry.
 
     Raises:
-      ValueError: if ``rows`` is no ascending uint32 list of rows of the table.
+      ValueError: If ``rows`` is no ascending uint32 list of rows of the table.
     """
     check_rows(name, table_rows, rows)
     if len(rows) in (0, table_rows):
@@ -267,11 +267,11 @@ def check_sha256(path: pathlib.Path, expected: str | None) -> None:
     """Refuses a file that is missing or whose SHA-256 is another.
 
     Raises:
-      DatasetError: naming the file.
+      DatasetError: Naming the file.
     """
     try:
-        found = sha256_of(path)
+        actual = sha256_of(path)
     except OSError as error:
         raise DatasetError(f"{path} cannot be read ({error.strerror or error}); {_ADVICE}") from error
-    if found != expected:
-        raise DatasetError(f"{path} is damaged: its SHA-256 is {found}, not {expected}; {_ADVICE}")
+    if actual != expected:
+        raise DatasetError(f"{path} is damaged: its SHA-256 is {actual}, not {expected}; {_ADVICE}")

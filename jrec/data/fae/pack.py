@@ -1,7 +1,7 @@
-"""Packing a dataset into the FAE form: ``jrec fae pack`` (FAE, §III-B: embedding classifier and input processor).
+"""Packing a dataset for FAE: ``jrec fae pack`` (FAE, §III-B: embedding classifier and input processor).
 
-Pieces of the training split are read, told apart and written side by side. What is written depends on the dataset, the
-hot rows and the options alone, and a run that was killed goes on where it was.
+Pieces of the training split are read, told apart and written side by side. What is written depends
+only on the dataset, the hot rows and the options, and a run that was killed goes on where it was.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class PackOptions:
     """How to pack.
 
     Attributes:
-      seed: shuffles the examples of each piece (some hundred thousand that follow each other in time) and the order of
+      seed: Shuffles the examples of each piece (some hundred thousand that follow each other in time) and the order of
         the pieces; None keeps the order of time within hot and within cold examples.
-      threads: that read and write; nothing that is written depends on them.
-      overwrite: whether a finished FAE folder may be replaced.
+      threads: How many threads read and write; nothing that is written depends on them.
+      overwrite: Whether a finished FAE folder may be replaced.
     """
 
     seed: int | None = None
@@ -66,27 +66,27 @@ def pack(
     progress: Progress = _SILENT,
     report: Callable[[str], None] = lambda message: None,
 ) -> FaeManifest:
-    """Writes the FAE form of a dataset.
+    """Packs a dataset for FAE.
 
     Work is done in ``OUT.partial``, which is renamed at the end. The examples of every block are compared with the
     source's by content, hot ids led back to their rows, before they are written.
 
     Args:
-      folder: the dataset.
-      out: the folder to make.
-      hot: its hot rows.
+      folder: The dataset.
+      out: The folder to make.
+      hot: Its hot rows.
       options: how.
-      command: what the user typed, for the provenance.
-      progress: shows how far it is.
-      report: takes messages for the user.
+      command: What the user typed, for the provenance.
+      progress: Shows how far it is.
+      report: Takes messages for the user.
 
     Returns:
       What was written.
 
     Raises:
-      DatasetError: if the dataset cannot be used, an id lies past its table, ``out`` must not be replaced, or an
+      DatasetError: If the dataset cannot be used, an id lies past its table, ``out`` must not be replaced, or an
         interrupted run with other hot rows or options is in the way.
-      ValueError: if hot rows are no ascending uint32 list of rows of their table.
+      ValueError: If hot rows are no ascending uint32 list of rows of their table.
     """
     options = options or PackOptions()
     folder, out = pathlib.Path(folder), pathlib.Path(out)
@@ -106,9 +106,9 @@ def pack(
     ) as target:
         job = _job(folder, target, schema, rows, options)
         tables = tuple(save_hot_rows(target, t.name, t.rows, rows[t.name]) for t in schema.tables)
-        pieces = fae_piece.plan_pieces(schema, PIECE_BLOCKS)
+        pieces = fae_piece.cut_pieces(schema, PIECE_BLOCKS)
         packed = _pack_pieces(job, pieces, options.threads, progress)
-        splits = {part: _split(part, packed, options.seed) for part in (HOT, COLD)}
+        splits = {half: _split(half, packed, options.seed) for half in (HOT, COLD)}
         provenance = {"source": dict(schema.provenance), "command": command}
         cold = _finish_cold(job, splits[COLD], provenance)
         hot_schema = None
@@ -133,7 +133,7 @@ def pack(
             seed=options.seed,
             threshold=hot.threshold,
             calibration=hot.calibration,
-            files={f"{part}/{s.file}": p.sha256[part] for p in packed for part, s in p.shards.items() if s},
+            files={f"{half}/{s.file}": p.sha256[half] for p in packed for half, s in p.shards.items() if s},
         ).save()
     return FaeManifest.load(out)
 
@@ -146,7 +146,7 @@ def _without_path(identity: Identity) -> Identity:
 def _checked_rows(schema: Schema, hot: HotSet) -> dict[str, np.ndarray]:
     if hot.dataset is not None:
         remedy = "calibrate this dataset with `jrec fae calibrate`"
-        hot.dataset.check(schema.identity, what="the hot rows", remedy=remedy, error=DatasetError)
+        hot.dataset.check(schema.identity, subject="the hot rows", remedy=remedy, error=DatasetError)
     names = {t.name for t in schema.tables}
     if odd := sorted(names ^ set(hot.rows)):
         raise DatasetError(
@@ -173,8 +173,8 @@ def _request(schema: Schema, rows: Mapping[str, np.ndarray], options: PackOption
 def _job(
     folder: pathlib.Path, target: pathlib.Path, schema: Schema, rows: Mapping[str, np.ndarray], options: PackOptions
 ) -> Job:
-    for part in (HOT, COLD, fae_piece.journal_folder(target).name):
-        (target / part).mkdir(exist_ok=True)
+    for subfolder in (HOT, COLD, fae_piece.journal_folder(target).name):
+        (target / subfolder).mkdir(exist_ok=True)
     orders = load_orders(folder, schema, [t.name for t in schema.tables])
     sets = {t.name: RowSet.of(t.rows, rows[t.name], orders.get(t.name)) for t in schema.tables}
     return Job(
@@ -193,12 +193,12 @@ def _hot_schema(schema: Schema, rows: Mapping[str, np.ndarray], orders: Mapping[
     """Tables of hot rows, with one row where there is none, and without counts: those were of all examples."""
 
     def hot_table(table: Table) -> Table:
-        mine = rows[table.name]
+        hot = rows[table.name]
         return Table(
             name=table.name,
-            rows=max(len(mine), 1),
-            oov_row=_place(table, mine, orders.get(table.name)),
-            numbering=digest_of(["hot rows", schema.identity.rows, hashlib.sha256(mine.data).hexdigest()]),
+            rows=max(len(hot), 1),
+            oov_row=_place(table, hot, orders.get(table.name)),
+            numbering=digest_of(["hot rows", schema.identity.rows, hashlib.sha256(hot.data).hexdigest()]),
         )
 
     tables = tuple(map(hot_table, schema.tables))
@@ -246,18 +246,18 @@ def _pack_pieces(job: Job, pieces: Sequence[Piece], threads: int, progress: Prog
                 raise
 
 
-def _split(part: str, packed: Sequence[Packed], seed: int | None) -> Split:
-    shards: list[Shard] = [shard for p in packed if (shard := p.shards[part]) is not None]
+def _split(half: str, packed: Sequence[Packed], seed: int | None) -> Split:
+    shards: list[Shard] = [shard for p in packed if (shard := p.shards[half]) is not None]
     if seed is not None:
-        shards = [shards[i] for i in permutation(len(shards), seed, len(packed), (HOT, COLD).index(part))]
+        shards = [shards[i] for i in permutation(len(shards), seed, len(packed), (HOT, COLD).index(half))]
     return Split(shards=tuple(shards))
 
 
 def _finish_cold(job: Job, train: Split, provenance: Mapping[str, Any]) -> Schema:
     """Completes the dataset of the cold examples with all of the source that stays as it is; returns its schema."""
     schema, target = job.schema, job.folder / COLD
-    others = {name: split for name, split in schema.splits.items() if name != "train"}
-    files = [shard.file for split in others.values() for shard in split.shards]
+    other_splits = {name: split for name, split in schema.splits.items() if name != "train"}
+    files = [shard.file for split in other_splits.values() for shard in split.shards]
     for table in schema.tables:
         files += [table.vocabulary] if table.vocabulary else []
         files += [table.bijection.file] if table.bijection else []
@@ -268,7 +268,7 @@ def _finish_cold(job: Job, train: Split, provenance: Mapping[str, Any]) -> Schem
     cold = dataclasses.replace(
         schema,
         tables=tuple(dataclasses.replace(t, counts=None) for t in schema.tables),
-        splits={**({"train": train} if train.examples else {}), **others},
+        splits={**({"train": train} if train.examples else {}), **other_splits},
         ceiling={name: metrics for name, metrics in schema.ceiling.items() if name != "train"},
         provenance={**provenance, "part": COLD},
         files={file: digest for file, digest in schema.files.items() if file in files},

@@ -26,7 +26,7 @@ _FLUSH_BLOCKS = 2  # gathered before they go to the writer, whose every call cos
 # much time on handing each other the GIL around it.
 _TOGETHER = 1 << 16
 _MASK = (1 << 64) - 1
-_PARTS = (HOT, COLD)
+_HALVES = (HOT, COLD)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Piece:
     """A unit of work: blocks ``start`` to ``stop`` of a shard of the source.
 
     Attributes:
-      number: among ``count``, in order of time.
-      shard: of the source's training split.
-      examples: in these blocks.
+      number: Its number among ``count`` pieces, in order of time.
+      shard: A shard of the source's training split.
+      examples: How many examples these blocks hold.
     """
 
     number: int
@@ -48,7 +48,7 @@ class Piece:
 
     @property
     def file(self) -> str:
-        """Of the shards written of it."""
+        """The name of the shards written from it."""
         return shard_file("train", self.number, self.count)
 
 
@@ -57,9 +57,9 @@ class Packed:
     """What became of a piece.
 
     Attributes:
-      shards: by part ("hot", "cold"), None without examples.
-      sha256: of the shards that there are.
-      content: checksum of its examples' content.
+      shards: The shard written for each half ("hot", "cold"), None without examples.
+      sha256: The shards' SHA-256, for those that there are.
+      content: Checksum of its examples' content.
     """
 
     shards: Mapping[str, Shard | None]
@@ -72,13 +72,13 @@ class Job:
     """What all pieces share.
 
     Attributes:
-      source: the dataset's folder.
-      folder: to write into.
-      schema, hot_schema: of the source, and of what hot examples become.
-      sets: the hot rows by table.
-      hot_rows: the same as ascending lists; None for tables that are hot whole.
-      orders: by table that has a bijection.
-      seed: of the order of examples; None keeps that of time.
+      source: The dataset's folder.
+      folder: The folder to write into.
+      schema, hot_schema: The source's schema, and that which hot examples get.
+      sets: The hot rows by table.
+      hot_rows: The same as ascending lists; None for tables whose rows are all hot.
+      orders: The bijections, by table that has one.
+      seed: The seed of the examples' order; None keeps them in order of time.
     """
 
     source: pathlib.Path
@@ -91,7 +91,7 @@ class Job:
     seed: int | None = None
 
 
-def plan_pieces(schema: Schema, blocks: int) -> list[Piece]:
+def cut_pieces(schema: Schema, blocks: int) -> list[Piece]:
     """The training split in pieces of at most ``blocks`` blocks; no shard of the source shares one with another."""
     bounds = [
         (shard, start, min(start + blocks, shard.blocks))
@@ -116,31 +116,31 @@ def pack_piece(job: Job, piece: Piece, advance: Callable[[int], None], stop: thr
     """Writes a piece, compares what it writes with what it read, and journals it.
 
     Args:
-      job: what all pieces share.
-      piece: which one.
-      advance: is told how many more examples were read.
-      stop: when it is set, the piece is given up.
+      job: What all pieces share.
+      piece: The piece to pack.
+      advance: Is told how many more examples were read.
+      stop: When it is set, the piece is given up.
 
     Raises:
-      DatasetError: if the source cannot be read, or what is to be written says something else.
-      CancelledError: if ``stop`` was set.
+      DatasetError: If the source cannot be read, or what is to be written says something else.
+      CancelledError: If ``stop`` was set.
     """
-    parts = {name: _Part(job, piece, name) for name in _PARTS}
+    writers = {name: _HalfWriter(job, piece, name) for name in _HALVES}
     total = 0
     try:
         blocks = read_blocks(job.source, job.schema, piece.shard, piece.start, piece.stop)
         for batch in itertools.batched(blocks, max(1, _TOGETHER // job.schema.block_size)):
             if stop.is_set():
                 raise concurrent.futures.CancelledError
-            parted, found = _part_blocks(job, batch)
-            for name, taken in parted.items():
-                parts[name].add(taken)
-            total += found
-            advance(sum(len(taken[LABEL]) for taken in parted.values()))
-        shards = {name: part.close() for name, part in parts.items()}
+            halves, checksum = _split_blocks(job, batch)
+            for name, taken in halves.items():
+                writers[name].add(taken)
+            total += checksum
+            advance(sum(len(taken[LABEL]) for taken in halves.values()))
+        shards = {name: writer.close() for name, writer in writers.items()}
     except BaseException:
-        for part in parts.values():
-            part.abort()
+        for writer in writers.values():
+            writer.abort()
         raise
     digests = {name: sha256_of(job.folder / name / shard.file) for name, shard in shards.items() if shard}
     packed = Packed(shards=shards, sha256=digests, content=total & _MASK)
@@ -164,17 +164,17 @@ def packed_before(job: Job, piece: Piece) -> Packed | None:
 
 
 def journal_folder(folder: pathlib.Path) -> pathlib.Path:
-    """Where finished pieces are taken down until all are finished."""
+    """The folder that records finished pieces until all are finished."""
     return folder / "journal"
 
 
-class _Part:
+class _HalfWriter:
     """The hot or cold examples of a piece on their way into a shard."""
 
     def __init__(self, job: Job, piece: Piece, name: str):
         self._path = job.folder / name / piece.file
         self._block_size = job.schema.block_size
-        self._key = None if job.seed is None else (job.seed, piece.number, _PARTS.index(name))
+        self._key = None if job.seed is None else (job.seed, piece.number, _HALVES.index(name))
         self._waiting: list[dict[str, Column]] = []
         self._examples = 0
         self._schema = job.schema
@@ -200,7 +200,7 @@ class _Part:
             self._writer.abort()
 
     def _flush(self) -> None:
-        columns = {name: concatenate([part[name] for part in self._waiting]) for name in self._waiting[0]}
+        columns = {name: concatenate([block[name] for block in self._waiting]) for name in self._waiting[0]}
         if self._key is not None:
             columns = take(columns, permutation(self._examples, *self._key).astype(np.int64), self._schema, None)
         for name, column in columns.items():
@@ -218,7 +218,7 @@ def read_blocks(
     """Checked blocks of a shard, each with its name.
 
     Raises:
-      DatasetError: if one cannot be read or has other columns than the schema says.
+      DatasetError: If one cannot be read or has other columns than the schema says.
     """
     reader = ShardReader(folder, shard)
     for block in range(start, stop):
@@ -228,39 +228,41 @@ def read_blocks(
         yield place, columns
 
 
-def _part_blocks(job: Job, blocks: Sequence[tuple[str, dict[str, Column]]]) -> tuple[dict[str, dict[str, Column]], int]:
-    """``_part_block`` of several blocks, each with its name, at once."""
+def _split_blocks(
+    job: Job, blocks: Sequence[tuple[str, dict[str, Column]]]
+) -> tuple[dict[str, dict[str, Column]], int]:
+    """``_split_block`` of several blocks, each with its name, at once."""
     (place, first), *more = blocks
     if not more:
-        return _part_block(job, first, place)
+        return _split_block(job, first, place)
     try:
         joined = {name: concatenate([columns[name] for _, columns in blocks]) for name in first}
-        return _part_block(job, joined, f"{place} or one of the {len(more)} behind it")
+        return _split_block(job, joined, f"{place} or one of the {len(more)} behind it")
     except DatasetError:
         for place, columns in blocks:
-            _part_block(job, columns, place)  # names the block
+            _split_block(job, columns, place)  # names the block
         raise
 
 
-def _part_block(job: Job, columns: Mapping[str, Column], place: str) -> tuple[dict[str, dict[str, Column]], int]:
-    """The hot and the cold examples of a block, those that there are, and the checksum of both: that of the block."""
+def _split_block(job: Job, columns: Mapping[str, Column], place: str) -> tuple[dict[str, dict[str, Column]], int]:
+    """The hot and the cold examples of a block, where there are any, and the block's checksum, which both add up to."""
     hot = hot_examples(columns, job.schema.categorical, job.sets, place)
-    parted, found = {}, 0
+    halves, checksum = {}, 0
     # Hot ids are led back to their rows: what is written has to say what was read.
     for name, positions, sets, rows in (
         (HOT, np.flatnonzero(hot), job.sets, job.hot_rows.get),
         (COLD, np.flatnonzero(~hot), None, job.orders.get),
     ):
         if len(positions):
-            parted[name] = take(columns, positions, job.schema, sets)
-            found += content(parted[name], job.schema, rows, place)
+            halves[name] = take(columns, positions, job.schema, sets)
+            checksum += content(halves[name], job.schema, rows, place)
     expected = content(columns, job.schema, job.orders.get, place)
-    if found & _MASK != expected:
+    if checksum & _MASK != expected:
         raise DatasetError(
-            f"{place} has content {expected:016x}, but its hot and cold examples {found & _MASK:016x}; the memory of"
+            f"{place} has content {expected:016x}, but its hot and cold examples {checksum & _MASK:016x}; the memory of"
             " this machine is at fault, or there is a defect in jrec"
         )
-    return parted, expected
+    return halves, expected
 
 
 def _journal_file(job: Job, piece: Piece) -> pathlib.Path:

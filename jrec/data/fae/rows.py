@@ -28,10 +28,10 @@ class RowSet:
     """Some rows of a table: a bitmap with ranks, 3/16 bytes a row of the table (36 MB for 188 M rows).
 
     Attributes:
-      rows: of the table.
-      size: of the set.
-      words, ranks: of the bitmap (``jrec.data.fae.kernels``), empty where all rows are in the set.
-      order: the row in place of every stored id; empty where ids are rows.
+      rows: How many rows the table has.
+      size: How many rows the set has.
+      words, ranks: The bitmap and its ranks (``jrec.data.fae.kernels``), empty where all rows are in the set.
+      order: The row in place of every stored id; empty where ids are rows.
     """
 
     rows: int
@@ -57,23 +57,23 @@ class RowSet:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of places in the set."""
+        """The integers that hold places in the set."""
         return id_dtype(max(self.size, 1))
 
 
 def hot_examples(
     columns: Mapping[str, Column], features: Sequence[CategoricalFeature], sets: Mapping[str, RowSet], place: str
 ) -> np.ndarray:
-    """Which examples read rows of the sets alone: (examples,) bool.
+    """Which examples read only rows of the sets: (examples,) bool.
 
     Args:
-      columns: of a block, see ``check_columns``.
-      features: the categorical ones.
-      sets: by table.
-      place: the name of the block, for errors.
+      columns: A block's columns, see ``check_columns``.
+      features: The categorical features.
+      sets: The sets of hot rows, by table.
+      place: The name of the block, for errors.
 
     Raises:
-      DatasetError: on an id past its table.
+      DatasetError: On an id past its table.
     """
     hot = np.ones(len(_plain(columns[LABEL])), bool)
     for feature in features:
@@ -102,18 +102,18 @@ def take(
         kernels.take(sealed(bits), at, out)
         return out.view(column.dtype)
 
-    found: dict[str, Column] = {name: values(_plain(columns[name]), positions) for name in _numbers(schema)}
+    taken: dict[str, Column] = {name: values(_plain(columns[name]), positions) for name in _numbers(schema)}
     for feature in schema.categorical:
         ids = values if sets is None else functools.partial(_places, sets[feature.table])
         column, weights = columns[feature.name], weight_column(feature)
         if isinstance(column, ListColumn):
             offsets, at = _list_positions(column.offsets, positions)
-            found[feature.name] = ListColumn(offsets, ids(column.values, at))
+            taken[feature.name] = ListColumn(offsets, ids(column.values, at))
             if weights:
-                found[weights] = ListColumn(offsets, values(_lists(columns[weights]).values, at))
+                taken[weights] = ListColumn(offsets, values(_lists(columns[weights]).values, at))
         else:
-            found[feature.name] = ids(column, positions)
-    return found
+            taken[feature.name] = ids(column, positions)
+    return taken
 
 
 def _places(rows: RowSet, column: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -128,13 +128,13 @@ def content(
     """The sum of the hashes of all examples, whatever their order.
 
     Args:
-      columns: of a block.
-      schema: names the columns, in order.
-      rows_of: by table, the row that an id stands for, (ids,) uint32; None where the id is the row.
-      place: the name of the block, for errors.
+      columns: A block's columns.
+      schema: Names the columns, in order.
+      rows_of: By table, the row that an id stands for, (ids,) uint32; None where the id is the row.
+      place: The name of the block, for errors.
 
     Raises:
-      DatasetError: on an id that stands for no row, or columns of unequal lengths.
+      DatasetError: On an id that stands for no row, or columns of unequal lengths.
     """
     state = np.zeros(len(_plain(columns[LABEL])), np.uint64)
     if any(count_examples(columns[name]) != len(state) for name in column_names(schema)):
@@ -161,10 +161,10 @@ def content(
 
 
 def check_columns(columns: Mapping[str, Column], schema: Schema, examples: int, place: str) -> None:
-    """Refuses a block whose columns are not those of the schema.
+    """Refuses a block whose columns are not what the schema says.
 
     Raises:
-      DatasetError: naming the block and the column.
+      DatasetError: Naming the block and the column.
     """
     floats = {*_numbers(schema), *filter(None, map(weight_column, schema.categorical))}
     lists = {n for f in schema.categorical if not f.one_hot for n in (f.name, weight_column(f))}
@@ -176,8 +176,8 @@ def check_columns(columns: Mapping[str, Column], schema: Schema, examples: int, 
             problem = f"has {'no lists' if name in lists else 'lists'} in column {name!r}"
         elif _dtype(column).kind != ("f" if name in floats else "u"):
             problem = f"has {_dtype(column)} in column {name!r}"
-        elif (found := count_examples(column)) != examples:
-            problem = f"has {found:,} examples in column {name!r}, not the {examples:,} that the schema promises"
+        elif (actual := count_examples(column)) != examples:
+            problem = f"has {actual:,} examples in column {name!r}, not the {examples:,} that the schema promises"
         else:
             continue
         raise DatasetError(f"{place} {problem}; the dataset is damaged: prepare it anew")

@@ -15,24 +15,24 @@ _SILENT = Progress(show=False)
 
 
 def verify(folder: str | os.PathLike[str], *, progress: Progress = _SILENT) -> FaeManifest:
-    """Checks every file of an FAE folder, and that its examples are those of the source, each once.
+    """Checks every file of an FAE folder, and that it holds each of the source's examples once.
 
     Raises:
-      DatasetError: naming the file that is missing or damaged, or if the content is another.
+      DatasetError: Naming the file that is missing or damaged, or if the content is another.
     """
     manifest = FaeManifest.load(folder)
     manifest.verify_files()
     hot, cold = manifest.hot_schema, manifest.cold_schema
     orders = load_orders(manifest.cold_folder, cold, [t.name for t in cold.tables])
-    # Rows of tables that are hot whole are their own numbers.
+    # Where all rows of a table are hot, rows are their own numbers.
     rows = {t.name: None if t.whole else manifest.hot_rows[t.name] for t in manifest.tables}
-    parts = [(manifest.cold_folder, cold, orders.get)]
-    parts += [] if hot is None else [(manifest.hot_folder, hot, rows.get)]
+    halves = [(manifest.cold_folder, cold, orders.get)]
+    halves += [] if hot is None else [(manifest.hot_folder, hot, rows.get)]
     total, done = 0, 0
     with progress.stage("verifying", manifest.hot_examples + manifest.cold_examples) as advance:
-        for part, schema, rows_of in parts:
+        for half_folder, schema, rows_of in halves:
             for shard in schema.splits["train"].shards if "train" in schema.splits else ():
-                for place, columns in read_blocks(part, schema, shard, 0, shard.blocks):
+                for place, columns in read_blocks(half_folder, schema, shard, 0, shard.blocks):
                     total += content(columns, schema, rows_of, place)
                 done += shard.examples
                 advance(done)

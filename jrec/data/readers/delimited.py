@@ -94,8 +94,8 @@ class Delimited(Source):
                 continue
             keys[feature.feature] = _cut(parsed.lists(feature.column), feature)
             if feature.weights:
-                given = _cut(parsed.lists(feature.weights), feature)
-                weights[feature.feature] = ListField(given.offsets, given.values.astype(np.float32))
+                read = _cut(parsed.lists(feature.weights), feature)
+                weights[feature.feature] = ListField(read.offsets, read.values.astype(np.float32))
         labels = parsed.numbers(schema.label.column)
         if schema.label.positive_at_least is not None:
             labels = labels >= schema.label.positive_at_least
@@ -130,8 +130,8 @@ def _reject_lists(parsed: ParsedBlock, feature: CategoricalColumn) -> None:
     if feature.weights:
         wrong = lengths(feature.weights) != lengths(feature.column)
         parsed.reject(wrong, feature.weights, f"is not one weight for each value of {feature.column!r}")
-        given = parsed.lists(feature.weights)
-        wrong = any_of_list(given.offsets, np.abs(given.values) > _FLOAT32_MAX)
+        read = parsed.lists(feature.weights)
+        wrong = any_of_list(read.offsets, np.abs(read.values) > _FLOAT32_MAX)
         parsed.reject(wrong, feature.weights, "has a weight too large for float32")
     if feature.max_length is not None and feature.too_long == "error":
         wrong = lengths(feature.column) > feature.max_length

@@ -93,7 +93,7 @@ def load_schema(path: str) -> DelimitedSchema:
     """Reads and checks a schema file.
 
     Raises:
-      DatasetError: naming the file, the key and what it should be.
+      DatasetError: Naming the file, the key and what it should be.
     """
     tree = load_toml(path, error=DatasetError) if not path.endswith(".json") else _read_json(path)
     schema = decode(tree, DelimitedSchema, where=f"schema {path}", error=DatasetError, remedy=_REMEDY, partial=True)
@@ -111,8 +111,8 @@ def _read_json(path: str) -> Any:
 
 
 def _check(schema: DelimitedSchema, path: str) -> None:
-    def wrong(what: str) -> DatasetError:
-        return DatasetError(f"schema {path}: {what}")
+    def wrong(fault: str) -> DatasetError:
+        return DatasetError(f"schema {path}: {fault}")
 
     used = schema.used_columns()
     if repeated := sorted({c for c in used if used.count(c) > 1}):
@@ -122,9 +122,9 @@ def _check(schema: DelimitedSchema, path: str) -> None:
     if schema.columns and (lacking := [c for c in used if c not in schema.columns]):
         raise wrong(f"column(s) {', '.join(lacking)} are not among columns = {list(schema.columns)}")
     marks = [("delimiter", schema.delimiter)] + [("separator", c.separator) for c in schema.categorical if c.separator]
-    for what, mark in marks:
+    for subject, mark in marks:
         if not mark or "\n" in mark or "\r" in mark or '"' in mark:
-            raise wrong(f"{what} is {mark!r}; it must be non-empty, without line ends or quotes")
+            raise wrong(f"{subject} is {mark!r}; it must be non-empty, without line ends or quotes")
     names = ["label", *(d.feature for d in schema.dense), *(c.feature for c in schema.categorical)]
     if repeated := sorted({n for n in names if names.count(n) > 1}):
         raise wrong(f"feature name(s) {', '.join(repeated)} occur more than once, or are the label's")
@@ -137,15 +137,15 @@ def _check(schema: DelimitedSchema, path: str) -> None:
         if dense.transform not in TRANSFORMS:
             raise wrong(f"transform of {dense.feature!r} is {dense.transform!r}; choose one of {', '.join(TRANSFORMS)}")
     for feature in schema.categorical:
-        what = f"categorical {feature.feature!r}"
+        subject = f"categorical {feature.feature!r}"
         if feature.too_long not in TOO_LONG:
-            raise wrong(f"{what}: too_long is {feature.too_long!r}; choose one of {', '.join(TOO_LONG)}")
+            raise wrong(f"{subject}: too_long is {feature.too_long!r}; choose one of {', '.join(TOO_LONG)}")
         if feature.max_length is not None and feature.max_length < 1:
-            raise wrong(f"{what}: max_length is {feature.max_length}; it must be at least 1")
+            raise wrong(f"{subject}: max_length is {feature.max_length}; it must be at least 1")
         listy = [k for k in ("max_length", "fixed_length", "weights") if getattr(feature, k)]
         if not feature.separator and listy:
-            raise wrong(f"{what}: {', '.join(listy)} is for lists; give a separator too")
+            raise wrong(f"{subject}: {', '.join(listy)} is for lists; give a separator too")
         if feature.too_long != "error" and feature.max_length is None:
-            raise wrong(f"{what}: too_long = {feature.too_long!r} needs a max_length")
+            raise wrong(f"{subject}: too_long = {feature.too_long!r} needs a max_length")
         if feature.fixed_length and feature.max_length is None:
-            raise wrong(f"{what}: fixed_length needs a max_length")
+            raise wrong(f"{subject}: fixed_length needs a max_length")

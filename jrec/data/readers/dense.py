@@ -23,10 +23,10 @@ def dense_column(parsed: ParsedBlock, name: str, transform: str, missing: float 
     (``missing`` 0). signed_log1p keeps the sign, none keeps the value.
 
     Args:
-      parsed: holds the float64 column; must already be free of values that float32 cannot hold (``reject_dense``).
-      name: of the column.
-      transform: a key of ``TRANSFORMS``.
-      missing: what stands for a blank, before the transform; None where blanks cannot occur.
+      parsed: Holds the float64 column; it must already be free of values that float32 cannot hold (``reject_dense``).
+      name: The column's name.
+      transform: A key of ``TRANSFORMS``.
+      missing: What stands for a blank, before the transform; None where blanks cannot occur.
     """
     values = parsed.numbers(name)
     if missing is not None:

@@ -69,13 +69,13 @@ def hex8_key(buffer, start, end):
     """(is it 8 hexadecimal digits of either case, the key of their lower-case form)."""
     if end - start != 8:
         return False, MISSING
-    value, seen = np.uint64(0), np.uint64(0)
+    value, digits = np.uint64(0), np.uint64(0)
     first = np.uint64(start)  # unsigned: numba checks signed indices for being negative
     for i in range(8):
         digit = _HEX_DIGITS[buffer[first + np.uint64(i)]]
-        seen |= digit
+        digits |= digit
         value = (value << _FOUR) | digit
-    return seen <= _NIBBLE, _TAG_HEX | value
+    return digits <= _NIBBLE, _TAG_HEX | value
 
 
 @numba.njit(cache=True, nogil=True)
@@ -93,8 +93,8 @@ def short_key(buffer, start, end):
             if 65 <= buffer[i] <= 70:
                 lower = False
         if lower:
-            found, key = hex8_key(buffer, start, end)
-            if found:
+            valid, key = hex8_key(buffer, start, end)
+            if valid:
                 return True, key
     if length <= 17 and buffer[start] != 48:
         value = np.uint64(0)
@@ -129,7 +129,7 @@ def _write_decimal(value, negative, out, start):
 
 @numba.njit(cache=True, nogil=True)
 def integer_keys(values):
-    """Keys of integers, the same as those of their decimal texts.
+    """Keys of integers, the same as their decimal texts have.
 
     Args:
       values: (n,) int64, each of at most 56 bits, or negative and of at most 6 digits.
@@ -142,8 +142,8 @@ def integer_keys(values):
     for i in range(values.shape[0]):
         value = values[i]
         end = _write_decimal(np.uint64(abs(value)), value < 0, scratch, 0)
-        found, key = short_key(scratch, 0, end)
-        if not found:
+        short, key = short_key(scratch, 0, end)
+        if not short:
             raise ValueError("integer id outside -999,999 .. 2^56 - 1")
         keys[i] = key
     return keys
@@ -155,8 +155,8 @@ def hash_texts(buffer, ends, seed):
     keys = np.empty(ends.shape[0] - 1, np.uint64)
     fingerprints = np.zeros(ends.shape[0] - 1, np.uint64)
     for i in range(ends.shape[0] - 1):
-        found, keys[i] = short_key(buffer, ends[i], ends[i + 1])
-        if not found:
+        short, keys[i] = short_key(buffer, ends[i], ends[i + 1])
+        if not short:
             keys[i], fingerprints[i] = hash_text(buffer, ends[i], ends[i + 1], seed)
     return keys, fingerprints
 
@@ -165,8 +165,8 @@ def text_key(text: str, seed: int = 0) -> int:
     """The key of one text, as the parser computes it."""
     buffer = np.frombuffer(text.encode("utf-8") or b"\0", np.uint8)
     length = len(text.encode("utf-8"))
-    found, key = short_key(buffer, 0, length)
-    return int(key if found else hash_text(buffer, 0, length, np.uint64(seed))[0])
+    short, key = short_key(buffer, 0, length)
+    return int(key if short else hash_text(buffer, 0, length, np.uint64(seed))[0])
 
 
 def is_text(keys: np.ndarray) -> np.ndarray:
@@ -228,7 +228,7 @@ def buckets(keys, num_buckets):
 
     Args:
       keys: (n,) uint64.
-      num_buckets: at least 2.
+      num_buckets: At least 2.
 
     Returns:
       (n,) uint32.
@@ -242,7 +242,7 @@ def buckets(keys, num_buckets):
 
 @numba.njit(cache=True, nogil=True)
 def count_buckets(keys, counts):
-    """Adds how often each hash bucket occurs among keys, in place: the cost is that of the keys, not of the table.
+    """Adds how often each hash bucket occurs among keys, in place; takes time per key, not per bucket.
 
     Args:
       keys: (n,) uint64.

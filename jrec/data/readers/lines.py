@@ -36,10 +36,10 @@ class Block:
     """Whole lines of a file.
 
     Attributes:
-      path: the file.
-      line: the number of the first line, counted from 1.
+      path: The file.
+      line: The number of the first line, counted from 1.
       text: uint8, every line ended by a newline.
-      bytes_read: how far into the file on disk (compressed, if it is) reading has come.
+      bytes_read: How far into the file on disk (compressed, if it is) reading has come.
     """
 
     path: str
@@ -79,7 +79,7 @@ def check_inputs(paths: list[str], *, keep_order: bool) -> None:
 
 
 def _numeric_order(path: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", path)]
 
 
 def first_line(path: str) -> bytes:
@@ -93,20 +93,20 @@ def read_blocks(path: str, *, skip_lines: int = 0, block_bytes: int | None = Non
     """Reads a file from its beginning.
 
     Args:
-      path: plain or gzip, told apart by content, not name.
-      skip_lines: header lines to leave out; they count in the line numbers.
-      block_bytes: about how much text a block holds, ``BLOCK_BYTES`` if None. A block grows where one line is longer.
+      path: Plain or gzip, told apart by content, not name.
+      skip_lines: Header lines to leave out; they count in the line numbers.
+      block_bytes: About how much text a block holds, ``BLOCK_BYTES`` if None. A block grows where one line is longer.
 
     Raises:
-      DatasetError: if the file cannot be read, a gzip file is truncated or damaged, or a line is absurdly long.
+      DatasetError: If the file cannot be read, a gzip file is truncated or damaged, or a line is absurdly long.
     """
     block_bytes = BLOCK_BYTES if block_bytes is None else block_bytes
     try:
         with pathlib.Path(path).open("rb") as raw:
             start = raw.peek(8)[:8]
-            for magic, what in _UNSUPPORTED.items():
+            for magic, kind in _UNSUPPORTED.items():
                 if start.startswith(magic):
-                    raise DatasetError(f"{path} is {what}; unpack it first (plain and gzip text files are read)")
+                    raise DatasetError(f"{path} is {kind}; unpack it first (plain and gzip text files are read)")
             if not start.startswith(b"\x1f\x8b"):
                 yield from _cut(path, raw, raw.tell, skip_lines, block_bytes)
                 return

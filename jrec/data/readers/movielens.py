@@ -58,7 +58,7 @@ class MovieLens(Source):
         self.categorical = one_hot("user_id", "movie_id", *(USER_FEATURES if self._users else ()))
         if self._movies:
             self.categorical += (CategoricalSpec(name="genres", table="genres", many=True), *one_hot("year"))
-        self._found: tuple[str, ...] | None = None
+        self._present: tuple[str, ...] | None = None
         self._history: History | None = None
 
     def options(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class MovieLens(Source):
 
     @property
     def _rated(self) -> bool:
-        return "rating" in (self._found or ())
+        return "rating" in (self._present or ())
 
     def dialect(self, path: str) -> Dialect:
         """Tells ratings.dat from a CSV file with a header by the first line."""
@@ -85,10 +85,12 @@ class MovieLens(Source):
                     f" ({', '.join(_COLUMNS['user'])}) and a movie column ({', '.join(_COLUMNS['movie'])}):"
                     f" {line[:80]!r}"
                 )
-        found = tuple(r for r in _KINDS if r in roles)
-        if self._found not in (None, found):
-            raise DatasetError(f"{path} has {', '.join(found)}, but the file before it {', '.join(self._found or ())}")
-        self._found = found
+        present = tuple(r for r in _KINDS if r in roles)
+        if self._present not in (None, present):
+            raise DatasetError(
+                f"{path} has {', '.join(present)}, but the file before it {', '.join(self._present or ())}"
+            )
+        self._present = present
         fields = (Field(name=r, kind=_KINDS.get(r, "skip"), blank=r not in _KINDS) for r in roles)  # pyright: ignore[reportArgumentType]
         return Dialect(delimiter=delimiter, fields=tuple(fields), skip_lines=header)
 
@@ -115,7 +117,7 @@ class MovieLens(Source):
 
     def survey(self, converted: Callable[[], Iterator[Interactions]]) -> None:
         """Counts every user's interactions and lists the movies, where order or negatives need them."""
-        if self._found is not None and {"rating", "timestamp"} <= set(self._found):
+        if self._present is not None and {"rating", "timestamp"} <= set(self._present):
             return
         self._history = History(catalogue=self._movies.ids if self._movies else None)
         for interactions in converted():

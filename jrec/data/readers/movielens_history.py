@@ -81,11 +81,11 @@ def with_negatives(
 ) -> Iterator[Interactions]:
     """Labels interactions 1, each followed by ``negatives`` unseen movies of its user, labelled 0, at the same time.
 
-    A user's negatives depend on ``seed``, the user and the user's own history alone. Users must come one after the
+    A user's negatives depend only on ``seed``, the user and the user's own history. Users must come one after the
     other, so that one history at a time suffices.
 
     Raises:
-      DatasetError: if a user's interactions are scattered over the log, or a user has touched every movie.
+      DatasetError: If a user's interactions are scattered over the log, or a user has touched every movie.
     """
     ready: list[Interactions] = []
     size = 0
@@ -110,24 +110,26 @@ def _by_user(
         starts = np.flatnonzero(np.r_[True, np.diff(more.users) != 0])
         ends = np.r_[starts[1:], len(more.users)]
         for start, end in zip(starts, ends, strict=True):
-            part = more.rows(slice(start, end))
-            if waiting and waiting[-1].users[0] != part.users[0]:
+            own = more.rows(slice(start, end))
+            if waiting and waiting[-1].users[0] != own.users[0]:
                 yield _expand(waiting, history, negatives, seed, closed)
                 waiting = []
-            if closed[np.searchsorted(history.users, part.users[0])]:
+            if closed[np.searchsorted(history.users, own.users[0])]:
                 raise DatasetError(
-                    f"{part.path}:{part.lines[0]}: user {part.users[0]} again, after other users. Negatives are drawn a"
+                    f"{own.path}:{own.lines[0]}: user {own.users[0]} again, after other users. Negatives are drawn a"
                     " user at a time: sort the file by user, each user's lines in order of time (sort -s -t, -k1,1)"
                 )
-            waiting.append(part)
+            waiting.append(own)
     if waiting:
         yield _expand(waiting, history, negatives, seed, closed)
 
 
-def _expand(parts: list[Interactions], history: History, negatives: int, seed: int, closed: np.ndarray) -> Interactions:
-    user = int(parts[0].users[0])
+def _expand(
+    pieces: list[Interactions], history: History, negatives: int, seed: int, closed: np.ndarray
+) -> Interactions:
+    user = int(pieces[0].users[0])
     closed[np.searchsorted(history.users, user)] = True
-    movies = np.concatenate([p.movies for p in parts])
+    movies = np.concatenate([p.movies for p in pieces])
     fresh = np.ones(len(history.catalogue), np.bool_)
     fresh[np.searchsorted(history.catalogue, movies)] = False
     unseen = history.catalogue[fresh]
@@ -140,23 +142,23 @@ def _expand(parts: list[Interactions], history: History, negatives: int, seed: i
     labels = np.zeros((len(movies), 1 + negatives), np.float32)
     labels[:, 0] = 1
     each = 1 + negatives
-    times = np.concatenate([p.times for p in parts])  # pyright: ignore[reportArgumentType, reportCallIssue]
+    times = np.concatenate([p.times for p in pieces])  # pyright: ignore[reportArgumentType, reportCallIssue]
     return Interactions(
         users=np.full(len(movies) * each, user, np.int64),
         movies=np.concatenate([movies[:, None], drawn], axis=1).reshape(-1),
         labels=labels.reshape(-1),
         times=np.repeat(times, each),
-        lines=np.repeat(np.concatenate([p.lines for p in parts]), each),
-        path=parts[0].path,
+        lines=np.repeat(np.concatenate([p.lines for p in pieces]), each),
+        path=pieces[0].path,
     )
 
 
-def _concatenate(parts: list[Interactions]) -> Interactions:
+def _concatenate(pieces: list[Interactions]) -> Interactions:
     return dataclasses.replace(
-        parts[0],
-        users=np.concatenate([p.users for p in parts]),
-        movies=np.concatenate([p.movies for p in parts]),
-        labels=np.concatenate([p.labels for p in parts]),  # pyright: ignore[reportArgumentType, reportCallIssue]
-        times=np.concatenate([p.times for p in parts]),  # pyright: ignore[reportArgumentType, reportCallIssue]
-        lines=np.concatenate([p.lines for p in parts]),
+        pieces[0],
+        users=np.concatenate([p.users for p in pieces]),
+        movies=np.concatenate([p.movies for p in pieces]),
+        labels=np.concatenate([p.labels for p in pieces]),  # pyright: ignore[reportArgumentType, reportCallIssue]
+        times=np.concatenate([p.times for p in pieces]),  # pyright: ignore[reportArgumentType, reportCallIssue]
+        lines=np.concatenate([p.lines for p in pieces]),
     )

@@ -37,11 +37,11 @@ class Field:
     """One field of a line.
 
     Attributes:
-      name: for messages, and of the column that it becomes.
+      name: The field's name, for messages and for the column that it becomes.
       kind: "number" (float64; a blank is NaN), "integer" (int64), "hex" (8 digits) and "text" (uint64 keys), "texts"
         and "weights" (lists of keys and of float64), "skip".
-      blank: whether the field may be blank.
-      separator: between the elements of a list.
+      blank: Whether the field may be blank.
+      separator: Between the elements of a list.
     """
 
     name: str
@@ -104,12 +104,12 @@ class ParsedBlock:
     """The good rows of a block by field name, and its bad lines.
 
     Attributes:
-      dialect: how the lines were read.
-      columns: arrays of ``rows`` elements, and lists.
+      dialect: How the lines were read.
+      columns: Arrays of ``rows`` elements, and lists.
       places: (rows, 3) int64, the line (in the block), start and end of every row's text.
-      bad: the lines left out, in any order.
-      long_texts: texts to store with their keys.
-      block: where the rows came from; its text is the file's own.
+      bad: The lines left out, in any order.
+      long_texts: Texts to store with their keys.
+      block: Where the rows came from; its text is the file's own.
     """
 
     dialect: Dialect
@@ -143,8 +143,8 @@ class ParsedBlock:
     def field_text(self, row: int, name: str) -> str:
         """A field's text, for a message (quoted fields may be cut short)."""
         index = [f.name for f in self.dialect.fields].index(name)
-        parts = self.line_text(row).split(self.dialect.delimiter.encode())
-        return _shown(parts[index]) if len(parts) == len(self.dialect.fields) else "its value"
+        fields = self.line_text(row).split(self.dialect.delimiter.encode())
+        return _shown(fields[index]) if len(fields) == len(self.dialect.fields) else "its value"
 
     def reject(self, wrong: np.ndarray, name: str, reason: str) -> None:
         """Moves the rows where ``wrong`` is true to the bad lines: "field NAME holds VALUE, which REASON"."""

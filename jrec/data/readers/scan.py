@@ -194,8 +194,8 @@ def _parse_text(buffer, start, end, feature, seed, long, long_keys, counts):
     code = check_text(buffer, start, end)
     if code != OK:
         return code, MISSING
-    found, key = short_key(buffer, start, end)
-    if not found:
+    short, key = short_key(buffer, start, end)
+    if not short:
         key, fingerprint = hash_text(buffer, start, end, seed)
         at = counts[2]
         long[at, 0], long[at, 1], long[at, 2] = feature, start, end
@@ -242,10 +242,10 @@ def parse_lines(buffer, length, delimiter, quoting, kinds, slots, blanks, separa
       buffer: uint8; the lines, each ended by a newline, then room for unquoted texts.
       length: bytes of the lines.
       delimiter: uint8 bytes between fields.
-      quoting: whether a field may be quoted.
+      quoting: Whether a field may be quoted.
       kinds, slots, blanks: (fields,) int64 kind, int64 row of the output array of that kind, bool whether it may be
         blank.
-      separators, separator_ends: the separators of the list fields, one after the other, and (fields,) int64 ends.
+      separators, separator_ends: The separators of the list fields, one after the other, and (fields,) int64 ends.
       seed: uint64 of the hash of long texts.
       numbers: (slots, lines) float64 out; a blank is NaN.
       integers: (slots, lines) int64 out.
@@ -300,9 +300,9 @@ def parse_lines(buffer, length, delimiter, quoting, kinds, slots, blanks, separa
                 elif start == end and not blanks[field]:
                     code = BLANK
                 elif kind == HEX:
-                    found, key = (True, MISSING) if start == end else hex8_key(buffer, start, end)
+                    valid, key = (True, MISSING) if start == end else hex8_key(buffer, start, end)
                     keys[slot, row] = key
-                    code = OK if found else NOT_HEX
+                    code = OK if valid else NOT_HEX
                 elif kind == NUMBER:
                     if start == end:
                         numbers[slot, row] = np.nan

@@ -34,11 +34,11 @@ class Chunk:
 
     Attributes:
       labels: (n,) float32 in {0, 1}.
-      dense: by feature, (n,) float32, transformed and finite.
-      keys: by feature, (n,) uint64, or a list of them for features with ``many``.
-      weights: by weighted feature, lists of finite float32 of the lengths of its keys.
+      dense: By feature, (n,) float32, transformed and finite.
+      keys: By feature, (n,) uint64, or a list of them for features with ``many``.
+      weights: By weighted feature, lists of finite float32 of the lengths of its keys.
       times: (n,) int64 by which examples are ordered, or None where the order of the files is the order of time.
-      texts: by feature, the texts whose keys are hashes.
+      texts: By feature, the texts whose keys are hashes.
     """
 
     labels: np.ndarray
@@ -53,11 +53,11 @@ class Source:
     """A raw log format. Subclasses set the attributes and override what they need.
 
     Attributes:
-      name: of the format, which becomes the dataset's.
-      dense, categorical: the features in order.
-      timed: whether chunks carry times, so that examples are sorted by them.
-      passes: over the log that ``assemble`` makes; with 2 it reads all before it yields.
-      columns: the parsed column (by name) that each categorical feature's long texts come from.
+      name: The format's name, which becomes the dataset's.
+      dense, categorical: The features in order.
+      timed: Whether chunks carry times, so that examples are sorted by them.
+      passes: How often ``assemble`` passes over the log; with 2 it reads all before it yields.
+      columns: The parsed column (by name) that each categorical feature's long texts come from.
     """
 
     name: str
@@ -112,14 +112,14 @@ def texts_by_feature(parsed: ParsedBlock, features: Mapping[str, str]) -> dict[s
     long = parsed.long_texts
     if long is None:
         return {}
-    found = {}
+    by_feature = {}
     for index in np.unique(long.field):
-        mine = long.field == index
+        own = long.field == index
         name = features[parsed.dialect.fields[index].name]
-        found[name] = LongTexts(
-            long.field[mine], long.keys[mine], long.fingerprints[mine], long.starts[mine], long.ends[mine], long.buffer
+        by_feature[name] = LongTexts(
+            long.field[own], long.keys[own], long.fingerprints[own], long.starts[own], long.ends[own], long.buffer
         )
-    return found
+    return by_feature
 
 
 def calendar_keys(seconds: np.ndarray) -> dict[str, np.ndarray]:

@@ -17,8 +17,8 @@ CHINA_SECONDS = 8 * 3600  # the log's users live in UTC+8, without daylight savi
 class Taobao(Source):
     """One example an event: the label is 1 for a purchase intent (buy, cart, fav) and 0 for a page view (pv).
 
-    Features are user, item, category, and the hour of day and weekday in China. Events are sorted by time; those of
-    the same second keep the order of the files.
+    Features are user, item, category, and the hour of day and weekday in China. Events are sorted by time; within
+    one second they keep the order of the files.
     """
 
     name = "taobao"

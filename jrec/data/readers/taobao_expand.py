@@ -13,7 +13,7 @@ from jrec.data.readers.parse import ListField
 _MERGE = 1 << 20  # distinct items of blocks, at least, that wait to be merged into the catalogue
 _ATTEMPTS = 100  # draws of one negative, before the next candidate that the user never touched is taken
 _WINDOW = 100  # negatives are drawn from a hundredth of the log on either side of their positive …
-_LEAST_WINDOW = 256  # … and from so many events at least
+_LEAST_WINDOW = 256  # … and from at least this many events
 
 
 class Catalogue:
@@ -30,16 +30,16 @@ class Catalogue:
 
     def add(self, items: np.ndarray, categories: np.ndarray) -> None:
         """Takes in events, (n,) uint64 keys, in the order of the log."""
-        found, first = np.unique(items, return_index=True)
-        self._waiting.append((found, categories[first]))
-        self._size += len(found)
+        distinct, first = np.unique(items, return_index=True)
+        self._waiting.append((distinct, categories[first]))
+        self._size += len(distinct)
         if self._size >= max(_MERGE, len(self.items)):
             self.settle()
 
     def settle(self) -> None:
         """Merges what waits, after which the arrays are whole: items ascending, (items,) of each."""
-        parts = [(self.items, self.categories), *self._waiting]
-        items, categories = (np.concatenate(column) for column in zip(*parts, strict=True))
+        pieces = [(self.items, self.categories), *self._waiting]
+        items, categories = (np.concatenate(column) for column in zip(*pieces, strict=True))
         self.items, first = np.unique(items, return_index=True)
         self.categories = categories[first]
         self._waiting, self._size = [], 0
@@ -67,12 +67,12 @@ class Sequences:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """What negatives are drawn from, all alike.
+    """The items that negatives are drawn from, each with the same probability.
 
     Attributes:
-      items, categories: (candidates,) uint64 keys: distinct items, or those of all events in order of time.
-      times: (candidates,) int64 of the events, which limits a draw to those around the time of its positive; None does
-        not.
+      items, categories: (candidates,) uint64 keys: the distinct items, or every event's in order of time.
+      times: (candidates,) int64 times of the events, so that a draw takes one from around the time of its positive;
+        None to draw from all.
     """
 
     items: np.ndarray
@@ -94,11 +94,11 @@ class Drawing:
     """What decides which examples are made.
 
     Attributes:
-      history: behaviours before the target that an example keeps, the latest.
-      negatives: a positive.
-      positives: a user, at most.
-      seed: of negatives, and of the choice of positives.
-      candidates: for negatives.
+      history: Behaviours before the target that an example keeps, the latest.
+      negatives: How many negatives each positive gets.
+      positives: How many positives a user gets at most.
+      seed: The seed of negatives and of the choice of positives.
+      candidates: The items that negatives are drawn from.
     """
 
     history: int
@@ -107,22 +107,24 @@ class Drawing:
     seed: int
     candidates: Candidates
 
-    def expand(self, of: Behaviours) -> tuple[Sequences, int | None]:
+    def expand(self, behaviours: Behaviours) -> tuple[Sequences, int | None]:
         """The examples of some users, whose behaviours are complete; or the first user without any untouched item.
 
-        What a user gets depends on the seed, the user, the user's own behaviours and the candidates alone.
+        What a user gets depends only on the seed, the user, the user's own behaviours and the candidates.
         """
-        starts = np.flatnonzero(np.r_[True, np.diff(of.users) != 0]) if len(of.users) else np.empty(0, np.int64)
-        starts = np.append(starts, len(of.users))
-        chosen = np.zeros(len(of.users), np.bool_)
-        _choose(starts, of.users, self.positives, np.uint64(self.seed), chosen)
+        users = behaviours.users
+        starts = np.flatnonzero(np.r_[True, np.diff(users) != 0]) if len(users) else np.empty(0, np.int64)
+        starts = np.append(starts, len(users))
+        chosen = np.zeros(len(users), np.bool_)
+        _choose(starts, users, self.positives, np.uint64(self.seed), chosen)
         at = np.flatnonzero(chosen)
         first = np.repeat(starts[:-1], np.diff(starts))[at]  # of the user's behaviours
         source = np.repeat(at, 1 + self.negatives)
-        items, categories = of.items[source], of.categories[source]
+        items, categories = behaviours.items[source], behaviours.categories[source]
         without = _draw_negatives(
-            starts, of.users, of.items, at, self.negatives, np.uint64(self.seed), *self.candidates.around(of.times[at]),
-            self.candidates.items, self.candidates.categories, items, categories,
+            starts, users, behaviours.items, at, self.negatives, np.uint64(self.seed),
+            *self.candidates.around(behaviours.times[at]), self.candidates.items, self.candidates.categories,
+            items, categories,
         )  # fmt: skip
         labels = np.zeros((len(at), 1 + self.negatives), np.float32)
         labels[:, 0] = 1
@@ -132,11 +134,11 @@ class Drawing:
         steps = np.repeat(source - lengths - offsets[:-1], lengths) + np.arange(offsets[-1])
         sequences = Sequences(
             labels=labels.reshape(-1),
-            targets=Behaviours(users=of.users[source], items=items, categories=categories, times=of.times[source]),
-            items=ListField(offsets, of.items[steps]),
-            categories=ListField(offsets, of.categories[steps]),
+            targets=Behaviours(users=users[source], items=items, categories=categories, times=behaviours.times[source]),
+            items=ListField(offsets, behaviours.items[steps]),
+            categories=ListField(offsets, behaviours.categories[steps]),
         )
-        return sequences, None if without < 0 else int(of.users[without])
+        return sequences, None if without < 0 else int(users[without])
 
 
 @compiled
@@ -146,7 +148,7 @@ def _user_key(seed, user, purpose):
 
 @compiled
 def _choose(starts, users, positives, seed, chosen):
-    """Marks, of every user, up to ``positives`` behaviours that have one before them: those of the least hashes."""
+    """Marks up to ``positives`` behaviours of every user, never the first: the ones with the least hashes."""
     for u in range(starts.size - 1):
         begin, stop = starts[u], starts[u + 1]
         if stop - begin - 1 <= positives:
@@ -168,9 +170,9 @@ def _draw_negatives(
 
     Args:
       starts: (users + 1,) where behaviours of the users begin.
-      users, items: of the behaviours.
+      users, items: The behaviours' users and items.
       at: (positives,) places of the positives among the behaviours, ascending.
-      negatives: a positive.
+      negatives: How many negatives each positive gets.
       seed: uint64.
       low, high: (positives,) the first candidate, and one past the last.
       candidates, categories: (candidates,) keys of items, and of their categories.
@@ -179,13 +181,13 @@ def _draw_negatives(
     Returns:
       A place among the behaviours of a user who has touched every candidate there is, or -1.
     """
-    u, key, mine = -1, np.uint64(0), items[:0]
+    u, key, history = -1, np.uint64(0), items[:0]
     for p in range(at.size):
         if u < 0 or at[p] >= starts[u + 1]:
             while u < 0 or at[p] >= starts[u + 1]:
                 u += 1
             key = _user_key(seed, users[at[p]], 2)
-            mine = np.sort(items[starts[u] : starts[u + 1]])
+            history = np.sort(items[starts[u] : starts[u + 1]])
         own = mix64(key + np.uint64(at[p] - starts[u]))
         for j in range(1, negatives + 1):
             bits = own
@@ -194,12 +196,12 @@ def _draw_negatives(
                 bits = mix64(bits + np.uint64(j))
                 u01 = np.float64(bits >> np.uint64(11)) * (1.0 / 9007199254740992.0)
                 place = low[p] + np.int64(u01 * (high[p] - low[p]))
-                if not _holds(mine, candidates[place]):
+                if not _holds(history, candidates[place]):
                     break
                 attempt += 1
             if attempt == _ATTEMPTS:
                 tried = 0
-                while tried < candidates.size and _holds(mine, candidates[place]):
+                while tried < candidates.size and _holds(history, candidates[place]):
                     place = (place + 1) % candidates.size
                     tried += 1
                 if tried == candidates.size:

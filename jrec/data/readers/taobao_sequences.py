@@ -32,13 +32,13 @@ class SequenceOptions:
     """What sequences are made of.
 
     Attributes:
-      history: behaviours before the target that an example keeps at most, the latest.
-      negatives: items a positive that the user never touched.
-      draw: negatives are the items of events of other users of about the same time ("popularity"), so that neither how
+      history: How many behaviours before the target an example keeps at most, the latest.
+      negatives: Items that the user never touched, for each positive.
+      draw: Negatives are the items of events of other users of about the same time ("popularity"), so that neither how
         popular nor how new an item is tells negatives from positives; or drawn from all items of the log alike
         ("uniform"), as TBSM's authors do.
-      positives_per_user: how many behaviours of a user become targets at most, chosen at random; None for all.
-      seed: of negatives and of that choice.
+      positives_per_user: How many behaviours of a user become targets at most, chosen at random; None for all.
+      seed: The seed of negatives and of that choice.
     """
 
     history: int = 20
@@ -59,11 +59,11 @@ class SequenceOptions:
 class TaobaoSequences(Taobao):
     """An example asks whether a user turns to an item after a history of up to 20 behaviours.
 
-    A user's behaviours of any kind are put in order of time, those of one second in the order of the files. Each but
-    the first is a positive: its item and category are the target, those of the behaviours before it the history, in
-    order of time. A negative has the user, time and history of its positive, and an item that the user never touches
-    anywhere in the log (``SequenceOptions.draw``), with the category of the event that it is drawn from. Examples are
-    ordered by the target's time.
+    A user's behaviours of any kind are put in order of time, and within one second in the order of the files. Each but
+    the first is a positive: its item and category are the target, and the items and categories of the behaviours before
+    it are the history, in order of time. A negative has the user, time and history of its positive, and an item that
+    the user never touches anywhere in the log (``SequenceOptions.draw``), with the category of the event that it is
+    drawn from. Examples are ordered by the target's time.
 
     The log is sorted by user, and by time, on disk. Memory holds some users' behaviours at a time, and for uniform
     draws the distinct items.
@@ -177,8 +177,8 @@ def _mapped(column: PlainColumn) -> np.ndarray:
     return np.asarray(np.memmap(column.path, column.dtype, "r"))
 
 
-def _in_order(parts: list[dict[str, np.ndarray]], last: dict[str, np.ndarray]) -> Behaviours:
-    columns = {name: np.concatenate([part[name] for part in (*parts, last)]) for name in last}
+def _in_order(pieces: list[dict[str, np.ndarray]], last: dict[str, np.ndarray]) -> Behaviours:
+    columns = {name: np.concatenate([piece[name] for piece in (*pieces, last)]) for name in last}
     order = np.lexsort((columns["times"], columns["users"]))
     return Behaviours(**{name: column[order] for name, column in columns.items()})
 
@@ -187,7 +187,7 @@ def _chunk(drawing: Drawing, behaviours: Behaviours) -> Chunk:
     """Examples of these users.
 
     Raises:
-      DatasetError: if one of them has touched every item of the log.
+      DatasetError: If one of them has touched every item of the log.
     """
     made, without = drawing.expand(behaviours)
     if without is not None:

@@ -21,15 +21,15 @@ class MissingIgraphError(JrecError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Communities:
-    """Who belongs together.
+    """Which vertices belong together.
 
     Attributes:
-      of: (vertices,) int64, the community of every vertex that has an edge, -1 for the others.
-      count: how many communities there are.
-      modularity: of this division of the graph.
+      of_vertex: (vertices,) int64, the community of every vertex that has an edge, -1 for the others.
+      count: How many communities there are.
+      modularity: The modularity of this division of the graph.
     """
 
-    of: np.ndarray
+    of_vertex: np.ndarray
     count: int
     modularity: float
 
@@ -38,26 +38,26 @@ def communities(edges: Edges, vertices: int, *, method: Method, seed: int) -> Co
     """Divides the graph so that the modularity is high: the same way for the same arguments and version of igraph.
 
     Args:
-      edges: of the graph.
-      vertices: how many there are.
+      edges: The graph's edges.
+      vertices: How many vertices there are.
       method: "leiden" or "louvain".
-      seed: of the order in which vertices are visited.
+      seed: The seed of the order in which vertices are visited.
 
     Raises:
-      MissingIgraphError: if igraph is not installed.
+      MissingIgraphError: If igraph is not installed.
     """
-    of = np.full(vertices, -1, np.int64)
+    of_vertex = np.full(vertices, -1, np.int64)
     if not len(edges):
-        return Communities(of=of, count=0, modularity=0.0)
+        return Communities(of_vertex=of_vertex, count=0, modularity=0.0)
     touched = np.zeros(vertices, bool)
     touched[edges.low] = True
     touched[edges.high] = True
     members = np.flatnonzero(touched)
     number = np.cumsum(touched) - 1
     graph = _igraph().Graph(len(members), np.stack([number[edges.low], number[edges.high]], axis=1))
-    of[members] = _divide(graph, edges.weights, method, seed)
-    found = int(of.max()) + 1
-    return Communities(of=of, count=found, modularity=modularity(edges, of))
+    of_vertex[members] = _divide(graph, edges.weights, method, seed)
+    count = int(of_vertex.max()) + 1
+    return Communities(of_vertex=of_vertex, count=count, modularity=modularity(edges, of_vertex))
 
 
 def _divide(graph, weights: np.ndarray, method: Method, seed: int) -> np.ndarray:
@@ -66,25 +66,25 @@ def _divide(graph, weights: np.ndarray, method: Method, seed: int) -> np.ndarray
     igraph.set_random_number_generator(random.Random(seed))
     try:
         if method == "louvain":
-            found = graph.community_multilevel(weights="weight")
+            clustering = graph.community_multilevel(weights="weight")
         else:
-            found = graph.community_leiden(objective_function="modularity", weights="weight", n_iterations=4)
+            clustering = graph.community_leiden(objective_function="modularity", weights="weight", n_iterations=4)
     finally:
         igraph.set_random_number_generator(random)
-    return np.asarray(found.membership, np.int64)
+    return np.asarray(clustering.membership, np.int64)
 
 
-def modularity(edges: Edges, of: np.ndarray) -> float:
+def modularity(edges: Edges, of_vertex: np.ndarray) -> float:
     """EL-Rec's Q: the share of the edges' weight within communities, less that expected of random edges.
 
     Args:
-      edges: of the graph.
-      of: (vertices,) the community of every vertex with an edge.
+      edges: The graph's edges.
+      of_vertex: (vertices,) the community of every vertex with an edge.
     """
     total = float(edges.weights.sum())
     if not total:
         return 0.0
-    low, high = of[edges.low], of[edges.high]
+    low, high = of_vertex[edges.low], of_vertex[edges.high]
     within = float(edges.weights[low == high].sum()) / total
     degrees = np.bincount(low, edges.weights) if len(low) else np.zeros(1)
     degrees = np.pad(degrees, (0, max(0, int(high.max()) + 1 - len(degrees))))

@@ -28,6 +28,7 @@ from jrec.data.reorder.verify import verify
 from jrec.data.schema import SCHEMA_FILE, Bijection, DatasetError, Schema
 from jrec.data.workspace import disk_errors, link, locked, workspace
 from jrec.files import write_atomically
+from jrec.ops.layout import MAX_ROWS
 from jrec.progress import Progress
 
 REPORT_FILE = "report.json"
@@ -41,11 +42,11 @@ class Outcome:
     """What a reordering did.
 
     Attributes:
-      schema: of the dataset as it is now.
-      orders: of the tables that were considered.
-      gains: by table, the share of unique prefixes that its new order saves on batches as training reads them.
-      kept: tables whose new order is in force.
-      effects: of the report.
+      schema: The dataset's schema as it is now.
+      orders: The orders of the tables that were considered.
+      gains: By table, the share of unique prefixes that its new order saves on batches as training reads them.
+      kept: Tables whose new order is in force.
+      effects: The effects that the report states.
     """
 
     schema: Schema
@@ -71,20 +72,20 @@ def reorder(
     step; whatever stops this function before leaves the dataset as it was.
 
     Args:
-      folder: the dataset.
+      folder: The dataset.
       options: how.
-      out: a new dataset folder; None changes ``folder``.
-      overwrite: whether a dataset at ``out`` may be replaced.
-      command: what the user typed, for the provenance.
-      progress: shows how far it is.
-      report: takes messages for the user.
+      out: A new dataset folder; None changes ``folder``.
+      overwrite: Whether a dataset at ``out`` may be replaced.
+      command: What the user typed, for the provenance.
+      progress: Shows how far it is.
+      report: Takes messages for the user.
 
     Returns:
       What was done; ``reorder/report.json`` and ``reorder/prefixes.png`` in the dataset say it too.
 
     Raises:
-      DatasetError: if the dataset cannot be used, or no table is large enough.
-      MissingIgraphError: if igraph is not installed.
+      DatasetError: If the dataset cannot be used, or no table is large enough.
+      MissingIgraphError: If igraph is not installed.
     """
     options = options or ReorderOptions()
     folder = pathlib.Path(folder)
@@ -92,10 +93,10 @@ def reorder(
         raise DatasetError(f"--out {out} is the dataset itself; leave --out away to reorder it in place")
     with _target(folder, out, overwrite=overwrite, command=command, report=report) as target:
         schema = Schema.load(folder)
-        found = _find(folder, stored(schema), options, progress)
-        outcome = _judge(folder, stored(schema), options, found, progress)
+        orders = _find(folder, stored(schema), options, progress)
+        outcome = _judge(folder, stored(schema), options, orders, progress)
         with disk_errors(target):
-            entries = {o.table: save_order(target, o.table, o.order) for o in found if o.table in outcome.kept}
+            entries = {o.table: save_order(target, o.table, o.order) for o in orders if o.table in outcome.kept}
             schema = _with_bijections(schema, entries, options, command)
             (target / FOLDER).mkdir(exist_ok=True)
             _write_report(target / FOLDER, schema, options, outcome)
@@ -120,18 +121,26 @@ def restore(folder: str | os.PathLike[str]) -> tuple[str, ...]:
 def choose_tables(schema: Schema, options: ReorderOptions) -> list[str]:
     """The tables to reorder: those asked for, or all that are large enough and read by some feature.
 
+    Tables of 2^31 - 1 rows or more, which no tensor train can have, are left out.
+
     Raises:
-      DatasetError: on a table that the dataset lacks, or if there is none.
+      DatasetError: On a table that the dataset lacks or that has too many rows, or if there is none.
     """
     names = [t.name for t in schema.tables]
     if options.tables is not None:
         if unknown := [name for name in options.tables if name not in names]:
             raise DatasetError(f"the dataset has no table {', '.join(unknown)}; its tables are {', '.join(names)}")
+        for name in options.tables:
+            if (rows := schema.table(name).rows) >= MAX_ROWS:
+                raise DatasetError(
+                    f"table {name!r} has {rows:,} rows; tables of up to {MAX_ROWS - 1:,}, which tensor trains can have,"
+                    " are reordered: leave it out of --tables"
+                )
         return list(dict.fromkeys(options.tables))
     read = {f.table for f in schema.categorical}
-    large = [t for t in schema.tables if t.rows >= options.min_rows and t.name in read]
+    large = [t for t in schema.tables if options.min_rows <= t.rows < MAX_ROWS and t.name in read]
     if not large:
-        most = max((t.rows for t in schema.tables), default=0)
+        most = max((t.rows for t in schema.tables if t.rows < MAX_ROWS), default=0)
         raise DatasetError(
             f"no table has {options.min_rows:,} rows or more, the largest has {most:,}; small tables gain nothing from"
             " another order. Name some (--tables) or lower the threshold (--min-rows)"
@@ -165,7 +174,7 @@ def _find(folder: pathlib.Path, schema: Schema, options: ReorderOptions, progres
 
 
 def _judge(
-    folder: pathlib.Path, schema: Schema, options: ReorderOptions, found: Sequence[TableOrder], progress: Progress
+    folder: pathlib.Path, schema: Schema, options: ReorderOptions, candidates: Sequence[TableOrder], progress: Progress
 ) -> Outcome:
     """Measures the orders and keeps those that are worth it."""
     orders = {
@@ -175,7 +184,7 @@ def _judge(
             "frequency": o.frequency_order,
             "reordered": o.order,
         }
-        for o in found
+        for o in candidates
     }
 
     def read(split: str, readings: list[Reading]) -> list[Effect]:
@@ -191,7 +200,7 @@ def _judge(
         effects += read("train", [_reading(options, size, window_blocks) for size in options.report_batch_sizes])
     if "valid" in schema.splits and schema.splits["valid"].examples:
         effects += read("valid", [_reading(options, size, 0) for size in options.report_batch_sizes])
-    return Outcome(schema=schema, orders=tuple(found), gains=gains, kept=kept, effects=tuple(effects))
+    return Outcome(schema=schema, orders=tuple(candidates), gains=gains, kept=kept, effects=tuple(effects))
 
 
 def _reading(options: ReorderOptions, batch_size: int, window_blocks: int) -> Reading:
@@ -247,14 +256,14 @@ def summary(outcome: Outcome) -> list[str]:
     """A line for each table, and one for their sum in order of time."""
     lines = []
     for o in outcome.orders:
-        verdict = "reordered" if o.table in outcome.kept else "left alone"
+        verdict = "reordered" if o.table in outcome.kept else "left as it is"
         lines.append(
             f"{o.table}: {verdict}; prefixes of a batch {-100 * outcome.gains[o.table]:+.1f} %, {o.communities:,}"
-            f" communities of {o.seen - o.hot:,} rows, modularity {o.modularity:.3f}"
+            f" communities of {o.accessed - o.hot:,} rows, modularity {o.modularity:.3f}"
         )
     for size in dict.fromkeys(e.batch_size for e in outcome.effects):
-        mine = [e for e in outcome.effects if (e.split, e.window_blocks, e.batch_size) == ("train", 0, size)]
-        if mine:
-            counts = ", ".join(f"{name} {total_prefixes(mine, name):,.0f}" for name in mine[0].prefixes)
+        effects = [e for e in outcome.effects if (e.split, e.window_blocks, e.batch_size) == ("train", 0, size)]
+        if effects:
+            counts = ", ".join(f"{name} {total_prefixes(effects, name):,.0f}" for name in effects[0].prefixes)
             lines.append(f"batch {size:,} in order of time, unique prefixes of all these tables: {counts}")
     return lines

@@ -25,12 +25,12 @@ class Effect:
     """One table's mean unique prefixes of a batch, in each of several orders of its rows.
 
     Attributes:
-      table: its name.
-      split, batch_size, window_blocks: what was read and how; 0 window blocks is the order of time.
-      batches: how many.
-      rows_per_prefix: slices of the last core.
-      unique_rows: mean distinct rows of a batch, the least that any order could need with one row a prefix.
-      prefixes: by name of the order.
+      table: Its name.
+      split, batch_size, window_blocks: What was read and how; 0 window blocks is the order of time.
+      batches: How many.
+      rows_per_prefix: Slices of the last core.
+      unique_rows: Mean distinct rows of a batch, the least that any order could need with one row a prefix.
+      prefixes: The unique prefixes, by the order's name.
     """
 
     table: str
@@ -65,11 +65,11 @@ def measure_effects(
     """Counts unique prefixes.
 
     Args:
-      folder, schema: the dataset.
-      split: whose batches.
-      orders: by table, the orders to compare by name, each (rows,) as a bijection of stored rows.
-      readings: batch sizes and orders of the examples.
-      progress: shows how far it is.
+      folder, schema: The dataset.
+      split: The split whose batches are read.
+      orders: By table, the orders to compare by name, each (rows,) as a bijection of stored rows.
+      readings: Batch sizes and orders of the examples.
+      progress: Shows how far the counting is.
 
     Returns:
       An effect for every reading and table.

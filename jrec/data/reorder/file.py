@@ -28,23 +28,23 @@ def is_permutation(order: np.ndarray) -> bool:
         return False
     if order.size and (int(order.min()) < 0 or int(order.max()) >= order.size):
         return False
-    seen = np.zeros(order.size, bool)
-    seen[order] = True
-    return bool(seen.all())
+    taken = np.zeros(order.size, bool)
+    taken[order] = True
+    return bool(taken.all())
 
 
 def inverse(order: np.ndarray) -> np.ndarray:
     """(rows,) uint32: the stored row that each row of a permutation came from."""
-    found = np.empty(order.size, np.uint32)
-    found[order] = np.arange(order.size, dtype=np.uint32)
-    return found
+    back = np.empty(order.size, np.uint32)
+    back[order] = np.arange(order.size, dtype=np.uint32)
+    return back
 
 
 def save_order(folder: str | os.PathLike[str], table: str, order: np.ndarray) -> Bijection:
     """Writes a table's bijection atomically and returns the schema's entry.
 
     Raises:
-      ValueError: if ``order`` is no permutation of the table's rows.
+      ValueError: If ``order`` is no permutation of the table's rows.
     """
     if order.dtype != np.uint32 or not is_permutation(order):
         raise ValueError(f"the order of table {table!r} is no uint32 permutation of its {order.size:,} rows")
@@ -63,7 +63,7 @@ def load_order(folder: str | os.PathLike[str], table: Table) -> np.ndarray | Non
     The file is mapped into memory, so that several loaders share one copy.
 
     Raises:
-      DatasetError: if the file is missing, of another version, damaged, or no permutation of the table's rows.
+      DatasetError: If the file is missing, of another version, damaged, or no permutation of the table's rows.
     """
     entry = table.bijection
     if entry is None:
@@ -88,9 +88,9 @@ def load_order(folder: str | os.PathLike[str], table: Table) -> np.ndarray | Non
 
 
 def load_orders(folder: str | os.PathLike[str], schema: Schema, tables: Iterable[str]) -> dict[str, np.ndarray]:
-    """The bijections of those of the named tables that have one, by table."""
-    found = {name: load_order(folder, schema.table(name)) for name in tables}
-    return {name: order for name, order in found.items() if order is not None}
+    """The bijections of the named tables, by table, for those that have one."""
+    orders = {name: load_order(folder, schema.table(name)) for name in tables}
+    return {name: order for name, order in orders.items() if order is not None}
 
 
 def table_checksums(schema: Schema) -> dict[str, str] | None:

@@ -29,7 +29,7 @@ class Edges:
     Attributes:
       low, high: (edges,) int64 vertices, low < high.
       weights: (edges,) float64.
-      drawn: edges before equal ones were merged.
+      drawn: Edges before equal ones were merged.
     """
 
     low: np.ndarray
@@ -45,9 +45,9 @@ def affordable_degree(degree: float, appearances: int, max_edges: int) -> float:
     """The partners that a row of a batch can draw, at most ``degree``, so that ``max_edges`` suffice for the log.
 
     Args:
-      degree: the wish.
-      appearances: how often the log reads non-hot rows; a bound on the sum of batches' vertices.
-      max_edges: edges to keep at most.
+      degree: The wish.
+      appearances: How often the log reads non-hot rows; a bound on the sum of batches' vertices.
+      max_edges: Edges to keep at most.
     """
     return min(degree, max_edges / max(appearances, 1))
 
@@ -56,10 +56,10 @@ class GraphBuilder:
     """Collects the edges of one table's batches in bounded memory: 32 bytes an edge of ``max_edges``, 80 while merging.
 
     Args:
-      vertices: how many there are; vertex numbers are below.
-      degree: partners that each row of a batch draws; fractions count in expectation, infinity takes all pairs.
-      max_edges: distinct edges to hold at most.
-      seed, table: of the random numbers, which are a function of them and of the batch's number alone.
+      vertices: How many there are; vertex numbers are below.
+      degree: Partners that each row of a batch draws; fractions count in expectation, infinity takes all pairs.
+      max_edges: Distinct edges to hold at most.
+      seed, table: The random numbers depend only on these and the batch's number.
     """
 
     def __init__(self, *, vertices: int, degree: float, max_edges: int, seed: int, table: str):
@@ -79,7 +79,7 @@ class GraphBuilder:
           rows: (n,) int64 vertices, distinct and ascending.
 
         Raises:
-          DatasetError: if the graph has more than ``max_edges`` edges.
+          DatasetError: If the graph has more than ``max_edges`` edges.
         """
         n, self._batch = len(rows), self._batch + 1
         if n < 2:

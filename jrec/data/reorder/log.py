@@ -22,12 +22,12 @@ class Reading:
     """How batches are read.
 
     Attributes:
-      batch_size: examples in a batch.
+      batch_size: Examples in a batch.
       window_blocks: 0 reads in order of time, more as training does with that ``data.window_blocks``.
-      seed: of the permutations of training.
-      limit: batches at most, spread evenly over the split where it has more; 0 for all.
-      full: leave a short last batch out.
-      workers: threads that read; the batches do not depend on them.
+      seed: The seed of training's permutations.
+      limit: How many batches at most, spread evenly over the split where it has more; 0 for all.
+      full: Leave a short last batch out.
+      workers: Threads that read; the batches do not depend on them.
     """
 
     batch_size: int
@@ -44,7 +44,7 @@ def stored(schema: Schema) -> Schema:
 
 
 def log_layout(schema: Schema, tables: Sequence[str]) -> EmbeddingLayout:
-    """A layout for reading ids alone: table ``k`` is stack ``k`` by itself, so that addresses are ids."""
+    """A layout for reading only ids: table ``k`` is stack ``k`` by itself, so that addresses are ids."""
     return EmbeddingLayout.build(
         # Tables of different dims are never stacked.
         [TableConfig(name=name, rows=schema.table(name).rows, dim=k + 1) for k, name in enumerate(tables)],
@@ -93,11 +93,11 @@ def batches(
         picked = iter(loader) if count == total else (loader.batch(i * total // count) for i in range(count))
         with progress.stage(title, count) as advance:
             for done, batch in enumerate(itertools.islice(picked, count), 1):
-                found = {}
+                rows = {}
                 for table in tables:
                     ids = np.asarray(batch.bags[names[table]].ids).reshape(-1)
-                    found[table] = ids[ids >= 0]
-                yield found
+                    rows[table] = ids[ids >= 0]
+                yield rows
                 advance(done)
 
 
@@ -107,7 +107,7 @@ def frequencies(
     """(rows,) int64, how often the training split reads every stored row: the dataset's counts, or else counted now.
 
     Raises:
-      DatasetError: if the dataset's counts cannot be read, or are of another shape than the table.
+      DatasetError: If the dataset's counts cannot be read, or are of another shape than the table.
     """
     entry = schema.table(table)
     if entry.counts is not None:

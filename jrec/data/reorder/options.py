@@ -13,20 +13,20 @@ class ReorderOptions:
     """How rows are reordered.
 
     Attributes:
-      tables: which ones; None for all of at least ``min_rows``.
-      min_rows: smaller tables are left alone.
-      hot_ratio: share of a table's rows, the most frequent ones, that stay on top in order of frequency.
-      batch_size: examples in a batch of the access log; that of training.
-      window_blocks: as training reads: 0 in order of time, else its ``data.window_blocks``.
-      degree: partners that a row of a batch draws in the index graph; infinity for all pairs.
-      max_edges: edges of a table's graph at most, which bounds memory.
-      method: how communities are found.
-      min_gain: share of the unique prefixes that a table's new order has to save on training batches to be kept; None
+      tables: The tables to reorder; None for all of at least ``min_rows``.
+      min_rows: Smaller tables are left as they are.
+      hot_ratio: Share of a table's rows, the most frequent ones, that stay on top in order of frequency.
+      batch_size: Examples in a batch of the access log; take training's.
+      window_blocks: As training reads: 0 in order of time, else its ``data.window_blocks``.
+      degree: Partners that a row of a batch draws in the index graph; infinity for all pairs.
+      max_edges: Edges of a table's graph at most, which bounds memory.
+      method: How communities are found.
+      min_gain: Share of the unique prefixes that a table's new order has to save on training batches to be kept; None
         keeps every order.
-      seed: of the sampled edges, of the communities, and of training's permutations.
-      report_batch_sizes: batch sizes of the report.
-      report_batches: batches that each of its figures is a mean of, at most.
-      threads: that read.
+      seed: The seed of the sampled edges, of the communities, and of training's permutations.
+      report_batch_sizes: The batch sizes of the report.
+      report_batches: Batches that each of its figures is a mean of, at most.
+      threads: How many threads read.
     """
 
     tables: tuple[str, ...] | None = None

@@ -25,8 +25,8 @@ def plot_prefixes(effects: Sequence[Effect], *, title: str) -> Figure:
     """A row of panels for each table, the greatest first, and a column for each way of reading batches.
 
     Args:
-      effects: of any tables, splits and batch sizes.
-      title: of the figure.
+      effects: Effects on any tables, splits and batch sizes.
+      title: The figure's title.
     """
     from matplotlib.figure import Figure
 
@@ -36,8 +36,8 @@ def plot_prefixes(effects: Sequence[Effect], *, title: str) -> Figure:
     panels = figure.subplots(len(tables), len(readings), squeeze=False, sharey="row")
     for row, table in zip(panels, tables, strict=True):
         for axes, (split, window_blocks) in zip(row, readings, strict=True):
-            mine = [e for e in effects if (e.table, e.split, e.window_blocks) == (table, split, window_blocks)]
-            _draw(axes, sorted(mine, key=lambda e: e.batch_size))
+            shown = [e for e in effects if (e.table, e.split, e.window_blocks) == (table, split, window_blocks)]
+            _draw(axes, sorted(shown, key=lambda e: e.batch_size))
             way = f"shuffled, {window_blocks} blocks" if window_blocks else "in order of time"
             axes.set_title(f"{table}: {split}, {way}", loc="left", fontsize="medium")
         row[0].set_ylabel("unique prefixes of a batch")

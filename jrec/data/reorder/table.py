@@ -23,21 +23,21 @@ class TableOrder:
     """A table's new order and how it was found.
 
     Attributes:
-      table: its name.
+      table: The table's name.
       order: (rows,) uint32, the new row of every stored one.
-      frequency_order: (rows,) uint32, that of frequency alone, for comparison.
-      hot, seen: rows that stay on top, and rows that the training log reads.
-      degree: partners drawn, after the bound on edges.
-      edges, drawn: of the index graph, merged and as they came.
-      communities, modularity: of the graph's division.
-      graph_seconds, community_seconds: what it took.
+      frequency_order: (rows,) uint32, the order by frequency, for comparison.
+      hot, accessed: How many rows stay on top, and how many the training log reads.
+      degree: Partners drawn, after the bound on edges.
+      edges, drawn: How many edges the index graph has, merged and as they were drawn.
+      communities, modularity: How many communities the graph was divided into, and the division's modularity.
+      graph_seconds, community_seconds: How long the graph and the communities took.
     """
 
     table: str
     order: np.ndarray
     frequency_order: np.ndarray
     hot: int
-    seen: int
+    accessed: int
     degree: float
     edges: int
     drawn: int
@@ -49,8 +49,8 @@ class TableOrder:
     def figures(self) -> dict[str, float | int | str | None]:
         """All but the orders, for the report; an infinite degree, of all pairs, is "all"."""
         left_out = ("table", "order", "frequency_order")
-        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
-        return {**found, "rows": len(self.order), "degree": "all" if math.isinf(self.degree) else self.degree}
+        figures = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
+        return {**figures, "rows": len(self.order), "degree": "all" if math.isinf(self.degree) else self.degree}
 
 
 def reorder_table(
@@ -59,15 +59,15 @@ def reorder_table(
     """Finds a table's order from the training split, as it is stored.
 
     Args:
-      folder: of the dataset.
-      schema: its description, without bijections.
-      table: which one.
-      options: how.
-      progress: shows how far it is.
+      folder: The dataset's folder.
+      schema: Its description, without bijections.
+      table: The table's name.
+      options: How to reorder.
+      progress: Shows how far it is.
 
     Raises:
-      DatasetError: if the log cannot be read, or all pairs exceed ``max_edges``.
-      MissingIgraphError: if igraph is not installed.
+      DatasetError: If the log cannot be read, or all pairs exceed ``max_edges``.
+      MissingIgraphError: If igraph is not installed.
     """
     reading = Reading(
         batch_size=options.batch_size,
@@ -80,7 +80,7 @@ def reorder_table(
     degree = options.degree
     if math.isfinite(degree):
         degree = affordable_degree(degree, ranking.appearances, options.max_edges)
-    vertices = ranking.seen - ranking.hot
+    vertices = ranking.accessed - ranking.hot
     builder = GraphBuilder(
         vertices=vertices, degree=degree, max_edges=options.max_edges, seed=options.seed, table=table
     )
@@ -89,18 +89,18 @@ def reorder_table(
     edges = builder.edges()
     built = time.perf_counter()
     with progress.stage(f"{table}: communities", 1):
-        found = communities(edges, vertices, method=options.method, seed=options.seed)
+        division = communities(edges, vertices, method=options.method, seed=options.seed)
     return TableOrder(
         table=table,
-        order=order_rows(ranking, found.of),
+        order=order_rows(ranking, division.of_vertex),
         frequency_order=ranking.rank_of_row.astype(np.uint32),
         hot=ranking.hot,
-        seen=ranking.seen,
+        accessed=ranking.accessed,
         degree=degree,
         edges=len(edges),
         drawn=edges.drawn,
-        communities=found.count,
-        modularity=found.modularity,
+        communities=division.count,
+        modularity=division.modularity,
         graph_seconds=built - start,
         community_seconds=time.perf_counter() - built,
     )

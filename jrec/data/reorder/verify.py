@@ -22,8 +22,8 @@ class Verified:
     """What was checked.
 
     Attributes:
-      moved: by reordered table, how many of its rows have another number than they are stored under.
-      examples: examples compared, of all splits.
+      moved: By reordered table, how many of its rows have another number than they are stored under.
+      examples: Examples compared, of all splits.
     """
 
     moved: dict[str, int]
@@ -41,18 +41,18 @@ def verify(
     """Checks files, permutations and examples of a dataset.
 
     Every bijection has the checksum that the schema states and is a permutation of its table's rows. Labels, dense
-    features, lengths and weights of what the loader yields with bijections are bit for bit those without, and each id
+    features, lengths and weights of what the loader yields with bijections are the same bits as without, and each id
     is led back to the stored one by the inverse.
 
     Args:
-      folder: of the dataset.
-      schema: its description; None reads and checks it.
-      batch_size: examples compared at a time.
-      limit: batches of each split to compare; 0 for all.
-      progress: shows how far it is.
+      folder: The dataset's folder.
+      schema: Its description; None reads and checks it.
+      batch_size: Examples compared at a time.
+      limit: Batches of each split to compare; 0 for all.
+      progress: Shows how far it is.
 
     Raises:
-      DatasetError: at the first thing that is not so.
+      DatasetError: At the first thing that is not so.
     """
     schema = Schema.load(folder) if schema is None else schema
     tables = [t.name for t in schema.tables if t.bijection is not None]
@@ -108,7 +108,7 @@ def _difference(old: Batch, new: Batch, back: dict[str, tuple[str, np.ndarray]])
         ids, moved = np.asarray(one.ids), np.asarray(other.ids)
         if not np.array_equal(ids < 0, moved < 0) or not np.array_equal(ids[ids >= 0], stored_row[moved[moved >= 0]]):
             return f"ids of table {table!r}"
-        for part in ("offsets", "weights"):
-            if not np.array_equal(np.asarray(getattr(one, part)), np.asarray(getattr(other, part))):
-                return f"{part} of table {table!r}"
+        for field in ("offsets", "weights"):
+            if not np.array_equal(np.asarray(getattr(one, field)), np.asarray(getattr(other, field))):
+                return f"{field} of table {table!r}"
     return None

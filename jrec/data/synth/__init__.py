@@ -1,4 +1,4 @@
-"""Synthetic click logs of published sizes, with a planted teacher."""
+"""Synthetic click logs of published sizes, with labels from a known teacher."""
 
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import SHAPES, Shape, SynthFeature, shape_like

@@ -1,4 +1,4 @@
-"""Examples of a shape before rows are numbered: any of them, in any order, from their places in the log alone."""
+"""Examples of a shape before rows are numbered: any of them, in any order, from nothing but their places in the log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_WEIGHTS = np.empty(0, np.float32)
 
 
 def derived_seed(seed: int, *purpose: str) -> np.uint64:
-    """A 64-bit seed for one purpose, unrelated to those of others."""
+    """A 64-bit seed for one purpose, unrelated to any other purpose's seed."""
     digest = hashlib.sha256("\0".join([str(seed), *purpose]).encode()).digest()
     return np.uint64(int.from_bytes(digest[:8], "little"))
 
@@ -55,10 +55,10 @@ class ExampleSource:
     """Draws examples of a log of ``total`` examples.
 
     Attributes:
-      shape: what they are like.
-      seed: of everything.
-      total: length of the log.
-      drift: whether popularity drifts from day to day.
+      shape: What the log is like.
+      seed: The seed of all random numbers.
+      total: The log's length in examples.
+      drift: Whether popularity drifts from day to day.
     """
 
     shape: Shape
@@ -74,7 +74,7 @@ class ExampleSource:
         return Examples(numbers=numbers, dense=dense, items=self._items(numbers, clusters, weights=True))
 
     def items(self, numbers: np.ndarray) -> dict[str, Items]:
-        """The items alone, without weights."""
+        """Only the items, without weights."""
         return self._items(numbers, self._clusters(numbers), weights=False)
 
     def _clusters(self, numbers: np.ndarray) -> np.ndarray:
@@ -83,10 +83,10 @@ class ExampleSource:
         return clusters
 
     def _items(self, numbers: np.ndarray, clusters: np.ndarray, *, weights: bool) -> dict[str, Items]:
-        found: dict[str, Items] = {}
+        drawn_items: dict[str, Items] = {}
         for synth in self.shape.features:
             feature = synth.feature
-            offsets = self._offsets(numbers, synth, found)
+            offsets = self._offsets(numbers, synth, drawn_items)
             items = np.empty(offsets[-1], np.uint32)
             kernels.draw_ids(
                 derived_seed(self.seed, "ids", feature.table if synth.origin == "parent" else feature.name),
@@ -99,22 +99,22 @@ class ExampleSource:
                 self.shape.days,
                 self.drift,
                 clusters,
-                found[synth.parent].items if synth.parent else items,
+                drawn_items[synth.parent].items if synth.parent else items,
                 items,
             )
             drawn = NO_WEIGHTS
             if feature.weighted and weights:
                 drawn = np.empty(len(items), np.float32)
                 kernels.draw_weights(derived_seed(self.seed, "weights", feature.name), numbers, offsets, drawn)
-            found[feature.name] = Items(offsets=offsets, items=items, weights=drawn)
-        return found
+            drawn_items[feature.name] = Items(offsets=offsets, items=items, weights=drawn)
+        return drawn_items
 
-    def _offsets(self, numbers: np.ndarray, synth: SynthFeature, found: dict[str, Items]) -> np.ndarray:
+    def _offsets(self, numbers: np.ndarray, synth: SynthFeature, drawn_items: dict[str, Items]) -> np.ndarray:
         feature = synth.feature
         if feature.fixed_length:
             return np.arange(len(numbers) + 1, dtype=np.int64) * feature.max_length
         if synth.origin == "parent" and synth.parent:
-            return found[synth.parent].offsets
+            return drawn_items[synth.parent].offsets
         offsets = np.empty(len(numbers) + 1, np.int64)
         seed = derived_seed(self.seed, "lengths", feature.name)
         kernels.draw_lengths(seed, numbers, feature.max_length, offsets)

@@ -40,13 +40,13 @@ class SynthOptions:
     """How much to make, and how.
 
     Attributes:
-      rows: examples in all splits together.
-      seed: the same seed gives the same dataset.
-      split: fractions of the examples, in order of time, of train, valid and test.
-      block_size: examples in a block; None chooses up to 8192, so that a block stays below 8 MiB.
-      drift: whether popularity drifts from day to day.
-      threads: how many examples' chunks are made at once.
-      overwrite: replace a finished dataset.
+      rows: Examples in all splits together.
+      seed: The same seed gives the same dataset.
+      split: Fractions of the examples, in order of time, of train, valid and test.
+      block_size: Examples in a block; None chooses up to 8192, so that a block stays below 8 MiB.
+      drift: Whether popularity drifts from day to day.
+      threads: How many examples' chunks are made at once.
+      overwrite: Replace a finished dataset.
     """
 
     rows: int
@@ -87,18 +87,18 @@ def synthesize(
     """Makes a synthetic dataset.
 
     Args:
-      shape: what the log is like; see ``shape_like``.
-      out: the folder to make. Work is done in ``OUT.partial`` beside it, which is renamed at the end.
-      options: how much, and how.
-      command: what the user typed, for the provenance.
-      progress: bars to show.
-      report: takes messages for the user.
+      shape: What the log is like; see ``shape_like``.
+      out: The folder to make. Work is done in ``OUT.partial`` beside it, which is renamed at the end.
+      options: How much, and how.
+      command: What the user typed, for the provenance.
+      progress: Bars to show.
+      report: Takes messages for the user.
 
     Returns:
       The schema. Its ``ceiling`` has the teacher's own metrics on every split that has examples.
 
     Raises:
-      DatasetError: if there is no room, or ``out`` must not be replaced; ``out`` is then as it was.
+      DatasetError: If there is no room, or ``out`` must not be replaced; ``out`` is then as it was.
     """
     settings = {k: v for k, v in dataclasses.asdict(options).items() if k not in ("threads", "overwrite")}
     provenance = {
@@ -128,9 +128,9 @@ class _Dataset:
         (self.folder / "counts").mkdir()
         for name in list(counts):
             file = f"counts/{name}.npy"
-            self.row_of_item[name], found = number_rows(counts.pop(name))
+            self.row_of_item[name], counted = number_rows(counts.pop(name))
             with disk_errors(self.folder):
-                save_counts(self.folder / file, found, self.shape.rows[name])
+                save_counts(self.folder / file, counted, self.shape.rows[name])
             numbering = self._numbering(name)
             tables.append(Table(name=name, rows=self.shape.rows[name], counts=file, numbering=numbering))
         splits, ceiling = self._write_splits()
@@ -160,9 +160,9 @@ class _Dataset:
         counts = {name: np.zeros(rows, np.uint32) for name, rows in self.shape.rows.items()}
         train = self.options.bounds[0]
         with self.progress.stage("counting", train) as advance:
-            for stop, found in self._chunks(0, train, self.source.items):
+            for stop, items in self._chunks(0, train, self.source.items):
                 for synth in self.shape.features:
-                    kernels.count_items(found[synth.feature.name].items, counts[synth.feature.table])
+                    kernels.count_items(items[synth.feature.name].items, counts[synth.feature.table])
                 advance(stop)
         return counts
 
@@ -205,15 +205,15 @@ class _Dataset:
         for j, dense in enumerate(self.shape.dense_features):
             columns[dense.name] = np.ascontiguousarray(examples.dense[:, j])
         for feature in self.shape.categorical:
-            found = examples.items[feature.name]
-            ids = self.row_of_item[feature.table][found.items]
+            drawn = examples.items[feature.name]
+            ids = self.row_of_item[feature.table][drawn.items]
             if feature.one_hot:
                 columns[feature.name] = ids
                 continue
-            offsets = found.offsets.astype(np.int32)
+            offsets = drawn.offsets.astype(np.int32)
             columns[feature.name] = blocks.ListColumn(offsets, ids)
             if name := blocks.weight_column(feature):
-                columns[name] = blocks.ListColumn(offsets, found.weights)
+                columns[name] = blocks.ListColumn(offsets, drawn.weights)
         return columns
 
     def _chunks(self, start: int, stop: int, make: Callable[[np.ndarray], T]) -> Iterator[tuple[int, T]]:

@@ -75,14 +75,14 @@ def draw_ids(seed, numbers, offsets, origin, rows, exponent, total, days, drift,
     """The items of a feature, numbered by their popularity before drift.
 
     Args:
-      seed: of the feature.
+      seed: The feature's seed.
       numbers: (n,) int64, the examples' places in the log.
       offsets: (n + 1,) int64, where the items of each go.
-      origin, rows, exponent: of the feature.
-      total, days: length of the log in examples and in days.
-      drift: whether popularity drifts.
+      origin, rows, exponent: The feature's origin, its table's rows, and the exponent of its power law.
+      total, days: Length of the log in examples and in days.
+      drift: Whether popularity drifts.
       clusters: (n,) the examples' clusters.
-      parents: items of the parent feature: as many as ``out`` for ``origin`` PARENT, one an example for HISTORY.
+      parents: Items of the parent feature: as many as ``out`` for ``origin`` PARENT, one an example for HISTORY.
       out: (offsets[-1],) uint32.
     """
     rotating = rows // _ROTATING

@@ -34,19 +34,19 @@ class Shape:
     """A kind of click log.
 
     Attributes:
-      name: what it is like.
-      dense: how many count features there are; they are called I1, I2 … and stored as log1p.
-      features: the categorical features.
-      rows: of every table.
-      click_rate: the share of positive labels to calibrate to.
-      days: how long the log lasts; popularity drifts from day to day.
-      exponent: of the power law of ids; rank k has probability proportional to k ** -exponent.
-      logit_std: spread of the planted teacher's logits, which sets how well labels can be predicted at best.
-      head: ranks below about this have full effect on the label; beyond, it fades as 1 / sqrt(rank / head).
-      shares: of the logits' variance, due to single rows, to pairs of features, to dense features alone, and to what
-        histories and targets have in common.
-      matches: pairs of a target's feature and its history: what they have in common counts the more the later it is.
-      sources: where the figures are from.
+      name: What it is like.
+      dense: How many count features there are; they are called I1, I2 … and stored as log1p.
+      features: The categorical features.
+      rows: How many rows each table has.
+      click_rate: The share of positive labels to calibrate to.
+      days: How long the log lasts; popularity drifts from day to day.
+      exponent: The exponent of the ids' power law; rank k has probability proportional to k ** -exponent.
+      logit_std: Spread of the teacher's logits, which sets how well labels can be predicted at best.
+      head: Ranks below about this have full effect on the label; beyond, it fades as 1 / sqrt(rank / head).
+      shares: The shares of the logits' variance due to single rows, to pairs of features, to dense features, and to
+        what histories and targets have in common.
+      matches: Pairs of a target's feature and its history: what they have in common counts the more the later it is.
+      sources: Where the figures are from.
     """
 
     name: str
@@ -95,12 +95,12 @@ def _published() -> dict[str, Any]:
 
 
 def _figures(name: str) -> dict[str, Any]:
-    found = _published()[name]
+    published = _published()[name]
     return {
         "name": name,
-        "click_rate": found["click_rate"]["value"],
-        "days": found["days"]["value"],
-        "sources": tuple(f"{key}: {found[key]['source']}" for key in ("rows", "click_rate", "days")),
+        "click_rate": published["click_rate"]["value"],
+        "days": published["days"]["value"],
+        "sources": tuple(f"{key}: {published[key]['source']}" for key in ("rows", "click_rate", "days")),
     }
 
 
@@ -209,9 +209,9 @@ def shape_like(name: str, *, table_rows: int | None = None, exponent: float | No
     """The named shape.
 
     Args:
-      name: a key of ``SHAPES``.
-      table_rows: for RM1 to RM4 the rows of every table, for the others a cap.
-      exponent: of the power law, in place of the shape's own.
+      name: A key of ``SHAPES``.
+      table_rows: For RM1 to RM4 the rows of every table, for the others a cap.
+      exponent: The power law's exponent, in place of the shape's own.
     """
     if name not in SHAPES:
         raise DatasetError(f"there is no shape {name!r}; choose one of {', '.join(SHAPES)}")

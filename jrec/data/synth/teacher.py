@@ -1,4 +1,4 @@
-"""The planted teacher: the true click probability of every example, and how well it predicts: the ceiling.
+"""The teacher: the true click probability of every example, and how well it predicts: the ceiling.
 
 Its logit is a weighted sum of standardized parts: effects of single rows, pairwise interactions of rows' hidden vectors
 (and one of the dense features), bent effects of the dense features, and what histories have in common with targets.
@@ -25,10 +25,10 @@ class Teacher:
     """A calibrated teacher.
 
     Attributes:
-      source: the examples it labels.
-      dense_means, dense_deviations: (dense,) of the features.
-      weights: (4,) of the parts.
-      bias: of the logit.
+      source: The examples it labels.
+      dense_means, dense_deviations: (dense,) means and standard deviations of the features.
+      weights: (4,) weights of the logit's terms.
+      bias: The logit's bias.
     """
 
     source: ExampleSource
@@ -50,12 +50,12 @@ class Teacher:
             weights=np.ones(4),
             bias=0.0,
         )
-        parts = plain.parts(sample)
-        deviations = parts.std(axis=1)
+        terms = plain.parts(sample)
+        deviations = terms.std(axis=1)
         weights = np.where(deviations > 1e-9, np.sqrt(shape.shares) / np.maximum(deviations, 1e-9), 0.0)
-        scores = weights @ parts
+        scores = weights @ terms
         weights *= shape.logit_std / max(scores.std(), 1e-9)
-        bias = _bias(weights @ parts, shape.click_rate)
+        bias = _bias(weights @ terms, shape.click_rate)
         return dataclasses.replace(plain, weights=weights, bias=bias)
 
     def parts(self, examples: Examples) -> np.ndarray:
@@ -64,18 +64,18 @@ class Teacher:
         rows, dense, squares, matches = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
         sums = np.zeros((n, kernels.LATENT))
         for synth in shape.features:
-            found = examples.items[synth.feature.name]
+            drawn = examples.items[synth.feature.name]
             row_seed = derived_seed(seed, "teacher", synth.feature.table)
             strength = _CALENDAR if synth.origin in ("hour", "weekday") else 1.0
             kernels.add_rows(
-                row_seed, found.offsets, found.items, found.weights, strength, float(shape.head), rows, sums, squares
+                row_seed, drawn.offsets, drawn.items, drawn.weights, strength, float(shape.head), rows, sums, squares
             )
         if shape.dense:
             dense_seed = derived_seed(seed, "teacher of dense features")
             kernels.add_dense(dense_seed, examples.dense, self.dense_means, self.dense_deviations, dense, sums, squares)
         for target, history in shape.matches:
-            of = examples.items[history]
-            kernels.add_matches(examples.items[target].items, of.offsets, of.items, matches)
+            past = examples.items[history]
+            kernels.add_matches(examples.items[target].items, past.offsets, past.items, matches)
         interactions = ((sums * sums).sum(axis=1) - squares) / 2
         return np.stack([rows, interactions, dense, matches])
 
@@ -119,15 +119,15 @@ class Ceiling:
         """``auc``, ``log_loss`` (nats), ``normalized_entropy`` and ``click_rate``; without the AUC and the entropy if
         all labels are equal, and empty without examples.
         """
-        clicks, others = int(self._clicks.sum()), int(self._others.sum())
-        total = clicks + others
+        clicks, no_clicks = int(self._clicks.sum()), int(self._others.sum())
+        total = clicks + no_clicks
         if not total:
             return {}
         rate, loss = clicks / total, self._loss / total
-        found = {"log_loss": loss, "click_rate": rate}
-        if clicks and others:
+        metrics = {"log_loss": loss, "click_rate": rate}
+        if clicks and no_clicks:
             below = np.cumsum(self._others) - self._others
             wins = float((self._clicks * (below + self._others / 2)).sum())
             entropy = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
-            found |= {"auc": wins / clicks / others, "normalized_entropy": loss / entropy}
-        return found
+            metrics |= {"auc": wins / clicks / no_clicks, "normalized_entropy": loss / entropy}
+        return metrics

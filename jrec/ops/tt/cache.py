@@ -2,7 +2,7 @@
 
 The rows looked up most often are kept uncompressed and trained by a row optimizer, which saves their products and
 recovers accuracy. Frequencies are tracked over the steps of a warm-up, then the most frequent rows enter the cache, and
-again every so many steps: rows that stay keep what they learned, rows that enter begin as the cores have them, with
+again at regular intervals: rows that stay keep what they learned, rows that enter begin as the cores have them, with
 fresh slots. Rows that leave are discarded, as in the paper, or folded back into the cores.
 
 All state is in arrays of static shapes: a step is pure, compiles once, and checkpoints as any pytree.
@@ -45,18 +45,18 @@ class TTCacheConfig:
     """What the cache of one table holds, and when that changes.
 
     Attributes:
-      cache_rows: rows of the cache; TT-Rec found a ten-thousandth of the table enough. At most the table's rows.
-      tracked_rows: rows whose lookups are counted; None for 8 times ``cache_rows``. With as many as distinct rows are
+      cache_rows: How many rows it holds; TT-Rec found a ten-thousandth of the table enough. At most the table's rows.
+      tracked_rows: Rows whose lookups are counted; None for 8 times ``cache_rows``. With as many as distinct rows are
         ever seen, counts are exact; with fewer, see ``TTTracker``.
-      warmup_steps: steps of tracking before rows enter the cache for the first time.
-      refresh_every: steps between later choices of rows; None keeps those of the warm-up's end for good.
-      track_every: track one step in so many.
+      warmup_steps: Steps of tracking before rows enter the cache for the first time.
+      refresh_every: Steps between later choices of rows; None keeps the rows chosen at the end of the warm-up for good.
+      track_every: Lookups are tracked in one of this many steps.
       on_evict: "discard" forgets what an evicted row learned; "fold" moves the cores towards it (``fold_rows``).
-      fold_ridge: how much a change of any other row weighs against one of an evicted row, see ``fold_rows``.
-      fold_iterations: of conjugate gradients, a core.
+      fold_ridge: How much a change of any other row weighs against one of an evicted row, see ``fold_rows``.
+      fold_iterations: Iterations of conjugate gradients for each core.
 
     Raises:
-      ValueError: on a value out of its range.
+      ValueError: On a value out of its range.
     """
 
     cache_rows: int
@@ -100,8 +100,8 @@ class TTCache:
     Attributes:
       ids: (C,) int32, the cached rows' numbers, ascending; padding holds the table's rows.
       rows: (C, dim) float32, what they have learned.
-      slots: of the row optimizer, for ``rows``.
-      tracker: of the frequencies.
+      slots: The row optimizer's slots for ``rows``.
+      tracker: The tracker of the frequencies.
     """
 
     ids: jax.Array
@@ -114,12 +114,12 @@ def tt_cache_init(config: TTCacheConfig, shape: TTShape, optimizer: RowOptimizer
     """An empty cache.
 
     Args:
-      config: of the cache.
-      shape: of the table.
-      optimizer: of the cached rows.
+      config: The cache's configuration.
+      shape: The table's shape.
+      optimizer: The cached rows' optimizer.
 
     Raises:
-      ValueError: if the cache is greater than the table.
+      ValueError: If the cache is greater than the table.
     """
     if config.cache_rows > shape.rows:
         raise ValueError(f"cache_rows is {config.cache_rows:,}, but the table has {shape.rows:,} rows")
@@ -148,21 +148,21 @@ def tt_cache_step(
     Steps 0 to ``warmup_steps - 1`` run without cached rows; the first choice is made at the end of the last of them.
 
     Args:
-      config: of the cache.
-      optimizer: of the cached rows.
-      cores: after the step's update.
-      cache: after the step's update.
-      shape: of the table.
-      cast: of the step's lookups, ``residuals.cast``; or what makes it, called in the steps that are tracked. Its
-        ``rows`` and ``offsets`` are read: what was looked up, and how often.
+      config: The cache's configuration.
+      optimizer: The cached rows' optimizer.
+      cores: The cores after the step's update.
+      cache: The cache after the step's update.
+      shape: The table's shape.
+      cast: The cast of the step's lookups, ``residuals.cast``, or a function that makes it, called in steps that are
+        tracked. Its ``rows`` and ``offsets`` are read: what was looked up, and how often.
       step: () int32, how many steps were taken before this one.
-      implementation: as for ``tt_lookup``.
+      implementation: As for ``tt_lookup``.
 
     Returns:
       The cores, which are new where an evicted row was folded back, and the cache.
 
     Raises:
-      ValueError: on shapes that do not fit.
+      ValueError: On shapes that do not fit.
     """
     check_cache(cache, shape)
     step = jnp.asarray(step, jnp.int32)
@@ -197,21 +197,21 @@ def tt_cache_refresh(
 ) -> tuple[Cores, TTCache]:
     """Chooses the most frequent rows now; ``tt_cache_step`` does it on schedule.
 
-    Of rows looked up equally often, those of lower numbers are chosen.
+    Of rows looked up equally often, the ones with lower numbers are chosen.
 
     Args:
-      config: of the cache.
-      optimizer: of the cached rows; entering rows get its fresh slots.
-      cores: of the table.
-      cache: with its tracker.
-      shape: of the table.
-      implementation: as for ``tt_lookup``.
+      config: The cache's configuration.
+      optimizer: The cached rows' optimizer; entering rows get its fresh slots.
+      cores: The table's cores.
+      cache: The cache with its tracker.
+      shape: The table's shape.
+      implementation: As for ``tt_lookup``.
 
     Returns:
       The cores, which are new where evicted rows are folded back, and the cache.
 
     Raises:
-      ValueError: on shapes that do not fit.
+      ValueError: On shapes that do not fit.
     """
     check_cache(cache, shape)
     size = cache.ids.shape[0]
@@ -248,12 +248,12 @@ def lookup_rows(
     """Rows made from the cores, by ``tt_lookup`` in bags of one.
 
     Args:
-      cores: of the table.
-      shape: of the table.
+      cores: The table's cores.
+      shape: The table's shape.
       rows: (n,) int32, ascending and unique; padding holds ``shape.rows``.
-      contraction: as for ``tt_lookup``.
-      traffic: as for ``tt_lookup``.
-      implementation: as for ``tt_lookup``.
+      contraction: As for ``tt_lookup``.
+      traffic: As for ``tt_lookup``.
+      implementation: As for ``tt_lookup``.
 
     Returns:
       (n, dim) float32, zero for padding, and the residuals.

@@ -2,8 +2,8 @@
 
 TT-Rec discards what an evicted row learned, because following a matrix with its decomposition is hard. This is less: a
 correction of the slices that the evicted rows choose. A row is linear in the slice ``G`` it takes from core ``k``,
-``row = L G S`` with ``L`` (A, R) the product of the slices before and ``S`` (R', B) that of those after. With all other
-cores fixed, the correction ``X`` of a slice minimizes
+``row = L G S`` with ``L`` (A, R) the product of the slices before and ``S`` (R', B) the product of the slices after.
+With all other cores fixed, the correction ``X`` of a slice minimizes
 
     sum over its evicted rows e  |L_e X S_e - d_e|^2  +  ridge * sum over ALL its rows r  |L_r X S_r|^2
 
@@ -31,8 +31,8 @@ import jax
 import jax.numpy as jnp
 
 from jrec.ops.dispatch import Implementation
+from jrec.ops.tt.index import Level
 from jrec.ops.tt.init import Cores
-from jrec.ops.tt.plan import Level
 from jrec.ops.tt.products import expand, expand_transpose
 from jrec.ops.tt.shape import TTShape
 
@@ -54,13 +54,14 @@ def fold_rows(
 
     Args:
       cores: float32 or bfloat16.
-      shape: of the table.
+      shape: The table's shape.
       ids: (n,) int32, unique, padding behind all others; padding holds ``shape.rows``.
       rows: (n, dim) float32, what the rows should be.
-      ridge: what a change of any row of the table costs, in units of an evicted row's error. The ratio of their
+      ridge: What a change of any row of the table costs, in units of an evicted row's error. The ratio of their
         lookups' frequencies is a good one.
-      iterations: of conjugate gradients, a core. Fewer move the cores less; the bounds hold for any number.
-      implementation: of grouped products.
+      iterations: Iterations of conjugate gradients for each core. Fewer move the cores less; the bounds hold for any
+        number.
+      implementation: The implementation of grouped products.
 
     Returns:
       The new cores, of their dtypes. Slices that no id chooses keep their bits.
@@ -102,11 +103,11 @@ class _SliceMap:
 
     Attributes:
       left: (n, A, R) float32, the products of the cores before.
-      right: (n, B, R') float32, of those after.
+      right: (n, B, R') float32, the products of the cores after.
       core: (m, R, n_k, R') float32, as it is.
-      level: the slice of each row.
+      level: The slice of each row.
       real: (n,) bool, false for padding.
-      implementation: of grouped products.
+      implementation: The implementation of grouped products.
     """
 
     left: jax.Array

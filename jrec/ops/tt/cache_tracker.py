@@ -2,7 +2,7 @@
 
 While the distinct rows seen fit the tracker, counts are exact. Past that it is Space-Saving (Metwally et al. 2005),
 batch by batch: a row that was not tracked enters with its lookups in the batch plus ``floor``, the most it may have had
-before; then the T greatest counts are kept, of equal ones those of the lowest ids, and ``floor`` rises to the greatest
+before; then the T greatest counts are kept, among equal ones the lowest ids', and ``floor`` rises to the greatest
 that is dropped. Counts never fall short of the truth and pass it by ``floor`` at most, and that is at most
 lookups / T: every row of more lookups is tracked. Nothing is random.
 """
@@ -49,9 +49,9 @@ def track(tracker: TTTracker, cast: Cast, rows: int) -> TTTracker:
     """Counts a batch's lookups.
 
     Args:
-      tracker: before.
-      cast: of the batch, over ``rows`` rows.
-      rows: of the table.
+      tracker: The tracker before the batch.
+      cast: The batch's cast, over ``rows`` rows.
+      rows: How many rows the table has.
     """
     ids, counts, capacity, batch = tracker.ids, tracker.counts, tracker.ids.shape[0], cast.rows.shape[0]
     before = count_below(ids, cast.rows)
@@ -60,7 +60,7 @@ def track(tracker: TTTracker, cast: Cast, rows: int) -> TTTracker:
     counts = counts.at[jnp.where(known, before, jnp.int32(capacity))].add(added, mode="drop")
     fresh = (cast.rows < rows) & ~known
     fresh_up_to = jnp.cumsum(fresh, dtype=jnp.int32)
-    # Merging two sorted lists: an entry goes behind its own predecessors and behind those of the other list.
+    # Merging two sorted lists: an entry goes after its predecessors in both lists.
     fresh_below = jnp.concatenate([jnp.zeros(1, jnp.int32), fresh_up_to])[count_below(cast.rows, ids)]
     old_places = jnp.arange(capacity, dtype=jnp.int32) + fresh_below
     new_places = jnp.where(fresh, before + fresh_up_to - 1, jnp.int32(capacity + batch))
@@ -83,7 +83,7 @@ def track(tracker: TTTracker, cast: Cast, rows: int) -> TTTracker:
 
 
 def most_frequent(tracker: TTTracker, size: int, rows: int) -> jax.Array:
-    """The ``size`` rows of the greatest counts, of equal ones those of the lowest ids.
+    """The ``size`` rows of the greatest counts, among equal ones the lowest ids.
 
     Returns:
       (size,) int32, ascending; padding holds ``rows``.
@@ -110,8 +110,8 @@ def find(keys: jax.Array, queries: jax.Array, limit: int) -> jax.Array:
     Queries that are absent, or of ``limit`` and more (padding), get ``len(keys)``.
     """
     places = count_below(keys, queries)
-    found = (queries < limit) & (take(keys, places, limit) == queries)
-    return jnp.where(found, places, jnp.int32(keys.shape[0]))
+    present = (queries < limit) & (take(keys, places, limit) == queries)
+    return jnp.where(present, places, jnp.int32(keys.shape[0]))
 
 
 def count_below(keys: jax.Array, queries: jax.Array) -> jax.Array:

@@ -1,8 +1,8 @@
 """The two phases of a tensor-train table with a cache of full rows: hits read and train rows, misses cores.
 
 The ids are cast once. Unique rows in the cache are gathered from it; the others are looked up by ``tt_lookup`` as bags
-of one id each, so that their index work, their products and their backward pass are those of a table without a cache,
-over the misses alone. Pooling reads both from one list of the batch's unique rows.
+of one id each, so that their index work, their products and their backward pass are the same as in a table without a
+cache, for only the misses. Pooling reads both from one list of the batch's unique rows.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from jrec.ops.tt.cache import TTCache, check_cache, lookup_rows
 from jrec.ops.tt.cache_tracker import compact, find, lookups_of_rows, take
 from jrec.ops.tt.contract import TTResiduals
 from jrec.ops.tt.cost import Contraction, TTTraffic
+from jrec.ops.tt.index import unique_row_of_lookups
 from jrec.ops.tt.init import Cores
 from jrec.ops.tt.lookup import tt_apply_gradients
-from jrec.ops.tt.plan import unique_row_of_lookups
 from jrec.ops.tt.shape import TTShape
 from jrec.ops.types import Bags, Cast
 
@@ -34,11 +34,11 @@ class TTCachedResiduals:
     """What a cached lookup leaves for its backward pass and for ``tt_cache_step``, and its hit rate.
 
     Attributes:
-      cast: of all lookups.
-      weights: of the lookups, or None.
+      cast: The cast of all lookups.
+      weights: The lookups' weights, or None.
       places: (unique_capacity,) int32, the cached row of each unique row; cache_rows for misses and padding.
       missed: (unique_capacity,) int32 ascending, which unique rows are misses; padding holds unique_capacity.
-      misses: of the misses' lookup, one bag each.
+      misses: The residuals of the misses' lookup, one bag each.
       hits: () int32, lookups that found their row in the cache.
       lookups: () int32, all lookups of rows of the table.
     """
@@ -66,21 +66,21 @@ def tt_cached_lookup(
     """Phase one: pooled rows of every bag, from the cache where it holds them, else from the cores.
 
     Args:
-      cores: as for ``tt_lookup``.
-      cache: of this table, from ``tt_cache_init`` or ``tt_cache_step``.
-      shape: of the table.
-      bags: as for ``tt_lookup``; a cast made ahead of time is used. "mean" and "sqrtn" are weights.
-      contraction: of the misses: None, "unique" or "dense".
-      traffic: of the misses, for the choice of their contraction.
-      unique_capacity: how many unique rows fit, hits and misses together; see ``tt_lookup``.
-      implementation: as for ``tt_lookup``.
+      cores: As for ``tt_lookup``.
+      cache: This table's cache, from ``tt_cache_init`` or ``tt_cache_step``.
+      shape: The table's shape.
+      bags: As for ``tt_lookup``; a cast made ahead of time is used. "mean" and "sqrtn" are weights.
+      contraction: The misses' contraction: None, "unique" or "dense".
+      traffic: The misses' traffic, for the choice of their contraction.
+      unique_capacity: How many unique rows fit, hits and misses together; see ``tt_lookup``.
+      implementation: As for ``tt_lookup``.
 
     Returns:
       Activations, (num_bags, dim) float32, and residuals; ``residuals.hits / residuals.lookups`` is the hit rate. A
       bag with an id past the table is NaN.
 
     Raises:
-      ValueError: on shapes or dtypes that do not fit, or unknown names.
+      ValueError: On shapes or dtypes that do not fit, or unknown names.
     """
     check_segments(bags.ids, bags.offsets, bags.weights)
     check_cache(cache, shape)
@@ -151,26 +151,26 @@ def tt_cached_apply_gradients(
     """Phase two: the optimizer's step on the cached rows that were hit, and the fused core update for the misses.
 
     Args:
-      optimizer: any row optimizer; the one given to ``tt_cache_init``.
-      cores: as given to ``tt_cached_lookup``.
-      slots: of the cores, as ``tt_init_slots`` makes them.
-      cache: as given to ``tt_cached_lookup``.
-      shape: of the table.
-      residuals: from ``tt_cached_lookup``.
+      optimizer: Any row optimizer; the one given to ``tt_cache_init``.
+      cores: As given to ``tt_cached_lookup``.
+      slots: The cores' slots, as ``tt_init_slots`` makes them.
+      cache: As given to ``tt_cached_lookup``.
+      shape: The table's shape.
+      residuals: From ``tt_cached_lookup``.
       gradients: (num_bags, dim) float32, of the activations.
       step: () int32, how many steps were taken before.
-      gradient_scale: multiplies the gradients: one over the loss scale.
-      core_optimizer: of the cores, for which ``slots`` are, if it is another one than that of the cached rows.
-      rounding_key: as for ``tt_apply_gradients``; cached rows are float32 and never rounded.
-      contraction: as for ``tt_cached_lookup``.
-      traffic: as for ``tt_cached_lookup``.
-      implementation: as for ``tt_lookup``.
+      gradient_scale: Multiplies the gradients: one over the loss scale.
+      core_optimizer: The cores' optimizer, which ``slots`` belong to, if it is another than the cached rows'.
+      rounding_key: As for ``tt_apply_gradients``; cached rows are float32 and never rounded.
+      contraction: As for ``tt_cached_lookup``.
+      traffic: As for ``tt_cached_lookup``.
+      implementation: As for ``tt_lookup``.
 
     Returns:
-      The new cores, their slots, and the cache; its tracker and its choice of rows change in ``tt_cache_step`` alone.
+      The new cores, their slots, and the cache; its tracker and its choice of rows change only in ``tt_cache_step``.
 
     Raises:
-      ValueError: on shapes, dtypes or slots that do not fit, or unknown names.
+      ValueError: On shapes, dtypes or slots that do not fit, or unknown names.
     """
     check_cache(cache, shape)
     if gradients.ndim != 2 or gradients.shape[1] != shape.dim or gradients.dtype != jnp.float32:

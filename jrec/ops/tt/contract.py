@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import gather_reduce, segment_of_entries
 from jrec.ops.offsets import nan_unless, whole_bags
+from jrec.ops.tt.index import Level, TTIndex
 from jrec.ops.tt.init import Cores
-from jrec.ops.tt.plan import Level, TTPlan
 from jrec.ops.tt.products import Method, expand, expand_transpose
 from jrec.ops.tt.shape import TTShape
 
@@ -24,13 +24,13 @@ def unique_rows(
 
     Args:
       cores: float32 or bfloat16.
-      shape: of the table.
-      levels: of the plan, all or the first ones.
+      shape: The table's shape.
+      levels: The lookup's levels, all or the first ones.
       method: "dense" makes all products of the first two cores as one GEMM; see ``products``.
-      implementation: of grouped products.
+      implementation: The implementation of grouped products.
 
     Returns:
-      The last level's products, (capacity, dims so far, rank), and those of the levels before it.
+      The last level's products, (capacity, dims so far, rank), and the products of the levels before it.
     """
     below, products = _first(cores, shape), []
     for k, level in enumerate(levels):
@@ -54,16 +54,16 @@ def core_gradients(
     """Number (from 0) and float32 gradient of every core, from the last core to the first.
 
     Gradients are aggregated on unique rows beforehand, here on the unique prefixes of every level (EL-Rec, in-advance
-    gradient aggregation); of a core, one gradient exists.
+    gradient aggregation); each core has a single gradient array.
 
     Args:
-      cores: as in the forward pass; core ``k`` is not read any more once its gradient has come.
-      shape: of the table.
-      levels: of the plan.
-      products: of the levels before the last, from ``unique_rows``.
+      cores: As in the forward pass; core ``k`` is not read any more once its gradient has come.
+      shape: The table's shape.
+      levels: The lookup's levels.
+      products: The products of the levels before the last, from ``unique_rows``.
       row_gradients: (unique_capacity, dim) float32.
       method: "dense" makes both gradients of the first two cores by one GEMM each.
-      implementation: of grouped products.
+      implementation: The implementation of grouped products.
     """
     gradient = row_gradients[:, :, None]
     lower = (_first(cores, shape), *products)
@@ -121,7 +121,7 @@ def naive_bag(
 def bags_by_shared_prefix(
     below: jax.Array,
     last_core: jax.Array,
-    plan: TTPlan,
+    index: TTIndex,
     offsets: jax.Array | None,
     weights: jax.Array | None,
     *,
@@ -135,24 +135,24 @@ def bags_by_shared_prefix(
     Args:
       below: (P, A, R) float32, the level below the last.
       last_core: (m, R, n, 1).
-      plan: of the lookup.
-      offsets: of the bags, or None.
-      weights: of the lookups, or None.
-      implementation: see ``products``.
+      index: The lookup's index.
+      offsets: The bags' offsets, or None.
+      weights: The lookups' weights, or None.
+      implementation: See ``products``.
 
     Returns:
       (num_bags, dim) float32.
     """
     m, rank, n, _ = last_core.shape
-    level, capacity, whole = plan.levels[-1], plan.sources.size, None
+    level, capacity, whole = index.levels[-1], index.sources.size, None
     if offsets is None:
-        num_bags = plan.sources.shape[0]
-        bags = jnp.arange(capacity, dtype=jnp.int32) // jnp.int32(max(1, plan.sources.shape[1]))
+        num_bags = index.sources.shape[0]
+        bags = jnp.arange(capacity, dtype=jnp.int32) // jnp.int32(max(1, index.sources.shape[1]))
     else:
         num_bags = offsets.shape[0] - 1
         bags = segment_of_entries(offsets, capacity)
         whole = whole_bags(offsets, bags)
-    sources = plan.sources.reshape(-1)
+    sources = index.sources.reshape(-1)
     bags = jnp.where(sources >= 0, bags, jnp.int32(num_bags))
     scales = jnp.ones(capacity, jnp.float32) if weights is None else weights.reshape(-1)
     bags, sources, scales = jax.lax.sort((bags, sources, scales), num_keys=2)
@@ -189,24 +189,24 @@ def bags_by_shared_prefix(
 
 
 def bags_of_products(
-    below: jax.Array, last_core: jax.Array, plan: TTPlan, offsets: jax.Array | None, weights: jax.Array | None
+    below: jax.Array, last_core: jax.Array, index: TTIndex, offsets: jax.Array | None, weights: jax.Array | None
 ) -> jax.Array:
     """The last products fused with pooling, a Pallas kernel: rows are added to their bags and never written.
 
     Args:
       below: (P, A, R) float32, the level below the last.
       last_core: (m, R, n, 1) float32 or bfloat16.
-      plan: of the lookup.
-      offsets: of the bags, or None.
-      weights: of the lookups, or None.
+      index: The lookup's index.
+      offsets: The bags' offsets, or None.
+      weights: The lookups' weights, or None.
 
     Returns:
       (num_bags, dim) float32.
     """
     from jrec.pallas import tt
 
-    level = plan.levels[-1]
-    return tt.bags(below, last_core, level.parents, level.digits, plan.sources, offsets, weights)
+    level = index.levels[-1]
+    return tt.bags(below, last_core, level.parents, level.digits, index.sources, offsets, weights)
 
 
 def _factor(core: jax.Array, method: Method, implementation: Implementation | None) -> jax.Array:
@@ -225,11 +225,12 @@ class TTResiduals:
     """What a lookup leaves for its backward pass.
 
     Attributes:
-      plan: the index work.
-      weights: of the lookups, normalized, or None.
-      products: of the levels between the first core and the rows, (capacity, dims so far, rank) float32 each.
+      index: The index work.
+      weights: The lookups' weights, normalized, or None.
+      products: The products of the levels between the first core and the rows, (capacity, dims so far, rank) float32
+        each.
     """
 
-    plan: TTPlan
+    index: TTIndex
     weights: jax.Array | None
     products: tuple[jax.Array, ...]

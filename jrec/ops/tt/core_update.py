@@ -12,8 +12,8 @@ from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.row_update import has_native, row_update
+from jrec.ops.tt.index import TTIndex
 from jrec.ops.tt.init import Cores
-from jrec.ops.tt.plan import TTPlan
 
 
 def tt_init_slots(optimizer: RowOptimizer, cores: Cores) -> tuple[Slots, ...]:
@@ -27,10 +27,10 @@ def check_slots(optimizer: RowOptimizer, cores: Cores, slots: tuple[Slots, ...])
         raise ValueError(f"there are slots of {len(slots)} cores, but {len(cores)} cores; use tt_init_slots")
     expected = jax.eval_shape(functools.partial(tt_init_slots, optimizer), tuple(cores))
     for k, pair in enumerate(zip(slots, expected, strict=True)):
-        given, fresh = (jax.tree.map(jnp.shape, dict(one)) for one in pair)
-        if given != fresh:
+        actual, fresh = (jax.tree.map(jnp.shape, dict(one)) for one in pair)
+        if actual != fresh:
             raise ValueError(
-                f"{type(optimizer).__name__} keeps slots {fresh} of core {k}, but was given {given}; use tt_init_slots"
+                f"{type(optimizer).__name__} keeps slots {fresh} of core {k}, but was given {actual}; use tt_init_slots"
             )
 
 
@@ -42,9 +42,9 @@ def core_keys(key: jax.Array | None, cores: Cores) -> tuple[jax.Array | None, ..
     return tuple(rounding.derived_key(key, k) if core.dtype.itemsize < 4 else None for k, core in enumerate(cores))
 
 
-def touched_slices(plan: TTPlan, core: int, slices: int) -> jax.Array:
+def touched_slices(index: TTIndex, core: int, slices: int) -> jax.Array:
     """Which slices of a core the batch's ids chose, (m,) bool."""
-    chosen = plan.levels[0].parents if core == 0 else plan.levels[core - 1].digits
+    chosen = index.levels[0].parents if core == 0 else index.levels[core - 1].digits
     return jnp.zeros(slices, bool).at[chosen].set(True, mode="drop")
 
 
@@ -63,9 +63,9 @@ def step_core(
     """Steps the slices of a core that are ``touched`` and leaves the bits of the others.
 
     Args:
-      optimizer: any row optimizer.
+      optimizer: Any row optimizer.
       core: (m, R, n, R').
-      slots: of the core.
+      slots: The core's slots.
       gradient: float32 of the core's shape.
       touched: (m,) bool.
       step: () int32.
@@ -89,7 +89,7 @@ def step_core(
     def native(core: jax.Array, slots: Slots, gradient: jax.Array, touched: jax.Array, *rest: Any) -> Any:
         from jrec.native import xla as kernels
 
-        # All rows in their places, those left alone past the end, and the core as it is: XLA copies what a kernel
+        # All rows in their places, untouched ones past the end, and the core as it is: XLA copies what a kernel
         # changes in place after a reshape.
         rows = jnp.where(touched, jnp.arange(m, dtype=jnp.int32), jnp.int32(m))
         return kernels.row_update(optimizer, core, slots, rows, gradient.reshape(m, -1), *rest)

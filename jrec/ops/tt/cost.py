@@ -28,8 +28,8 @@ class TTTraffic:
 
     Attributes:
       lookups: ids.
-      entries: unique products of the first two cores, of the first three, .., and unique rows.
-      pairs: unique (bag, longest prefix); as many as lookups where bags have one id.
+      entries: Unique products of the first two cores, of the first three, .., and unique rows.
+      pairs: Unique (bag, longest prefix); as many as lookups where bags have one id.
     """
 
     lookups: int
@@ -73,9 +73,9 @@ class Machine:
     """Rates of a platform. Only their ratios matter to a choice.
 
     Attributes:
-      name: what ``explain`` calls it.
-      gemm: multiply-adds a second of one large GEMM.
-      grouped: multiply-adds a second of small products, one an entry.
+      name: What ``explain`` calls it.
+      gemm: Multiply-adds a second of one large GEMM.
+      grouped: Multiply-adds a second of small products, one an entry.
       gathered: bytes a second of the entries' operands and results; the cores themselves stay in the caches.
       written: bytes a second of the dense product.
       scattered: bytes a second of gradients that are added where indices repeat.
@@ -106,12 +106,12 @@ class TTChoice:
     """The contraction of the forward and of the backward pass, and why.
 
     Attributes:
-      forward: the quickest forward pass.
+      forward: The quickest forward pass.
       backward: "unique" or "dense".
-      forward_seconds: estimate of every forward pass that is possible.
-      backward_seconds: of every backward pass.
-      traffic: what was assumed of a batch.
-      machine: whose rates were used.
+      forward_seconds: Estimate of every forward pass that is possible.
+      backward_seconds: Estimate of every backward pass.
+      traffic: What was assumed of a batch.
+      machine: The machine whose rates were used.
     """
 
     forward: Contraction
@@ -127,7 +127,7 @@ class TTChoice:
             costs = ", ".join(f"{name} {1e3 * value:.3g} ms" for name, value in ranked)
             return f"{which}: {chosen} ({costs})"
 
-        counts = " and ".join(f"{n:,} {what}" for n, what in _named_entries(self.traffic))
+        counts = " and ".join(f"{n:,} {kind}" for n, kind in _named_entries(self.traffic))
         return "\n".join(
             (
                 f"{self.traffic.lookups:,} lookups with {counts}, on {self.machine.name}",
@@ -148,14 +148,14 @@ def explain(
     """Which contraction ``tt_embedding_bag`` and ``tt_lookup`` take by default, and why; print it.
 
     Args:
-      shape: of the table.
-      lookups: ids a batch has room for.
+      shape: The table's shape.
+      lookups: Ids a batch has room for.
       platform: "cpu" or "gpu".
-      native: whether the native CPU kernels run; None for "on a CPU".
-      traffic: what a batch asks of the table; None for ``TTTraffic.expected``.
+      native: Whether the native CPU kernels run; None for "on a CPU".
+      traffic: What a batch asks of the table; None for ``TTTraffic.expected``.
 
     Raises:
-      ValueError: on a platform that is not known.
+      ValueError: On a platform that is not known.
 
     Example:
       >>> shape = TTShape.search(10_131_227, 16)

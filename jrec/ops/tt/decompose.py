@@ -1,4 +1,4 @@
-"""Between tensor trains and plain tables: rows and whole tables of a train, and the train of a table (TT-SVD).
+"""Decomposes plain tables into tensor trains (TT-SVD), and reconstructs single rows and whole tables from them.
 
 These run on the host, in NumPy, in pieces: the first unfolding of a table is never copied, and beside the table
 itself memory holds one piece of it and the cores' partial products.
@@ -24,8 +24,8 @@ class TTDecomposition:
 
     Attributes:
       cores: float32, ``shape.core_shapes`` each.
-      shape: with the ranks that were chosen.
-      relative_error: Frobenius norm of (table - product) by that of the table, an upper bound.
+      shape: The shape with the ranks that were chosen.
+      relative_error: An upper bound of the Frobenius norm of (table - product), divided by the table's norm.
     """
 
     cores: tuple[np.ndarray, ...]
@@ -38,14 +38,14 @@ def tt_rows(cores: Sequence[Any], shape: TTShape, ids: Any) -> np.ndarray:
 
     Args:
       cores: ``shape.core_shapes`` each.
-      shape: of the table.
+      shape: The table's shape.
       ids: (n,) integers from 0 to ``shape.rows - 1``.
 
     Returns:
       (n, dim) float32.
 
     Raises:
-      ValueError: if cores do not fit the shape, or an id lies outside of the table.
+      ValueError: If cores do not fit the shape, or an id lies outside of the table.
     """
     arrays = _host_cores(cores, shape)
     rest = np.asarray(ids, np.int64)
@@ -71,7 +71,7 @@ def tt_dense_chunks(
     """The table from its first row to its last, in pieces of at most ``chunk_rows`` rows, (n, dim) float32 each.
 
     Raises:
-      ValueError: if cores do not fit the shape.
+      ValueError: If cores do not fit the shape.
     """
     arrays = _host_cores(cores, shape)
     if chunk_rows < 1:
@@ -97,7 +97,7 @@ def tt_to_dense(cores: Sequence[Any], shape: TTShape) -> np.ndarray:
     """The whole table, (rows, dim) float32. For tables that fit in memory; others take ``tt_dense_chunks``.
 
     Raises:
-      ValueError: if cores do not fit the shape.
+      ValueError: If cores do not fit the shape.
     """
     out = np.empty((shape.rows, shape.dim), np.float32)
     begin = 0
@@ -120,16 +120,16 @@ def tt_svd(
 
     Args:
       table: (rows, dim), any float type; may be memory-mapped.
-      shape: of the result. Its ranks are used unless ``relative_error`` is given; ranks that the table does not need
-        are filled with zeros.
-      relative_error: choose the least ranks whose product is within this part of the table's Frobenius norm.
-      chunk_rows: rows that are read at once.
+      shape: The result's shape. Its ranks are used unless ``relative_error`` is given; ranks that the table does not
+        need are filled with zeros.
+      relative_error: Choose the least ranks whose product is within this fraction of the table's Frobenius norm.
+      chunk_rows: Rows that are read at once.
 
     Returns:
       Cores, shape and error.
 
     Raises:
-      ValueError: on a table that is not finite or does not fit the shape, or an error outside of [0, 1).
+      ValueError: On a table that is not finite or does not fit the shape, or an error outside of [0, 1).
     """
     if table.ndim != 2 or table.shape != (shape.rows, shape.dim):
         raise ValueError(f"the table has shape {table.shape}, but the tensor train {(shape.rows, shape.dim)}")
@@ -154,10 +154,10 @@ def tt_svd(
         ranks.append(basis.shape[1])
         rest = _split_columns(rest, shape, k + 1)
     cores.append(rest.reshape(-1, 1))
-    found = shape.with_ranks(ranks) if budget is not None else shape
+    chosen = shape.with_ranks(ranks) if budget is not None else shape
     return TTDecomposition(
-        cores=_as_cores(cores, ranks, found),
-        shape=found,
+        cores=_as_cores(cores, ranks, chosen),
+        shape=chosen,
         relative_error=math.sqrt(lost) / norm if norm else 0.0,
     )
 
@@ -223,11 +223,11 @@ def _rank(squares: np.ndarray, rank: int, budget: float | None) -> int:
 def _as_cores(matrices: list[np.ndarray], ranks: list[int], shape: TTShape) -> tuple[np.ndarray, ...]:
     """((R, i, j), R') matrices as float32 cores (i, R, j, R'), zero where a rank was not needed."""
     cores = []
-    found = (1, *ranks, 1)
+    bonds = (1, *ranks, 1)
     for k, (matrix, core_shape) in enumerate(zip(matrices, shape.core_shapes, strict=True)):
         m, _, n, _ = core_shape
         core = np.zeros(core_shape, np.float32)
-        core[:, : found[k], :, : found[k + 1]] = matrix.reshape(found[k], m, n, found[k + 1]).swapaxes(0, 1)
+        core[:, : bonds[k], :, : bonds[k + 1]] = matrix.reshape(bonds[k], m, n, bonds[k + 1]).swapaxes(0, 1)
         cores.append(core)
     return tuple(cores)
 
@@ -249,9 +249,9 @@ def _host_cores(cores: Sequence[Any], shape: TTShape) -> list[np.ndarray]:
 
 def check_cores(cores: Sequence[Any], shape: TTShape) -> None:
     """Raises ValueError unless there is an array of the right shape for every core."""
-    found = tuple(tuple(core.shape) for core in cores)
-    if found != shape.core_shapes:
+    shapes = tuple(tuple(core.shape) for core in cores)
+    if shapes != shape.core_shapes:
         raise ValueError(
-            f"the cores have shapes {list(found)}, but this tensor train has {list(shape.core_shapes)},"
+            f"the cores have shapes {list(shapes)}, but this tensor train has {list(shape.core_shapes)},"
             " (m, R, n, R') each"
         )

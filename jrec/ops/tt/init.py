@@ -37,18 +37,19 @@ def tt_init(
     Algorithm 3 divides by the d-th root of sqrt(1 / 3n) and leaves ranks and the truncation's own variance out.)
 
     Args:
-      shape: of the table.
-      key: of ``jax.random``.
+      shape: The table's shape.
+      key: A key of ``jax.random``.
       initializer: "sampled_gaussian" draws normal variables of magnitude above 2 (Algorithm 3): fewer products near
         zero, so that the table's elements come closer to a normal distribution than with "gaussian" ones; "uniform".
-      variance: of the table's elements; None for ``1 / (3 * rows)``, that of DLRM's uniform ±1/sqrt(rows).
-      dtype: of the cores.
+      variance: The variance of the table's elements; None for ``1 / (3 * rows)``, which DLRM's uniform ±1/sqrt(rows)
+        has.
+      dtype: The cores' dtype.
 
     Returns:
       The cores, ``shape.core_shapes`` each.
 
     Raises:
-      ValueError: on an unknown initializer, or a variance that is not positive.
+      ValueError: On an unknown initializer, or a variance that is not positive.
     """
     if initializer not in INITIALIZERS:
         raise ValueError(f"initializer {initializer!r} is unknown; choose one of {', '.join(INITIALIZERS)}")
@@ -64,8 +65,8 @@ def _draw(key: jax.Array, scale: float, shape: TTShape, initializer: str, dtype:
     # All cores in one draw, cut afterwards: what takes the compiler long is compiled once.
     values = _unit(initializer, key, (shape.num_parameters,)) * jnp.asarray(scale, jnp.float32)
     ends = list(itertools.accumulate(math.prod(core) for core in shape.core_shapes))
-    parts = jnp.split(values, ends[:-1])
-    return tuple(part.reshape(core).astype(dtype) for part, core in zip(parts, shape.core_shapes, strict=True))
+    pieces = jnp.split(values, ends[:-1])
+    return tuple(piece.reshape(core).astype(dtype) for piece, core in zip(pieces, shape.core_shapes, strict=True))
 
 
 def _unit(initializer: str, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -27,8 +27,8 @@ from jrec.ops.tt.core_update import check_slots, core_keys, step_core, touched_s
 from jrec.ops.tt.core_update import tt_init_slots as tt_init_slots
 from jrec.ops.tt.cost import CONTRACTIONS, Contraction, TTTraffic, dense_fits, explain, fuses_pooling
 from jrec.ops.tt.decompose import check_cores
+from jrec.ops.tt.index import TTIndex, tt_index
 from jrec.ops.tt.init import Cores
-from jrec.ops.tt.plan import TTPlan, tt_plan
 from jrec.ops.tt.products import Method, expand
 from jrec.ops.tt.shape import TTShape
 from jrec.ops.types import Bags, Cast
@@ -61,7 +61,7 @@ def tt_embedding_bag(
 
     Args:
       cores: float32 or bfloat16, ``shape.core_shapes`` each (``tt_init``, ``tt_svd``). Products and sums are float32.
-      shape: of the table.
+      shape: The table's shape.
       ids: int32, (num_bags, length) with negative ids as padding, or (capacity,) with ``offsets``; other types are
         converted by ``jrec.checked_ids``.
       offsets: (num_bags + 1,) int32, ascending from 0 and at most ``capacity``, or None.
@@ -70,7 +70,7 @@ def tt_embedding_bag(
       contraction: "unique" makes the product of each unique prefix and row once; "dense" all products of the first two
         cores as one GEMM, the rest as "unique"; "sample" sums the last slices of a bag's rows with a common prefix
         first, the rest as "unique"; "naive" works id by id, as TT-Rec. None for what ``explain`` chooses.
-      traffic: what a batch asks of the table, for the choice; None for ``TTTraffic.expected``.
+      traffic: What a batch asks of the table, for the choice; None for ``TTTraffic.expected``.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
     Returns:
@@ -78,7 +78,7 @@ def tt_embedding_bag(
       NaN, and other bags may be then; outside jit such ids and offsets raise.
 
     Raises:
-      ValueError: on shapes or dtypes that do not fit, unknown names, or, outside jit, an id past the table or malformed
+      ValueError: On shapes or dtypes that do not fit, unknown names, or, outside jit, an id past the table or malformed
         offsets.
 
     Example:
@@ -113,20 +113,20 @@ def tt_lookup(
     """Phase one: pooled rows of every bag, and what their backward pass needs.
 
     Args:
-      cores: as for ``tt_embedding_bag``.
-      shape: of the table.
-      bags: what to look up; a cast made ahead of time, over ``shape.rows`` rows, is used.
-      contraction: as for ``tt_embedding_bag``, "naive" excepted.
-      traffic: as for ``tt_embedding_bag``.
-      unique_capacity: how many unique rows fit; None for as many as there can be. Bags of rows that do not fit are NaN,
-        and ``residuals.plan.cast.num_unique`` passes the capacity.
-      implementation: as for ``tt_embedding_bag``.
+      cores: As for ``tt_embedding_bag``.
+      shape: The table's shape.
+      bags: What to look up; a cast made ahead of time, over ``shape.rows`` rows, is used.
+      contraction: As for ``tt_embedding_bag``, "naive" excepted.
+      traffic: As for ``tt_embedding_bag``.
+      unique_capacity: How many unique rows fit; None for as many as there can be. Bags of rows that do not fit are NaN,
+        and ``residuals.index.cast.num_unique`` passes the capacity.
+      implementation: As for ``tt_embedding_bag``.
 
     Returns:
       Activations, (num_bags, dim) float32, and residuals for ``tt_core_gradients`` or ``tt_apply_gradients``.
 
     Raises:
-      ValueError: on shapes or dtypes that do not fit, or unknown names.
+      ValueError: On shapes or dtypes that do not fit, or unknown names.
     """
     check_segments(bags.ids, bags.offsets, bags.weights)
     config = _checked(cores, shape, contraction, traffic, implementation)
@@ -148,16 +148,16 @@ def tt_core_gradients(
     """Gradients of the cores, for any optax optimizer: ordinary float32 arrays of their shapes.
 
     Args:
-      cores: as given to ``tt_lookup``.
-      shape: of the table.
-      residuals: from ``tt_lookup``.
+      cores: As given to ``tt_lookup``.
+      shape: The table's shape.
+      residuals: From ``tt_lookup``.
       gradients: (num_bags, dim) float32, of the activations.
-      contraction: as for ``tt_lookup``.
-      traffic: as for ``tt_lookup``.
-      implementation: as for ``tt_lookup``.
+      contraction: As for ``tt_lookup``.
+      traffic: As for ``tt_lookup``.
+      implementation: As for ``tt_lookup``.
 
     Raises:
-      ValueError: on shapes or dtypes that do not fit, or unknown names.
+      ValueError: On shapes or dtypes that do not fit, or unknown names.
     """
     config = _checked(cores, shape, contraction, traffic, implementation)
     _refuse_naive(contraction)
@@ -166,7 +166,7 @@ def tt_core_gradients(
     def run(method: Method) -> Callable[..., Cores]:
         return lambda *args: tuple(g for _, g in sorted(_backward(config, method, *args), key=lambda kg: kg[0]))
 
-    return _by_platform(config, "backward", residuals.plan, run, (tuple(cores), residuals, gradients))
+    return _by_platform(config, "backward", residuals.index, run, (tuple(cores), residuals, gradients))
 
 
 def tt_apply_gradients(
@@ -189,25 +189,25 @@ def tt_apply_gradients(
     To the optimizer a core is a table whose rows are its slices; those that no id of the batch chose keep their bits.
 
     Args:
-      optimizer: any row optimizer.
-      cores: as given to ``tt_lookup``.
-      slots: as ``tt_init_slots`` makes them.
-      shape: of the table.
-      residuals: from ``tt_lookup``.
+      optimizer: Any row optimizer.
+      cores: As given to ``tt_lookup``.
+      slots: As ``tt_init_slots`` makes them.
+      shape: The table's shape.
+      residuals: From ``tt_lookup``.
       gradients: (num_bags, dim) float32, of the activations.
       step: () int32, how many steps were taken before.
-      gradient_scale: multiplies the gradients: one over the loss scale.
+      gradient_scale: Multiplies the gradients: one over the loss scale.
       rounding_key: (2,) uint32, a new one for every step: bfloat16 cores are rounded stochastically, core ``k`` with
         ``jrec.ops.rounding.derived_key(rounding_key, k)``. None rounds to nearest; float32 cores are never rounded.
-      contraction: as for ``tt_lookup``.
-      traffic: as for ``tt_lookup``.
-      implementation: as for ``tt_lookup``.
+      contraction: As for ``tt_lookup``.
+      traffic: As for ``tt_lookup``.
+      implementation: As for ``tt_lookup``.
 
     Returns:
       The new cores and slots.
 
     Raises:
-      ValueError: on shapes, dtypes or slots that do not fit, unknown names, or a rounding key that is not (2,) uint32.
+      ValueError: On shapes, dtypes or slots that do not fit, unknown names, or a rounding key that is not (2,) uint32.
     """
     config = _checked(cores, shape, contraction, traffic, implementation)
     _refuse_naive(contraction)
@@ -224,7 +224,7 @@ def tt_apply_gradients(
                     cores[k],
                     slots[k],
                     gradient,
-                    touched_slices(residuals.plan, k, shape.row_factors[k]),
+                    touched_slices(residuals.index, k, shape.row_factors[k]),
                     step=step,
                     gradient_scale=scale,
                     rounding_key=keys[k],
@@ -236,7 +236,7 @@ def tt_apply_gradients(
 
     scalars = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32), core_keys(rounding_key, cores)
     args = (tuple(cores), residuals, gradients, tuple(slots), *scalars)
-    return _by_platform(config, "backward", residuals.plan, run, args)
+    return _by_platform(config, "backward", residuals.index, run, args)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -253,7 +253,7 @@ def _bag_forward(config, cores, ids, offsets, weights):
 
 def _bag_backward(config, saved, gradient):
     cores, residuals, offsets = saved
-    shape, plan = config.shape, residuals.plan
+    shape, index = config.shape, residuals.index
     gradients = tt_core_gradients(
         cores,
         shape,
@@ -269,11 +269,11 @@ def _bag_backward(config, saved, gradient):
         rows = expand(
             below,
             cores[-1].astype(jnp.float32),
-            plan.levels[-1],
+            index.levels[-1],
             method="grouped",
             implementation=config.implementation,
         )
-        weight_gradient = bag_weight_gradient(rows.reshape(-1, shape.dim), plan.sources, offsets, gradient)
+        weight_gradient = bag_weight_gradient(rows.reshape(-1, shape.dim), index.sources, offsets, gradient)
     return tuple(g.astype(core.dtype) for g, core in zip(gradients, cores, strict=True)), None, None, weight_gradient
 
 
@@ -289,47 +289,47 @@ def _forward(
     cast: Cast | None,
 ) -> tuple[jax.Array, TTResiduals]:
     shape, implementation = config.shape, config.implementation
-    plan = tt_plan(
+    index = tt_index(
         shape, ids, offsets, cast=cast, unique_capacity=config.unique_capacity, implementation=implementation
     )
 
     def run(method: str) -> Callable[..., tuple[jax.Array, tuple[jax.Array, ...]]]:
-        def forward(cores: Cores, plan: TTPlan, offsets: Any, weights: Any):
+        def forward(cores: Cores, index: TTIndex, offsets: Any, weights: Any):
             if method == "sample":
                 below, products = unique_rows(
-                    cores, shape, plan.levels[:-1], method="grouped", implementation=implementation
+                    cores, shape, index.levels[:-1], method="grouped", implementation=implementation
                 )
                 last = cores[-1].astype(jnp.float32)
-                out = bags_by_shared_prefix(below, last, plan, offsets, weights, implementation=implementation)
-                return out, (*products, below) if len(plan.levels) > 1 else ()
-            if implementation == "pallas" and fuses_pooling(shape, plan.sources.size, config.traffic):
+                out = bags_by_shared_prefix(below, last, index, offsets, weights, implementation=implementation)
+                return out, (*products, below) if len(index.levels) > 1 else ()
+            if implementation == "pallas" and fuses_pooling(shape, index.sources.size, config.traffic):
                 below, products = unique_rows(
-                    cores, shape, plan.levels[:-1], method="dense" if method == "dense" else "grouped",
+                    cores, shape, index.levels[:-1], method="dense" if method == "dense" else "grouped",
                     implementation=implementation,
                 )  # fmt: skip
-                out = bags_of_products(below, cores[-1], plan, offsets, weights)
-                return out, (*products, below) if len(plan.levels) > 1 else ()
+                out = bags_of_products(below, cores[-1], index, offsets, weights)
+                return out, (*products, below) if len(index.levels) > 1 else ()
             rows, products = unique_rows(
-                cores, shape, plan.levels, method="dense" if method == "dense" else "grouped",
+                cores, shape, index.levels, method="dense" if method == "dense" else "grouped",
                 implementation=implementation,
             )  # fmt: skip
             rows = rows.reshape(-1, shape.dim)
-            return gather_reduce(rows, plan.sources, offsets, weights=weights, implementation=implementation), products
+            return gather_reduce(rows, index.sources, offsets, weights=weights, implementation=implementation), products
 
         return forward
 
-    out, products = _by_platform(config, "forward", plan, run, (cores, plan, offsets, weights))
-    return out, TTResiduals(plan=plan, weights=weights, products=products)
+    out, products = _by_platform(config, "forward", index, run, (cores, index, offsets, weights))
+    return out, TTResiduals(index=index, weights=weights, products=products)
 
 
 def _backward(config: _Config, method: str, cores: Cores, residuals: TTResiduals, gradients: jax.Array) -> Any:
     row_gradients = casted_gather_reduce(
-        residuals.plan.cast, gradients, residuals.weights, implementation=config.implementation
+        residuals.index.cast, gradients, residuals.weights, implementation=config.implementation
     )
     return core_gradients(
         cores,
         config.shape,
-        residuals.plan.levels,
+        residuals.index.levels,
         residuals.products,
         row_gradients,
         method="dense" if method == "dense" else "grouped",
@@ -338,12 +338,12 @@ def _backward(config: _Config, method: str, cores: Cores, residuals: TTResiduals
 
 
 def _by_platform(
-    config: _Config, which: Literal["forward", "backward"], plan: TTPlan, run: Callable[[Any], Any], args: Any
+    config: _Config, which: Literal["forward", "backward"], index: TTIndex, run: Callable[[Any], Any], args: Any
 ) -> Any:
     """Runs the contraction that is named, or the one chosen for the platform that the program is lowered for."""
     if config.contraction is not None:
         return run(config.contraction)(*args)
-    lookups = plan.sources.size
+    lookups = index.sources.size
 
     def chosen(platform: Literal["cpu", "gpu"], native: bool) -> str:
         choice = explain(config.shape, lookups, platform=platform, native=native, traffic=config.traffic)
@@ -389,7 +389,7 @@ def _checked(
 
 def _refuse_naive(contraction: Contraction | None) -> None:
     if contraction == "naive":
-        raise ValueError("contraction 'naive' exists in tt_embedding_bag alone; use 'unique' or None here")
+        raise ValueError("contraction 'naive' exists only in tt_embedding_bag; use 'unique' or None here")
 
 
 def _check_gradients(shape: TTShape, gradients: jax.Array) -> None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jrec.ops.dispatch import Implementation, dispatch
-from jrec.ops.tt.plan import Level, digit_cast
+from jrec.ops.tt.index import Level, digit_cast
 from jrec.ops.verdicts import KernelClass
 
 Method = Literal["grouped", "dense"]
@@ -31,9 +31,9 @@ def expand(
     Args:
       below: (P, A, R) float32, the level below.
       core: (m, R, n, R') float32.
-      level: its entries.
+      level: The level's entries.
       method: "grouped" or "dense".
-      implementation: of "grouped".
+      implementation: The implementation of "grouped".
 
     Returns:
       (capacity, A * n, R') float32. What padding holds is undefined and never to be read.
@@ -55,16 +55,16 @@ def expand_transpose(
     method: Method,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradients of ``below`` and ``core``, from that of ``expand``'s output.
+    """Gradients of ``below`` and ``core``, from the gradient of ``expand``'s output.
 
     Args:
       gradient: (capacity, A * n, R') float32; what padding holds is ignored.
       below: (P, A, R) float32.
       core: (m, R, n, R') float32.
-      level: its entries.
+      level: The level's entries.
       below_count: () int32, how many entries of ``below`` are real; the gradient of the others is undefined.
       method: "grouped" or "dense".
-      implementation: of "grouped".
+      implementation: The implementation of "grouped".
 
     Returns:
       (P, A, R) and (m, R, n, R') float32.

@@ -28,14 +28,14 @@ class TTShape:
     chooses, lies in one piece.
 
     Attributes:
-      rows: of the table.
-      dim: elements of a row.
+      rows: How many rows the table has.
+      dim: Elements of a row.
       row_factors: (m_1, .., m_d); their product is at least ``rows``, and rows past ``rows`` are never read.
       dim_factors: (n_1, .., n_d); their product is ``dim``.
       ranks: (R_1, .., R_(d-1)).
 
     Raises:
-      ValueError: on factors that do not hold the table, or ranks above what any table of this shape needs.
+      ValueError: On factors that do not hold the table, or ranks above what any table of this shape needs.
 
     Example:
       >>> shape = TTShape(rows=10_131_227, dim=16, row_factors=(200, 220, 250), dim_factors=(2, 2, 4), ranks=(32, 32))
@@ -96,18 +96,18 @@ class TTShape:
         """The shape with the least padded rows, and among those the most balanced one.
 
         Args:
-          rows: of the table.
-          dim: elements of a row.
+          rows: How many rows the table has.
+          dim: Elements of a row.
           num_cores: 2, 3 or 4.
-          ranks: one for all bonds, or one for each of the ``num_cores - 1``.
-          imbalance: how many times the smallest row factor the greatest may be; at least 1. Factors ascend, so that
+          ranks: One for all bonds, or one for each of the ``num_cores - 1``.
+          imbalance: How many times the smallest row factor the greatest may be; at least 1. Factors ascend, so that
             the last core is the longest and rows share as many prefixes as may be.
 
         Returns:
           The shape.
 
         Raises:
-          ValueError: on a count of cores that is not searched, or what ``TTShape`` refuses.
+          ValueError: On a count of cores that is not searched, or what ``TTShape`` refuses.
 
         Example:
           >>> TTShape.search(10_131_227, 16).row_factors
@@ -157,7 +157,7 @@ class TTShape:
 
     @property
     def compression(self) -> float:
-        """Elements of the uncompressed table by those of the cores."""
+        """How many times more elements the uncompressed table has than the cores."""
         return self.rows * self.dim / self.num_parameters
 
     @property
@@ -217,9 +217,9 @@ def _row_factors(rows: int, cores: int, imbalance: float) -> tuple[int, ...]:
 def _dim_factors(dim: int, cores: int) -> tuple[int, ...]:
     """Ascending factors of exactly ``dim``, the greatest as small as may be, then the sum."""
     divisors = [n for n in range(1, dim + 1) if dim % n == 0]
-    found = [
+    candidates = [
         (*leading, dim // math.prod(leading))
         for leading in itertools.combinations_with_replacement(divisors, cores - 1)
         if dim % math.prod(leading) == 0 and dim // math.prod(leading) >= leading[-1]
     ]
-    return min(found, key=lambda factors: (factors[-1], sum(factors)))
+    return min(candidates, key=lambda factors: (factors[-1], sum(factors)))

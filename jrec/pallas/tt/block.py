@@ -34,15 +34,15 @@ class Block:
     """The geometry of the blocks of (height, width) matrices.
 
     Attributes:
-      height: rows of the whole matrix.
-      width: columns of the whole matrix, a multiple of ``vector``.
-      vector: neighbouring elements of a thread, 1, 2 or 4.
-      lanes: threads that share an item, a power of two up to 32.
-      across: of them along the columns, a power of two up to ``lanes``.
-      down: rows of the block that each thread computes.
+      height: Rows of the whole matrix.
+      width: Columns of the whole matrix, a multiple of ``vector``.
+      vector: Neighbouring elements of a thread, 1, 2 or 4.
+      lanes: Threads that share an item, a power of two up to 32.
+      across: How many of them lie along the columns, a power of two up to ``lanes``.
+      down: Rows of the block that each thread computes.
 
     Raises:
-      ValueError: on a geometry that no warp has, or whose sums exceed a thread's registers.
+      ValueError: On a geometry that no warp has, or whose sums exceed a thread's registers.
     """
 
     height: int

@@ -27,9 +27,9 @@ class Spec:
     """What products a kernel is compiled for.
 
     Attributes:
-      block: how blocks cover a product.
-      contraction: terms of an element.
-      transposed: whether left factors are stored transposed.
+      block: How blocks cover a product.
+      contraction: Terms of an element.
+      transposed: Whether left factors are stored transposed.
     """
 
     block: Block
@@ -42,11 +42,11 @@ class Engine:
     """Takes the place of ``pallas.inline`` or ``pallas.twins`` in ``segments``: it adds blocks of products, not rows.
 
     Attributes:
-      spec: of the products.
+      spec: What the products are compiled for.
       ops: ``jrec.pallas.inline`` or ``jrec.pallas.twins``.
       tt_ops: ``jrec.pallas.tt.inline`` or ``jrec.pallas.tt.twins``.
-      rows: of the matrix, block scalars.
-      columns: of the matrix, each thread's first, block scalars.
+      rows: The matrix's rows, block scalars.
+      columns: The matrix's columns, each thread's first, block scalars.
     """
 
     spec: Spec
@@ -88,7 +88,7 @@ class Engine:
         return self.ops.load_scalars(tile, ref, positions, fill=fill)
 
     def most(self, tile: Tile, scalars: jax.Array) -> jax.Array:
-        """See ``inline``."""
+        """The greatest of the warp's row scalars."""
         return self.ops.most(tile, scalars)
 
     def spread(self, tile: Tile, scalars: jax.Array) -> jax.Array:

@@ -64,15 +64,15 @@ def multiply(
     """Values ``sum_k l(k) * right[right_rows + k, column]`` for ``k`` in ``range(contraction)``, ascending, in float32.
 
     Args:
-      block: the geometry.
+      block: The geometry.
       left: (rows, columns) ref.
       right: (rows, width) ref.
-      left_rows: where the left factor's row begins; with ``left_columns``, the first of its rows.
+      left_rows: Where the left factor's row begins; with ``left_columns``, the first of its rows.
       left_columns: None for ``l(k) = left[left_rows, k]``, else ``l(k) = left[left_rows + k, left_columns]``.
-      right_rows: item scalars, the first of the right factor's rows.
-      columns: first column of each thread.
-      taken: item scalars int32; where it is negative nothing is loaded, and the values are zero.
-      contraction: how many terms.
+      right_rows: Item scalars, the first of the right factor's rows.
+      columns: First column of each thread.
+      taken: Item scalars int32; where it is negative nothing is loaded, and the values are zero.
+      contraction: How many terms.
     """
     steps = _STEPS
     while contraction % steps:

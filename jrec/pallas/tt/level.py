@@ -16,8 +16,8 @@ from jrec.pallas.tt.tuning import WIDE, tune_single
 def expand(below: jax.Array, core: jax.Array, parents: jax.Array, digits: jax.Array, order: jax.Array) -> jax.Array:
     """Products of a level.
 
-    Wide slices are multiplied slice by slice, with the entries that chose one below one another; narrow ones, those of
-    the last core, entry by entry, since neighbours share their parent there and a slice is a few lines of the cache.
+    Wide slices are multiplied slice by slice, with the entries that chose one below one another; narrow ones, the
+    last core's, entry by entry, since neighbours share their parent there and a slice is a few lines of the cache.
 
     Args:
       below: (P, A, R) float32 or bfloat16.
@@ -44,7 +44,7 @@ def expand(below: jax.Array, core: jax.Array, parents: jax.Array, digits: jax.Ar
 def expand_transpose(
     gradient: jax.Array, below: jax.Array, core: jax.Array, parents: jax.Array, digits: jax.Array, order: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradients of ``below`` and ``core``, from that of ``expand``'s output. Deterministic: no atomics.
+    """Gradients of ``below`` and ``core``, from the gradient of ``expand``'s output. Deterministic: no atomics.
 
     Args:
       gradient: (capacity, A * n, R') float32; what padding holds is ignored.

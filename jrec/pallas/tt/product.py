@@ -42,13 +42,13 @@ def grouped_products(
       left_index: (capacity,) int32, the left factor of each entry; None where it is the entry's number.
       order: (capacity,) int32, the entries by right factor.
       bounds: (M + 1,) int32, where each right factor's entries begin in ``order``.
-      config: tuning of multiply-adds in registers, or None for ``tune_product``'s, or the tensor cores.
+      config: Tuning of multiply-adds in registers, or None for ``tune_product``'s, or the tensor cores.
 
     Returns:
       (capacity, height, width) float32; entries that no bounds hold stay unwritten.
 
     Raises:
-      ValueError: where int32 does not number the rows of an operand or of the result.
+      ValueError: Where int32 does not number the rows of an operand or of the result.
     """
     height, capacity = left.shape[1], order.shape[0]
     shape = capacity, height, right.shape[2]

@@ -4,7 +4,8 @@
 
 This one primitive is a tensor-train table's last product fused with pooling (segments are bags), its products entry by
 entry (segments of one), the gradient of the level below (segments are parents) and, with the left factors transposed,
-that of a core's slices (segments are digits). No product reaches memory. Long segments are split as in ``segments``.
+the gradient of a core's slices (segments are digits). No product reaches memory. Long segments are split as in
+``segments``.
 """
 
 from __future__ import annotations
@@ -60,22 +61,22 @@ def reduce_products(
     transposed: bool = False,
     config: ReduceConfig | None = None,
 ) -> jax.Array:
-    """Sums products per segment. Deterministic run to run: no atomics, and an order that depends on offsets alone.
+    """Sums products per segment. Deterministic run to run: no atomics, and an order that depends only on offsets.
 
     Args:
-      products: of every entry.
+      products: The products of every entry.
       indices: (capacity,) int32, the entry of every position; negative ones are skipped, one past the entries makes its
         segment NaN. None where a position is an entry.
       offsets: (segments + 1,) int32, ascending from 0.
       weights: (capacity,) float32, or None for ones. Only with indices.
-      transposed: whether ``left`` holds transposed factors.
-      config: tuning, or None for ``tune_reduce``'s.
+      transposed: Whether ``left`` holds transposed factors.
+      config: Tuning, or None for ``tune_reduce``'s.
 
     Returns:
       (segments, height, width) float32; empty segments are zero.
 
     Raises:
-      NotImplementedError: where int32 does not number the rows of an operand or the blocks of the result.
+      NotImplementedError: Where int32 does not number the rows of an operand or the blocks of the result.
     """
     contraction, width = products.right.shape[1:]
     height = products.left.shape[2 if transposed else 1]
@@ -106,9 +107,9 @@ def _reduce(gather: Gather, offsets: jax.Array, *, spec: Spec, config: ReduceCon
         return out
     levels, runs = [gather], None
     for level, nodes in enumerate(sizes):
-        sums, *found = _pieces(levels[-1], offsets, runs, level, nodes, spec, config, interpret)
+        sums, *new_runs = _pieces(levels[-1], offsets, runs, level, nodes, spec, config, interpret)
         levels.append(Gather(sums))
-        runs = found[0] if runs is None else runs
+        runs = new_runs[0] if runs is None else runs
     assert runs is not None
     return _long(out, levels, runs, offsets, spec, config, interpret)
 
@@ -127,10 +128,10 @@ def _short(gather: Gather, offsets: jax.Array, spec: Spec, config: ReduceConfig,
         engine, segment = Engine.at(spec, interpret, item)
         low, high = segments.bounds(block.items, engine.ops, offsets, segment)
         bad = segments.malformed(segment, low, high, capacity)
-        mine = (segment >= 0) & (bad | segments.is_short(low, high, config.split))
-        total = engine.add_range(gather, low, jnp.where(mine, jnp.where(bad, low, high), low))
+        short = (segment >= 0) & (bad | segments.is_short(low, high, config.split))
+        total = engine.add_range(gather, low, jnp.where(short, jnp.where(bad, low, high), low))
         total = total + engine.spread(block.items, jnp.where(bad, jnp.float32(jnp.nan), jnp.float32(0)))
-        engine.store(out, jnp.where(mine, segment, -1), total)
+        engine.store(out, jnp.where(short, segment, -1), total)
 
     return _launch(tt_reduce_short, spec, num_segments, (gather, offsets), config, interpret, rows=num_segments)[0]
 

@@ -38,7 +38,7 @@ def runs_of(order: jax.Array, bounds: jax.Array, length: int) -> Runs:
     Args:
       order: (capacity,) int32, entries by right factor.
       bounds: (factors + 1,) int32, where each factor's entries begin in it.
-      length: the most entries of a run.
+      length: The most entries of a run.
     """
     factors = bounds.shape[0] - 1
     size = jnp.int32(length)

@@ -26,9 +26,9 @@ class ReduceConfig:
     """How ``reduce_products`` is laid out.
 
     Attributes:
-      block: how blocks cover a product.
-      split: see ``TuningConfig``.
-      blocks: see ``TuningConfig``.
+      block: How blocks cover a product.
+      split: See ``TuningConfig``.
+      blocks: See ``TuningConfig``.
     """
 
     block: Block
@@ -47,11 +47,11 @@ class WgmmaConfig:
     """How ``wgmma_products`` is laid out: tiles of 64 rows.
 
     Attributes:
-      entries: of one right factor that a tile holds.
-      columns: of a tile.
+      entries: How many entries of one right factor a tile holds.
+      columns: How many columns a tile has.
       depth: Terms of the left rows that registers hold at once.
       swizzle: bytes of the pattern that right factors lie in, in shared memory.
-      shared_bytes: of shared memory.
+      shared_bytes: How many bytes of shared memory are used.
     """
 
     entries: int
@@ -80,7 +80,7 @@ def tune_wgmma(*, height: int, terms: int, width: int) -> WgmmaConfig:
     """The config for products on tensor cores.
 
     Raises:
-      ValueError: where no tile fits.
+      ValueError: Where no tile fits.
     """
     if not fits_wgmma(height=height, terms=terms, width=width):
         raise ValueError(
@@ -112,9 +112,9 @@ class ProductConfig:
     """How ``grouped_products`` is laid out.
 
     Attributes:
-      block: how blocks cover the products of one run of entries, below one another.
-      entries: of one right factor that are multiplied together, a run.
-      blocks: see ``TuningConfig``.
+      block: How blocks cover the products of one run of entries, below one another.
+      entries: How many entries of one right factor are multiplied together, a run.
+      blocks: See ``TuningConfig``.
     """
 
     block: Block
@@ -138,9 +138,9 @@ def tune_product(*, height: int, width: int) -> ProductConfig:
     return ProductConfig(block=Block.of(entries * height, width), entries=entries)
 
 
-def check_int32(what: str, count: int) -> None:
+def check_int32(name: str, count: int) -> None:
     """Raises NotImplementedError where int32 does not number that many."""
     if count >= 2**31:
         raise NotImplementedError(
-            f"{count:,} {what} are more than int32 numbers; use implementation='xla' or smaller batches"
+            f"{count:,} {name} are more than int32 numbers; use implementation='xla' or smaller batches"
         )

@@ -13,7 +13,7 @@ from jrec.pallas.tt.block import Block
 
 
 def repeat(block: Block, scalars: jax.Array) -> jax.Array:
-    """See ``inline``."""
+    """Item scalars as block scalars."""
     return jnp.tile(scalars, (block.down, 1))
 
 
@@ -29,7 +29,7 @@ def multiply(
     *,
     contraction: int,
 ) -> jax.Array:
-    """See ``inline``."""
+    """Values ``sum_k l(k) * right[right_rows + k, column]``, added in ascending ``k``, in float32."""
     taken, right_rows = repeat(block, taken) >= 0, repeat(block, right_rows)
     terms = jnp.arange(contraction, dtype=jnp.int32)[None, None, :]
     if left_columns is None:
@@ -43,7 +43,7 @@ def multiply(
 
 
 def load_blocks(block: Block, ref: Any, rows: jax.Array, columns: jax.Array) -> jax.Array:
-    """See ``inline``."""
+    """Float32 values of ``ref[rows, columns..]``, zero where there is no such element."""
     inside = (rows >= 0) & (columns < block.width)
     elements = jnp.arange(block.vector, dtype=jnp.int32)[None, None, :]
     loaded = _take(ref, rows[:, :, None], columns[:, :, None] + elements, inside)
@@ -51,7 +51,7 @@ def load_blocks(block: Block, ref: Any, rows: jax.Array, columns: jax.Array) -> 
 
 
 def store_blocks(block: Block, ref: Any, rows: jax.Array, columns: jax.Array, values: jax.Array) -> None:
-    """See ``inline``."""
+    """Writes values to ``ref[rows, columns..]`` where there is such an element."""
     wide = block.width if block.width <= block.columns else math.gcd(block.width, block.columns)
     threads = wide // block.vector
     in_row = -(-min(block.across, block.width // block.vector) // threads)
@@ -65,8 +65,8 @@ def store_blocks(block: Block, ref: Any, rows: jax.Array, columns: jax.Array, va
         row, column = rows[number, lane], columns[number, lane]
 
         def write() -> None:
-            part = jax.lax.dynamic_slice(elements, (number, lane, jnp.int32(0)), (1, threads, block.vector))
-            ref[row, pl.ds(column, wide)] = part.reshape(wide)
+            vector = jax.lax.dynamic_slice(elements, (number, lane, jnp.int32(0)), (1, threads, block.vector))
+            ref[row, pl.ds(column, wide)] = vector.reshape(wide)
 
         jax.lax.cond((row >= 0) & (column < block.width), write, lambda: None)
         return none

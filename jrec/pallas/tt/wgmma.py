@@ -42,7 +42,7 @@ def wgmma_products(
     """See ``grouped_products``, with ``right`` in bfloat16.
 
     Raises:
-      ValueError: for shapes that no tile fits, from ``tune_wgmma``.
+      ValueError: For shapes that no tile fits, from ``tune_wgmma``.
     """
     height, terms, width = left.shape[1], right.shape[1], right.shape[2]
     if config is None:
@@ -84,8 +84,8 @@ def _products(
 
         @pl.when(run < runs.count[0])
         def _() -> None:
-            part = right.at[runs.factors[run], :, pl.ds(first_column, tile)]
-            plgpu.copy_gmem_to_smem(part, smem, barrier)
+            factor = right.at[runs.factors[run], :, pl.ds(first_column, tile)]
+            plgpu.copy_gmem_to_smem(factor, smem, barrier)
             begin, end = runs.begins[run], runs.ends[run]
 
             def rows_of(first_term: int, terms: int) -> jax.Array:
@@ -171,7 +171,7 @@ def _multiply(
 
     Args:
       rows: The left rows of the first terms.
-      rows_of: Loads those of later terms.
+      rows_of: Loads the left rows of later terms.
       right: (terms, columns) bfloat16 in shared memory.
       depths: The first term and the number of terms of each step.
       pieces: Bfloat16 numbers that a left element is cut in.
@@ -256,12 +256,12 @@ def _twin_multiply(
 ) -> jax.Array:
     """Plain twin of ``_multiply``: the interpreter's wgmma takes no left factor from registers."""
     wide = right[...].astype(jnp.float32)
-    parts = [
+    products = [
         jnp.matmul(piece.astype(jnp.float32), wide[first : first + terms], precision="highest")
         for number, (first, terms) in enumerate(depths)
         for piece in _pieces(rows_of(first, terms) if number else rows, pieces)
     ]
-    return functools.reduce(jnp.add, parts)
+    return functools.reduce(jnp.add, products)
 
 
 def _twin_store(

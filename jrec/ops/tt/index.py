@@ -1,4 +1,4 @@
-"""The index work of a tensor-train lookup: unique rows, unique prefixes of them, and who belongs to whom.
+"""The index work of a tensor-train lookup: its unique rows, their unique prefixes, and which row has which prefix.
 
 EL-Rec's Algorithm 1 finds reusable prefixes with atomic flags. Here rows are sorted once (``tensor_cast``); a prefix is
 a row divided by the factors of the cores after it, so prefixes come out sorted too, and whatever belongs to one of them
@@ -43,14 +43,14 @@ class Level:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TTPlan:
-    """Who needs which product: depends on ids alone.
+class TTIndex:
+    """Which lookups need which products; depends only on ids.
 
     Attributes:
-      cast: of the ids, over the table's rows.
+      cast: The ids' cast, over the table's rows.
       sources: int32 of the ids' shape, the unique row of every lookup; negative for padding, and one past the unique
         rows for an id past the table or past ``unique_capacity``.
-      levels: of cores 2 to d; the last one's entries are the unique rows.
+      levels: The levels of cores 2 to d; the last one's entries are the unique rows.
     """
 
     cast: Cast
@@ -58,7 +58,7 @@ class TTPlan:
     levels: tuple[Level, ...]
 
 
-def tt_plan(
+def tt_index(
     shape: TTShape,
     ids: jax.Array,
     offsets: jax.Array | None = None,
@@ -66,19 +66,19 @@ def tt_plan(
     cast: Cast | None = None,
     unique_capacity: int | None = None,
     implementation: Implementation | None = None,
-) -> TTPlan:
-    """Plans a lookup.
+) -> TTIndex:
+    """Finds the unique rows and prefixes of a lookup.
 
     Args:
-      shape: of the table.
+      shape: The table's shape.
       ids: int32, (num_bags, length), or (capacity,) with ``offsets``; negative ids are padding.
       offsets: (num_bags + 1,) int32 or None.
-      cast: of these ids over ``shape.rows`` rows, where the loader made it ahead of time.
-      unique_capacity: how many unique rows fit; see ``tensor_cast``. Lookups of rows that do not fit become NaN.
-      implementation: of the cast.
+      cast: The cast of these ids over ``shape.rows`` rows, where the loader made it ahead of time.
+      unique_capacity: How many unique rows fit; see ``tensor_cast``. Lookups of rows that do not fit become NaN.
+      implementation: The cast's implementation.
 
     Returns:
-      The plan.
+      The index.
     """
     if cast is None:
         cast = tensor_cast(
@@ -89,11 +89,11 @@ def tt_plan(
     for core in range(shape.num_cores - 1, 0, -1):
         level, entries, count = _level(shape, core, entries, count)
         levels.append(level)
-    return TTPlan(cast=cast, sources=unique_row_of_lookups(cast, ids), levels=tuple(reversed(levels)))
+    return TTIndex(cast=cast, sources=unique_row_of_lookups(cast, ids), levels=tuple(reversed(levels)))
 
 
 def unique_row_of_lookups(cast: Cast, ids: jax.Array) -> jax.Array:
-    """The place of every lookup's row among the cast's unique rows, of the ids' shape; see ``TTPlan.sources``."""
+    """The place of every lookup's row among the cast's unique rows, of the ids' shape; see ``TTIndex.sources``."""
     segments = segment_of_entries(cast.offsets, ids.size)
     places = jnp.full(ids.size, cast.rows.shape[0], jnp.int32).at[cast.positions].set(segments, unique_indices=True)
     return jnp.where(ids < 0, jnp.int32(-1), places.reshape(ids.shape))

@@ -1,0 +1,49 @@
+"""What tests of whole runs share: a configuration, and synthetic click logs to train it on."""
+
+import pathlib
+
+from jrec.data.synth.generate import SynthOptions, synthesize
+from jrec.data.synth.shapes import shape_like
+from jrec.train.config import load_config
+
+CONFIG = """
+seed = 3
+[data]
+batch_size = 256
+eval_batch_size = 512
+window_blocks = 2
+[model]
+embedding_dim = 8
+bottom_mlp = [16, 8]
+top_mlp = [16, 1]
+[optimizer]
+learning_rate = 0.05
+[optimizer.embedding]
+name = "adam"
+learning_rate = 0.01
+[evaluate]
+every_steps = 8
+batches = 2
+[checkpoint]
+every_steps = 5
+[log]
+every_steps = 4
+tensorboard = false
+"""
+
+
+def configuring(tmp_path, dataset, text):
+    """What loads a configuration with overrides, each run in a folder of its own name."""
+    path = tmp_path / "tiny.toml"
+    path.write_text(text)
+
+    def load(*overrides, out="run"):
+        return load_config(path, [f"data.path={str(dataset)!r}", f"out={str(tmp_path / out)!r}", *overrides])
+
+    return load
+
+
+def quickstart(folder: pathlib.Path, rows: int = 6000) -> pathlib.Path:
+    """Makes a dataset of so many examples, of which eight in ten are for training."""
+    synthesize(shape_like("quickstart"), folder / "quickstart", SynthOptions(rows=rows, seed=1))
+    return folder / "quickstart"

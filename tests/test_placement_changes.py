@@ -1,0 +1,106 @@
+"""Runs that go on in another placement, and runs that are compressed: the model of one trace. And what is refused."""
+
+import dataclasses
+import re
+
+import numpy as np
+import placement_cases as cases
+import pytest
+from checkpoint_state import latest
+from feature_table import EXCLUSIVE, NAMES, PAGE, page_with, trained_pairs
+from placement_runs import Workplace, arrays_of
+
+from jrec.errors import JrecError
+from jrec.train.compress import Selection, compress_run
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+CLOSE = {"rtol": 2e-4, "atol": 2e-5}
+QUICK = ("uncompressed", "hot rows")  # of the moves, in the default run
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Workplace(tmp_path_factory.mktemp("changes"))
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in cases.MOVES
+])  # fmt: skip
+def test_a_run_goes_on_in_another_placement(place, name):
+    move = cases.MOVES[name]
+    found, (first, *_) = place.moved(move, "adagrad", out=f"moved {name}"), move.placements()
+    if move.trace is not None:
+        uninterrupted = dataclasses.replace(cases.PLACEMENTS[move.trace], reordered=move.reordered)
+        whole = place.run(uninterrupted, "adagrad", move.dtype, out=f"whole {name}")
+        # Rounding moves a row of 16 bits to a neighbour in every step, up or down.
+        limits = CLOSE if move.dtype == "float32" else {"rtol": 2**-5, "atol": 2**-8}
+        np.testing.assert_allclose(found.losses, whole.losses, **limits)
+        for array, values in whole.arrays.items():
+            np.testing.assert_allclose(found.arrays[array], values, err_msg=array, **limits)
+        return
+    reference = place.reference(first, "adagrad", move.dtype)
+    losses = [reference.step(batch) for batch in place.batches(first, found.folder)]
+    np.testing.assert_allclose(found.losses, losses, **CLOSE)
+    expected = reference.everything()
+    assert found.arrays.keys() == expected.keys()
+    for array, values in expected.items():
+        np.testing.assert_allclose(found.arrays[array], values, err_msg=array, **CLOSE)
+    if found.logits is not None:
+        np.testing.assert_allclose(found.logits, reference.predict(place.log_of(first).test), **CLOSE)
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name == "plan-host" else pytest.mark.slow) for name in cases.COMPRESSED
+])  # fmt: skip
+def test_a_compressed_run_scores_and_trains_as_its_cores_say(place, name):
+    placement, dtype = cases.PLACEMENTS[name], cases.COMPRESSED[name]
+    run, out = place.trace(name, "adagrad", dtype), place.folder / f"compressed-{name}"
+    found = compress_run(run.folder, out, Selection(tables=("site",), rank=2), splits=("test",))
+    if run.logits is not None:
+        np.testing.assert_allclose(found.before["test"].logits, run.logits, **CLOSE)
+    arrays = arrays_of(latest(out))
+    assert "site" not in arrays
+    cores = {array: values for array, values in arrays.items() if array.startswith("site.core") and "/" not in array}
+    assert len(cores) == 3
+    trained = {array: values for array, values in run.arrays.items() if "/" not in array}
+    dense = place.reference(placement, "adagrad", dtype)
+    dense.arrays = {n: a.astype(np.float64) for n, a in (trained | cores).items() if n != "site"}
+    dense.first_core_row = {**dense.first_core_row, "site": 0}
+    if "cache" not in name:
+        np.testing.assert_allclose(found.after["test"].logits, dense.predict(place.log_of(placement).test), **CLOSE)
+
+
+@pytest.mark.parametrize(("pair", "refusal"), [
+    pytest.param(pair, refusal, marks=pytest.mark.slow if "processes" in pair or "compress" in pair else (),
+                 id=" and ".join(sorted(pair)))
+    for pair, refusal in cases.REFUSED.items()
+])  # fmt: skip
+def test_what_does_not_train_together_is_refused(place, pair, refusal):
+    placement, out = refusal.placement, f"refused {' '.join(sorted(pair))}"
+    if "compress" in pair:
+        folder = place.run(placement, "adagrad", "float32", out=out).folder
+        with pytest.raises(JrecError, match=refusal.says):
+            compress_run(folder, place.folder / f"{out} out", Selection(tables=("site",), rank=2))
+        return
+    keys = [*place.keys(placement, "adagrad", "float32"), f"out={place.folder / out}"]
+    if placement.processes > 1:
+        ended = place.processes(placement, keys)
+        assert [code for code, _ in ended] == [2] * placement.processes
+        assert any(re.search(refusal.says, said) for _, said in ended), ended
+        return
+    with pytest.raises(JrecError, match=refusal.says):
+        place.train(placement, keys, out=out)
+
+
+def test_every_pair_of_features_is_trained_or_refused():
+    pairs = {frozenset({a, b}) for a in NAMES for b in NAMES if a != b} - EXCLUSIVE
+    tested = trained_pairs()
+    assert sorted(map(sorted, pairs - tested - cases.REFUSED.keys())) == []
+    assert sorted(map(sorted, tested & cases.REFUSED.keys())) == []
+
+
+def test_the_page_has_the_table_of_features():
+    """``python tests/feature_table.py`` writes it."""
+    text = PAGE.read_text()
+    assert page_with(text) == text

@@ -1,0 +1,133 @@
+"""Every placement of rows trains the same model: losses, logits, rows, slots, cores and dense parameters of one trace.
+
+The trace is ``placement_reference``: float64 and plain NumPy. ``PLACEMENTS`` of ``placement_cases`` is the table of
+what is trained; by default each of them with one optimizer, and some in 16 bits.
+"""
+
+import numpy as np
+import pytest
+from mesh_cases import ragged_on_cpu
+from placement_cases import OPTIMIZERS, PLACEMENTS, STEPS, TT_WARMUP, Placement, PlanOf
+from placement_runs import Workplace
+
+from jrec.sharding import BASELINES
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # sums of float32 in another order, over all steps
+GAP = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # between neighbours, by the power of two below them
+PLAIN = ("device", "tt", "host", "mesh-send", "plan-host", "fae")  # what the others are made of
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Workplace(tmp_path_factory.mktemp("placements"))
+
+
+def grid():
+    """Each placement with an optimizer, in turn; those of which the others are made with every optimizer."""
+    for number, name in enumerate(PLACEMENTS):
+        for other, optimizer in enumerate(OPTIMIZERS):
+            if other == number % len(OPTIMIZERS):
+                yield pytest.param(name, optimizer)
+            elif name in PLAIN:
+                yield pytest.param(name, optimizer, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "optimizer"), [*grid()])
+def test_a_placement_follows_the_trace(place, name, optimizer):
+    placement, found = PLACEMENTS[name], place.trace(name, optimizer)
+    if placement.trace == name:
+        follows_until_rows_are_cached(place, name, optimizer)
+    elif placement.trace is not None:
+        follows_a_run(found, place.trace(placement.trace, optimizer), exact=placement.exact)
+    else:
+        follows_the_reference(place, found, placement, optimizer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["device", "mesh-send", "plan-host", "processes-whole"])
+def test_fifty_steps(place, name):
+    placement = PLACEMENTS[name]
+    found = place.run(placement, "adagrad", "float32", "epochs=9", "max_steps=50", out=f"fifty {name}")
+    follows_the_reference(place, found, placement, "adagrad", steps=50)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_every_baseline_plan(place, baseline):
+    placement = Placement(keys=("mesh.devices=4",), plan=PlanOf(baseline=baseline))
+    found = place.run(placement, "adam", "float32", out=f"baseline {baseline}")
+    follows_the_reference(place, found, placement, "adam")
+
+
+@pytest.mark.slow
+def test_lines_that_travel_without_padding_give_the_same_bits(place, monkeypatch):
+    """The ragged all-to-all emulated; it would give NaN where sizes disagree."""
+    monkeypatch.setattr("jrec.train.mesh_setup.check_kind", lambda kind, platform: None)
+    for name in ("mesh-retrieve", "mesh-send"):
+        with ragged_on_cpu():
+            ragged = place.run(PLACEMENTS[name], "adagrad", "float32", "mesh.exchange=ragged", out=f"ragged {name}")
+        follows_a_run(ragged, place.trace(name, "adagrad"), exact=True)
+
+
+def follows_the_reference(place, found, placement, optimizer, *, steps=0):
+    reference, batches = place.reference(placement, optimizer, "float32"), place.batches(placement, found.folder)
+    losses = [reference.step(batches[step % len(batches)]) for step in range(steps or len(batches))]
+    assert len(losses) >= STEPS
+    np.testing.assert_allclose(found.losses, losses, **CLOSE)
+    expected = reference.everything()
+    assert found.arrays.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found.arrays[name], array, err_msg=name, **CLOSE)
+    if found.logits is not None:
+        np.testing.assert_allclose(found.logits, reference.predict(place.log_of(placement).test), **CLOSE)
+
+
+def follows_a_run(found, other, *, exact):
+    limits = {"rtol": 0, "atol": 0} if exact else CLOSE
+
+    def compare(one, another, name=""):
+        np.testing.assert_allclose(one, another, err_msg=name, **limits)
+
+    compare(found.losses, other.losses)
+    if found.logits is not None and other.logits is not None:
+        compare(found.logits, other.logits)
+    assert found.arrays.keys() == other.arrays.keys()
+    for name, array in other.arrays.items():
+        compare(found.arrays[name], array, name)
+
+
+def follows_until_rows_are_cached(place, name, optimizer):
+    """A cached row leaves its cores, and no reference knows when: ``test_tt_cache`` has one for the choice of rows."""
+    placement, found = PLACEMENTS[name], place.trace(name, optimizer)
+    reference = place.reference(placement, optimizer, "float32")
+    losses = [reference.step(batch) for batch in place.batches(placement, found.folder)[:TT_WARMUP]]
+    np.testing.assert_allclose(found.losses[:TT_WARMUP], losses, **CLOSE)
+    assert np.unique(found.arrays["word.cached_ids"]).size > 1
+    assert np.ptp(found.arrays["word.cached_rows"]) > 0
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in PLAIN else pytest.mark.slow) for name in PLACEMENTS
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+def test_a_step_rounds_rows_to_a_neighbour(place, name, dtype):
+    """Stochastically: up or down. Rows that no example reads keep their first values to the bit, wherever they lie."""
+    placement, found = PLACEMENTS[name], place.trace(name, "rowwise_adagrad", dtype, steps=1)
+    reference = place.reference(placement, "rowwise_adagrad", dtype)
+    first = {name: array.copy() for name, array in reference.arrays.items()}
+    (batch, *_) = place.batches(placement, found.folder)
+    np.testing.assert_allclose(found.losses, [reference.step(batch)], **CLOSE)
+    moved = nearest = 0
+    for array, values in reference.arrays.items():
+        if reference.is_dense(array) or (dtype == "float16" and ".core" in array):  # cores have no float16
+            np.testing.assert_allclose(found.arrays[array], values, err_msg=array, **CLOSE)
+            continue
+        still = values == first[array]
+        np.testing.assert_array_equal(found.arrays[array][still], first[array][still], err_msg=array)
+        gap = np.maximum(GAP[dtype] * 2.0 ** np.floor(np.log2(np.abs(values))), 2.0**-24)
+        off = np.abs(found.arrays[array] - values) / gap
+        assert off.max() < 1.001, array
+        moved, nearest = moved + (~still).sum(), nearest + (off[~still] <= 0.5).sum()
+    assert 0.5 * moved < nearest < 0.95 * moved

@@ -1,0 +1,233 @@
+"""Plans that place rows of tables of 2^31 rows and more: devices have offsets, and addresses modulo 2^32."""
+
+import dataclasses
+
+import jax
+import mesh_runs
+import numpy as np
+import pytest
+from checkpoint_state import latest
+from flax import nnx
+from jax.sharding import Mesh
+from wide_data import ROWS, numbers_of, widened
+
+from jrec import ops
+from jrec.data.schema import Schema
+from jrec.data.synth.generate import SynthOptions, synthesize
+from jrec.data.synth.shapes import shape_like
+from jrec.host import HostTable
+from jrec.ops import layout as layouts
+from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.sharding import save_plan
+from jrec.sharding.contents import host_ranges, replicated_addresses, shard_addresses
+from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
+from jrec.sharding.plan import running_offsets
+from jrec.sharding.router import Router
+from jrec.train import loop
+from jrec.train.build import build_layout
+from jrec.train.config import load_config
+from jrec.train.loop import train
+from jrec.train.mesh_plan import dealt
+from jrec.train.mesh_rows import based, initial_rows
+
+DEVICES = 2
+# Of the wide table: where each range begins, its tier, and its owner. Most of it is in host memory.
+RANGES = [
+    (0, REPLICATED, -1),
+    (500, SHARDED, 0),
+    (3000, HOST, -1),
+    (2**31 - 700, SHARDED, 1),
+    (2**31 - 3, REPLICATED, -1),
+    (2**31 + 4, SHARDED, 0),
+    (2**31 + 900, HOST, -1),
+    (ROWS - 800, SHARDED, 1),
+]
+SYNTHETIC = 2_000  # rows of the table of which examples read rows of the wide one
+SPREAD = np.concatenate([np.arange(400), np.arange(2**31 - 600, 2**31 + 600), np.arange(ROWS - 200, ROWS)])
+NUMBERS = np.sort(np.concatenate([SPREAD, 10_000 + numbers_of(SYNTHETIC - SPREAD.size, seed=1)[:-1] // 2, [5_000]]))
+
+
+def ranged(plan, name, ranges):
+    """The plan with a table's rows in these ranges."""
+    number, devices = plan.number(name), plan.devices
+    low, high = plan.first[number], plan.first[number + 1]
+    start, tier, owner = (np.array(column) for column in zip(*ranges, strict=True))
+    way = np.where(tier == HOST, devices + 1, np.where(tier == REPLICATED, devices, owner))
+    path = np.vstack(
+        [np.repeat(np.arange(devices)[:, None], devices, axis=1), np.arange(devices), np.full(devices, -1)]
+    )
+    assert (plan.tier == SHARDED).all()  # so that rows go the way of their owners
+    fields = {
+        "start": (plan.start, start, np.int64),
+        "tier": (plan.tier, tier, np.uint8),
+        "owner": (plan.owner, owner, np.int16),
+        "way": (plan.owner, way, np.int32),
+    }
+    changed = {
+        field: np.concatenate([array[:low], new, array[high:]]).astype(dtype)
+        for field, (array, new, dtype) in fields.items()
+    }
+    first = plan.first.copy()
+    first[number + 1 :] += len(ranges) - (high - low)
+    plan = dataclasses.replace(plan, first=first, path=path.astype(np.int16), **changed)
+    stacks = [t.stack for t in plan.tables]
+    stack = np.array([stacks.index(s) for s in stacks])[plan.table]
+    group = (stack * (devices + 1) + plan.owner + 1) * 4 + plan.tier
+    return dataclasses.replace(plan, offset=running_offsets(group, plan.stop - plan.start))
+
+
+def wide_layout():
+    tables = [TableConfig(name="t", rows=ROWS, dim=4, tier="planned")]
+    return EmbeddingLayout.build(tables, [FeatureConfig(name="f", table="t")])
+
+
+def wide_plan():
+    return ranged(dealt(wide_layout(), DEVICES, how="table-wise"), "t", RANGES)
+
+
+def test_rows_are_routed_as_the_plan_says():
+    [stack] = wide_layout().members
+    assert stack.address_dtype == np.int64
+    plan = wide_plan()
+    router = Router(plan, based(stack))
+    held = [shard_addresses(plan, based(stack), d) for d in range(DEVICES)] + [replicated_addresses(plan, based(stack))]
+    assert held[1][-1] == ROWS - 1
+    for device in range(DEVICES):
+        routed = router.route(NUMBERS, device)
+        assert routed.addresses.dtype == np.int64
+        assert routed.rows.dtype == np.int32
+        tier, owner, offset = plan.locate("t", NUMBERS)
+        for array, held_there in enumerate(held):
+            rows, at = routed.of(array)
+            here = (tier == SHARDED) & (owner == array) if array < DEVICES else tier == REPLICATED
+            np.testing.assert_array_equal(at, np.flatnonzero(here))
+            np.testing.assert_array_equal(rows, offset[here])
+            np.testing.assert_array_equal(held_there[rows], NUMBERS[at])
+        rows, at = routed.of(DEVICES + 1)
+        np.testing.assert_array_equal(at, np.flatnonzero(tier == HOST))
+        assert at.size > 50
+    assert host_ranges(plan, based(stack)).tolist() == [[3000, 2**31 - 700], [2**31 + 900, ROWS - 800]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_devices_make_the_first_values_of_wide_rows(dtype):
+    tables = [TableConfig(name="t", rows=ROWS, dim=4, tier="planned", dtype=dtype)]
+    layout, plan = EmbeddingLayout.build(tables, [FeatureConfig(name="f", table="t")]), wide_plan()
+    [stack] = layout.members
+    plan = dataclasses.replace(plan, tables=tuple(dataclasses.replace(t, dtype=dtype) for t in plan.tables))
+    mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("devices",))
+    key = nnx.Rngs(params=3).params()
+    rows = initial_rows(layout, plan, mesh, key, ops.RowWiseAdagrad(learning_rate=0.1))[stack.name]
+    table, capacity = HostTable(stack, ops.SGD(learning_rate=0.1), key), rows.sharded.shape[0] // DEVICES
+    for device in range(DEVICES):
+        held = shard_addresses(plan, based(stack), device)
+        ours = np.asarray(rows.sharded)[device * capacity :][: held.size]
+        np.testing.assert_array_equal(ours, table.read(held))
+    held = replicated_addresses(plan, based(stack))
+    np.testing.assert_array_equal(np.asarray(rows.replicated)[: held.size], table.read(held))
+
+
+def test_a_planned_stack_that_is_split_trains_as_one_that_is_not(monkeypatch):
+    """Tables of one dim and dtype with too many rows for one stack, one of them wide: the same rows, trained alike."""
+    optimizer = ops.RowWiseAdagrad(learning_rate=0.1)
+    monkeypatch.setattr(mesh_runs, "SIZES", {"site": 40, "user": 5, "item": 300, "word": 90})
+    whole = mesh_runs.on_mesh_of(dealt(mesh_runs.layout("planned", tt=False), DEVICES), optimizer, 4, tt=False)
+    monkeypatch.setattr(layouts, "MAX_ROWS", 300)
+    layout = mesh_runs.layout("planned", tt=False)
+    assert [(s.name, s.address_dtype.name, s.rows) for s in layout.members] == [
+        ("planned_d8_float32", "int32", 45),
+        ("planned_d8_float32_2", "int64", 300),
+        ("planned_d8_float32_3", "int32", 90),
+    ]
+    plan = dealt(layout, DEVICES)
+    assert plan.stacks == ("d8_float32", "d8_float32_2", "d8_float32_3")
+    split = mesh_runs.on_mesh_of(plan, optimizer, 4, tt=False)
+    for array in ("d8_float32{}", "d8_float32{}.sum"):
+        split.arrays[array.format("")] = np.concatenate(
+            [split.arrays.pop(array.format(number)) for number in ("", "_2", "_3")]
+        )
+    mesh_runs.assert_close(split, whole)
+
+
+CONFIG = """
+seed = 3
+max_steps = 8
+[data]
+batch_size = 128
+eval_batch_size = 256
+window_blocks = 2
+[model]
+embedding_dim = 4
+bottom_mlp = [8, 4]
+top_mlp = [8, 1]
+[optimizer.embedding]
+name = "adam"
+learning_rate = 0.01
+[evaluate]
+every_steps = 0
+[checkpoint]
+every_steps = 3
+[log]
+every_steps = 1
+tensorboard = false
+progress = "off"
+"""
+
+
+@pytest.fixture
+def configure(tmp_path):
+    synthesize(shape_like("quickstart"), tmp_path / "small", SynthOptions(rows=1500, seed=1))
+    data = tmp_path / "wide"
+    widened(tmp_path / "small", data, {"C8": NUMBERS})
+
+    def load(*overrides, out):
+        path = tmp_path / "config.toml"
+        path.write_text(CONFIG)
+        return load_config(path, [f"data.path={str(data)!r}", f"out={str(tmp_path / out)!r}", *overrides])
+
+    return load
+
+
+def rows_of(folder, array):
+    return latest(folder).table("C8").read(array, NUMBERS)
+
+
+def test_a_plan_of_a_wide_table_trains_as_host_memory_and_resumes_to_its_bits(configure, tmp_path, monkeypatch):
+    on_host = train(configure("tables.tier=host", out="host"))
+    config = configure(f"mesh.devices={DEVICES}", out="layout")
+    layout = build_layout(config, Schema.load(config.data.path))
+    save_plan(ranged(dealt(layout, DEVICES, how="table-wise"), "C8", RANGES), tmp_path / "plan")
+    planned = [f"mesh.devices={DEVICES}", f"plan={str(tmp_path / 'plan')!r}"]
+    whole = train(configure(*planned, out="whole"))
+    for split, scores in on_host.scores.items():
+        np.testing.assert_allclose(whole.scores[split].logits, scores.logits, rtol=2e-3, atol=2e-4)
+    first = HostTable(
+        next(s for s in build_layout(configure("tables.tier=host", out="x"), on_host.schema).members if s.rows == ROWS),
+        ops.SGD(learning_rate=0.0),
+        nnx.Rngs(params=3).params(),
+    ).read(NUMBERS)
+    changed = (rows_of(on_host.folder, "values") != first).any(axis=1)
+    assert changed.sum() > 200
+    for array in ("values", "mu", "nu"):
+        np.testing.assert_allclose(
+            rows_of(whole.folder, array), rows_of(on_host.folder, array), rtol=2e-3, atol=2e-4, err_msg=array
+        )
+
+    class Killed(BaseException):
+        """As sudden as a kill: nothing in the loop handles it."""
+
+    absorb = loop._Run._absorb
+
+    def dies(self, step, *args):
+        if step == 7:
+            raise Killed
+        absorb(self, step, *args)
+
+    monkeypatch.setattr(loop._Run, "_absorb", dies)
+    with pytest.raises(Killed):
+        train(configure(*planned, out="killed"))
+    monkeypatch.undo()
+    resumed = train(configure(*planned, out="killed"), resume=True)
+    assert (resumed.folder / "metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
+    for array in ("values", "mu", "nu"):
+        assert rows_of(resumed.folder, array).tobytes() == rows_of(whole.folder, array).tobytes()
