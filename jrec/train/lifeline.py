@@ -95,7 +95,11 @@ class Lifeline:
 
     def _readable(self, seconds: float) -> list[int]:
         by_socket = {line.socket: number for number, line in self._lines.items()}
-        ready, _, _ = select.select(list(by_socket), [], [], seconds)
+        try:
+            ready, _, _ = select.select(list(by_socket), [], [], seconds)
+        except (ValueError, OSError):  # one was closed here meanwhile: nobody listens on it any more
+            self._lines = {n: line for n, line in self._lines.items() if line.socket.fileno() >= 0}
+            return []
         return [by_socket[socket] for socket in ready]
 
     def _hear(self, number: int) -> None:
