@@ -298,6 +298,8 @@ def test_no_row_hot_and_all_rows_hot(fae, dataset, tmp_path, share):
     assert outcome.fae["switches"] == outcome.fae["bytes"]["paper_synchronization"] == 0
     if share:
         assert outcome.fae["bytes"]["moved"] == 0
+    again = evaluate_checkpoint(outcome.folder, dataset, split="test")
+    np.testing.assert_array_equal(again.scores.logits, outcome.scores["test"].logits)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # sums of float32 in another order, over all steps
 GAP = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # between neighbours, by the power of two below them
+LONG = ("processes-cache", "processes-whole", "processes-tables-on", "plan-eight")  # half a minute each
 PLAIN = ("device", "tt", "host", "mesh-send", "plan-host", "fae")  # what the others are made of
 
 
@@ -29,7 +30,7 @@ def grid():
     for number, name in enumerate(PLACEMENTS):
         for other, optimizer in enumerate(OPTIMIZERS):
             if other == number % len(OPTIMIZERS):
-                yield pytest.param(name, optimizer)
+                yield pytest.param(name, optimizer, marks=pytest.mark.slow if name in LONG else ())
             elif name in PLAIN:
                 yield pytest.param(name, optimizer, marks=pytest.mark.slow)
 

@@ -117,8 +117,15 @@ class HostRows:
                 self.tables.values(), table.stack.bases, saved.stack_tables(table.stack), strict=True
             ):
                 check_same(saved, shape, one.record.shape, slots)
+                restored = 0
                 for rows, arrays in one.written(["values", *shape.slots]):
                     table.store((rows + base).astype(np.int64), arrays.pop("values"), arrays)
+                    restored += rows.size
+                if one.record.shape.first is None and restored < shape.rows:
+                    raise CheckpointError(
+                        f"{saved.folder}: table {shape.name!r} has {restored:,} of its {shape.rows:,} rows there; go on"
+                        " from an earlier checkpoint"
+                    )
         except CheckpointError:
             table.reset()
             raise
@@ -154,7 +161,7 @@ class _HostPiece:
 
 
 def check_same(saved: Saved, own: TableShape, stored: TableShape, slots: bool) -> None:
-    """Refuses a checkpoint whose rows began as others did.
+    """Refuses a checkpoint whose rows began as others did. One that has every row says nothing of how they began.
 
     Args:
       saved: The checkpoint.
@@ -165,7 +172,8 @@ def check_same(saved: Saved, own: TableShape, stored: TableShape, slots: bool) -
     Raises:
       CheckpointError: Naming what differs.
     """
-    firsts = [shape.first or FirstValues(key=[], of_rows=0, slots={}) for shape in (own, stored)]
+    nothing = FirstValues(key=[], of_rows=0, slots={})
+    firsts = [shape.first or nothing for shape in (own, own if stored.first is None else stored)]
     keys = [(first.key, first.of_rows, first.slots if slots else {}) for first in firsts]
     for aspect, ours, theirs in (("slots", own.slots, stored.slots), ("keys of first values", *keys)):
         if ours != theirs and (slots or aspect != "slots"):
