@@ -64,7 +64,7 @@ def test_sums_and_their_gradients_alone_travel(case):
     assert counted.bytes_of("send") == pytest.approx(expected.bytes_of("send"), rel=0.05)
     # Nothing asks for rows, and of float32 only lines of bags cross: sums, and their gradients back.
     assert case.batch.routes[setup.stack].remote is None
-    bags = case.batch.sends[setup.stack].at.shape[-1]
+    bags = case.batch.routes[setup.stack].send.at.shape[-1]
     shape = f"f32[{DEVICES},{bags},{workload.dim}]"
     kind = "all-to-all"
     if setup.exchange == "ragged":

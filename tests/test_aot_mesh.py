@@ -135,7 +135,7 @@ def test_sent_lookups(exchange):
         if entry.expected is not None:
             assert entry.real == pytest.approx(entry.expected, rel=0.05), entry.name
     assert case.batch.routes[case.setup.stack].remote is None
-    bags, dim = case.batch.sends[case.setup.stack].at.shape[-1], workload.dim
+    bags, dim = case.batch.routes[case.setup.stack].send.at.shape[-1], workload.dim
     lines = f"f32[{DEVICES},{bags},{dim}]" if exchange == "padded" else f"f32[{DEVICES * bags},{dim}]"
     kind = "all-to-all" if exchange == "padded" else "ragged-all-to-all"
     wide = [c for c in found if "all-to-all" in c.kind and any(shape.startswith("f32") for shape in c.shapes)]
