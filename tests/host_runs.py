@@ -162,7 +162,7 @@ class HostRun:
     def predict(self, state: State, batch: Batch) -> jax.Array:
         """Logits with rows read from the host."""
         prepared = WholeBatches(self.layout.stacks, lambda tree: tree).prepare(batch)
-        rows = unique_rows(prepared, self.tables)
+        rows = unique_rows(prepared.rows, self.tables)
         return self.run.predict_on(state, {}, rows, StepBatch(batch=prepared.batch))
 
     def pipeline(self, source: Any = None, **options: Any) -> HostPipeline:

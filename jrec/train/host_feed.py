@@ -50,9 +50,8 @@ class DealtBatches:
             self._shapes[examples] = self._make_shapes(examples)
         shapes = self._shapes[examples]
         shapes.fit(dealt.parts, local)
-        setup = self._setup
-        rows = {name: (addresses, setup.most_host_rows(name, shapes)) for name, addresses in dealt.host.items()}
-        return Prepared(batch=dealt.batch, sent=stacked(dealt.parts, local, shapes), rows=rows)
+        sent = stacked(dealt.parts, local, shapes)
+        return Prepared(batch=dealt.batch, sent=sent, rows=shapes.host_rows_read(dealt))
 
     def send(self, sent: StepBatch) -> StepBatch:
         """See ``Preparation``."""
@@ -192,15 +191,15 @@ def _in_order(rows: Rows, devices: int, count: int) -> Rows:
     return rows if devices == 1 else head(jax.tree.map(collect, rows), count)
 
 
-def unique_rows(prepared: Prepared, tables: Mapping[str, HostTable]) -> dict[str, Rows]:
+def unique_rows(unique: Mapping[str, tuple[np.ndarray, int]], tables: Mapping[str, HostTable]) -> dict[str, Rows]:
     """A batch's rows from host memory, without slots, zeros behind them up to a size of the batch's alone.
 
     Args:
-      prepared: The batch.
+      unique: See ``Prepared.rows``.
       tables: By stack. Not while another thread writes rows.
     """
     rows = {}
-    for name, (addresses, most) in prepared.rows.items():
+    for name, (addresses, most) in unique.items():
         values = np.zeros((most, tables[name].dim), tables[name].dtype)
         values[: addresses.size] = tables[name].read(addresses)
         rows[name] = Rows(values=values, slots={})

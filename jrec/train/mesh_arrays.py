@@ -23,7 +23,7 @@ from jrec.ops.types import Bags
 from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed
 from jrec.sharding.sent import SentLookups, send_route
-from jrec.train.mesh_batch import Part
+from jrec.train.mesh_batch import Dealt, Part
 from jrec.train.mesh_forms import sending_features
 from jrec.train.step import StepBatch
 
@@ -110,18 +110,21 @@ class Shapes:
     ):
         self.plan, self.examples, self._headroom, self.send, self._hot = plan, examples, headroom, send, hot
         self.stacks = {stack.name: stack for stack in layout.members if stack.tier == "planned"}
+        self.host_rows = {name: plan.host_rows(plan_name(name)) for name in self.stacks}
         self.limits = {name: self._limit(stack) for name, stack in self.stacks.items()}
         self.sizes = {name: self._bucketed(name, NONE, 1.0) for name in self.stacks}
 
     def _limit(self, stack: Stack) -> Sizes:
         """What no batch can pass."""
         name, most = plan_name(stack), stack.unique_capacity(self.examples)
-        rows = 0 if self._hot else int(self.plan.shard_rows(name).max()) + self.plan.host_rows(name)
+        host = self.host_rows[stack.name]
+        rows = 0 if self._hot else int(self.plan.shard_rows(name).max()) + host
         sending = sending_features(stack, self.send)
+        asks = self.plan.devices > 1 and (len(sending) < len(stack.features) or host > 0)
         return Sizes(
             unique=most,
             own=min(most, rows),
-            remote=min(most, rows),
+            remote=min(most, rows) if asks else 0,
             replicated=min(most, self.plan.replicated_rows(name)),
             lookups=self.examples * sum(f.config.max_length for f in sending),
             pooled=self.examples * len(sending),
@@ -132,6 +135,14 @@ class Shapes:
         given = dataclasses.asdict(needed)
         sizes = {k: bucket(int(np.ceil(given[k] * factor)), limits[k]) for k in given}
         return Sizes(**{k: size if k in ("own", "remote") else max(1, size) for k, size in sizes.items()})
+
+    def host_rows_read(self, dealt: Dealt) -> dict[str, tuple[np.ndarray, int]]:
+        """By stack the rows in host memory that a batch reads (``Dealt.host``), and how many they could be."""
+        examples = self.examples * len(self.plan.askers)
+        return {
+            name: (rows, min(self.stacks[name].unique_capacity(examples), self.host_rows[name]))
+            for name, rows in dealt.host.items()
+        }
 
     def settle(self, needed: dict[str, Sizes]) -> None:
         """Makes room for ``headroom`` times what the first batches needed; the same on all processes."""
@@ -223,7 +234,7 @@ def _route(part: Part, device: int, name: str, shapes: Shapes) -> Route:
         return Picks(rows=made[0], at=made[1])
 
     remote: Any = None
-    if sizes.remote and devices > 1 and (len(sending) < len(stack.features) or shapes.plan.host_rows(plan_name(stack))):
+    if sizes.remote:
         rows = np.full((devices, sizes.remote), NO_ROW, np.int32)
         at: Any = np.full((devices, sizes.remote), sizes.unique, np.int32)
         for other in range(devices):

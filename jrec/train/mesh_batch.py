@@ -23,6 +23,7 @@ from jrec.sharding.router import Routed, Router
 from jrec.sharding.sent import SentLookups, split_sent
 from jrec.train.mesh_forms import Forms, sending_bags
 from jrec.train.mesh_plan import planned_stacks
+from jrec.train.mesh_rows import based
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,13 +86,14 @@ class Parts:
         forms: Forms | None = None,
         routers: Mapping[str, RowRouter] | None = None,
     ):
-        self.layout, self.devices, self._forms, self._plan = layout, tuple(devices), forms, plan
+        self.layout, self.devices, self._forms = layout, tuple(devices), forms
         self._askers = [d for d in plan.askers if first <= d < first + count]
         self._casts = {s.name for s in layout.members if cast or s.tier == "planned"}
         self._routers: Mapping[str, RowRouter] = (
             plan_routers(layout, plan, self.devices) if routers is None else routers
         )
-        self._hosts = [stack.name for stack in host_stacks(layout, plan)] if routers is None else []
+        hosts = host_stacks(layout, plan) if routers is None else ()
+        self._hosts = {stack.name: shard_capacity(plan, plan_name(stack)) for stack in hosts}  # where host rows begin
 
     def __call__(self, batch: Batch) -> Dealt:
         """The batch, and a part for each of the devices.
@@ -108,8 +110,7 @@ class Parts:
             part = self._examples(batch, device, size)
             parts.append(routed_part(self.layout, part, self._routers, device, self._casts, send))
         host = {}
-        for name in self._hosts:
-            first = shard_capacity(self._plan, plan_name(name))
+        for name, first in self._hosts.items():
             routes, host[name] = with_owners([part.routes[name] for part in parts], first)
             for part, route in zip(parts, routes, strict=True):
                 part.routes[name] = route
@@ -182,10 +183,7 @@ def with_owners(routes: Sequence[Routed], first: int) -> tuple[list[Routed], np.
 
 def plan_routers(layout: EmbeddingLayout, plan: Plan, devices: Sequence[int] | None = None) -> dict[str, Router]:
     """By planned stack, for some devices, or for all."""
-    return {
-        stack.name: Router(plan, [(t.name, base) for t, base in zip(stack.tables, stack.bases, strict=True)], devices)
-        for stack in planned_stacks(layout)
-    }
+    return {stack.name: Router(plan, based(stack), devices) for stack in planned_stacks(layout)}
 
 
 def routed_part(

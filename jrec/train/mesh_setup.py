@@ -19,16 +19,15 @@ from jrec.data.schema import Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind, check_kind, fastest_kind
-from jrec.ops.layout import EmbeddingLayout, plan_name
+from jrec.ops.layout import EmbeddingLayout
 from jrec.sharding import Plan, load_plan
-from jrec.sharding.router import Router
 from jrec.train.config import TrainConfig
 from jrec.train.mesh_arrays import Shapes
-from jrec.train.mesh_batch import Dealt, NumberedRouter, Parts, host_stacks
+from jrec.train.mesh_batch import Dealt, NumberedRouter, Parts, host_stacks, plan_routers
 from jrec.train.mesh_forms import Forms
 from jrec.train.mesh_monitor import PlanMonitor, monitor_of
 from jrec.train.mesh_plan import check_sharing, planned_stacks, run_plan
-from jrec.train.mesh_rows import based, local_numbers, make_mesh
+from jrec.train.mesh_rows import local_numbers, make_mesh
 
 FIRST_BATCHES = 4
 """From so many the forms of lookups are chosen, and the first sizes of routes settled, before the first step."""
@@ -111,10 +110,8 @@ class MeshSetup:
     def _parts(self, devices: Any, first: int, count: int) -> Parts:
         how: dict[str, Any] = {"devices": devices, "first": first, "count": count, "forms": self.forms}
         if self.hot is not None:
-            how["routers"] = {
-                stack.name: NumberedRouter(self.hot.addresses[stack.name], Router(self.plan, based(stack), devices))
-                for stack in planned_stacks(self.hot.layout)
-            }
+            found = plan_routers(self.hot.layout, self.plan, devices)
+            how["routers"] = {name: NumberedRouter(self.hot.addresses[name], router) for name, router in found.items()}
         return Parts(self.layout, self.plan, cast=self.config.data.cast == "host", **how)
 
     def shapes(self, examples: int) -> Shapes:
@@ -128,11 +125,6 @@ class MeshSetup:
             send=self.forms.send,
             hot=self.hot is not None,
         )
-
-    def most_host_rows(self, name: str, shapes: Shapes) -> int:
-        """How many rows of a stack in host memory the process's parts of a batch of these sizes may read together."""
-        most = self.layout.stacks[name].unique_capacity(shapes.examples * len(self.plan.askers))
-        return min(most, self.plan.host_rows(plan_name(name)))
 
     def decide_forms(self, loader: Loader) -> None:
         """Chooses the forms of lookups by the first batches of the run, wherever it stands; once.

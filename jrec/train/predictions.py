@@ -17,7 +17,7 @@ import jax
 from jrec.batch import Batch
 from jrec.data.loader import Loader
 from jrec.data.regroup import blank, gathered
-from jrec.host.pipeline_batch import Prepared, WholeBatches
+from jrec.host.pipeline_batch import WholeBatches
 from jrec.train.agreed import agreed
 from jrec.train.host_feed import dealt_rows, unique_rows
 from jrec.train.mesh_arrays import Shapes, on_mesh, stacked
@@ -76,7 +76,7 @@ class Predictions:
         setup = self._run.setup
         if setup is None:
             prepared = self._whole.prepare(batch)
-            return self._predict(unique_rows(prepared, self._run.tables), StepBatch(batch=prepared.batch))
+            return self._predict(unique_rows(prepared.rows, self._run.tables), StepBatch(batch=prepared.batch))
         given, count = len(batch.labels), len(setup.plan.askers)
         examples = -(-given // count) * count
         if examples > given:
@@ -108,9 +108,8 @@ class Predictions:
 
     def _of_parts(self, setup: MeshSetup, dealt: Dealt, shapes: Shapes) -> jax.Array:
         given = on_mesh(stacked(dealt.parts, setup.local, shapes), setup.mesh)
-        rows = {name: (addresses, setup.most_host_rows(name, shapes)) for name, addresses in dealt.host.items()}
-        prepared = Prepared(batch=dealt.batch, sent=None, rows=rows)
-        return self._predict(dealt_rows(unique_rows(prepared, self._run.tables), setup.mesh), given)
+        rows = unique_rows(shapes.host_rows_read(dealt), self._run.tables)
+        return self._predict(dealt_rows(rows, setup.mesh), given)
 
     def _predict(self, host: HostRows, given: StepBatch) -> jax.Array:
         return self._run.compiled.predict_on(self._run.state, self._run.rows, host, given)
