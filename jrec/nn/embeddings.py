@@ -24,10 +24,7 @@ from jrec.ops.types import Bags
 from jrec.row_optimizers import SGD, RowOptimizers, Slots, optimizer_of
 from jrec.tiers.cores import Cores
 from jrec.tiers.local_rows import LocalRows
-from jrec.tiers.store import Context, apply_gradients, look_up
-
-ELSEWHERE = "in host memory or on several devices; give the step their stores (jrec.nn.step)"
-"""What is said of rows that a model does not hold."""
+from jrec.tiers.store import Context, Stores, apply_gradients, look_up
 
 
 class Table(nnx.Variable):
@@ -117,6 +114,22 @@ class EmbeddingCollection(nnx.Module):
             )
         return stores | {name: stack.store(dict(given.get(name, {}))) for name, stack in self.tt.items()}
 
+    def with_own(
+        self, others: Stores, slots: Mapping[str, Slots] | None = None, *, bags: Mapping[str, Bags]
+    ) -> dict[str, Any]:
+        """The stores of all stacks of the layout: the collection's own (``stores``), and the others.
+
+        Raises:
+          ValueError: If a stack has no bags, or its rows are neither in here nor given.
+        """
+        every = {**self.stores(slots, bags=bags), **others}
+        if elsewhere := [name for name in self.layout.stacks if name not in every]:
+            raise ValueError(
+                f"the rows of stack(s) {', '.join(elsewhere)} are in host memory or on several devices; give the step"
+                " their stores (jrec.nn.step)"
+            )
+        return every
+
     def put(self, stores: Mapping[str, Any]) -> dict[str, Slots]:
         """Takes the rows and cores of ``stores`` after a step; their slots are returned, by stack."""
         self.set_arrays({name: stores[name].values for name in self.stacks})
@@ -165,10 +178,7 @@ class EmbeddingCollection(nnx.Module):
         Raises:
           ValueError: If a stack has no bags, or its rows are not in here.
         """
-        elsewhere = [name for name in self.layout.stacks if name not in self.stacks and name not in self.tt]
-        if elsewhere:
-            raise ValueError(f"the rows of stack(s) {', '.join(elsewhere)} are {ELSEWHERE}")
-        return look_up(self.stores(bags=bags), bags, {}, self.contexts(), self.implementation)
+        return look_up(self.with_own({}, bags=bags), bags, {}, self.contexts(), self.implementation)
 
     def _unique_capacity(self, name: str, rows: jax.Array, bags: Bags) -> int:
         stack = self.layout.stacks[name]

@@ -21,7 +21,6 @@ from flax import nnx
 from jrec.batch import Batch
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import Route
-from jrec.nn.embeddings import ELSEWHERE
 from jrec.nn.optimizer import Loss, SparseOptimizer, binary_cross_entropy
 from jrec.tiers.store import Stores, apply_gradients, look_up
 
@@ -96,7 +95,7 @@ def train_step_on(
         communication=communication,
     )
     slots = {stack: {name: slot[...] for name, slot in of.items()} for stack, of in optimizer.slots.items()}
-    every = _every(model, batch, stores, slots)
+    every = embeddings.with_own(stores, slots, bags=batch.bags)
     activations, residuals = look_up(every, batch.bags, routes, contexts, embeddings.implementation)
     (value, logits), (dense_gradients, gradients) = _gradients(model, activations, batch, loss, communication)
     updated = apply_gradients(every, residuals, gradients, routes, contexts, embeddings.implementation)
@@ -120,7 +119,7 @@ def predict_on(
 ) -> jax.Array:
     """Logits, (examples,) float32; zeros on devices that do not compute. Arguments as of ``train_step_on``."""
     embeddings = model.embeddings
-    every = _every(model, batch, stores)
+    every = embeddings.with_own(stores, bags=batch.bags)
     contexts = embeddings.contexts(communication=communication)
     activations, _ = look_up(every, batch.bags, routes, contexts, embeddings.implementation)
     graph, state = nnx.split(model)
@@ -130,16 +129,6 @@ def predict_on(
 
     work = logits if communication is None else communication.where_computed(logits)
     return work(state, activations)
-
-
-def _every(
-    model: Any, batch: Batch, stores: Stores, slots: Mapping[str, Mapping[str, jax.Array]] | None = None
-) -> dict[str, Any]:
-    """The stores of all stacks: those of the model and those that are given."""
-    every = {**model.embeddings.stores(slots, bags=batch.bags), **stores}
-    if elsewhere := [name for name in model.embeddings.layout.stacks if name not in every]:
-        raise ValueError(f"the rows of stack(s) {', '.join(elsewhere)} are {ELSEWHERE}")
-    return every
 
 
 def _gradients(

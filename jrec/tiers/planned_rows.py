@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from jrec.mesh.allreduce import update_shared
-from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Exchange
 from jrec.mesh.retrieve import retrieve
 from jrec.mesh.route import MeshRows, Route
@@ -56,7 +55,7 @@ class PlannedRows:
 
     def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, Any]]:
         """See ``Store``."""
-        route, communication = _given(route), _communication(context)
+        route, communication = _given(route), context.together
         if _all_replicated(route):
             return self._copies().lookup(_on_copies(bags, route), None, context)
         axis, kind = communication.axis, communication.exchange
@@ -81,7 +80,7 @@ class PlannedRows:
         self, residuals: Any, gradients: jax.Array, route: Route | None, context: Context
     ) -> Deferred[PlannedRows]:
         """See ``Store``."""
-        route, communication, options = _given(route), _communication(context), context.options
+        route, communication, options = _given(route), context.together, context.options
         if _all_replicated(route):
             return self._updated_copies(residuals, gradients, route, context)
         bags = residuals.bags
@@ -114,7 +113,7 @@ class PlannedRows:
             rows = dataclasses.replace(self.rows, replicated=values, replicated_slots=slots)
             return PlannedRows(rows=rows)
 
-        communication, options, cast = _communication(context), context.options, residuals.cast
+        communication, options, cast = context.together, context.options, residuals.cast
         if jax.lax.axis_size(communication.axis) == 1 and not options.rounds(self.rows.replicated):
             pending = self._copies().update(residuals, gradients, None, context)
 
@@ -151,12 +150,6 @@ def _on_copies(bags: Bags, route: Route) -> Bags:
         raise ValueError(_NO_CAST)
     ids = jnp.where(bags.ids < 0, bags.ids, copies.at[bags.ids].get(mode="clip", wrap_negative_indices=False))
     return dataclasses.replace(bags, ids=ids, cast=dataclasses.replace(cast, rows=copies))
-
-
-def _communication(context: Context) -> Communication:
-    if context.communication is None:
-        raise ValueError("planned rows are looked up and updated inside shard_map; give the step its communication")
-    return context.communication
 
 
 def _given(route: Route | None) -> Route:

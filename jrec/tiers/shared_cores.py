@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from jrec.mesh.allreduce import update_shared
-from jrec.mesh.communication import Communication
 from jrec.mesh.route import Picks
 from jrec.mesh.step import StepOptions, cast_rows
 from jrec.ops.gather_reduce import segment_of_entries
@@ -80,7 +79,7 @@ def step_cached(
     of_rows = casted_gather_reduce(residuals.cast, gradients, residuals.weights, implementation=implementation)
     cores, slots = step_cores(cores, slots, shape, residuals.misses, take(of_rows, residuals.missed, 0), context)
     places, hits = cached_places(residuals, cache)
-    communication = _communication(context)
+    communication = context.together
     rows, row_slots = update_shared(
         context.row_optimizer,
         cache.rows,
@@ -108,7 +107,7 @@ def cast_of_all(cast: Cast, rows: int, context: Context) -> Cast:
       A cast equal on all devices, whose segments are as long as those of the whole batch's.
     """
     size, lookups = cast.rows.shape[0], cast.positions.shape[0]
-    gathered, options = _communication(context).gathered, context.options
+    gathered, options = context.together.gathered, context.options
     if lookups <= 2 * size:
         ids = take(cast.rows, segment_of_entries(cast.offsets, lookups), rows)
         return cast_rows(gathered(ids), num_rows=rows, options=options)
@@ -122,9 +121,4 @@ def cast_of_all(cast: Cast, rows: int, context: Context) -> Cast:
 
 def summed(tree: Any, context: Context) -> Any:
     """Sums over all devices, those that do not compute among them."""
-    return jax.lax.psum(tree, _communication(context).axis)
-
-
-def _communication(context: Context) -> Communication:
-    assert context.communication is not None
-    return context.communication
+    return jax.lax.psum(tree, context.together.axis)

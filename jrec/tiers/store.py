@@ -50,6 +50,13 @@ class Context:
             raise ValueError("rows are updated, but no optimizer was given")
         return self.optimizer
 
+    @property
+    def together(self) -> Communication:
+        """The other devices, of a step inside ``shard_map``."""
+        if self.communication is None:
+            raise ValueError("rows on several devices are used inside shard_map; give the step its communication")
+        return self.communication
+
     def summed(self, tree: Any) -> Any:
         """Sums over the devices that compute."""
         return tree if self.communication is None else self.communication.summed(tree)
