@@ -99,13 +99,13 @@ class Log:
     test: list[Example]
 
 
-def batches(examples: list[Example], shares: int) -> list[list[Example]]:
+def batches(examples: list, shares: int) -> list[list]:
     """The batches of so many processes, each of which takes an equal part of a batch from its share of the log."""
-    share, each = len(examples) // shares, BATCH // shares
-    starts = [p * share for p in range(shares)]
+    size, each = len(examples), BATCH // shares
+    of = [examples[p * size // shares : (p + 1) * size // shares] for p in range(shares)]
     return [
-        [e for start in starts for e in examples[start + step * each : start + (step + 1) * each]]
-        for step in range(STEPS)
+        [example for share in of for example in share[begin : begin + each]]
+        for begin in range(0, max(map(len, of)), each)
     ]
 
 
@@ -387,6 +387,18 @@ PLACEMENTS = {
     "processes": Placement(keys=_mesh(form="retrieve"), shares=2, processes=2, reordered=True),
     "processes-tables-on": Placement(keys=_mesh(), plan=PlanOf(tables_on=(1, 3)), shares=2, processes=2),
     "processes-whole": Placement(keys=(*_mesh(), TT_WHOLE), shares=2, processes=2, cores_from=WHOLE_ROWS),
+    "processes-host": Placement(keys=(*_mesh(), HOST_TABLES), shares=2, processes=2),
+    "processes-host-rows": Placement(
+        keys=(*_mesh(), TT_WHOLE), plan=FOUR_TIERS, shares=2, processes=2, cores_from=WHOLE_ROWS, reordered=True
+    ),
+    "processes-host-cache": Placement(
+        keys=(*_mesh(form="send"), TT_CORES, *TT_CACHE, "tables.tier=host"),
+        shares=2,
+        processes=2,
+        cores_from=0,
+        trace="tt-cache-shared",
+    ),
+    "processes-fae": Placement(keys=_mesh(), plan=WITH_HOST, hot=0.7, shares=2, processes=2),
     "processes-cache": Placement(
         keys=(*_mesh(form="send"), TT_CORES, *TT_CACHE), shares=2, processes=2, cores_from=0, trace="tt-cache-shared"
     ),
@@ -429,6 +441,10 @@ MOVES = {
     "fewer processes with caches": Move(
         steps=(("processes-cache", 3), ("tt-cache-shared", 6)), reordered=False, trace="tt-cache-shared"
     ),
+    "four tiers, fewer processes": Move(
+        steps=(("processes-host-rows", 2), ("plan-four-tiers", 4), ("processes-host-rows", 6))
+    ),
+    "hot rows, fewer processes": Move(steps=(("processes-fae", 3), ("fae-plan", 5), ("processes-fae", 99))),
     "16 bits": Move(steps=(("mesh-retrieve", 2), ("device", 4), ("plan-local", 6)), trace="device", dtype="bfloat16"),
 }
 COMPRESSED = {  # dtype of the run's rows
@@ -457,21 +473,11 @@ class Refusal:
 
 
 _FAE_CORES = r"schedule is 'fae', .* table word is a tensor train; leave out tables\.overrides\.word"
-_ONE_PROCESS = r"keeps [\d,]+ rows of tables in host memory, which one process updates, but this is one of 2"
 
 REFUSED = {
     frozenset({"cores", "fae"}): Refusal(placement=Placement(keys=(TT_CORES,), hot=0.7), says=_FAE_CORES),
     frozenset({"whole", "fae"}): Refusal(placement=Placement(keys=(TT_WHOLE,), hot=0.7), says=_FAE_CORES),
     frozenset({"cache", "fae"}): Refusal(placement=Placement(keys=(TT_CORES, *TT_CACHE), hot=0.7), says=_FAE_CORES),
-    frozenset({"host", "processes"}): Refusal(
-        placement=Placement(keys=(*_mesh(), HOST_TABLES), processes=2), says=_ONE_PROCESS
-    ),
-    frozenset({"fae", "processes"}): Refusal(
-        placement=Placement(keys=_mesh(), hot=0.7, processes=2), says=_ONE_PROCESS
-    ),
-    frozenset({"host rows", "processes"}): Refusal(
-        placement=Placement(keys=_mesh(), plan=WITH_HOST, processes=2), says=_ONE_PROCESS
-    ),
     frozenset({"host", "compress"}): Refusal(
         placement=Placement(keys=(HOST_TABLES,)), says="live in host memory; jrec compress reads tables of the device"
     ),

@@ -183,7 +183,7 @@ class Workplace:
         waiting = {}
         for kind in (True, False):
             chosen = [example for example, is_hot in zip(log.train, kinds, strict=True) if is_hot == kind]
-            waiting[kind] = [chosen[i : i + cases.BATCH] for i in range(0, len(chosen), cases.BATCH)]
+            waiting[kind] = cases.batches(chosen, placement.processes)
         taken = []  # the last records are of the end, or none where the run stopped before a schedule was over
         for schedule in (r for r in read_records(folder / "metrics.jsonl") if r["split"] == SCHEDULE):
             for kind, count in ((False, schedule["cold"]), (True, schedule["hot"])):

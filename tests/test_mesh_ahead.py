@@ -138,9 +138,9 @@ class Grown:
     def __init__(self, room):
         self.stacks, self.room, self.grown = {"stack": None}, room, []
 
-    def needed(self, parts, devices):
+    def needed(self, dealt, devices):
         del devices
-        return {"stack": Sizes(unique=parts, own=0, remote=0, replicated=0)}
+        return {"stack": Sizes(unique=dealt.parts, own=0, remote=0, replicated=0)}
 
     def grow(self, needed):
         self.grown.append(needed["stack"].unique)
@@ -161,7 +161,7 @@ def test_what_a_batch_needs_is_known_in_time_and_positions_are_those_of_batches_
         assert dealt.parts == number
         assert ahead.position() == {"position": number + 1}
         assert needs is not None
-        assert needs.shape == (3, 1, 6)
+        assert needs.shape == (3, 1, 7)
         assert needs[2, 0, 0] == (number + LEAD if number + LEAD < total else 0)
         ahead.stepped(jnp.asarray(needs.max(axis=0)))
     assert loader.position == total

@@ -152,15 +152,15 @@ def test_padded_bags_are_cut_and_joined():
 def dealt_batch(devices, seed=0, number=0):
     plan = some_plan(devices, seed=seed, replicate=0.2, tt=False)
     parts = Parts(LAYOUT, plan, devices=range(devices), first=0, count=devices, cast=True)
-    return plan, parts(mesh_runs.batches(LAYOUT, 3)[number]).parts
+    return plan, parts(mesh_runs.batches(LAYOUT, 3)[number])
 
 
 def test_a_route_reads_every_unique_row_once():
-    plan, parts = dealt_batch(3)
+    plan, dealt = dealt_batch(3)
     shapes = Shapes(LAYOUT, plan, examples=8, headroom=1.0)
-    shapes.fit(parts, range(3))
-    for device, (part, lines) in enumerate(zip(parts, range(3), strict=True)):
-        route = stacked(parts, range(3), shapes).routes[STACK.name]
+    shapes.fit(dealt, range(3))
+    for device, (part, lines) in enumerate(zip(dealt.parts, range(3), strict=True)):
+        route = stacked(dealt.parts, range(3), shapes).routes[STACK.name]
         size = shapes.sizes[STACK.name].unique
         at = np.concatenate([np.ravel(getattr(route, n).at[lines]) for n in ("own", "remote", "replicated")])
         unique = part.routes[STACK.name].addresses.size
@@ -169,21 +169,21 @@ def test_a_route_reads_every_unique_row_once():
 
 
 def test_sizes_grow_with_the_batches_and_never_shrink():
-    plan, parts = dealt_batch(2)
+    plan, dealt = dealt_batch(2)
     shapes = Shapes(LAYOUT, plan, examples=12, headroom=1.0)
     before = shapes.sizes[STACK.name]
-    shapes.fit(parts, range(2))
+    shapes.fit(dealt, range(2))
     grown = shapes.sizes[STACK.name]
     assert grown.most(before) == grown
-    assert grown.most(counts(parts[0].routes[STACK.name], 0)) == grown
+    assert grown.most(counts(dealt.parts[0].routes[STACK.name], 0)) == grown
     shapes.fit(dealt_batch(2, number=2)[1], range(2))  # a short batch
     assert shapes.sizes[STACK.name] == grown
 
 
 def test_what_does_not_fit_is_never_dropped():
-    plan, parts = dealt_batch(2)
+    plan, dealt = dealt_batch(2)
     shapes = Shapes(LAYOUT, plan, examples=12, headroom=1.25)
-    needed = shapes.needed(parts, range(2))
+    needed = shapes.needed(dealt, range(2))
     shapes.settle(needed)
     shapes.check(needed)
     assert not shapes.grow(needed)

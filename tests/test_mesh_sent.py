@@ -101,14 +101,13 @@ def test_sizes_of_what_is_sent_grow():
     layout = mesh_runs.layout("planned", tt=False)
     (stack,) = planned_stacks(layout)
     plan, forms = some_plan(2, seed=0, replicate=0.2, tt=False), Forms(layout, "send")
-    parts = Parts(layout, plan, devices=range(2), first=0, count=2, cast=True, forms=forms)(
-        mesh_runs.batches(layout, 2)[0]
-    ).parts
+    made = Parts(layout, plan, devices=range(2), first=0, count=2, cast=True, forms=forms)
+    dealt = made(mesh_runs.batches(layout, 2)[0])
     shapes = Shapes(layout, plan, examples=12, headroom=1.0, send=forms.send)
-    needed = shapes.needed(parts, range(2))
+    needed = shapes.needed(dealt, range(2))
     shapes.settle(needed)
-    shapes.fit(parts, range(2))
-    made = stacked(parts, range(2), shapes)
+    shapes.fit(dealt, range(2))
+    made = stacked(dealt.parts, range(2), shapes)
     assert made.routes[stack.name].remote is not None  # "seen" is unpooled, so it retrieves
     assert made.routes[stack.name].send.rows.shape == (2, 2, shapes.sizes[stack.name].lookups)
     for kind in ("lookups", "pooled"):
@@ -127,10 +126,10 @@ def test_only_what_a_step_needs_is_in_its_batch():
     plan = dealt(layout, 2)
     for form in ("retrieve", "send"):
         forms = Forms(layout, form)
-        parts = Parts(layout, plan, devices=range(2), first=0, count=2, cast=True, forms=forms)(batch).parts
+        batch_parts = Parts(layout, plan, devices=range(2), first=0, count=2, cast=True, forms=forms)(batch)
         shapes = Shapes(layout, plan, examples=12, headroom=1.0, send=forms.send)
-        shapes.fit(parts, range(2))
-        made = stacked(parts, range(2), shapes)
+        shapes.fit(batch_parts, range(2))
+        made = stacked(batch_parts.parts, range(2), shapes)
         assert (
             (made.routes[stack.name].remote is None) == (made.routes[stack.name].send is not None) == (form == "send")
         )

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # sums of float32 in another order, over all steps
 GAP = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # between neighbours, by the power of two below them
-LONG = ("processes-cache", "processes-whole", "processes-tables-on", "plan-eight")  # half a minute each
+LONG = (*(name for name in PLACEMENTS if name.startswith("processes-")), "plan-eight")  # half a minute each
 PLAIN = ("device", "tt", "host", "mesh-send", "plan-host", "fae")  # what the others are made of
 
 

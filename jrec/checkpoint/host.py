@@ -22,10 +22,12 @@ class HostRows:
 
     Args:
       table: The stack's rows.
+      folder: The name of the pieces' folders, of one of several processes that have some of the rows each; then every
+        checkpoint has all rows that were ever made. None where one process has all of them.
     """
 
-    def __init__(self, table: HostTable):
-        self._table, stack, optimizer = table, table.stack, table.optimizer
+    def __init__(self, table: HostTable, *, folder: str | None = None):
+        self._table, self._folder, stack, optimizer = table, folder, table.stack, table.optimizer
         self._lock, self._undo = threading.Lock(), Undo()
         self._rows, self._pending = np.empty(0, np.int32), np.empty(0, bool)
         self.tables = {
@@ -46,6 +48,8 @@ class HostRows:
 
     def changed(self) -> dict[str, tuple[int, int]]:
         """By table: rows changed since the last checkpoint, and rows that were ever made."""
+        if self._folder is not None:
+            return {}
         dirty, made = self._split(self._table.dirty_rows()), self._split(self._table.made_rows())
         return {name: (dirty[name].size, made[name].size) for name in self.tables}
 
@@ -53,7 +57,8 @@ class HostRows:
         """The pieces of a checkpoint of this moment. Not to be called while another thread writes rows."""
         dirty, made = self._split(self._table.dirty_rows()), self._split(self._table.made_rows())
         self._table.clear_dirty()
-        rows = {name: made[name] if name in full else dirty[name] for name in self.tables}
+        every = self.tables if self._folder is not None else full
+        rows = {name: made[name] if name in every else dirty[name] for name in self.tables}
         self._undo.clear()
         ends = np.cumsum([changed.size for changed in rows.values()])
         self._rows = np.concatenate(
@@ -62,7 +67,7 @@ class HostRows:
         self._pending = np.ones(self._rows.size, bool)
         self._table.watch(self._keep)
         return [
-            _HostPiece(self, name, changed, changed.size, int(end) - changed.size)
+            _HostPiece(self, name, changed, changed.size, int(end) - changed.size, self._folder or "")
             for (name, changed), end in zip(rows.items(), ends, strict=True)
             if changed.size
         ]

@@ -262,10 +262,11 @@ class HostPipeline:
     def _plan(self, number: int, item: tuple[Any, Any]) -> Planned:
         of, position = item
         prepared, plans = self._preparation.prepare(of), {}
-        for name, (rows, most) in prepared.rows.items():
+        for name, read in prepared.rows.items():
             if name not in self._plans:
-                self._plans[name] = RingPlan(length=self._cached, most=most)
-            source, missing = self._plans[name].next(number, rows, most)
+                self._plans[name] = RingPlan(length=self._cached, most=read.most)
+            rows = read.addresses
+            source, missing = self._plans[name].next(number, rows, read.most, read.room)
             plans[name] = StackPlan(rows=rows, source=source, missing=missing)
             self.timeline.rows(name, unique=rows.size, cached=rows.size - missing.size)
         return Planned(batch=prepared.batch, sent=prepared.sent, position=position, plans=plans)

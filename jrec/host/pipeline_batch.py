@@ -34,19 +34,34 @@ class StackPlan:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchRows:
+    """The unique rows of one stack that a batch reads from host memory.
+
+    Attributes:
+      addresses: (n,) of the stack's ``address_dtype``, ascending.
+      most: How large ``n`` could be; the same for all batches of a pipeline.
+      room: The static number of rows in which they reach the device, which never shrinks; None for one that grows with
+        the batches of this process alone.
+    """
+
+    addresses: np.ndarray
+    most: int
+    room: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A batch whose unique rows are known.
 
     Attributes:
       batch: NumPy arrays, as the pipeline's caller sees it.
       sent: what goes to the device of it, a tree of NumPy arrays.
-      rows: by stack of the pipeline its unique rows, (n,) of the stack's ``address_dtype``, ascending, and how large
-        ``n`` could be.
+      rows: By stack of the pipeline its unique rows.
     """
 
     batch: Batch
     sent: Any
-    rows: dict[str, tuple[np.ndarray, int]]
+    rows: dict[str, BatchRows]
 
 
 class Preparation(Protocol):
@@ -77,7 +92,7 @@ class WholeBatches:
         bags, rows = dict(item.bags), {}
         for name, stack in self._stacks.items():
             bags[name], unique, most = localized(bags[name], stack)
-            rows[name] = unique, most
+            rows[name] = BatchRows(addresses=unique, most=most)
         batch = dataclasses.replace(item, bags=bags)
         return Prepared(batch=batch, sent=batch, rows=rows)
 

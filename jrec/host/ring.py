@@ -69,13 +69,14 @@ class RingPlan:
         self._length, self._most = length, most
         self._held: collections.deque[tuple[int, np.ndarray]] = collections.deque(maxlen=length)
 
-    def next(self, batch: int, rows: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    def next(self, batch: int, rows: np.ndarray, most: int, room: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Plans the next batch; call it once for each, in order.
 
         Args:
           batch: its number, counted from 0.
           rows: (n,) int32 or int64, the same for all batches, ascending: its unique rows.
           most: how many they could be; the same for all batches.
+          room: The capacity, no smaller than before; None for a bucket that grows with the batches.
 
         Returns:
           ``source``, (capacity,) int32: for each row its place in the ring of ``length * capacity`` rows, or ``-1 - i``
@@ -90,7 +91,9 @@ class RingPlan:
                 f"batch {batch} may have {most:,} unique rows, but those before it {self._most:,}; the batches of a"
                 " pipeline have one static size"
             )
-        if rows.size > self.capacity:
+        if room is not None:
+            self.capacity = room
+        elif rows.size > self.capacity:
             self.capacity = bucket(rows.size + rows.size // 8, most)
         sources = RowSources(rows, self.capacity)
         for number, held in reversed(self._held):  # the latest copy of a row is the one that counts

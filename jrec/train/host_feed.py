@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,40 +17,45 @@ from jrec.batch import Batch
 from jrec.data.loader import Loader
 from jrec.host import HostTable
 from jrec.host.pipeline import HostPipeline
-from jrec.host.pipeline_batch import Preparation, Prepared
-from jrec.host.ring import Rows, head
+from jrec.host.pipeline_batch import BatchRows, Preparation, Prepared
+from jrec.host.ring import Rows
 from jrec.host.timeline import Timeline
 from jrec.mesh.route import AXIS
 from jrec.ops.layout import EmbeddingLayout
 from jrec.train.config import TrainConfig
 from jrec.train.feed import Ready
-from jrec.train.mesh_arrays import Shapes, on_mesh, stacked
-from jrec.train.mesh_batch import Dealt, Parts
-from jrec.train.mesh_setup import MeshSetup
+from jrec.train.mesh_arrays import Shapes, from_table, on_mesh, stacked, table_of
+from jrec.train.mesh_batch import Dealt
+from jrec.train.mesh_setup import MeshSetup, several
 from jrec.train.step import HostRows, Seen, StepBatch
 
 
 class DealtBatches:
     """Batches cut into the devices' parts, for ``HostPipeline``, whose threads do all but the rows' own work.
 
+    Of several processes each prepares its own parts, and they agree on rows and sizes here, batch by batch
+    (``jrec.train.host_owners``), ahead of the steps.
+
     Args:
       setup: Mesh and plan.
-      parts: Cuts batches that the loader did not.
-      make_shapes: Static sizes for batches of so many examples; they grow.
     """
 
-    def __init__(self, setup: MeshSetup, parts: Parts, make_shapes: Callable[[int], Shapes]):
-        self._setup, self._parts, self._make_shapes = setup, parts, make_shapes
+    def __init__(self, setup: MeshSetup):
+        self._setup = setup
+        self._peers = setup.peers[0] if setup.peers else None
         self._shapes: dict[int, Shapes] = {}
 
-    def prepare(self, item: Batch | Dealt) -> Prepared:
+    def prepare(self, item: Dealt) -> Prepared:
         """See ``jrec.host.pipeline_batch.Preparation``; what is sent is a ``StepBatch``."""
-        dealt = item if isinstance(item, Dealt) else self._parts(item)
-        local, examples = self._setup.local, len(dealt.batch.labels)
+        setup = self._setup
+        dealt, local, examples = setup.parts.dealt_by_all(item, self._peers), setup.local, len(item.batch.labels)
         if examples not in self._shapes:
-            self._shapes[examples] = self._make_shapes(examples)
+            self._shapes[examples] = setup.shapes(examples * jax.process_count())
         shapes = self._shapes[examples]
-        shapes.fit(dealt.parts, local)
+        needed = shapes.needed(dealt, local)
+        if self._peers is not None:
+            needed = from_table(shapes.stacks, self._peers.most(table_of(shapes.stacks, needed)))
+        shapes.grow(needed)
         sent = stacked(dealt.parts, local, shapes)
         return Prepared(batch=dealt.batch, sent=sent, rows=shapes.host_rows_read(dealt))
 
@@ -86,7 +92,7 @@ class HostFeed:
         self._loader, self._total, self._trace, self._setup = loader, total, trace, setup
         preparation: Preparation | None = None
         if setup is not None:
-            preparation = DealtBatches(setup, setup.parts, setup.shapes)
+            preparation = DealtBatches(setup)
         host = config.tables.host
         self._pipeline = HostPipeline(
             self._batches(),
@@ -96,6 +102,7 @@ class HostFeed:
             cached=host.cached_batches or None,
             timeline=self.timeline,
             preparation=preparation,
+            device=None if setup is None else setup.mesh.devices.flat[setup.local[0]],
         )
         self._out: Any = None
 
@@ -113,11 +120,10 @@ class HostFeed:
 
     def stepped(self, ready: Ready, host: HostRows, seen: Seen) -> Batch:
         """See ``Feed``."""
-        del seen
         if self._setup is not None:
             host = {name: gathered_rows(rows, self._out.tables[name]) for name, rows in host.items()}
         self._pipeline.put_back(self._out, host)
-        return ready.batch
+        return dataclasses.replace(ready.batch, labels=seen.labels, mask=seen.mask) if several() else ready.batch
 
     def forms(self) -> dict[str, Any] | None:
         """See ``Feed``."""
@@ -145,6 +151,8 @@ class HostFeed:
 
     def close(self) -> None:
         """See ``Feed``."""
+        if self._setup is not None and self._setup.peers:
+            self._setup.peers[0].close()  # a stage may wait in it
         self._pipeline.close()
         self._loader.close()
         if self._trace is not None:
@@ -158,49 +166,68 @@ class HostFeed:
 
 
 def dealt_rows(rows: HostRows, mesh: Mesh) -> dict[str, Rows]:
-    """A batch's rows with their owners, (N * K, dim) over the mesh: of N devices, row ``n`` is device ``n % N``'s."""
+    """The rows that a batch reads from this process's host memory, on the process's devices, as rows over the mesh.
+
+    Args:
+      rows: By stack, (D * K, dim) NumPy arrays, or arrays on one device; K is equal in all processes.
+      mesh: Of N devices, of which this process has D.
+
+    Returns:
+      (N * K, dim) over the mesh: row ``i`` of ``rows`` is row ``i // D`` of the process's device ``i % D``.
+    """
+    own = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     sharding = NamedSharding(mesh, PartitionSpec(AXIS))
-    return {name: jax.device_put(_dealt(of_stack, mesh.devices.size), sharding) for name, of_stack in rows.items()}
+
+    def place(array: jax.Array) -> jax.Array:
+        if len(own) == mesh.devices.size:
+            return jax.device_put(array, sharding)
+        pieces = [jax.device_put(piece, device) for piece, device in zip(jnp.split(array, len(own)), own, strict=True)]
+        shape = (array.shape[0] // len(own) * mesh.devices.size, *array.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+
+    return {name: jax.tree.map(place, _dealt(of_stack, len(own))) for name, of_stack in rows.items()}
 
 
 def gathered_rows(rows: Rows, like: Rows) -> Rows:
-    """Rows that their owners had, on the device and in the order that they were in."""
-    leaf = rows.values
+    """The rows that this process's devices had, on the device and in the order that they were in."""
     device = next(iter(like.values.devices()))
-    devices, count = len(leaf.sharding.device_set), like.values.shape[0]
-    return _in_order(jax.device_put(rows, device), devices, count)
+
+    def collect(array: jax.Array) -> jax.Array:
+        if array.is_fully_addressable:
+            return jax.device_put(array, device)
+        shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        return jnp.concatenate([jax.device_put(shard.data, device) for shard in shards])
+
+    return _in_order(jax.tree.map(collect, rows), len(rows.values.addressable_shards))
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _dealt(rows: Rows, devices: int) -> Rows:
     def deal(array: jax.Array) -> jax.Array:
-        missing = -array.shape[0] % devices
-        padded = jnp.pad(array, ((0, missing), *[(0, 0)] * (array.ndim - 1)))
-        lines = padded.reshape(-1, devices, *array.shape[1:])
-        return lines.swapaxes(0, 1).reshape(padded.shape)
+        return array.reshape(-1, devices, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
 
     return rows if devices == 1 else jax.tree.map(deal, rows)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _in_order(rows: Rows, devices: int, count: int) -> Rows:
+@functools.partial(jax.jit, static_argnums=1)
+def _in_order(rows: Rows, devices: int) -> Rows:
     def collect(array: jax.Array) -> jax.Array:
-        lines = array.reshape(devices, -1, *array.shape[1:])
-        return lines.swapaxes(0, 1).reshape(array.shape)
+        return array.reshape(devices, -1, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
 
-    return rows if devices == 1 else head(jax.tree.map(collect, rows), count)
+    return rows if devices == 1 else jax.tree.map(collect, rows)
 
 
-def unique_rows(unique: Mapping[str, tuple[np.ndarray, int]], tables: Mapping[str, HostTable]) -> dict[str, Rows]:
-    """A batch's rows from host memory, without slots, zeros behind them up to a size of the batch's alone.
+def unique_rows(read: Mapping[str, BatchRows], tables: Mapping[str, HostTable]) -> dict[str, Rows]:
+    """A batch's rows from host memory, without slots, zeros behind them up to a static size.
 
     Args:
-      unique: See ``Prepared.rows``.
+      read: By stack.
       tables: By stack. Not while another thread writes rows.
     """
     rows = {}
-    for name, (addresses, most) in unique.items():
-        values = np.zeros((most, tables[name].dim), tables[name].dtype)
-        values[: addresses.size] = tables[name].read(addresses)
+    for name, of_stack in read.items():
+        size, table = of_stack.most if of_stack.room is None else of_stack.room, tables[name]
+        values = np.zeros((size, table.dim), table.dtype)
+        values[: of_stack.addresses.size] = table.read(of_stack.addresses)
         rows[name] = Rows(values=values, slots={})
     return rows

@@ -322,6 +322,8 @@ class _Run:
     def close(self) -> None:
         """Releases threads and files."""
         self.trainer.close()
+        if self.setup is not None:
+            self.setup.close()
         self.checkpoints.close()
         self.log.close()
 

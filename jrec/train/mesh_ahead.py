@@ -70,7 +70,7 @@ class BatchesAhead:
         """
         while len(self._waiting) <= LEAD and self._loader.position < self._total:
             dealt: Any = next(self._loader)
-            needed = self._shapes.needed(dealt.parts, self._devices)
+            needed = self._shapes.needed(dealt, self._devices)
             self._waiting.append(_Waiting(dealt=dealt, position=self._loader.state(), needed=needed))
         if not self._waiting:
             raise RuntimeError("all steps of the run are taken")

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.batch import Batch
+from jrec.host.pipeline_batch import BatchRows
 from jrec.host.ring import bucket
 from jrec.mesh.route import AXIS, Picks, Route
 from jrec.ops.layout import EmbeddingLayout, Stack, plan_name
@@ -41,6 +42,7 @@ class Sizes:
       own, remote, replicated: those that come from its shard, from each other device and from the replicated array.
       lookups: that are sent to each other device.
       pooled: bags with such lookups at each other device.
+      host: Rows of host memory that a device has while the batch lasts.
     """
 
     unique: int
@@ -49,6 +51,7 @@ class Sizes:
     replicated: int
     lookups: int = 0
     pooled: int = 0
+    host: int = 0
 
     def most(self, other: Sizes) -> Sizes:
         """The greater of each."""
@@ -96,6 +99,7 @@ class Shapes:
       headroom: see ``MeshConfig``.
       send: names of the features whose lookups of other devices' rows are sent.
       hot: whether the batches read replicated rows alone.
+      processes: Processes that share the devices equally.
     """
 
     def __init__(
@@ -107,7 +111,9 @@ class Shapes:
         headroom: float,
         send: Set[str] = frozenset(),
         hot: bool = False,
+        processes: int = 1,
     ):
+        self._each = plan.devices // processes
         self.plan, self.examples, self._headroom, self.send, self._hot = plan, examples, headroom, send, hot
         self.stacks = {stack.name: stack for stack in layout.members if stack.tier == "planned"}
         self.host_rows = {name: plan.host_rows(plan_name(name)) for name in self.stacks}
@@ -120,6 +126,7 @@ class Shapes:
         host = self.host_rows[stack.name]
         rows = 0 if self._hot else int(self.plan.shard_rows(name).max()) + host
         sending = sending_features(stack, self.send)
+        read = 0 if self._hot else min(stack.unique_capacity(self.examples * len(self.plan.askers)), host)
         asks = self.plan.devices > 1 and (len(sending) < len(stack.features) or host > 0)
         return Sizes(
             unique=most,
@@ -128,45 +135,46 @@ class Shapes:
             replicated=min(most, self.plan.replicated_rows(name)),
             lookups=self.examples * sum(f.config.max_length for f in sending),
             pooled=self.examples * len(sending),
+            host=-(-read // self._each),
         )
 
     def _bucketed(self, name: str, needed: Sizes, factor: float) -> Sizes:
         limits = dataclasses.asdict(self.limits[name])
         given = dataclasses.asdict(needed)
         sizes = {k: bucket(int(np.ceil(given[k] * factor)), limits[k]) for k in given}
-        return Sizes(**{k: size if k in ("own", "remote") else max(1, size) for k, size in sizes.items()})
+        return Sizes(**{k: size if k in ("own", "remote", "host") else max(1, size) for k, size in sizes.items()})
 
-    def host_rows_read(self, dealt: Dealt) -> dict[str, tuple[np.ndarray, int]]:
-        """By stack the rows in host memory that a batch reads (``Dealt.host``), and how many they could be."""
-        examples = self.examples * len(self.plan.askers)
-        return {
-            name: (rows, min(self.stacks[name].unique_capacity(examples), self.host_rows[name]))
-            for name, rows in dealt.host.items()
-        }
+    def host_rows_read(self, dealt: Dealt) -> dict[str, BatchRows]:
+        """By stack the rows that a batch reads from this process's host memory, and the room on its devices."""
+        found = {}
+        for name, read in dealt.host.items():
+            most, room = self.limits[name].host * self._each, self.sizes[name].host * self._each
+            found[name] = BatchRows(addresses=read.addresses, most=most, room=room)
+        return found
 
     def settle(self, needed: dict[str, Sizes]) -> None:
         """Makes room for ``headroom`` times what the first batches needed; the same on all processes."""
         self.sizes = {name: self._bucketed(name, of, self._headroom) for name, of in needed.items()}
 
-    def needed(self, parts: Sequence[Part], devices: Sequence[int]) -> dict[str, Sizes]:
-        """What some devices' parts need."""
-        found = dict.fromkeys(self.stacks, NONE)
-        for part, device in zip(parts, devices, strict=True):
+    def needed(self, dealt: Dealt, devices: Sequence[int]) -> dict[str, Sizes]:
+        """What some devices' parts of a batch need, all that it has."""
+        found = {n: dataclasses.replace(NONE, host=dealt.host[n].lines if n in dealt.host else 0) for n in self.stacks}
+        for part, device in zip(dealt.parts, devices, strict=True):
             for name, routed in part.routes.items():
                 found[name] = found[name].most(counts(routed, device, part.sends.get(name)))
         return found
 
-    def most(self, batches: Iterable[Sequence[Part]], devices: Sequence[int]) -> dict[str, Sizes]:
+    def most(self, batches: Iterable[Dealt], devices: Sequence[int]) -> dict[str, Sizes]:
         """What some devices' parts of any of these batches need."""
         found = dict.fromkeys(self.stacks, NONE)
-        for parts in batches:
-            for name, of in self.needed(parts, devices).items():
+        for dealt in batches:
+            for name, of in self.needed(dealt, devices).items():
                 found[name] = found[name].most(of)
         return found
 
-    def fit(self, parts: Sequence[Part], devices: Sequence[int]) -> None:
+    def fit(self, dealt: Dealt, devices: Sequence[int]) -> None:
         """Grows to these parts."""
-        self.grow(self.needed(parts, devices))
+        self.grow(self.needed(dealt, devices))
 
     def grow(self, needed: Mapping[str, Sizes]) -> dict[str, tuple[Sizes, Sizes]]:
         """Makes room for these, and a little more, where there is none.

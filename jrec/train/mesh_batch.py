@@ -21,9 +21,11 @@ from jrec.sharding.contents import shard_capacity
 from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed, Router
 from jrec.sharding.sent import SentLookups, split_sent
+from jrec.train.host_owners import HostOwners, HostRead, read_from_host, with_owners
 from jrec.train.mesh_forms import Forms, sending_bags
 from jrec.train.mesh_plan import planned_stacks
 from jrec.train.mesh_rows import based
+from jrec.train.peers import Peers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,13 +52,15 @@ class Dealt:
     Attributes:
       batch: as the loader made it.
       parts: of some devices, in their order.
-      host: by stack that has rows in host memory, (n,) int32 ascending addresses of those that these parts read. The
-        n-th belongs to the n-th device, in turn, as long as the batch lasts.
+      host: By stack that has rows in host memory, those of the batch that this process reads from there.
+      asked: By such a stack, (n,) ascending addresses of those that these parts read, where other processes have other
+        parts: then ``host`` is empty, and the rows' places are unknown, until they are ``dealt_by_all``.
     """
 
     batch: Batch
     parts: tuple[Part, ...]
-    host: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    host: dict[str, HostRead] = dataclasses.field(default_factory=dict)
+    asked: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 class Parts:
@@ -72,6 +76,8 @@ class Parts:
       cast: whether tensor-train stacks get their casts here too.
       forms: which features' lookups are sent, as it stands when a batch is cut; None retrieves all.
       routers: by stack what finds its unique rows; None for the plan's own. Batches of hot rows have others.
+      owners: Who has the rows of host memory.
+      together: Whether the parts of other devices are cut by other processes, from examples that this one has not.
     """
 
     def __init__(
@@ -85,7 +91,10 @@ class Parts:
         cast: bool,
         forms: Forms | None = None,
         routers: Mapping[str, RowRouter] | None = None,
+        owners: HostOwners | None = None,
+        together: bool = False,
     ):
+        self._owners, self._together = owners or HostOwners(processes=1, process=0, devices=plan.devices), together
         self.layout, self.devices, self._forms = layout, tuple(devices), forms
         self._askers = [d for d in plan.askers if first <= d < first + count]
         self._casts = {s.name for s in layout.members if cast or s.tier == "planned"}
@@ -93,7 +102,8 @@ class Parts:
             plan_routers(layout, plan, self.devices) if routers is None else routers
         )
         hosts = host_stacks(layout, plan) if routers is None else ()
-        self._hosts = {stack.name: shard_capacity(plan, plan_name(stack)) for stack in hosts}  # where host rows begin
+        self._hosts = {stack.name: stack for stack in hosts}
+        self._firsts = {name: shard_capacity(plan, plan_name(name)) for name in self._hosts}  # where host rows begin
 
     def __call__(self, batch: Batch) -> Dealt:
         """The batch, and a part for each of the devices.
@@ -109,12 +119,30 @@ class Parts:
         for device in self.devices:
             part = self._examples(batch, device, size)
             parts.append(routed_part(self.layout, part, self._routers, device, self._casts, send))
+        read = {name: read_from_host([part.routes[name] for part in parts]) for name in self._hosts}
+        dealt = Dealt(batch=batch, parts=tuple(parts), asked=read)
+        if self._together:
+            return dealt
+        return self._placed(dealt, {name: self._owners.whole(self._hosts[name], read[name]) for name in read})
+
+    def dealt_by_all(self, dealt: Dealt, peers: Peers | None) -> Dealt:
+        """Gives the rows of host memory that all parts of a batch read their places; all processes call it together.
+
+        Args:
+          dealt: The batch.
+          peers: The other processes; None where they have no parts of it.
+        """
+        if not dealt.asked or peers is None:
+            return dealt
+        return self._placed(dealt, self._owners.dealt_by_all(self._hosts, dealt.asked, peers))
+
+    def _placed(self, dealt: Dealt, places: Mapping[str, tuple[np.ndarray, np.ndarray, HostRead]]) -> Dealt:
         host = {}
-        for name, first in self._hosts.items():
-            routes, host[name] = with_owners([part.routes[name] for part in parts], first)
-            for part, route in zip(parts, routes, strict=True):
-                part.routes[name] = route
-        return Dealt(batch=batch, parts=tuple(parts), host=host)
+        for name, (device, line, host[name]) in places.items():
+            for part in dealt.parts:
+                given = (dealt.asked[name], device, line, self._firsts[name])
+                part.routes[name] = with_owners(part.routes[name], *given)
+        return dataclasses.replace(dealt, host=host, asked={})
 
     def _examples(self, batch: Batch, device: int, size: int) -> Batch:
         if device not in self._askers:
@@ -150,35 +178,6 @@ class NumberedRouter:
 def host_stacks(layout: EmbeddingLayout, plan: Plan) -> tuple[Stack, ...]:
     """The planned stacks of which some rows, or all, are in host memory."""
     return tuple(stack for stack in planned_stacks(layout) if plan.host_rows(plan_name(stack)))
-
-
-def with_owners(routes: Sequence[Routed], first: int) -> tuple[list[Routed], np.ndarray]:
-    """Routes of one stack whose host rows are rows of their owners' shards; and these, (n,) int32 ascending addresses.
-
-    The rows that all of the routes read together are dealt to the devices in turn: of N devices, row ``n`` is
-    ``first + n // N`` of device ``n % N``.
-
-    Args:
-      routes: Of the parts of a batch.
-      first: The offset of the first row from host memory in every shard.
-    """
-    devices = len(routes[0].starts) - 3
-    read = [routed.addresses[routed.of(devices + 1)[1]] for routed in routes]
-    together = np.unique(np.concatenate(read))
-    changed = []
-    for routed, addresses in zip(routes, read, strict=True):
-        numbers, places = np.searchsorted(together, addresses).astype(np.int32), routed.of(devices + 1)[1]
-        pieces = []
-        for device in range(devices):
-            rows, at = routed.of(device)
-            mine = numbers % devices == device
-            rows = np.concatenate([rows, np.int32(first) + numbers[mine] // np.int32(devices)])
-            pieces.append((rows, np.concatenate([at, places[mine]])))
-        pieces += [routed.of(devices), (numbers[:0], places[:0])]
-        starts = np.cumsum([0, *(rows.size for rows, _ in pieces)])
-        rows, at = (np.concatenate(column) for column in zip(*pieces, strict=True))
-        changed.append(dataclasses.replace(routed, rows=rows, at=at, starts=starts))
-    return changed, together
 
 
 def plan_routers(layout: EmbeddingLayout, plan: Plan, devices: Sequence[int] | None = None) -> dict[str, Router]:

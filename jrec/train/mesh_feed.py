@@ -87,7 +87,7 @@ class MeshFeed:
         """The next batch, which the sizes hold; and, of several processes, what a later one needs here."""
         if self._ahead is None:
             dealt: Any = next(self._loader)
-            shapes.fit(dealt.parts, self._setup.local)
+            shapes.fit(dealt, self._setup.local)
             return dealt, None
         dealt, needs, grown = self._ahead.next()
         if grown and jax.process_index() == 0:
@@ -101,5 +101,5 @@ class MeshFeed:
         shapes = setup.shapes(setup.config.data.batch_size)
         numbers = range(loader.position, min(loader.position + FIRST_BATCHES, self._total))
         batches: Any = map(loader.batch, numbers)
-        shapes.settle(agreed(shapes.most((dealt.parts for dealt in batches), setup.local)))
+        shapes.settle(agreed(shapes.most(batches, setup.local)))
         return shapes

@@ -23,20 +23,28 @@ from jrec.sharding.contents import host_ranges
 from jrec.sharding.plan import Plan
 from jrec.train.build import table_key
 from jrec.train.config import TrainConfig
+from jrec.train.host_owners import ALONE, HostOwners
 from jrec.train.mesh_plan import planned_stacks
 from jrec.train.mesh_rows import based
 
 
 def planned_host_tables(
-    config: TrainConfig, layout: EmbeddingLayout, plan: Plan, optimizer: RowOptimizers | None
+    config: TrainConfig,
+    layout: EmbeddingLayout,
+    plan: Plan,
+    optimizer: RowOptimizers | None,
+    owners: HostOwners = ALONE,
 ) -> dict[str, HostTable]:
     """Tables of all planned stacks, of which only the plan's host rows are used; none where it has no such rows.
+
+    Of several processes each has the rows that are its own.
 
     Args:
       config: of the run.
       layout: of the tables.
       plan: where rows live (``run_plan``).
       optimizer: The optimizer, or that of each stack, whose slots the rows have; None for none.
+      owners: How processes share the rows.
 
     Raises:
       ConfigError: if ``tables.host.folder`` cannot hold them.
@@ -51,13 +59,13 @@ def planned_host_tables(
             key,
             folder=host.folder or None,
             threads=host.threads or None,
-            written=host_ranges(plan, based(stack)),
+            written=owners.ranges(stack, host_ranges(plan, based(stack))),
         )
         for stack in planned_stacks(layout)
     }
 
 
-def load_host_rows(tables: Mapping[str, HostTable], plan: Plan, saved: Saved) -> None:
+def load_host_rows(tables: Mapping[str, HostTable], plan: Plan, saved: Saved, owners: HostOwners = ALONE) -> None:
     """Takes a plan's host rows from a checkpoint, whoever had them there. Rows with first values take no memory.
 
     Only rows that the checkpoint has are looked at, however many others there are.
@@ -66,13 +74,15 @@ def load_host_rows(tables: Mapping[str, HostTable], plan: Plan, saved: Saved) ->
       tables: see ``planned_host_tables``.
       plan: where rows live now.
       saved: The checkpoint.
+      owners: How processes share the rows; each takes its own.
 
     Raises:
       CheckpointError: If it is damaged, or of other tables, slots or first values.
     """
     for table in tables.values():
         table.reset()
-        ranges, arrays = host_ranges(plan, based(table.stack)), [VALUES, *table.optimizer.slots]
+        ranges = owners.ranges(table.stack, host_ranges(plan, based(table.stack)))
+        arrays = [VALUES, *table.optimizer.slots]
         shapes = HostRows(table).tables.values()
         for shape, base, one in zip(shapes, table.stack.bases, saved.stack_tables(table.stack), strict=True):
             if one.record.shape.first is not None:

@@ -82,6 +82,19 @@ def join_processes(meeting: Meeting, *, wait: int = 300) -> None:
         raise ProcessError(f"the processes could not join at {role.address}: {error}") from error
 
 
+def coordinator_host() -> str:
+    """The host at which the other processes reach process 0.
+
+    Raises:
+      ProcessError: If JAX was not told.
+    """
+    from jax._src.distributed import global_state  # what jax.distributed.initialize was given, or found
+
+    if not (address := global_state.coordinator_address):
+        raise ProcessError("JAX does not know its coordinator; call jax.distributed.initialize before anything else")
+    return address.rpartition(":")[0].strip("[]")
+
+
 def first() -> bool:
     """Whether this is the process that writes logs and reports."""
     return jax.process_index() == 0

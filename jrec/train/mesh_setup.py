@@ -16,18 +16,21 @@ from jrec.batch import Batch
 from jrec.data.fae import FaeManifest
 from jrec.data.loader import Loader
 from jrec.data.schema import Schema
-from jrec.errors import ConfigError, value_errors_are_config_errors
+from jrec.errors import value_errors_are_config_errors
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind, check_kind, fastest_kind
 from jrec.ops.layout import EmbeddingLayout
 from jrec.sharding import Plan, load_plan
 from jrec.train.config import TrainConfig
+from jrec.train.host_owners import HostOwners
 from jrec.train.mesh_arrays import Shapes
 from jrec.train.mesh_batch import Dealt, NumberedRouter, Parts, host_stacks, plan_routers
 from jrec.train.mesh_forms import Forms
 from jrec.train.mesh_monitor import PlanMonitor, monitor_of
 from jrec.train.mesh_plan import check_sharing, planned_stacks, run_plan
+from jrec.train.mesh_processes import coordinator_host
 from jrec.train.mesh_rows import local_numbers, make_mesh
+from jrec.train.peers import Peers, connect
 
 FIRST_BATCHES = 4
 """From so many the forms of lookups are chosen, and the first sizes of routes settled, before the first step."""
@@ -59,6 +62,8 @@ class MeshSetup:
       training: whether rows have slots.
       hot: what the ids of ``layout`` number, where its batches read replicated rows alone; None for batches of the
         run's own layout.
+      peers: Exchanges between processes, of several that have rows in host memory: one for what prepares training
+        batches, and one for evaluations.
     """
 
     config: TrainConfig
@@ -68,6 +73,7 @@ class MeshSetup:
     monitor: PlanMonitor | None = None
     training: bool = True
     hot: HotRows | None = None
+    peers: tuple[Peers, ...] = ()
 
     @functools.cached_property
     def local(self) -> list[int]:
@@ -86,6 +92,11 @@ class MeshSetup:
         return [stack.name for stack in host_stacks(self.layout, self.plan)]
 
     @functools.cached_property
+    def owners(self) -> HostOwners:
+        """Who has the rows of host memory."""
+        return HostOwners(processes=jax.process_count(), process=jax.process_index(), devices=len(self.local))
+
+    @functools.cached_property
     def forms(self) -> Forms:
         """Which features' lookups are sent, once that is decided: all that can, where some devices only keep tables."""
         chosen = self.config.mesh.form if self.hot is None else "retrieve"
@@ -100,15 +111,16 @@ class MeshSetup:
     @functools.cached_property
     def parts(self) -> Parts:
         """Cuts this process's training batches."""
-        return self._parts(self.local, self.local[0], len(self.local))
+        return self._parts(self.local, self.local[0], len(self.local), together=several())
 
     @functools.cached_property
     def all_parts(self) -> Parts:
         """Cuts batches that every process reads whole."""
         return self._parts(range(self.plan.devices), 0, self.plan.devices)
 
-    def _parts(self, devices: Any, first: int, count: int) -> Parts:
+    def _parts(self, devices: Any, first: int, count: int, *, together: bool = False) -> Parts:
         how: dict[str, Any] = {"devices": devices, "first": first, "count": count, "forms": self.forms}
+        how |= {"owners": self.owners, "together": together}
         if self.hot is not None:
             found = plan_routers(self.hot.layout, self.plan, devices)
             how["routers"] = {name: NumberedRouter(self.hot.addresses[name], router) for name, router in found.items()}
@@ -124,6 +136,7 @@ class MeshSetup:
             headroom=self.config.mesh.headroom,
             send=self.forms.send,
             hot=self.hot is not None,
+            processes=jax.process_count(),
         )
 
     def decide_forms(self, loader: Loader) -> None:
@@ -146,6 +159,11 @@ class MeshSetup:
     def monitored(self, folder: pathlib.Path) -> dict[str, Any] | None:
         """What the plan costs under the run's accesses (``PlanMonitor.summary``); None where nothing was watched."""
         return self.monitor.summary(folder) if self.monitor is not None and jax.process_index() == 0 else None
+
+    def close(self) -> None:
+        """Ends exchanges with other processes, whoever waits in one."""
+        for peers in self.peers:
+            peers.close()
 
     def everywhere(self, tree: Any) -> Any:
         """Arrays that every process has, on all devices; of abstract ones, where they will be."""
@@ -188,14 +206,12 @@ def open_mesh(
     slots = config.optimizer.embedding.slots if training else None
     plan = run_plan(config, schema, layout, slots, packed=packed)
     check_sharing(config, layout, plan, [d.process_index for d in mesh.devices.flat], training=training)
-    if (rows := plan.rows_in("host")) and (processes := jax.process_count()) > 1:
-        raise ConfigError(
-            f"the plan keeps {rows:,} rows of tables in host memory, which one process updates, but this is one of"
-            f" {processes}; plan with --no-host, more memory, or --tt"
-        )
     watched = training and config.plan and planned_stacks(layout)
     monitor = monitor_of(layout, plan, load_plan(config.plan)) if watched else None
-    return MeshSetup(config=config, layout=layout, mesh=mesh, plan=plan, monitor=monitor, training=training)
+    peers = connect(2, coordinator=coordinator_host()) if several() and plan.rows_in("host") else ()
+    return MeshSetup(
+        config=config, layout=layout, mesh=mesh, plan=plan, monitor=monitor, training=training, peers=peers
+    )
 
 
 def several() -> bool:

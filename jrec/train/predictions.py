@@ -66,7 +66,9 @@ class Predictions:
             first: Any = loader.batch(0)
             setup.forms.decide([first.parts], setup.local, training=False)
         batches: Any = loader
-        for some in itertools.batched(batches, _AGREED_AT_ONCE if jax.process_count() > 1 else 1):
+        peers = setup.peers[1] if setup.peers else None
+        for given in itertools.batched(batches, _AGREED_AT_ONCE if jax.process_count() > 1 else 1):
+            some = [setup.parts.dealt_by_all(dealt, peers) for dealt in given]
             shapes = self._fitting(setup, some)
             for dealt in some:
                 yield self._of_parts(setup, dealt, shapes), dealt.batch
@@ -86,7 +88,7 @@ class Predictions:
         setup.decide_forms_without(batch)
         dealt = setup.all_parts(batch)
         shapes = self._of(setup, examples)
-        shapes.fit(dealt.parts, range(setup.plan.devices))
+        shapes.fit(dealt, range(setup.plan.devices))
         mine = Dealt(batch=batch, parts=tuple(dealt.parts[number] for number in setup.local), host=dealt.host)
         return self._of_parts(setup, mine, shapes)[:given]
 
@@ -103,7 +105,7 @@ class Predictions:
     def _fitting(self, setup: MeshSetup, some: Sequence[Dealt]) -> Shapes:
         """Sizes for these batches of all processes."""
         shapes = self._of(setup, len(some[0].batch.labels) * jax.process_count())
-        shapes.grow(agreed(shapes.most([dealt.parts for dealt in some], setup.local)))
+        shapes.grow(agreed(shapes.most(some, setup.local)))
         return shapes
 
     def _of_parts(self, setup: MeshSetup, dealt: Dealt, shapes: Shapes) -> jax.Array:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from jrec.checkpoint import HostRows as HostSource
 from jrec.checkpoint import Saved
 from jrec.checkpoint.sources import Source
@@ -67,10 +69,12 @@ class RunState:
         self._whole = host_tables(config, layout, self._optimizer)
         self._partly: Mapping[str, HostTable] = {}
         if setup is not None:
-            self._partly = planned_host_tables(config, layout, setup.plan, self._optimizer)
+            self._partly = planned_host_tables(config, layout, setup.plan, self._optimizer, setup.owners)
         self.tables = {**self._whole, **({n: self._partly[n] for n in setup.host_stacks} if setup else {})}
         self._device_sources = device_rows(layout, self._optimizer, lambda: self.state)
-        self._host_sources = {name: HostSource(table) for name, table in {**self._whole, **self._partly}.items()}
+        folder = None if jax.process_count() == 1 else f"process-{jax.process_index():05}"
+        every = {**self._whole, **self._partly}
+        self._host_sources = {name: HostSource(table, folder=folder) for name, table in every.items()}
         if saves:
             for rows in self._device_sources.values():
                 rows.compile_reads()
@@ -136,5 +140,5 @@ class RunState:
         for name in self._whole:
             self._host_sources[name].restore(saved, slots=self.training)
         if (setup := self.setup) is not None:
-            load_host_rows(self._partly, setup.plan, saved)
+            load_host_rows(self._partly, setup.plan, saved, setup.owners)
             self._rows = saved_rows(saved, setup.layout, setup.plan, setup.mesh, self._optimizer)

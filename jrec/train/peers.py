@@ -1,0 +1,248 @@
+"""Arrays that the processes of a run send each other from host memory, by plain sockets between every two of them.
+
+A device collective has to be dispatched in the same order in every process, by one thread. What is agreed on while
+batches are prepared ahead of their steps, in other threads, goes this way instead: it needs no device and waits for no
+step. Every process takes part in every round of an exchange, and rounds are numbered, so that two processes that are
+out of step fail instead of reading each other's past.
+"""
+
+from __future__ import annotations
+
+import secrets
+import selectors
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from jrec.train.meeting import ProcessError
+
+CONNECT_SECONDS = 60.0
+"""How long the others may take to connect: they are as far as this one, within the speed of their disks."""
+_LOOK_SECONDS = 0.5  # how often a wait looks whether it is still wanted
+_HEADER = struct.Struct("<QQ")  # round, bytes that follow
+_HELLO = struct.Struct("<16sQQ")  # token, process, number of the exchange
+_DTYPES = (np.dtype("<i4"), np.dtype("<i8"))
+
+
+class Closed(Exception):  # noqa: N818, a message to threads
+    """The exchange was closed while another thread waited in it."""
+
+
+class Peers:
+    """An exchange between all processes. Use it from one thread; any other may close it.
+
+    Args:
+      process: The number of this process.
+      connections: One to every other process, by its number.
+    """
+
+    def __init__(self, process: int, connections: Mapping[int, socket.socket]):
+        self.process, self.processes = process, len(connections) + 1
+        self._connections = dict(connections)
+        self._round, self._closed = 0, False
+        for connection in self._connections.values():
+            connection.setblocking(False)
+
+    def exchange(self, arrays: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
+        """Sends arrays to every process, and returns what they sent to this one, by process.
+
+        Args:
+          arrays: By process, this one among them, any number of one-dimensional arrays of int32 or int64.
+
+        Raises:
+          ProcessError: If another process has ended, or is at another round.
+          Closed: If this exchange was closed.
+        """
+        if len(arrays) != self.processes:
+            raise ValueError(f"{len(arrays)} messages for {self.processes} processes")
+        out = {p: memoryview(_encoded(self._round, arrays[p])) for p in self._connections}
+        into = {p: _Frame() for p in self._connections}
+        try:
+            self._transfer(out, into)
+        except (ValueError, KeyError, OSError) as error:  # what a closed socket is answered with
+            if self._closed:
+                raise Closed from error
+            raise
+        for p, frame in into.items():
+            if frame.round != self._round:
+                raise ProcessError(
+                    f"process {p} is at round {frame.round:,} of an exchange, but this one, process {self.process}, at"
+                    f" round {self._round:,}: they do not read the same batches"
+                )
+        self._round += 1
+        return [_decoded(into[p].content) if p in into else list(arrays[p]) for p in range(self.processes)]
+
+    def most(self, counts: np.ndarray) -> np.ndarray:
+        """The greatest of every process's counts, elementwise: int32 or int64 of one shape."""
+        found = self.exchange([[counts.reshape(-1)]] * self.processes)
+        return np.max([array for (array,) in found], axis=0).reshape(counts.shape)
+
+    def close(self) -> None:
+        """Ends the exchange, whoever waits in it."""
+        self._closed = True
+        for connection in self._connections.values():
+            connection.close()
+
+    def _transfer(self, out: dict[int, memoryview], into: dict[int, _Frame]) -> None:
+        with selectors.DefaultSelector() as selector:
+            for p, connection in self._connections.items():
+                selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, p)
+            while selector.get_map():
+                if self._closed:
+                    raise Closed
+                for key, events in selector.select(_LOOK_SECONDS):
+                    self._advance(key.data, events, out, into)
+                    wanted = selectors.EVENT_READ * (not into[key.data].complete)
+                    wanted |= selectors.EVENT_WRITE * bool(out[key.data])
+                    if wanted:
+                        selector.modify(key.fileobj, wanted, key.data)
+                    else:
+                        selector.unregister(key.fileobj)
+
+    def _advance(self, p: int, events: int, out: dict[int, memoryview], into: dict[int, _Frame]) -> None:
+        try:
+            if events & selectors.EVENT_WRITE and out[p]:
+                out[p] = out[p][self._connections[p].send(out[p]) :]
+            if events & selectors.EVENT_READ and not into[p].complete:
+                into[p].receive(self._connections[p])
+        except BlockingIOError:
+            return
+        except (OSError, EOFError) as error:
+            if self._closed:
+                raise Closed from error
+            raise ProcessError(
+                f"process {p} of {self.processes} ended while batches were prepared; look at its output"
+            ) from error
+
+
+class _Frame:
+    """A message that is coming in: its header, then what that says."""
+
+    def __init__(self) -> None:
+        self.round, self.complete, self.content = -1, False, bytearray(_HEADER.size)
+        self._filled, self._in_header = 0, True
+
+    def receive(self, connection: socket.socket) -> None:
+        """Takes what is there, and nothing of the next message."""
+        count = connection.recv_into(memoryview(self.content)[self._filled :])
+        if not count:
+            raise EOFError
+        self._filled += count
+        if self._filled == len(self.content) and self._in_header:
+            self.round, size = _HEADER.unpack(self.content)
+            self.content, self._filled, self._in_header = bytearray(size), 0, False
+        self.complete = not self._in_header and self._filled == len(self.content)
+
+
+def _encoded(number: int, arrays: Sequence[np.ndarray]) -> bytes:
+    sizes = np.array([[_DTYPES.index(array.dtype), array.size] for array in arrays], "<i8").reshape(-1, 2)
+    parts = [np.int64(len(arrays)).tobytes(), sizes.tobytes(), *(np.ascontiguousarray(a).tobytes() for a in arrays)]
+    return b"".join([_HEADER.pack(number, sum(map(len, parts))), *parts])
+
+
+def _decoded(content: bytearray) -> list[np.ndarray]:
+    (count,) = np.frombuffer(content, "<i8", 1)
+    sizes, at, arrays = np.frombuffer(content, "<i8", 2 * int(count), 8).reshape(-1, 2), 8 + 16 * int(count), []
+    for kind, size in sizes:
+        arrays.append(np.frombuffer(content, _DTYPES[kind], int(size), at))
+        at += arrays[-1].nbytes
+    return arrays
+
+
+def connect(count: int, *, coordinator: str, wait: float = CONNECT_SECONDS) -> tuple[Peers, ...]:
+    """So many exchanges between all of JAX's processes; all call it at the same point of the program.
+
+    Args:
+      count: How many; each may be used by a thread of its own.
+      coordinator: The host at which process 0 is reached by the others.
+      wait: Seconds that the others may take to connect.
+
+    Raises:
+      ProcessError: If a process is not reached.
+    """
+    from jax.experimental import multihost_utils
+
+    process, processes = jax.process_index(), jax.process_count()
+    family = socket.AF_INET6 if (both := socket.has_dualstack_ipv6()) else socket.AF_INET
+    with socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=count * processes) as listener:
+        said = _said(listener.getsockname()[1], "" if process == 0 else _own_address(coordinator))
+        token = secrets.token_bytes(16)
+        token = multihost_utils.broadcast_one_to_all(np.frombuffer(token, np.uint8)).astype(np.uint8).tobytes()
+        lines = np.asarray(multihost_utils.process_allgather(said), np.uint8)
+        places = [_place(line.tobytes(), coordinator) for line in lines]
+        found: dict[tuple[int, int], socket.socket] = {}
+        try:
+            for other in range(process):
+                for number in range(count):
+                    found[other, number] = _to(places[other], _HELLO.pack(token, process, number), other, wait)
+            awaited = {(p, n) for p in range(process + 1, processes) for n in range(count)}
+            _accept(listener, token, awaited, found, wait)
+        except BaseException:
+            for connection in found.values():
+                connection.close()
+            raise
+    others = [p for p in range(processes) if p != process]
+    return tuple(Peers(process, {p: found[p, number] for p in others}) for number in range(count))
+
+
+def _own_address(coordinator: str) -> str:
+    """The address of this machine on the way to another; nothing is sent."""
+    family, kind, protocol, _, address = socket.getaddrinfo(coordinator, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _said(port: int, address: str) -> np.ndarray:
+    return np.frombuffer(f"{port} {address}".encode().ljust(64, b"\0"), np.uint8)
+
+
+def _place(line: bytes, coordinator: str) -> tuple[str, int]:
+    port, _, address = line.rstrip(b"\0").decode().partition(" ")
+    return address or coordinator, int(port)
+
+
+def _to(place: tuple[str, int], hello: bytes, other: int, wait: float) -> socket.socket:
+    try:
+        connection = socket.create_connection(place, timeout=wait)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(hello)
+    except OSError as error:
+        raise ProcessError(
+            f"process {other} was not reached at {place[0]}:{place[1]} ({error.strerror or error}), where it takes rows"
+            " of host memory that this one asks for; let the processes' machines reach each other at all ports"
+        ) from error
+    return connection
+
+
+def _accept(
+    listener: socket.socket,
+    token: bytes,
+    awaited: set[tuple[int, int]],
+    found: dict[tuple[int, int], socket.socket],
+    wait: float,
+) -> None:
+    """Takes in the connections of later processes; programs that do not know the token are turned away."""
+    listener.settimeout(wait)
+    while missing := awaited - found.keys():
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError as error:
+            raise ProcessError(
+                f"process {min(missing)[0]} did not connect to port {listener.getsockname()[1]} of this one within"
+                f" {wait:g} s; let the processes' machines reach each other at all ports, and look at its output"
+            ) from error
+        connection.settimeout(wait)
+        try:
+            said = connection.recv(_HELLO.size, socket.MSG_WAITALL)
+        except OSError:
+            said = b""
+        of = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", -1, -1)
+        if of[0] != token or (of[1], of[2]) not in missing:
+            connection.close()
+            continue
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        found[int(of[1]), int(of[2])] = connection
