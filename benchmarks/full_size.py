@@ -2,8 +2,9 @@
 
 The twins of Criteo Kaggle, Avazu and Criteo Terabyte (`jrec synth`) have every row of the published tables; Terabyte is
 trained with tensor-train tables, and with all rows in memory-mapped files of a folder (52 GB, which must be free; few
-are touched). Each case is a run with a checkpoint every 100 steps that is killed (SIGKILL) when the second checkpoint
-is under way or complete, resumed, and evaluated, and one of as many steps that is never interrupted. Figures:
+are touched). Each case is a run with a checkpoint every 100 steps, or as many as the disk needs to write one before the
+next, which would wait for it. It is killed (SIGKILL) when the second checkpoint is under way or complete, resumed, and
+evaluated; another run of as many steps is never interrupted. Figures:
 
     peak memory       of each phase: start (to the first step), steps (with checkpoints), resume, evaluation. Limit: all
                       tables and slots and 1.2 GB more. It is the kernel's VmHWM: anonymous memory and the pages of
@@ -56,16 +57,18 @@ class Case:
       config: The configuration's file name.
       overrides: What is different from it.
       in_folder: Whether rows lie in memory-mapped files.
+      every: Steps between checkpoints at full size.
     """
 
     like: str
     config: str
     overrides: tuple[str, ...] = ()
     in_folder: bool = False
+    every: int = 100
 
 
 CASES = {
-    "kaggle": Case(like="criteo-kaggle", config="criteo_kaggle.toml"),
+    "kaggle": Case(like="criteo-kaggle", config="criteo_kaggle.toml", every=300),
     "avazu": Case(like="avazu", config="avazu.toml"),
     "terabyte-tt": Case(like="criteo-terabyte", config="criteo_terabyte_tt.toml"),
     "terabyte-host": Case(
@@ -141,7 +144,8 @@ class _Measured:
     """One case: its datasets, its runs and its figures."""
 
     def __init__(self, report: harness.Report, emit: resume.Emit, name: str, size: Size, work: pathlib.Path):
-        self._report, self._emit, self._name, self._size = report, emit, name, size
+        every = size.every if size.scale > 1 else CASES[name].every
+        self._report, self._emit, self._name, self._size = report, emit, name, dataclasses.replace(size, every=every)
         self._case, self._work, self._folder = CASES[name], work, work / name
         self._label, self._budget = name, 0.0
 

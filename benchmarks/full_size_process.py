@@ -85,9 +85,7 @@ class JrecProcess:
             time.sleep(_INTERVAL)
         if self._process.returncode not in (None, 0):
             _, errors = self._process.communicate()
-            raise RuntimeError(
-                f"jrec {' '.join(self._arguments)} ended with {self._process.returncode}: {errors[-2000:]}"
-            )
+            raise RuntimeError(f"jrec {' '.join(self._arguments)} ended with {self._process.returncode}: {errors}")
 
     def output(self) -> str:
         """Waits for the end; standard output."""

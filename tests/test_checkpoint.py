@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import jax.numpy as jnp
@@ -436,6 +437,28 @@ def go_on(tables, checkpoints, rng):
     while True:
         tables.write(rng)
         checkpoints.between_steps()
+
+
+def test_a_checkpoint_may_end_while_rows_are_written(monkeypatch):
+    case = Host((40,))
+    table, source = case.tables[0], case.sources[0]
+    rows = np.arange(table.rows, dtype=np.int32)
+    values, slots = table.fetch(rows)
+    table.store(rows, values, slots)
+    source.begin(())
+    ended, searchsorted = threading.Thread(target=source.end), np.searchsorted
+
+    def ends_meanwhile(of, wanted, *more, **options):
+        if not ended.ident:
+            ended.start()
+            ended.join(0.2)
+        return searchsorted(of, wanted, *more, **options)
+
+    monkeypatch.setattr("jrec.checkpoint.host.np.searchsorted", ends_meanwhile)
+    table.store(rows, values + 1, slots)
+    ended.join()
+    assert source.undo_bytes == 0
+    np.testing.assert_array_equal(table.read(rows), values + 1)
 
 
 def test_dense_arrays_and_counters_are_of_the_step_too(tmp_path):

@@ -75,8 +75,9 @@ class HostRows:
     def end(self) -> None:
         """Says that the checkpoint is written, or will not be: old rows are kept no longer."""
         self._table.watch(None)
-        self._undo.clear()
-        self._rows, self._pending = np.empty(0, np.int32), np.empty(0, bool)
+        with self._lock:  # a thread may be writing rows, and have looked who watches before
+            self._undo.clear()
+            self._rows, self._pending = np.empty(0, np.int32), np.empty(0, bool)
 
     @property
     def undo_bytes(self) -> int:

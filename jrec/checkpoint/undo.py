@@ -45,13 +45,14 @@ class Undo:
         with self._lock:
             entries = list(self._entries)
         for entry in entries:
+            entry.trim()
             low, high = addresses if isinstance(addresses, tuple) else (int(addresses[0]), int(addresses[-1]) + 1)
             begin, stop = (int(i) for i in np.searchsorted(entry.addresses, (low, high)))
             if begin == stop:
                 continue
             kept = entry.addresses[begin:stop]
             at = kept - low if isinstance(addresses, tuple) else np.searchsorted(addresses, kept)
-            for name, rows in entry.read().items():
+            for name, rows in entry.arrays.items():
                 if not arrays[name].flags.writeable:
                     arrays[name] = arrays[name].copy()
                 arrays[name][at] = rows[begin:stop, : arrays[name].shape[1]] if rows.ndim == 2 else rows[begin:stop]
@@ -68,13 +69,18 @@ class Undo:
 
 
 class _Entry:
-    def __init__(self, addresses: np.ndarray, arrays: dict[str, Any], size: int):
-        self.addresses, self.size, self.left = addresses, size, addresses.size
-        self._arrays = arrays
+    """Some rows: at first as they come, perhaps with others behind them, perhaps on a device; then they alone."""
 
-    def read(self) -> dict[str, np.ndarray]:
-        self._arrays = {name: np.asarray(array) for name, array in self._arrays.items()}
-        return self._arrays
+    def __init__(self, addresses: np.ndarray, arrays: dict[str, Any], size: int):
+        self.addresses, self.arrays, self.size, self.left = addresses, arrays, size, addresses.size
+        self._trimmed = False
+
+    def trim(self) -> None:
+        """Takes the rows to host memory and forgets what came with them. In the thread that writes."""
+        if not self._trimmed:
+            count = self.addresses.size
+            self.arrays = {name: np.array(np.asarray(array)[:count]) for name, array in self.arrays.items()}
+            self.size, self._trimmed = sum(array.nbytes for array in self.arrays.values()), True
 
 
 @numba.njit(nogil=True, cache=True)
