@@ -381,6 +381,10 @@ PLACEMENTS = {
     "fae-plan": Placement(keys=_mesh(), plan=WITH_HOST, hot=0.7),
     "fae-tables-on": Placement(keys=_mesh(), plan=APART, hot=0.7),
     "fae": Placement(hot=0.7, reordered=True),
+    "fae-tt": Placement(keys=(TT_CORES,), hot=0.7, cores_from=0),
+    "fae-tt-whole": Placement(keys=(TT_WHOLE,), hot=0.7, cores_from=WHOLE_ROWS, reordered=True),
+    "fae-tt-cache": Placement(keys=(TT_CORES, *TT_CACHE), hot=0.7, cores_from=0, trace="fae-tt-cache"),
+    "fae-four-tiers": Placement(keys=(*_mesh(), TT_WHOLE), plan=FOUR_TIERS, hot=0.7, cores_from=WHOLE_ROWS),
     "fae-all-hot": Placement(hot=1.0),
     "fae-none-hot": Placement(hot=0.0),
     "fae-mesh": Placement(keys=_mesh(), hot=0.7),
@@ -472,12 +476,7 @@ class Refusal:
     says: str
 
 
-_FAE_CORES = r"schedule is 'fae', .* table word is a tensor train; leave out tables\.overrides\.word"
-
 REFUSED = {
-    frozenset({"cores", "fae"}): Refusal(placement=Placement(keys=(TT_CORES,), hot=0.7), says=_FAE_CORES),
-    frozenset({"whole", "fae"}): Refusal(placement=Placement(keys=(TT_WHOLE,), hot=0.7), says=_FAE_CORES),
-    frozenset({"cache", "fae"}): Refusal(placement=Placement(keys=(TT_CORES, *TT_CACHE), hot=0.7), says=_FAE_CORES),
     frozenset({"host", "compress"}): Refusal(
         placement=Placement(keys=(HOST_TABLES,)), says="live in host memory; jrec compress reads tables of the device"
     ),

@@ -98,13 +98,11 @@ def kinds_of(folder):
 
 
 def loaders_of(config):
-    """The loaders of a run, and by stack the addresses that hot batches number."""
+    """The loaders of a run."""
     data = open_data(config)
     layout = build_layout(data.config, data.schema)
     cold = open_mesh(data.config, data.schema, layout, packed=data.packed)
-    hot = hot_setup(cold, data.packed)
-    loaders = FaeLoaders(data.config, data.packed, cold=cold, hot=hot)
-    return loaders, hot.hot.addresses
+    return FaeLoaders(data.config, data.packed, cold=cold, hot=hot_setup(cold))
 
 
 def close(loaders):
@@ -119,18 +117,14 @@ def plain_run(config, kinds):
     Returns:
       Its losses, its state, and its modules.
     """
-    data, (loaders, addresses) = open_data(config), loaders_of(config)
+    data, loaders = open_data(config), loaders_of(config)
     device = device_config(data.config)
     model = build_model(device, data.schema, build_layout(device, data.schema))
     state, compiled = compile_run(model, build_optimizer(device, model, loaders.total_batches))
     losses = []
     for kind in kinds:
         batch = next(loaders.hot if kind == "hot" else loaders.cold).batch
-        bags = {}
-        for name, of in batch.bags.items():
-            ids = addresses[name][of.ids] if kind == "hot" else of.ids
-            ids = np.where(of.ids < 0, of.ids, ids).astype(np.int32)
-            bags[name.removeprefix("planned_")] = dataclasses.replace(of, ids=ids, cast=None)
+        bags = {n.removeprefix("planned_"): dataclasses.replace(of, cast=None) for n, of in batch.bags.items()}
         state, loss, _ = compiled.step(state, dataclasses.replace(batch, bags=bags))
         losses.append(float(loss))
     close(loaders)
@@ -202,14 +196,13 @@ def check_report(outcome, config, tmp_path):
 
 
 def test_every_example_once_an_epoch_and_in_another_order_in_the_next(fae, dataset, configure):
-    loaders, addresses = loaders_of(fae("epochs=2"))
+    loaders = loaders_of(fae("epochs=2"))
     scheduler = loaders.scheduler
     config = configure("tables.tier=host")
     source = Schema.load(dataset)
 
-    def examples(batch, numbers=None, stack="planned_d8_float32"):
+    def examples(batch, stack="planned_d8_float32"):
         ids = batch.bags[stack].ids.reshape(10, -1).T
-        ids = ids if numbers is None else numbers[ids]
         real = batch.mask > 0
         return [
             (d.tobytes(), i.tolist(), y)
@@ -227,10 +220,8 @@ def test_every_example_once_an_epoch_and_in_another_order_in_the_next(fae, datas
         if scheduler.awaits_loss:
             scheduler.observe(0.5)
             continue
-        if scheduler.next() == "hot":
-            epochs[-1] += examples(next(loaders.hot).batch, addresses["planned_d8_float32"])
-        else:
-            epochs[-1] += examples(next(loaders.cold).batch)
+        loader = loaders.hot if scheduler.next() == "hot" else loaders.cold
+        epochs[-1] += examples(next(loader).batch)
     close(loaders)
     assert len(epochs) == 2
     for epoch in epochs:
@@ -361,12 +352,10 @@ def test_what_cannot_work_is_refused(fae, configure, whole, fae_folder, dataset,
         train(configure(f"data.path={str(fae_folder)!r}"))
     with pytest.raises(ConfigError, match=r"schedule is 'fae', but data\.path is .*jrec fae pack"):
         train(configure("schedule=fae"))
-    with pytest.raises(ConfigError, match=r"table C10 is a tensor train"):
-        train(fae("tables.tt.largest=1"))
     other = packed(dataset, tmp_path / "other", lambda t: 1 if t.rows < 600 else 0.2)
     with pytest.raises(ConfigError, match=r"rows mean the same, but the examples are others; resume with the dataset"):
         train(fae(*WHOLE, folder=other, out="whole"), resume=True)
-    loaders, _ = loaders_of(fae(*WHOLE, folder=other))
+    loaders = loaders_of(fae(*WHOLE, folder=other))
     with pytest.raises(CheckpointError, match=r"is not the FAE folder of this run"):
         loaders.restore(final_arrays(whole[0].folder)[2]["loader"])
     close(loaders)

@@ -121,17 +121,3 @@ def test_a_table_beyond_int32_is_a_stack_of_its_own():
     layout = EmbeddingLayout.build(tables, [FeatureConfig(name=t.name, table=t.name) for t in tables])
     assert list(layout.stacks) == ["host_d8_float32", "host_d8_float32_2"]
     assert [stack.address_dtype.name for stack in layout.members] == ["int64", "int32"]
-
-
-def test_other_numbers_of_rows_leave_tables_in_their_stacks():
-    tables = [_table(name, rows, tier="host") for name, rows in (("a", 10), ("b", 3_000_000_000), ("c", 20))]
-    features = [FeatureConfig(name=f"f{i}", table=name, max_length=i + 1) for i, name in enumerate("abcb")]
-    layout = EmbeddingLayout.build(tables, features)
-    few = layout.with_rows({"a": 4, "b": 5, "c": 6})
-    assert [(s.name, [t.name for t in s.tables], s.rows) for s in few.members] == [
-        ("host_d8_float32", ["a"], 4),
-        ("host_d8_float32_2", ["b"], 5),
-        ("host_d8_float32_3", ["c"], 6),
-    ]
-    assert few.order == layout.order
-    assert layout.with_rows({t.name: t.rows for t in tables}) == layout

@@ -219,6 +219,24 @@ def test_policies_of_bad_ids(config, bad):
     assert pack(on_bad_id="oov", oov_rows={"items": 5}) == [3, 5, 9]
 
 
+def test_ids_may_number_some_rows_of_a_table():
+    tables = [TableConfig(name="a", rows=100, dim=4), TableConfig(name="b", rows=50, dim=4)]
+    layout = EmbeddingLayout.build(tables, [FeatureConfig(name=t.name, table=t.name, max_length=2) for t in tables])
+    columns, orders = {"a": np.array([[2, 0], [1, 2]]), "b": np.array([[49, 3], [0, 7]])}, {"a": np.uint32([5, 17, 99])}
+    batch = pack_batch(layout, columns, label=None, orders=orders)
+    np.testing.assert_array_equal(batch.bags["d4_float32"].ids, [99, 5, 17, 99, 149, 103, 100, 107])
+    more = columns | {"a": np.array([[2, 0], [1, 3]])}
+    with pytest.raises(
+        DatasetError, match=r"id 3 of feature 'a' in example 1 is outside of table 'a', which has 3 rows"
+    ):
+        pack_batch(layout, more, label=None, orders=orders)
+    clipped = pack_batch(layout, more, label=None, orders=orders, on_bad_id="clip")
+    assert clipped.bags["d4_float32"].ids[2:4].tolist() == [17, 99]
+    for bad in (np.uint32([5, 100]), np.zeros(101, np.uint32), np.int64([5]), np.zeros(0, np.uint32)):
+        with pytest.raises(ValueError, match=r"order of table 'a' must be uint32 rows of its 100, one for every id"):
+            pack_batch(layout, columns, label=None, orders={"a": bad})
+
+
 def test_oov_rows_are_checked():
     for rows, message in [({}, "no OOV row"), ({"items": 10}, "OOV row of table 'items' is 10")]:
         with pytest.raises(ValueError, match=message):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.loader_checks import check_layout, check_split
@@ -69,6 +71,7 @@ def make_loader(
     process_index: int = 0,
     process_count: int = 1,
     transform: Callable[[Batch], Any] | None = None,
+    orders: Mapping[str, np.ndarray] | None = None,
 ) -> Loader:
     """Opens a split of a dataset.
 
@@ -82,6 +85,8 @@ def make_loader(
       process_index, process_count: Which contiguous share of the permuted examples is read. Shares differ by at most
         one example, and every process gets the same number of batches.
       transform: What becomes of every batch, in the threads that made it; the loader then gives out its results.
+      orders: By table of which the dataset numbers some rows alone, (those rows,) uint32, which row of the layout's
+        table each is.
 
     Raises:
       DatasetError: If the split is missing or empty, or layout and dataset do not fit together.
@@ -99,14 +104,15 @@ def make_loader(
     if epochs is not None and epochs < 1:
         raise ValueError(f"epochs is {epochs}; it must be at least 1, or None for no end")
     schema = Schema.load(folder) if schema is None else schema
-    check_layout(schema, layout, config.on_bad_id)
+    orders = dict(orders or {})
+    check_layout(schema, layout, config.on_bad_id, {name: order.size for name, order in orders.items()})
     check_split(folder, schema, split, config.batch_size * process_count if config.drop_remainder else 1)
     packer = Packer(
         layout,
         dense=[f.name for f in schema.dense],
         on_bad_id=config.on_bad_id,
         oov_rows={t.name: t.oov_row for t in schema.tables},
-        orders=load_orders(folder, schema, {t.name for stack in layout.members for t in stack.tables}),
+        orders=load_orders(folder, schema, {t.name for stack in layout.members for t in stack.tables}) | orders,
         cast=config.cast,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
@@ -24,18 +25,26 @@ def check_split(folder: str | os.PathLike[str], schema: Schema, split: str, leas
         )
 
 
-def check_layout(schema: Schema, layout: EmbeddingLayout, on_bad_id: str) -> None:
+def check_layout(
+    schema: Schema, layout: EmbeddingLayout, on_bad_id: str, numbered: Mapping[str, int] | None = None
+) -> None:
     """Raises DatasetError where features or tables of the layout do not match the dataset.
 
     A layout may leave features of the dataset out, may allow more ids an example than the dataset has, and, where bad
     ids do not raise, may have fewer rows.
+
+    Args:
+      schema: The dataset.
+      layout: The layout.
+      on_bad_id: What becomes of bad ids.
+      numbered: How many rows the dataset has of tables of which it numbers some rows alone.
     """
     known = {f.name: f for f in schema.categorical}
     for stack in layout.stacks.values():
         for feature in stack.features:
             _check_feature(known, feature.config)
         for table in stack.tables:
-            _check_table(schema, table, on_bad_id)
+            _check_table(schema, table, on_bad_id, (numbered or {}).get(table.name))
 
 
 def _check_feature(known: dict[str, CategoricalFeature], config: FeatureConfig) -> None:
@@ -63,13 +72,13 @@ def _check_feature(known: dict[str, CategoricalFeature], config: FeatureConfig) 
         )
 
 
-def _check_table(schema: Schema, table: TableConfig, on_bad_id: str) -> None:
+def _check_table(schema: Schema, table: TableConfig, on_bad_id: str, numbered: int | None) -> None:
     if table.name not in {t.name for t in schema.tables}:
         raise DatasetError(
             f"the model has table {table.name!r}, but the dataset has {', '.join(t.name for t in schema.tables)}"
         )
     stored = schema.table(table.name)
-    rows = table.table_rows
+    rows = table.table_rows if numbered is None else numbered
     if rows > stored.rows or (rows < stored.rows and on_bad_id == "raise"):
         raise DatasetError(
             f"table {table.name!r} has {rows:,} rows in the model, but {stored.rows:,} in the dataset; make them"

@@ -57,8 +57,8 @@ def pack_batch(
       batch_size: Static size; missing examples are padding with mask 0. Default: as many as there are.
       on_bad_id: Ids outside of their table "raise", are clipped to its ends, or go to its OOV row.
       oov_rows: OOV row by table; needed for "oov".
-      orders: By table, where ``jrec reorder`` renumbered its rows: (rows,) uint32, the row in the place of every id,
-        OOV rows and clipped ids included (``jrec.data.reorder.file.load_orders``).
+      orders: By table, where ids are not its rows' numbers: (ids,) uint32, the row in the place of every id, OOV rows
+        and clipped ids included. ``jrec reorder`` renumbers all rows (``jrec.data.reorder.file.load_orders``).
       cast: "host" computes the cast of every stack here, "none" leaves it to the device.
 
     Raises:
@@ -289,7 +289,12 @@ class _Pack:
         packer, table = self.packer, feature.config.table
         order = packer.orders.get(table, _STORED_ORDER)
         base = 0 if feature.is_part else feature.base
-        return base, feature.table_rows, packer.policy, packer.oov_rows.get(table, 0), order
+        return base, self._ids(feature), packer.policy, packer.oov_rows.get(table, 0), order
+
+    def _ids(self, feature: StackedFeature) -> int:
+        """How many ids a feature's table has: those that its order numbers, or its rows."""
+        order = self.packer.orders.get(feature.config.table)
+        return feature.table_rows if order is None else order.size
 
     def _check(self, feature: StackedFeature) -> None:
         k, kind, value = (int(v) for v in self.fault)
@@ -299,7 +304,7 @@ class _Pack:
         if kind == kernels.BAD_ID:
             raise DatasetError(
                 f"id {value} of feature {config.name!r} in {self.where(k)} is outside of table {config.table!r}, which"
-                f" has {feature.table_rows:,} rows; give the table more rows, or choose on_bad_id 'clip' or 'oov'"
+                f" has {self._ids(feature):,} rows; give the table more rows, or choose on_bad_id 'clip' or 'oov'"
             )
         if kind == kernels.BAD_NUMBER:
             raise DatasetError(
@@ -342,9 +347,10 @@ def _checked_orders(layout: EmbeddingLayout, orders: Mapping[str, np.ndarray]) -
     checked = {}
     for table in (t for stack in layout.stacks.values() for t in stack.tables if t.name in orders):
         order, rows = np.asarray(orders[table.name]).view(), table.table_rows
-        if order.dtype != np.uint32 or order.shape != (rows,) or (order >= rows).any():
+        fits = order.dtype == np.uint32 and order.ndim == 1 and 1 <= order.size <= rows
+        if not fits or (order >= rows).any():
             raise ValueError(
-                f"the order of table {table.name!r} must be ({rows:,},) uint32 rows of that table, but is"
+                f"the order of table {table.name!r} must be uint32 rows of its {rows:,}, one for every id, but is"
                 f" {order.dtype}{list(order.shape)}"
             )
         order.flags.writeable = False

@@ -311,21 +311,6 @@ class EmbeddingLayout:
             order=tuple(feature.name for table in firsts for feature in readers[table.name]),
         )
 
-    def with_rows(self, rows: Mapping[str, int]) -> EmbeddingLayout:
-        """The same stacks, by the same names, with other numbers of rows in their tables.
-
-        Args:
-          rows: By table.
-        """
-        members = []
-        for stack in self.members:
-            readers: dict[str, list[FeatureConfig]] = {table.name: [] for table in stack.tables}
-            for feature in stack.features:
-                readers[feature.config.table].append(feature.config)
-            tables = [dataclasses.replace(table, rows=rows[table.name]) for table in stack.tables]
-            members.append(_stack(stack.name, tables, readers))
-        return dataclasses.replace(self, members=tuple(members))
-
 
 def _check_parts(tables: tuple[TableConfig, ...]) -> None:
     """Raises ValueError where parts of tables are missing, too many, or of unequal dims."""

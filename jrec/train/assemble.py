@@ -61,7 +61,7 @@ def assemble(data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, re
     loaders = loader = None
     if data.packed is not None:
         assert setup is not None  # hot rows apart from others are a plan
-        loaders = FaeLoaders(config, data.packed, cold=setup, hot=hot_setup(setup, data.packed))
+        loaders = FaeLoaders(config, data.packed, cold=setup, hot=hot_setup(setup))
         total = loaders.total_batches
     else:
         loader = train_loader(config, schema, layout, transform=None if setup is None else setup.parts)

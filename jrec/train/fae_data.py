@@ -11,7 +11,7 @@ import numpy as np
 from jrec.data.fae.manifest import MANIFEST_FILE, FaeManifest
 from jrec.data.loader import Loader
 from jrec.data.schema import Schema
-from jrec.errors import CheckpointError, ConfigError
+from jrec.errors import CheckpointError
 from jrec.ops.layout import EmbeddingLayout
 from jrec.train.config import TrainConfig
 from jrec.train.loaders import train_loader
@@ -29,7 +29,7 @@ class FaeLoaders:
       hot: the same for hot batches (``jrec.train.hot_cold_feed.hot_setup``).
 
     Attributes:
-      hot: batches whose ids number the hot rows (``hot_addresses``); None where no example is hot.
+      hot: batches that read hot rows alone; None where no example is hot.
       cold: batches of the run's layout; None where all examples are hot.
       scheduler: of their order.
       packed: the FAE folder.
@@ -45,7 +45,8 @@ class FaeLoaders:
         self.hot = self.cold = None
         if (schema := packed.hot_schema) is not None:
             # Packing checked every id; an OOV row need not be among the hot ones.
-            self.hot = _loader(config, str(packed.hot_folder), schema, hot, on_bad_id="raise")
+            orders = _orders(packed, hot.layout)
+            self.hot = _loader(config, str(packed.hot_folder), schema, hot, on_bad_id="raise", orders=orders)
         if packed.cold_examples:
             self.cold = _loader(config, str(packed.cold_folder), packed.cold_schema, cold)
         batches, hot_batches = (0 if loader is None else loader.batches_per_epoch for loader in (self.cold, self.hot))
@@ -79,45 +80,18 @@ class FaeLoaders:
         self.scheduler.restore(state["scheduler"])
 
 
-def hot_layout(packed: FaeManifest, layout: EmbeddingLayout) -> EmbeddingLayout:
-    """The layout of hot batches: the stacks of ``layout``, of every table the hot rows alone.
+def _loader(config: TrainConfig, path: str, schema: Schema, setup: MeshSetup, **how: Any) -> Loader:
+    orders = how.pop("orders", None)
+    data = dataclasses.replace(config.data, path=path, **how)
+    of_kind = dataclasses.replace(config, data=data)
+    return train_loader(of_kind, schema, setup.layout, transform=setup.parts, orders=orders)
 
-    Raises:
-      ConfigError: If a table is a tensor train.
+
+def _orders(packed: FaeManifest, layout: EmbeddingLayout) -> dict[str, np.ndarray]:
+    """By table of which not all rows are hot, (hot,) uint32, the row that each id of a hot example is.
+
+    A table without hot rows has one there, which no hot example reads: row 0 stands for it.
     """
-    _check_tiers(layout)
-    return layout.with_rows({table.name: max(table.hot, 1) for table in packed.tables})
-
-
-def hot_addresses(packed: FaeManifest, layout: EmbeddingLayout) -> dict[str, np.ndarray]:
-    """By stack the addresses of its hot rows, (n,) of its ``address_dtype``, ascending.
-
-    Entry ``i`` is row ``i`` of ``hot_layout``'s stack.
-
-    A table without hot rows has one in ``hot_layout``, which no hot example reads: row 0 stands for it.
-    """
-
-    def addresses(name: str, base: int) -> np.ndarray:
-        rows = packed.hot_rows[name]
-        return base + (rows if rows.size else np.zeros(1, np.uint32)).astype(np.int64)
-
-    return {
-        name: np.concatenate(
-            [addresses(t.name, base) for t, base in zip(stack.tables, stack.bases, strict=True)]
-        ).astype(stack.address_dtype)
-        for name, stack in layout.stacks.items()
-    }
-
-
-def _loader(config: TrainConfig, path: str, schema: Schema, setup: MeshSetup, **data_keys: Any) -> Loader:
-    data = dataclasses.replace(config.data, path=path, **data_keys)
-    return train_loader(dataclasses.replace(config, data=data), schema, setup.layout, transform=setup.parts)
-
-
-def _check_tiers(layout: EmbeddingLayout) -> None:
-    cores = [table.name for stack in layout.members for table in stack.tables if stack.tier == "tt"]
-    if cores:
-        raise ConfigError(
-            f"schedule is 'fae', which keeps every table's hot rows on all devices, but table {cores[0]} is a tensor"
-            f" train; leave out tables.overrides.{cores[0]} and [tables.tt]"
-        )
+    used, none = {table.name for stack in layout.members for table in stack.tables}, np.zeros(1, np.uint32)
+    numbered = [table for table in packed.tables if table.name in used and not table.whole]
+    return {table.name: none if table.placeholder else packed.hot_rows[table.name] for table in numbered}

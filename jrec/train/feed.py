@@ -18,13 +18,11 @@ class Ready:
       batch: NumPy arrays, as the loader made them.
       given: What the step takes of it.
       host: The batch's rows from host memory, by stack; the step returns new ones.
-      numbered: Whether the batch's ids number hot rows instead of all rows of a table.
     """
 
     batch: Batch
     given: StepBatch
     host: HostRows = dataclasses.field(default_factory=dict)
-    numbered: bool = False
 
 
 class Feed(Protocol):

@@ -56,6 +56,7 @@ class DealtBatches:
         if self._peers is not None:
             needed = from_table(shapes.stacks, self._peers.most(table_of(shapes.stacks, needed)))
         shapes.grow(needed)
+        shapes.check(needed)
         sent = stacked(dealt.parts, local, shapes)
         return Prepared(batch=dealt.batch, sent=sent, rows=shapes.host_rows_read(dealt))
 

@@ -12,10 +12,9 @@ import dataclasses
 from typing import Any
 
 from jrec.batch import Batch
-from jrec.data.fae import FaeManifest
-from jrec.train.fae_data import FaeLoaders, hot_addresses, hot_layout
+from jrec.train.fae_data import FaeLoaders
 from jrec.train.feed import Feed, Ready
-from jrec.train.mesh_setup import HotRows, MeshSetup
+from jrec.train.mesh_setup import MeshSetup
 from jrec.train.step import HostRows, Seen
 
 
@@ -121,12 +120,10 @@ class HotColdFeed:
         return [feed for feed in self._feeds.values() if feed is not None]
 
 
-def hot_setup(setup: MeshSetup, packed: FaeManifest) -> MeshSetup:
-    """The same mesh and plan for hot batches, whose ids number the hot rows of each table.
+def hot_setup(setup: MeshSetup) -> MeshSetup:
+    """The same mesh and plan for hot batches, which read rows that every device has.
 
     Args:
       setup: Of the run, whose plan has the hot rows on every device.
-      packed: The FAE folder.
     """
-    hot = HotRows(layout=setup.layout, addresses=hot_addresses(packed, setup.layout))
-    return dataclasses.replace(setup, layout=hot_layout(packed, setup.layout), hot=hot, monitor=None)
+    return dataclasses.replace(setup, hot=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.loader import Loader, LoaderConfig, make_loader
@@ -21,6 +22,7 @@ def train_loader(
     layout: EmbeddingLayout,
     *,
     transform: Callable[[Batch], Any] | None = None,
+    orders: Mapping[str, np.ndarray] | None = None,
 ) -> Loader:
     """The shuffled batches of this process, over all epochs.
 
@@ -29,6 +31,7 @@ def train_loader(
       schema: of the dataset.
       layout: of the tables.
       transform: of every batch, see ``make_loader``; it gets batches without casts.
+      orders: See ``make_loader``.
     """
     data = config.data
     order = LoaderConfig(
@@ -52,6 +55,7 @@ def train_loader(
         process_index=jax.process_index(),
         process_count=jax.process_count(),
         transform=transform,
+        orders=orders,
     )
 
 

@@ -123,7 +123,8 @@ class Shapes:
     def _limit(self, stack: Stack) -> Sizes:
         """What no batch can pass."""
         name, most = plan_name(stack), stack.unique_capacity(self.examples)
-        host = self.host_rows[stack.name]
+        host, replicated = self.host_rows[stack.name], self.plan.replicated_rows(name)
+        most = min(most, max(1, replicated)) if self._hot else most
         rows = 0 if self._hot else int(self.plan.shard_rows(name).max()) + host
         sending = sending_features(stack, self.send)
         read = 0 if self._hot else min(stack.unique_capacity(self.examples * len(self.plan.askers)), host)
@@ -132,7 +133,7 @@ class Shapes:
             unique=most,
             own=min(most, rows),
             remote=min(most, rows) if asks else 0,
-            replicated=min(most, self.plan.replicated_rows(name)),
+            replicated=min(most, replicated),
             lookups=self.examples * sum(f.config.max_length for f in sending),
             pooled=self.examples * len(sending),
             host=-(-read // self._each),
@@ -174,7 +175,9 @@ class Shapes:
 
     def fit(self, dealt: Dealt, devices: Sequence[int]) -> None:
         """Grows to these parts."""
-        self.grow(self.needed(dealt, devices))
+        needed = self.needed(dealt, devices)
+        self.grow(needed)
+        self.check(needed)
 
     def grow(self, needed: Mapping[str, Sizes]) -> dict[str, tuple[Sizes, Sizes]]:
         """Makes room for these, and a little more, where there is none.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +75,7 @@ class Parts:
         parts of the others are blank.
       cast: whether tensor-train stacks get their casts here too.
       forms: which features' lookups are sent, as it stands when a batch is cut; None retrieves all.
-      routers: by stack what finds its unique rows; None for the plan's own. Batches of hot rows have others.
+      hot: Whether the batches read rows that every device has, and no others.
       owners: Who has the rows of host memory.
       together: Whether the parts of other devices are cut by other processes, from examples that this one has not.
     """
@@ -90,7 +90,7 @@ class Parts:
         count: int,
         cast: bool,
         forms: Forms | None = None,
-        routers: Mapping[str, RowRouter] | None = None,
+        hot: bool = False,
         owners: HostOwners | None = None,
         together: bool = False,
     ):
@@ -98,10 +98,8 @@ class Parts:
         self.layout, self.devices, self._forms = layout, tuple(devices), forms
         self._askers = [d for d in plan.askers if first <= d < first + count]
         self._casts = {s.name for s in layout.members if cast or s.tier == "planned"}
-        self._routers: Mapping[str, RowRouter] = (
-            plan_routers(layout, plan, self.devices) if routers is None else routers
-        )
-        hosts = host_stacks(layout, plan) if routers is None else ()
+        self._routers = plan_routers(layout, plan, self.devices)
+        hosts = () if hot else host_stacks(layout, plan)
         self._hosts = {stack.name: stack for stack in hosts}
         self._firsts = {name: shard_capacity(plan, plan_name(name)) for name in self._hosts}  # where host rows begin
 
@@ -151,30 +149,6 @@ class Parts:
         return gathered(self.layout, [(batch, begin, begin + size)])
 
 
-class RowRouter(Protocol):
-    """Finds the unique rows of a device's part of a batch; see ``jrec.sharding.router.Router``."""
-
-    def route(self, addresses: np.ndarray, device: int) -> Routed:
-        """Where (n,) int32 ascending rows are read from."""
-        ...
-
-
-class NumberedRouter:
-    """Routes rows that come as numbers of some of a stack's rows.
-
-    Args:
-      addresses: (n,) int32, ascending: the address of each number.
-      router: Of the stack.
-    """
-
-    def __init__(self, addresses: np.ndarray, router: Router):
-        self._addresses, self._router = addresses, router
-
-    def route(self, addresses: np.ndarray, device: int) -> Routed:
-        """See ``RowRouter``; what comes are numbers."""
-        return self._router.route(self._addresses[addresses], device)
-
-
 def host_stacks(layout: EmbeddingLayout, plan: Plan) -> tuple[Stack, ...]:
     """The planned stacks of which some rows, or all, are in host memory."""
     return tuple(stack for stack in planned_stacks(layout) if plan.host_rows(plan_name(stack)))
@@ -188,7 +162,7 @@ def plan_routers(layout: EmbeddingLayout, plan: Plan, devices: Sequence[int] | N
 def routed_part(
     layout: EmbeddingLayout,
     batch: Batch,
-    routers: Mapping[str, RowRouter],
+    routers: Mapping[str, Router],
     device: int,
     casts: set[str],
     send: Set[str] = frozenset(),

@@ -48,8 +48,7 @@ class MeshFeed:
         self._step += 1
         dealt, needs = self._next(self._shapes)
         given = dataclasses.replace(stacked(dealt.parts, self._setup.local, self._shapes), needs=needs)
-        numbered = self._setup.hot is not None
-        return Ready(batch=dealt.batch, given=on_mesh(given, self._setup.mesh), numbered=numbered)
+        return Ready(batch=dealt.batch, given=on_mesh(given, self._setup.mesh))
 
     def stepped(self, ready: Ready, host: HostRows, seen: Seen) -> Batch:
         """See ``Feed``."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,7 +23,7 @@ from jrec.sharding import Plan, load_plan
 from jrec.train.config import TrainConfig
 from jrec.train.host_owners import HostOwners
 from jrec.train.mesh_arrays import Shapes
-from jrec.train.mesh_batch import Dealt, NumberedRouter, Parts, host_stacks, plan_routers
+from jrec.train.mesh_batch import Dealt, Parts, host_stacks
 from jrec.train.mesh_forms import Forms
 from jrec.train.mesh_monitor import PlanMonitor, monitor_of
 from jrec.train.mesh_plan import check_sharing, planned_stacks, run_plan
@@ -34,19 +33,6 @@ from jrec.train.peers import Peers, connect
 
 FIRST_BATCHES = 4
 """From so many the forms of lookups are chosen, and the first sizes of routes settled, before the first step."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HotRows:
-    """The rows that hot batches number.
-
-    Attributes:
-      layout: The run's tables.
-      addresses: By planned stack, (n,) of its ``address_dtype``, the address of each number.
-    """
-
-    layout: EmbeddingLayout
-    addresses: Mapping[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,8 +46,7 @@ class MeshSetup:
       plan: where the rows of planned tables live.
       monitor: of the plan's cost, where `jrec plan` made it.
       training: whether rows have slots.
-      hot: what the ids of ``layout`` number, where its batches read replicated rows alone; None for batches of the
-        run's own layout.
+      hot: Whether the batches read rows that every device has, and no others.
       peers: Exchanges between processes, of several that have rows in host memory: one for what prepares training
         batches, and one for evaluations.
     """
@@ -72,7 +57,7 @@ class MeshSetup:
     plan: Plan
     monitor: PlanMonitor | None = None
     training: bool = True
-    hot: HotRows | None = None
+    hot: bool = False
     peers: tuple[Peers, ...] = ()
 
     @functools.cached_property
@@ -99,7 +84,7 @@ class MeshSetup:
     @functools.cached_property
     def forms(self) -> Forms:
         """Which features' lookups are sent, once that is decided: all that can, where some devices only keep tables."""
-        chosen = self.config.mesh.form if self.hot is None else "retrieve"
+        chosen = self.config.mesh.form if not self.hot else "retrieve"
         return Forms(self.layout, "send" if chosen == "auto" and self.plan.computes is not None else chosen)
 
     @property
@@ -120,10 +105,7 @@ class MeshSetup:
 
     def _parts(self, devices: Any, first: int, count: int, *, together: bool = False) -> Parts:
         how: dict[str, Any] = {"devices": devices, "first": first, "count": count, "forms": self.forms}
-        how |= {"owners": self.owners, "together": together}
-        if self.hot is not None:
-            found = plan_routers(self.hot.layout, self.plan, devices)
-            how["routers"] = {name: NumberedRouter(self.hot.addresses[name], router) for name, router in found.items()}
+        how |= {"hot": self.hot, "owners": self.owners, "together": together}
         return Parts(self.layout, self.plan, cast=self.config.data.cast == "host", **how)
 
     def shapes(self, examples: int) -> Shapes:
@@ -135,7 +117,7 @@ class MeshSetup:
             examples=each,
             headroom=self.config.mesh.headroom,
             send=self.forms.send,
-            hot=self.hot is not None,
+            hot=self.hot,
             processes=jax.process_count(),
         )
 

@@ -29,7 +29,7 @@ class Trainer:
     def step(self) -> tuple[jax.Array, jax.Array, Batch]:
         """Takes a step; its loss, logits before it, and batch (NumPy arrays). Returns before the device is done."""
         ready = self.feed.next()
-        if (setup := self.run.setup) is not None and setup.monitor is not None and not ready.numbered:
+        if (setup := self.run.setup) is not None and setup.monitor is not None:
             setup.monitor.observe(ready.batch)
         host, seen = self.run.step(ready)
         return seen.loss, seen.logits, self.feed.stepped(ready, host, seen)
