@@ -450,8 +450,11 @@ MOVES = {
 COMPRESSED = {  # dtype of the run's rows
     "tt-whole": "bfloat16",
     "tt-cache": "float32",
+    "host": "float32",
+    "host-whole-cache": "bfloat16",
     "plan-host": "float32",
     "tables-on": "float32",
+    "fae": "float32",
     "processes": "float32",
 }
 
@@ -461,7 +464,7 @@ COMPRESSED = {  # dtype of the run's rows
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """An error: of training in a placement, or of compressing its run.
+    """An error of training in a placement.
 
     Attributes:
       placement: What is asked for.
@@ -478,10 +481,4 @@ REFUSED = {
     frozenset({"cores", "fae"}): Refusal(placement=Placement(keys=(TT_CORES,), hot=0.7), says=_FAE_CORES),
     frozenset({"whole", "fae"}): Refusal(placement=Placement(keys=(TT_WHOLE,), hot=0.7), says=_FAE_CORES),
     frozenset({"cache", "fae"}): Refusal(placement=Placement(keys=(TT_CORES, *TT_CACHE), hot=0.7), says=_FAE_CORES),
-    frozenset({"host", "compress"}): Refusal(
-        placement=Placement(keys=(HOST_TABLES,)), says="live in host memory; jrec compress reads tables of the device"
-    ),
-    frozenset({"fae", "compress"}): Refusal(
-        placement=Placement(hot=1.0), says="live in host memory; jrec compress reads tables of the device"
-    ),
 }
