@@ -171,7 +171,7 @@ def _pack(report: harness.Report, data: pathlib.Path, out: pathlib.Path) -> path
 def _run(side: str, data: pathlib.Path, seed: int, folder: pathlib.Path, overrides: Any) -> Run:
     from jrec.train.config import load_config
     from jrec.train.loop import train
-    from jrec.train.metrics import evaluate
+    from jrec.train.report.metrics import evaluate
 
     place = (f"data.path={str(data)!r}", f"out={str(folder / 'run')!r}", f"seed={seed}")
     watch = ("log.progress=off", "log.tensorboard=false", "evaluate.every_steps=0", "checkpoint.every_steps=0")
@@ -182,15 +182,14 @@ def _run(side: str, data: pathlib.Path, seed: int, folder: pathlib.Path, overrid
     if not outcome.finished:
         raise SystemExit("fae_training: stopped by a signal")
     scores = evaluate(outcome.scores["test"])
-    assert outcome.pipeline is not None
-    rows = outcome.pipeline["rows"].values()
+    rows = outcome.sections["pipeline"]["rows"].values()
     return Run(
         seconds=outcome.seconds,
         whole=time.perf_counter() - start,
         auc=scores.auc or float("nan"),
         log_loss=scores.log_loss,
         moved=sum(counters["bytes_to_device"] + counters["bytes_to_host"] for counters in rows),
-        fae=outcome.fae,
+        fae=outcome.sections.get("fae"),
     )
 
 

@@ -1,10 +1,11 @@
-"""Which features train together: from the placements that are tested and the refusals, the table of distributed.md.
+"""Which features train together: from the placements that are tested, the table of distributed.md.
 
 ``python tests/feature_table.py`` writes it into the page; ``test_placements`` holds the page against it.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pathlib
 
@@ -54,6 +55,7 @@ def features_of(placement: cases.Placement) -> frozenset[str]:
     return frozenset(name for name, used in found.items() if used)
 
 
+@functools.cache
 def trained_pairs() -> set[frozenset[str]]:
     """Pairs of features that some test runs together."""
     runs = [features_of(placement) for placement in cases.PLACEMENTS.values()]
@@ -71,11 +73,11 @@ def cell(row: str, column: str) -> str:
     pair = frozenset({row, column})
     if row == column or pair in EXCLUSIVE:
         return ""
-    return "no" if pair in cases.REFUSED else "yes"
+    return "yes" if pair in trained_pairs() else "no"
 
 
 def markdown() -> str:
-    """The table: a column for each feature by its row's number, and below it what the refusals say."""
+    """The table: a column for each feature by its row's number."""
     numbers = {name: number for number, name in enumerate(NAMES, 1)}
     lines = [
         f"| | {' | '.join(map(str, numbers.values()))} |",

@@ -454,33 +454,10 @@ MOVES = {
 COMPRESSED = {  # dtype of the run's rows
     "tt-whole": "bfloat16",
     "tt-cache": "float32",
+    "host": "float32",
+    "host-whole-cache": "bfloat16",
     "plan-host": "float32",
     "tables-on": "float32",
+    "fae": "float32",
     "processes": "float32",
-}
-
-
-# What does not train together.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """An error: of training in a placement, or of compressing its run.
-
-    Attributes:
-      placement: What is asked for.
-      says: A regular expression that the message must match.
-    """
-
-    placement: Placement
-    says: str
-
-
-REFUSED = {
-    frozenset({"host", "compress"}): Refusal(
-        placement=Placement(keys=(HOST_TABLES,)), says="live in host memory; jrec compress reads tables of the device"
-    ),
-    frozenset({"fae", "compress"}): Refusal(
-        placement=Placement(hot=1.0), says="live in host memory; jrec compress reads tables of the device"
-    ),
 }

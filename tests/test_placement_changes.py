@@ -1,7 +1,6 @@
-"""Runs that go on in another placement, and runs that are compressed: the model of one trace. And what is refused."""
+"""Runs that go on in another placement, and runs that are compressed: the model of one trace."""
 
 import dataclasses
-import re
 
 import numpy as np
 import placement_cases as cases
@@ -10,7 +9,6 @@ from checkpoint_state import latest
 from feature_table import EXCLUSIVE, NAMES, PAGE, page_with, trained_pairs
 from placement_runs import Workplace, arrays_of
 
-from jrec.errors import JrecError
 from jrec.train.compress import Selection, compress_run
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -51,7 +49,8 @@ def test_a_run_goes_on_in_another_placement(place, name):
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=() if name == "plan-host" else pytest.mark.slow) for name in cases.COMPRESSED
+    pytest.param(name, marks=() if name == "host" else pytest.mark.slow)
+    for name in cases.COMPRESSED
 ])  # fmt: skip
 def test_a_compressed_run_scores_and_trains_as_its_cores_say(place, name):
     placement, dtype = cases.PLACEMENTS[name], cases.COMPRESSED[name]
@@ -71,33 +70,9 @@ def test_a_compressed_run_scores_and_trains_as_its_cores_say(place, name):
         np.testing.assert_allclose(found.after["test"].logits, dense.predict(place.log_of(placement).test), **CLOSE)
 
 
-@pytest.mark.parametrize(("pair", "refusal"), [
-    pytest.param(pair, refusal, marks=pytest.mark.slow if "processes" in pair or "compress" in pair else (),
-                 id=" and ".join(sorted(pair)))
-    for pair, refusal in cases.REFUSED.items()
-])  # fmt: skip
-def test_what_does_not_train_together_is_refused(place, pair, refusal):
-    placement, out = refusal.placement, f"refused {' '.join(sorted(pair))}"
-    if "compress" in pair:
-        folder = place.run(placement, "adagrad", "float32", out=out).folder
-        with pytest.raises(JrecError, match=refusal.says):
-            compress_run(folder, place.folder / f"{out} out", Selection(tables=("site",), rank=2))
-        return
-    keys = [*place.keys(placement, "adagrad", "float32"), f"out={place.folder / out}"]
-    if placement.processes > 1:
-        ended = place.processes(placement, keys)
-        assert [code for code, _ in ended] == [2] * placement.processes
-        assert any(re.search(refusal.says, said) for _, said in ended), ended
-        return
-    with pytest.raises(JrecError, match=refusal.says):
-        place.train(placement, keys, out=out)
-
-
-def test_every_pair_of_features_is_trained_or_refused():
+def test_every_pair_of_features_is_trained():
     pairs = {frozenset({a, b}) for a in NAMES for b in NAMES if a != b} - EXCLUSIVE
-    tested = trained_pairs()
-    assert sorted(map(sorted, pairs - tested - cases.REFUSED.keys())) == []
-    assert sorted(map(sorted, tested & cases.REFUSED.keys())) == []
+    assert sorted(map(sorted, pairs - trained_pairs())) == []
 
 
 def test_the_page_has_the_table_of_features():
