@@ -454,8 +454,11 @@ MOVES = {
 COMPRESSED = {  # dtype of the run's rows
     "tt-whole": "bfloat16",
     "tt-cache": "float32",
+    "host": "float32",
+    "host-whole-cache": "bfloat16",
     "plan-host": "float32",
     "tables-on": "float32",
+    "fae": "float32",
     "processes": "float32",
 }
 
@@ -465,7 +468,7 @@ COMPRESSED = {  # dtype of the run's rows
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """An error: of training in a placement, or of compressing its run.
+    """An error of training in a placement.
 
     Attributes:
       placement: What is asked for.
@@ -476,11 +479,4 @@ class Refusal:
     says: str
 
 
-REFUSED = {
-    frozenset({"host", "compress"}): Refusal(
-        placement=Placement(keys=(HOST_TABLES,)), says="live in host memory; jrec compress reads tables of the device"
-    ),
-    frozenset({"fae", "compress"}): Refusal(
-        placement=Placement(hot=1.0), says="live in host memory; jrec compress reads tables of the device"
-    ),
-}
+REFUSED: dict[frozenset[str], Refusal] = {}

@@ -17,7 +17,7 @@ import pytest
 from checkpoint_cases import TIERS, Host, chain_of_three, counts, make, restore, save
 
 from jrec import ops
-from jrec.checkpoint import Checkpoints, Saved
+from jrec.checkpoint import Checkpoints, CopiedRows, Saved
 from jrec.checkpoint.files import read_json, write_json
 from jrec.checkpoint.undo import Undo
 from jrec.checkpoint.writer import Writer
@@ -113,6 +113,28 @@ def test_only_rows_that_were_written_are_saved(tmp_path):
         rows = other.made_rows()
         np.testing.assert_array_equal(one.made_rows(), rows)
         np.testing.assert_array_equal(one.read(rows), other.read(rows))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_rows_of_another_checkpoint_are_copied(tier, tmp_path):
+    rng, tables, source = np.random.default_rng(0), make(tier), Checkpoints(tmp_path / "source")
+    for step in (1, 2):
+        tables.write(rng)
+        save(source, tables, step)
+    saved, copies = source.open(), Checkpoints(tmp_path / "copies", chunk_bytes=2000)
+    first = {"float32900": 500, "bfloat16900": 900, "bfloat1640": 40}
+    copies.save(2, arrays={}, sources=[CopiedRows(saved, first)])
+    copied = copies.open()
+    copied.verify()
+    assert copied.manifest.tables.keys() == first.keys()
+    for name, count in first.items():
+        rows, (old, new) = np.arange(count), (one.table(name) for one in (saved, copied))
+        assert new.record.shape.rows == count
+        for array in ("values", *old.record.shape.slots):
+            assert new.read(array, rows).tobytes() == old.read(array, rows).tobytes()
+        if tier == "host":  # where those with first values take no space
+            written = {row for found, _ in old.written([]) for row in found.tolist() if row < count}
+            assert sum(piece.count for piece in new.record.pieces) == len(written) < count
 
 
 def test_many_pieces_or_rows_become_one(tmp_path):
@@ -581,7 +603,7 @@ _CHILD = """
 import sys
 import numpy as np
 from checkpoint_cases import make, restore, save
-from jrec.checkpoint import Checkpoints
+from jrec.checkpoint import Checkpoints, CopiedRows
 tables = make(sys.argv[2], rows=(20_000,))
 checkpoints = Checkpoints(sys.argv[1], keep=2, chunk_bytes=100_000)
 step = 0

@@ -51,7 +51,8 @@ def test_a_run_goes_on_in_another_placement(place, name):
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=() if name == "plan-host" else pytest.mark.slow) for name in cases.COMPRESSED
+    pytest.param(name, marks=() if name == "host" else pytest.mark.slow)
+    for name in cases.COMPRESSED
 ])  # fmt: skip
 def test_a_compressed_run_scores_and_trains_as_its_cores_say(place, name):
     placement, dtype = cases.PLACEMENTS[name], cases.COMPRESSED[name]
@@ -72,17 +73,12 @@ def test_a_compressed_run_scores_and_trains_as_its_cores_say(place, name):
 
 
 @pytest.mark.parametrize(("pair", "refusal"), [
-    pytest.param(pair, refusal, marks=pytest.mark.slow if "processes" in pair or "compress" in pair else (),
+    pytest.param(pair, refusal, marks=pytest.mark.slow if "processes" in pair else (),
                  id=" and ".join(sorted(pair)))
     for pair, refusal in cases.REFUSED.items()
 ])  # fmt: skip
 def test_what_does_not_train_together_is_refused(place, pair, refusal):
     placement, out = refusal.placement, f"refused {' '.join(sorted(pair))}"
-    if "compress" in pair:
-        folder = place.run(placement, "adagrad", "float32", out=out).folder
-        with pytest.raises(JrecError, match=refusal.says):
-            compress_run(folder, place.folder / f"{out} out", Selection(tables=("site",), rank=2))
-        return
     keys = [*place.keys(placement, "adagrad", "float32"), f"out={place.folder / out}"]
     if placement.processes > 1:
         ended = place.processes(placement, keys)

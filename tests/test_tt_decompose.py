@@ -85,6 +85,54 @@ def test_svd_reaches_a_wanted_error_with_least_ranks(cores, wanted):
         assert found.shape.num_parameters < tt_svd(table, shape, relative_error=0.01).shape.num_parameters
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("chunk_rows", [13, None])
+def test_a_table_read_in_pieces_has_the_cores_of_plain_svds(shape, chunk_rows):
+    table = np.random.default_rng(0).normal(size=(shape.rows, shape.dim)).astype(np.float32)
+    pieces = _Pieces(table)
+    found = tt_svd(pieces, shape, chunk_rows=chunk_rows)
+    want = _product_of_svds(table, shape)
+    np.testing.assert_allclose(tt_to_dense(found.cores, shape), want, rtol=1e-4, atol=1e-5)
+    error = np.linalg.norm(want - table) / np.linalg.norm(table)
+    assert found.relative_error >= error - 1e-6
+    # Twice from the first row to the last, some at a time.
+    once = pieces.read[: len(pieces.read) // 2]
+    assert pieces.read == once * 2
+    assert [begin for begin, _ in once] == [0, *(end for _, end in once[:-1])]
+    assert once[-1][1] == shape.rows
+    if chunk_rows is not None:
+        assert max(end - begin for begin, end in once) <= max(chunk_rows, shape.row_factors[-1])
+
+
+class _Pieces:
+    """A table that only gives slices, and knows which."""
+
+    def __init__(self, table):
+        self.shape, self.read, self._table = table.shape, [], table
+
+    def __getitem__(self, rows):
+        self.read.append((rows.start, rows.stop))
+        return self._table[rows]
+
+
+def _product_of_svds(table, shape):
+    """A table by Oseledets' algorithm, from the last core on, whole unfoldings in float64."""
+    cores, (m, n) = shape.num_cores, (shape.row_factors, shape.dim_factors)
+    digits = [axis for k in range(cores) for axis in (k, cores + k)]  # i_1, j_1, i_2, j_2, ..
+    padded = np.zeros((shape.capacity, shape.dim))
+    padded[: shape.rows] = table
+    rest, bases = padded.reshape(*m, *n).transpose(digits), []
+    for k in range(cores - 1, 0, -1):
+        left, values, right = np.linalg.svd(rest.reshape(np.prod(m[:k]) * np.prod(n[:k]), -1), full_matrices=False)
+        rank = shape.ranks[k - 1]
+        rest, basis = left[:, :rank] * values[:rank], right[:rank]
+        bases.append(basis)
+    for basis in reversed(bases):
+        rest = rest.reshape(-1, len(basis)) @ basis
+    split = rest.reshape([size for pair in zip(m, n, strict=True) for size in pair])
+    return split.transpose(np.argsort(digits)).reshape(shape.capacity, shape.dim)[: shape.rows]
+
+
 def test_svd_is_the_best_of_two_cores():
     """With two cores a tensor train is a low-rank matrix: no error can be below that of the SVD of the unfolding."""
     shape = TTShape.search(400, 8, num_cores=2, ranks=6)

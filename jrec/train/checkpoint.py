@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -62,6 +62,12 @@ def dense_arrays(state: Any, progress: Mapping[str, np.ndarray], layout: Embeddi
     """What a checkpoint has beside tables' rows: the arrays of a state and running metrics, by path."""
     dense = {_STATE + path: leaf for path, leaf, where in _leaves(state, layout) if where is None}
     return dense | {_PROGRESS + name: array for name, array in progress.items()}
+
+
+def core_arrays(layout: EmbeddingLayout, table: str, cores: Sequence[Any]) -> dict[str, Any]:
+    """The cores of a tensor-train table as ``dense_arrays`` names them."""
+    stack = next(s.name for s in layout.members if s.tier == "tt" and s.tables[0].name == table)
+    return {f"{_STATE}0.embeddings.tt.{stack}.cores.{k}.value": core for k, core in enumerate(cores)}
 
 
 def restore_state(

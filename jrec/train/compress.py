@@ -6,30 +6,31 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from jrec.checkpoint import Checkpoints
+from jrec.checkpoint import Checkpoints, CopiedRows
+from jrec.checkpoint.manifest import VALUES
+from jrec.checkpoint.saved import SavedTable
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
-from jrec.nn import DLRM, TBSM, SparseOptimizer
-from jrec.ops.layout import Stack, TableConfig
+from jrec.ops.layout import EmbeddingLayout, TableConfig
 from jrec.ops.tt import TTDecomposition, TTShape, tt_dense_chunks, tt_svd
+from jrec.ops.tt.shape import MAX_ROWS
 from jrec.progress import Progress
-from jrec.train.build import build_layout, build_model, build_optimizer, fingerprint
-from jrec.train.checkpoint import dense_arrays, device_rows
+from jrec.train.build import build_layout, build_modules, fingerprint
+from jrec.train.checkpoint import core_arrays, dense_arrays
 from jrec.train.config import TrainConfig, load_config
-from jrec.train.evaluate import RestoredRun, restore_run
+from jrec.train.evaluate import OpenedRun, open_run, restore_run
 from jrec.train.metrics import Scores
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, open_run_folder
 from jrec.train.step import compile_run
-from jrec.train.tables import on_devices, train_override
+from jrec.train.tables import train_override
 from jrec.train.typed_toml import MOST
 
 
@@ -125,7 +126,8 @@ def compress_run(
     """Compresses tables of a trained run by TT-SVD and writes the outcome as a run of its own.
 
     Dense parameters, their optimizer, the other tables and their slots stay as they are; slots of cores begin fresh.
-    The tables are read in pieces: beside the checkpoint, memory holds one table's Gram matrices and cores.
+    Tables are read from the checkpoint's files, and copied to the new one's, in pieces, wherever they live in training.
+    So memory holds what ``tt_svd`` says of one table or, while a model is scored, that model as ``jrec eval`` holds it.
 
     Args:
       checkpoint: a run folder, or one checkpoint in it.
@@ -142,12 +144,10 @@ def compress_run(
     """
     if (pathlib.Path(out) / CONFIG_FILE).exists() and not overwrite:
         raise ConfigError(f"{out} holds a run already; replace it with --overwrite, or choose another --out")
-    run = restore_run(checkpoint, data, slots=True)
-    if host := [stack.name for stack in run.layout.members if stack.tier == "host"]:
-        raise ConfigError(f"{', '.join(host)} live in host memory; jrec compress reads tables of the device")
+    run = open_run(checkpoint, data)
     selected = _selected(run, selection)
     tables, trains, rows = {}, {}, 0
-    with (progress or Progress(False)).stage("compress", sum(t.rows for t in selected)) as advance:
+    with (progress or Progress(False)).stage("compress", sum(t.rows for t in selected)) as advance, run.reading():
         for table in selected:
             tables[table.name], cores = _decompose(run, table, selection)
             if cores is not None:
@@ -157,25 +157,34 @@ def compress_run(
     if not trains:
         raise ConfigError("no table was compressed: " + "; ".join(f"{n}: {t.note}" for n, t in tables.items()))
     splits = [split for split in splits if split in run.schema.splits]
-    before = {split: run.scores(split) for split in splits}
+    before = _scores(run.saved.folder, data, splits)
     config = _configuration(run, out, data, tables)
     _write(run, config, trains, overwrite=overwrite)
-    compressed = restore_run(out)
     return Compression(
         folder=pathlib.Path(out),
         step=run.saved.step,
-        config=compressed.config,
+        config=open_run(out).config,
         schema=run.schema,
         tables=tables,
         before=before,
-        after={split: compressed.scores(split) for split in splits},
+        after=_scores(out, None, splits),
     )
 
 
-def _selected(run: RestoredRun, selection: Selection) -> list[TableConfig]:
+def _scores(
+    checkpoint: str | os.PathLike[str], data: str | os.PathLike[str] | None, splits: Sequence[str]
+) -> dict[str, Scores]:
+    """A checkpoint's scores by split; its model takes memory only here."""
+    if not splits:
+        return {}
+    run = restore_run(checkpoint, data)
+    return {split: run.scores(split) for split in splits}
+
+
+def _selected(run: OpenedRun, selection: Selection) -> list[TableConfig]:
     parts = [t for stack in run.layout.members for t in stack.tables]
     tables = {t.name: t for t in sorted(parts, key=lambda t: t.tier == "tt")}  # of parts, the cores
-    whole = {name: t for name, t in tables.items() if t.tier == "device"}
+    whole = {name: t for name, t in tables.items() if t.tier != "tt"}
     for name in selection.tables:
         if name not in tables:
             raise ConfigError(f"--tables: the run has no table {name!r}, only {', '.join(tables)}")
@@ -198,14 +207,19 @@ def _selected(run: RestoredRun, selection: Selection) -> list[TableConfig]:
 
 
 def _decompose(
-    run: RestoredRun, table: TableConfig, selection: Selection
+    run: OpenedRun, table: TableConfig, selection: Selection
 ) -> tuple[CompressedTable, tuple[jax.Array, ...] | None]:
     """A table's train, its cores of equal scale and of the dtype they are stored in."""
     described = CompressedTable(rows=table.rows, dim=table.dim)
     if table.rows <= selection.whole_rows:
         why = f"stays whole: --whole-rows is {selection.whole_rows:,}, and it has {table.rows:,} rows"
         return dataclasses.replace(described, note=why), None
-    shape = TTShape.search(table.rows - selection.whole_rows, table.dim, num_cores=selection.cores, ranks=1)
+    if (compressed := table.rows - selection.whole_rows) > MAX_ROWS:
+        why = f"has {compressed:,} rows to compress, but a tensor train has up to {MAX_ROWS:,}; raise --whole-rows"
+        if table.name in selection.tables:
+            raise ConfigError(f"--tables: {table.name} {why}")
+        return dataclasses.replace(described, note=f"stays whole: {why}"), None
+    shape = TTShape.search(compressed, table.dim, num_cores=selection.cores, ranks=1)
     ranks, note = shape.ranks, ""
     if selection.rank is not None:
         ranks = tuple(min(selection.rank, bound) for bound in shape.max_ranks)
@@ -214,18 +228,18 @@ def _decompose(
                 with value_errors_are_config_errors(f"--rank {selection.rank} for table {table.name}"):
                     shape.with_ranks(selection.rank)
             note = f"ranks {list(ranks)}: more represent no further table of it"
-    rows = _rows(run, table)[selection.whole_rows :]
+    rows = _SavedRows(run.saved.table(table.name), selection.whole_rows)
     with value_errors_are_config_errors(f"table {table.name}"):
         found = tt_svd(rows, shape.with_ranks(ranks), relative_error=selection.relative_error)
         limited = tuple(min(pair) for pair in zip(found.shape.ranks, ranks, strict=True))
         if selection.rank is not None and limited != found.shape.ranks:
             found = tt_svd(rows, shape.with_ranks(limited))
             note = f"ranks {list(limited)} by --rank; the error asked for would need more"
-    if found.shape.num_parameters >= rows.size:
+    if found.shape.num_parameters >= compressed * table.dim:
         of = f"its rows from {selection.whole_rows:,} on have" if selection.whole_rows else "the table has"
         why = (
             f"stays whole: cores of ranks {list(found.shape.ranks)} would have {found.shape.num_parameters:,}"
-            f" elements, {of} {rows.size:,}"
+            f" elements, {of} {compressed * table.dim:,}"
         )
         return dataclasses.replace(described, note=why), None
     dtype = run.config.tables.tt.dtype or table.dtype
@@ -236,20 +250,15 @@ def _decompose(
     return dataclasses.replace(described, shape=found.shape, note=note, relative_error=error), cores
 
 
-def _rows(run: RestoredRun, table: TableConfig) -> np.ndarray:
-    """(rows, dim) of the stored dtype, without padding."""
-    stack, base = _place(run, table.name)
-    return np.asarray(run.model.embeddings.arrays()[stack.name])[base : base + table.rows, : table.dim]
+class _SavedRows:
+    """The rows of a checkpoint's table from ``first`` on, each slice read when it is asked for; see ``tt_svd``."""
 
+    def __init__(self, table: SavedTable, first: int):
+        self._table, self._first = table, first
+        self.shape = (table.record.shape.rows - first, table.record.shape.dim)
 
-def _place(run: RestoredRun, table: str) -> tuple[Stack, int]:
-    """Where the whole rows of a table are."""
-    return next(
-        (stack, base)
-        for stack in run.layout.members
-        for of, base in zip(stack.tables, stack.bases, strict=True)
-        if of.name == table and stack.tier != "tt"
-    )
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return self._table.read(VALUES, np.arange(rows.start, rows.stop) + self._first)
 
 
 def _balanced(found: TTDecomposition) -> list[np.ndarray]:
@@ -261,7 +270,7 @@ def _balanced(found: TTDecomposition) -> list[np.ndarray]:
     return [core * np.float32(common / scale) for core, scale in zip(found.cores, scales, strict=True)]
 
 
-def _error(rows: np.ndarray, cores: Sequence[Any], shape: TTShape) -> float:
+def _error(rows: _SavedRows, cores: Sequence[Any], shape: TTShape) -> float:
     squares, lost, begin = 0.0, 0.0, 0
     for chunk in tt_dense_chunks(cores, shape):
         wanted = rows[begin : begin + len(chunk)].astype(np.float64)
@@ -272,7 +281,7 @@ def _error(rows: np.ndarray, cores: Sequence[Any], shape: TTShape) -> float:
 
 
 def _configuration(
-    run: RestoredRun,
+    run: OpenedRun,
     out: str | os.PathLike[str],
     data: str | os.PathLike[str] | None,
     compressed: Mapping[str, CompressedTable],
@@ -288,48 +297,33 @@ def _configuration(
     return dataclasses.replace(config, tables=tables, out=str(out))
 
 
-def _write(run: RestoredRun, config: TrainConfig, trains: Mapping[str, Sequence[Any]], *, overwrite: bool) -> None:
-    alone = on_devices(config, run.schema, 1)  # whatever the devices that trained
+def _write(run: OpenedRun, config: TrainConfig, trains: Mapping[str, Sequence[jax.Array]], *, overwrite: bool) -> None:
+    """Writes the run's folder: dense arrays and cores, and the rows of all tables that are left, as they are."""
+    overrides = {name: config.tables.overrides[name] for name in trains}
+    tables = dataclasses.replace(run.config.tables, overrides={**run.config.tables.overrides, **overrides})
+    alone = dataclasses.replace(run.config, tables=tables)  # whatever the devices that trained
     layout = build_layout(alone, run.schema)
-    model = build_model(alone, run.schema, layout)
-    constant = dataclasses.replace(alone, lr_schedule=run.config.lr_schedule)
-    optimizer = build_optimizer(constant, model, total_steps=MOST)
-    _carry_over(run, model, optimizer, trains)
-    state, _ = compile_run(model, optimizer)
+    uncompressed = {t.name: t.rows for stack in layout.members for t in stack.tables if stack.tier != "tt"}
+    with run.reading():
+        learned = run.saved.arrays()
+    for name, cores in trains.items():
+        learned |= {path: np.asarray(core) for path, core in core_arrays(layout, name, cores).items()}
     with open_run_folder(config, resume=False, overwrite=overwrite) as folder:
         keep_dataset(folder, run.trained_on, resume=False)
         own = fingerprint(alone, layout, run.schema, trained_on=run.trained_on)
         Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=own).save(
             run.saved.step,
-            arrays=dense_arrays(state, run.progress, layout),
-            sources=list(device_rows(layout, optimizer.of, lambda: state).values()),
+            arrays={**_fresh(alone, run.schema, layout), **learned},
+            sources=[CopiedRows(run.saved, uncompressed)],
             meta=run.saved.manifest.meta,
         )
 
 
-def _carry_over(
-    run: RestoredRun, model: DLRM | TBSM, optimizer: SparseOptimizer, trains: Mapping[str, Sequence[Any]]
-) -> None:
-    """Fills a fresh model and optimizer with what the run learned, and the new tables' cores."""
-    nnx.update(model, nnx.state(run.model, nnx.Param))
-    nnx.update(optimizer.dense, nnx.state(run.optimizer.dense))
-    old, new = run.model.embeddings, model.embeddings
-    rows = {}
-    for name in new.stacks:
-        stack = new.layout.stacks[name]
-        places = [(_place(run, table.name), table.rows) for table in stack.tables]
+def _fresh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> dict[str, jax.Array]:
+    """The dense arrays of a checkpoint before the first step. Compiled, so that no row is made beside them."""
 
-        def joined(of: Callable[[str], Any], places: Any = places) -> Any:
-            return jnp.concatenate([of(stack.name)[base : base + n] for (stack, base), n in places])
+    def make() -> dict[str, jax.Array]:
+        model, optimizer = build_modules(config, schema, layout, total_steps=MOST)
+        return dense_arrays(compile_run(model, optimizer)[0], {}, layout)
 
-        rows[name] = joined(lambda stack: old.stacks[stack][...])
-        for slot, variable in optimizer.slots[name].items():
-            variable[...] = joined(lambda stack, slot=slot: run.optimizer.slots[stack][slot][...])
-    new.set_arrays(rows)
-    for name, stack in new.tt.items():
-        table = new.layout.stacks[name].tables[0].name
-        if table in trains:
-            stack.set_arrays(tuple(trains[table]))
-        else:
-            nnx.update(stack, nnx.state(old.tt[name]))
-            nnx.update(optimizer.slots[name], nnx.state(run.optimizer.slots[name]))
+    return jax.jit(make)()

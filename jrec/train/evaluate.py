@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -120,19 +121,16 @@ class CheckpointScores:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RestoredRun:
-    """A run as one of its checkpoints has it.
+class OpenedRun:
+    """A run and one of its checkpoints, of which no row is read yet.
 
     Attributes:
-      folder: the run's.
-      config: of the run, its ``lr_schedule`` left out: no step is taken.
-      schema: of the dataset.
+      folder: The run's folder.
+      config: The run's configuration, its ``lr_schedule`` left out: no step is taken.
+      schema: The dataset.
       trained_on: The dataset that the run was trained on, whose rows mean the same.
-      layout: of the tables.
-      model, optimizer: over the state.
-      saved: the checkpoint.
-      run: what the run has learned.
-      progress: the running metrics.
+      layout: The tables.
+      saved: The checkpoint.
     """
 
     folder: pathlib.Path
@@ -140,15 +138,31 @@ class RestoredRun:
     schema: Schema
     trained_on: Identity
     layout: EmbeddingLayout
+    saved: Saved
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Says of files of the checkpoint that turn out damaged inside which earlier one is whole."""
+        return _checkpoints(self.folder).reading(self.saved.step, functools.partial(_remedy, self.folder))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RestoredRun(OpenedRun):
+    """A run as one of its checkpoints has it.
+
+    Attributes:
+      model, optimizer: Over the state.
+      run: What the run has learned.
+      progress: The running metrics.
+    """
+
     model: DLRM | TBSM
     optimizer: SparseOptimizer
-    saved: Saved
     run: RunState
     progress: dict[str, np.ndarray]
 
     @property
     def state(self) -> Any:
-        """Of model and optimizer."""
+        """The state of model and optimizer."""
         return self.run.state
 
     def scores(self, split: str, *, limit: int = 0) -> Scores:
@@ -156,11 +170,11 @@ class RestoredRun:
 
         Args:
           split: "train", "valid" or "test".
-          limit: batches to read at most; 0 for all.
+          limit: Batches to read at most; 0 for all.
 
         Raises:
-          DatasetError: if the split cannot be used.
-          DivergedError: if a logit is NaN or infinite.
+          DatasetError: If the split cannot be used.
+          DivergedError: If a logit is NaN or infinite.
         """
         with TrainingProgress("auto" if first() else "off", total=0, start=0) as progress:
             return score_split(
@@ -174,28 +188,14 @@ class RestoredRun:
             )
 
 
-def restore_run(
+def open_run(
     checkpoint: str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
     *,
     devices: int = 1,
     plan: str = "",
-    slots: bool = False,
-) -> RestoredRun:
-    """Reads a checkpoint.
-
-    Args:
-      checkpoint: a run folder, or one checkpoint in it.
-      data: a dataset with the features and tables of the training data; None for the training data.
-      devices: on which to predict, whatever the number that trained.
-      plan: file of a plan for these devices, for training or for inference; none deals the rows out.
-      slots: whether the optimizer's slots of rows on the device are read, too; empty arrays stand for them otherwise.
-
-    Raises:
-      CheckpointError: if there is no such checkpoint, or it is of a model for a dataset whose rows mean other values.
-      ConfigError: if several processes are to share one device.
-      DatasetError: if the dataset cannot be used.
-    """
+) -> OpenedRun:
+    """Opens a checkpoint and reads what it is of; see ``restore_run``."""
     folder, step = _find(pathlib.Path(checkpoint))
     config = load_config(folder / CONFIG_FILE, [] if data is None else [f"data.path={str(data)!r}"])
     if config.deterministic:
@@ -211,28 +211,50 @@ def restore_run(
     config = dataclasses.replace(config, plan=plan)
     layout = build_layout(config, schema)
     own = fingerprint(config, layout, schema, trained_on=trained_on)
-    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=own)
+    checkpoints = _checkpoints(folder, own)
     step = checkpoints.latest_step() if step is None else step
     with checkpoints.reading(step or 0, functools.partial(_remedy, folder)):
         saved = checkpoints.open(step)
+    return OpenedRun(folder=folder, config=config, schema=schema, trained_on=trained_on, layout=layout, saved=saved)
+
+
+def restore_run(
+    checkpoint: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    *,
+    devices: int = 1,
+    plan: str = "",
+    slots: bool = False,
+) -> RestoredRun:
+    """Reads a checkpoint.
+
+    Args:
+      checkpoint: A run folder, or one checkpoint in it.
+      data: A dataset with the features and tables of the training data; None for the training data.
+      devices: How many devices predict, whatever the number that trained.
+      plan: The file of a plan for these devices, for training or for inference; "" for none.
+      slots: Whether the optimizer's slots of rows on the device are read, too; empty arrays stand for them otherwise.
+
+    Raises:
+      CheckpointError: If there is no such checkpoint, or it is of a model for a dataset whose rows mean other values.
+      ConfigError: If several processes are to share one device.
+      DatasetError: If the dataset cannot be used.
+    """
+    opened = open_run(checkpoint, data, devices=devices, plan=plan)
+    config, schema, layout, saved = opened.config, opened.schema, opened.layout, opened.saved
+    with opened.reading():
         model, optimizer = build_modules(config, schema, layout, total_steps=MOST, abstract=True)
         setup = open_mesh(config, schema, layout, training=False) if config.planned else None
         run = RunState(model, optimizer, config=config, layout=layout, setup=setup, training=False)
         state, progress = restore_state(saved, run.state, layout, slots=slots)
         run.restore(saved, state)
         model, optimizer = run.modules()
-    return RestoredRun(
-        folder=folder,
-        config=config,
-        schema=schema,
-        trained_on=trained_on,
-        layout=layout,
-        model=model,
-        optimizer=optimizer,
-        saved=saved,
-        run=run,
-        progress=progress,
-    )
+    known = {field.name: getattr(opened, field.name) for field in dataclasses.fields(opened)}
+    return RestoredRun(**known, model=model, optimizer=optimizer, run=run, progress=progress)
+
+
+def _checkpoints(folder: pathlib.Path, fingerprint: Mapping[str, Any] | None = None) -> Checkpoints:
+    return Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=fingerprint)
 
 
 def _remedy(folder: pathlib.Path, step: int | None) -> str:

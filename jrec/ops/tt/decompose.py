@@ -1,7 +1,7 @@
 """Decomposes plain tables into tensor trains (TT-SVD), and reconstructs single rows and whole tables from them.
 
-These run on the host, in NumPy, in pieces: the first unfolding of a table is never copied, and beside the table
-itself memory holds one piece of it and the cores' partial products.
+These run on the host, in NumPy, in pieces: a table is read from its first row to its last, some rows at a time, and
+never held as a whole.
 """
 
 from __future__ import annotations
@@ -9,13 +9,27 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from jrec.ops.tt.shape import TTShape
 
 DEFAULT_CHUNK_ROWS = 1 << 18
+_CHUNK_ELEMENTS = 1 << 22  # read at once by ``tt_svd``: 32 MB of float64
+
+
+class Rows(Protocol):
+    """A table that is read by slices of rows: an array, memory-mapped or not, or anything that reads from files."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(rows, dim)."""
+        ...
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        """(n, dim) of any float type, for a slice with begin and end."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,22 +122,27 @@ def tt_to_dense(cores: Sequence[Any], shape: TTShape) -> np.ndarray:
 
 
 def tt_svd(
-    table: np.ndarray,
+    table: Rows,
     shape: TTShape,
     *,
     relative_error: float | None = None,
-    chunk_rows: int = DEFAULT_CHUNK_ROWS,
+    chunk_rows: int | None = None,
 ) -> TTDecomposition:
     """The tensor train of a table (Oseledets 2011, Algorithm 1), with given ranks or to a given error.
+
+    The cores are found from the last to the first, since the last unfolding, which joins blocks of ``m_d`` rows, can be
+    read in the table's own order. It is read twice: for its Gram matrix, and to be multiplied by the singular vectors.
+    Memory holds a chunk, that matrix of (m_d * n_d)^2 and the product, which has R_(d-1) / (m_d * n_d) times as many
+    elements as the table, all in float64; of the product two more copies while the next core is found.
 
     Singular vectors come from Gram matrices in float64, so of a float32 table nothing above its own rounding is lost.
 
     Args:
-      table: (rows, dim), any float type; may be memory-mapped.
+      table: (rows, dim), any float type; an array, memory-mapped or not, or what else gives its rows by slices.
       shape: The result's shape. Its ranks are used unless ``relative_error`` is given; ranks that the table does not
         need are filled with zeros.
       relative_error: Choose the least ranks whose product is within this fraction of the table's Frobenius norm.
-      chunk_rows: Rows that are read at once.
+      chunk_rows: Rows that are read at once, rounded up to whole blocks; None for 32 MB of float64.
 
     Returns:
       Cores, shape and error.
@@ -131,103 +150,108 @@ def tt_svd(
     Raises:
       ValueError: On a table that is not finite or does not fit the shape, or an error outside of [0, 1).
     """
-    if table.ndim != 2 or table.shape != (shape.rows, shape.dim):
-        raise ValueError(f"the table has shape {table.shape}, but the tensor train {(shape.rows, shape.dim)}")
+    if tuple(table.shape) != (shape.rows, shape.dim):
+        raise ValueError(f"the table has shape {tuple(table.shape)}, but the tensor train {(shape.rows, shape.dim)}")
     if relative_error is not None and not 0 <= relative_error < 1:
         raise ValueError(f"relative_error is {relative_error}; it must be in [0, 1)")
-    gram, pieces = _first_gram(table, shape, chunk_rows)
+    chunk_rows = max(1, _CHUNK_ELEMENTS // shape.dim) if chunk_rows is None else chunk_rows
+    size = shape.row_factors[-1] * shape.dim_factors[-1]
+    gram = np.zeros((size, size), np.float64)
+    for piece in _unfolded(table, shape, chunk_rows):
+        gram += piece @ piece.T
     norm = math.sqrt(np.trace(gram))
     if not math.isfinite(norm):
         raise ValueError("the table holds values that are not finite; a NaN or infinite row has no decomposition")
     budget = None if relative_error is None else (relative_error * norm) ** 2 / (shape.num_cores - 1)
-    cores, ranks, lost = [], [], 0.0
-    basis, dropped = _basis(gram, shape.ranks[0], budget)
-    rest = np.concatenate([basis.T @ piece for piece in pieces()], axis=1)  # (R_1, (i_2 .. i_d, j_2 .. j_d))
-    lost += dropped
-    cores.append(basis)
-    ranks.append(basis.shape[1])
-    rest = _split_columns(rest, shape, 1)
-    for k in range(1, shape.num_cores - 1):
-        basis, rest, dropped = _truncate(rest, shape.ranks[k], budget)
+    basis, lost = _basis(gram, _Choice(shape, shape.num_cores - 2, budget))
+    del gram
+    rest = np.empty((basis.shape[1], shape.capacity * shape.dim // size), np.float64)  # (R, (i_1 .., j_1 ..))
+    begin = 0
+    for piece in _unfolded(table, shape, chunk_rows):
+        rest[:, begin : begin + piece.shape[1]] = basis.T @ piece
+        begin += piece.shape[1]
+    matrices = [basis]
+    for core in range(shape.num_cores - 2, 0, -1):
+        basis, rest, dropped = _truncate(_split_columns(rest, shape, core), _Choice(shape, core - 1, budget))
         lost += dropped
-        cores.append(basis)
-        ranks.append(basis.shape[1])
-        rest = _split_columns(rest, shape, k + 1)
-    cores.append(rest.reshape(-1, 1))
+        matrices.append(basis)
+    matrices.append(rest.reshape(-1, 1))
+    ranks = [matrix.shape[1] for matrix in reversed(matrices[:-1])]
     chosen = shape.with_ranks(ranks) if budget is not None else shape
     return TTDecomposition(
-        cores=_as_cores(cores, ranks, chosen),
+        cores=_as_cores(matrices[::-1], ranks, chosen),
         shape=chosen,
         relative_error=math.sqrt(lost) / norm if norm else 0.0,
     )
 
 
-def _first_gram(table: np.ndarray, shape: TTShape, chunk_rows: int) -> tuple[np.ndarray, Any]:
-    """Gram matrix of the first unfolding, ((i_1, j_1), everything else), and its pieces, column block by column block.
-
-    The columns of a piece are (inner row, j_2 .. j_d).
-    """
-    first, width = shape.row_factors[0], shape.dim_factors[0]
-    inner = shape.capacity // first
-    step = max(1, chunk_rows // first)
-
-    def pieces() -> Iterator[np.ndarray]:
-        for begin in range(0, inner, step):
-            end = min(inner, begin + step)
-            block = np.zeros((first, end - begin, shape.dim), np.float64)
-            for i in range(first):
-                rows = table[i * inner + begin : min(i * inner + end, shape.rows)]
-                block[i, : len(rows)] = rows
-            split = block.reshape(first, end - begin, width, shape.dim // width)
-            yield split.swapaxes(1, 2).reshape(first * width, -1)
-
-    gram = np.zeros((first * width, first * width), np.float64)
-    for piece in pieces():
-        gram += piece @ piece.T
-    return gram, pieces
+def _unfolded(table: Rows, shape: TTShape, chunk_rows: int) -> Iterator[np.ndarray]:
+    """The last unfolding, ((i_d, j_d), (i_1 .. i_(d-1), j_1 .. j_(d-1))), in blocks of columns, in float64."""
+    last, width = shape.row_factors[-1], shape.dim_factors[-1]
+    blocks = -(-shape.rows // last)
+    step = max(1, chunk_rows // last)
+    for begin in range(0, shape.capacity // last, step):
+        end = min(begin + step, shape.capacity // last)
+        chunk = np.zeros(((end - begin) * last, shape.dim), np.float64)
+        if begin < blocks:
+            rows = table[begin * last : min(end * last, shape.rows)]
+            chunk[: len(rows)] = rows
+        split = chunk.reshape(end - begin, last, shape.dim // width, width)
+        yield split.transpose(1, 3, 0, 2).reshape(last * width, -1)
 
 
 def _split_columns(rest: np.ndarray, shape: TTShape, core: int) -> np.ndarray:
-    """(R, (i_k .. i_d, j_k .. j_d)) to ((R, i_k, j_k), (i_(k+1) .. i_d, j_(k+1) .. j_d))."""
+    """(R, (i_1 .. i_k, j_1 .. j_k)) to ((R, i_k, j_k), (i_1 .. i_(k-1), j_1 .. j_(k-1)))."""
     m, n = shape.row_factors[core], shape.dim_factors[core]
-    rows, dims = math.prod(shape.row_factors[core + 1 :]), math.prod(shape.dim_factors[core + 1 :])
-    split = rest.reshape(rest.shape[0], m, rows, n, dims).swapaxes(2, 3)
+    rows, dims = math.prod(shape.row_factors[:core]), math.prod(shape.dim_factors[:core])
+    split = rest.reshape(rest.shape[0], rows, m, dims, n).transpose(0, 2, 4, 1, 3)
     return split.reshape(rest.shape[0] * m * n, rows * dims)
 
 
-def _basis(gram: np.ndarray, rank: int, budget: float | None) -> tuple[np.ndarray, float]:
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """How many singular vectors to keep at a bond: the shape's rank, or the fewest that lose no more than a budget."""
+
+    shape: TTShape
+    bond: int
+    budget: float | None
+
+    def rank(self, squares: np.ndarray) -> int:
+        """Of singular values, squared and descending."""
+        if self.budget is None:
+            return min(self.shape.ranks[self.bond], len(squares))
+        tails = np.append(np.cumsum(squares[::-1])[::-1], 0.0)
+        return max(1, int(np.argmax(tails <= self.budget)))
+
+
+def _basis(gram: np.ndarray, choice: _Choice) -> tuple[np.ndarray, float]:
     """Leading eigenvectors as columns, and the sum of the eigenvalues left out."""
     values, vectors = np.linalg.eigh(gram)
-    values, vectors = np.maximum(values[::-1], 0), vectors[:, ::-1]
-    rank = _rank(values, rank, budget)
+    # The others are zero, but for rounding: the unfolding's other side is smaller.
+    values, vectors = np.maximum(values[::-1], 0)[: choice.shape.max_ranks[choice.bond]], vectors[:, ::-1]
+    rank = choice.rank(values)
     return np.ascontiguousarray(vectors[:, :rank]), float(values[rank:].sum())
 
 
-def _truncate(matrix: np.ndarray, rank: int, budget: float | None) -> tuple[np.ndarray, np.ndarray, float]:
+def _truncate(matrix: np.ndarray, choice: _Choice) -> tuple[np.ndarray, np.ndarray, float]:
     """``matrix`` as orthonormal columns times the rest, and the squared error."""
     if matrix.shape[0] <= matrix.shape[1]:
-        basis, lost = _basis(matrix @ matrix.T, rank, budget)
+        basis, lost = _basis(matrix @ matrix.T, choice)
         return basis, basis.T @ matrix, lost
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
-    rank = _rank(values**2, rank, budget)
+    rank = choice.rank(values**2)
     return left[:, :rank], values[:rank, None] * right[:rank], float((values[rank:] ** 2).sum())
 
 
-def _rank(squares: np.ndarray, rank: int, budget: float | None) -> int:
-    if budget is None:
-        return min(rank, len(squares))
-    tails = np.append(np.cumsum(squares[::-1])[::-1], 0.0)
-    return max(1, int(np.argmax(tails <= budget)))
-
-
 def _as_cores(matrices: list[np.ndarray], ranks: list[int], shape: TTShape) -> tuple[np.ndarray, ...]:
-    """((R, i, j), R') matrices as float32 cores (i, R, j, R'), zero where a rank was not needed."""
+    """((R', i, j), R) matrices as float32 cores (i, R, j, R'), zero where a rank was not needed."""
     cores = []
     bonds = (1, *ranks, 1)
     for k, (matrix, core_shape) in enumerate(zip(matrices, shape.core_shapes, strict=True)):
         m, _, n, _ = core_shape
         core = np.zeros(core_shape, np.float32)
-        core[:, : bonds[k], :, : bonds[k + 1]] = matrix.reshape(bonds[k], m, n, bonds[k + 1]).swapaxes(0, 1)
+        split = matrix.reshape(bonds[k + 1], m, n, bonds[k])
+        core[:, : bonds[k], :, : bonds[k + 1]] = split.transpose(1, 3, 2, 0)
         cores.append(core)
     return tuple(cores)
 
