@@ -182,15 +182,14 @@ def _run(side: str, data: pathlib.Path, seed: int, folder: pathlib.Path, overrid
     if not outcome.finished:
         raise SystemExit("fae_training: stopped by a signal")
     scores = evaluate(outcome.scores["test"])
-    assert outcome.pipeline is not None
-    rows = outcome.pipeline["rows"].values()
+    rows = outcome.sections["pipeline"]["rows"].values()
     return Run(
         seconds=outcome.seconds,
         whole=time.perf_counter() - start,
         auc=scores.auc or float("nan"),
         log_loss=scores.log_loss,
         moved=sum(counters["bytes_to_device"] + counters["bytes_to_host"] for counters in rows),
-        fae=outcome.fae,
+        fae=outcome.sections.get("fae"),
     )
 
 

@@ -144,7 +144,7 @@ def check_equal(found, expected):
     assert found.arrays.keys() == arrays.keys()
     for name, array in found.arrays.items():
         close(array, arrays[name], err_msg=name)
-    report = dict(found.outcome.fae), dict(expected.outcome.fae)
+    report = [dict(run.outcome.sections["fae"]) for run in (found, expected)]
     close(*(of.pop("test_losses") for of in report))
     assert report[0] == report[1]
 
@@ -162,8 +162,8 @@ def check_replicas(run, devices):
 
 
 def test_four_devices_train_as_one(one, four):
-    assert one.outcome.fae["steps"]["hot"] > 3 < one.outcome.fae["steps"]["cold"]
-    assert one.outcome.fae["switches"] > 3
+    assert one.outcome.sections["fae"]["steps"]["hot"] > 3 < one.outcome.sections["fae"]["steps"]["cold"]
+    assert one.outcome.sections["fae"]["switches"] > 3
     check_equal(four, one)
     check_replicas(four, 4)
 
@@ -191,7 +191,7 @@ def check_equal_but_bytes(found, expected):
     for name, array in found.arrays.items():
         close(array, expected.arrays[name], err_msg=name)
     for key in ("rates", "switches"):
-        assert found.outcome.fae[key] == expected.outcome.fae[key]
+        assert found.outcome.sections["fae"][key] == expected.outcome.sections["fae"][key]
 
 
 def test_the_all_reduces_of_a_hot_step(four):

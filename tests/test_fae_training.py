@@ -172,7 +172,7 @@ def test_a_run_is_the_plain_run_over_the_same_batches(whole, dataset, tmp_path):
 def check_report(outcome, config, tmp_path):
     content = write_report(
         tmp_path / "report", config=config, schema=outcome.schema, scores=outcome.scores, parameters=outcome.parameters,
-        steps=outcome.step, history=outcome.folder / "metrics.jsonl", pipeline=outcome.pipeline, fae=outcome.fae,
+        steps=outcome.step, history=outcome.folder / "metrics.jsonl", sections=outcome.sections,
     )  # fmt: skip
     found, rows = content["fae"], content["pipeline"]["rows"]["planned_d8_float32"]
     kinds = kinds_of(outcome.folder)
@@ -265,7 +265,7 @@ def test_a_run_killed_around_switches_resumes_to_the_same_bits(fae, whole, monke
     assert kinds[:12] == ["cold"] * 3 + ["hot"] * 7 + ["cold"] * 2
     outcome = resumed_through(fae, monkeypatch, [4, 11], WHOLE, "killed")
     assert kept(outcome.folder) == kept(whole[0].folder)
-    assert outcome.fae["switches"] == whole[0].fae["switches"] == 7
+    assert outcome.sections["fae"]["switches"] == whole[0].sections["fae"]["switches"] == 7
 
 
 @pytest.mark.slow
@@ -286,9 +286,9 @@ def test_no_row_hot_and_all_rows_hot(fae, dataset, tmp_path, share):
     kinds = kinds_of(outcome.folder)
     assert set(kinds) == {"hot" if share else "cold"}
     check_against_plain(outcome, config)
-    assert outcome.fae["switches"] == outcome.fae["bytes"]["paper_synchronization"] == 0
+    assert outcome.sections["fae"]["switches"] == outcome.sections["fae"]["bytes"]["paper_synchronization"] == 0
     if share:
-        assert outcome.fae["bytes"]["moved"] == 0
+        assert outcome.sections["fae"]["bytes"]["moved"] == 0
     again = evaluate_checkpoint(outcome.folder, dataset, split="test")
     np.testing.assert_array_equal(again.scores.logits, outcome.scores["test"].logits)
 
@@ -343,7 +343,7 @@ def test_hot_rows_lie_over_any_plan(fae, tmp_path, overrides):
     config = fae(*overrides, f"plan={str(tmp_path / 'plan')!r}")
     outcome = train(config)
     assert set(kinds_of(outcome.folder)) == {"cold", "hot"}
-    assert outcome.fae["bytes"]["moved"] > 0
+    assert outcome.sections["fae"]["bytes"]["moved"] > 0
     check_against_plain(outcome, config)
 
 

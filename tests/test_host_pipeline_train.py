@@ -58,13 +58,13 @@ def test_a_run_on_the_host_is_the_run_on_the_device(configure):
     again = evaluate_checkpoint(host.folder, configure().data.path, split="test")
     np.testing.assert_array_equal(again.scores.logits, device.scores["test"].logits)
 
-    assert device.pipeline is None
-    assert host.pipeline is not None
-    assert host.pipeline["stages"]["host store"]["batches"] == 14
+    assert device.sections == {}
+    assert host.sections.keys() == {"pipeline"}
+    assert host.sections["pipeline"]["stages"]["host store"]["batches"] == 14
     assert len(json.loads((host.folder / "trace.json").read_text())["traceEvents"]) > 100
     report = write_report(
         host.folder / "report", config=configure("tables.tier=host"), schema=host.schema, scores={},
-        parameters=host.parameters, steps=14, pipeline=host.pipeline,
+        parameters=host.parameters, steps=14, sections=host.sections,
     )  # fmt: skip
     assert report["pipeline"]["rows"]["host_d8_float32"]["hit_rate"] > 0.1
     assert report["parameters"]["host_d8_float32"] == device.parameters["d8_float32"]

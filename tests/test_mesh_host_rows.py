@@ -205,7 +205,7 @@ def test_a_plan_on_one_device_changes_no_bit(configure, plan_file):
     overrides = ("max_steps=7", "evaluate.every_steps=0", "checkpoint.every_steps=3")
     plain = train(configure(*overrides, out="plain"))
     planned = train(configure(*overrides, plan_file(1), out="planned"))
-    assert planned.pipeline["rows"]["planned_d4_float32"]["fetched"] > 0
+    assert planned.sections["pipeline"]["rows"]["planned_d4_float32"]["fetched"] > 0
     assert bits(planned.folder) == bits(plain.folder)
     np.testing.assert_array_equal(planned.scores["test"].logits, plain.scores["test"].logits)
 
@@ -216,8 +216,7 @@ def test_runs_are_those_of_one_device_and_queues_change_no_bit(configure, plan_f
     with_plan = ("mesh.devices=2", plan_file(2))
     queued = train(configure(*with_plan, "evaluate.every_steps=2", out="queued"))
     np.testing.assert_allclose(queued.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
-    assert queued.pipeline
-    assert queued.pipeline["rows"]["planned_d4_float32"]["fetched"] > 0
+    assert queued.sections["pipeline"]["rows"]["planned_d4_float32"]["fetched"] > 0
     sizes = queued.parameters["planned_d4_float32"]
     assert 0 < sizes["host_rows"] < sizes["rows"]
     assert sizes["host_bytes"] == 16 * sizes["host_rows"]

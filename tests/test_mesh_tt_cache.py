@@ -138,8 +138,8 @@ def test_a_cached_run_moves_between_one_device_and_meshes(tmp_path, dataset):
     for steps, devices in ((3, 1), (5, 2), (7, 4), (9, 1)):
         moved = train(configure(f"max_steps={steps}", f"mesh.devices={devices}", out="moved"), resume=True)
     np.testing.assert_allclose(moved.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
-    assert moved.caches == one.caches
-    ((table, hits),) = (one.caches or {}).items()
+    assert moved.sections["caches"] == one.sections["caches"]
+    ((table, hits),) = one.sections["caches"].items()
     assert 0 < hits["hits"] < hits["lookups"] == 9 * 64
     rates = [logged(run.folder, f"cache_hit_rate.{table}") for run in (one, moved)]
     assert rates[0] == rates[1]

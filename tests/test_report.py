@@ -94,10 +94,15 @@ def test_summary_puts_the_auc_beside_the_ceiling(tmp_path):
 
 def test_hits_of_caches_are_reported(tmp_path):
     hits = {"hits": 250, "lookups": 1000, "hit_rate": 0.25}
-    content = write(tmp_path, {"test": make_scores(2)}, caches={"C1": hits})
+    content = write(tmp_path, {"test": make_scores(2)}, sections={"caches": {"C1": hits}})
     assert content["caches"] == {"C1": hits}
     content["tables"]["C1"]["cache_rows"] = 5
     assert report.summary(content).splitlines()[-1] == "table C1: 25.0 % of 1,000 lookups hit the cache of 5 rows"
+
+
+def test_a_section_has_one_source(tmp_path):
+    with pytest.raises(ValueError, match="section 'training' is given twice"):
+        write(tmp_path, {"test": make_scores(2)}, sections={"training": {}})
 
 
 @pytest.mark.parametrize("label", [False, True])

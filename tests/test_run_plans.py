@@ -145,10 +145,10 @@ def test_a_planned_run_reports_what_its_plan_costs_now(configure, dataset, tmp_p
     one = train(configure(out="one"))
     two = train(configure("mesh.devices=2", f"plan={plan!r}", out="two"))
     np.testing.assert_allclose(two.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
-    assert two.plan is not None
-    assert two.plan["examples"] == 64
-    assert 0 < two.plan["memory_balance"] <= 1
-    assert main(["replan", plan, two.plan["profile"], "--out", str(tmp_path / "new")]) == 0
+    monitored = two.sections["plan"]
+    assert monitored["examples"] == 64
+    assert 0 < monitored["memory_balance"] <= 1
+    assert main(["replan", plan, monitored["profile"], "--out", str(tmp_path / "new")]) == 0
 
 
 @pytest.mark.slow

@@ -109,8 +109,8 @@ def test_runs_of_any_form_score_alike_and_their_checkpoints_move(configure, data
     outcomes = {form: train(configure("mesh.devices=2", f"mesh.form={form!r}", out=form)) for form in FORMS_OF_RUNS}
     for outcome in outcomes.values():
         np.testing.assert_allclose(outcome.scores["test"].logits, one, rtol=1e-4, atol=1e-5)
-    assert outcomes["send"].forms is None
-    chosen = outcomes["auto"].forms or {}
+    assert "forms" not in outcomes["send"].sections
+    chosen = outcomes["auto"].sections["forms"]
     records = list(read_records(outcomes["auto"].folder / METRICS_FILE))
     assert records[0] == {"step": 0, "split": FORMS, "tables": chosen}
     assert sum(r["split"] == FORMS for r in records) == 1
@@ -129,7 +129,7 @@ def test_a_resumed_run_chooses_alike_and_gives_the_same_bits(configure):
     whole = train(configure("mesh.devices=2", out="whole"))
     train(configure("mesh.devices=2", "max_steps=4", out="parts"))
     parts = train(configure("mesh.devices=2", out="parts"), resume=True)
-    assert parts.forms == whole.forms
+    assert parts.sections["forms"] == whole.sections["forms"]
     np.testing.assert_array_equal(parts.scores["test"].logits, whole.scores["test"].logits)
     read = [list(read_records(run.folder / METRICS_FILE)) for run in (whole, parts)]
     assert read[0] == read[1]

@@ -158,8 +158,7 @@ def test_checkpoints_move_between_one_device_and_a_planned_mesh(configure, datas
     one = train(configure(*rules, PARTS, out="one"))
     two = train(configure(*rules, *mesh, out="two"))
     np.testing.assert_allclose(two.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
-    assert two.plan is not None
-    assert cli.main(["replan", plan, two.plan["profile"], "--out", str(tmp_path / "new")]) == 0
+    assert cli.main(["replan", plan, two.sections["plan"]["profile"], "--out", str(tmp_path / "new")]) == 0
     assert planned_trains(load_plan(tmp_path / "new")) == {"C7": PlannedTrain(rank=3, first_row=FROM)}
     for out, begin, end in (
         ("there", (PARTS,), mesh),

@@ -75,8 +75,8 @@ def test_a_compressed_run_learns_resumes_to_the_same_bits_and_is_evaluated(confi
     assert again[1].keys() == arrays.keys()
     assert [name for name in arrays if arrays[name] != again[1][name]] == []
     assert (resumed.folder / "metrics.jsonl").read_bytes() == (outcome.folder / "metrics.jsonl").read_bytes()
-    assert resumed.caches == outcome.caches
-    ((table, hits),) = (outcome.caches or {}).items()
+    assert resumed.sections["caches"] == outcome.sections["caches"]
+    ((table, hits),) = outcome.sections["caches"].items()
     examples = configured("whole").data.batch_size * step
     assert 0 < hits["hits"] < hits["lookups"] <= examples
     rates = [r[f"cache_hit_rate.{table}"] for r in read_records(outcome.folder / "metrics.jsonl") if "loss" in r]

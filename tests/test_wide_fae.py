@@ -77,7 +77,7 @@ def test_hot_and_cold_batches_of_wide_tables(packed, tmp_path, monkeypatch):
     }
     small, wide = runs["small"], runs["wide"]
     assert (wide.folder / "metrics.jsonl").read_bytes() == (small.folder / "metrics.jsonl").read_bytes()
-    assert all(wide.fae["steps"][kind] > 1 for kind in ("hot", "cold"))
+    assert all(wide.sections["fae"]["steps"][kind] > 1 for kind in ("hot", "cold"))
     np.testing.assert_array_equal(wide.scores["test"].logits, small.scores["test"].logits)
     saved = {which: latest(run.folder) for which, run in runs.items()}
     for name, numbers in NUMBERS.items():

@@ -91,6 +91,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.train.loop import train
     from jrec.train.report import summary, write_report
     from jrec.train.run_folder import REPORT_FOLDER
+    from jrec.train.sections import merged
 
     layout = build_layout(start.data.config, start.data.schema)
     if company.first:
@@ -105,7 +106,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         return 130
     if not outcome.reports:
         return 0
-    report = outcome.folder / REPORT_FOLDER
+    report, kernels = outcome.folder / REPORT_FOLDER, record(local_verdicts(), choices())
     content = write_report(
         report,
         config=config,
@@ -116,12 +117,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         seconds=outcome.seconds or None,
         examples=outcome.examples or None,
         history=outcome.folder / METRICS_FILE,
-        pipeline=outcome.pipeline,
-        plan=outcome.plan,
-        fae=outcome.fae,
-        forms=outcome.forms,
-        caches=outcome.caches,
-        kernels=record(local_verdicts(), choices()),
+        sections=merged(outcome.sections, {"kernels": kernels} if kernels else {}),
     )
     print(summary(content))
     print(f"{outcome.step:,} steps; report: {report}")

@@ -49,10 +49,6 @@ class Feed(Protocol):
         """
         ...
 
-    def forms(self) -> dict[str, Any] | None:
-        """The forms of the batches' lookups, and the bytes that decided; None where there was no choice."""
-        ...
-
     def settle(self) -> None:
         """Waits until host memory holds every row as the last step left it."""
         ...
@@ -65,8 +61,12 @@ class Feed(Protocol):
         """Goes to a ``position()``. Call it before the first batch."""
         ...
 
-    def pipeline(self, seconds: float) -> dict[str, Any] | None:
-        """What the stages of the host pipeline did during ``seconds`` of training; None where there are none."""
+    def sections(self, seconds: float) -> dict[str, Any]:
+        """What the run's report says of its batches, see ``jrec.train.sections``.
+
+        Args:
+          seconds: How long training took.
+        """
         ...
 
     def close(self) -> None:
@@ -94,9 +94,6 @@ class LoaderFeed:
         del host, seen
         return ready.batch
 
-    def forms(self) -> dict[str, Any] | None:
-        """There is no choice."""
-
     def settle(self) -> None:
         """No row is in host memory."""
 
@@ -108,9 +105,10 @@ class LoaderFeed:
         """See ``Feed``."""
         self._loader.restore(position)
 
-    def pipeline(self, seconds: float) -> dict[str, Any] | None:
-        """There is none."""
+    def sections(self, seconds: float) -> dict[str, Any]:
+        """There are none."""
         del seconds
+        return {}
 
     def close(self) -> None:
         """See ``Feed``."""

@@ -39,9 +39,10 @@ class HitRates:
         self._logged = found
         return {f"cache_hit_rate.{table}": _rate(of) for table, of in since.items()}
 
-    def summary(self) -> dict[str, dict[str, Any]] | None:
-        """Of the whole run, for the report: hits, lookups and hit rate by table; None where no table has a cache."""
-        return {table: {**of, "hit_rate": _rate(of)} for table, of in self._read().items()} or None
+    def sections(self) -> dict[str, Any]:
+        """For the report, see ``jrec.train.sections``: hits, lookups and hit rate of every table that has a cache."""
+        found = {table: {**counts, "hit_rate": _rate(counts)} for table, counts in self._read().items()}
+        return {"caches": found} if found else {}
 
     def position(self) -> dict[str, dict[str, int]]:
         """The counts at the last log record, for a checkpoint; JSON."""

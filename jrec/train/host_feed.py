@@ -126,13 +126,6 @@ class HostFeed:
         self._pipeline.put_back(self._out, host)
         return dataclasses.replace(ready.batch, labels=seen.labels, mask=seen.mask) if several() else ready.batch
 
-    def forms(self) -> dict[str, Any] | None:
-        """See ``Feed``."""
-        if self._setup is None:
-            return None
-        self._setup.decide_forms(self._loader)
-        return self._setup.forms.record()
-
     def settle(self) -> None:
         """See ``Feed``."""
         self._pipeline.settle()
@@ -146,9 +139,10 @@ class HostFeed:
         """See ``Feed``."""
         self._loader.restore(position)
 
-    def pipeline(self, seconds: float) -> dict[str, Any] | None:
+    def sections(self, seconds: float) -> dict[str, Any]:
         """See ``Feed``."""
-        return self.timeline.summary(seconds)
+        forms = {} if self._setup is None else self._setup.decided_forms(self._loader)
+        return {"pipeline": self.timeline.summary(seconds), **forms}
 
     def close(self) -> None:
         """See ``Feed``."""

@@ -9,6 +9,7 @@ batches under another plan, but for the order of sums over devices.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from jrec.batch import Batch
@@ -51,11 +52,6 @@ class HotColdFeed:
         """See ``Feed``."""
         return self._feed(self._kind).stepped(ready, host, seen)
 
-    def forms(self) -> dict[str, Any] | None:
-        """See ``Feed``: of the cold batches."""
-        cold = self._feeds["cold"]
-        return None if cold is None else cold.forms()
-
     def settle(self) -> None:
         """See ``Feed``."""
         for feed in self._present():
@@ -74,22 +70,23 @@ class HotColdFeed:
             if feed is not None:
                 feed.restore(position[kind])
 
-    def pipeline(self, seconds: float) -> dict[str, Any] | None:
-        """See ``Feed``: cold batches alone pass through the stages."""
-        cold = self._feeds["cold"]
-        return None if cold is None else cold.pipeline(seconds)
-
     def close(self) -> None:
         """See ``Feed``."""
         for feed in self._present():
             feed.close()
 
-    def summary(self) -> dict[str, Any]:
-        """For the report: examples, rates and switches of the run; bytes of rows and slots of this process's steps."""
+    def sections(self, seconds: float) -> dict[str, Any]:
+        """See ``Feed``: those of the cold batches, and "fae".
+
+        The latter has examples, rates and switches of the run, and bytes of rows and slots of this process's steps.
+        """
+        cold = {} if (feed := self._feeds["cold"]) is None else feed.sections(seconds)
+        return {**cold, "fae": self._summary(cold.get("pipeline", {"rows": {}}))}
+
+    def _summary(self, stages: Mapping[str, Any]) -> dict[str, Any]:
         packed, scheduler = self._loaders.packed, self.scheduler
         of_row = {t.name: t.memory_bytes for t in self._loaders.hot_setup.plan.tables}
         hot_bytes = sum(rows.size * of_row.get(name, 0) for name, rows in packed.hot_rows.items())
-        stages = self.pipeline(0.0) or {"rows": {}, "batch_bytes_to_device": 0}
         keys = ("bytes_to_device", "bytes_to_host")
         moved = {key: sum(of_stack[key] for of_stack in stages["rows"].values()) for key in keys}
         return {

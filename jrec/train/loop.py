@@ -34,6 +34,7 @@ from jrec.train.progress import TrainingProgress
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER
 from jrec.train.running_auc import RunningAuc
+from jrec.train.sections import merged
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,11 +49,7 @@ class Outcome:
       parameters: counts and bytes, see ``parameter_counts``.
       schema: of the dataset.
       seconds, examples: training time and examples of this process, evaluations and checkpoints left out.
-      pipeline: what the stages of the host tier did meanwhile (``Timeline.summary``); None without host tables.
-      fae: schedules, switches and bytes (``HotColdFeed.summary``); None unless ``schedule`` is "fae".
-      plan: what the run's plan costs under its accesses (``PlanMonitor.summary``); None without such a plan.
-      forms: how tables' rows are looked up, and the bytes that decided (``Forms.record``); None without a choice.
-      caches: hits of the caches of tensor-train tables (``HitRates.summary``); None without one.
+      sections: sections of the report, by name (``jrec.train.sections``).
       reports: whether this process is the one to write the report.
     """
 
@@ -64,11 +61,7 @@ class Outcome:
     schema: Schema
     seconds: float
     examples: int
-    pipeline: dict[str, Any] | None = None
-    fae: dict[str, Any] | None = None
-    plan: dict[str, Any] | None = None
-    forms: dict[str, Any] | None = None
-    caches: dict[str, Any] | None = None
+    sections: dict[str, Any] = dataclasses.field(default_factory=dict)
     reports: bool = True
 
 
@@ -170,8 +163,8 @@ class _Run:
     def go(self, stop: StopRequest) -> Outcome:
         """Trains to the end or to a stop request, then evaluates."""
         mode = self.config.log.progress if first() else "off"
-        if self.step == 0 and (forms := self.trainer.forms()) is not None:
-            self.log.write(0, {"tables": forms}, split=FORMS)
+        if self.step == 0 and "forms" in (sections := self.trainer.feed.sections(0.0)):
+            self.log.write(0, {"tables": sections["forms"]}, split=FORMS)
         with TrainingProgress(mode, total=self.total, start=self.step) as progress:
             stopped = self._train(stop, progress)
             self.save()
@@ -186,13 +179,13 @@ class _Run:
             schema=self.schema,
             seconds=self.seconds,
             examples=self.examples,
-            pipeline=self.trainer.feed.pipeline(self.seconds),
-            fae=None if self.fae is None else self.fae.summary(),
-            plan=None if self.setup is None else self.setup.monitored(self.folder),
-            forms=self.trainer.forms(),
-            caches=self.hits.summary(),
+            sections=self._sections(),
             reports=first(),
         )
+
+    def _sections(self) -> dict[str, Any]:
+        of_plan = {} if self.setup is None else self.setup.sections(self.folder)
+        return merged(self.trainer.feed.sections(self.seconds), of_plan, self.hits.sections())
 
     def _train(self, stop: StopRequest, progress: TrainingProgress) -> bool:
         config = self.config

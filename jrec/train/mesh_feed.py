@@ -58,11 +58,6 @@ class MeshFeed:
         self._ahead.stepped(seen.needs)
         return dataclasses.replace(ready.batch, labels=seen.labels, mask=seen.mask)
 
-    def forms(self) -> dict[str, Any] | None:
-        """See ``Feed``."""
-        self._setup.decide_forms(self._loader)
-        return self._setup.forms.record()
-
     def settle(self) -> None:
         """No row is in host memory."""
 
@@ -74,9 +69,10 @@ class MeshFeed:
         """See ``Feed``."""
         self._loader.restore(position)
 
-    def pipeline(self, seconds: float) -> dict[str, Any] | None:
-        """There is none."""
+    def sections(self, seconds: float) -> dict[str, Any]:
+        """See ``Feed``."""
         del seconds
+        return self._setup.decided_forms(self._loader)
 
     def close(self) -> None:
         """See ``Feed``."""

@@ -138,9 +138,16 @@ class MeshSetup:
         if not self.forms.decided:
             self.forms.decide([self.all_parts(batch).parts], range(self.plan.devices), training=False)
 
-    def monitored(self, folder: pathlib.Path) -> dict[str, Any] | None:
-        """What the plan costs under the run's accesses (``PlanMonitor.summary``); None where nothing was watched."""
-        return self.monitor.summary(folder) if self.monitor is not None and jax.process_index() == 0 else None
+    def decided_forms(self, loader: Loader) -> dict[str, Any]:
+        """The forms of lookups for the run's report, decided if they were not (``decide_forms``)."""
+        self.decide_forms(loader)
+        return {} if (record := self.forms.record()) is None else {"forms": record}
+
+    def sections(self, folder: pathlib.Path) -> dict[str, Any]:
+        """What the run's report says of its plan, see ``jrec.train.sections``; what was watched goes to its folder."""
+        if self.monitor is None or jax.process_index() != 0:
+            return {}
+        return {"plan": self.monitor.summary(folder)}
 
     def close(self) -> None:
         """Ends exchanges with other processes, whoever waits in one."""

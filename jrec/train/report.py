@@ -13,6 +13,7 @@ import io
 import json
 import os
 import pathlib
+import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from jrec.train.fae_plots import plot_schedule
 from jrec.train.logs import SCHEDULE, read_records
 from jrec.train.metrics import UNITS, Scores, evaluate
 from jrec.train.plots import plot_calibration, plot_loss, plot_roc
+from jrec.train.sections import merged
 from jrec.train.tables import describe_tables, tables_total
 
 if TYPE_CHECKING:
@@ -70,12 +72,7 @@ def write_report(
     seconds: float | None = None,
     examples: int | None = None,
     history: str | os.PathLike[str] | None = None,
-    pipeline: Mapping[str, Any] | None = None,
-    plan: Mapping[str, Any] | None = None,
-    fae: Mapping[str, Any] | None = None,
-    forms: Mapping[str, Any] | None = None,
-    caches: Mapping[str, Any] | None = None,
-    kernels: Mapping[str, Any] | None = None,
+    sections: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> dict[str, Any]:
     """Computes the metrics of the final scores and writes the report, each file atomically, ``metrics.json`` last.
 
@@ -88,18 +85,14 @@ def write_report(
       steps: that the model was trained for.
       seconds, examples: training time of this process and the examples it covers; None where nothing was trained.
       history: the ``metrics.jsonl`` of the run, for the loss plot.
-      pipeline: what the host tier's stages did during training, see ``Timeline.summary``; None without host tables.
-      plan: balance and cost of the run's plan under its accesses, see ``PlanMonitor.summary``; None without one.
-      fae: schedules and bytes of a run on hot and cold batches, see ``HotColdFeed.summary``; None of others.
-      forms: how rows were looked up on a mesh, and what each way moves, see ``Forms.record``; None without a choice.
-      caches: hits of tensor-train tables' caches in training, see ``HitRates.summary``; None without one.
-      kernels: by kernel class, what was chosen on the GPU and the verdict behind it; None or empty without a GPU.
+      sections: further sections by name, JSON; see ``jrec.train.sections``.
 
     Returns:
       the content of ``metrics.json``.
 
     Raises:
       DatasetError: if a split has no scores.
+      ValueError: if one of the sections is the report's own.
       DivergedError: if a logit is NaN or infinite.
     """
     folder = pathlib.Path(folder)
@@ -120,19 +113,8 @@ def write_report(
         "config": config.to_dict(),
     }
     described = describe_tables(config, schema)
-    content |= {"tables": described, "tables_total": tables_total(described)}
-    if pipeline is not None:
-        content["pipeline"] = dict(pipeline)
-    if plan is not None:
-        content["plan"] = dict(plan)
-    if forms is not None:
-        content["forms"] = dict(forms)
-    if caches is not None:
-        content["caches"] = dict(caches)
-    if kernels:
-        content["kernels"] = dict(kernels)
-    if fae is not None:
-        content["fae"] = dict(fae)
+    content = merged(content, {"tables": described, "tables_total": tables_total(described)}, sections)
+    if (fae := content.get("fae")) is not None:
         content["data"]["examples"]["train"] = fae["hot_examples"] + fae["cold_examples"]
     title = f"{config.name} on {schema.name}"
     if scores:

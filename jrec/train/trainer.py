@@ -34,10 +34,6 @@ class Trainer:
         host, seen = self.run.step(ready)
         return seen.loss, seen.logits, self.feed.stepped(ready, host, seen)
 
-    def forms(self) -> dict[str, Any] | None:
-        """The forms of lookups, and the bytes that decided (``Forms.record``); None where there was no choice."""
-        return self.feed.forms()
-
     def settle(self) -> None:
         """Waits until every row is where it lives, as the last step left it."""
         self.feed.settle()
