@@ -16,7 +16,7 @@ import numpy as np
 from jrec.ops.tt.shape import TTShape
 
 DEFAULT_CHUNK_ROWS = 1 << 18
-_CHUNK_ELEMENTS = 1 << 22  # read at once by ``tt_svd``: 32 MB of float64
+_CHUNK_ELEMENTS = 1 << 21  # read at once by ``tt_svd``: 16 MB of float64
 
 
 class Rows(Protocol):
@@ -132,8 +132,8 @@ def tt_svd(
 
     The cores are found from the last to the first, since the last unfolding, which joins blocks of ``m_d`` rows, can be
     read in the table's own order. It is read twice: for its Gram matrix, and to be multiplied by the singular vectors.
-    Memory holds a chunk, that matrix of (m_d * n_d)^2 and the product, which has R_(d-1) / (m_d * n_d) times as many
-    elements as the table, all in float64; of the product two more copies while the next core is found.
+    Memory holds a chunk in three orders, that matrix of (m_d * n_d)^2, and the product, which has R_(d-1) / (m_d * n_d)
+    times as many elements as the table, all in float64; of the product about four copies while the next core is found.
 
     Singular vectors come from Gram matrices in float64, so of a float32 table nothing above its own rounding is lost.
 
@@ -142,7 +142,7 @@ def tt_svd(
       shape: The result's shape. Its ranks are used unless ``relative_error`` is given; ranks that the table does not
         need are filled with zeros.
       relative_error: Choose the least ranks whose product is within this fraction of the table's Frobenius norm.
-      chunk_rows: Rows that are read at once, rounded up to whole blocks; None for 32 MB of float64.
+      chunk_rows: Rows that are read at once, rounded up to whole blocks; None for 16 MB of float64.
 
     Returns:
       Cores, shape and error.
@@ -172,7 +172,8 @@ def tt_svd(
         begin += piece.shape[1]
     matrices = [basis]
     for core in range(shape.num_cores - 2, 0, -1):
-        basis, rest, dropped = _truncate(_split_columns(rest, shape, core), _Choice(shape, core - 1, budget))
+        rest = _split_columns(rest, shape, core)  # the former one is gone
+        basis, rest, dropped = _truncate(rest, _Choice(shape, core - 1, budget))
         lost += dropped
         matrices.append(basis)
     matrices.append(rest.reshape(-1, 1))
