@@ -27,7 +27,7 @@ class Rows(Protocol):
         """(rows, dim)."""
         ...
 
-    def __getitem__(self, rows: slice) -> np.ndarray:
+    def __getitem__(self, rows: slice, /) -> np.ndarray:
         """(n, dim) of any float type, for a slice with begin and end."""
         ...
 
