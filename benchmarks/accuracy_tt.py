@@ -143,7 +143,7 @@ def _train(
 ) -> dict[str, Any]:
     from jrec.train.config import load_config
     from jrec.train.loop import train
-    from jrec.train.metrics import evaluate
+    from jrec.train.report.metrics import evaluate
     from jrec.train.tables import describe_tables, tables_total
 
     start = time.perf_counter()

@@ -171,7 +171,7 @@ def _pack(report: harness.Report, data: pathlib.Path, out: pathlib.Path) -> path
 def _run(side: str, data: pathlib.Path, seed: int, folder: pathlib.Path, overrides: Any) -> Run:
     from jrec.train.config import load_config
     from jrec.train.loop import train
-    from jrec.train.metrics import evaluate
+    from jrec.train.report.metrics import evaluate
 
     place = (f"data.path={str(data)!r}", f"out={str(folder / 'run')!r}", f"seed={seed}")
     watch = ("log.progress=off", "log.tensorboard=false", "evaluate.every_steps=0", "checkpoint.every_steps=0")

@@ -19,8 +19,8 @@ from placement_reference import Example, Reference
 
 from jrec.checkpoint import Saved
 from jrec.train.config import load_config
-from jrec.train.logs import SCHEDULE, read_records
 from jrec.train.loop import train
+from jrec.train.report.logs import SCHEDULE, read_records
 
 TIMEOUT = 600  # seconds, of processes
 

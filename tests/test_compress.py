@@ -15,7 +15,7 @@ from jrec.train.compress import Selection, _balanced
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
-from jrec.train.metrics import evaluate
+from jrec.train.report.metrics import evaluate
 
 
 @pytest.fixture(scope="module")

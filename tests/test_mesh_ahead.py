@@ -11,10 +11,10 @@ from skewed_log import skewed_dataset
 from jrec.train import mesh_feed
 from jrec.train.checkpoint import flatten
 from jrec.train.evaluate import restore_run
-from jrec.train.logs import SIZES, read_records
 from jrec.train.loop import train
 from jrec.train.mesh_ahead import LEAD, BatchesAhead
 from jrec.train.mesh_arrays import NONE, Sizes, from_table, table_of
+from jrec.train.report.logs import SIZES, read_records
 from jrec.train.run_state import RunState
 
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all")

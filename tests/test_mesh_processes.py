@@ -22,8 +22,8 @@ from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.checkpoint import flatten
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
-from jrec.train.logs import SIZES, read_records
-from jrec.train.metrics import evaluate
+from jrec.train.report.logs import SIZES, read_records
+from jrec.train.report.metrics import evaluate
 from jrec.train.step import compile_run
 
 pytestmark = pytest.mark.slow

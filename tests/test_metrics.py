@@ -13,9 +13,9 @@ from hypothesis import assume, given, settings
 
 from jrec.data.schema import DatasetError
 from jrec.errors import DivergedError
-from jrec.train import metrics
-from jrec.train.metrics import ScoreAccumulator, Scores, evaluate
-from jrec.train.running_auc import RunningAuc
+from jrec.train.report import metrics
+from jrec.train.report.metrics import ScoreAccumulator, Scores, evaluate
+from jrec.train.report.running_auc import RunningAuc
 
 
 @st.composite

@@ -9,10 +9,10 @@ import pytest
 
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Shard, Split, Table
 from jrec.errors import DivergedError
-from jrec.train import plots, report
 from jrec.train.config import DataConfig, TrainConfig
-from jrec.train.logs import METRICS_FILE, MetricLog
-from jrec.train.metrics import Scores, auc, evaluate
+from jrec.train.report import plots, writing
+from jrec.train.report.logs import METRICS_FILE, MetricLog
+from jrec.train.report.metrics import Scores, auc, evaluate
 
 CONFIG = TrainConfig(name="trial", data=DataConfig(path="data/x", batch_size=64))
 PARAMETERS = {"dense": {"parameters": 10, "bytes": 40}, "d16_float32": {"parameters": 160, "bytes": 640, "rows": 10}}
@@ -50,7 +50,7 @@ def make_history(folder, steps=60):
 
 def write(folder, scores, schema=None, **options):
     schema = make_schema() if schema is None else schema
-    return report.write_report(
+    return writing.write_report(
         folder, config=CONFIG, schema=schema, scores=scores, parameters=PARAMETERS, steps=60, **options
     )
 
@@ -85,7 +85,7 @@ def test_a_full_report(tmp_path):
 def test_summary_puts_the_auc_beside_the_ceiling(tmp_path):
     schema = make_schema(test={"auc": 0.8123})
     content = write(tmp_path, {"valid": make_scores(1), "test": make_scores(2)}, schema)
-    header, valid, test = report.summary(content).splitlines()
+    header, valid, test = writing.summary(content).splitlines()
     assert header.split()[:3] == ["split", "AUC", "ceiling"]
     assert valid.split()[:3] == ["valid", f"{content['splits']['valid']['auc']:.4f}", "-"]
     assert test.split()[:3] == ["test", f"{content['splits']['test']['auc']:.4f}", "0.8123"]
@@ -97,7 +97,7 @@ def test_hits_of_caches_are_reported(tmp_path):
     content = write(tmp_path, {"test": make_scores(2)}, sections={"caches": {"C1": hits}})
     assert content["caches"] == {"C1": hits}
     content["tables"]["C1"]["cache_rows"] = 5
-    assert report.summary(content).splitlines()[-1] == "table C1: 25.0 % of 1,000 lookups hit the cache of 5 rows"
+    assert writing.summary(content).splitlines()[-1] == "table C1: 25.0 % of 1,000 lookups hit the cache of 5 rows"
 
 
 def test_a_section_has_one_source(tmp_path):
@@ -112,7 +112,7 @@ def test_one_class(tmp_path, label):
     text = (tmp_path / "metrics.json").read_text()
     assert "NaN" not in text
     assert json.loads(text)["splits"]["test"]["auc"] is None
-    assert f"auc is undefined: all labels are {int(label)}" in report.summary(content)
+    assert f"auc is undefined: all labels are {int(label)}" in writing.summary(content)
     assert (tmp_path / "roc.png").stat().st_size > 1000
 
 
@@ -141,7 +141,7 @@ def test_a_failing_write_leaves_the_earlier_file(tmp_path, monkeypatch):
     def full(file):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(report.os, "fsync", full)
+    monkeypatch.setattr(writing.os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left"):
         write(tmp_path, {"test": make_scores(1)})
     assert (tmp_path / "metrics.json").read_bytes() == before

@@ -186,7 +186,7 @@ def test_features_are_correlated():
 
 
 def test_the_ceiling_is_the_teachers_own(mixed):
-    from jrec.train.metrics import auc, log_loss
+    from jrec.train.report.metrics import auc, log_loss
 
     _, schema = mixed
     source = ExampleSource(shape=MIXED, seed=5, total=30_000)

@@ -19,7 +19,7 @@ from jrec.errors import ConfigError
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step
 from jrec.sharding import PlanTable
 from jrec.train.config import TrainConfig, load_config
-from jrec.train.config_optimizer import EmbeddingOptimizerConfig, TableOptimizerConfig
+from jrec.train.config.optimizer import EmbeddingOptimizerConfig, TableOptimizerConfig
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 

@@ -18,7 +18,7 @@ from jrec.train import loop
 from jrec.train.checkpoint import flatten
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
-from jrec.train.metrics import evaluate
+from jrec.train.report.metrics import evaluate
 from jrec.train.run_folder import open_run_folder
 
 

@@ -27,8 +27,8 @@ from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
 from jrec.train.mesh_plan import PlannedTrain, plan_tables_of, planned_trains, run_plan
-from jrec.train.metrics import evaluate
 from jrec.train.report import summary
+from jrec.train.report.metrics import evaluate
 from jrec.train.tables import describe_tables, on_devices
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

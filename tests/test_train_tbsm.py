@@ -14,9 +14,9 @@ from jrec.errors import ConfigError
 from jrec.train.checkpoint import flatten
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
-from jrec.train.logs import read_records
 from jrec.train.loop import train
-from jrec.train.metrics import evaluate
+from jrec.train.report.logs import read_records
+from jrec.train.report.metrics import evaluate
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -11,9 +11,9 @@ from jrec import cli
 from jrec.errors import CheckpointError
 from jrec.train import loop
 from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.logs import read_records
 from jrec.train.loop import train
-from jrec.train.metrics import evaluate
+from jrec.train.report.logs import read_records
+from jrec.train.report.metrics import evaluate
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 def report(done: Compression) -> dict[str, Any]:
     """The content of ``compression.json``."""
-    from jrec.train.metrics import evaluate
+    from jrec.train.report.metrics import evaluate
     from jrec.train.tables import describe_tables, tables_total
 
     tables = {}

@@ -59,8 +59,8 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 
     from jrec.train.evaluate import evaluate_checkpoint
     from jrec.train.mesh_processes import first, one_of_many
-    from jrec.train.metrics import evaluate
     from jrec.train.report import write_report
+    from jrec.train.report.metrics import evaluate
 
     with one_of_many():
         result = evaluate_checkpoint(

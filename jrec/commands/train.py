@@ -87,11 +87,11 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.ops.verdicts import choices, local_verdicts
     from jrec.selfcheck.report import record
     from jrec.train.build import build_layout
-    from jrec.train.logs import METRICS_FILE
     from jrec.train.loop import train
     from jrec.train.report import summary, write_report
+    from jrec.train.report.logs import METRICS_FILE
+    from jrec.train.report.sections import merged
     from jrec.train.run_folder import REPORT_FOLDER
-    from jrec.train.sections import merged
 
     layout = build_layout(start.data.config, start.data.schema)
     if company.first:

@@ -25,13 +25,13 @@ from jrec.progress import Progress
 from jrec.train.build import build_layout, build_modules, fingerprint
 from jrec.train.checkpoint import core_arrays, dense_arrays
 from jrec.train.config import TrainConfig, load_config
+from jrec.train.config.typed_toml import MOST
 from jrec.train.evaluate import OpenedRun, open_run, restore_run
-from jrec.train.metrics import Scores
+from jrec.train.report.metrics import Scores
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, open_run_folder
 from jrec.train.step import compile_run
 from jrec.train.tables import train_override
-from jrec.train.typed_toml import MOST
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

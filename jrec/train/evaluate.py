@@ -24,18 +24,18 @@ from jrec.train import determinism
 from jrec.train.build import build_layout, build_modules, fingerprint, parameter_counts
 from jrec.train.checkpoint import restore_state
 from jrec.train.config import LRScheduleConfig, TrainConfig, load_config
+from jrec.train.config.typed_toml import MOST
 from jrec.train.dataset import evaluation_config
 from jrec.train.loaders import eval_loader
 from jrec.train.mesh_processes import first, shared_scores
 from jrec.train.mesh_setup import open_mesh
-from jrec.train.metrics import ScoreAccumulator, Scores
 from jrec.train.predictions import Predictions
 from jrec.train.progress import TrainingProgress
+from jrec.train.report.metrics import ScoreAccumulator, Scores
 from jrec.train.run_dataset import check_evaluated
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE
 from jrec.train.run_state import RunState
 from jrec.train.tables import on_devices
-from jrec.train.typed_toml import MOST
 
 
 def score_split(

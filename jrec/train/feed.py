@@ -62,7 +62,7 @@ class Feed(Protocol):
         ...
 
     def sections(self, seconds: float) -> dict[str, Any]:
-        """What the run's report says of its batches, see ``jrec.train.sections``.
+        """What the run's report says of its batches, see ``jrec.train.report.sections``.
 
         Args:
           seconds: How long training took.

@@ -24,17 +24,17 @@ from jrec.train.checkpoint import dense_arrays, restore_state
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data
 from jrec.train.evaluate import score_split
-from jrec.train.hit_rates import HitRates
 from jrec.train.interrupt import StopRequest, stop_on_signals
-from jrec.train.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog
 from jrec.train.mesh_processes import AgreedStop, SilentLog, first, one_of_many, shared_run_folder, wait_for_all
-from jrec.train.metrics import Scores, evaluate, log_loss
 from jrec.train.predictions import Predictions
 from jrec.train.progress import TrainingProgress
+from jrec.train.report.hit_rates import HitRates
+from jrec.train.report.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog
+from jrec.train.report.metrics import Scores, evaluate, log_loss
+from jrec.train.report.running_auc import RunningAuc
+from jrec.train.report.sections import merged
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER
-from jrec.train.running_auc import RunningAuc
-from jrec.train.sections import merged
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Outcome:
       parameters: counts and bytes, see ``parameter_counts``.
       schema: of the dataset.
       seconds, examples: training time and examples of this process, evaluations and checkpoints left out.
-      sections: sections of the report, by name (``jrec.train.sections``).
+      sections: sections of the report, by name (``jrec.train.report.sections``).
       reports: whether this process is the one to write the report.
     """
 

@@ -12,11 +12,11 @@ from jrec.batch import Batch
 from jrec.data.loader import Loader
 from jrec.train.agreed import agreed
 from jrec.train.feed import Ready
-from jrec.train.logs import log_growth
 from jrec.train.mesh_ahead import BatchesAhead, described
 from jrec.train.mesh_arrays import Shapes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt
 from jrec.train.mesh_setup import FIRST_BATCHES, MeshSetup, several
+from jrec.train.report.logs import log_growth
 from jrec.train.step import HostRows, Seen
 
 

@@ -15,7 +15,7 @@ from jrec.errors import ConfigError
 from jrec.train.config import TrainConfig
 from jrec.train.interrupt import StopRequest
 from jrec.train.meeting import Meeting, ProcessError, Role
-from jrec.train.metrics import Scores, check_finite
+from jrec.train.report.metrics import Scores, check_finite
 from jrec.train.run_folder import open_run_folder
 
 _JAX_SILENCE_SECONDS = 120

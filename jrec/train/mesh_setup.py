@@ -144,7 +144,7 @@ class MeshSetup:
         return {} if (record := self.forms.record()) is None else {"forms": record}
 
     def sections(self, folder: pathlib.Path) -> dict[str, Any]:
-        """What the run's report says of its plan, see ``jrec.train.sections``; what was watched goes to its folder."""
+        """For the report, see ``jrec.train.report.sections``: the plan; what was watched goes to the run's folder."""
         if self.monitor is None or jax.process_index() != 0:
             return {}
         return {"plan": self.monitor.summary(folder)}

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from jrec.errors import ConfigError
 from jrec.train.config import TrainConfig, differences, load_config, save_config
-from jrec.train.logs import METRICS_FILE, TENSORBOARD_FOLDER, TIMING_FILE
+from jrec.train.report.logs import METRICS_FILE, TENSORBOARD_FOLDER, TIMING_FILE
 
 CONFIG_FILE = "config.toml"
 DATASET_FILE = "dataset.json"

@@ -21,7 +21,7 @@ import math
 from typing import Any, Literal
 
 from jrec.errors import CheckpointError
-from jrec.train.config_fae import FAEConfig
+from jrec.train.config.fae import FAEConfig
 
 Kind = Literal["hot", "cold"]
 

@@ -14,7 +14,7 @@ from jrec.nn import TTOptions
 from jrec.ops.layout import EmbeddingLayout, TableConfig, Tier
 from jrec.ops.tt import TTCacheConfig, TTShape
 from jrec.train.config import TrainConfig
-from jrec.train.config_tables import TableOverride, TTCacheSection
+from jrec.train.config.tables import TableOverride, TTCacheSection
 
 if TYPE_CHECKING:
     from jrec.train.mesh_plan import PlannedTrain

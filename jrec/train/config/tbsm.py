@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from jrec.train.typed_toml import Range, Section
+from jrec.train.config.typed_toml import Range, Section
 
 Width = Annotated[int, Range(minimum=1, maximum=65536)]
 

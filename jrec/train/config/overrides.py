@@ -12,7 +12,7 @@ from typing import Any
 
 from jrec.errors import ConfigError
 from jrec.files import load_toml
-from jrec.train.typed_toml import Origins, leaves
+from jrec.train.config.typed_toml import Origins, leaves
 
 _DEEPEST = 16  # keys of an override; no key of a configuration is nested as deeply
 

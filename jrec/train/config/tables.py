@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, override
 
 from jrec.errors import ConfigError
-from jrec.train.typed_toml import Range, Section
+from jrec.train.config.typed_toml import Range, Section
 
 Count = Annotated[int, Range(minimum=0)]
 Positive = Annotated[int, Range(minimum=1)]

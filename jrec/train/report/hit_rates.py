@@ -40,7 +40,7 @@ class HitRates:
         return {f"cache_hit_rate.{table}": _rate(of) for table, of in since.items()}
 
     def sections(self) -> dict[str, Any]:
-        """For the report, see ``jrec.train.sections``: hits, lookups and hit rate of every table that has a cache."""
+        """For the report, see ``jrec.train.report.sections``: hits, lookups and hit rate of tables with a cache."""
         found = {table: {**counts, "hit_rate": _rate(counts)} for table, counts in self._read().items()}
         return {"caches": found} if found else {}
 

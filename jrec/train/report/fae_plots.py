@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jrec.train.plots import GREY, finish, new_figure
+from jrec.train.report.plots import GREY, finish, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Literal
 
-from jrec.train.typed_toml import Range, Section
+from jrec.train.config.typed_toml import Range, Section
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

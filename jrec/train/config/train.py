@@ -1,8 +1,8 @@
 """The configuration of a training run: ``load_config`` reads it from TOML and ``section.key=value`` overrides.
 
-Sections: ``[data]``, ``[model]``, ``[tables]`` (``config_tables``), ``[optimizer]``, ``[optimizer.embedding]`` and
-``[lr_schedule]`` (``config_optimizer``), ``[fae]`` (``config_fae``), ``[evaluate]``, ``[checkpoint]``, ``[log]`` and
-``[mesh]`` (``config_mesh``). Only ``data.path`` has no default.
+Sections: ``[data]``, ``[model]``, ``[tables]`` (``tables``), ``[optimizer]``, ``[optimizer.embedding]`` and
+``[lr_schedule]`` (``optimizer``), ``[fae]`` (``fae``), ``[evaluate]``, ``[checkpoint]``, ``[log]`` and
+``[mesh]`` (``mesh``). Only ``data.path`` has no default.
 This module imports no JAX.
 """
 
@@ -16,36 +16,13 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, override
 
 from jrec.errors import ConfigError
-from jrec.train.config_fae import FAEConfig
-from jrec.train.config_mesh import MeshConfig
-from jrec.train.config_optimizer import EmbeddingOptimizerConfig, LRScheduleConfig, OptimizerConfig
-from jrec.train.config_tables import TableOverride, TablesConfig, TTCacheSection, TTSection
-from jrec.train.config_tbsm import TBSMSection
-from jrec.train.overrides import read_tables
-from jrec.train.typed_toml import Range, Section, describe
-
-__all__ = [
-    "CheckpointConfig",
-    "DataConfig",
-    "EmbeddingOptimizerConfig",
-    "EvaluateConfig",
-    "FAEConfig",
-    "FeatureOverride",
-    "LRScheduleConfig",
-    "LogConfig",
-    "MeshConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "TTCacheSection",
-    "TTSection",
-    "TableOverride",
-    "TablesConfig",
-    "TrainConfig",
-    "differences",
-    "key_help",
-    "load_config",
-    "save_config",
-]
+from jrec.train.config.fae import FAEConfig
+from jrec.train.config.mesh import MeshConfig
+from jrec.train.config.optimizer import LRScheduleConfig, OptimizerConfig
+from jrec.train.config.overrides import read_tables
+from jrec.train.config.tables import TablesConfig
+from jrec.train.config.tbsm import TBSMSection
+from jrec.train.config.typed_toml import Range, Section, describe
 
 Count = Annotated[int, Range(minimum=0)]
 Positive = Annotated[int, Range(minimum=1)]
@@ -267,7 +244,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
 
     Args:
       path: a TOML file.
-      overrides: ``section.key=value`` texts that win over the file; see ``jrec.train.overrides.read_tables``.
+      overrides: ``section.key=value`` texts that win over the file; see ``jrec.train.config.overrides.read_tables``.
 
     Returns:
       the configuration with every default filled in.

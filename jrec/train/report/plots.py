@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jrec.train.metrics import ReliabilityBins, Scores, auc, evaluate, reliability_bins, roc_curve, sigmoid
+from jrec.train.report.metrics import ReliabilityBins, Scores, auc, evaluate, reliability_bins, roc_curve, sigmoid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

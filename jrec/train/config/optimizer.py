@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, override
 
 from jrec.errors import ConfigError
 from jrec.row_optimizers import ROW_OPTIMIZERS, Adagrad, RowOptimizer, RowWiseAdagrad, SlotShape
-from jrec.train.typed_toml import Choices, Range, Section
+from jrec.train.config.typed_toml import Choices, Range, Section
 
 if TYPE_CHECKING:
     import optax

@@ -22,11 +22,11 @@ from jrec.data.schema import Schema
 from jrec.files import write_atomically
 from jrec.train import determinism
 from jrec.train.config import TrainConfig
-from jrec.train.fae_plots import plot_schedule
-from jrec.train.logs import SCHEDULE, read_records
-from jrec.train.metrics import UNITS, Scores, evaluate
-from jrec.train.plots import plot_calibration, plot_loss, plot_roc
-from jrec.train.sections import merged
+from jrec.train.report.fae_plots import plot_schedule
+from jrec.train.report.logs import SCHEDULE, read_records
+from jrec.train.report.metrics import UNITS, Scores, evaluate
+from jrec.train.report.plots import plot_calibration, plot_loss, plot_roc
+from jrec.train.report.sections import merged
 from jrec.train.tables import describe_tables, tables_total
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def write_report(
       steps: that the model was trained for.
       seconds, examples: training time of this process and the examples it covers; None where nothing was trained.
       history: the ``metrics.jsonl`` of the run, for the loss plot.
-      sections: further sections by name, JSON; see ``jrec.train.sections``.
+      sections: further sections by name, JSON; see ``jrec.train.report.sections``.
 
     Returns:
       the content of ``metrics.json``.

@@ -1,0 +1,11 @@
+"""What a run tells of itself: metrics, its log, sections by those who take part, plots, and the report of them all."""
+
+from typing import TYPE_CHECKING
+
+from jrec.lazy import attach
+
+if TYPE_CHECKING:
+    from jrec.train.report.writing import summary as summary
+    from jrec.train.report.writing import write_report as write_report
+
+__getattr__, __dir__ = attach(__name__, dict.fromkeys(("summary", "write_report"), "jrec.train.report.writing"))
