@@ -63,20 +63,20 @@ def compiled_bytes(name: str, *, examples: int) -> list[dict[str, Any]]:
     mesh, found, sent = Mesh(np.array(jax.devices()[:DEVICES]), (AXIS,)), [], 0
     for form in get_args(Mode):
         setup = dataclasses.replace(planned, form=form)
-        parts = scaling_step.parts_of(setup, seed=0)
+        dealt = scaling_step.dealt_of(setup, seed=0)
         if form == "retrieve":
             auto = Forms(setup.layout)
-            auto.decide([parts], range(DEVICES))
+            auto.decide([dealt.parts], range(DEVICES))
             sent = sum(bool(table.send) for table in auto.tables)
-        (batch,) = scaling_step.mesh_batches(setup, [parts])
+        (batch,) = scaling_step.mesh_batches(setup, [dealt])
         state, _, lowered = scaling_step.lowered(setup, mesh, batch, "cpu")
-        ledger = scaling_bytes.ledger(setup, parts, batch, state)
+        ledger = scaling_bytes.ledger(setup, dealt.parts, batch, state)
         collectives = scaling_step.collectives(lowered.compile().as_text() or "", DEVICES)
         moved, listed = sum(c.sent for c in collectives), sum(entry.moved for entry in ledger)
         assert abs(moved / listed - 1) < 1e-3, (
             f"{name}, {form}: {moved:,.0f} bytes in the program, {listed:,.0f} listed"
         )
-        entries = [dataclasses.asdict(entry) for entry in scaling_bytes.link_entries(setup, parts, batch)]
+        entries = [dataclasses.asdict(entry) for entry in scaling_bytes.link_entries(setup, dealt.parts, batch)]
         found.append(
             {"workload": name, "form": form, "batch": workload.batch, "entries": entries, "collectives": moved}
         )

@@ -30,7 +30,7 @@ from jrec.sharding.plan import Plan, build_plan
 from jrec.sharding.planner import plan_placement
 from jrec.sharding.problem import Problem
 from jrec.train.mesh_arrays import Shapes, stacked
-from jrec.train.mesh_batch import Part, Parts
+from jrec.train.mesh_batch import Dealt, Parts
 from jrec.train.mesh_forms import Form, Forms
 from jrec.train.mesh_plan import plan_tables_of, planned_stacks
 from jrec.train.mesh_rows import replicated_capacity
@@ -101,21 +101,21 @@ def planned(workload: workloads.Workload, hardware: Hardware, *, extra_memory: f
     return Setup(workload=workload, layout=layout, problem=problem, plan=plan, cost=found.cost)
 
 
-def parts_of(setup: Setup, *, seed: int) -> tuple[Part, ...]:
-    """The parts of a batch of the workload, routed."""
+def dealt_of(setup: Setup, *, seed: int) -> Dealt:
+    """A batch of the workload and its parts, routed."""
     devices = range(setup.devices)
     cut = Parts(setup.layout, setup.plan, devices=devices, first=0, count=setup.devices, cast=False, forms=setup.forms)
-    return cut(models.batch(setup.workload, seed=seed, tier="planned")).parts
+    return cut(models.batch(setup.workload, seed=seed, tier="planned"))
 
 
-def mesh_batches(setup: Setup, batches: Sequence[Sequence[Part]]) -> list[StepBatch]:
+def mesh_batches(setup: Setup, batches: Sequence[Dealt]) -> list[StepBatch]:
     """The parts of some batches as NumPy arrays, in static sizes that fit all of them: one program."""
     devices = range(setup.devices)
     examples = setup.workload.batch // len(setup.plan.askers)
     shapes = Shapes(setup.layout, setup.plan, examples=examples, headroom=1.0, send=setup.forms.send)
-    for parts in batches:
-        shapes.fit(parts, devices)
-    return [stacked(parts, devices, shapes) for parts in batches]
+    for dealt in batches:
+        shapes.fit(dealt, devices)
+    return [stacked(dealt.parts, devices, shapes) for dealt in batches]
 
 
 def modules(setup: Setup) -> tuple[DLRM, SparseOptimizer]:

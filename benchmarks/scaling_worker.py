@@ -48,8 +48,8 @@ def measured(arguments: argparse.Namespace) -> dict:
     state = jax.device_put(state, specs)
     rows = initial_rows(setup.layout, setup.plan, mesh, jax.random.key(0), scaling_step.OPTIMIZER)
     assert all(isinstance(of, MeshRows) for of in rows.values())
-    parts = [scaling_step.parts_of(setup, seed=seed) for seed in range(BATCHES)]
-    batches = [on_mesh(batch, mesh) for batch in scaling_step.mesh_batches(setup, parts)]
+    dealt = [scaling_step.dealt_of(setup, seed=seed) for seed in range(BATCHES)]
+    batches = [on_mesh(batch, mesh) for batch in scaling_step.mesh_batches(setup, dealt)]
     seconds, losses = [], []
     for step in range(WARM_UPS + arguments.steps):
         began = time.perf_counter()
@@ -57,8 +57,8 @@ def measured(arguments: argparse.Namespace) -> dict:
         losses.append(float(seen.loss))
         if step >= WARM_UPS:
             seconds.append(time.perf_counter() - began)
-    counted = np.mean([scaling_bytes.link_bytes(setup, of) for of in parts], axis=0)
-    ledger = scaling_bytes.ledger(setup, parts[0], batches[0], state)
+    counted = np.mean([scaling_bytes.link_bytes(setup, of.parts) for of in dealt], axis=0)
+    ledger = scaling_bytes.ledger(setup, dealt[0].parts, batches[0], state)
     return {
         "seconds": statistics.median(seconds),
         "losses": losses,
