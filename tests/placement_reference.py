@@ -28,10 +28,11 @@ class Example:
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """A categorical feature: its table, and how its bag is pooled."""
+    """A categorical feature: its table, how its bag is pooled, and how many ids a bag has at most."""
 
     table: str
     pooling: str
+    length: int = 1
 
 
 class Reference:
@@ -120,10 +121,11 @@ class Reference:
             slot[row] = np.reshape(held[s], np.shape(slot[row]))
 
     def _forward(self, example: Example):
-        """The logit, and what takes its gradient back to the features' pooled vectors, adding those of MLPs."""
+        """The logit, and what takes its gradient back to the features' vectors, adding those of MLPs."""
         pooled = {name: self._pool(of, example.bags[name]) for name, of in self.features.items()}
         bottom, back_bottom = self._mlp("bottom", example.dense.astype(np.float64), last=True)
-        vectors = np.stack([bottom, *pooled.values()])
+        vectors = np.concatenate([bottom[None], *pooled.values()])
+        ends = np.cumsum([len(of) for of in pooled.values()])[:-1]
         lower = np.tril_indices(len(vectors), -1)
         top, back_top = self._mlp("top", np.concatenate([bottom, (vectors @ vectors.T)[lower]]), last=False)
 
@@ -133,7 +135,7 @@ class Reference:
             products[lower] = above[len(bottom) :]
             of_vectors = (products + products.T) @ vectors
             back_bottom(above[: len(bottom)] + of_vectors[0], gradients)
-            return dict(zip(pooled, of_vectors[1:], strict=True))
+            return dict(zip(pooled, np.split(of_vectors[1:], ends), strict=True))
 
         return float(top[0]), backward
 
@@ -159,17 +161,22 @@ class Reference:
         return x, backward
 
     def _pool(self, feature: Feature, bag: Bag) -> np.ndarray:
+        """(vectors, dim): one, or one a position where nothing is pooled."""
+        products = np.array([weight * self.row(feature.table, row) for row, weight in bag]).reshape(-1, self.dim)
+        if feature.pooling == "none":
+            return np.pad(products, ((0, feature.length - len(bag)), (0, 0)))
         if not bag:
-            return np.zeros(self.dim)
-        products = np.array([weight * self.row(feature.table, row) for row, weight in bag])
+            return np.zeros((1, self.dim))
         if feature.pooling == "max":
-            return products.max(axis=0)
-        return products.sum(axis=0) / (len(bag) if feature.pooling == "mean" else 1)
+            return products.max(axis=0, keepdims=True)
+        return products.sum(axis=0, keepdims=True) / (len(bag) if feature.pooling == "mean" else 1)
 
     def _add_bag(self, feature: Feature, bag: Bag, gradient: np.ndarray, gradients: Any, touched: Any) -> None:
         if not bag:
             return
-        shares = np.broadcast_to(gradient / (len(bag) if feature.pooling == "mean" else 1), (len(bag), len(gradient)))
+        shares = gradient[: len(bag)]
+        if feature.pooling != "none":
+            shares = np.repeat(gradient / (len(bag) if feature.pooling == "mean" else 1), len(bag), axis=0)
         if feature.pooling == "max":
             products = np.array([weight * self.row(feature.table, row) for row, weight in bag])
             wins = products == products.max(axis=0)

@@ -30,7 +30,8 @@ def grid():
     for number, name in enumerate(PLACEMENTS):
         for other, optimizer in enumerate(OPTIMIZERS):
             if other == number % len(OPTIMIZERS):
-                yield pytest.param(name, optimizer, marks=pytest.mark.slow if name in LONG else ())
+                late = name in LONG or PLACEMENTS[name].late
+                yield pytest.param(name, optimizer, marks=pytest.mark.slow if late else ())
             elif name in PLAIN:
                 yield pytest.param(name, optimizer, marks=pytest.mark.slow)
 
