@@ -285,6 +285,8 @@ class PlanOf:
 
 # The table of placements.
 
+_NORM = "optimizer.max_global_norm="
+
 TT_CORES = f"tables.overrides={{word={{tier='tt', rank={RANK}}}}}"
 TT_WHOLE = f"tables.overrides={{word={{tier='tt', rank={RANK}, whole_rows={WHOLE_ROWS}}}}}"
 TT_WARMUP = 2
@@ -337,6 +339,12 @@ class Placement:
         given = dict(re.fullmatch(r"model\.features\.(\w+)\.pooling=(\w+)", key).groups() for key in self.pooling_keys)
         return {name: dataclasses.replace(of, pooling=given.get(name, of.pooling)) for name, of in FEATURES.items()}
 
+    @property
+    def max_global_norm(self) -> float:
+        """The norm to which gradients are clipped; infinite where they are not."""
+        given = [key.removeprefix(_NORM) for key in self.keys if key.startswith(_NORM)]
+        return float(given[0]) if given else np.inf
+
 
 def _mesh(devices: int = DEVICES, **keys: str) -> tuple[str, ...]:
     return (f"mesh.devices={devices}", *(f"mesh.{key}={value}" for key, value in keys.items()))
@@ -344,6 +352,7 @@ def _mesh(devices: int = DEVICES, **keys: str) -> tuple[str, ...]:
 
 WORD_MAX = "model.features.word.pooling=max"
 SEQUENCES = tuple(f"model.features.{name}.pooling=none" for name in ("user", "item"))
+CLIPPED = f"{_NORM}0.1"
 HOST_TABLES = "tables.tier=host"
 HOST_ITEM = "tables.overrides={item={tier='host'}}"
 HOST_ITEM_TT = f"tables.overrides={{item={{tier='host'}}, word={{tier='tt', rank={RANK}, whole_rows={WHOLE_ROWS}}}}}"
@@ -426,8 +435,26 @@ PLACEMENTS = {
     ),
     "tt-sequences": Placement(keys=(TT_CORES, "model.features.word.pooling=none"), cores_from=0, late=True),
     "plan-host-sequences": Placement(keys=(*_mesh(form="send"), *SEQUENCES), plan=WITH_HOST, reordered=True, late=True),
-    "plan-four-tiers-pooling": Placement(
-        keys=(*_mesh(form="send"), TT_WHOLE, WORD_MAX, SEQUENCES[0]), plan=FOUR_TIERS, cores_from=WHOLE_ROWS
+    "clipped": Placement(keys=(TT_CORES, CLIPPED), cores_from=0, late=True),
+    "clipped-cache": Placement(keys=(TT_CORES, CLIPPED, *TT_CACHE), cores_from=0, trace="clipped-cache", late=True),
+    "host-clipped": Placement(keys=(HOST_TABLES, CLIPPED), late=True),
+    "plan-dense-clipped": Placement(keys=(*_mesh(reduce="dense"), CLIPPED), plan=SCATTERED, late=True),
+    "plan-all-gather-clipped": Placement(
+        keys=(*_mesh(2, reduce="all_gather"), CLIPPED), plan=PlanOf(devices=2, replicate=0.6), late=True
+    ),
+    "plan-clipped-cache": Placement(
+        keys=(*_mesh(), TT_CORES, CLIPPED, *TT_CACHE), plan=SCATTERED, cores_from=0, trace="clipped-cache", late=True
+    ),
+    "tables-on-clipped": Placement(
+        keys=(*_mesh(), TT_WHOLE, CLIPPED),
+        plan=dataclasses.replace(APART, cores=True),
+        cores_from=WHOLE_ROWS,
+        late=True,
+    ),
+    "fae-mesh-clipped": Placement(keys=(*_mesh(), CLIPPED), hot=0.7, late=True),
+    "one-plan-clipped": Placement(keys=(CLIPPED,), plan=PlanOf(devices=1, replicate=1.0), late=True),
+    "plan-four-tiers-all": Placement(
+        keys=(*_mesh(form="send"), TT_WHOLE, WORD_MAX, SEQUENCES[0], CLIPPED), plan=FOUR_TIERS, cores_from=WHOLE_ROWS
     ),
 }
 

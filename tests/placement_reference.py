@@ -45,6 +45,10 @@ class Reference:
       optimizer: Row optimizer of ``jrec.ops``, of which only the class name and the hyperparameters are read.
       dense: The same for dense parameters.
       first_core_row: By table, the first row that lies in cores.
+      max_global_norm: Of the gradients of all arrays together.
+
+    Attributes:
+      scales: What gradients were multiplied by to have at most that norm, by step.
     """
 
     def __init__(
@@ -54,10 +58,12 @@ class Reference:
         optimizer: Any,
         dense: Any,
         first_core_row: Mapping[str, int],
+        max_global_norm: float = np.inf,
     ):
         self.features, self.optimizer, self.dense_optimizer = features, optimizer, dense
         self.arrays = {name: np.array(array, np.float64) for name, array in arrays.items()}
-        self.first_core_row = first_core_row
+        self.first_core_row, self.max_global_norm = first_core_row, max_global_norm
+        self.scales: list[float] = []
         self.dim = next(a.shape[1] for n, a in arrays.items() if n == n.split(".")[0])
         self.slots: dict[str, dict[str, np.ndarray]] = {}
         for name, array in self.arrays.items():
@@ -101,7 +107,10 @@ class Reference:
             slope = (1 / (1 + np.exp(-logit)) - example.label) / len(examples)
             for name, gradient in backward(slope, gradients).items():
                 self._add_bag(self.features[name], example.bags[name], gradient, gradients, touched)
+        norm = np.sqrt(sum(np.sum(gradient**2) for gradient in gradients.values()))
+        self.scales.append(min(1.0, self.max_global_norm / norm))
         for name, gradient in gradients.items():
+            gradient *= self.scales[-1]
             rows = [...] if self.is_dense(name) else sorted(touched[name])
             for row in rows:
                 self._update(name, row, gradient[row])

@@ -172,7 +172,8 @@ class Workplace:
         """The model in float64, before the first step."""
         cores = {} if placement.cores_from is None else {"word": placement.cores_from}
         first = self.first(placement.cores_from, dtype, placement.pooling_keys)
-        return Reference(placement.features, first, cases.OPTIMIZERS[optimizer][0], cases.DENSE, cores)
+        of_rows, norm = cases.OPTIMIZERS[optimizer][0], placement.max_global_norm
+        return Reference(placement.features, first, of_rows, cases.DENSE, cores, norm)
 
     def batches(self, placement: cases.Placement, folder: pathlib.Path) -> list[list[Example]]:
         """The batches of a run in the order in which it took them."""

@@ -24,7 +24,7 @@ from jrec.ops.types import Bags
 from jrec.row_optimizers import SGD, RowOptimizers, Slots, optimizer_of
 from jrec.tiers.cores import Cores
 from jrec.tiers.local_rows import LocalRows
-from jrec.tiers.store import Context, Stores, apply_gradients, look_up
+from jrec.tiers.store import Context, Stores, apply_updates, look_up, updates
 
 
 class Table(nnx.Variable):
@@ -233,7 +233,9 @@ class EmbeddingCollection(nnx.Module):
           The new slots.
         """
         contexts = self.contexts(optimizer=optimizer, cores=cores, step=step, rounding_key=rounding_key)
-        return self.put(apply_gradients(self.stores(slots), residuals, gradients, {}, contexts, self.implementation))
+        stores = self.stores(slots)
+        pending = updates(stores, residuals, gradients, {}, contexts)
+        return self.put(apply_updates(stores, pending, contexts, self.implementation))
 
     def features(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> dict[str, jax.Array]:
         """Activations by feature: (batch, dim) where pooled, (batch, max_length, dim) where not; see ``masks``.
