@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import re
 
 import numpy as np
 from placement_reference import Example, Feature
@@ -30,12 +31,11 @@ WHOLE_ROWS = 6  # of "word", where only the others lie in cores
 RANK = 2
 FEATURES = {
     "site": Feature("site", "sum"),
-    "user": Feature("user", "mean"),
-    "item": Feature("item", "sum"),
-    "seen": Feature("item", "max"),
-    "word": Feature("word", "sum"),
+    "user": Feature("user", "mean", 3),
+    "item": Feature("item", "sum", 4),
+    "seen": Feature("item", "max", 3),
+    "word": Feature("word", "sum", 2),
 }
-_LENGTHS = {"user": 3, "item": 4, "seen": 3, "word": 2}
 
 CONFIG = f"""
 seed = 3
@@ -132,7 +132,7 @@ def write_log(folder: pathlib.Path, *, reordered: bool = False, dealt: int = 1) 
             writer.write(columns)
         splits[split] = Split(shards=(writer.close(),))
         examples[split] = [_example(columns, i, orders) for i in range(count)]
-    lists = {n: CategoricalFeature(name=n, table=FEATURES[n].table, max_length=m) for n, m in _LENGTHS.items()}
+    lists = {n: CategoricalFeature(name=n, table=f.table, max_length=f.length) for n, f in FEATURES.items()}
     lists["item"] = dataclasses.replace(lists["item"], weighted=True)
     site = CategoricalFeature(name="site", table="site", fixed_length=True)
     Schema(
@@ -154,9 +154,11 @@ def _columns(rng: np.random.Generator, count: int) -> dict:
         "age": rng.normal(size=count).astype(np.float32),
         "site": (rng.zipf(1.4, count) % ROWS["site"]).astype(np.uint8),
     }
-    for name, length in _LENGTHS.items():
-        offsets = np.concatenate([[0], np.cumsum(rng.integers(0, length + 1, count))]).astype(np.int32)
-        ids = (rng.zipf(1.3, offsets[-1]) % ROWS[FEATURES[name].table]).astype(np.uint8)
+    for name, feature in FEATURES.items():
+        if name == "site":
+            continue
+        offsets = np.concatenate([[0], np.cumsum(rng.integers(0, feature.length + 1, count))]).astype(np.int32)
+        ids = (rng.zipf(1.3, offsets[-1]) % ROWS[feature.table]).astype(np.uint8)
         columns[name] = ListColumn(offsets, ids)
         if name == "item":
             columns["item:weight"] = ListColumn(offsets, rng.uniform(0.2, 1, offsets[-1]).astype(np.float32))
@@ -283,6 +285,8 @@ class PlanOf:
 
 # The table of placements.
 
+_NORM = "optimizer.max_global_norm="
+
 TT_CORES = f"tables.overrides={{word={{tier='tt', rank={RANK}}}}}"
 TT_WHOLE = f"tables.overrides={{word={{tier='tt', rank={RANK}, whole_rows={WHOLE_ROWS}}}}}"
 TT_WARMUP = 2
@@ -304,6 +308,7 @@ class Placement:
       trace: The placement whose arrays to compare with, where the plain reference cannot (caches); the bits must be
         equal where ``exact``.
       exact: Whether no float32 sum is taken in another order than by ``trace``.
+      late: Whether only slow tests train it, since others train what it is made of.
     """
 
     keys: tuple[str, ...] = ()
@@ -315,6 +320,7 @@ class Placement:
     cores_from: int | None = None
     trace: str | None = None
     exact: bool = False
+    late: bool = False
 
     @property
     def devices(self) -> int:
@@ -322,11 +328,31 @@ class Placement:
         given = [key.removeprefix("mesh.devices=") for key in self.keys if key.startswith("mesh.devices=")]
         return int(given[0]) if given else self.plan.devices if self.plan else 1
 
+    @property
+    def pooling_keys(self) -> tuple[str, ...]:
+        """Those keys that say how features are pooled."""
+        return tuple(key for key in self.keys if key.startswith("model.features."))
+
+    @property
+    def features(self) -> dict[str, Feature]:
+        """``FEATURES``, pooled as the keys say."""
+        given = dict(re.fullmatch(r"model\.features\.(\w+)\.pooling=(\w+)", key).groups() for key in self.pooling_keys)
+        return {name: dataclasses.replace(of, pooling=given.get(name, of.pooling)) for name, of in FEATURES.items()}
+
+    @property
+    def max_global_norm(self) -> float:
+        """The norm to which gradients are clipped; infinite where they are not."""
+        given = [key.removeprefix(_NORM) for key in self.keys if key.startswith(_NORM)]
+        return float(given[0]) if given else np.inf
+
 
 def _mesh(devices: int = DEVICES, **keys: str) -> tuple[str, ...]:
     return (f"mesh.devices={devices}", *(f"mesh.{key}={value}" for key, value in keys.items()))
 
 
+WORD_MAX = "model.features.word.pooling=max"
+SEQUENCES = tuple(f"model.features.{name}.pooling=none" for name in ("user", "item"))
+CLIPPED = f"{_NORM}0.1"
 HOST_TABLES = "tables.tier=host"
 HOST_ITEM = "tables.overrides={item={tier='host'}}"
 HOST_ITEM_TT = f"tables.overrides={{item={{tier='host'}}, word={{tier='tt', rank={RANK}, whole_rows={WHOLE_ROWS}}}}}"
@@ -405,6 +431,34 @@ PLACEMENTS = {
     "processes-fae": Placement(keys=_mesh(), plan=WITH_HOST, hot=0.7, shares=2, processes=2),
     "processes-cache": Placement(
         keys=(*_mesh(form="send"), TT_CORES, *TT_CACHE), shares=2, processes=2, cores_from=0, trace="tt-cache-shared"
+    ),
+    "sequences": Placement(keys=(TT_WHOLE, WORD_MAX, *SEQUENCES), cores_from=WHOLE_ROWS, reordered=True),
+    "tt-max-cache": Placement(keys=(TT_CORES, WORD_MAX, *TT_CACHE), cores_from=0, trace="tt-max-cache", late=True),
+    "mesh-max-cache": Placement(
+        keys=(*_mesh(), TT_CORES, WORD_MAX, *TT_CACHE), cores_from=0, trace="tt-max-cache", late=True
+    ),
+    "tt-sequences": Placement(keys=(TT_CORES, "model.features.word.pooling=none"), cores_from=0, late=True),
+    "plan-host-sequences": Placement(keys=(*_mesh(form="send"), *SEQUENCES), plan=WITH_HOST, reordered=True, late=True),
+    "clipped": Placement(keys=(TT_CORES, CLIPPED), cores_from=0, late=True),
+    "clipped-cache": Placement(keys=(TT_CORES, CLIPPED, *TT_CACHE), cores_from=0, trace="clipped-cache", late=True),
+    "host-clipped": Placement(keys=(HOST_TABLES, CLIPPED), late=True),
+    "plan-dense-clipped": Placement(keys=(*_mesh(reduce="dense"), CLIPPED), plan=SCATTERED, late=True),
+    "plan-all-gather-clipped": Placement(
+        keys=(*_mesh(2, reduce="all_gather"), CLIPPED), plan=PlanOf(devices=2, replicate=0.6), late=True
+    ),
+    "plan-clipped-cache": Placement(
+        keys=(*_mesh(), TT_CORES, CLIPPED, *TT_CACHE), plan=SCATTERED, cores_from=0, trace="clipped-cache", late=True
+    ),
+    "tables-on-clipped": Placement(
+        keys=(*_mesh(), TT_WHOLE, CLIPPED),
+        plan=dataclasses.replace(APART, cores=True),
+        cores_from=WHOLE_ROWS,
+        late=True,
+    ),
+    "fae-mesh-clipped": Placement(keys=(*_mesh(), CLIPPED), hot=0.7, late=True),
+    "one-plan-clipped": Placement(keys=(CLIPPED,), plan=PlanOf(devices=1, replicate=1.0), late=True),
+    "plan-four-tiers-all": Placement(
+        keys=(*_mesh(form="send"), TT_WHOLE, WORD_MAX, SEQUENCES[0], CLIPPED), plan=FOUR_TIERS, cores_from=WHOLE_ROWS
     ),
 }
 

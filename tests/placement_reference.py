@@ -28,10 +28,11 @@ class Example:
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """A categorical feature: its table, and how its bag is pooled."""
+    """A categorical feature: its table, how its bag is pooled, and how many ids a bag has at most."""
 
     table: str
     pooling: str
+    length: int = 1
 
 
 class Reference:
@@ -44,6 +45,10 @@ class Reference:
       optimizer: Row optimizer of ``jrec.ops``, of which only the class name and the hyperparameters are read.
       dense: The same for dense parameters.
       first_core_row: By table, the first row that lies in cores.
+      max_global_norm: Of the gradients of all arrays together.
+
+    Attributes:
+      scales: What gradients were multiplied by to have at most that norm, by step.
     """
 
     def __init__(
@@ -53,10 +58,12 @@ class Reference:
         optimizer: Any,
         dense: Any,
         first_core_row: Mapping[str, int],
+        max_global_norm: float = np.inf,
     ):
         self.features, self.optimizer, self.dense_optimizer = features, optimizer, dense
         self.arrays = {name: np.array(array, np.float64) for name, array in arrays.items()}
-        self.first_core_row = first_core_row
+        self.first_core_row, self.max_global_norm = first_core_row, max_global_norm
+        self.scales: list[float] = []
         self.dim = next(a.shape[1] for n, a in arrays.items() if n == n.split(".")[0])
         self.slots: dict[str, dict[str, np.ndarray]] = {}
         for name, array in self.arrays.items():
@@ -100,7 +107,10 @@ class Reference:
             slope = (1 / (1 + np.exp(-logit)) - example.label) / len(examples)
             for name, gradient in backward(slope, gradients).items():
                 self._add_bag(self.features[name], example.bags[name], gradient, gradients, touched)
+        norm = np.sqrt(sum(np.sum(gradient**2) for gradient in gradients.values()))
+        self.scales.append(min(1.0, self.max_global_norm / norm))
         for name, gradient in gradients.items():
+            gradient *= self.scales[-1]
             rows = [...] if self.is_dense(name) else sorted(touched[name])
             for row in rows:
                 self._update(name, row, gradient[row])
@@ -120,10 +130,11 @@ class Reference:
             slot[row] = np.reshape(held[s], np.shape(slot[row]))
 
     def _forward(self, example: Example):
-        """The logit, and what takes its gradient back to the features' pooled vectors, adding those of MLPs."""
+        """The logit, and what takes its gradient back to the features' vectors, adding those of MLPs."""
         pooled = {name: self._pool(of, example.bags[name]) for name, of in self.features.items()}
         bottom, back_bottom = self._mlp("bottom", example.dense.astype(np.float64), last=True)
-        vectors = np.stack([bottom, *pooled.values()])
+        vectors = np.concatenate([bottom[None], *pooled.values()])
+        ends = np.cumsum([len(of) for of in pooled.values()])[:-1]
         lower = np.tril_indices(len(vectors), -1)
         top, back_top = self._mlp("top", np.concatenate([bottom, (vectors @ vectors.T)[lower]]), last=False)
 
@@ -133,7 +144,7 @@ class Reference:
             products[lower] = above[len(bottom) :]
             of_vectors = (products + products.T) @ vectors
             back_bottom(above[: len(bottom)] + of_vectors[0], gradients)
-            return dict(zip(pooled, of_vectors[1:], strict=True))
+            return dict(zip(pooled, np.split(of_vectors[1:], ends), strict=True))
 
         return float(top[0]), backward
 
@@ -159,17 +170,22 @@ class Reference:
         return x, backward
 
     def _pool(self, feature: Feature, bag: Bag) -> np.ndarray:
+        """(vectors, dim): one, or one a position where nothing is pooled."""
+        products = np.array([weight * self.row(feature.table, row) for row, weight in bag]).reshape(-1, self.dim)
+        if feature.pooling == "none":
+            return np.pad(products, ((0, feature.length - len(bag)), (0, 0)))
         if not bag:
-            return np.zeros(self.dim)
-        products = np.array([weight * self.row(feature.table, row) for row, weight in bag])
+            return np.zeros((1, self.dim))
         if feature.pooling == "max":
-            return products.max(axis=0)
-        return products.sum(axis=0) / (len(bag) if feature.pooling == "mean" else 1)
+            return products.max(axis=0, keepdims=True)
+        return products.sum(axis=0, keepdims=True) / (len(bag) if feature.pooling == "mean" else 1)
 
     def _add_bag(self, feature: Feature, bag: Bag, gradient: np.ndarray, gradients: Any, touched: Any) -> None:
         if not bag:
             return
-        shares = np.broadcast_to(gradient / (len(bag) if feature.pooling == "mean" else 1), (len(bag), len(gradient)))
+        shares = gradient[: len(bag)]
+        if feature.pooling != "none":
+            shares = np.repeat(gradient / (len(bag) if feature.pooling == "mean" else 1), len(bag), axis=0)
         if feature.pooling == "max":
             products = np.array([weight * self.row(feature.table, row) for row, weight in bag])
             wins = products == products.max(axis=0)

@@ -159,19 +159,21 @@ class Workplace:
                     process.communicate()
         return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
 
-    def _first(self, cores_from: int | None, dtype: str) -> dict[str, np.ndarray]:
+    def _first(self, cores_from: int | None, dtype: str, pooling: tuple[str, ...]) -> dict[str, np.ndarray]:
         """First values, of a run on one device that learns nothing."""
         keys = {None: (), 0: (cases.TT_CORES,), cases.WHOLE_ROWS: (cases.TT_WHOLE,)}[cores_from]
         still = ("max_steps=1", "optimizer.learning_rate=0", "optimizer.embedding.learning_rate=0")
-        placement, out = cases.Placement(keys=keys, cores_from=cores_from), f"first-{cores_from}-{dtype}"
+        placement = cases.Placement(keys=(*keys, *pooling), cores_from=cores_from)
+        out = f"first-{cores_from}-{dtype}-{'-'.join(key.removeprefix('model.features.') for key in pooling)}"
         self.train(placement, [*self.keys(placement, "sgd", dtype), *still], out=out)
         return {name: array for name, array in arrays_of(latest(self.folder / out)).items() if "/" not in name}
 
     def reference(self, placement: cases.Placement, optimizer: str, dtype: str) -> Reference:
         """The model in float64, before the first step."""
         cores = {} if placement.cores_from is None else {"word": placement.cores_from}
-        first = self.first(placement.cores_from, dtype)
-        return Reference(cases.FEATURES, first, cases.OPTIMIZERS[optimizer][0], cases.DENSE, cores)
+        first = self.first(placement.cores_from, dtype, placement.pooling_keys)
+        of_rows, norm = cases.OPTIMIZERS[optimizer][0], placement.max_global_norm
+        return Reference(placement.features, first, of_rows, cases.DENSE, cores, norm)
 
     def batches(self, placement: cases.Placement, folder: pathlib.Path) -> list[list[Example]]:
         """The batches of a run in the order in which it took them."""

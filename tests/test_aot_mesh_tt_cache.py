@@ -36,7 +36,7 @@ def test_lookups_cached_rows_and_core_gradients_are_all_that_travels():
         context = Context(options=StepOptions(step=step), optimizer=optimizer, communication=Communication())
         store = module.store(slots)
         out, residuals = store.lookup(Bags(ids=ids), None, context).finish(None)
-        new = store.update(residuals, gradients, None, context).finish(None)
+        new = store.update(residuals, gradients, None, context).step(context.options).finish(None)
         module.put(new)
         return nnx.state(module), new.slots, out
 

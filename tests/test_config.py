@@ -247,7 +247,7 @@ text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12
 
 @given(
     path=text,
-    features=st.dictionaries(text, st.sampled_from(["sum", "mean", "sqrtn", "max"]), max_size=3),
+    features=st.dictionaries(text, st.sampled_from(["sum", "mean", "sqrtn", "max", "none"]), max_size=3),
     rate=st.floats(0, 1e30, allow_nan=False),
     top=st.lists(st.integers(1, 65536), max_size=4),
     seed=st.integers(0, 2**32 - 1),
@@ -288,7 +288,7 @@ def test_describe_lists_every_key_with_its_default():
     assert rows["data.path"] == ("a string", "")
     assert rows["model.bottom_mlp"][1] == "[64, 16]"
     assert len(configs.key_help().splitlines()) == len(rows)
-    assert rows["model.features.NAME.pooling"][0] == 'one of "sum", "mean", "sqrtn", "max"'
+    assert rows["model.features.NAME.pooling"][0] == 'one of "sum", "mean", "sqrtn", "max", "none"'
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)

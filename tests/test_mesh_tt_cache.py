@@ -86,7 +86,7 @@ def test_cores_cached_rows_and_choices_are_those_of_one_device():
         context = Context(options=named, optimizer=optimizer, cores=cores, communication=communication)
         store = stack.store(slots)
         out, residuals = store.lookup(Bags(ids=ids), None, context).finish(None)
-        new = store.update(residuals, gradients, None, context).finish(None)
+        new = store.update(residuals, gradients, None, context).step(context.options).finish(None)
         stack.put(new)
         return nnx.state(stack), new.slots, out
 

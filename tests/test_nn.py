@@ -318,8 +318,44 @@ def test_unpooled_sequences_come_with_masks():
     np.testing.assert_array_equal(sequence[0, :2], table[jnp.asarray([7, 2])])
     np.testing.assert_array_equal(sequence[1, 0], table[1])
     np.testing.assert_array_equal(sequence[0, 2], np.zeros(4))
-    with pytest.raises(ValueError, match="seq have pooling 'none'"):
-        DLRM(DLRMConfig(num_dense=0, bottom_mlp=(), top_mlp=(1,)), layout, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("interaction", ["dot", "concat"])
+def test_an_unpooled_feature_is_as_many_features_of_one_id(interaction):
+    """The same logits and steps, with repeated ids, positions that hold none, and examples that are padding."""
+    rng, tables = np.random.default_rng(4), [
+        jrec.TableConfig(name="item", rows=9, dim=8),
+        jrec.TableConfig(name="tag", rows=5, dim=8),
+    ]  # fmt: skip
+    feature = functools.partial(jrec.FeatureConfig, table="item")
+    shared = feature(name="past", max_length=4), jrec.FeatureConfig(name="tag", table="tag", max_length=2)
+    sequence = feature(name="seq", max_length=3, pooling="none", weighted=True)
+    apart = [feature(name=f"seq{i}", weighted=True) for i in range(3)]
+    layouts = [jrec.EmbeddingLayout.build(tables, [*of, *shared]) for of in ([sequence], apart)]
+    models = [dlrm(layout, interaction=interaction) for layout in layouts]
+    optimizers = [
+        SparseOptimizer(model, dense=optax.sgd(0.3), embedding=ops.Adagrad(learning_rate=0.1)) for model in models
+    ]
+    step = nnx.jit(train_step)
+    for count in (BATCH, BATCH - 3):
+        ids, weights = rng.integers(-2, 9, (count, 3)), rng.uniform(0.5, 2, (count, 3)).astype(np.float32)
+        ids[0], ids[1] = 4, -1
+        ids = np.sort(np.maximum(ids, -1), axis=1)[:, ::-1]  # what is absent comes last
+        columns = {"label": rng.integers(0, 2, count), "past": rng.integers(0, 9, (count, 4)), "seq": ids}
+        columns |= {"tag": rng.integers(0, 5, (count, 2)), "seq:weight": weights}
+        columns |= {f"seq{i}": ids[:, i : i + 1] for i in range(3)}
+        columns |= {f"seq{i}:weight": weights[:, i : i + 1] for i in range(3)}
+        columns |= {f"x{i}": rng.normal(size=count).astype(np.float32) for i in range(5)}
+        outcomes = []
+        for layout, model, optimizer in zip(layouts, models, optimizers, strict=True):
+            batch = jrec.data.pack_batch(layout, columns, dense=[f"x{i}" for i in range(5)], batch_size=BATCH)
+            outcomes.append(step(model, optimizer, batch))
+        assert float(outcomes[0][0]) > 0
+        for got, wanted in zip(*outcomes, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    for got, wanted in zip(*(jax.tree.leaves(nnx.state(model)) for model in models), strict=True):
+        assert got.shape == wanted.shape
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_concat_joins_dims_that_dot_cannot_and_no_dense_features_are_fine():

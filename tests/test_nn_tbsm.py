@@ -12,7 +12,7 @@ from flax import nnx
 
 import jrec
 from jrec import ops
-from jrec.nn import DLRM, TBSM, DLRMConfig, SparseOptimizer, TBSMConfig, train_step
+from jrec.nn import TBSM, SparseOptimizer, TBSMConfig, train_step
 from jrec.nn.tbsm_layers import on_sphere, places
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -358,11 +358,9 @@ def test_what_does_not_fit_is_refused(change, message):
         made(TBSMConfig(**{**dataclasses.asdict(SMALL), "histories": HISTORIES, **change}))
 
 
-def test_histories_of_several_lengths_are_refused_and_dlrm_takes_none():
+def test_histories_of_several_lengths_are_refused():
     features = [f.config for f in layout_of().members[0].features]
     longer = [dataclasses.replace(f, max_length=7) if f.name == "items" else f for f in features]
     layout = jrec.EmbeddingLayout.build(layout_of().members[0].tables, longer)
     with pytest.raises(ValueError, match=r"one max_length, but they have \{'items': 7, 'categories': 5"):
         made(SMALL, layout)
-    with pytest.raises(ValueError, match="DLRM pools every feature, but items, categories"):
-        DLRM(DLRMConfig(num_dense=0, bottom_mlp=(), top_mlp=(1,)), layout_of(), rngs=nnx.Rngs(0))

@@ -117,7 +117,7 @@ def loss_of(found, factors):
 
 @functools.cache
 def compiled(form, cast):
-    """Features, pooled groups and a step of SGD at rate 1, which takes the gradients themselves away."""
+    """Features, their vectors and a step of SGD at rate 1, which takes the gradients themselves away."""
     graph, initial = nnx.split(collection(form))
     optimizer = ops.SGD(learning_rate=1.0)
 
@@ -132,10 +132,10 @@ def compiled(form, cast):
             return loss_of(found, factors), found
 
         gradients, found = jax.grad(loss, has_aux=True)(activations)
-        pooled = None if masks else jnp.concatenate(embeddings.pooled(activations, batch.bags), axis=1)
+        vectors = jnp.concatenate(embeddings.vectors(activations, batch.bags), axis=1)
         slots = embeddings.init_slots(optimizer)
         embeddings.apply_gradients(optimizer, slots, residuals, gradients)
-        return found, masks, pooled, nnx.state(embeddings)
+        return found, masks, vectors, nnx.state(embeddings)
 
     return graph, initial, step
 
@@ -180,7 +180,7 @@ def check(form, cast, seed, rows):
     graph, initial, step = compiled(form, cast)
     columns, factors = columns_of(form, seed, rows), coefficients(form, seed)
     batch = pack_batch(layout_of(form), columns, cast=cast)
-    found, masks, pooled, state = step(initial, batch, factors)
+    found, masks, vectors, state = step(initial, batch, factors)
     before, after = nnx.merge(graph, initial), nnx.merge(graph, state)
     stack, cores = before.arrays()[f"d{DIM}_float32"], before.tt["tt_item"].arrays()
     expected, (of_stack, of_cores) = expecting(form)(stack, cores, columns, factors)
@@ -189,8 +189,8 @@ def check(form, cast, seed, rows):
         np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
     for name, mask in masks.items():
         np.testing.assert_array_equal(mask, columns[name] >= 0)
-    if pooled is not None:
-        np.testing.assert_allclose(pooled, np.stack([expected[n] for n in layout_of(form).order], axis=1), atol=1e-6)
+    every = [expected[name].reshape(BATCH, -1, DIM) for name in layout_of(form).order]
+    np.testing.assert_allclose(vectors, np.concatenate(every, axis=1), atol=1e-6)
     np.testing.assert_allclose(stack - after.arrays()[f"d{DIM}_float32"], of_stack, rtol=1e-4, atol=1e-5)
     for core, new, gradient in zip(cores, after.tt["tt_item"].arrays(), of_cores, strict=True):
         np.testing.assert_allclose(core - new, gradient, rtol=1e-4, atol=1e-5)

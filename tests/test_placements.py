@@ -30,7 +30,8 @@ def grid():
     for number, name in enumerate(PLACEMENTS):
         for other, optimizer in enumerate(OPTIMIZERS):
             if other == number % len(OPTIMIZERS):
-                yield pytest.param(name, optimizer, marks=pytest.mark.slow if name in LONG else ())
+                late = name in LONG or PLACEMENTS[name].late
+                yield pytest.param(name, optimizer, marks=pytest.mark.slow if late else ())
             elif name in PLAIN:
                 yield pytest.param(name, optimizer, marks=pytest.mark.slow)
 
@@ -81,6 +82,7 @@ def follows_the_reference(place, found, placement, optimizer, *, steps=0):
     assert found.arrays.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(found.arrays[name], array, err_msg=name, **CLOSE)
+    assert (min(reference.scales) < 0.9) == np.isfinite(placement.max_global_norm)
     if found.logits is not None:
         np.testing.assert_allclose(found.logits, reference.predict(place.log_of(placement).test), **CLOSE)
 

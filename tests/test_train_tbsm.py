@@ -120,6 +120,7 @@ def test_a_dlrm_takes_sequences_pooled(tmp_path, dataset):
     ],
 )
 def test_keys_of_a_tbsm_are_checked(configure, overrides, message):
+    assert configure("model.features.item_history.pooling='none'").model.kind == "tbsm"
     with pytest.raises(ConfigError) as error:
         configure(*overrides)
     assert message in str(error.value)

@@ -10,7 +10,7 @@ import pytest
 import reference
 import tt_reference
 
-from jrec.ops import SGD, Adagrad, Adam, Bags, RowWiseAdagrad, rounding, tensor_cast
+from jrec.ops import SGD, Adagrad, Adam, Bags, RowWiseAdagrad, embedding_bag, rounding, tensor_cast
 from jrec.ops.tt import (
     TTShape,
     TTTraffic,
@@ -134,13 +134,52 @@ def test_ragged_bags_and_every_gradient(name, way):
 
 
 @pytest.mark.parametrize(
-    ("combiner", "contraction"), [("mean", "unique"), *_slow([("sqrtn", "sample"), ("mean", "naive")])]
+    ("combiner", "contraction"),
+    [
+        ("mean", "unique"),
+        ("max", "unique"),
+        *_slow([("sqrtn", "sample"), ("mean", "naive"), ("max", "sample"), ("max", "dense"), ("max", "naive")]),
+    ],
 )
 def test_combiners(combiner, contraction):
     shape = SHAPES["3 cores"]
     if contraction == "naive":
         _check(shape, _cores(shape), _case(shape, 20, length=4, kind="half padding"), (contraction, None), combiner)
     _check(shape, _cores(shape), _case(shape, 20, capacity=50, weighted=True), (contraction, None), combiner)
+
+
+def test_a_maximum_is_that_of_the_rows_that_cores_stand_for():
+    """Repeated ids share a gradient as equal rows of a plain table do; empty and padded bags, ids behind the bags."""
+    shape, rng = SHAPES["4 cores"], np.random.default_rng(0)
+    cores = _cores(shape)
+    table = jnp.asarray(tt_reference.dense([np.asarray(core) for core in cores], shape.rows), jnp.float32)
+    padded = rng.integers(-4, 9, (20, 5)).astype(np.int32)
+    padded[3] = -1
+    ragged = np.append(rng.integers(0, 9, 34), [shape.rows, -7, 2**31 - 1]).astype(np.int32)
+    offsets = np.sort(np.append(rng.integers(0, 34, 19), [0, 34])).astype(np.int32)
+    offsets[7:9] = offsets[7]
+    for ids, of in ((jnp.asarray(padded), None), (jnp.asarray(ragged), jnp.asarray(offsets))):
+        weights = jnp.asarray(rng.choice([-1, 2], ids.shape), jnp.float32)
+        gradient = jnp.asarray(rng.normal(size=(20, shape.dim)), jnp.float32)
+
+        def on_cores(cores, weights, ids=ids, of=of):
+            return tt_embedding_bag(cores, shape, ids, of, weights=weights, combiner="max")
+
+        def on_rows(table, weights, ids=ids, of=of):
+            return embedding_bag(table, ids, of, weights=weights, combiner="max")
+
+        out, transpose = jax.vjp(on_cores, cores, weights)
+        want, wanted = jax.vjp(on_rows, table, weights)
+        np.testing.assert_allclose(out, want, rtol=2e-5, atol=2e-5)
+        of_cores, of_weights = transpose(gradient)
+        of_table, of_wanted = wanted(gradient)
+        np.testing.assert_allclose(of_weights, of_wanted, rtol=2e-4, atol=2e-4)
+        sums = [np.zeros(core.shape) for core in cores]
+        for row in np.flatnonzero(np.any(np.asarray(of_table) != 0, axis=1)):
+            host = [np.asarray(core, np.float64) for core in cores]
+            tt_reference.add_core_gradients(host, int(row), np.asarray(of_table[row], np.float64), sums)
+        for got, wanted_core in zip(of_cores, sums, strict=True):
+            np.testing.assert_allclose(got, wanted_core, rtol=1e-4, atol=1e-4 * np.abs(wanted_core).max())
 
 
 @pytest.mark.parametrize(
@@ -466,7 +505,7 @@ def test_the_choice_is_made_for_the_platform_of_lowering(monkeypatch):
     [
         ({"ids": jnp.zeros(3, jnp.int32)}, "ids must have shape"),
         ({"ids": jnp.zeros((3, 1), jnp.int16)}, "ids must be int32"),
-        ({"combiner": "max"}, "combiner 'max' is unknown to tensor-train tables"),
+        ({"combiner": "most"}, "combiner 'most' is unknown; choose sum, mean, sqrtn or max"),
         ({"contraction": "fast"}, "contraction 'fast' is unknown"),
         ({"implementation": "cuda"}, "implementation='cuda' is unknown"),
         ({"cores": _cores(SHAPES["2 cores"])}, "the cores have shapes"),

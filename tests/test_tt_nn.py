@@ -20,6 +20,8 @@ def test_module_is_the_op_on_its_parameters():
     np.testing.assert_array_equal(out, tt_embedding_bag(bag.arrays(), SHAPE, ids, combiner="mean"))
     rows = tt_rows(bag.arrays(), SHAPE, [3, 999, 5])
     np.testing.assert_allclose(out, [rows[:2].mean(0), rows[2], np.zeros(8)], rtol=1e-5, atol=1e-7)
+    highest = TTEmbeddingBag(SHAPE, combiner="max", cores=bag.arrays())(ids)
+    np.testing.assert_allclose(highest, [rows[:2].max(0), rows[2], np.zeros(8)], rtol=1e-5, atol=1e-7)
     parameters = jax.tree.leaves(nnx.state(bag, nnx.Param))
     assert sum(p.size for p in parameters) == SHAPE.num_parameters
 

@@ -61,10 +61,16 @@ def bags(
     sums = [np.zeros(core.shape) for core in cores]
     of_weights = {}
     for b, bag in enumerate(lookups):
-        norm = {"sum": 1.0, "mean": len(bag), "sqrtn": np.sqrt(len(bag))}[combiner]
-        for position, row, weight in bag:
-            values, slope = row_of(cores, row), gradients[b].astype(np.float64) / norm
-            out[b] += weight * values / norm
+        norm = {"mean": len(bag), "sqrtn": np.sqrt(len(bag))}.get(combiner, 1.0)
+        rows = np.array([row_of(cores, row) for _, row, _ in bag]).reshape(-1, gradients.shape[1])
+        products = np.array([weight for *_, weight in bag]).reshape(-1, 1) * rows / norm
+        shares = np.ones_like(rows)  # of the bag's gradient, by element
+        if combiner == "max" and bag:
+            shares = products == products.max(axis=0)
+            shares = shares / shares.sum(axis=0)
+        out[b] = np.sum(shares * products, axis=0)
+        for (position, row, weight), values, share in zip(bag, rows, shares, strict=True):
+            slope = share * gradients[b].astype(np.float64) / norm
             add_core_gradients(cores, row, weight * slope, sums)
             of_weights[position] = float(slope @ values)
     return out, sums, of_weights

@@ -8,6 +8,7 @@ All three do one and the same optimizer step: rows that no device touched keep t
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal, get_args
 
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 
 from jrec.mesh.retrieve import place
 from jrec.mesh.route import AXIS, Picks
-from jrec.mesh.step import StepOptions, cast_rows, of_unique, step_casted, step_summed
+from jrec.mesh.step import StepOptions, cast_rows, of_unique, squares_of, step_casted, step_summed
 from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.types import Cast
@@ -58,6 +59,55 @@ def update_shared(
     Raises:
       ValueError: on an unknown ``reduce``, or shapes that do not fit.
     """
+    found = shared_gradients(
+        table, picks, gradients, axis=axis, reduce=reduce, union=union, addresses=addresses, options=options
+    )
+    return found.step(optimizer, table, slots, StepOptions() if options is None else options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedGradients:
+    """Gradients of rows that every device holds, of all devices: equal on each of them.
+
+    Attributes:
+      cast: The rows that any device touched.
+      gradients: (unique_capacity, dim) float32, summed by row; or the gradients of all devices, not summed yet.
+      summed: Which of the two they are.
+      addresses: (unique_capacity,) int32 of the rows in the stack, where they are rounded by them.
+    """
+
+    cast: Cast
+    gradients: jax.Array
+    summed: bool
+    addresses: jax.Array | None
+
+    def squares(self, table: jax.Array, options: StepOptions) -> jax.Array:
+        """The sum of squares of the rows' gradients, () float32."""
+        if not self.summed:
+            return squares_of(self.cast, self.gradients, None, options)
+        real = (self.cast.rows < table.shape[0])[:, None]  # padding took any row's gradient
+        return jnp.sum(jnp.where(real, jnp.square(self.gradients), jnp.float32(0)))
+
+    def step(
+        self, optimizer: RowOptimizer, table: jax.Array, slots: Slots, options: StepOptions
+    ) -> tuple[jax.Array, Slots]:
+        """See ``update_shared``."""
+        take = step_summed if self.summed else step_casted
+        return take(optimizer, table, slots, self.cast, self.gradients, self.addresses, options)
+
+
+def shared_gradients(
+    table: jax.Array,
+    picks: Picks,
+    gradients: jax.Array,
+    *,
+    axis: str = AXIS,
+    reduce: Reduce = "local",
+    union: int | None = None,
+    addresses: jax.Array | None = None,
+    options: StepOptions | None = None,
+) -> SharedGradients:
+    """Tells all devices each other's gradients; arguments and errors as of ``update_shared``."""
     if reduce not in REDUCES:
         raise ValueError(f"reduce={reduce!r} is unknown; choose one of {', '.join(REDUCES)}")
     options = StepOptions() if options is None else options
@@ -69,13 +119,13 @@ def update_shared(
         addresses = of_unique(cast, jax.lax.all_gather(pick(addresses, picks.at), axis, tiled=True))
     if reduce == "all_gather":
         everybody = jax.lax.all_gather(given, axis, tiled=True)
-        return step_casted(optimizer, table, slots, cast, everybody, addresses, options)
+        return SharedGradients(cast=cast, gradients=everybody, summed=False, addresses=addresses)
     if reduce == "dense":
         dense = place(jnp.zeros((table.shape[0], given.shape[1]), jnp.float32), picked, given)
         summed = pick(jax.lax.psum(dense, axis), cast.rows)
     else:
         summed = _local_aggregated(cast, given, axis, union)
-    return step_summed(optimizer, table, slots, cast, summed, addresses, options)
+    return SharedGradients(cast=cast, gradients=summed, summed=True, addresses=addresses)
 
 
 def pick(values: jax.Array, at: jax.Array) -> jax.Array:

@@ -48,6 +48,11 @@ class Communication:
         groups = [np.flatnonzero(self.computes).tolist(), *others]
         return jax.lax.psum(tree, self.axis, axis_index_groups=groups)
 
+    def once(self, value: jax.Array) -> jax.Array:
+        """A value that is equal on the devices that compute, on the first of them; zero on the others."""
+        first = 0 if self.computes is None else self.computes.index(True)
+        return jnp.where(jax.lax.axis_index(self.axis) == first, value, jnp.zeros_like(value))
+
     def gathered(self, values: jax.Array) -> jax.Array:
         """(N * n, ...) on every device, from each device's (n, ...), in the order of the devices."""
         return jax.lax.all_gather(values, self.axis, tiled=True)

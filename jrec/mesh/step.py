@@ -49,6 +49,12 @@ def of_unique(cast: Cast, values: jax.Array) -> jax.Array:
     return values.at[firsts].get(mode="clip")
 
 
+def squares_of(cast: Cast, gradients: jax.Array, weights: jax.Array | None, options: StepOptions) -> jax.Array:
+    """The sum of squares of the summed gradients of ``cast.rows``, () float32; arguments as of ``step_casted``."""
+    rows = casted_gather_reduce(cast, gradients, weights, implementation=options.implementation)
+    return jnp.sum(jnp.square(rows))
+
+
 def step_casted(
     optimizer: RowOptimizer,
     table: jax.Array,

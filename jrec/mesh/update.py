@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jrec.mesh.allreduce import Reduce, pick, update_shared
+from jrec.mesh.allreduce import Reduce, SharedGradients, pick, shared_gradients
 from jrec.mesh.exchange import Exchange
 from jrec.mesh.route import AXIS, MeshRows, Picks, Route, check_view
 from jrec.mesh.send import Sent
-from jrec.mesh.step import StepOptions, cast_rows, of_unique, step_casted
+from jrec.mesh.step import StepOptions, cast_rows, of_unique, squares_of, step_casted
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.tensor_cast import tensor_cast
+from jrec.ops.types import Cast
 
 
 def update(
@@ -50,39 +53,136 @@ def update(
       ValueError: if shapes do not fit, or addresses are missing where rows are rounded by them.
     """
     options = StepOptions() if options is None else options
-    check_view(rows, route)
-    if gradients.ndim != 2 or gradients.shape[0] != route.capacity:
-        raise ValueError(
-            f"gradients must be ({route.capacity}, dim), one row for each unique row, not {gradients.shape}"
-        )
-    sharded, sharded_slots, host, host_slots = rows.sharded, rows.sharded_slots, rows.host, rows.host_slots
-    if route.own is not None:
-        arrived = _arrived(
-            rows, route, route.own, exchange, gradients, sent=sent, bag_gradients=bag_gradients, options=options
-        )
-        first, sharded, sharded_slots = sharded.shape[0], *arrived.step(optimizer, sharded, sharded_slots, 0, options)
-        if host is not None:
-            host, host_slots = arrived.step(optimizer, host, host_slots, first, options)
-    replicated, replicated_slots = update_shared(
-        optimizer,
-        rows.replicated,
-        rows.replicated_slots,
-        route.replicated,
-        gradients,
+    found = RowGradients(
+        rows=rows,
+        route=route,
+        exchange=exchange,
+        gradients=gradients,
+        sent=sent,
+        bag_gradients=bag_gradients,
         axis=axis,
         reduce=reduce,
-        union=route.union,
-        addresses=route.addresses,
         options=options,
     )
-    return MeshRows(
-        sharded=sharded,
-        replicated=replicated,
-        sharded_slots=sharded_slots,
-        replicated_slots=replicated_slots,
-        host=host,
-        host_slots=host_slots,
-    )
+    return found.step(optimizer, options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowGradients:
+    """The gradients of all rows that any device read, where the rows are. Each part is sent once, when it is asked for.
+
+    Attributes:
+      rows, route, exchange, gradients, sent, bag_gradients, axis, reduce, options: As of ``update``.
+
+    Raises:
+      ValueError: If shapes do not fit.
+    """
+
+    rows: MeshRows
+    route: Route
+    exchange: Exchange | None
+    gradients: jax.Array
+    sent: Sent | None
+    bag_gradients: jax.Array | None
+    axis: str
+    reduce: Reduce
+    options: StepOptions
+
+    def __post_init__(self) -> None:
+        check_view(self.rows, self.route)
+        if self.gradients.ndim != 2 or self.gradients.shape[0] != self.route.capacity:
+            raise ValueError(
+                f"gradients must be ({self.route.capacity}, dim), one row for each unique row, not"
+                f" {self.gradients.shape}"
+            )
+
+    @functools.cached_property
+    def arrived(self) -> _Arrived | None:
+        """What other devices sent, beside the device's own; None where no row of the stack has an owner."""
+        own = self.route.own
+        if own is None:
+            return None
+        return _arrived(
+            self.rows,
+            self.route,
+            own,
+            self.exchange,
+            self.gradients,
+            sent=self.sent,
+            bag_gradients=self.bag_gradients,
+            options=self.options,
+        )
+
+    @functools.cached_property
+    def sharded(self) -> _OwnGradients | None:
+        """Of the device's own shard."""
+        return None if self.arrived is None else self.arrived.of_rows(0, self.rows.sharded.shape[0], self.options)
+
+    @functools.cached_property
+    def host(self) -> _OwnGradients | None:
+        """Of the rows from host memory behind it."""
+        if self.arrived is None or self.rows.host is None:
+            return None
+        return self.arrived.of_rows(self.rows.sharded.shape[0], self.rows.host.shape[0], self.options)
+
+    @functools.cached_property
+    def replicated(self) -> SharedGradients:
+        """Of the rows that all devices hold."""
+        return shared_gradients(
+            self.rows.replicated,
+            self.route.replicated,
+            self.gradients,
+            axis=self.axis,
+            reduce=self.reduce,
+            union=self.route.union,
+            addresses=self.route.addresses,
+            options=self.options,
+        )
+
+    def squares(self) -> tuple[jax.Array, jax.Array]:
+        """Sums of squares of the rows' gradients, () float32: of the device's own rows, and of those that all hold."""
+        own = [of.squares(self.options) for of in (self.sharded, self.host) if of is not None]
+        shared = self.replicated.squares(self.rows.replicated, self.options)
+        return functools.reduce(jnp.add, own, jnp.float32(0)), shared
+
+    def step(self, optimizer: RowOptimizer, options: StepOptions) -> MeshRows:
+        """See ``update``."""
+        rows = self.rows
+        new: dict[str, Any] = {}
+        for name in ("sharded", "host", "replicated"):
+            found, values, slots = getattr(self, name), getattr(rows, name), getattr(rows, f"{name}_slots")
+            if found is not None:
+                values, slots = found.step(optimizer, values, slots, options)
+            new |= {name: values, f"{name}_slots": slots}
+        return MeshRows(**new)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _OwnGradients:
+    """Gradients of rows of one of a device's arrays.
+
+    Attributes:
+      cast: The array's rows.
+      gradients, weights: Of what was cast.
+      addresses: (unique_capacity,) int32 in the stack, where rows are rounded by them.
+    """
+
+    cast: Cast
+    gradients: jax.Array
+    weights: jax.Array | None
+    addresses: jax.Array | None
+
+    def squares(self, options: StepOptions) -> jax.Array:
+        """The sum of squares of the rows' gradients, () float32."""
+        return squares_of(self.cast, self.gradients, self.weights, options)
+
+    def step(
+        self, optimizer: RowOptimizer, table: jax.Array, slots: Slots, options: StepOptions
+    ) -> tuple[jax.Array, Slots]:
+        """Steps each row once, by the sum of all there is of it."""
+        return step_casted(
+            optimizer, table, slots, self.cast, self.gradients, self.addresses, options, weights=self.weights
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,18 +206,15 @@ class _Arrived:
     weights: jax.Array | None
     addresses: jax.Array | None
 
-    def step(
-        self, optimizer: RowOptimizer, table: jax.Array, slots: Slots, first: int, options: StepOptions
-    ) -> tuple[jax.Array, Slots]:
-        """Sums all there is of a row, and steps it once: of the rows that begin at offset ``first``."""
-        count = table.shape[0]
+    def of_rows(self, first: int, count: int, options: StepOptions) -> _OwnGradients:
+        """The gradients of ``count`` rows from offset ``first`` on."""
         rows = self.rows if first == 0 else jnp.where(self.rows < first, count, self.rows - first)
         if self.offsets is None:
             cast = cast_rows(rows, num_rows=count, options=options)
         else:
             cast = tensor_cast(rows, self.offsets, num_rows=count, implementation=options.implementation)
         addresses = None if self.addresses is None else of_unique(cast, self.addresses)
-        return step_casted(optimizer, table, slots, cast, self.gradients, addresses, options, weights=self.weights)
+        return _OwnGradients(cast=cast, gradients=self.gradients, weights=self.weights, addresses=addresses)
 
 
 def _arrived(

@@ -50,6 +50,11 @@ class DLRMConfig:
 class DLRM(nnx.Module):
     """Deep learning recommendation model: ``model(batch)`` gives a click logit an example.
 
+    A feature of pooling "none" enters the interaction as ``max_length`` vectors, one a position, as so many features of
+    one id would that read one table: so the top MLP tells positions apart. Positions without an id are zeros, whose
+    products are zero. A dot interaction of ``n`` vectors has ``n * (n - 1) / 2`` products, those between the positions
+    of a feature among them.
+
     Args:
       config: of the dense part.
       layout: of the embedding tables (``EmbeddingLayout.build``).
@@ -100,7 +105,7 @@ class DLRM(nnx.Module):
     def logits(self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> jax.Array:
         """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32."""
         dtype = jnp.dtype(self.config.compute_dtype)
-        groups = [g.astype(dtype) for g in self.embeddings.pooled(activations, bags)]
+        groups = [g.astype(dtype) for g in self.embeddings.vectors(activations, bags)]
         bottom = None if self.bottom is None else self.bottom(dense.astype(dtype))
         if self.config.interaction == "dot":
             vectors = groups if bottom is None else [bottom[:, None, :], *groups]
@@ -116,19 +121,15 @@ def interaction_width(config: DLRMConfig, layout: EmbeddingLayout) -> int:
     """Inputs of the top MLP.
 
     Raises:
-      ValueError: on unpooled features, or dims that a dot interaction cannot join.
+      ValueError: on dims that a dot interaction cannot join.
     """
-    sequences = [config.name for config, _ in layout.features if config.pooling == "none"]
-    if sequences:
-        raise ValueError(f"DLRM pools every feature, but {', '.join(sequences)} have pooling 'none'; choose another")
-    dims = [dim for _, dim in layout.features]
     bottom = config.bottom_mlp[-1] if config.num_dense else 0
     if config.interaction == "concat":
-        return bottom + sum(dims)
-    if len(found := set(dims) | ({bottom} if bottom else set())) > 1:
+        return bottom + sum(feature.vectors * dim for feature, dim in layout.features)
+    if len(found := {dim for _, dim in layout.features} | ({bottom} if bottom else set())) > 1:
         raise ValueError(
             f"a dot interaction needs one dim for all features and the last bottom layer, but they are {sorted(found)};"
             " give all tables the dim of the last bottom layer, or use interaction 'concat'"
         )
-    count = len(dims) + bool(bottom)
+    count = sum(feature.vectors for feature, _ in layout.features) + bool(bottom)
     return bottom + count * (count - 1) // 2

@@ -24,7 +24,7 @@ from jrec.ops.types import Bags
 from jrec.row_optimizers import SGD, RowOptimizers, Slots, optimizer_of
 from jrec.tiers.cores import Cores
 from jrec.tiers.local_rows import LocalRows
-from jrec.tiers.store import Context, Stores, apply_gradients, look_up
+from jrec.tiers.store import Context, Stores, apply_updates, look_up, updates
 
 
 class Table(nnx.Variable):
@@ -233,7 +233,9 @@ class EmbeddingCollection(nnx.Module):
           The new slots.
         """
         contexts = self.contexts(optimizer=optimizer, cores=cores, step=step, rounding_key=rounding_key)
-        return self.put(apply_gradients(self.stores(slots), residuals, gradients, {}, contexts, self.implementation))
+        stores = self.stores(slots)
+        pending = updates(stores, residuals, gradients, {}, contexts)
+        return self.put(apply_updates(stores, pending, contexts, self.implementation))
 
     def features(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> dict[str, jax.Array]:
         """Activations by feature: (batch, dim) where pooled, (batch, max_length, dim) where not; see ``masks``.
@@ -264,25 +266,31 @@ class EmbeddingCollection(nnx.Module):
         """Which positions of each unpooled ("none") feature hold an id, (batch, max_length) bool by feature."""
         return {f.name: self._present(f.name, bags) for f, _ in self.layout.features if f.pooling == "none"}
 
-    def pooled(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> list[jax.Array]:
-        """Pooled features in the layout's order, (batch, features, dim) each: what interactions take.
+    def vectors(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> list[jax.Array]:
+        """What interactions take: the features' vectors in the layout's order, (batch, vectors, dim) each.
 
+        A pooled feature is one vector, one of pooling "none" ``max_length``, zeros where a position holds no id.
         Neighbours in the order and in their stack come as one array, so that one stack is one array; each feature of a
         table in parts is one by itself.
         """
-        groups = {}
-        for name, stack in self.layout.stacks.items():
+
+        def of_feature(name: str) -> jax.Array:
+            found = self._feature(name, activations, bags)
+            return found if found.ndim == 3 else found[:, None]
+
+        arrays = []
+        for run in _runs(self.layout):
+            if isinstance(run, str):
+                arrays.append(of_feature(run))
+                continue
+            stack = self.layout.stacks[run[0]]
             if any(f.config.unpooled for f in stack.features):
-                of_stack = [self._feature(f.config.name, activations, bags) for f in stack.features]
-                groups[name] = jnp.stack(of_stack, axis=1)
+                of_run = [of_feature(f.config.name) for f in stack.features[run[1] : run[2]]]
+                arrays.append(jnp.concatenate(of_run, axis=1))
             else:
-                groups[name] = activations[name].reshape(len(stack.features), -1, stack.dim).swapaxes(0, 1)
-        return [
-            self._feature(run, activations, bags)[:, None]
-            if isinstance(run, str)
-            else groups[run[0]][:, run[1] : run[2]]
-            for run in _runs(self.layout)
-        ]
+                whole = activations[stack.name].reshape(len(stack.features), -1, stack.dim).swapaxes(0, 1)
+                arrays.append(whole[:, run[1] : run[2]])
+        return arrays
 
 
 def _runs(layout: EmbeddingLayout) -> list[tuple[str, int, int] | str]:

@@ -54,11 +54,17 @@ class SparseOptimizer(nnx.Module):
       cores: The row optimizer of tensor-train cores, to which a slice is a row, for all tables or by name; of tables
         that are not named, and for None, that of their rows.
       tables: By table, a row optimizer of its own, or None where its rows stay as they are.
+      max_global_norm: The gradients of dense parameters, rows and cores are scaled down together where their Euclidean
+        norm is greater: as ``optax.clip_by_global_norm`` scales dense gradients of all of them. A row's gradient is the
+        sum over its lookups; frozen tables do not count. It comes before ``max_row_norm`` and weight decay. None for no
+        clipping, which costs nothing; else a step sums the gradients of all rows looked up once more, and has those of
+        one stack at a time in memory, float32.
       rounding_seed: Updated rows of 16-bit tables and slices of 16-bit cores are rounded stochastically, so that
         updates below half of the last bit survive on average; None rounds to nearest. float32 is not rounded.
 
     Raises:
-      ValueError: If ``tables`` or ``cores`` name an unknown table, or a stack would need two optimizers.
+      ValueError: If ``tables`` or ``cores`` name an unknown table, a stack would need two optimizers, or
+        ``max_global_norm`` is not above 0.
     """
 
     def __init__(
@@ -69,8 +75,12 @@ class SparseOptimizer(nnx.Module):
         embedding: RowOptimizer,
         cores: RowOptimizer | Mapping[str, RowOptimizer] | None = None,
         tables: Mapping[str, RowOptimizer | None] = types.MappingProxyType({}),
+        max_global_norm: float | None = None,
         rounding_seed: int | None = None,
     ):
+        if max_global_norm is not None and not max_global_norm > 0:
+            raise ValueError(f"max_global_norm is {max_global_norm}, but must be above 0, or None for no clipping")
+        self.max_global_norm = max_global_norm
         self.rounding_seed = rounding_seed
         self.dense = nnx.Optimizer(model, dense, wrt=nnx.Param)
         self.embedding = embedding

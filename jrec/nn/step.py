@@ -11,6 +11,7 @@ Dense parameters, tensor-train cores and their caches are equal on all devices a
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from jrec.batch import Batch
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import Route
 from jrec.nn.optimizer import Loss, SparseOptimizer, binary_cross_entropy
-from jrec.tiers.store import Stores, apply_gradients, look_up
+from jrec.tiers.store import Stores, Update, apply_updates, look_up, updates
 
 Activations = Mapping[str, jax.Array]
 _NONE: Mapping[str, Any] = {}
@@ -98,15 +99,45 @@ def train_step_on(
     every = embeddings.with_own(stores, slots, bags=batch.bags)
     activations, residuals = look_up(every, batch.bags, routes, contexts, embeddings.implementation)
     (value, logits), (dense_gradients, gradients) = _gradients(model, activations, batch, loss, communication)
-    updated = apply_gradients(every, residuals, gradients, routes, contexts, embeddings.implementation)
+    pending, scale = updates(every, residuals, gradients, routes, contexts), None
+    if optimizer.max_global_norm is not None:
+        dense_gradients = _of_all_devices(dense_gradients, communication)
+        scale = _gradient_scale(optimizer.max_global_norm, dense_gradients, pending, communication)
+        dense_gradients = jax.tree.map(lambda gradient: gradient * scale.astype(gradient.dtype), dense_gradients)
+    updated = apply_updates(every, pending, contexts, embeddings.implementation, gradient_scale=scale)
     for stack, of_stack in embeddings.put(updated).items():
         for name, slot in of_stack.items():
             optimizer.slots[stack][name][...] = slot
     if communication is not None:
-        value, dense_gradients = jax.lax.psum(value, communication.axis), communication.summed(dense_gradients)
+        value = jax.lax.psum(value, communication.axis)
+    if scale is None:
+        dense_gradients = _of_all_devices(dense_gradients, communication)
     optimizer.dense.update(model, dense_gradients)
     value = jnp.where(embeddings.rows_left_out(residuals) > 0, jnp.nan, value)
     return StepOutputs(stores={name: updated[name] for name in stores}, loss=value, logits=logits)
+
+
+def _of_all_devices(dense_gradients: Any, communication: Communication | None) -> Any:
+    return dense_gradients if communication is None else communication.summed(dense_gradients)
+
+
+def _gradient_scale(
+    limit: float, dense_gradients: Any, pending: Mapping[str, Update[Any]], communication: Communication | None
+) -> jax.Array:
+    """What makes the norm of all gradients at most ``limit``, () float32, the same on all devices.
+
+    Args:
+      limit: Above 0.
+      dense_gradients: Of the whole batch.
+      pending: By stack.
+      communication: The other devices, or None.
+    """
+    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(dense_gradients)]
+    total = functools.reduce(jnp.add, squares, jnp.float32(0))
+    total = total if communication is None else communication.once(total)
+    total = functools.reduce(jnp.add, [update.squares() for update in pending.values()], total)
+    norm = jnp.sqrt(total if communication is None else jax.lax.psum(total, communication.axis))
+    return limit / jnp.maximum(norm, limit)
 
 
 def predict_on(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jrec.ops.dispatch import Implementation
+from jrec.ops.embedding_bag import Combiner
 from jrec.ops.tt import TTShape, TTTraffic, tt_embedding_bag, tt_init, tt_svd
 from jrec.ops.tt.cost import Contraction
 from jrec.ops.tt.decompose import check_cores
@@ -26,7 +27,7 @@ class TTEmbeddingBag(nnx.Module):
 
     Args:
       shape: of the table, as ``TTShape.search(rows, dim, ranks=32)``.
-      combiner: "sum", "mean" or "sqrtn".
+      combiner: "sum", "mean", "sqrtn" or "max".
       initializer: see ``tt_init``.
       dtype: of the cores, float32 or bfloat16.
       contraction: see ``tt_embedding_bag``; None for what ``jrec.ops.tt.explain`` chooses.
@@ -48,7 +49,7 @@ class TTEmbeddingBag(nnx.Module):
         self,
         shape: TTShape,
         *,
-        combiner: Literal["sum", "mean", "sqrtn"] = "sum",
+        combiner: Combiner = "sum",
         initializer: Initializer = "sampled_gaussian",
         dtype: DTypeLike = "float32",
         contraction: Contraction | None = None,
@@ -63,7 +64,7 @@ class TTEmbeddingBag(nnx.Module):
             cores = tt_init(shape, rngs.params(), initializer=initializer, dtype=jnp.dtype(dtype))
         check_cores(cores, shape)
         self.shape = shape
-        self.combiner: Literal["sum", "mean", "sqrtn"] = combiner
+        self.combiner: Combiner = combiner
         self.contraction: Contraction | None = contraction
         self.traffic = traffic
         self.implementation: Implementation | None = implementation

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -62,8 +63,7 @@ def embedding_bag(
       [[4.0, 6.0], [2.0, 3.0]]
     """
     check_segments(ids, offsets, weights)
-    if combiner not in ("sum", "mean", "sqrtn", "max"):
-        raise ValueError(f"combiner {combiner!r} is unknown; choose sum, mean, sqrtn or max")
+    check_combiner(combiner)
     check_concrete_ids(ids, offsets, table.shape[0])
     if combiner == "max":
         return _bag_max(implementation, table, ids, offsets, weights)
@@ -145,24 +145,48 @@ def _bag_max(
     offsets: jax.Array | None,
     weights: jax.Array | None,
 ) -> jax.Array:
-    """Elementwise maximum; its gradient goes to the row that won, shared between equals as ``jnp.max`` does."""
-    columns = None if weights is None else weights.reshape(-1, 1)
-    rows: Any = _bag_sum(implementation, table, ids.reshape(-1, 1), None, columns)
-    rows = jnp.reshape(rows, (*ids.shape, table.shape[1]))
+    return max_of_bags(lambda one, column: _bag_sum(implementation, table, one, None, column), ids, offsets, weights)
+
+
+def max_of_bags(
+    pooled: Callable[[jax.Array, jax.Array | None], jax.Array],
+    ids: jax.Array,
+    offsets: jax.Array | None,
+    weights: jax.Array | None,
+) -> jax.Array:
+    """Elementwise maximum; its gradient goes to the row that won, shared between equals as ``jnp.max`` does.
+
+    Args:
+      pooled: From ids, (n, 1) int32, and their weights, (n, 1) or None, the sums of bags of one id, (n, dim).
+      ids: As given to ``embedding_bag``, as are ``offsets`` and ``weights``.
+      offsets: The bags of (capacity,) ids, or None.
+      weights: Of the shape of ``ids``, or None.
+
+    Returns:
+      (num_bags, dim), zeros where a bag is empty.
+    """
     lowest = jnp.float32(-jnp.inf)
-    real = ids >= 0
+    columns = None if weights is None else weights.reshape(-1, 1)
     if offsets is None:
+        rows, real = pooled(ids.reshape(-1, 1), columns), ids >= 0
+        rows = rows.reshape(*ids.shape, rows.shape[1])
         highest = jnp.max(jnp.where(real[..., None], rows, lowest), axis=1, initial=lowest)
-        occupied = jnp.any(real, axis=1)
-    else:
-        segments, num_bags = segment_of_entries(offsets, ids.shape[0]), offsets.shape[0] - 1
-        real = real & (segments < num_bags)
-        rows = jnp.where(real[:, None], rows, lowest)
-        highest = jax.ops.segment_max(rows, segments, num_bags, indices_are_sorted=True, mode="drop")
-        occupied = jnp.zeros(num_bags, bool).at[segments].max(real, indices_are_sorted=True, mode="drop")
-        maximum = jnp.where(occupied[:, None], highest, jnp.float32(0))
-        return nan_unless(whole_bags(offsets, segments), maximum)
-    return jnp.where(occupied[:, None], highest, jnp.float32(0))
+        return jnp.where(jnp.any(real, axis=1)[:, None], highest, jnp.float32(0))
+    segments, num_bags = segment_of_entries(offsets, ids.shape[0]), offsets.shape[0] - 1
+    ids = jnp.where(segments < num_bags, ids, -1)  # what is behind the last bag may be anything
+    rows, real = pooled(ids.reshape(-1, 1), columns), ids >= 0
+    highest = jax.ops.segment_max(
+        jnp.where(real[:, None], rows, lowest), segments, num_bags, indices_are_sorted=True, mode="drop"
+    )
+    occupied = jnp.zeros(num_bags, bool).at[segments].max(real, indices_are_sorted=True, mode="drop")
+    maximum = jnp.where(occupied[:, None], highest, jnp.float32(0))
+    return nan_unless(whole_bags(offsets, segments), maximum)
+
+
+def check_combiner(combiner: str) -> None:
+    """Raises ValueError on an unknown combiner."""
+    if combiner not in get_args(Combiner):
+        raise ValueError(f"combiner {combiner!r} is unknown; choose sum, mean, sqrtn or max")
 
 
 def check_concrete_ids(ids: jax.Array, offsets: jax.Array | None, num_rows: int) -> None:

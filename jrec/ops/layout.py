@@ -142,6 +142,11 @@ class FeatureConfig:
         return self.pooling in ("none", "max")
 
     @property
+    def vectors(self) -> int:
+        """How many vectors of an example a model gets: one where ids are pooled, else one a position."""
+        return self.max_length if self.pooling == "none" else 1
+
+    @property
     def bags_per_example(self) -> int:
         """How many bags of the stack one example of this feature owns."""
         return self.max_length if self.unpooled else 1

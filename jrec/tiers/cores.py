@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
 from jrec.mesh.route import Route
+from jrec.mesh.step import StepOptions
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.tt import (
     TTCache,
@@ -28,7 +31,8 @@ from jrec.ops.tt.cache_tracker import TTTracker, empty_tracker
 from jrec.ops.types import Bags, Cast
 from jrec.tiers import shared_cores
 from jrec.tiers.counter import count, empty_counter
-from jrec.tiers.store import Context, Deferred
+from jrec.tiers.shared_cores import CoreGradients
+from jrec.tiers.store import Context, Deferred, Update
 
 CoreResiduals = TTResiduals | TTCachedResiduals
 COUNTERS = ("hits", "lookups")
@@ -72,60 +76,76 @@ class Cores:
 
     def update(
         self, residuals: CoreResiduals, gradients: jax.Array, route: Route | None, context: Context
-    ) -> Deferred[Cores]:
+    ) -> Update[Cores]:
         """See ``Store``."""
         del route
-        new = (self._step if context.communication is None else self._shared_step)(residuals, gradients, context)
-        return Deferred(finish=lambda _: new)
+        found = CoreGradients(
+            cores=self.cores,
+            cache=None if self.cache is None else self._state(),
+            shape=self.shape,
+            residuals=residuals,
+            gradients=gradients,
+            context=context,
+        )
 
-    def _step(self, residuals: CoreResiduals, gradients: jax.Array, context: Context) -> Cores:
-        optimizer, options = context.row_optimizer, context.options
-        how = {"step": options.step, "rounding_key": options.rounding_key, "implementation": options.implementation}
+        def step(options: StepOptions) -> Deferred[Cores]:
+            # Cores that are stepped as their gradients come need no memory for these; a norm needs all of them first.
+            fused = context.communication is None and "of_cores" not in vars(found)
+            new = (self._fused_step if fused else self._step)(found, options)
+            return Deferred(finish=lambda _: new)
+
+        return Update(squares=found.squares, step=step)
+
+    def _fused_step(self, found: CoreGradients, options: StepOptions) -> Cores:
+        """One device's: each core is updated as soon as its gradient is there."""
+        residuals, gradients, context = found.residuals, found.gradients, found.context
+        optimizer = context.row_optimizer
+        how: dict[str, Any] = {
+            "step": options.step,
+            "gradient_scale": options.gradient_scale,
+            "rounding_key": options.rounding_key,
+            "implementation": options.implementation,
+        }
         slots = slots_by_core(self.slots, self.shape.num_cores)
         if isinstance(residuals, TTResiduals):
             cores, slots = tt_apply_gradients(
                 context.cores or optimizer, self.cores, slots, self.shape, residuals, gradients, **how
             )
             return dataclasses.replace(self, cores=cores, slots=named_slots(slots))
+        assert found.cache is not None
         cores, slots, state = tt_cached_apply_gradients(
             optimizer,
             self.cores,
             slots,
-            self._state(),
+            found.cache,
             self.shape,
             residuals,
             gradients,
             core_optimizer=context.cores,
             **how,
         )
-        counted = {"hits": residuals.hits, "lookups": residuals.lookups}
-        return self._ended(cores, slots, state, residuals.cast, counted, context)
+        return self._ended(cores, slots, state, residuals, context)
 
-    def _shared_step(self, residuals: CoreResiduals, gradients: jax.Array, context: Context) -> Cores:
-        slots = slots_by_core(self.slots, self.shape.num_cores)
-        if isinstance(residuals, TTResiduals):
-            cores, slots = shared_cores.step_cores(self.cores, slots, self.shape, residuals, gradients, context)
+    def _step(self, found: CoreGradients, options: StepOptions) -> Cores:
+        cores, slots = found.step_cores(slots_by_core(self.slots, self.shape.num_cores), options)
+        if isinstance(found.residuals, TTResiduals):
             return dataclasses.replace(self, cores=cores, slots=named_slots(slots))
-        cores, slots, state = shared_cores.step_cached(
-            self.cores, slots, self._state(), self.shape, residuals, gradients, context
-        )
-        counted = shared_cores.summed({"hits": residuals.hits, "lookups": residuals.lookups}, context)
-
-        def of_all() -> Cast:
-            return shared_cores.cast_of_all(residuals.cast, self.shape.rows, context)
-
-        return self._ended(cores, slots, state, of_all, counted, context)
+        return self._ended(cores, slots, found.step_cached(options), found.residuals, found.context)
 
     def _ended(
         self,
         cores: tt.Cores,
         slots: tuple[Slots, ...],
         state: TTCache,
-        cast: Cast | Callable[[], Cast],
-        counted: Mapping[str, jax.Array],
+        residuals: TTCachedResiduals,
         context: Context,
     ) -> Cores:
-        """``tt_cache_step`` after cores and cached rows were updated; ``counted`` has the step's hits and lookups."""
+        """``tt_cache_step`` after cores and cached rows were updated, and the counts of lookups and hits."""
+        cast: Cast | Callable[[], Cast] = residuals.cast
+        counted = {"hits": residuals.hits, "lookups": residuals.lookups}
+        if context.communication is not None:
+            counted = shared_cores.summed(counted, context)
+            cast = functools.partial(shared_cores.cast_of_all, residuals.cast, self.shape.rows, context)
         assert self.cache is not None
         cores, state = tt_cache_step(
             self.cache,

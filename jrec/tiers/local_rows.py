@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jrec.mesh.route import Route
-from jrec.mesh.step import step_casted
+from jrec.mesh.step import StepOptions, step_casted
 from jrec.ops.gather_reduce import gather_reduce_call
-from jrec.ops.lookup import Residuals
+from jrec.ops.lookup import Residuals, squared_gradient_norm
 from jrec.ops.row_optimizers import Slots
 from jrec.ops.row_update import casted_update_call
 from jrec.ops.storage import padded_dim, strip
 from jrec.ops.tensor_cast import tensor_cast
 from jrec.ops.types import Bags
-from jrec.tiers.store import Context, Deferred
+from jrec.tiers.store import Context, Deferred, Update
 
 
 @jax.tree_util.register_dataclass
@@ -60,10 +61,20 @@ class LocalRows:
 
     def update(
         self, residuals: Residuals, gradients: jax.Array, route: Route | None, context: Context
-    ) -> Deferred[LocalRows]:
+    ) -> Update[LocalRows]:
         """See ``Store``."""
         del route
-        options, cast = context.options, residuals.cast
+
+        def squares() -> jax.Array:
+            implementation = context.options.implementation
+            return squared_gradient_norm({"": residuals}, {"": gradients}, implementation=implementation)
+
+        return Update(squares=squares, step=functools.partial(self._step, residuals, gradients, context))
+
+    def _step(
+        self, residuals: Residuals, gradients: jax.Array, context: Context, options: StepOptions
+    ) -> Deferred[LocalRows]:
+        cast = residuals.cast
         rounds = options.rounds(self.values)
         if rounds and self.addresses is not None:
             at = self.addresses.at[cast.rows].get(mode="clip")

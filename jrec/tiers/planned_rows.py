@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jrec.mesh.allreduce import update_shared
+from jrec.mesh.allreduce import SharedGradients, shared_gradients
 from jrec.mesh.exchange import Exchange
 from jrec.mesh.retrieve import retrieve
 from jrec.mesh.route import MeshRows, Route
 from jrec.mesh.send import Sent
-from jrec.mesh.update import update
+from jrec.mesh.step import StepOptions
+from jrec.mesh.update import RowGradients
 from jrec.ops.gather_reduce import gather_reduce_call
 from jrec.ops.lookup import Residuals as BagResiduals
 from jrec.ops.row_optimizers import Slots
 from jrec.ops.row_update import casted_gather_reduce
 from jrec.ops.types import Bags
 from jrec.tiers.local_rows import LocalRows
-from jrec.tiers.store import Context, Deferred
+from jrec.tiers.store import Context, Deferred, Update
 
 _NO_CAST = "bags of planned rows have no cast; what cuts batches into the devices' parts makes it"
 
@@ -78,26 +80,38 @@ class PlannedRows:
 
     def update(
         self, residuals: Any, gradients: jax.Array, route: Route | None, context: Context
-    ) -> Deferred[PlannedRows]:
+    ) -> Update[PlannedRows]:
         """See ``Store``."""
-        route, communication, options = _given(route), context.together, context.options
+        route = _given(route)
         if _all_replicated(route):
             return self._updated_copies(residuals, gradients, route, context)
-        bags = residuals.bags
-        of_rows = casted_gather_reduce(bags.cast, gradients, bags.weights, implementation=options.implementation)
-        rows = update(
-            context.row_optimizer,
-            self.rows,
-            route,
-            residuals.exchange,
-            of_rows,
-            sent=residuals.sent,
-            bag_gradients=gradients,
-            axis=communication.axis,
-            reduce=communication.reduce,
-            options=options,
-        )
-        return Deferred(finish=lambda _: PlannedRows(rows=rows))
+        communication, options = context.together, context.options
+
+        @functools.cache
+        def found() -> RowGradients:
+            bags = residuals.bags
+            of_rows = casted_gather_reduce(bags.cast, gradients, bags.weights, implementation=options.implementation)
+            return RowGradients(
+                rows=self.rows,
+                route=route,
+                exchange=residuals.exchange,
+                gradients=of_rows,
+                sent=residuals.sent,
+                bag_gradients=gradients,
+                axis=communication.axis,
+                reduce=communication.reduce,
+                options=options,
+            )
+
+        def squares() -> jax.Array:
+            own, shared = found().squares()
+            return own + communication.once(shared)
+
+        def step(options: StepOptions) -> Deferred[PlannedRows]:
+            rows = found().step(context.row_optimizer, options)
+            return Deferred(finish=lambda _: PlannedRows(rows=rows))
+
+        return Update(squares=squares, step=step)
 
     def _copies(self) -> LocalRows:
         """The replicated rows, as the device has them."""
@@ -106,36 +120,52 @@ class PlannedRows:
 
     def _updated_copies(
         self, residuals: BagResiduals, gradients: jax.Array, route: Route, context: Context
-    ) -> Deferred[PlannedRows]:
+    ) -> Update[PlannedRows]:
         """The rows after a step that read replicated rows alone: in place by one kernel where one device has them."""
 
         def with_copies(values: jax.Array, slots: Slots) -> PlannedRows:
             rows = dataclasses.replace(self.rows, replicated=values, replicated_slots=slots)
             return PlannedRows(rows=rows)
 
-        communication, options, cast = context.together, context.options, residuals.cast
-        if jax.lax.axis_size(communication.axis) == 1 and not options.rounds(self.rows.replicated):
-            pending = self._copies().update(residuals, gradients, None, context)
+        communication, cast = context.together, residuals.cast
+        if jax.lax.axis_size(communication.axis) == 1 and not context.options.rounds(self.rows.replicated):
+            update = self._copies().update(residuals, gradients, None, context)
 
-            def finish(result: Any) -> PlannedRows:
-                copies = pending.finish(result)
-                return with_copies(copies.values, copies.slots)
+            def step_copies(options: StepOptions) -> Deferred[PlannedRows]:
+                pending = update.step(options)
 
-            return Deferred(call=pending.call, finish=finish)
-        of_rows = casted_gather_reduce(cast, gradients, residuals.weights, implementation=options.implementation)
-        values, slots = update_shared(
-            context.row_optimizer,
-            self.rows.replicated,
-            self.rows.replicated_slots,
-            route.replicated,
-            of_rows,
-            axis=communication.axis,
-            reduce=communication.reduce,
-            union=route.union,
-            addresses=route.addresses,
-            options=options,
-        )
-        return Deferred(finish=lambda _: with_copies(values, slots))
+                def finish(result: Any) -> PlannedRows:
+                    copies = pending.finish(result)
+                    return with_copies(copies.values, copies.slots)
+
+                return Deferred(call=pending.call, finish=finish)
+
+            return Update(squares=update.squares, step=step_copies)
+
+        @functools.cache
+        def found() -> SharedGradients:
+            options = context.options
+            of_rows = casted_gather_reduce(cast, gradients, residuals.weights, implementation=options.implementation)
+            return shared_gradients(
+                self.rows.replicated,
+                route.replicated,
+                of_rows,
+                axis=communication.axis,
+                reduce=communication.reduce,
+                union=route.union,
+                addresses=route.addresses,
+                options=options,
+            )
+
+        def squares() -> jax.Array:
+            return communication.once(found().squares(self.rows.replicated, context.options))
+
+        def step(options: StepOptions) -> Deferred[PlannedRows]:
+            rows = self.rows
+            new = found().step(context.row_optimizer, rows.replicated, rows.replicated_slots, options)
+            return Deferred(finish=lambda _: with_copies(*new))
+
+        return Update(squares=squares, step=step)
 
 
 def _all_replicated(route: Route) -> bool:

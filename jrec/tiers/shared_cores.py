@@ -1,19 +1,20 @@
-"""The update of tensor-train cores and their cache that all devices of a mesh hold; inside ``shard_map``."""
+"""Gradients of tensor-train cores and their cache, of all devices of a mesh that hold them, and their step."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jrec.mesh.allreduce import update_shared
+from jrec.mesh.allreduce import SharedGradients, shared_gradients
 from jrec.mesh.route import Picks
 from jrec.mesh.step import StepOptions, cast_rows
 from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.row_optimizers import Slots
-from jrec.ops.row_update import casted_gather_reduce
+from jrec.ops.row_update import casted_gather_reduce, row_update
 from jrec.ops.tt import TTCache, TTCachedResiduals, TTResiduals, TTShape, tt_core_gradients
 from jrec.ops.tt.cache_tracker import lookups_of_rows, take
 from jrec.ops.tt.cached_lookup import cached_places
@@ -23,74 +24,127 @@ from jrec.ops.types import Cast
 from jrec.tiers.store import Context
 
 
-def step_cores(
-    cores: Cores,
-    slots: tuple[Slots, ...],
-    shape: TTShape,
-    residuals: TTResiduals,
-    gradients: jax.Array,
-    context: Context,
-) -> tuple[Cores, tuple[Slots, ...]]:
-    """``tt_apply_gradients`` with core gradients, and the slices touched, of all devices that compute together.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CoreGradients:
+    """Gradients of a table's cores and cached rows, of all devices that compute together; each found when asked for.
 
-    Args:
-      cores: Equal on all devices, as are the slots.
-      slots: By core.
+    Attributes:
+      cores: Equal on all devices.
+      cache: The cached rows, equal on all devices; None without a cache.
       shape: The table's.
-      residuals: Of the device's own lookups.
+      residuals: From the device's own lookups.
       gradients: (num_bags, dim) float32 of the device's own bags, of its part of the whole batch's loss.
       context: The step. Cores and caches of devices that do not compute stay behind.
     """
-    options, optimizer = context.options, context.cores or context.row_optimizer
-    keys = core_keys(options.rounding_key, cores)
-    found = tt_core_gradients(cores, shape, residuals, gradients, implementation=options.implementation)
-    total = context.summed(found)
-    new_cores, new_slots = [], []
-    for k, (core, of_core) in enumerate(zip(cores, slots, strict=True)):
-        touched = touched_slices(residuals.index, k, shape.row_factors[k])
-        new_core, new_slot = step_core(
-            optimizer,
-            core,
-            of_core,
-            total[k],
-            context.summed(touched.astype(jnp.int32)) > 0,
-            step=jnp.asarray(options.step, jnp.int32),
-            gradient_scale=jnp.float32(1),
-            rounding_key=keys[k],
-            implementation=options.implementation,
+
+    cores: Cores
+    cache: TTCache | None
+    shape: TTShape
+    residuals: TTResiduals | TTCachedResiduals
+    gradients: jax.Array
+    context: Context
+
+    @functools.cached_property
+    def _of_unique(self) -> jax.Array:
+        """(unique_capacity, dim): the device's own unique rows, of a table with a cache."""
+        left, implementation = self.residuals, self.context.options.implementation
+        assert isinstance(left, TTCachedResiduals)
+        return casted_gather_reduce(left.cast, self.gradients, left.weights, implementation=implementation)
+
+    @functools.cached_property
+    def _by_cores(self) -> tuple[TTResiduals, jax.Array]:
+        """What the cores were looked up for: all bags, or the rows that are not cached; and the gradients of these."""
+        left = self.residuals
+        if isinstance(left, TTResiduals):
+            return left, self.gradients
+        return left.misses, take(self._of_unique, left.missed, 0)
+
+    @functools.cached_property
+    def of_cores(self) -> Cores:
+        """float32, of the cores' shapes."""
+        left, gradients = self._by_cores
+        implementation = self.context.options.implementation
+        found = tt_core_gradients(self.cores, self.shape, left, gradients, implementation=implementation)
+        return self.context.summed(found)
+
+    @functools.cached_property
+    def _picks(self) -> Picks:
+        """Which cached rows the device read, and which of its unique rows they are."""
+        assert isinstance(self.residuals, TTCachedResiduals)
+        assert self.cache is not None
+        places, hits = cached_places(self.residuals, self.cache)
+        return Picks(rows=places, at=hits)
+
+    @functools.cached_property
+    def of_cached(self) -> SharedGradients:
+        """Of the cached rows, on a mesh."""
+        assert self.cache is not None
+        communication = self.context.together
+        return shared_gradients(
+            self.cache.rows,
+            self._picks,
+            self._of_unique,
+            axis=communication.axis,
+            reduce=communication.reduce,
+            options=self._of_rows(self.context.options),
         )
-        new_cores.append(new_core)
-        new_slots.append(new_slot)
-    return tuple(new_cores), tuple(new_slots)
 
+    @staticmethod
+    def _of_rows(options: StepOptions) -> StepOptions:
+        """Of cached rows, which are float32 and never rounded."""
+        return dataclasses.replace(options, rounding_key=None)
 
-def step_cached(
-    cores: Cores,
-    slots: tuple[Slots, ...],
-    cache: TTCache,
-    shape: TTShape,
-    residuals: TTCachedResiduals,
-    gradients: jax.Array,
-    context: Context,
-) -> tuple[Cores, tuple[Slots, ...], TTCache]:
-    """``tt_cached_apply_gradients`` with the gradients of all devices; arguments as of ``step_cores``."""
-    implementation = context.options.implementation
-    options = StepOptions(step=context.options.step, implementation=implementation)  # cached rows are float32
-    of_rows = casted_gather_reduce(residuals.cast, gradients, residuals.weights, implementation=implementation)
-    cores, slots = step_cores(cores, slots, shape, residuals.misses, take(of_rows, residuals.missed, 0), context)
-    places, hits = cached_places(residuals, cache)
-    communication = context.together
-    rows, row_slots = update_shared(
-        context.row_optimizer,
-        cache.rows,
-        cache.slots,
-        Picks(rows=places, at=hits),
-        of_rows,
-        axis=communication.axis,
-        reduce=communication.reduce,
-        options=options,
-    )
-    return cores, slots, dataclasses.replace(cache, rows=rows, slots=row_slots)
+    def squares(self) -> jax.Array:
+        """See ``Update``."""
+        total = functools.reduce(jnp.add, [jnp.sum(jnp.square(gradient)) for gradient in self.of_cores])
+        communication, options = self.context.communication, self.context.options
+        if self.cache is not None and communication is None:
+            total += jnp.sum(jnp.square(take(self._of_unique, self._picks.at, 0)))
+        elif self.cache is not None:
+            total += self.of_cached.squares(self.cache.rows, options)
+        return total if communication is None else communication.once(total)
+
+    def step_cores(self, slots: tuple[Slots, ...], options: StepOptions) -> tuple[Cores, tuple[Slots, ...]]:
+        """``tt_apply_gradients`` with the core gradients, and the slices touched, of all devices; ``slots`` by core."""
+        optimizer = self.context.cores or self.context.row_optimizer
+        index = self._by_cores[0].index
+        keys, total = core_keys(options.rounding_key, self.cores), self.of_cores
+        new_cores, new_slots = [], []
+        for k, (core, of_core) in enumerate(zip(self.cores, slots, strict=True)):
+            touched = touched_slices(index, k, self.shape.row_factors[k])
+            new_core, new_slot = step_core(
+                optimizer,
+                core,
+                of_core,
+                total[k],
+                self.context.summed(touched.astype(jnp.int32)) > 0,
+                step=jnp.asarray(options.step, jnp.int32),
+                gradient_scale=jnp.asarray(options.gradient_scale, jnp.float32),
+                rounding_key=keys[k],
+                implementation=options.implementation,
+            )
+            new_cores.append(new_core)
+            new_slots.append(new_slot)
+        return tuple(new_cores), tuple(new_slots)
+
+    def step_cached(self, options: StepOptions) -> TTCache:
+        """The cached rows after the step of ``tt_cached_apply_gradients``."""
+        cache, optimizer, options = self.cache, self.context.row_optimizer, self._of_rows(options)
+        assert cache is not None
+        if self.context.communication is None:
+            rows, slots = row_update(
+                optimizer,
+                cache.rows,
+                cache.slots,
+                self._picks.rows,
+                take(self._of_unique, self._picks.at, 0),
+                step=options.step,
+                gradient_scale=options.gradient_scale,
+                implementation=options.implementation,
+            )
+        else:
+            rows, slots = self.of_cached.step(optimizer, cache.rows, cache.slots, options)
+        return dataclasses.replace(cache, rows=rows, slots=slots)
 
 
 def cast_of_all(cast: Cast, rows: int, context: Context) -> Cast:

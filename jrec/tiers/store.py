@@ -1,7 +1,7 @@
 """What a step asks of the rows of a stack, wherever they live: to be looked up, and to be updated.
 
 Both are *deferred*: a store prepares its part, and the one kernel call that all stacks of a step may share, so that on
-a GPU they share launches. ``look_up`` and ``apply_gradients`` run them.
+a GPU they share launches. ``look_up`` and ``apply_updates`` run them.
 """
 
 from __future__ import annotations
@@ -75,6 +75,20 @@ class Deferred[T]:
     call: Call | None = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Update[T]:
+    """The update of a store: nothing is done before a function is called, and ``step`` uses what ``squares`` found.
+
+    Attributes:
+      squares: The sum of squares of the gradients of all rows, or cores, each summed over its lookups: () float32. On a
+        mesh, the device's share: the shares of all devices add up to it.
+      step: The store after the optimizer's step, by the context's options, which may have another ``gradient_scale``.
+    """
+
+    squares: Callable[[], jax.Array]
+    step: Callable[[StepOptions], Deferred[T]]
+
+
 class Store(Protocol):
     """The rows of a stack, or those of a batch, with their slots: a pytree."""
 
@@ -88,10 +102,8 @@ class Store(Protocol):
         """
         ...
 
-    def update(
-        self, residuals: Residuals, gradients: jax.Array, route: Route | None, context: Context
-    ) -> Deferred[Self]:
-        """The rows after the optimizer's step.
+    def update(self, residuals: Residuals, gradients: jax.Array, route: Route | None, context: Context) -> Update[Self]:
+        """The rows after the optimizer's step, and the norm of their gradients.
 
         Args:
           residuals: From ``lookup``.
@@ -112,7 +124,7 @@ def look_up(
     contexts: Mapping[str, Context],
     implementation: Implementation | None,
 ) -> tuple[dict[str, jax.Array], dict[str, Residuals]]:
-    """Phase one: activations, (num_bags, dim) float32 by stack, and residuals for ``apply_gradients``.
+    """Phase one: activations, (num_bags, dim) float32 by stack, and residuals for ``updates``.
 
     Args:
       stores: By stack.
@@ -127,17 +139,14 @@ def look_up(
     return {n: activations for n, (activations, _) in found.items()}, {n: left for n, (_, left) in found.items()}
 
 
-def apply_gradients(
+def updates(
     stores: Stores,
     residuals: Mapping[str, Residuals],
     gradients: Mapping[str, jax.Array],
     routes: Mapping[str, Route],
     contexts: Mapping[str, Context],
-    implementation: Implementation | None,
-) -> dict[str, Any]:
-    """Phase two: the stores after the step; arguments as of ``look_up``, whose residuals it takes.
-
-    A store whose context has no optimizer is returned as it is.
+) -> dict[str, Update[Any]]:
+    """Phase two, for ``apply_updates``: what is to be done to each store whose context has an optimizer.
 
     Args:
       stores: By stack.
@@ -145,13 +154,37 @@ def apply_gradients(
       gradients: (num_bags, dim) float32 by stack, the loss's gradient of the activations.
       routes: By stack that needs one.
       contexts: By stack.
-      implementation: See ``casted_update``.
     """
-    pending = {
+    return {
         name: store.update(residuals[name], gradients[name], routes.get(name), contexts[name])
         for name, store in stores.items()
         if contexts[name].optimizer is not None
     }
+
+
+def apply_updates(
+    stores: Stores,
+    updates: Mapping[str, Update[Any]],
+    contexts: Mapping[str, Context],
+    implementation: Implementation | None,
+    *,
+    gradient_scale: jax.Array | None = None,
+) -> dict[str, Any]:
+    """The stores after the step; one without an update is returned as it is.
+
+    Args:
+      stores: By stack.
+      updates: By stack, from ``updates``.
+      contexts: By stack.
+      implementation: See ``casted_update``.
+      gradient_scale: () float32, multiplies all gradients; None for one.
+    """
+    pending = {}
+    for name, update in updates.items():
+        options = contexts[name].options
+        if gradient_scale is not None:
+            options = dataclasses.replace(options, gradient_scale=gradient_scale)
+        pending[name] = update.step(options)
     updated = _complete(pending, functools.partial(casted_update_together, implementation=implementation))
     return {name: updated.get(name, store) for name, store in stores.items()}
 

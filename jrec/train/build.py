@@ -108,6 +108,7 @@ def build_optimizer(config: TrainConfig, model: DLRM | TBSM, total_steps: int) -
         embedding=embedding,
         cores={name: own_cores.get(name, cores) for name in trains} if rows.tables else cores,
         tables={table: groups[rows.group(table)] for table in rows.tables},
+        max_global_norm=config.optimizer.max_global_norm,
         rounding_seed=config.seed if rows.stochastic_rounding else None,
     )
 

@@ -11,7 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from jrec.ops.dispatch import IMPLEMENTATIONS, Implementation, native_unavailable
-from jrec.ops.embedding_bag import bag_weight_gradient, check_concrete_ids, normalized_weights
+from jrec.ops.embedding_bag import (
+    Combiner,
+    bag_weight_gradient,
+    check_combiner,
+    check_concrete_ids,
+    max_of_bags,
+    normalized_weights,
+)
 from jrec.ops.gather_reduce import check_segments, gather_reduce
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.row_update import casted_gather_reduce
@@ -52,7 +59,7 @@ def tt_embedding_bag(
     offsets: jax.Array | None = None,
     *,
     weights: jax.Array | None = None,
-    combiner: Literal["sum", "mean", "sqrtn"] = "sum",
+    combiner: Combiner = "sum",
     contraction: Contraction | None = None,
     traffic: TTTraffic | None = None,
     implementation: Implementation | None = None,
@@ -66,7 +73,8 @@ def tt_embedding_bag(
         converted by ``jrec.checked_ids``.
       offsets: (num_bags + 1,) int32, ascending from 0 and at most ``capacity``, or None.
       weights: float32 of the shape of ``ids``, or None.
-      combiner: "sum"; "mean" divides by the number of ids in the bag, "sqrtn" by its square root. Empty bags are zero.
+      combiner: "sum"; "mean" divides by the number of ids in the bag, "sqrtn" by its square root; "max" is the
+        elementwise maximum of ``weights * row``, for which the rows of all lookups are in memory. Empty bags are zero.
       contraction: "unique" makes the product of each unique prefix and row once; "dense" all products of the first two
         cores as one GEMM, the rest as "unique"; "sample" sums the last slices of a bag's rows with a common prefix
         first, the rest as "unique"; "naive" works id by id, as TT-Rec. None for what ``explain`` chooses.
@@ -89,15 +97,20 @@ def tt_embedding_bag(
       (2, 8)
     """
     check_segments(ids, offsets, weights)
-    if combiner not in ("sum", "mean", "sqrtn"):
-        raise ValueError(f"combiner {combiner!r} is unknown to tensor-train tables; choose sum, mean or sqrtn")
+    check_combiner(combiner)
     check_concrete_ids(ids, offsets, shape.rows)
     config = _checked(cores, shape, contraction, traffic, implementation)
+
+    def pooled(ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
+        if contraction == "naive":
+            return naive_bag(cores, shape, ids, offsets, weights)
+        return _bag(config, tuple(cores), ids, offsets, weights)
+
+    if combiner == "max":
+        return max_of_bags(lambda one, column: pooled(one, None, column), ids, offsets, weights)
     if combiner != "sum":
         weights = normalized_weights(ids, offsets, weights, combiner)
-    if contraction == "naive":
-        return naive_bag(cores, shape, ids, offsets, weights)
-    return _bag(config, tuple(cores), ids, offsets, weights)
+    return pooled(ids, offsets, weights)
 
 
 def tt_lookup(

@@ -280,11 +280,19 @@ class EmbeddingOptimizerConfig(_Optimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(_Optimizer):
-    """``[optimizer]``: how the dense parameters are updated, and in ``embedding`` how the rows are."""
+    """``[optimizer]``: how the dense parameters are updated, and in ``embedding`` how the rows are.
+
+    Attributes:
+      name: The optimizer of the dense parameters.
+      max_global_norm: Where the Euclidean norm of all gradients together, those of dense parameters and the summed ones
+        of rows and cores, is greater, all are scaled down to it; no clipping unless given.
+      embedding: The row optimizer.
+    """
 
     SECTION: ClassVar[str] = "optimizer"
 
     name: Annotated[str, DENSE] = Adagrad.name
+    max_global_norm: Above0 | None = None
     embedding: EmbeddingOptimizerConfig = dataclasses.field(default_factory=EmbeddingOptimizerConfig)
 
     def build(self, factor: optax.Schedule) -> optax.GradientTransformation:

@@ -30,7 +30,7 @@ Width = Annotated[int, Range(minimum=1, maximum=65536)]
 BatchSize = Annotated[int, Range(minimum=1, maximum=2**24)]  # room is made for whole batches
 Ahead = Annotated[int, Range(minimum=0, maximum=1024)]  # threads, or batches under way
 Dtype = Literal["float32", "bfloat16", "float16"]
-Pooling = Literal["sum", "mean", "sqrtn", "max"]
+Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
 SplitName = Literal["train", "valid", "test"]
 
 
@@ -84,7 +84,8 @@ class ModelConfig(Section):
         must equal ``embedding_dim``. Empty for a dataset without dense features.
       top_mlp: widths of the layers over the interaction; the last is 1, the logit.
       interaction: "dot" products of all pairs (strict lower triangle), or plain "concat"enation.
-      pooling: how the ids of a multi-hot feature are combined, unless ``features`` says otherwise.
+      pooling: how the ids of a multi-hot feature are combined, unless ``features`` says otherwise. "none" leaves each a
+        vector of its own: to a DLRM such a feature is as many as its longest list has ids.
       table_dtype: how rows are stored. Sums accumulate in float32 always.
       compute_dtype: what the MLPs compute in.
       features: overrides by name of the categorical feature.
@@ -127,7 +128,8 @@ class ModelConfig(Section):
                 f"model.bottom_mlp is {list(self.bottom_mlp)} and model.tbsm.tower_mlp {list(self.tbsm.tower_mlp)};"
                 " a TBSM needs a layer of each"
             )
-        if pooled := sorted(set(self.tbsm.histories.values()) & set(self.features)):
+        pooled = sorted(name for name, of in self.features.items() if of.pooling != "none")
+        if pooled := [name for name in pooled if name in self.tbsm.histories.values()]:
             raise ConfigError(f"model.features.{pooled[0]} is pooled, but model.tbsm.histories has it as a history")
 
 
