@@ -24,7 +24,7 @@ from jrec.mesh.route import AXIS
 from jrec.ops.layout import EmbeddingLayout
 from jrec.train.config import TrainConfig
 from jrec.train.feed import Ready
-from jrec.train.mesh_arrays import Shapes, from_table, on_mesh, stacked, table_of
+from jrec.train.mesh_arrays import Shapes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt
 from jrec.train.mesh_setup import MeshSetup, several
 from jrec.train.step import HostRows, Seen, StepBatch
@@ -42,22 +42,17 @@ class DealtBatches:
 
     def __init__(self, setup: MeshSetup):
         self._setup = setup
-        self._peers = setup.peers[0] if setup.peers else None
         self._shapes: dict[int, Shapes] = {}
 
     def prepare(self, item: Dealt) -> Prepared:
         """See ``jrec.host.pipeline_batch.Preparation``; what is sent is a ``StepBatch``."""
         setup = self._setup
-        dealt, local, examples = setup.parts.dealt_by_all(item, self._peers), setup.local, len(item.batch.labels)
+        dealt, examples = setup.parts.dealt_by_all(item, setup.peers_ahead), len(item.batch.labels)
         if examples not in self._shapes:
             self._shapes[examples] = setup.shapes(examples * jax.process_count())
         shapes = self._shapes[examples]
-        needed = shapes.needed(dealt, local)
-        if self._peers is not None:
-            needed = from_table(shapes.stacks, self._peers.most(table_of(shapes.stacks, needed)))
-        shapes.grow(needed)
-        shapes.check(needed)
-        sent = stacked(dealt.parts, local, shapes)
+        shapes.fit(dealt, setup.local, setup.peers_ahead)
+        sent = stacked(dealt.parts, setup.local, shapes)
         return Prepared(batch=dealt.batch, sent=sent, rows=shapes.host_rows_read(dealt))
 
     def send(self, sent: StepBatch) -> StepBatch:
@@ -146,8 +141,8 @@ class HostFeed:
 
     def close(self) -> None:
         """See ``Feed``."""
-        if self._setup is not None and self._setup.peers:
-            self._setup.peers[0].close()  # a stage may wait in it
+        if self._setup is not None and self._setup.peers_ahead is not None:
+            self._setup.peers_ahead.close()  # a stage may wait in it
         self._pipeline.close()
         self._loader.close()
         if self._trace is not None:

@@ -1,8 +1,7 @@
 """Parts of a batch in the static sizes of the compiled step, one line a device, and on the mesh.
 
-Sizes are buckets that grow with the batches, so that few programs are compiled and nothing is ever dropped. Where
-several processes train, each sees its own devices' parts alone, and all must agree: sizes are then settled from the
-run's first batches (``settle``), and grow at the same step in all of them (``jrec.train.mesh_ahead``).
+Sizes are buckets that grow with the batches, so that few programs are compiled and nothing is ever dropped. Of several
+processes each sees its own devices' parts; they agree on the sizes of every batch (``Shapes.fit``).
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from jrec.sharding.router import Routed
 from jrec.sharding.sent import SentLookups, send_route
 from jrec.train.mesh_batch import Dealt, Part
 from jrec.train.mesh_forms import sending_features
+from jrec.train.peers import Peers
 from jrec.train.step import StepBatch
 
 NO_ROW = 2**31 - 1
@@ -71,6 +71,29 @@ def from_table(stacks: Iterable[str], table: np.ndarray) -> dict[str, Sizes]:
     kinds = [f.name for f in dataclasses.fields(Sizes)]
     return {
         name: Sizes(**dict(zip(kinds, map(int, line), strict=True))) for name, line in zip(stacks, table, strict=True)
+    }
+
+
+Growth = dict[str, tuple[Sizes, Sizes]]
+"""By stack, sizes before and after."""
+
+
+def agreed(needed: Mapping[str, Sizes], peers: Peers | None) -> dict[str, Sizes]:
+    """The greatest needs of all processes, which call this together; None for one that is the only one."""
+    if peers is None or not needed:
+        return dict(needed)
+    return from_table(needed, peers.most(table_of(needed, needed)))
+
+
+def described(grown: Growth) -> dict[str, dict[str, list[int]]]:
+    """By stack and kind, size before and after, of those that grew."""
+    return {
+        name: {
+            kind: [size, getattr(after, kind)]
+            for kind, size in dataclasses.asdict(before).items()
+            if getattr(after, kind) != size
+        }
+        for name, (before, after) in grown.items()
     }
 
 
@@ -173,13 +196,14 @@ class Shapes:
                 found[name] = found[name].most(of)
         return found
 
-    def fit(self, dealt: Dealt, devices: Sequence[int]) -> None:
-        """Grows to these parts."""
-        needed = self.needed(dealt, devices)
-        self.grow(needed)
+    def fit(self, dealt: Dealt, devices: Sequence[int], peers: Peers | None = None) -> Growth:
+        """Grows to a batch's parts on some devices, and on those of the peers, which call this for the same batch."""
+        needed = agreed(self.needed(dealt, devices), peers)
+        grown = self.grow(needed)
         self.check(needed)
+        return grown
 
-    def grow(self, needed: Mapping[str, Sizes]) -> dict[str, tuple[Sizes, Sizes]]:
+    def grow(self, needed: Mapping[str, Sizes]) -> Growth:
         """Makes room for these, and a little more, where there is none.
 
         Returns:

@@ -10,11 +10,8 @@ import jax
 
 from jrec.batch import Batch
 from jrec.data.loader import Loader
-from jrec.train.agreed import agreed
 from jrec.train.feed import Ready
-from jrec.train.mesh_ahead import BatchesAhead, described
-from jrec.train.mesh_arrays import Shapes, on_mesh, stacked
-from jrec.train.mesh_batch import Dealt
+from jrec.train.mesh_arrays import Shapes, agreed, described, on_mesh, stacked
 from jrec.train.mesh_setup import FIRST_BATCHES, MeshSetup, several
 from jrec.train.report.logs import log_growth
 from jrec.train.step import HostRows, Seen
@@ -22,6 +19,8 @@ from jrec.train.step import HostRows, Seen
 
 class MeshFeed:
     """A loader's batches on a mesh; see ``Feed``.
+
+    Several processes agree on the static sizes of every batch, from host to host, while the step before is taken.
 
     Args:
       loader: The training batches, cut by ``setup.parts``.
@@ -36,34 +35,31 @@ class MeshFeed:
     ):
         self._loader, self._setup, self._total, self._folder = loader, setup, total, folder
         self._shapes = shapes
-        self._ahead: BatchesAhead | None = None  # where several processes train
         self._step = 0
 
     def next(self) -> Ready:
         """See ``Feed``."""
+        setup = self._setup
         if self._shapes is None:
             self._shapes = self._settled()
-        if several() and self._ahead is None:
-            self._ahead = BatchesAhead(self._loader, self._shapes, self._setup.local, self._total)
         self._step += 1
-        dealt, needs = self._next(self._shapes)
-        given = dataclasses.replace(stacked(dealt.parts, self._setup.local, self._shapes), needs=needs)
-        return Ready(batch=dealt.batch, given=on_mesh(given, self._setup.mesh))
+        dealt: Any = next(self._loader)
+        grown = self._shapes.fit(dealt, setup.local, setup.peers)
+        if grown and jax.process_index() == 0:
+            log_growth(self._folder, self._step, described(grown))
+        return Ready(batch=dealt.batch, given=on_mesh(stacked(dealt.parts, setup.local, self._shapes), setup.mesh))
 
     def stepped(self, ready: Ready, host: HostRows, seen: Seen) -> Batch:
         """See ``Feed``."""
         del host
-        if self._ahead is None:
-            return ready.batch
-        self._ahead.stepped(seen.needs)
-        return dataclasses.replace(ready.batch, labels=seen.labels, mask=seen.mask)
+        return dataclasses.replace(ready.batch, labels=seen.labels, mask=seen.mask) if several() else ready.batch
 
     def settle(self) -> None:
         """No row is in host memory."""
 
     def position(self) -> Any:
         """See ``Feed``."""
-        return self._loader.state() if self._ahead is None else self._ahead.position()
+        return self._loader.state()
 
     def restore(self, position: Any) -> None:
         """See ``Feed``."""
@@ -78,17 +74,6 @@ class MeshFeed:
         """See ``Feed``."""
         self._loader.close()
 
-    def _next(self, shapes: Shapes) -> tuple[Dealt, Any]:
-        """The next batch, which the sizes hold; and, of several processes, what a later one needs here."""
-        if self._ahead is None:
-            dealt: Any = next(self._loader)
-            shapes.fit(dealt, self._setup.local)
-            return dealt, None
-        dealt, needs, grown = self._ahead.next()
-        if grown and jax.process_index() == 0:
-            log_growth(self._folder, self._step, described(grown))
-        return dealt, needs
-
     def _settled(self) -> Shapes:
         """Sizes to begin with, from the run's next batches; all processes agree."""
         setup, loader = self._setup, self._loader
@@ -96,5 +81,5 @@ class MeshFeed:
         shapes = setup.shapes(setup.config.data.batch_size)
         numbers = range(loader.position, min(loader.position + FIRST_BATCHES, self._total))
         batches: Any = map(loader.batch, numbers)
-        shapes.settle(agreed(shapes.most(batches, setup.local)))
+        shapes.settle(agreed(shapes.most(batches, setup.local), setup.peers))
         return shapes

@@ -47,8 +47,8 @@ class MeshSetup:
       monitor: of the plan's cost, where `jrec plan` made it.
       training: whether rows have slots.
       hot: Whether the batches read rows that every device has, and no others.
-      peers: Exchanges between processes, of several that have rows in host memory: one for what prepares training
-        batches, and one for evaluations.
+      peers: The other processes, for the thread that takes steps; None where there are none.
+      peers_ahead: The same for what prepares batches with rows in host memory ahead of their steps.
     """
 
     config: TrainConfig
@@ -58,7 +58,8 @@ class MeshSetup:
     monitor: PlanMonitor | None = None
     training: bool = True
     hot: bool = False
-    peers: tuple[Peers, ...] = ()
+    peers: Peers | None = None
+    peers_ahead: Peers | None = None
 
     @functools.cached_property
     def local(self) -> list[int]:
@@ -151,8 +152,9 @@ class MeshSetup:
 
     def close(self) -> None:
         """Ends exchanges with other processes, whoever waits in one."""
-        for peers in self.peers:
-            peers.close()
+        for peers in (self.peers, self.peers_ahead):
+            if peers is not None:
+                peers.close()
 
     def everywhere(self, tree: Any) -> Any:
         """Arrays that every process has, on all devices; of abstract ones, where they will be."""
@@ -197,10 +199,11 @@ def open_mesh(
     check_sharing(config, layout, plan, [d.process_index for d in mesh.devices.flat], training=training)
     watched = training and config.plan and planned_stacks(layout)
     monitor = monitor_of(layout, plan, load_plan(config.plan)) if watched else None
-    peers = connect(2, coordinator=coordinator_host()) if several() and plan.rows_in("host") else ()
-    return MeshSetup(
-        config=config, layout=layout, mesh=mesh, plan=plan, monitor=monitor, training=training, peers=peers
-    )
+    setup = MeshSetup(config=config, layout=layout, mesh=mesh, plan=plan, monitor=monitor, training=training)
+    if not several():
+        return setup
+    peers, ahead = connect(2, coordinator=coordinator_host())
+    return dataclasses.replace(setup, peers=peers, peers_ahead=ahead)
 
 
 def several() -> bool:

@@ -18,9 +18,8 @@ from jrec.batch import Batch
 from jrec.data.loader import Loader
 from jrec.data.regroup import blank, gathered
 from jrec.host.pipeline_batch import WholeBatches
-from jrec.train.agreed import agreed
 from jrec.train.host_feed import dealt_rows, unique_rows
-from jrec.train.mesh_arrays import Shapes, on_mesh, stacked
+from jrec.train.mesh_arrays import Shapes, agreed, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt
 from jrec.train.mesh_plan import computing_of
 from jrec.train.mesh_setup import MeshSetup
@@ -66,9 +65,8 @@ class Predictions:
             first: Any = loader.batch(0)
             setup.forms.decide([first.parts], setup.local, training=False)
         batches: Any = loader
-        peers = setup.peers[1] if setup.peers else None
         for given in itertools.batched(batches, _AGREED_AT_ONCE if jax.process_count() > 1 else 1):
-            some = [setup.parts.dealt_by_all(dealt, peers) for dealt in given]
+            some = [setup.parts.dealt_by_all(dealt, setup.peers) for dealt in given]
             shapes = self._fitting(setup, some)
             for dealt in some:
                 yield self._of_parts(setup, dealt, shapes), dealt.batch
@@ -105,7 +103,7 @@ class Predictions:
     def _fitting(self, setup: MeshSetup, some: Sequence[Dealt]) -> Shapes:
         """Sizes for these batches of all processes."""
         shapes = self._of(setup, len(some[0].batch.labels) * jax.process_count())
-        shapes.grow(agreed(shapes.most(some, setup.local)))
+        shapes.grow(agreed(shapes.most(some, setup.local), setup.peers))
         return shapes
 
     def _of_parts(self, setup: MeshSetup, dealt: Dealt, shapes: Shapes) -> jax.Array:

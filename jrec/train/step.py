@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
@@ -36,13 +34,10 @@ class StepBatch:
     Attributes:
       batch: The examples of each device; ids of planned and host stacks number their unique rows.
       routes: By planned stack.
-      needs: (stacks, kinds) int32, what a later batch needs in each device's process (``jrec.train.mesh_ahead``); None
-        where one process trains.
     """
 
     batch: Batch
     routes: dict[str, Route] = dataclasses.field(default_factory=dict)
-    needs: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -53,14 +48,12 @@ class Seen:
     Attributes:
       loss: () float32, of the whole batch.
       logits, labels, mask: (batch,) float32; logits before the step.
-      needs: (stacks, kinds) int32, the greatest of the batch's ``needs``; None where it has none.
     """
 
     loss: jax.Array
     logits: jax.Array
     labels: jax.Array
     mask: jax.Array
-    needs: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,20 +174,5 @@ def _seen(loss: jax.Array, logits: jax.Array, given: StepBatch, together: Commun
     batch = given.batch
     if together is None:
         return Seen(loss=loss, logits=logits, labels=batch.labels, mask=batch.mask)
-    labels, needs = _labels_and_needs(batch.labels, given.needs, together)
-    logits, mask = together.of_examples(logits), together.of_examples(batch.mask)
-    return Seen(loss=loss, logits=logits, labels=labels, mask=mask, needs=needs)
-
-
-def _labels_and_needs(
-    labels: jax.Array, needs: jax.Array | None, together: Communication
-) -> tuple[jax.Array, jax.Array | None]:
-    """Labels of all parts, and the greatest needs of all devices, by one collective: small ones cost as large ones."""
-    if needs is None:
-        return together.of_examples(labels), None
-    bits = jax.lax.bitcast_convert_type(labels, jnp.int32)  # floats as integers travel unchanged, not the reverse
-    found = jax.lax.all_gather(jnp.concatenate([bits, needs.reshape(-1)]), together.axis)
-    every = jax.lax.bitcast_convert_type(found[:, : labels.size], jnp.float32)
-    if together.computes is not None:
-        every = every[np.flatnonzero(together.computes)]
-    return every.reshape(-1), found[:, labels.size :].max(axis=0).reshape(needs.shape)
+    logits, labels, mask = (together.of_examples(each) for each in (logits, batch.labels, batch.mask))
+    return Seen(loss=loss, logits=logits, labels=labels, mask=mask)
