@@ -92,6 +92,16 @@ class Reference:
         """All arrays by name, slots as ``NAME/SLOT``."""
         return self.arrays | {f"{name}/{slot}": array for name, of in self.slots.items() for slot, array in of.items()}
 
+    def take(self, everything: Mapping[str, np.ndarray]) -> None:
+        """Goes on from arrays and slots by the names of ``everything``, and from no others."""
+        exact = {name: np.array(array, np.float64) for name, array in everything.items()}
+        self.arrays = {name: array for name, array in exact.items() if "/" not in name}
+        self.slots = {name: {} for name in self.arrays}
+        for name, array in exact.items():
+            if "/" in name:
+                of, slot = name.rsplit("/", 1)
+                self.slots[of][slot] = array
+
     def predict(self, examples: Sequence[Example]) -> np.ndarray:
         """(n,) logits."""
         return np.array([self._forward(example)[0] for example in examples])

@@ -7,10 +7,12 @@ from wide_data import ROWS, numbers_of, widened
 
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
+from jrec.errors import ConfigError
 from jrec.host import HostTable
 from jrec.ops import SGD
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.train import loop
+from jrec.train.compress import Selection, compress_run
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
@@ -121,6 +123,15 @@ def test_a_run_on_wide_tables_is_the_run_on_small_ones_and_resumes_to_its_bits(c
     check_same(wide, small)
     again = evaluate_checkpoint(wide.folder, configure("wide", out="wide").data.path, split="test")
     np.testing.assert_array_equal(again.scores.logits, small.scores["test"].logits)
+
+    out, ours = wide.folder.with_name("compressed"), rows_of(wide.folder)
+    for choice in ({"largest": 2}, {"tables": ("C10",)}):
+        with pytest.raises(ConfigError, match=r"C10.* has 3,000,000,000 rows to compress, but .* up to 2,147,483,647"):
+            compress_run(wide.folder, out, Selection(rank=2, **choice))
+    compress_run(wide.folder, out, Selection(rank=2, tables=("C7",)), splits=())
+    kept = {name: array for name, array in rows_of(out).items() if name.split("/")[0] in ("C8", "C10")}
+    assert len(kept) == 6
+    assert [name for name, array in kept.items() if ours[name] != array] == []
 
     class Killed(BaseException):
         """As sudden as a kill: nothing in the loop handles it."""
