@@ -455,7 +455,10 @@ PLACEMENTS = {
         cores_from=WHOLE_ROWS,
         late=True,
     ),
-    "fae-mesh-clipped": Placement(keys=(*_mesh(), CLIPPED), hot=0.7, late=True),
+    "fae-mesh-clipped": Placement(
+        keys=(*_mesh(), TT_CORES, WORD_MAX, *SEQUENCES, CLIPPED), hot=0.7, cores_from=0, late=True
+    ),
+    "processes-clipped": Placement(keys=(*_mesh(), TT_CORES, CLIPPED), shares=2, processes=2, cores_from=0, late=True),
     "one-plan-clipped": Placement(keys=(CLIPPED,), plan=PlanOf(devices=1, replicate=1.0), late=True),
     "plan-four-tiers-all": Placement(
         keys=(*_mesh(form="send"), TT_WHOLE, WORD_MAX, SEQUENCES[0], CLIPPED), plan=FOUR_TIERS, cores_from=WHOLE_ROWS

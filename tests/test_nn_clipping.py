@@ -66,8 +66,7 @@ def stepped(model, limit, batch, **options):
     return nnx.state(model)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "native"])
-@pytest.mark.parametrize("limit", [0.05, 100.0])
+@pytest.mark.parametrize(("limit", "implementation"), [(0.05, "xla"), (0.05, "native"), (100.0, "native")])
 def test_a_step_is_that_of_optax_on_dense_gradients(limit, implementation):
     layout = layout_of()
     model = model_of(layout, implementation=implementation)
@@ -106,7 +105,7 @@ def test_a_step_is_that_of_optax_on_dense_gradients(limit, implementation):
         assert not np.array_equal(w, o)
     for name in frozen:
         np.testing.assert_array_equal(embeddings.arrays()[name], whole[name])
-    if limit == 100 and implementation == "native":
+    if limit == 100:
         for g, w in zip(*map(jax.tree.leaves, (new, stepped(model, None, batch))), strict=True):
             np.testing.assert_array_equal(g, w)
 
