@@ -429,6 +429,10 @@ PLACEMENTS = {
         trace="tt-cache-shared",
     ),
     "processes-fae": Placement(keys=_mesh(), plan=WITH_HOST, hot=0.7, shares=2, processes=2),
+    "processes-four-host": Placement(keys=(*_mesh(), HOST_TABLES), shares=4, processes=4),
+    "processes-four-fae": Placement(
+        keys=(*_mesh(), TT_WHOLE), plan=FOUR_TIERS, hot=0.7, shares=4, processes=4, cores_from=WHOLE_ROWS
+    ),
     "processes-cache": Placement(
         keys=(*_mesh(form="send"), TT_CORES, *TT_CACHE), shares=2, processes=2, cores_from=0, trace="tt-cache-shared"
     ),

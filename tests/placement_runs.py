@@ -182,12 +182,15 @@ class Workplace:
             return cases.batches(log.train, placement.processes)
         hot = cases.hot_rows(placement.hot)
         kinds = [cases.is_hot(example, hot) for example in log.train]
-        waiting = {}
+        epoch: dict[bool, list[list[Example]]] = {}
         for kind in (True, False):
             chosen = [example for example, is_hot in zip(log.train, kinds, strict=True) if is_hot == kind]
-            waiting[kind] = cases.batches(chosen, placement.processes)
-        taken = []  # the last records are of the end, or none where the run stopped before a schedule was over
+            epoch[kind] = cases.batches(chosen, placement.processes)
+        waiting, taken = {kind: [*batches] for kind, batches in epoch.items()}, []
+        # The last records are of the end, or none where the run stopped before a schedule was over.
         for schedule in (r for r in read_records(folder / "metrics.jsonl") if r["split"] == SCHEDULE):
+            if not any(waiting.values()):
+                waiting = {kind: [*batches] for kind, batches in epoch.items()}
             for kind, count in ((False, schedule["cold"]), (True, schedule["hot"])):
                 taken += waiting[kind][:count]
                 del waiting[kind][:count]

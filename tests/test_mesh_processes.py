@@ -218,9 +218,13 @@ def test_a_stopped_process_ends_the_others_with_one_line(run, tmp_path, stopped)
     assert processes[stopped].returncode != 0
 
 
-def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_fewer(run, config, tmp_path):
-    folder = tmp_path / "many"
-    processes = run(2, "epochs=200", "max_steps=2000")
+PLACES = pytest.mark.parametrize("place", ["device", "host"])
+
+
+@PLACES
+def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_fewer(run, tmp_path, place):
+    folder, where = tmp_path / "many", f"tables.tier={place}"
+    processes = run(2, "epochs=200", "max_steps=2000", where)
     wait_for_checkpoint(folder, processes)
     processes[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
@@ -231,12 +235,13 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_fewer(run, co
     steps = [int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit()]
     # One process, one device: the same batches, each of them whole.
     last = max(steps) + 5
-    finish(run(1, "epochs=200", f"max_steps={last}", devices=1, resume=True))
+    finish(run(1, "epochs=200", f"max_steps={last}", where, devices=1, resume=True))
     assert restore_run(folder).saved.step == last
 
 
-def test_a_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_to_the_same_bits(run, tmp_path):
-    rules = ("epochs=40", "max_steps=120", "checkpoint.every_steps=20")
+@PLACES
+def test_a_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_to_the_same_bits(run, tmp_path, place):
+    rules = ("epochs=40", "max_steps=120", "checkpoint.every_steps=20", f"tables.tier={place}")
     stopped = run(2, *rules, out="stopped")
     wait_for_checkpoint(tmp_path / "stopped", stopped)
     stopped[1].send_signal(signal.SIGTERM)

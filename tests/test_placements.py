@@ -48,11 +48,24 @@ def test_a_placement_follows_the_trace(place, name, optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["device", "mesh-send", "plan-host", "processes-whole"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "device",
+        "mesh-send",
+        "plan-host",
+        "fae-four-tiers",
+        "processes-whole",
+        "processes-four-host",
+        "processes-four-fae",
+    ],
+)
 def test_fifty_steps(place, name):
     placement = PLACEMENTS[name]
-    found = place.run(placement, "adagrad", "float32", "epochs=9", "max_steps=50", out=f"fifty {name}")
-    follows_the_reference(place, found, placement, "adagrad", steps=50)
+    steps = 50 if placement.hot is None else 0  # hot and cold batches to the end of an epoch
+    found = place.run(placement, "adagrad", "float32", "epochs=9", f"max_steps={steps}", out=f"fifty {name}")
+    follows_the_reference(place, found, placement, "adagrad", steps=steps)
+    assert len(found.losses) >= 50
 
 
 @pytest.mark.slow
