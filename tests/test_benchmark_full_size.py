@@ -45,6 +45,7 @@ def test_a_process_is_watched_by_phase_and_its_failure_is_told(tmp_path):
         process.watch()
 
 
+@pytest.mark.slow
 def test_many_tables_measures_what_grows(monkeypatch, capsys):
     monkeypatch.setattr(many_tables.harness, "QUICK_SECONDS", 0.0)
     monkeypatch.setattr(sys, "argv", ["many_tables", "--quick", "--tables", "2", "5"])

@@ -97,6 +97,7 @@ class Killed(BaseException):
     ("max_steps=16",),
     pytest.param(("epochs=3", "tables.host.queue=5", "checkpoint.keep=1"), marks=pytest.mark.slow),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_a_run_killed_anywhere_resumes_to_the_same_bits_in_host_memory_too(configure, monkeypatch, overrides):
     overrides = ("tables.tier=host", "checkpoint.every_steps=3", *overrides)
     whole = train(configure(*overrides, out="whole"))

@@ -201,6 +201,7 @@ def bits(folder):
     return {path: np.asarray(leaf).tobytes() for path, leaf in flatten(restore_run(folder, slots=True).state).items()}
 
 
+@pytest.mark.slow
 def test_a_plan_on_one_device_changes_no_bit(configure, plan_file):
     overrides = ("max_steps=7", "evaluate.every_steps=0", "checkpoint.every_steps=3")
     plain = train(configure(*overrides, out="plain"))

@@ -16,7 +16,6 @@ from jrec.train.loop import train
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}
-QUICK = ("uncompressed", "hot rows")  # of the moves, in the default run
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +23,8 @@ def place(tmp_path_factory):
     return Workplace(tmp_path_factory.mktemp("changes"))
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in cases.MOVES
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cases.MOVES)
 def test_a_run_goes_on_in_another_placement(place, name):
     move = cases.MOVES[name]
     found, (first, *_) = place.moved(move, "adagrad", out=f"moved {name}"), move.placements()

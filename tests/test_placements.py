@@ -16,7 +16,12 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # sums of float32 in another order, over all steps
 GAP = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # between neighbours, by the power of two below them
-LONG = (*(name for name in PLACEMENTS if name.startswith("processes-")), "plan-eight")  # half a minute each
+# Half a minute each.
+LONG = (*(name for name, placement in PLACEMENTS.items() if placement.processes > 1), "plan-eight", "fae-tt-cache")
+FIFTY = (
+    *("device", "mesh-send", "plan-host", "fae-four-tiers"),
+    *("processes-whole", "processes-four-host", "processes-four-fae"),
+)
 PLAIN = ("device", "tt", "host", "mesh-send", "plan-host", "fae")  # what the others are made of
 
 
@@ -29,6 +34,8 @@ def grid():
     """Each placement with an optimizer, in turn; those of which the others are made with every optimizer."""
     for number, name in enumerate(PLACEMENTS):
         for other, optimizer in enumerate(OPTIMIZERS):
+            if PLACEMENTS[name].processes > 1 and name in FIFTY:
+                continue  # of which the first are these steps
             if other == number % len(OPTIMIZERS):
                 late = name in LONG or PLACEMENTS[name].late
                 yield pytest.param(name, optimizer, marks=pytest.mark.slow if late else ())
@@ -48,18 +55,7 @@ def test_a_placement_follows_the_trace(place, name, optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "device",
-        "mesh-send",
-        "plan-host",
-        "fae-four-tiers",
-        "processes-whole",
-        "processes-four-host",
-        "processes-four-fae",
-    ],
-)
+@pytest.mark.parametrize("name", FIFTY)
 def test_fifty_steps(place, name):
     placement = PLACEMENTS[name]
     steps = 50 if placement.hot is None else 0  # hot and cold batches to the end of an epoch

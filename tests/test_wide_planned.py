@@ -165,6 +165,7 @@ def configure(tmp_path):
     return load
 
 
+@pytest.mark.slow
 def test_a_planned_stack_that_is_split_trains_as_one_that_is_not(tmp_path, monkeypatch):
     """Tables of one dim and dtype with too many rows for one stack, some of them wide: the same rows, trained alike."""
     synthesize(shape_like("quickstart"), tmp_path / "small", SynthOptions(rows=1500, seed=1))
@@ -192,6 +193,7 @@ def rows_of(folder, array):
     return latest(folder).table("C8").read(array, NUMBERS)
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_wide_table_trains_as_host_memory_and_resumes_to_its_bits(configure, tmp_path, monkeypatch):
     on_host = train(configure("tables.tier=host", out="host"))
     config = configure(f"mesh.devices={DEVICES}", out="layout")

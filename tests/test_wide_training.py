@@ -118,6 +118,7 @@ def check_same(wide, small):
     assert [name for name, array in ours.items() if theirs[name] != array] == []
 
 
+@pytest.mark.slow
 def test_a_run_on_wide_tables_is_the_run_on_small_ones_and_resumes_to_its_bits(configure, small_run, monkeypatch):
     small, wide = small_run(), train(configure("wide", out="wide"))
     check_same(wide, small)
