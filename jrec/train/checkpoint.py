@@ -8,11 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from jrec.batch import Batch
 from jrec.checkpoint import DeviceRows, Saved
 from jrec.checkpoint.saved import SavedTable
 from jrec.errors import CheckpointError
+from jrec.nn.embeddings import Table
+from jrec.nn.optimizer import RowSlot
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_fill import PIECE_BYTES, fill_rows
 from jrec.row_optimizers import RowOptimizers, SlotShape, optimizer_of
@@ -31,9 +34,18 @@ def device_rows(
       optimizer: The row optimizer, or that of each stack, whose slots the rows have; None for none.
       state: Gives the run's state as it is now.
     """
+    places: dict[str, dict[str, int]] = {}  # by stack and array, which leaf it is: the same in every state of a run
 
     def arrays(stack: str) -> Callable[[], dict[str, jax.Array]]:
-        return lambda: {where[1]: leaf for _, leaf, where in _leaves(state(), layout) if where and where[0] == stack}
+        def now() -> dict[str, jax.Array]:
+            leaves = jax.tree.leaves(current := state())
+            if not places:
+                for number, (_, _, where) in enumerate(_leaves(current, layout)):
+                    if where is not None:
+                        places.setdefault(where[0], {})[where[1]] = number
+            return {array: leaves[number] for array, number in places[stack].items()}
+
+        return now
 
     def slots(stack: str) -> Mapping[str, SlotShape]:
         return {} if (own := optimizer_of(optimizer, stack)) is None else own.slots
@@ -109,18 +121,17 @@ def flatten(tree: Any) -> dict[str, Any]:
 
 def _leaves(state: Any, layout: EmbeddingLayout) -> Iterator[tuple[str, Any, tuple[str, str] | None]]:
     """Paths and leaves; and (stack, array) of those that are rows of the device's stacks."""
-    for path, leaf in flatten(state).items():
-        yield path, leaf, _row_array(path, layout)
+    variables = jax.tree_util.tree_leaves_with_path(state, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    for (path, leaf), (keys, variable) in zip(flatten(state).items(), variables, strict=True):
+        yield path, leaf, _row_array(keys, variable, layout)
 
 
-def _row_array(path: str, layout: EmbeddingLayout) -> tuple[str, str] | None:
-    for stack in layout.members:
-        if stack.tier == "device":
-            if path == f"0.embeddings.stacks.{stack.name}.value":
-                return stack.name, VALUES
-            if path.startswith(prefix := f"1.slots.{stack.name}."):
-                return stack.name, path.removeprefix(prefix).removesuffix(".value")
-    return None
+def _row_array(keys: tuple[Any, ...], variable: Any, layout: EmbeddingLayout) -> tuple[str, str] | None:
+    if not isinstance(variable, Table | RowSlot):
+        return None
+    *_, before, last = (jax.tree_util.keystr((key,), simple=True) for key in keys)
+    stack, array = (last, VALUES) if isinstance(variable, Table) else (before, last)
+    return (stack, array) if layout.stacks[stack].tier == "device" else None
 
 
 def _rows(saved: Saved, layout: EmbeddingLayout, name: str, array: str, like: Any) -> jax.Array:
