@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import pathlib
 import re
@@ -27,12 +28,16 @@ TIMEOUT = 600  # seconds, of processes
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """A run: its folder, the loss of every step, logits of the test split if known, and all arrays by name."""
+    """A run: its folder, the loss of every step, and all arrays by name.
+
+    Of the test split it has the logits of a run in this process, or the mean loss that processes of its own report.
+    """
 
     folder: pathlib.Path
     losses: list[float]
     logits: np.ndarray | None
     arrays: dict[str, np.ndarray]
+    log_loss: float | None = None
 
 
 def arrays_of(saved: Saved) -> dict[str, np.ndarray]:
@@ -132,7 +137,9 @@ class Workplace:
     def read(self, folder: pathlib.Path, logits: np.ndarray | None) -> Trace:
         """What a finished run left."""
         losses = [r["loss"] for r in read_records(folder / "metrics.jsonl") if r["split"] == "train"]
-        return Trace(folder, losses, logits, arrays_of(latest(folder)))
+        report = folder / "report" / "metrics.json"
+        log_loss = json.loads(report.read_text())["splits"]["test"]["log_loss"] if logits is None else None
+        return Trace(folder, losses, logits, arrays_of(latest(folder)), log_loss)
 
     def processes(self, placement: cases.Placement, keys: list[str], *, resume: bool = False) -> list[tuple[int, str]]:
         """Exit status and standard error of each of a placement's processes."""

@@ -92,8 +92,13 @@ def follows_the_reference(place, found, placement, optimizer, *, steps=0):
     for name, array in expected.items():
         np.testing.assert_allclose(found.arrays[name], array, err_msg=name, **CLOSE)
     assert (min(reference.scales) < 0.9) == np.isfinite(placement.max_global_norm)
+    test = place.log_of(placement).test
     if found.logits is not None:
-        np.testing.assert_allclose(found.logits, reference.predict(place.log_of(placement).test), **CLOSE)
+        np.testing.assert_allclose(found.logits, reference.predict(test), **CLOSE)
+    else:
+        signs = np.array([1 - 2 * example.label for example in test])
+        log_loss = np.logaddexp(0, signs * reference.predict(test)).mean()
+        np.testing.assert_allclose(found.log_loss, log_loss, **CLOSE)
 
 
 def follows_a_run(found, other, *, exact):
