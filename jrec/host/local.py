@@ -1,4 +1,4 @@
-"""Lookups renumbered to the unique rows of their batch, for tables that hold those rows alone."""
+"""Lookups renumbered to the unique rows of their batch, for tables that hold only those rows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from jrec.ops.types import Cast
 
 
 def local_ids(cast: Cast, shape: tuple[int, ...]) -> np.ndarray:
-    """Where in ``cast.rows`` the row of each lookup is; -1 for padding.
+    """The place of each lookup's row in ``cast.rows``; -1 for padding.
 
     Args:
-      cast: of the lookups, NumPy arrays. Lookups of rows past its capacity count as padding.
-      shape: of the ids.
+      cast: The lookups' cast, NumPy arrays. Lookups of rows past its capacity count as padding.
+      shape: The ids' shape.
 
     Returns:
       int32 of ``shape``.

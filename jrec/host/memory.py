@@ -1,4 +1,4 @@
-"""Zeroed arrays of any size that no pass over them creates: pages come into being when they are first written."""
+"""Zeroed arrays of any size, made without a pass over them: pages take memory when they are first written."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def allocate(
     huge_pages: bool = False,
     written: np.ndarray | None = None,
 ) -> np.ndarray:
-    """An array of zeros, in anonymous memory or in a file of its own.
+    """An array of zeros, in anonymous memory or in its own file.
 
     The file has no name once it is mapped: its space returns to the disk when the array is dropped or the process dies,
     however it dies. The space is reserved beforehand, since a mapped write to a full disk kills the process.
 
     Args:
-      shape: of the array.
-      dtype: of the array.
-      name: what to call it in errors.
-      folder: where to put the file, made if absent; None for anonymous memory.
-      huge_pages: ask for pages of 2 MiB, which rows gathered at random read faster, but of which every one that is
-        touched is there whole. Anonymous memory only.
+      shape: The array's shape.
+      dtype: The array's dtype.
+      name: The array's name in errors.
+      folder: The file's folder, made if absent; None for anonymous memory.
+      huge_pages: Whether to ask for pages of 2 MiB: random gathers of rows are faster, but touching one row takes a
+        whole page of memory. Anonymous memory only.
       written: (n, 2) int64, begin and end of the lines that may be written, for which space is reserved in a file; None
         for all.
 
     Raises:
-      ConfigError: if memory or disk cannot hold it.
+      ConfigError: If memory or disk cannot hold it.
     """
     line = math.prod(shape[1:]) * dtype.itemsize
     size = shape[0] * line
@@ -93,7 +93,7 @@ def _file(size: int, written: np.ndarray, name: str, folder: pathlib.Path) -> mm
 
 
 def physical_memory() -> int:
-    """Bytes of memory of this machine."""
+    """The machine's physical memory, in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

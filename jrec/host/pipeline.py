@@ -1,4 +1,4 @@
-"""Training on tables in host memory: stages that overlap and still compute what one after the other would.
+"""Training on tables in host memory: stages that overlap, with the results of stages that run one after the other.
 
     read → plan → host gather → transfer → (the caller's device step) → transfer back → host store
 
@@ -19,8 +19,8 @@ used ``r``, and so the last that changed it.
    to write it is ``a + L >= b``, whose step comes after the assembly of ``b``'s rows (where ``a + L = b``, batch ``b``
    itself reads the entry and then writes it). The plan asks later batches first, so it finds ``a``, no earlier copy.
 2. ``a < b - L``, or there is no such ``a``: the row is fetched. Then ``a <= b - L - 1 <= b - Q``. Stores happen in the
-   order of the batches, and that of ``b - Q`` has ended before the gather begins: so has that of ``a``, and the host
-   holds ``r`` as ``a`` left it.
+   order of the batches, and the store of ``b - Q`` has ended before the gather begins: so has the store of ``a``, and
+   the host holds ``r`` as ``a`` left it.
 3. Meanwhile the host may be storing batches ``b - Q + 1`` to ``b - 1``. All of them are among the last ``L``, so each
    of their rows that ``b`` uses comes from the ring (case 1) and none is fetched: the gather never reads a row that is
    being written.
@@ -79,19 +79,21 @@ class HostPipeline:
     Use it from one thread. Threads begin with the first ``get``.
 
     Args:
-      source: yields (batch of NumPy arrays, position): the position comes back from ``position`` once the batch's step
-        is taken. The pipeline reads ahead of the steps. With a ``preparation``, what this takes in place of a batch.
-      layout: of the batches.
-      tables: by stack, the rows of every stack of tier "host", and of those of which a plan keeps some rows there.
-      queue: how many batches may be between gather and store; 1 is sequential.
-      cached: how many batches' rows the device keeps, at least ``queue - 1``; None for ``queue``.
-      device: to compute on; None for JAX's first.
-      pinned: whether rows come back through page-locked host memory; None for what suits the device.
-      timeline: what records the stages; None for one of its own.
-      preparation: of what the source yields; it finds the rows of all ``tables``. None for batches of one device.
+      source: Yields (batch of NumPy arrays, position); the property ``position`` returns the position once the batch's
+        step is taken. The pipeline reads ahead of the steps. With a ``preparation`` it yields that one's items in place
+        of batches.
+      layout: The batches' layout.
+      tables: By stack, the rows of every stack of tier "host" and of every stack that a plan keeps partly there.
+      queue: How many batches may be between gather and store; 1 is sequential.
+      cached: How many batches' rows the device keeps, at least ``queue - 1``; None for ``queue``.
+      device: The device to compute on; None for JAX's first.
+      pinned: Whether rows come back through page-locked host memory; None for what suits the device.
+      timeline: Records the stages; None makes a new one.
+      preparation: Makes batches of the source's items and finds their rows of all ``tables``. None for batches of one
+        device.
 
     Raises:
-      ValueError: if the tables are not those of the layout, or ``queue`` or ``cached`` is too small.
+      ValueError: If the tables do not match the layout, or ``queue`` or ``cached`` is too small.
     """
 
     def __init__(
@@ -135,11 +137,11 @@ class HostPipeline:
         self._make_stages()
 
     def get(self) -> Ready | None:
-        """The next batch with its rows on the device, or None behind the last; ``put_back`` takes it after its step.
+        """The next batch with its rows on the device, or None after the last; ``put_back`` takes it after its step.
 
         Raises:
-          Exception: whatever a stage failed with; a note says which stage, at which batch. A failure to prepare this
-            batch comes after all batches before it, as it would without threads.
+          Exception: The failure of a stage; a note names the stage and the batch. A failure to prepare this batch comes
+            after all batches before it, as it would without threads.
         """
         if self._taken != self._returned:
             raise RuntimeError("give the batch before to put_back first: the rows of this one depend on its step")
@@ -160,10 +162,10 @@ class HostPipeline:
         return Ready(number=number, batch=item.batch, tables=tables, planned=item.planned)
 
     def put_back(self, ready: Ready, tables: Mapping[str, Rows]) -> None:
-        """Takes a batch's rows and slots after its step, shaped as they were given; they are on their way to the host.
+        """Takes a batch's rows and slots after its step, in the shapes of ``Ready.tables``, and sends them to the host.
 
         Raises:
-          Exception: whatever a stage failed with.
+          Exception: The failure of a stage.
         """
         if ready.number != self._returned or self._taken == self._returned:
             raise RuntimeError(f"batch {ready.number} was put back, but the pipeline waits for batch {self._returned}")
@@ -179,15 +181,15 @@ class HostPipeline:
 
     @property
     def position(self) -> Any:
-        """The source's position behind the last batch that was put back; None before the first."""
+        """The source's position after the last batch that was put back; None before the first."""
         return self._position
 
     def settle(self) -> None:
         """Waits until the host holds every row as the last step left it, for a checkpoint or an evaluation.
 
         Raises:
-          Exception: whatever a stage failed with.
-          RuntimeError: if the pipeline was closed before it could settle.
+          Exception: The failure of a stage.
+          RuntimeError: If the pipeline was closed before it could settle.
         """
         if self._stored.count == self._returned:
             return
@@ -195,7 +197,7 @@ class HostPipeline:
             self._stored.wait_for(self._returned)
 
     def close(self) -> None:
-        """Ends the threads. What was not stored is abandoned; ``settle`` first to keep it."""
+        """Ends the threads. Rows that are not stored yet are lost; ``settle`` first to keep them."""
         self._monitor.close()
         stages, self._stages = self._stages, []
         if self._started:
@@ -211,7 +213,7 @@ class HostPipeline:
         self.close()
 
     def _return(self, ready: Ready, name: str, rows: Rows) -> Rows:
-        """Sends one stack's rows on their way to the host."""
+        """Begins the transfer of one stack's rows to the host."""
         count, capacity = ready.planned.plans[name].rows.size, rows.values.shape[0]
         self.timeline.moved(name, to_host=tree_bytes(rows) // capacity * bucket(count, capacity))
         return self._begin_return(rows, count)
@@ -260,8 +262,8 @@ class HostPipeline:
             raise Finished from None
 
     def _plan(self, number: int, item: tuple[Any, Any]) -> Planned:
-        of, position = item
-        prepared, plans = self._preparation.prepare(of), {}
+        source_item, position = item
+        prepared, plans = self._preparation.prepare(source_item), {}
         for name, read in prepared.rows.items():
             if name not in self._plans:
                 self._plans[name] = RingPlan(length=self._cached, most=read.most)
@@ -290,7 +292,7 @@ class HostPipeline:
         self.timeline.sent_batch(tree_bytes((item.planned.batch, sources)))
         fetched, sources = self._to_device((item.fetched, sources))
         batch = self._preparation.send(item.planned.sent)
-        jax.block_until_ready(fetched)  # so that the span is that of the transfer
+        jax.block_until_ready(fetched)  # so that the span covers the transfer
         return Transferred(planned=item.planned, batch=batch, fetched=fetched, sources=sources)
 
     def _await_step(self) -> tuple[int, Updated]:

@@ -1,4 +1,4 @@
-"""What travels through the host pipeline: a batch, its plan, and its rows."""
+"""The items that travel through the host pipeline: a batch, its plan, and its rows."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class StackPlan:
 
     Attributes:
       rows: (n,) of the stack's ``address_dtype``, the unique rows, ascending.
-      source: (capacity,) int32, where each comes from; see ``RingPlan.next``.
-      missing: (m,) of the rows' dtype, those to fetch.
+      source: (capacity,) int32, where each row comes from; see ``RingPlan.next``.
+      missing: (m,) of the rows' dtype, the rows to fetch.
     """
 
     rows: np.ndarray
@@ -39,9 +39,9 @@ class BatchRows:
 
     Attributes:
       addresses: (n,) of the stack's ``address_dtype``, ascending.
-      most: How large ``n`` could be; the same for all batches of a pipeline.
+      most: The largest possible ``n``; the same for all batches of a pipeline.
       room: The static number of rows in which they reach the device, which never shrinks; None for one that grows with
-        the batches of this process alone.
+        only this process's batches.
     """
 
     addresses: np.ndarray
@@ -54,9 +54,9 @@ class Prepared:
     """A batch whose unique rows are known.
 
     Attributes:
-      batch: NumPy arrays, as the pipeline's caller sees it.
-      sent: what goes to the device of it, a tree of NumPy arrays.
-      rows: By stack of the pipeline its unique rows.
+      batch: The batch as the pipeline's caller sees it, NumPy arrays.
+      sent: The part of it that goes to the device, a tree of NumPy arrays.
+      rows: The batch's unique rows, by stack of the pipeline.
     """
 
     batch: Batch
@@ -65,7 +65,7 @@ class Prepared:
 
 
 class Preparation(Protocol):
-    """How what the source yields becomes a batch that numbers its unique rows, and reaches the device."""
+    """Makes a batch that numbers its unique rows from an item of the source, and sends it to the device."""
 
     def prepare(self, item: Any) -> Prepared:
         """Prepares the next batch; called in the order of the batches, by one thread."""
@@ -80,15 +80,15 @@ class WholeBatches:
     """Batches whose ids number the unique rows of the whole batch, for one device.
 
     Args:
-      stacks: whose rows are in host memory.
-      to_device: of a tree of arrays.
+      stacks: The stacks with rows in host memory, by name.
+      to_device: Moves a tree of arrays to the device.
     """
 
     def __init__(self, stacks: Mapping[str, Stack], to_device: Callable[[Any], Any]):
         self._stacks, self._to_device = dict(stacks), to_device
 
     def prepare(self, item: Batch) -> Prepared:
-        """See ``Preparation``."""
+        """Numbers the batch's unique rows; see ``Preparation``."""
         bags, rows = dict(item.bags), {}
         for name, stack in self._stacks.items():
             bags[name], unique, most = localized(bags[name], stack)
@@ -97,7 +97,7 @@ class WholeBatches:
         return Prepared(batch=batch, sent=batch, rows=rows)
 
     def send(self, sent: Any) -> Any:
-        """See ``Preparation``."""
+        """The batch on the device; see ``Preparation``."""
         return self._to_device(sent)
 
 
@@ -106,10 +106,10 @@ class Planned:
     """A batch that was read and planned.
 
     Attributes:
-      batch: NumPy arrays; of ``WholeBatches``, the ids of host stacks number their unique rows (see ``localized``).
-      sent: see ``Prepared``.
-      position: of the source behind this batch, for ``HostPipeline.position``.
-      plans: by host stack.
+      batch: NumPy arrays; from ``WholeBatches``, ids of host stacks number their unique rows (see ``localized``).
+      sent: See ``Prepared``.
+      position: The source's position after this batch, for ``HostPipeline.position``.
+      plans: The plans, by host stack.
     """
 
     batch: Batch
@@ -128,7 +128,7 @@ class Gathered:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transferred:
-    """A batch on the device: itself, the fetched rows, and the sources of all rows."""
+    """A batch on the device, with the fetched rows and the sources of all rows."""
 
     planned: Planned
     batch: Any
@@ -141,11 +141,12 @@ class Ready:
     """A batch to take a step with.
 
     Attributes:
-      number: counted from 0, where the pipeline began.
-      batch: ``Prepared.sent`` on the device; of ``WholeBatches``, ids of host stacks number the rows of ``tables``, and
-        casts name those of the stacks (see ``localized``).
-      tables: by host stack its unique rows as of now, (capacity, dim), with their slots; a capacity that grows is rare.
-      planned: the batch on the host, and its plan.
+      number: The batch's number, from 0 where the pipeline began.
+      batch: ``Prepared.sent`` on the device; from ``WholeBatches``, ids of host stacks number the rows of ``tables``,
+        and casts name the stacks' own rows (see ``localized``).
+      tables: By host stack, the current values of its unique rows, (capacity, dim), with their slots; the capacity
+        rarely grows.
+      planned: The batch on the host, and its plan.
     """
 
     number: int
@@ -159,10 +160,10 @@ class Updated:
     """A batch's rows after its step, on the device.
 
     Attributes:
-      planned: the batch and its plan.
-      rows: by stack.
-      returning: those of them that the host stores, on their way to it.
-      dispatched: when the step was, in seconds of ``time.perf_counter``.
+      planned: The batch and its plan.
+      rows: The updated rows, by stack.
+      returning: The rows that the host will store, on their way to it, by stack.
+      dispatched: When the step was dispatched, in seconds of ``time.perf_counter``.
     """
 
     planned: Planned
@@ -182,15 +183,15 @@ class Retrieved:
 def localized(bags: Bags, stack: Stack) -> tuple[Bags, np.ndarray, int]:
     """Bags whose ids number the batch's unique rows, 0 for the least, and those rows.
 
-    Their cast, computed here unless the loader did, is that of the ids as they were: ``rows`` names rows of the stack,
-    modulo 2^32 in int32, which is what rounding hashes, so that all of it can go to a device.
+    Their cast, computed here unless the loader did, is the cast of the original ids: ``rows`` names rows of the stack,
+    modulo 2^32 in int32 (rounding hashes the same value), so that all of it can go to a device.
 
     Args:
       bags: NumPy arrays.
-      stack: which they read.
+      stack: The stack that the bags read.
 
     Returns:
-      The bags; (n,) of the stack's ``address_dtype``, ascending; and how large ``n`` could be.
+      The bags; the unique rows, (n,) of the stack's ``address_dtype``, ascending; and the largest possible ``n``.
     """
     cast: Cast | None = bags.cast
     if cast is None:
@@ -202,7 +203,7 @@ def localized(bags: Bags, stack: Stack) -> tuple[Bags, np.ndarray, int]:
 
 
 def on_device(cast: Cast) -> Cast:
-    """A cast of NumPy arrays without int64: such rows, of tables that only the host addresses, modulo 2^32 in int32."""
+    """A cast of NumPy arrays without int64: int64 rows, which only host tables have, become int32 modulo 2^32."""
     rows: Any = np.asarray(cast.rows).astype(np.int32, copy=False)
     return cast if rows is cast.rows else dataclasses.replace(cast, rows=rows)
 
@@ -211,9 +212,9 @@ def fetched(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
     """Rows of a host table with their slots, NumPy arrays, zeros behind them up to a bucket.
 
     Args:
-      table: which is only read.
+      table: The table, which is only read.
       rows: (n,) int32 or int64, ascending.
-      capacity: the largest ``n`` there can be.
+      capacity: The largest possible ``n``.
     """
     size = bucket(rows.size, capacity)
 
@@ -232,20 +233,19 @@ def fetched(table: HostTable, rows: np.ndarray, capacity: int) -> Rows:
 
 
 def tree_bytes(tree: Any) -> int:
-    """Of all arrays."""
+    """Bytes of all arrays of a tree."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
 def transfers(device: Any, *, pinned: bool | None = None) -> tuple[Callable[[Any], Any], Callable[[Rows, int], Rows]]:
-    """How arrays reach a device, and how the first of a batch's rows begin their way back while it computes.
+    """Functions that move arrays to a device, and that begin to move a batch's first rows back while it computes.
 
-    On the way there the runtime stages NumPy arrays in page-locked memory of its own. On the way back a bucket of rows
-    goes to the device's ``pinned_host`` memory, in one copy that waits for nothing but the step. On a CPU there is no
-    way to go.
+    On the way there the runtime stages NumPy arrays in its own page-locked memory. On the way back a bucket of rows
+    goes to the device's ``pinned_host`` memory, in one copy that waits only for the step. On a CPU rows stay in place.
 
     Args:
-      device: one of ``jax.devices()``.
-      pinned: whether it has such memory and gains by it; None for accelerators that have it.
+      device: One of ``jax.devices()``.
+      pinned: Whether rows come back through ``pinned_host`` memory; None does so on accelerators that have it.
     """
     here = jax.sharding.SingleDeviceSharding(device)
     if pinned is None:

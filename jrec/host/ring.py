@@ -1,9 +1,9 @@
 """The cache of updated rows on the device: a ring of the last batches' rows and slots (EL-Rec, section V-B).
 
 Batch ``b`` writes its updated unique rows to entry ``b mod length``, so a row lives for ``length`` batches after the
-last one that used it (the paper's life cycle) and then is evicted by being written over. Which rows are there is known
-on the host: a batch's rows follow from its ids alone. So the host says beforehand, row by row, where the device finds
-it (``RingPlan``), the device searches no index, and rows that it holds never travel.
+last one that used it (the paper's life cycle) and then is evicted by being overwritten. The host knows which rows are
+there, since a batch's rows follow from only its ids. So the host says beforehand where the device finds each row
+(``RingPlan``), the device searches no index, and rows that it holds never travel.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class RingPlan:
     """The host's knowledge of one stack's ring.
 
     Args:
-      length: batches whose rows the device keeps; 0 for none.
-      most: unique rows a batch can have at most.
+      length: Batches whose rows the device keeps; 0 for none.
+      most: The most unique rows that a batch can have.
 
     Attributes:
-      capacity: rows of an entry, and of the small table that a step works on: a bucket with some room above the most
-        unique rows that a batch had so far, since a step is compiled for each capacity.
+      capacity: Rows of an entry, and of the small table that a step works on: a bucket with some room above the most
+        unique rows of a batch so far, since a step is compiled for each capacity.
     """
 
     def __init__(self, *, length: int, most: int):
@@ -73,18 +73,18 @@ class RingPlan:
         """Plans the next batch; call it once for each, in order.
 
         Args:
-          batch: its number, counted from 0.
-          rows: (n,) int32 or int64, the same for all batches, ascending: its unique rows.
-          most: how many they could be; the same for all batches.
+          batch: The batch's number, counted from 0.
+          rows: (n,) int32 or int64, ascending: the batch's unique rows. All batches have one dtype.
+          most: The largest possible ``n``; the same for all batches.
           room: The capacity, no smaller than before; None for a bucket that grows with the batches.
 
         Returns:
           ``source``, (capacity,) int32: for each row its place in the ring of ``length * capacity`` rows, or ``-1 - i``
-          for row ``i`` of ``missing``, or -1 for padding; and ``missing``, (m,) of the rows'
-          dtype, ascending, the rows to fetch from the host.
+          for row ``i`` of ``missing``, or -1 for padding; and ``missing``, (m,) of the rows' dtype, ascending, the rows
+          to fetch from the host.
 
         Raises:
-          ValueError: on a batch of another static size.
+          ValueError: On a batch of another static size.
         """
         if most != self._most:
             raise ValueError(
@@ -104,10 +104,10 @@ class RingPlan:
 
 
 class DeviceRing:
-    """The device's part: the rows of one stack's last batches.
+    """The ring on the device: the rows of one stack's last batches.
 
     Args:
-      length: batches that it holds; 0 for none.
+      length: Batches that it holds; 0 for none.
     """
 
     def __init__(self, *, length: int):
@@ -115,9 +115,9 @@ class DeviceRing:
         self._kept: Rows | None = None
 
     def assemble(self, source: jax.Array, fetched: Rows) -> Rows:
-        """A batch's unique rows as of now, (capacity, ...), from the ring and from what was fetched for it.
+        """The current values of a batch's unique rows, (capacity, ...), from the ring and from the fetched rows.
 
-        A larger ``source`` than before is a larger capacity: entries grow, and their rows keep their places in them.
+        A larger ``source`` than before is a larger capacity: entries grow, and rows keep their places in them.
         """
         capacity = source.shape[0]
         if self._length == 0:
@@ -130,7 +130,7 @@ class DeviceRing:
         return _assemble(source, fetched, self._kept)
 
     def push(self, batch: int, updated: Rows) -> None:
-        """Writes the updated rows of a batch over those of the batch ``length`` before."""
+        """Writes the updated rows of a batch over the rows of batch ``batch - length``."""
         if self._kept is not None:
             self._kept = _write(self._kept, updated, (batch % self._length) * updated.values.shape[0])
 

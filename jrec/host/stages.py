@@ -1,10 +1,10 @@
 """Threads that pass items on through bounded channels, and stop together.
 
-All waits are on the condition of one ``Monitor``, and whoever fails wakes whom that concerns. A stage that makes items
-fails as it would without threads: its channel ends with the failure, and whoever takes the items gets all that were
-made before it, then the failure itself. A stage behind whose back the taker goes on (``Monitor.fail``) stops everyone
-at once: every wait raises ``Stopped``, threads end on it, and the taker gets the failure (``Monitor.guarded``). Either
-way it comes with the traceback of where it happened, and no wait outlives its reason.
+All waits are on the condition of one ``Monitor``, and a failure wakes every waiter. A stage that makes items for the
+caller fails as it would without threads: its channel ends with the failure, and the taker gets all items made before
+it, then the failure itself. A stage after the caller's step (``Monitor.fail``) stops all threads at once: every wait
+raises ``Stopped``, threads end on it, and the caller gets the failure (``Monitor.guarded``). Either way the failure
+keeps its traceback, and no wait outlives its reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Stopped(Exception):  # noqa: N818, a message to threads
 
 
 class Finished(Exception):  # noqa: N818, as StopIteration
-    """A channel is empty and will stay so; ``reason`` is what made it end early, if anything did."""
+    """A channel is empty and stays empty; ``reason`` is the failure that ended it early, or None."""
 
     def __init__(self, reason: BaseException | None = None):
         super().__init__()
@@ -34,7 +34,7 @@ class Finished(Exception):  # noqa: N818, as StopIteration
 
 
 class Monitor:
-    """What the threads of one pipeline share: a lock, a condition, and whether to go on."""
+    """The state that a pipeline's threads share: a lock, a condition, and whether to go on."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -63,7 +63,7 @@ class Monitor:
         """Waits until ``ready()`` and returns ``action()``, both under the lock; others look again afterwards.
 
         Raises:
-          Stopped: if the pipeline failed or was closed.
+          Stopped: If the pipeline failed or was closed.
         """
         with self._condition:
             while True:
@@ -78,7 +78,7 @@ class Monitor:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Around the waits of the pipeline's caller: raises what made the pipeline fail in place of ``Stopped``."""
+        """Around the waits of the pipeline's caller: raises the pipeline's failure in place of ``Stopped``."""
         try:
             yield
             return
@@ -93,10 +93,10 @@ class Channel[T]:
     """A bounded queue between two stages.
 
     Args:
-      monitor: of the pipeline.
-      name: in the timeline.
-      capacity: how many items it holds at most.
-      timeline: which records its depths.
+      monitor: The pipeline's monitor.
+      name: The channel's name in the timeline.
+      capacity: The most items that it holds.
+      timeline: Records its depths.
     """
 
     def __init__(self, monitor: Monitor, name: str, capacity: int, timeline: Timeline):
@@ -115,7 +115,7 @@ class Channel[T]:
         """Takes the oldest item, as soon as there is one.
 
         Raises:
-          Finished: if there are none, and never will be.
+          Finished: If the channel is empty and has ended.
         """
 
         def take() -> T:
@@ -127,7 +127,7 @@ class Channel[T]:
         return self._monitor.wait(lambda: bool(self._items) or self._end is not None, take)
 
     def finish(self, reason: BaseException | None = None) -> None:
-        """Says that no more items will come, and why if that is a failure."""
+        """Ends the channel, with the failure if one is the reason."""
 
         def end() -> None:
             self._end = Finished(reason)
@@ -143,7 +143,7 @@ class Progress:
         self.count = 0
 
     def advance(self) -> None:
-        """One more."""
+        """Adds one to the count."""
 
         def add() -> None:
             self.count += 1
@@ -159,13 +159,13 @@ class Stage:
     """A thread that makes items from items.
 
     Args:
-      name: of the stage, for the timeline, errors and debuggers.
-      take: gives the next (number, item); raises ``Finished`` at the end.
-      work: makes the next stage's item from a number and an item; it too may raise ``Finished``.
-      give: takes what ``work`` made.
-      finish: called after the last item, with the reason if there are no more because a stage failed.
-      fail: called if this stage fails.
-      timeline: which records when it worked and when it waited.
+      name: The stage's name in the timeline, errors and debuggers.
+      take: Gives the next (number, item); raises ``Finished`` at the end.
+      work: Makes the next stage's item from a number and an item; it too may raise ``Finished``.
+      give: Takes the result of ``work``.
+      finish: Called after the last item, with the failure if a failed stage is the reason.
+      fail: Called if this stage fails.
+      timeline: Records when it worked and when it waited.
     """
 
     def __init__[A, B](
@@ -212,7 +212,7 @@ class Stage:
         """Waits for the thread, which ends after the item it is working on.
 
         Raises:
-          RuntimeError: if that takes longer than ``JOIN_SECONDS``.
+          RuntimeError: If that takes longer than ``JOIN_SECONDS``.
         """
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""A stack of tables in host memory: rows and optimizer slots, which come into being when they are first written."""
+"""A stack of tables in host memory: rows and optimizer slots, which take memory when they are first written."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from jrec.ops.types import Bags, Cast
 class HostTable:
     """The rows of one stack and their slots, in host memory.
 
-    A row that was never written has its first values, a function of (key, table name, row) alone and bit-identical to
-    ``jrec.ops.row_init.init_rows``; it takes no memory, and reading it gives it none. So a table may be larger than
-    memory as long as the rows that training touches are not, and larger still in a ``folder`` of a fast disk.
+    A row that was never written has its first values, a function of only (key, table name, row) and bit-identical to
+    ``jrec.ops.row_init.init_rows``; it takes no memory, even when it is read. So a table may be larger than memory as
+    long as the rows that training touches are not, and larger still in a ``folder`` on a fast disk.
 
     A stack may have 2^31 rows or more, where it is one table: addresses and ids are then int64
     (``Stack.address_dtype``).
@@ -35,20 +35,20 @@ class HostTable:
     Methods may run at the same time as long as no row is written by one and read or written by another.
 
     Args:
-      stack: the tables; of any tier, since it says no more here than names, rows and places.
-      optimizer: whose slots the rows have.
-      key: The key of the model's initial rows, as ``EmbeddingCollection`` draws it, or what ``table_keys`` makes of it.
-      folder: where memory-mapped files hold rows and slots, for tables larger than memory; None for memory itself. The
-        files are scratch space that vanishes with the process: what lasts is a checkpoint (``jrec.checkpoint``).
-      threads: of the native kernels; None for all CPUs, see ``jrec.native.threads``.
-      huge_pages: whether memory comes in pages of 2 MiB: faster, but a page is there whole once a row of it is. None
-        does so where the whole of the table would take no more than a quarter of the machine's memory.
-      written: (n, 2) int64, begin and end of the addresses that may be written, the others living elsewhere: a folder
-        has room for these alone. None for all.
+      stack: The tables, of any tier: only names, rows and places are read.
+      optimizer: The optimizer that determines the rows' slots.
+      key: The key of the model's initial rows, as ``EmbeddingCollection`` draws it, or the result of ``table_keys``.
+      folder: A folder for memory-mapped files of rows and slots, for tables larger than memory; None for memory itself.
+        The files are scratch space that vanishes with the process; a checkpoint (``jrec.checkpoint``) lasts.
+      threads: Threads of the native kernels; None for all CPUs, see ``jrec.native.threads``.
+      huge_pages: Whether memory comes in pages of 2 MiB: faster, but one row makes its whole page take memory. None
+        does so where the whole table would take no more than a quarter of the machine's memory.
+      written: (n, 2) int64, begin and end of the addresses that may be written, where other rows live elsewhere: only
+        these take room in a folder. None for all.
 
     Raises:
-      ConfigError: if memory or disk cannot hold it.
-      ValueError: if the key is not one of Threefry.
+      ConfigError: If memory or disk cannot hold it.
+      ValueError: If the key is not a Threefry key.
 
     Example:
       >>> import jax, numpy as np
@@ -99,7 +99,7 @@ class HostTable:
 
     @property
     def rows(self) -> int:
-        """Rows of the stack, made or not."""
+        """The stack's rows, whether memory holds them or not."""
         return self.stack.rows
 
     @property
@@ -109,12 +109,12 @@ class HostTable:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the rows; slots are float32."""
+        """The rows' dtype; slots are float32."""
         return self._store.values.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows and slots, were they all made."""
+        """Bytes of all rows and slots, if memory held them all."""
         return self._store.values.nbytes + sum(slot.nbytes for slot in self._store.slots.values())
 
     @property
@@ -128,7 +128,7 @@ class HostTable:
         out_rows: np.ndarray | None = None,
         out_slots: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Reads rows and their slots; makes none.
+        """Reads rows and their slots, without giving memory to rows that have none.
 
         Args:
           rows: (n,) int32 or int64 addresses, ascending and unique.
@@ -139,7 +139,7 @@ class HostTable:
           The rows, and their slots as ``optimizer.init`` shapes them.
 
         Raises:
-          ValueError: on addresses outside the stack or out of order, or arrays that do not fit.
+          ValueError: On addresses outside the stack or out of order, or arrays that do not fit.
         """
         rows = checked_rows(rows, self.stack)
         if out_rows is None:
@@ -151,15 +151,15 @@ class HostTable:
         return out_rows, dict(out_slots)
 
     def store(self, rows: np.ndarray, values: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
-        """Writes rows and slots, as a device updated them.
+        """Writes rows and slots that a device updated.
 
         Args:
           rows: (n,) int32 or int64 addresses, ascending and unique.
           values: (n, dim) of the table's dtype.
-          slots: float32, (n, dim) or (n,), all that the optimizer has.
+          slots: float32, (n, dim) or (n,) by name, all of the optimizer's slots.
 
         Raises:
-          ValueError: on addresses outside the stack or out of order, or arrays that do not fit; nothing is written.
+          ValueError: On addresses outside the stack or out of order, or arrays that do not fit; nothing is written.
         """
         rows = checked_rows(rows, self.stack)
         self._check_values(rows, "values", values, "slots", slots, written=False)
@@ -167,7 +167,7 @@ class HostTable:
         self._store.store(rows, values, slots, self.threads)
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """The (n, dim) rows at (n,) int32 or int64 addresses in any order, without slots; makes none."""
+        """The (n, dim) rows at (n,) int32 or int64 addresses in any order, without slots; gives no row memory."""
         rows = checked_rows(rows, self.stack, ascending=False)
         out = np.empty((rows.size, self.dim), self.dtype)
         self._store.fetch(rows, out, {}, self.threads)
@@ -177,16 +177,16 @@ class HostTable:
         """Sums (weighted) rows per bag.
 
         Args:
-          bags: NumPy arrays; ids are addresses. With its cast at hand, lookups of rows not made are cheaper.
-          make: whether rows that are not made become so: for training, which will update them. Otherwise they are
-            read as what they would be, and take no memory.
+          bags: NumPy arrays; ids are addresses. If they have a cast, lookups of rows without memory are cheaper.
+          make: Whether rows get memory, for training, which will update them. Otherwise rows without memory are read as
+            their first values and take none.
           out: (num_bags, dim) float32 to write to, or None for a new array.
 
         Returns:
           (num_bags, dim) float32; the same bits with and without ``make``, for any number of threads.
 
         Raises:
-          ValueError: on an id that the stack does not have, or arrays that do not fit.
+          ValueError: On an id that the stack does not have, or arrays that do not fit.
         """
         ids, offsets, lookups = checked_bags(bags, self.stack)
         cast, options = bags.cast, {"weights": bags.weights, "out": out, "threads": self.threads}
@@ -216,15 +216,15 @@ class HostTable:
         Bit-identical to ``jrec.ops.casted_update(implementation="native")`` on a table on the device.
 
         Args:
-          cast: of the lookup's addresses, NumPy arrays.
+          cast: The cast of the lookup's addresses, NumPy arrays.
           bag_gradients: (num_bags, dim) float32, the gradient of the lookup's output.
-          weights: the lookup's weights in the order of its ids, or None.
-          step: how many steps the table took before.
-          gradient_scale: multiplies the gradients: one over the loss scale.
+          weights: The lookup's weights in the order of its ids, or None.
+          step: The number of steps that the table took before.
+          gradient_scale: A factor of the gradients: one over the loss scale.
           rounding_key: (2,) uint32, for stochastic rounding of 16-bit rows; None rounds to nearest.
 
         Raises:
-          ValueError: on addresses outside the stack, or arrays that do not fit.
+          ValueError: On addresses outside the stack, or arrays that do not fit.
         """
         rows = checked_rows(_unique(cast), self.stack)
         self._before_write(rows)
@@ -247,22 +247,22 @@ class HostTable:
         return _numbers(self._store.made)
 
     def dirty_rows(self) -> np.ndarray:
-        """Addresses of the rows written since ``clear_dirty``, ascending, as those of ``made_rows``."""
+        """Addresses of the rows written since ``clear_dirty``, ascending, of the same dtype as ``made_rows``."""
         return _numbers(self._store.dirty)
 
     def watch(self, before_write: Callable[[np.ndarray], None] | None) -> None:
-        """Has a function called with the (n,) ascending addresses of rows that are about to be written; None for none.
+        """Sets a function to call with the (n,) ascending addresses of rows before they are written; None for none.
 
-        It is called by the threads that write, at the same time if there are several.
+        The writing threads call it, at the same time if there are several.
         """
         self._before_write = before_write or _nothing
 
     def clear_dirty(self) -> None:
-        """Calls all rows saved. Not while another thread writes rows."""
+        """Marks all rows as saved. Not while another thread writes rows."""
         _clear(self._store.dirty)
 
     def reset(self) -> None:
-        """Back to the first values of all rows and slots. Not while another thread uses the table."""
+        """Gives all rows and slots their first values again. Not while another thread uses the table."""
         _clear(self._store.made)
         _clear(self._store.dirty)
 
@@ -291,7 +291,7 @@ class HostTable:
 
 
 def _nothing(rows: np.ndarray) -> None:
-    """Nobody watches."""
+    """The watcher of a table without one."""
 
 
 def _bytes(stack: Stack, slots: Mapping[str, tuple[int, ...]]) -> int:
@@ -305,7 +305,7 @@ def _unique(cast: Cast) -> np.ndarray:
 
 
 def _clear(bitmap: np.ndarray) -> None:
-    """Clears all bits without touching, and so taking memory for, pages that have none."""
+    """Clears all bits; pages without set bits are not written, so they take no memory."""
     bitmap[np.flatnonzero(bitmap)] = 0
 
 

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline did and when: totals for the report, and a trace for Perfetto or chrome://tracing."""
+"""When the stages of a pipeline worked: totals for the report, and a trace for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class _Rows:
 
 
 class Timeline:
-    """Collects from all threads of a pipeline.
+    """Collects the work, waits and traffic of all threads of a pipeline.
 
     Args:
-      trace: whether to keep every span, for ``write_trace``, and not only the totals.
+      trace: Whether to keep every span, for ``write_trace``, and not only the totals.
     """
 
     def __init__(self, *, trace: bool = False):
@@ -72,9 +72,9 @@ class Timeline:
     def worked(self, stage: str, batch: int, start: float, stop: float) -> None:
         """Records that a stage worked on a batch from ``start`` to ``stop``, seconds of ``time.perf_counter``."""
         with self._lock:
-            of = self._stages[stage]
-            of.busy += stop - start
-            of.batches += 1
+            total = self._stages[stage]
+            total.busy += stop - start
+            total.batches += 1
             if self.trace:
                 self._events.append((stage, batch, start, stop))
 
@@ -84,31 +84,31 @@ class Timeline:
             self._stages[stage].wait += seconds
 
     def depth(self, channel: str, items: int) -> None:
-        """Records how many items a channel held when one was taken, that one included."""
+        """Records how many items a channel held when one was taken, including the taken one."""
         with self._lock:
-            of = self._depths[channel]
-            of.total += items
-            of.count += 1
-            of.most = max(of.most, items)
+            depths = self._depths[channel]
+            depths.total += items
+            depths.count += 1
+            depths.most = max(depths.most, items)
             if self.trace:
                 self._depth_events.append((channel, time.perf_counter(), items))
 
     def rows(self, stack: str, *, unique: int, cached: int) -> None:
-        """Records how many unique rows a batch has, how many the device holds already, and how many of those stay."""
+        """Records how many unique rows a batch has, and how many of them the device holds already."""
         with self._lock:
-            of = self._rows[stack]
-            of.unique += unique
-            of.cached += cached
+            total = self._rows[stack]
+            total.unique += unique
+            total.cached += cached
 
     def moved(self, stack: str, *, to_device: int = 0, to_host: int = 0) -> None:
-        """Records bytes of rows and slots, padding of their static sizes included, that travel."""
+        """Records bytes of rows and slots that travel, including the padding of their static sizes."""
         with self._lock:
-            of = self._rows[stack]
-            of.to_device += to_device
-            of.to_host += to_host
+            total = self._rows[stack]
+            total.to_device += to_device
+            total.to_host += to_host
 
     def sent_batch(self, size: int) -> None:
-        """Records bytes of a batch, of all but rows and slots, on their way to the device."""
+        """Records bytes of a batch, without rows and slots, on their way to the device."""
         with self._lock:
             self._batch_bytes += size
 
@@ -116,18 +116,18 @@ class Timeline:
         """Totals since the last ``reset``, in JSON types.
 
         Args:
-          seconds: of training that they cover.
+          seconds: Seconds of training that they cover.
 
         Returns:
-          By stage its busy and waiting seconds; ``overlap_efficiency``, the busiest stage's share of ``seconds`` (1
-          where everything else hides behind it), and its name; by stack the unique rows, those found on the device,
-          and bytes of rows and slots that travelled; bytes of the batches themselves; by channel its mean and greatest
-          depth.
+          By stage, its busy and waiting seconds; ``overlap_efficiency``, the busiest stage's share of ``seconds`` (1
+          where all other work overlaps with it), and its name; by stack, the unique rows, how many of them the device
+          held, and bytes of rows and slots that travelled; bytes of the batches themselves; by channel, its mean and
+          greatest depth.
         """
         with self._lock:
             stages = {
-                name: {"busy_seconds": of.busy, "wait_seconds": of.wait, "batches": of.batches}
-                for name, of in self._stages.items()
+                name: {"busy_seconds": total.busy, "wait_seconds": total.wait, "batches": total.batches}
+                for name, total in self._stages.items()
             }
             busiest = max(self._stages, key=lambda name: self._stages[name].busy, default=None)
             return {
@@ -137,18 +137,19 @@ class Timeline:
                 "overlap_efficiency": self._stages[busiest].busy / seconds if busiest and seconds else None,
                 "rows": {
                     name: {
-                        "unique": of.unique,
-                        "cached_on_device": of.cached,
-                        "fetched": of.unique - of.cached,
-                        "hit_rate": of.cached / of.unique if of.unique else None,
-                        "bytes_to_device": of.to_device,
-                        "bytes_to_host": of.to_host,
+                        "unique": total.unique,
+                        "cached_on_device": total.cached,
+                        "fetched": total.unique - total.cached,
+                        "hit_rate": total.cached / total.unique if total.unique else None,
+                        "bytes_to_device": total.to_device,
+                        "bytes_to_host": total.to_host,
                     }
-                    for name, of in self._rows.items()
+                    for name, total in self._rows.items()
                 },
                 "batch_bytes_to_device": self._batch_bytes,
                 "queue_depths": {
-                    name: {"mean": of.total / of.count, "max": of.most} for name, of in self._depths.items()
+                    name: {"mean": depths.total / depths.count, "max": depths.most}
+                    for name, depths in self._depths.items()
                 },
             }
 

@@ -1,9 +1,10 @@
 """Gradients of rows that all devices have, summed over the devices, and the same step on every device.
 
 "local" is OPER's local-aggregated sparse all-reduce (section 5.3): the devices learn which rows any of them touched,
-each puts its gradients in the places of these, zeros elsewhere, and one dense all-reduce sums the buffers. "dense"
-all-reduces a gradient of all rows. "all_gather" gives every device everybody's sparse gradients, which it sums itself.
-All three do one and the same optimizer step: rows that no device touched keep their bits, whatever the optimizer.
+each writes its gradients to a buffer of only these rows, zeros elsewhere, and one dense all-reduce sums the buffers.
+"dense" all-reduces a gradient of all rows. "all_gather" gives every device the sparse gradients of all devices, which
+it sums itself. All three do the same optimizer step: rows that no device touched keep their bits, whatever the
+optimizer.
 """
 
 from __future__ import annotations
@@ -41,39 +42,40 @@ def update_shared(
     """Steps rows that every device holds, by the sum of all devices' gradients. Call it inside ``shard_map``.
 
     Args:
-      optimizer: whose step.
+      optimizer: The row optimizer.
       table: (H, dim), equal on all devices.
-      slots: of the table, equal on all devices.
-      picks: (R,), what this device read of the table.
-      gradients: (U, dim) float32 of this device's unique rows.
-      axis: of the mesh.
+      slots: The table's slots, equal on all devices.
+      picks: (R,), the rows of the table that this device read.
+      gradients: (U, dim) float32, the gradients of this device's unique rows.
+      axis: The mesh's axis.
       reduce: "local", "dense" or "all_gather".
-      union: for how many touched rows "local" first has room; where a batch touches more, it reduces a buffer for all
-        that could be, which is what None always does.
-      addresses: (U,) int32 of the unique rows in the stack; needed where 16-bit rows are rounded stochastically.
-      options: of the step.
+      union: The number of touched rows that fit into the first buffer of "local"; where a batch touches more, it
+        reduces a buffer for all rows that a batch could touch. None always reduces the larger one.
+      addresses: (U,) int32, the unique rows' addresses in the stack; needed where 16-bit rows are rounded
+        stochastically.
+      options: The step's options.
 
     Returns:
       The new table and slots, equal to the bit on all devices.
 
     Raises:
-      ValueError: on an unknown ``reduce``, or shapes that do not fit.
+      ValueError: On an unknown ``reduce``, or shapes that do not fit.
     """
-    found = shared_gradients(
+    gradients_of_all = shared_gradients(
         table, picks, gradients, axis=axis, reduce=reduce, union=union, addresses=addresses, options=options
     )
-    return found.step(optimizer, table, slots, StepOptions() if options is None else options)
+    return gradients_of_all.step(optimizer, table, slots, StepOptions() if options is None else options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SharedGradients:
-    """Gradients of rows that every device holds, of all devices: equal on each of them.
+    """Gradients, from all devices, of rows that every device holds; equal on every device.
 
     Attributes:
       cast: The rows that any device touched.
       gradients: (unique_capacity, dim) float32, summed by row; or the gradients of all devices, not summed yet.
-      summed: Which of the two they are.
-      addresses: (unique_capacity,) int32 of the rows in the stack, where they are rounded by them.
+      summed: Whether ``gradients`` are summed.
+      addresses: (unique_capacity,) int32, the rows' addresses in the stack where rounding needs them, or None.
     """
 
     cast: Cast
@@ -91,7 +93,7 @@ class SharedGradients:
     def step(
         self, optimizer: RowOptimizer, table: jax.Array, slots: Slots, options: StepOptions
     ) -> tuple[jax.Array, Slots]:
-        """See ``update_shared``."""
+        """Steps the touched rows; returns the new table and slots, as ``update_shared`` does."""
         take = step_summed if self.summed else step_casted
         return take(optimizer, table, slots, self.cast, self.gradients, self.addresses, options)
 
@@ -107,47 +109,47 @@ def shared_gradients(
     addresses: jax.Array | None = None,
     options: StepOptions | None = None,
 ) -> SharedGradients:
-    """Tells all devices each other's gradients; arguments and errors as of ``update_shared``."""
+    """Exchanges the gradients between all devices; arguments and errors as in ``update_shared``."""
     if reduce not in REDUCES:
         raise ValueError(f"reduce={reduce!r} is unknown; choose one of {', '.join(REDUCES)}")
     options = StepOptions() if options is None else options
     # Behind the gradients, so that no collective of the backward pass takes the network while rows are retrieved.
-    picked, given = jax.lax.optimization_barrier((picks.rows, pick(gradients, picks.at)))
+    picked, picked_gradients = jax.lax.optimization_barrier((picks.rows, pick(gradients, picks.at)))
     rows = jax.lax.all_gather(picked, axis, tiled=True)
     cast = cast_rows(rows, num_rows=table.shape[0], options=options)
     if options.rounds(table) and addresses is not None:
         addresses = of_unique(cast, jax.lax.all_gather(pick(addresses, picks.at), axis, tiled=True))
     if reduce == "all_gather":
-        everybody = jax.lax.all_gather(given, axis, tiled=True)
+        everybody = jax.lax.all_gather(picked_gradients, axis, tiled=True)
         return SharedGradients(cast=cast, gradients=everybody, summed=False, addresses=addresses)
     if reduce == "dense":
-        dense = place(jnp.zeros((table.shape[0], given.shape[1]), jnp.float32), picked, given)
+        dense = place(jnp.zeros((table.shape[0], picked_gradients.shape[1]), jnp.float32), picked, picked_gradients)
         summed = pick(jax.lax.psum(dense, axis), cast.rows)
     else:
-        summed = _local_aggregated(cast, given, axis, union)
+        summed = _local_aggregated(cast, picked_gradients, axis, union)
     return SharedGradients(cast=cast, gradients=summed, summed=True, addresses=addresses)
 
 
 def pick(values: jax.Array, at: jax.Array) -> jax.Array:
-    """Values at places; padding, which is dropped later, takes any of them."""
+    """The values at ``at``; padding, which is dropped later, reads any of them."""
     return values.at[at].get(mode="clip", wrap_negative_indices=False)
 
 
-def _local_aggregated(cast: Cast, given: jax.Array, axis: str, union: int | None) -> jax.Array:
+def _local_aggregated(cast: Cast, gradients: jax.Array, axis: str, union: int | None) -> jax.Array:
     """(unique_capacity, dim): gradients of the rows of the union, summed over the devices.
 
     Args:
-      cast: of the rows of all devices, device by device.
-      given: (R, dim) float32, this device's gradients, in the order of its rows.
-      axis: of the mesh.
-      union: rows of the buffer that is reduced, where they suffice; else it has ``unique_capacity``. All devices know
-        the same cast, so all choose alike.
+      cast: The cast of all devices' rows, device by device.
+      gradients: (R, dim) float32, this device's gradients, in the order of its rows.
+      axis: The mesh's axis.
+      union: Rows of the reduced buffer where they suffice; else it has ``unique_capacity`` rows. All devices know the
+        same cast, so all choose alike.
     """
     capacity = cast.rows.shape[0]
-    mine = _places(cast, given.shape[0], axis)
+    own_places = _places(cast, gradients.shape[0], axis)
 
     def summed(rows: int) -> jax.Array:
-        buffer = place(jnp.zeros((rows, given.shape[1]), jnp.float32), mine, given)
+        buffer = place(jnp.zeros((rows, gradients.shape[1]), jnp.float32), own_places, gradients)
         return jnp.pad(jax.lax.psum(buffer, axis), ((0, capacity - rows), (0, 0)))
 
     if union is None or union >= capacity:
@@ -156,7 +158,7 @@ def _local_aggregated(cast: Cast, given: jax.Array, axis: str, union: int | None
 
 
 def _places(cast: Cast, count: int, axis: str) -> jax.Array:
-    """(count,) int32: which unique row each of this device's rows is; past the last one for padding."""
+    """(count,) int32: the number of each of this device's rows among the unique rows; past the last one for padding."""
     segments = segment_of_entries(cast.offsets, cast.positions.shape[0])
     numbers = jnp.zeros_like(segments).at[cast.positions].set(segments, unique_indices=True)
     return jax.lax.dynamic_slice_in_dim(numbers, jax.lax.axis_index(axis) * count, count)

@@ -1,8 +1,8 @@
 """How the devices of one step work together: which of them compute, and what they sum and exchange.
 
 Where a plan gives the tables to some devices, these skip the dense model's forward and backward pass, and its gradients
-are summed over the others. So their copies of dense parameters stay behind: nothing may read these. What leaves the
-mesh goes through ``settled``.
+are summed over the others. So their copies of dense parameters are out of date and must not be read. State that leaves
+the mesh goes through ``settled``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Communication:
     Attributes:
       reduce: How gradients of rows that all devices hold are summed; see ``update_shared``.
       exchange: How rows and sums travel between devices; see ``jrec.mesh.exchange``.
-      computes: The devices that run the dense model; the parts of the batch of the others are blank. None for all.
+      computes: The devices that run the dense model; the others get blank parts of the batch. None for all.
       axis: The mesh's axis.
     """
 
@@ -41,15 +41,15 @@ class Communication:
     axis: str = AXIS
 
     def summed(self, tree: Any) -> Any:
-        """Sums over the devices that compute; the others keep what they gave."""
+        """Sums over the devices that compute; the others keep their own values."""
         if self.computes is None:
             return jax.lax.psum(tree, self.axis)
-        others = ([d] for d, computing in enumerate(self.computes) if not computing)
-        groups = [np.flatnonzero(self.computes).tolist(), *others]
+        idle = ([d] for d, computing in enumerate(self.computes) if not computing)
+        groups = [np.flatnonzero(self.computes).tolist(), *idle]
         return jax.lax.psum(tree, self.axis, axis_index_groups=groups)
 
     def once(self, value: jax.Array) -> jax.Array:
-        """A value that is equal on the devices that compute, on the first of them; zero on the others."""
+        """``value`` on the first device that computes, zero on the others: counts once what is equal on all of them."""
         first = 0 if self.computes is None else self.computes.index(True)
         return jnp.where(jax.lax.axis_index(self.axis) == first, value, jnp.zeros_like(value))
 
@@ -59,10 +59,10 @@ class Communication:
 
     def of_examples(self, values: jax.Array) -> jax.Array:
         """(batch,) on every device, from the (examples,) of each device that computes, in their order."""
-        found = self.gathered(values)
+        every = self.gathered(values)
         if self.computes is None:
-            return found
-        return found.reshape(len(self.computes), -1)[np.flatnonzero(self.computes)].reshape(-1)
+            return every
+        return every.reshape(len(self.computes), -1)[np.flatnonzero(self.computes)].reshape(-1)
 
     def where_computed(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, which gives zeros at no cost on devices that do not compute."""
@@ -71,11 +71,12 @@ class Communication:
 
 
 def only_on(devices: Sequence[bool], work: Callable[..., Any], *arguments: Any, axis: str = AXIS) -> Any:
-    """What ``work(*arguments)`` gives on some of the devices; zeros, at no cost, on the others.
+    """The result of ``work(*arguments)`` on some of the devices; zeros, at no cost, on the others.
 
     Args:
-      devices: (N,), which do the work. A memory-centric plan's other devices keep tables and skip the dense model.
-      work: A function without collectives, which all devices must enter.
+      devices: (N,), whether each device does the work. A memory-centric plan's other devices keep tables and skip the
+        dense model.
+      work: A function without collectives, since all devices would have to enter those.
       *arguments: Its arguments.
       axis: The mesh's axis.
     """
@@ -89,7 +90,7 @@ def only_on(devices: Sequence[bool], work: Callable[..., Any], *arguments: Any, 
 
 
 def settled(mesh: Mesh, computes: tuple[bool, ...]) -> Callable[[Any], Any]:
-    """A jitted function from a state to the one that the devices that compute have, on all devices."""
+    """A jitted function that copies the state of the first device that computes to all devices."""
     first, everywhere = computes.index(True), PartitionSpec()
 
     def copied(state: Any) -> Any:

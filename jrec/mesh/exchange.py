@@ -1,10 +1,10 @@
 """Rows and gradients between devices: requests go out once a step, values then flow along them in either direction.
 
-One device's values for the others lie in lines, (N, C, dim): line j is for device j. A *swap* turns them into what the
-others have for this device. Both directions are swaps: an owner's answers to requests, and askers' gradients.
+One device's values for the others lie in lines, (N, C, dim): line j is for device j. A *swap* exchanges them for the
+other devices' lines for this device. Both directions are swaps: an owner's answers to requests, and askers' gradients.
 
 "padded" moves whole lines by an all-to-all. "ragged" moves only their real beginnings by a ragged all-to-all, which
-XLA has on GPUs; what it does not fill is zero. Whatever lies in padding, neither form lets it reach a row.
+XLA has on GPUs; places that it does not fill are zero. With neither kind does the content of padding reach a row.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 
 def fastest_kind(platform: str) -> Kind:
-    """Ragged, so that padding does not travel, where the platform has it."""
+    """Kind "ragged" where the platform has it, so that padding does not travel; else "padded"."""
     return "padded" if platform == "cpu" else "ragged"
 
 
 def check_kind(kind: str, platform: str) -> None:
-    """Raises ValueError where ``kind`` is unknown, or nothing that a platform ("cpu", "gpu") has."""
+    """Raises ValueError where ``kind`` is unknown, or the platform ("cpu", "gpu") does not have it."""
     if kind not in KINDS:
         raise ValueError(f"exchange {kind!r} is unknown; choose one of {', '.join(KINDS)}")
     if kind == "ragged" and platform == "cpu":
@@ -42,9 +42,9 @@ class Exchange:
     Attributes:
       asked: (N, C) int32, offsets in this device's shard: line i is what device i asks for; padding holds S + K or
         more.
-      sends: (N,) int32, how many values this device has asked of each other.
-      answers: (N,) int32, how many each other has asked of it.
-      axis: of the mesh.
+      sends: (N,) int32, how many values this device asks of each other device.
+      answers: (N,) int32, how many values each other device asks of this one.
+      axis: The mesh's axis.
       kind: "padded" or "ragged".
     """
 
@@ -60,12 +60,12 @@ class Exchange:
 
         Args:
           remote: (N, C); real requests come first in each line.
-          shard_rows: S + K, the rows that each device has to give, its shard's and those from host memory.
-          axis: of the mesh, of N devices.
-          kind: how values will travel; requests, a fraction of their bytes, are always padded.
+          shard_rows: S + K, the rows that each device can give: its shard and its rows from host memory.
+          axis: The mesh's axis, of N devices.
+          kind: How values will travel; requests, a fraction of their bytes, are always padded.
 
         Raises:
-          ValueError: on an unknown kind.
+          ValueError: On an unknown kind.
         """
         check_kind(kind, "any")
         asked = swap_padded(remote.rows, axis)
@@ -73,22 +73,22 @@ class Exchange:
         return Exchange(asked=asked, sends=count[0], answers=count[1], axis=axis, kind=kind)
 
     def answer(self, values: jax.Array) -> jax.Array:
-        """From owner to asker: (N, C, ...) rows in the order of ``asked``, to those in the order of the requests."""
+        """From owner to asker: (N, C, ...) in the order of ``asked`` becomes (N, C, ...) in the order of requests."""
         return swap(values, self.answers, self.sends, axis=self.axis, kind=self.kind)
 
     def deliver(self, values: jax.Array) -> jax.Array:
-        """From asker to owner: (N, C, ...) in the order of the requests, to those in the order of ``asked``."""
+        """From asker to owner: (N, C, ...) in the order of requests becomes (N, C, ...) in the order of ``asked``."""
         return swap(values, self.sends, self.answers, axis=self.axis, kind=self.kind)
 
 
 def swap(values: jax.Array, out: jax.Array, into: jax.Array, *, axis: str, kind: Kind) -> jax.Array:
-    """Line j of (N, C, ...) to device j, whose line i is what device i had for it.
+    """Sends line j of (N, C, ...) to device j, which receives device i's line as its line i.
 
     Args:
-      values: of which the first places of each line are real.
+      values: The values to send; only the first ones of each line are real.
       out: (N,) int32, how many are real in each line.
       into: (N,) int32, how many each other device has for this one.
-      axis: of the mesh.
+      axis: The mesh's axis.
       kind: "padded" or "ragged".
     """
     if kind == "padded":
@@ -97,7 +97,7 @@ def swap(values: jax.Array, out: jax.Array, into: jax.Array, *, axis: str, kind:
 
 
 def swap_padded(values: jax.Array, axis: str) -> jax.Array:
-    """Line j of (N, ...) to device j, whose line i is what device i had for it."""
+    """Sends line j of (N, ...) to device j, which receives device i's line as its line i."""
     return jax.lax.all_to_all(values, axis, split_axis=0, concat_axis=0, tiled=True)
 
 
@@ -105,6 +105,6 @@ def _swap_ragged(values: jax.Array, out: jax.Array, into: jax.Array, axis: str) 
     devices, line = values.shape[:2]
     flat = values.reshape(devices * line, *values.shape[2:])
     starts = jnp.arange(devices, dtype=jnp.int32) * line
-    mine = jnp.full(devices, jax.lax.axis_index(axis) * line, jnp.int32)  # my line in everybody's result
-    moved = jax.lax.ragged_all_to_all(flat, jnp.zeros_like(flat), starts, out, mine, into, axis_name=axis)
+    own_line = jnp.full(devices, jax.lax.axis_index(axis) * line, jnp.int32)  # this device's line in each result
+    moved = jax.lax.ragged_all_to_all(flat, jnp.zeros_like(flat), starts, out, own_line, into, axis_name=axis)
     return moved.reshape(values.shape)

@@ -16,31 +16,31 @@ def retrieve(rows: MeshRows, route: Route, exchange: Exchange | None) -> jax.Arr
     collective, so a scheduler that hides latency runs them while requests and answers travel.
 
     Args:
-      rows: the device's view: (S, dim) sharded, (H, dim) replicated, (K, dim) from host memory.
-      route: of the device's part of the batch, without the axis of devices.
-      exchange: opened with ``route.remote``; None where the route has none.
+      rows: The device's view: (S, dim) sharded, (H, dim) replicated, (K, dim) from host memory.
+      route: The route of the device's part of the batch, without the axis of devices.
+      exchange: The exchange opened with ``route.remote``; None where the route has none.
 
     Returns:
       (U, dim) of the table's dtype; places that the route does not fill are zero.
 
     Raises:
-      ValueError: if shapes do not fit.
+      ValueError: If shapes do not fit.
     """
     check_view(rows, route)
     if (exchange is None) != (route.remote is None):
         raise ValueError("open the exchange with the route's remote picks: there is only one of the two")
     answers = None if exchange is None else exchange.answer(_of_shard(rows, exchange.asked))
-    found = jnp.zeros((route.capacity, rows.sharded.shape[1]), rows.sharded.dtype)
+    unique_rows = jnp.zeros((route.capacity, rows.sharded.shape[1]), rows.sharded.dtype)
     if route.own is not None:
-        found = place(found, route.own.at, _of_shard(rows, route.own.rows))
-    found = place(found, route.replicated.at, _gather(rows.replicated, route.replicated.rows))
+        unique_rows = place(unique_rows, route.own.at, _of_shard(rows, route.own.rows))
+    unique_rows = place(unique_rows, route.replicated.at, _gather(rows.replicated, route.replicated.rows))
     if route.remote is None or answers is None:
-        return found
-    return place(found, route.remote.at, answers)
+        return unique_rows
+    return place(unique_rows, route.remote.at, answers)
 
 
 def _of_shard(rows: MeshRows, offsets: jax.Array) -> jax.Array:
-    """(..., dim): rows of the device's shard, those that came from host memory behind those that it keeps."""
+    """(..., dim): rows of the device's shard, in which rows from host memory follow the rows that it keeps."""
     kept = _gather(rows.sharded, offsets)
     if rows.host is None:
         return kept
@@ -49,24 +49,24 @@ def _of_shard(rows: MeshRows, offsets: jax.Array) -> jax.Array:
 
 
 def _gather(source: jax.Array, rows: jax.Array) -> jax.Array:
-    """(..., dim): rows of ``source``; padding, which ends up nowhere, may read any row."""
+    """(..., dim): rows of ``source``; padding, which is dropped later, may read any row."""
     return source.at[rows].get(mode="clip", wrap_negative_indices=False)
 
 
-def place(found: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
-    """Writes values to unique places, whatever axes both have in front; padded places are dropped.
+def place(target: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
+    """Writes values to unique places, whatever leading axes both have; padded places are dropped.
 
     Args:
-      found: (U, dim).
-      at: int32, U or more for padding.
-      values: (..., dim) for ``at`` of (...).
+      target: (U, dim).
+      at: (...) int32, U or more for padding.
+      values: (..., dim).
     """
-    flat = unique_places(at, found.shape[0])
-    values = values.reshape(-1, *found.shape[1:]).astype(found.dtype)
-    return found.at[flat].set(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
+    flat = unique_places(at, target.shape[0])
+    values = values.reshape(-1, *target.shape[1:]).astype(target.dtype)
+    return target.at[flat].set(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
 
 def unique_places(at: jax.Array, capacity: int) -> jax.Array:
-    """Flat places with padding made distinct past the end: so the promise of unique indices holds for all of them."""
+    """Flat places; padding is made distinct past the end, so that the promise of unique indices holds for all."""
     flat = at.reshape(-1)
     return jnp.where(flat < capacity, flat, capacity + jnp.arange(flat.size, dtype=jnp.int32))

@@ -2,12 +2,11 @@
 
 The loader routes what one device's part of a batch reads of one stack: U *unique rows*, numbered by the ascending order
 of their addresses, each of which lies in the replicated array, in the device's own shard, or in another device's shard.
-A row in host memory has an owner among the devices, too: for a batch, the owner's shard of S rows goes on with the K
-rows of host memory that any device reads of it. On a mesh every leaf here has a further axis of devices in front,
-sharded over the mesh; ``local_view`` takes it off inside ``shard_map``. Symbols: N devices, S rows of a shard, H
-replicated rows, C requests from one device to another, K rows of a device from host memory. All of them but K are at
-least 1, by padding where need be: XLA crashes on CPUs when a program of several devices reads an array without
-elements.
+A row in host memory has an owner among the devices, too: for a batch, the owner's shard of S rows is followed by its K
+rows from host memory that any device reads. On a mesh every leaf here has a leading axis of devices, sharded over the
+mesh; ``local_view`` takes it off inside ``shard_map``. Symbols: N devices, S rows of a shard, H replicated rows, C
+requests from one device to another, K rows of a device from host memory. All of them but K are at least 1, by padding
+where need be: XLA crashes on CPUs when a program of several devices reads an array without elements.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ AXIS = "devices"
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picks:
-    """Rows to read from one array, and where each goes among the unique rows of a batch.
+    """Rows to read from one array, and the place of each among the unique rows of a batch.
 
     Attributes:
       rows: int32 offsets in the array, unique, of any shape; padding holds the array's number of rows or more.
       at: int32 of the same shape, places among the U unique rows; padding holds U. Each place that is not padding
-        occurs in one of a route's picks once.
+        occurs exactly once in all picks of a route.
     """
 
     rows: jax.Array
@@ -41,12 +40,12 @@ class Picks:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SendRoute:
-    """One device's lookups at all devices, as bags of theirs; see ``jrec.mesh.send``.
+    """One device's lookups in the shards of all devices, grouped into bags by shard; see ``jrec.mesh.send``.
 
     Attributes:
       rows: (N, L) int32 offsets in each device's shard, bag by bag; padding, behind them, is -1.
       starts: (N, P) int32, where each bag of a line begins in it; padding holds the line's number of lookups.
-      at: (N, P) int32, which of this device's bags each is, unique in a line; padding holds ``num_bags``.
+      at: (N, P) int32, the number of each bag among this device's bags, unique in a line; padding holds ``num_bags``.
       weights: (N, L) float32, or None for ones.
       addresses: (N, L) int32, the rows' addresses in the stack, for stochastic rounding; or None.
       num_bags: The number of this device's bags.
@@ -66,15 +65,15 @@ class Route:
     """Where the unique rows of one stack, in one device's part of a batch, come from.
 
     Attributes:
-      capacity: U, how many unique rows fit: the static size of what ``retrieve`` returns.
-      replicated: (R,) of the replicated array.
-      own: (O,) of the device's own shard; None where no row of the stack is sharded or in host memory.
-      remote: (N, C) of each device's shard: line j is asked of device j. A device's own line is padding. None where
-        nothing is ever asked, since all lookups of other devices' rows are sent.
+      capacity: U, how many unique rows fit: the static size of the result of ``retrieve``.
+      replicated: (R,) rows of the replicated array.
+      own: (O,) rows of the device's own shard; None where no row of the stack is sharded or in host memory.
+      remote: (N, C) rows of each device's shard: line j is asked of device j. A device's own line is padding. None
+        where nothing is ever asked, since all lookups of other devices' rows are sent.
       send: Lookups that are sent to the rows' owners, which pool them; None where all unique rows are retrieved.
-      addresses: (U,) int32, the unique rows' addresses in the stack, padding anything; only read where rows of 16
-        bits are rounded stochastically, which goes by address, as on a single device. None otherwise.
-      union: how many replicated rows all devices together may touch before the sparse all-reduce falls back to a
+      addresses: (U,) int32, the unique rows' addresses in the stack, anything in padding; read only where 16-bit rows
+        are rounded stochastically, which goes by address, as on a single device. None otherwise.
+      union: How many replicated rows all devices together may touch before the sparse all-reduce falls back to a
         larger buffer; None for the number that always suffices, the lesser of H and N * R.
     """
 
@@ -93,14 +92,14 @@ class MeshRows:
     """The arrays of one stack on a mesh, or one device's view of them inside ``shard_map``.
 
     Attributes:
-      sharded: (N * S, dim), lines ``j * S`` to ``(j + 1) * S`` on device j; (S, dim) inside ``shard_map``. Device j's
-        offsets are those of ``Plan.locate``; its last rows may be padding, which nothing reads.
+      sharded: (N * S, dim), lines ``j * S`` to ``(j + 1) * S`` on device j; (S, dim) inside ``shard_map``.
+        ``Plan.locate`` gives offsets in them; a device's last rows may be padding, which nothing reads.
       replicated: (H, dim), equal on all devices; its last rows may be padding.
-      sharded_slots: as ``optimizer.init(sharded)`` makes them, placed alike; empty in inference.
-      replicated_slots: of the replicated rows.
-      host: (N * K, dim), rows of a batch from host memory, behind those of the shards; (K, dim) inside ``shard_map``.
-        None where no row of the stack lives there.
-      host_slots: Of these rows; empty in inference.
+      sharded_slots: The slots that ``optimizer.init(sharded)`` makes, placed alike; empty in inference.
+      replicated_slots: The replicated rows' slots; empty in inference.
+      host: (N * K, dim), rows of a batch from host memory, whose offsets follow the shards' own; (K, dim) inside
+        ``shard_map``. None where no row of the stack lives there.
+      host_slots: Slots of the rows from host memory; empty in inference.
     """
 
     sharded: jax.Array
@@ -112,7 +111,7 @@ class MeshRows:
 
     @property
     def shard_rows(self) -> int:
-        """S + K, rows of the device's shard with those of the batch from host memory."""
+        """S + K, the rows of the device's shard and the batch's rows from host memory."""
         return self.sharded.shape[0] + (0 if self.host is None else self.host.shape[0])
 
     @staticmethod
@@ -120,9 +119,9 @@ class MeshRows:
         """The placement: the same structure with a ``PartitionSpec`` for every array.
 
         Args:
-          optimizer: whose slots there are; None where there are none.
-          host: whether there are a batch's rows from host memory.
-          axis: of the mesh.
+          optimizer: The optimizer that made the slots; None without slots.
+          host: Whether there are a batch's rows from host memory.
+          axis: The mesh's axis.
         """
         names = () if optimizer is None else tuple(optimizer.slots)
 
@@ -142,7 +141,7 @@ class MeshRows:
 
 
 def check_view(rows: MeshRows, route: Route) -> None:
-    """Raises ValueError where one device's view of arrays and route is not of the documented shapes."""
+    """Raises ValueError where one device's arrays or route do not have the documented shapes."""
     dim = rows.sharded.shape[-1]
     for name, array in (("sharded", rows.sharded), ("replicated", rows.replicated)):
         if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] != dim:
@@ -163,5 +162,5 @@ def check_view(rows: MeshRows, route: Route) -> None:
 
 
 def local_view(tree: Any) -> Any:
-    """Leaves without their first axis, of one device: what a device sees of a batch inside ``shard_map``."""
+    """The leaves without their first axis, of one device: a device's view of a batch inside ``shard_map``."""
     return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[1:]), tree)

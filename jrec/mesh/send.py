@@ -1,7 +1,7 @@
-"""The send-based form of a sum-pooled lookup: owners pool what others ask of them, and only pooled rows travel.
+"""The send-based mode of a sum-pooled lookup: owners pool the rows that others look up, and only pooled rows travel.
 
-Retrieving moves every unique row and its gradient; this moves every bag that has lookups on another device, and its
-gradient. Which is fewer bytes, ``jrec.sharding.modes`` says. It is also Tensor Casting's memory-centric mode
+Retrieving moves every unique row and its gradient; sending moves every bag that has lookups on another device, and its
+gradient. ``jrec.sharding.modes`` tells which is fewer bytes. It is also Tensor Casting's memory-centric mode
 (section IV-C): devices that keep tables gather-reduce and update locally, others run the dense model
 (``jrec.mesh.communication``).
 Symbols: L lookups of one device at another, P bags of one device with lookups at another.
@@ -24,17 +24,18 @@ from jrec.ops.gather_reduce import gather_reduce
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sent:
-    """What the devices have sent each other of a step's lookups; inside ``shard_map``.
+    """A step's lookups that other devices sent to this one; inside ``shard_map``.
 
     Attributes:
       rows: (N * L,) int32, lookups in this device's shard, asker by asker; padding is -1.
-      offsets: (N * P + 1,) int32, the bags of these; line i's are those of device i.
+      offsets: (N * P + 1,) int32, the bags of these lookups, P of each device.
       weights: (N * L,) float32 or None.
       addresses: (N * L,) int32 or None.
-      at, num_bags: as in the route.
-      sends, answers: (N,) int32, how many bags this device has lookups of at each other, and each other at it.
-      axis: of the mesh.
-      kind: how sums and their gradients travel; see ``jrec.mesh.exchange``.
+      at, num_bags: As in the route.
+      sends: (N,) int32, how many bags of this device have lookups at each other device.
+      answers: (N,) int32, how many bags of each other device have lookups at this one.
+      axis: The mesh's axis.
+      kind: How sums and their gradients travel; see ``jrec.mesh.exchange``.
     """
 
     rows: jax.Array
@@ -53,9 +54,9 @@ class Sent:
         """Sends the lookups.
 
         Args:
-          route: of the device's part of the batch, without the axis of devices.
-          axis: of the mesh.
-          kind: how sums will travel; lookups are always padded.
+          route: The route of the device's part of the batch, without the axis of devices.
+          axis: The mesh's axis.
+          kind: How sums will travel; lookups are always padded.
         """
         devices, lookups = route.rows.shape
         begin = swap_padded(route.starts, axis)
@@ -87,25 +88,29 @@ class Sent:
 
         Args:
           shard: (S, dim).
-          options: whose ``implementation`` is taken.
+          options: The step's options; only ``implementation`` is read.
         """
         named = None if options is None else options.implementation
         sums = gather_reduce(shard, self.rows, self.offsets, weights=self.weights, implementation=named)
         lines = sums.reshape(*self.at.shape, -1)
         arrived = swap(lines, self.answers, self.sends, axis=self.axis, kind=self.kind)
-        found = jnp.zeros((self.num_bags, shard.shape[1]), jnp.float32)
+        sums_by_bag = jnp.zeros((self.num_bags, shard.shape[1]), jnp.float32)
 
-        def add_line(line: jax.Array, found: jax.Array) -> jax.Array:
+        def add_line(line: jax.Array, sums_by_bag: jax.Array) -> jax.Array:
             at = jax.lax.dynamic_index_in_dim(self.at, line, keepdims=False)
             values = jax.lax.dynamic_index_in_dim(arrived, line, keepdims=False)
             at = jnp.where(at < self.num_bags, at, self.num_bags + jnp.arange(at.shape[0], dtype=jnp.int32))
-            return found.at[at].add(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
+            return sums_by_bag.at[at].add(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
-        # Device by device: places are unique in a line alone, and sums must not depend on an order of atomics.
-        return jax.lax.fori_loop(0, self.at.shape[0], add_line, found)
+        # Device by device: places are unique only within a line, and sums must not depend on an order of atomics.
+        return jax.lax.fori_loop(0, self.at.shape[0], add_line, sums_by_bag)
 
     def deliver(self, gradients: jax.Array) -> jax.Array:
-        """(N * P, dim): everybody's gradients of the bags that this device pooled, from (num_bags, dim) of its own."""
+        """Sends the gradients of this device's bags, (num_bags, dim), to the owners that pooled them.
+
+        Returns:
+          (N * P, dim), the other devices' gradients of the bags that this device pooled.
+        """
         lines = pick(gradients, self.at)
         arrived = swap(lines, self.sends, self.answers, axis=self.axis, kind=self.kind)
         return arrived.reshape(-1, gradients.shape[1])

@@ -21,10 +21,10 @@ class StepOptions:
     """What the steps of all arrays of a stack have in common; see ``casted_update``.
 
     Attributes:
-      step: () int32, how many steps were taken before.
-      gradient_scale: multiplies the gradients.
-      rounding_key: (2,) uint32 of this step and stack, or None to round 16-bit rows to nearest.
-      implementation: of the ops; None for the platform's fastest.
+      step: () int32, the number of steps taken before.
+      gradient_scale: A factor of the gradients.
+      rounding_key: (2,) uint32, the key of this step and stack, or None to round 16-bit rows to nearest.
+      implementation: The ops' implementation; None for the platform's fastest.
     """
 
     step: jax.Array | int = 0
@@ -44,13 +44,13 @@ def cast_rows(rows: jax.Array, *, num_rows: int, options: StepOptions, unique_ca
 
 
 def of_unique(cast: Cast, values: jax.Array) -> jax.Array:
-    """(unique_capacity, ...): values of ``cast.rows``, from those of all that was cast, equal for equal rows."""
+    """(unique_capacity, ...): the values of ``cast.rows``, from one value per lookup, equal for equal rows."""
     firsts = cast.positions.at[cast.offsets[:-1]].get(mode="clip")
     return values.at[firsts].get(mode="clip")
 
 
 def squares_of(cast: Cast, gradients: jax.Array, weights: jax.Array | None, options: StepOptions) -> jax.Array:
-    """The sum of squares of the summed gradients of ``cast.rows``, () float32; arguments as of ``step_casted``."""
+    """The sum of squares of the summed gradients of ``cast.rows``, () float32; arguments as in ``step_casted``."""
     rows = casted_gather_reduce(cast, gradients, weights, implementation=options.implementation)
     return jnp.sum(jnp.square(rows))
 
@@ -69,15 +69,15 @@ def step_casted(
     """``casted_update`` of rows that are rounded by their addresses in the stack.
 
     Args:
-      optimizer: of the table.
+      optimizer: The table's optimizer.
       table: (rows, dim).
-      slots: of the table.
-      cast: of n lookups in bags.
+      slots: The table's slots.
+      cast: The cast of n lookups in bags.
       gradients: (num_bags, dim) float32.
       addresses: (unique_capacity,) int32, the addresses in the stack of ``cast.rows``, by which 16-bit rows are
-        rounded; None where none are.
-      options: of the step.
-      weights: (n,) float32 of the lookups, or None.
+        rounded; None where no row is rounded stochastically.
+      options: The step's options.
+      weights: (n,) float32, the lookups' weights, or None.
     """
     if not options.rounds(table):
         return casted_update(
@@ -104,7 +104,7 @@ def step_summed(
     addresses: jax.Array | None,
     options: StepOptions,
 ) -> tuple[jax.Array, Slots]:
-    """As ``step_casted``, by the summed gradients of ``cast.rows``, (unique_capacity, dim) float32."""
+    """As ``step_casted``, with the summed gradients of ``cast.rows``, (unique_capacity, dim) float32."""
     if not options.rounds(table):
         return row_update(
             optimizer,
@@ -135,8 +135,8 @@ def _step_rounded(
 ) -> tuple[jax.Array, Slots]:
     """Steps a float32 copy of the touched rows, rounds it by their addresses and writes it back.
 
-    The kernels round by the line of the array they are given, which here says nothing of the row: a line depends on the
-    plan, and equal plans must not be needed for equal numbers.
+    The kernels round by the line in the array they are given. Here a row's line depends on the plan, and results must
+    not depend on the plan.
     """
     count, last = cast.rows.shape[0], table.shape[0]
     numbers = jnp.arange(count, dtype=jnp.int32)

@@ -35,25 +35,25 @@ def update(
     """Steps all rows that any device read, wherever they live. Call it inside ``shard_map``.
 
     Args:
-      optimizer: whose step.
-      rows: the device's view of the arrays and slots; donate them to ``jax.jit`` to update in place.
-      route: of the device's part of the batch.
-      exchange: as opened for ``retrieve``: requests do not travel again.
-      gradients: (U, dim) float32 of the device's unique rows, of its part of the global batch's loss.
-      sent: as opened for the lookups that were sent; None where none are.
-      bag_gradients: (num_bags, dim) float32 of the device's bags; beside ``sent``.
-      axis: of the mesh.
-      reduce: how gradients of replicated rows are summed; see ``update_shared``.
-      options: of the step.
+      optimizer: The row optimizer.
+      rows: The device's view of the arrays and slots; donate them to ``jax.jit`` to update in place.
+      route: The route of the device's part of the batch.
+      exchange: The exchange opened for ``retrieve``: requests do not travel again.
+      gradients: (U, dim) float32, gradients of the device's unique rows, from its part of the global batch's loss.
+      sent: The ``Sent`` opened in the forward pass, or None.
+      bag_gradients: (num_bags, dim) float32, gradients of the device's bags; needed with ``sent``.
+      axis: The mesh's axis.
+      reduce: How gradients of replicated rows are summed; see ``update_shared``.
+      options: The step's options.
 
     Returns:
       The new arrays and slots.
 
     Raises:
-      ValueError: if shapes do not fit, or addresses are missing where rows are rounded by them.
+      ValueError: If shapes do not fit, or addresses are missing where rows are rounded by them.
     """
     options = StepOptions() if options is None else options
-    found = RowGradients(
+    row_gradients = RowGradients(
         rows=rows,
         route=route,
         exchange=exchange,
@@ -64,15 +64,15 @@ def update(
         reduce=reduce,
         options=options,
     )
-    return found.step(optimizer, options)
+    return row_gradients.step(optimizer, options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowGradients:
-    """The gradients of all rows that any device read, where the rows are. Each part is sent once, when it is asked for.
+    """The gradients of all rows that any device read, on the rows' devices. Each part is sent once, at its first use.
 
     Attributes:
-      rows, route, exchange, gradients, sent, bag_gradients, axis, reduce, options: As of ``update``.
+      rows, route, exchange, gradients, sent, bag_gradients, axis, reduce, options: As in ``update``.
 
     Raises:
       ValueError: If shapes do not fit.
@@ -98,7 +98,7 @@ class RowGradients:
 
     @functools.cached_property
     def arrived(self) -> _Arrived | None:
-        """What other devices sent, beside the device's own; None where no row of the stack has an owner."""
+        """Gradients from other devices and the device's own; None where no row of the stack has an owner."""
         own = self.route.own
         if own is None:
             return None
@@ -115,19 +115,19 @@ class RowGradients:
 
     @functools.cached_property
     def sharded(self) -> _OwnGradients | None:
-        """Of the device's own shard."""
+        """Gradients of the device's own shard; None without one."""
         return None if self.arrived is None else self.arrived.of_rows(0, self.rows.sharded.shape[0], self.options)
 
     @functools.cached_property
     def host(self) -> _OwnGradients | None:
-        """Of the rows from host memory behind it."""
+        """Gradients of the device's rows from host memory; None without any."""
         if self.arrived is None or self.rows.host is None:
             return None
         return self.arrived.of_rows(self.rows.sharded.shape[0], self.rows.host.shape[0], self.options)
 
     @functools.cached_property
     def replicated(self) -> SharedGradients:
-        """Of the rows that all devices hold."""
+        """Gradients of the rows that all devices hold."""
         return shared_gradients(
             self.rows.replicated,
             self.route.replicated,
@@ -140,19 +140,19 @@ class RowGradients:
         )
 
     def squares(self) -> tuple[jax.Array, jax.Array]:
-        """Sums of squares of the rows' gradients, () float32: of the device's own rows, and of those that all hold."""
-        own = [of.squares(self.options) for of in (self.sharded, self.host) if of is not None]
+        """Sums of squares of the rows' gradients, () float32: of the device's own rows, and of replicated rows."""
+        own = [part.squares(self.options) for part in (self.sharded, self.host) if part is not None]
         shared = self.replicated.squares(self.rows.replicated, self.options)
         return functools.reduce(jnp.add, own, jnp.float32(0)), shared
 
     def step(self, optimizer: RowOptimizer, options: StepOptions) -> MeshRows:
-        """See ``update``."""
+        """Steps all rows; returns the new arrays and slots, as ``update`` does."""
         rows = self.rows
         new: dict[str, Any] = {}
         for name in ("sharded", "host", "replicated"):
-            found, values, slots = getattr(self, name), getattr(rows, name), getattr(rows, f"{name}_slots")
-            if found is not None:
-                values, slots = found.step(optimizer, values, slots, options)
+            gradients, values, slots = getattr(self, name), getattr(rows, name), getattr(rows, f"{name}_slots")
+            if gradients is not None:
+                values, slots = gradients.step(optimizer, values, slots, options)
             new |= {name: values, f"{name}_slots": slots}
         return MeshRows(**new)
 
@@ -162,9 +162,10 @@ class _OwnGradients:
     """Gradients of rows of one of a device's arrays.
 
     Attributes:
-      cast: The array's rows.
-      gradients, weights: Of what was cast.
-      addresses: (unique_capacity,) int32 in the stack, where rows are rounded by them.
+      cast: The cast of lookups in the array.
+      gradients: (bags, dim) float32.
+      weights: (n,) float32, the lookups' weights, or None.
+      addresses: (unique_capacity,) int32, addresses in the stack where rounding needs them, or None.
     """
 
     cast: Cast
@@ -179,7 +180,7 @@ class _OwnGradients:
     def step(
         self, optimizer: RowOptimizer, table: jax.Array, slots: Slots, options: StepOptions
     ) -> tuple[jax.Array, Slots]:
-        """Steps each row once, by the sum of all there is of it."""
+        """Steps each row once, by the sum of all its gradients."""
         return step_casted(
             optimizer, table, slots, self.cast, self.gradients, self.addresses, options, weights=self.weights
         )
@@ -187,7 +188,7 @@ class _OwnGradients:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Arrived:
-    """The gradients of a device's rows, as bags of what the rows' owner read itself and what others asked of it.
+    """The gradients of a device's rows, as bags of rows that the owner read itself and rows that others asked for.
 
     A row's gradient has up to three sources: the device's own unique rows, the unique rows that others asked for, and
     the bags that others had pooled here. Optimizers are not linear, so these are one step, never two.
@@ -197,7 +198,7 @@ class _Arrived:
       offsets: (bags + 1,) int32, the bags of these rows; None where each is a bag.
       gradients: (bags, dim) float32.
       weights: (n,) float32, or None.
-      addresses: (n,) int32 in the stack, where rows are rounded by them.
+      addresses: (n,) int32, addresses in the stack where rounding needs them, or None.
     """
 
     rows: jax.Array
@@ -228,15 +229,15 @@ def _arrived(
     bag_gradients: jax.Array | None,
     options: StepOptions,
 ) -> _Arrived:
-    """Sends gradients to the owners of the rows; arguments as of ``update``."""
-    read, given = own.rows, _collected(route, own, exchange, gradients)
+    """Sends gradients to the owners of the rows; arguments as in ``update``."""
+    read, collected = own.rows, _collected(route, own, exchange, gradients)
     if exchange is not None:
         read = jnp.concatenate([read, exchange.asked.reshape(-1)])
     addresses = None
     if options.rounds(rows.sharded) and route.addresses is not None:
         addresses = _collected(route, own, exchange, route.addresses)
     if sent is None:
-        return _Arrived(rows=read, offsets=None, gradients=given, weights=None, addresses=addresses)
+        return _Arrived(rows=read, offsets=None, gradients=collected, weights=None, addresses=addresses)
     if bag_gradients is None:
         raise ValueError("lookups were sent: give the gradients of the bags, too")
     count, weights = read.shape[0], None
@@ -247,16 +248,16 @@ def _arrived(
     return _Arrived(
         rows=jnp.concatenate([read, sent.rows]),
         offsets=jnp.concatenate([jnp.arange(count, dtype=jnp.int32), sent.offsets + jnp.int32(count)]),
-        gradients=jnp.concatenate([given, sent.deliver(bag_gradients)]),
+        gradients=jnp.concatenate([collected, sent.deliver(bag_gradients)]),
         weights=weights,
         addresses=addresses,
     )
 
 
 def _collected(route: Route, own: Picks, exchange: Exchange | None, values: jax.Array) -> jax.Array:
-    """(O + N * C, ...): values of the own rows, then those that the others send, in the order of ``asked``."""
-    mine = pick(values, own.at)
+    """(O + N * C, ...): values of the own rows, then the other devices' values in the order of ``asked``."""
+    own_values = pick(values, own.at)
     if exchange is None or route.remote is None:
-        return mine
+        return own_values
     arrived = exchange.deliver(pick(values, route.remote.at))
-    return jnp.concatenate([mine, arrived.reshape(-1, *values.shape[1:])])
+    return jnp.concatenate([own_values, arrived.reshape(-1, *values.shape[1:])])

@@ -25,11 +25,11 @@ class DLRMConfig:
     """The dense part of a DLRM.
 
     Attributes:
-      num_dense: dense features an example has; 0 leaves the bottom MLP out.
-      bottom_mlp: layer sizes after the dense features; the last must be the embedding dim for "dot".
-      top_mlp: layer sizes after the interaction; the last must be 1, the logit.
+      num_dense: Dense features of an example; 0 leaves the bottom MLP out.
+      bottom_mlp: Layer sizes after the dense features; the last must be the embedding dim for "dot".
+      top_mlp: Layer sizes after the interaction; the last must be 1, the logit.
       interaction: "dot" (pairwise dot products beside the bottom MLP's output) or "concat".
-      compute_dtype: of the MLPs and the interaction; parameters stay float32.
+      compute_dtype: The dtype of the MLPs and the interaction; parameters stay float32.
     """
 
     num_dense: int
@@ -48,25 +48,25 @@ class DLRMConfig:
 
 
 class DLRM(nnx.Module):
-    """Deep learning recommendation model: ``model(batch)`` gives a click logit an example.
+    """Deep learning recommendation model: ``model(batch)`` gives one click logit per example.
 
-    A feature of pooling "none" enters the interaction as ``max_length`` vectors, one a position, as so many features of
-    one id would that read one table: so the top MLP tells positions apart. Positions without an id are zeros, whose
-    products are zero. A dot interaction of ``n`` vectors has ``n * (n - 1) / 2`` products, those between the positions
-    of a feature among them.
+    A feature of pooling "none" enters the interaction as ``max_length`` vectors, one per position, like ``max_length``
+    features of one id that read the same table: so the top MLP tells positions apart. Positions without an id are
+    zeros, whose products are zero. A dot interaction of ``n`` vectors has ``n * (n - 1) / 2`` products, including the
+    products between the positions of a feature.
 
     Args:
-      config: of the dense part.
-      layout: of the embedding tables (``EmbeddingLayout.build``).
-      implementation: of the embedding ops; None for the platform's fastest.
-      pad_rows: of the embedding tables, see ``EmbeddingCollection``.
-      tt: of the tensor-train tables among them.
+      config: The dense part's configuration.
+      layout: The layout of the embedding tables (``EmbeddingLayout.build``).
+      implementation: The implementation of the embedding ops; None for the platform's fastest.
+      pad_rows: Whether rows of embedding tables are padded; see ``EmbeddingCollection``.
+      tt: Options of the tensor-train tables.
       unique_capacities: How many unique rows of a batch fit, by stack; see ``EmbeddingCollection``.
-      key: Of the initial rows, see ``EmbeddingCollection``; None draws one.
-      rngs: whose ``params`` stream initializes everything.
+      key: The key of the initial rows; see ``EmbeddingCollection``. None draws one.
+      rngs: Its ``params`` stream initializes everything.
 
     Raises:
-      ValueError: if the interaction cannot join the features' dims.
+      ValueError: If the interaction cannot join the features' dims.
     """
 
     def __init__(
@@ -121,15 +121,15 @@ def interaction_width(config: DLRMConfig, layout: EmbeddingLayout) -> int:
     """Inputs of the top MLP.
 
     Raises:
-      ValueError: on dims that a dot interaction cannot join.
+      ValueError: On dims that a dot interaction cannot join.
     """
     bottom = config.bottom_mlp[-1] if config.num_dense else 0
     if config.interaction == "concat":
         return bottom + sum(feature.vectors * dim for feature, dim in layout.features)
-    if len(found := {dim for _, dim in layout.features} | ({bottom} if bottom else set())) > 1:
+    if len(widths := {dim for _, dim in layout.features} | ({bottom} if bottom else set())) > 1:
         raise ValueError(
-            f"a dot interaction needs one dim for all features and the last bottom layer, but they are {sorted(found)};"
-            " give all tables the dim of the last bottom layer, or use interaction 'concat'"
+            f"a dot interaction needs one dim for all features and the last bottom layer, but they are"
+            f" {sorted(widths)}; give all tables the dim of the last bottom layer, or use interaction 'concat'"
         )
     count = sum(feature.vectors for feature, _ in layout.features) + bool(bottom)
     return bottom + count * (count - 1) // 2

@@ -28,28 +28,28 @@ from jrec.tiers.store import Context, Stores, apply_updates, look_up, updates
 
 
 class Table(nnx.Variable):
-    """A stack of embedding tables. Not an ``nnx.Param``: dense optimizers and ``nnx.grad`` leave it alone."""
+    """A stack of embedding tables. Not an ``nnx.Param``: dense optimizers and ``nnx.grad`` do not touch it."""
 
 
 class EmbeddingCollection(nnx.Module):
     """All embedding tables of a model, each in its tier: whole on the device, or as the cores of a tensor train.
 
-    Every table starts uniform in ±1/sqrt(rows), as in the reference DLRM, or, of tier "tt", as ``tt_init`` draws it; of
-    a table in parts the first is as the whole table would be there.
+    A table of tier "device" starts uniform in ±1/sqrt(rows), as in the reference DLRM; one of tier "tt" starts as
+    ``tt_init`` draws it. The first part of a table in parts starts with the same rows as the whole table would.
     Rows of tiers "host" and "planned" are not in here: a step is given their stores (``jrec.nn.step``).
 
     Args:
-      layout: the tables and features.
-      implementation: of the embedding ops; None for the platform's fastest.
-      pad_rows: whether rows are stored with zeros up to a multiple of 16 bytes, for the widest accesses of a GPU; None
-        does so for the Pallas kernels. Activations, gradients and results are those of rows that are not padded.
-      tt: of the tensor-train tables.
-      unique_capacities: How many unique rows of a batch fit, by stack of the device. What is not named has room for all
-        that a batch of the layout can touch. ``rows_left_out`` tells of rows that did not fit, whose gradients are
-        lost; the loss of ``train_step`` is NaN then.
-      key: Of the initial rows and cores, which are a function of it, a table's name and a row's number alone; None
-        draws one.
-      rngs: ``params`` where no key is given.
+      layout: The tables and features.
+      implementation: The implementation of the embedding ops; None for the platform's fastest.
+      pad_rows: Whether rows are stored with zeros up to a multiple of 16 bytes, for the widest accesses of a GPU; None
+        does so for the Pallas kernels. Activations, gradients and results are the same with and without padding.
+      tt: Options of the tensor-train tables.
+      unique_capacities: How many unique rows of a batch fit, by device stack. A stack that is not named has room for
+        all rows that a batch of the layout can touch. ``rows_left_out`` counts rows that did not fit; their gradients
+        are lost and the loss of ``train_step`` is NaN.
+      key: The key of the initial rows and cores, which depend only on it, the table's name and the row's number; None
+        draws one from ``rngs``.
+      rngs: Its ``params`` stream gives the key where ``key`` is None.
     """
 
     def __init__(
@@ -95,34 +95,34 @@ class EmbeddingCollection(nnx.Module):
         """The rows and cores that the collection holds, by stack, as a step takes them.
 
         Args:
-          slots: As ``init_slots`` makes them; None to predict.
-          bags: What will be looked up, which says how many unique rows there can be; None where nothing will.
+          slots: Optimizer slots from ``init_slots``; None to predict.
+          bags: The bags to look up, which bound the number of unique rows; None where nothing is looked up.
 
         Raises:
           ValueError: If a stack has no bags.
         """
-        held, given = (*self.stacks, *self.tt), slots or {}
+        held, by_stack = (*self.stacks, *self.tt), slots or {}
         if bags is not None and (missing := sorted(set(held) - set(bags))):
             raise ValueError(f"there are no bags for stack(s) {', '.join(missing)}, only for {sorted(bags)}")
         stores: dict[str, LocalRows | Cores] = {}
         for name, values in self.arrays().items():
             stores[name] = LocalRows(
                 values=values,
-                slots=dict(given.get(name, {})),
+                slots=dict(by_stack.get(name, {})),
                 dim=self.dims[name],
                 unique_capacity=None if bags is None else self._unique_capacity(name, values, bags[name]),
             )
-        return stores | {name: stack.store(dict(given.get(name, {}))) for name, stack in self.tt.items()}
+        return stores | {name: stack.store(dict(by_stack.get(name, {}))) for name, stack in self.tt.items()}
 
     def with_own(
-        self, others: Stores, slots: Mapping[str, Slots] | None = None, *, bags: Mapping[str, Bags]
+        self, other_stores: Stores, slots: Mapping[str, Slots] | None = None, *, bags: Mapping[str, Bags]
     ) -> dict[str, Any]:
-        """The stores of all stacks of the layout: the collection's own (``stores``), and the others.
+        """The stores of all stacks of the layout: the collection's own (``stores``), and ``other_stores``.
 
         Raises:
           ValueError: If a stack has no bags, or its rows are neither in here nor given.
         """
-        every = {**self.stores(slots, bags=bags), **others}
+        every = {**self.stores(slots, bags=bags), **other_stores}
         if elsewhere := [name for name in self.layout.stacks if name not in every]:
             raise ValueError(
                 f"the rows of stack(s) {', '.join(elsewhere)} are in host memory or on several devices; give the step"
@@ -149,9 +149,9 @@ class EmbeddingCollection(nnx.Module):
         """What the store of each stack of the layout knows of a step.
 
         Args:
-          optimizer: The optimizer of rows, or that of each stack, None for a frozen one; None to predict.
-          cores: The optimizer of slices of tensor-train cores; None for the same.
-          step: () int32, how many steps were taken before.
+          optimizer: One optimizer for all rows, or one for each stack, None for a frozen stack; None to predict.
+          cores: The optimizer of slices of tensor-train cores; None for the same as of rows.
+          step: () int32, the number of steps taken before.
           rounding_key: (2,) uint32, a new one for every step; see ``apply_gradients``.
           communication: The other devices, inside ``shard_map``; None on a single one.
         """
@@ -196,8 +196,8 @@ class EmbeddingCollection(nnx.Module):
         """Fresh slots by stack.
 
         Args:
-          optimizer: Of rows, or by stack, None for a frozen one.
-          cores: Of the slices of tensor-train cores; None for the same.
+          optimizer: One optimizer for all rows, or one for each stack, None for a frozen stack.
+          cores: The optimizer of slices of tensor-train cores; None for the same as of rows.
         """
         slots = init_slots(optimizer, self.arrays())
         frozen = SGD(learning_rate=0.0)  # whose cache, if it has one, still has state
@@ -220,12 +220,12 @@ class EmbeddingCollection(nnx.Module):
         """Phase two, in place on the tables: updates what was looked up, tier by tier.
 
         Args:
-          optimizer: Of rows, or by stack, None for a frozen one, which stays as it is.
-          slots: as ``init_slots`` makes them.
-          residuals: from ``lookup``.
+          optimizer: One optimizer for all rows, or one for each stack, None for a frozen stack, which does not change.
+          slots: Optimizer slots from ``init_slots`` or the step before.
+          residuals: The residuals from ``lookup``.
           gradients: (num_bags, dim) float32 by stack: the loss's gradient of the activations.
-          cores: Of the slices of tensor-train cores; None for the same.
-          step: () int32, how many steps were taken before.
+          cores: The optimizer of slices of tensor-train cores; None for the same as of rows.
+          step: () int32, the number of steps taken before.
           rounding_key: (2,) uint32, a new one for every step: 16-bit rows and cores are rounded stochastically; None
             rounds to nearest.
 
@@ -240,7 +240,7 @@ class EmbeddingCollection(nnx.Module):
     def features(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> dict[str, jax.Array]:
         """Activations by feature: (batch, dim) where pooled, (batch, max_length, dim) where not; see ``masks``.
 
-        That of a feature whose table comes in parts is the sum of the parts' bags.
+        The activation of a feature whose table comes in parts is the sum of the parts' bags.
         """
         return {name: self._feature(name, activations, bags) for name in self.layout.order}
 
@@ -267,16 +267,16 @@ class EmbeddingCollection(nnx.Module):
         return {f.name: self._present(f.name, bags) for f, _ in self.layout.features if f.pooling == "none"}
 
     def vectors(self, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> list[jax.Array]:
-        """What interactions take: the features' vectors in the layout's order, (batch, vectors, dim) each.
+        """The inputs of interactions: the features' vectors in the layout's order, (batch, vectors, dim) each.
 
-        A pooled feature is one vector, one of pooling "none" ``max_length``, zeros where a position holds no id.
-        Neighbours in the order and in their stack come as one array, so that one stack is one array; each feature of a
-        table in parts is one by itself.
+        A pooled feature is one vector; one of pooling "none" is ``max_length`` vectors, zeros where a position holds no
+        id. Features that are neighbours in the order and in their stack share an array, so that one stack is one array;
+        each feature of a table in parts has its own.
         """
 
         def of_feature(name: str) -> jax.Array:
-            found = self._feature(name, activations, bags)
-            return found if found.ndim == 3 else found[:, None]
+            rows = self._feature(name, activations, bags)
+            return rows if rows.ndim == 3 else rows[:, None]
 
         arrays = []
         for run in _runs(self.layout):
@@ -296,9 +296,9 @@ class EmbeddingCollection(nnx.Module):
 def _runs(layout: EmbeddingLayout) -> list[tuple[str, int, int] | str]:
     """The layout's order as pieces of stacks, (stack, first feature, one past the last), and features in parts."""
     runs: list[tuple[str, int, int] | str] = []
-    for name, ((stack, number), *others) in layout.places.items():
+    for name, ((stack, number), *rest) in layout.places.items():
         last = runs[-1] if runs else ""
-        if others:
+        if rest:
             runs.append(name)
         elif isinstance(last, tuple) and (last[0], last[2]) == (stack.name, number):
             runs[-1] = (stack.name, last[1], number + 1)
@@ -353,7 +353,7 @@ def _checked_capacities(layout: EmbeddingLayout, capacities: Mapping[str, int]) 
     """The capacities in a hashable form, since they are static.
 
     Raises:
-      ValueError: If one is of no stack, or has no room for a row.
+      ValueError: If a capacity names an unknown stack, or has no room for a row.
     """
     for name, capacity in capacities.items():
         if name not in layout.stacks:

@@ -54,12 +54,12 @@ def _gradient(vectors: jax.Array, gradient: jax.Array) -> jax.Array:
     return jnp.einsum("bfg,bgd->bfd", square, vectors)
 
 
-def _by_chunks(function: Callable[..., jax.Array], vectors: jax.Array, *others: jax.Array) -> jax.Array:
+def _by_chunks(function: Callable[..., jax.Array], vectors: jax.Array, *rest: jax.Array) -> jax.Array:
     """``function`` of all examples, which must not depend on each other; the same bits."""
     batch, num_features = vectors.shape[:2]
     each = num_features**2 * vectors.dtype.itemsize
     if batch * each <= _WHOLE_BYTES:
-        return function(vectors, *others)
+        return function(vectors, *rest)
 
     def chunked(*arrays: jax.Array) -> jax.Array:
         def one(arrays: tuple[jax.Array, ...]) -> jax.Array:
@@ -67,7 +67,7 @@ def _by_chunks(function: Callable[..., jax.Array], vectors: jax.Array, *others: 
 
         return jax.lax.map(one, arrays, batch_size=max(1, _CHUNK_BYTES // each))
 
-    return jax.lax.platform_dependent(vectors, *others, cpu=chunked, default=function)
+    return jax.lax.platform_dependent(vectors, *rest, cpu=chunked, default=function)
 
 
 def concat_interaction(vectors: jax.Array) -> jax.Array:

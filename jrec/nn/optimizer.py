@@ -24,7 +24,7 @@ _ROUNDING = 0x726F756E  # "roun": sets the keys of rounding apart from those of 
 
 
 class SparseModel(Protocol):
-    """What ``train_step`` asks of a model: an ``EmbeddingCollection``, and logits from what it looked up."""
+    """The model that ``train_step`` needs: an ``EmbeddingCollection``, and logits from its activations."""
 
     embeddings: EmbeddingCollection
 
@@ -40,7 +40,7 @@ class RowSlot(nnx.Variable):
 class SparseOptimizer(nnx.Module):
     """``optax`` for a model's dense parameters, a row optimizer for its embedding tables.
 
-    Tables may differ. A stack has one optimizer, so that those which do are in groups of their own:
+    Tables may have different optimizers. A stack has one, so that a table that differs needs its own group:
 
       >>> user = jrec.TableConfig(name="user", rows=1000, dim=16, group="fixed")
       >>> item = jrec.TableConfig(name="item", rows=1000, dim=16)
@@ -48,17 +48,17 @@ class SparseOptimizer(nnx.Module):
       >>> SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.SGD(learning_rate=0.1), tables={"user": None})
 
     Args:
-      model: Whose ``nnx.Param`` variables and tables are trained.
+      model: The model whose ``nnx.Param`` variables and tables are trained.
       dense: An optax transformation.
       embedding: A row optimizer from ``jrec.ops``.
-      cores: The row optimizer of tensor-train cores, to which a slice is a row, for all tables or by name; of tables
-        that are not named, and for None, that of their rows.
-      tables: By table, a row optimizer of its own, or None where its rows stay as they are.
-      max_global_norm: The gradients of dense parameters, rows and cores are scaled down together where their Euclidean
-        norm is greater: as ``optax.clip_by_global_norm`` scales dense gradients of all of them. A row's gradient is the
-        sum over its lookups; frozen tables do not count. It comes before ``max_row_norm`` and weight decay. None for no
-        clipping, which costs nothing; else a step sums the gradients of all rows looked up once more, and has those of
-        one stack at a time in memory, float32.
+      cores: The row optimizer of tensor-train cores, to which a slice is a row, for all tables or by name; None, and
+        tables that are not named, take the optimizer of their rows.
+      tables: Row optimizers of single tables, by name, or None for a frozen table.
+      max_global_norm: The greatest Euclidean norm of the gradients of dense parameters, rows and cores together, to
+        which they are scaled down, as ``optax.clip_by_global_norm`` would scale dense gradients of all of them. A row's
+        gradient is the sum over its lookups; frozen tables do not count. It comes before ``max_row_norm`` and weight
+        decay. None for no clipping, which costs nothing; else a step sums the gradients of all looked-up rows once
+        more, and keeps the float32 row gradients of one stack at a time in memory.
       rounding_seed: Updated rows of 16-bit tables and slices of 16-bit cores are rounded stochastically, so that
         updates below half of the last bit survive on average; None rounds to nearest. float32 is not rounded.
 
@@ -92,15 +92,15 @@ class SparseOptimizer(nnx.Module):
         self._cores = _by_stack(trains, embedding, {**own, **named}, "cores")
         slots = model.embeddings.init_slots(self.of, cores=self.cores_of)
         self.slots = nnx.Dict(
-            {stack: nnx.Dict({name: RowSlot(slot) for name, slot in of.items()}) for stack, of in slots.items()}
+            {stack: nnx.Dict({name: RowSlot(slot) for name, slot in own.items()}) for stack, own in slots.items()}
         )
 
     def of(self, stack: str) -> RowOptimizer | None:
-        """The row optimizer of a stack; None where its rows stay as they are."""
+        """The row optimizer of a stack; None where its rows are frozen."""
         return dict(self._rows)[stack]
 
     def cores_of(self, stack: str) -> RowOptimizer | None:
-        """The row optimizer of the cores of a tensor-train table; None where they stay as they are."""
+        """The row optimizer of the cores of a tensor-train table; None where they are frozen."""
         return None if self.of(stack) is None else dict(self._cores)[stack]
 
     @property
@@ -111,7 +111,7 @@ class SparseOptimizer(nnx.Module):
     def rounding_key(self) -> jax.Array | None:
         """The key of the next step's rounding, (2,) uint32, or None for round to nearest.
 
-        A function of the seed and the number of the step alone: a resumed run rounds as it would have without a break.
+        It depends only on the seed and the number of the step: a resumed run rounds like an uninterrupted one.
         """
         if self.rounding_seed is None:
             return None
@@ -120,25 +120,25 @@ class SparseOptimizer(nnx.Module):
 
 
 def _by_stack(
-    stacks: Sequence[Stack], default: RowOptimizer, tables: Mapping[str, RowOptimizer | None], what: str
+    stacks: Sequence[Stack], default: RowOptimizer, tables: Mapping[str, RowOptimizer | None], key: str
 ) -> tuple[tuple[str, RowOptimizer | None], ...]:
     """The optimizer of each stack, in a hashable form, since it is static."""
     names = {table.name for stack in stacks for table in stack.tables}
     if unknown := sorted(tables.keys() - names):
-        raise ValueError(f"{what} name {', '.join(unknown)}, but there are only {', '.join(sorted(names)) or 'none'}")
-    found = []
+        raise ValueError(f"{key} name {', '.join(unknown)}, but there are only {', '.join(sorted(names)) or 'none'}")
+    optimizers = []
     for stack in stacks:
-        first, *others = stack.tables
+        first, *rest = stack.tables
         own = tables.get(first.name, default)
-        for table in others:
+        for table in rest:
             if (other := tables.get(table.name, default)) != own:
                 raise ValueError(
-                    f"tables {first.name!r} and {table.name!r} are in one stack, {stack.name}, but by {what} they are"
+                    f"tables {first.name!r} and {table.name!r} are in one stack, {stack.name}, but by {key} they are"
                     f" trained by {own or 'nothing'} and {other or 'nothing'}; give the tables that differ a"
                     f" TableConfig.group of their own"
                 )
-        found.append((stack.name, own))
-    return tuple(found)
+        optimizers.append((stack.name, own))
+    return tuple(optimizers)
 
 
 def binary_cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:

@@ -1,10 +1,10 @@
 """One step and one prediction of a model, wherever its rows live: on one device, on a mesh, in host memory, in cores.
 
-A stack's rows are a store (``jrec.tiers``), which looks them up and updates them where they are. Those that the model
-holds are its own affair; the stores of all others are given to ``train_step_on`` and come back changed.
+A stack's rows are a store (``jrec.tiers``), which looks them up and updates them where they are. The model updates its
+own stores; all other stores are arguments of ``train_step_on``, which returns them updated.
 
-On a mesh every device looks up, and learns from, its part of the batch. The loss is that of the whole batch: each part
-counts by its examples, so that the gradients' sums over the devices are the gradients of one device that saw them all.
+On a mesh every device looks up, and learns from, its part of the batch. The loss is the whole batch's: each part counts
+by its examples, so that the gradients' sums over the devices are the gradients of one device with the whole batch.
 Dense parameters, tensor-train cores and their caches are equal on all devices and stay so.
 """
 
@@ -31,12 +31,12 @@ _NONE: Mapping[str, Any] = {}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepOutputs:
-    """What a step returns.
+    """The results of a step.
 
     Attributes:
-      stores: Those that were given, after the step.
-      loss: () float32, of the whole batch; NaN where rows did not fit into the ``unique_capacities`` of the embeddings.
-      logits: (examples,) float32, before the step, of the device's part of the batch.
+      stores: The stores of the arguments after the step, by stack.
+      loss: () float32, the whole batch's loss; NaN where rows did not fit into the embeddings' ``unique_capacities``.
+      logits: (examples,) float32, logits of the device's part of the batch before the step.
     """
 
     stores: dict[str, Any]
@@ -54,9 +54,9 @@ def train_step(
 
     Args:
       model: A ``SparseModel`` that holds all of its rows, as ``DLRM`` on one device.
-      optimizer: Made for this model.
+      optimizer: The model's optimizer.
       batch: A mini-batch whose bags fit the model's layout.
-      loss: Of logits (batch,) and batch, a scalar.
+      loss: A function of logits (batch,) and batch to a scalar.
 
     Returns:
       The loss, () float32, and the logits before the step, (batch,) float32. The loss is NaN where rows of the batch
@@ -76,16 +76,16 @@ def train_step_on(
     loss: Loss = binary_cross_entropy,
     communication: Communication | None = None,
 ) -> StepOutputs:
-    """One training step, in place on ``model`` and ``optimizer``, with the rows that the model does not hold given.
+    """One training step, in place on ``model`` and ``optimizer``, with ``stores`` for rows that the model lacks.
 
     Args:
       model: A ``SparseModel``.
-      optimizer: Made for this model.
-      stores: By stack, the rows that are not in the model.
-      batch: A mini-batch, or a device's part of one, whose ids number the rows of ``stores`` as these want it.
-      routes: By stack of ``stores`` that needs one.
-      loss: Of logits and batch, a mean over the examples.
-      communication: The other devices; the step is then inside ``shard_map``. None on a single one.
+      optimizer: The model's optimizer.
+      stores: The rows that are not in the model, by stack.
+      batch: A mini-batch, or a device's part of one, whose ids number the rows of ``stores``.
+      routes: The routes, by stack of ``stores`` that needs one.
+      loss: A function of logits and batch to a mean over the examples.
+      communication: The other devices; the step is then inside ``shard_map``. None on a single device.
     """
     embeddings = model.embeddings
     contexts = embeddings.contexts(
@@ -95,7 +95,7 @@ def train_step_on(
         rounding_key=optimizer.rounding_key(),
         communication=communication,
     )
-    slots = {stack: {name: slot[...] for name, slot in of.items()} for stack, of in optimizer.slots.items()}
+    slots = {stack: {name: slot[...] for name, slot in own.items()} for stack, own in optimizer.slots.items()}
     every = embeddings.with_own(stores, slots, bags=batch.bags)
     activations, residuals = look_up(every, batch.bags, routes, contexts, embeddings.implementation)
     (value, logits), (dense_gradients, gradients) = _gradients(model, activations, batch, loss, communication)
@@ -124,12 +124,12 @@ def _of_all_devices(dense_gradients: Any, communication: Communication | None) -
 def _gradient_scale(
     limit: float, dense_gradients: Any, pending: Mapping[str, Update[Any]], communication: Communication | None
 ) -> jax.Array:
-    """What makes the norm of all gradients at most ``limit``, () float32, the same on all devices.
+    """The factor that makes the norm of all gradients at most ``limit``, () float32, the same on all devices.
 
     Args:
-      limit: Above 0.
-      dense_gradients: Of the whole batch.
-      pending: By stack.
+      limit: The greatest norm, above 0.
+      dense_gradients: The dense gradients of the whole batch.
+      pending: The stores' updates, by stack.
       communication: The other devices, or None.
     """
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(dense_gradients)]
@@ -148,7 +148,7 @@ def predict_on(
     routes: Mapping[str, Route] = _NONE,
     communication: Communication | None = None,
 ) -> jax.Array:
-    """Logits, (examples,) float32; zeros on devices that do not compute. Arguments as of ``train_step_on``."""
+    """Logits, (examples,) float32; zeros on devices that do not compute. Arguments as in ``train_step_on``."""
     embeddings = model.embeddings
     every = embeddings.with_own(stores, bags=batch.bags)
     contexts = embeddings.contexts(communication=communication)
@@ -165,9 +165,9 @@ def predict_on(
 def _gradients(
     model: Any, activations: Activations, batch: Batch, loss: Loss, communication: Communication | None
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, dict[str, jax.Array]]]:
-    """Loss and logits, and the gradients of (``nnx.Param``, activations); of a device's part, on a mesh.
+    """Loss and logits, and the gradients of (``nnx.Param``, activations); on a mesh, of the device's part.
 
-    There ``logits`` must not change the model, and devices that do not compute get zeros.
+    On a mesh ``logits`` must not change the model, and devices that do not compute get zeros.
     """
     if communication is None:
 

@@ -25,11 +25,11 @@ from jrec.ops.types import Bags
 class TBSMConfig:
     """The dense part of a TBSM.
 
-    FAE's Table I writes that of RMC1 as "1-16 & 22-15-15" and "30-60-1". In these words:
+    FAE's Table I writes the dense part of RMC1 as "1-16 & 22-15-15" and "30-60-1". In these words:
 
     * 1-16, ``bottom_mlp`` (16,): the one dense input of a step is its place in time, ``place / (steps + 1)``, and 16
       is the embedding dim;
-    * 22-15-15, ``tower_mlp`` (15, 15): a step has four vectors, that of its place, user, item and category. Their 6 dot
+    * 22-15-15, ``tower_mlp`` (15, 15): a step has four vectors: its place, user, item and category. Their 6 dot
       products beside the first vector's 16 elements are the 22 inputs; the 15 outputs are the step's vector z;
     * 30-60-1, ``top_mlp`` (60, 1): 30 is the context of 15 beside the target's z of 15.
 
@@ -37,17 +37,17 @@ class TBSMConfig:
     authors' script (bench/tbsm_bench.sh of facebookresearch/tbsm), for histories of 20.
 
     Attributes:
-      histories: pairs of a feature of the target and the feature, of the same table, with the history's steps.
-      num_dense: dense features an example has; they join the place in every step's bottom MLP.
-      bottom_mlp: layer sizes after the dense inputs; the last must be the embedding dim for "dot".
-      tower_mlp: layer sizes after the interaction of a step.
-      attention_mlp: hidden layer sizes of the time-series layer's MLP.
-      top_mlp: layer sizes after context and target; the last must be 1, the logit.
-      interaction: of the vectors of a step, "dot" or "concat", see ``DLRMConfig``.
-      inner: product of the steps with the target, see ``TimeSeriesLayer``.
-      heads: time-series layers, each with parameters and a top MLP of its own. The probabilities of several go through
-        one more MLP, of ``heads + 4`` hidden units.
-      compute_dtype: of everything but the projection onto the sphere; parameters stay float32.
+      histories: Pairs of a feature of the target and the feature, of the same table, with the history's steps.
+      num_dense: Dense features of an example; they join the place in every step's bottom MLP.
+      bottom_mlp: Layer sizes after the dense inputs; the last must be the embedding dim for "dot".
+      tower_mlp: Layer sizes after the interaction of a step.
+      attention_mlp: Hidden layer sizes of the time-series layer's MLP.
+      top_mlp: Layer sizes after context and target; the last must be 1, the logit.
+      interaction: How a step's vectors interact, "dot" or "concat"; see ``DLRMConfig``.
+      inner: The product of the steps with the target; see ``TimeSeriesLayer``.
+      heads: Time-series layers, each with its own parameters and top MLP. The probabilities of several go through one
+        more MLP, of ``heads + 4`` hidden units.
+      compute_dtype: The dtype of every computation but the projection onto the sphere; parameters stay float32.
     """
 
     histories: tuple[tuple[str, str], ...]
@@ -85,26 +85,26 @@ class TBSMConfig:
 class TBSM(nnx.Module):
     """Time-based sequence model: ``model(batch)`` gives the logit that a user turns to the target after the history.
 
-    One DLRM, the *tower*, makes a vector of every step: of its place in time, its own features, and those that all
+    One DLRM, the *tower*, makes each step's vector from its place in time, its own features and the features that all
     steps share (such as the user). Vectors are projected onto the unit sphere. Time-series layers weigh the history's
     steps by their products with the target's vector (``TimeSeriesLayer``), and a top MLP sees their sum beside it.
 
-    The steps of a history are in order of time. It may be shorter than ``max_length``, or empty: what is padding never
-    changes a logit, and gets no gradient. A step counts where all features of ``histories`` have an id.
+    The steps of a history are in order of time. It may be shorter than ``max_length``, or empty: padding never changes
+    a logit, and gets no gradient. A step counts where all features of ``histories`` have an id.
 
     Args:
-      config: of the dense part.
-      layout: of the embedding tables (``EmbeddingLayout.build``). Histories have pooling "none"; a feature of the
-        target reads the table of its history, so that an item has one vector wherever it stands.
-      implementation: of the embedding ops; None for the platform's fastest.
-      pad_rows: of the embedding tables, see ``EmbeddingCollection``.
-      tt: of the tensor-train tables among them.
+      config: The dense part's configuration.
+      layout: The layout of the embedding tables (``EmbeddingLayout.build``). Histories have pooling "none"; a feature
+        of the target reads the table of its history, so that an item has one vector wherever it stands.
+      implementation: The implementation of the embedding ops; None for the platform's fastest.
+      pad_rows: Whether rows of embedding tables are padded; see ``EmbeddingCollection``.
+      tt: Options of the tensor-train tables.
       unique_capacities: How many unique rows of a batch fit, by stack; see ``EmbeddingCollection``.
-      key: Of the initial rows, see ``EmbeddingCollection``; None draws one.
-      rngs: whose ``params`` stream initializes everything.
+      key: The key of the initial rows; see ``EmbeddingCollection``. None draws one.
+      rngs: Its ``params`` stream initializes everything.
 
     Raises:
-      ValueError: if histories, features and dims do not fit together.
+      ValueError: If histories, features and dims do not fit together.
     """
 
     def __init__(
@@ -153,12 +153,12 @@ class TBSM(nnx.Module):
     def logits(self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> jax.Array:
         """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32."""
         dtype = jnp.dtype(self.config.compute_dtype)
-        found = {name: x.astype(dtype) for name, x in self.embeddings.features(activations, bags).items()}
+        vectors = {name: x.astype(dtype) for name, x in self.embeddings.features(activations, bags).items()}
         masks = self.embeddings.masks(bags)
         present = jnp.all(jnp.stack([masks[name] for _, name in self.config.histories]), axis=0)
         place = places(present)
-        history = self._vectors(dense, place, {n: found[self.config.history_of.get(n, n)] for n in self.own})
-        target = self._vectors(dense, jnp.full_like(place[:, :1], self.steps), {n: found[n] for n in self.own})[:, 0]
+        history = self._vectors(dense, place, {n: vectors[self.config.history_of.get(n, n)] for n in self.own})
+        target = self._vectors(dense, jnp.full_like(place[:, :1], self.steps), {n: vectors[n] for n in self.own})[:, 0]
         taken = present[:, :, None] & (place[:, :, None] == jnp.arange(self.steps, dtype=jnp.int32)[None, None, :])
         heads = [
             top(jnp.concatenate([attention(target, history, taken.astype(dtype)), target], axis=1))
@@ -172,8 +172,8 @@ class TBSM(nnx.Module):
 
         Args:
           dense: (batch, num_dense) float32.
-          place: (batch, n) int32, of the steps in time.
-          features: by name, (batch, n, dim) of the steps, or (batch, dim) for what all of them share.
+          place: (batch, n) int32, the steps' places in time.
+          features: By name: (batch, n, dim) for a feature of steps, (batch, dim) for one that all steps share.
         """
         batch, n = place.shape
         dtype = jnp.dtype(self.config.compute_dtype)
@@ -199,7 +199,7 @@ def history_steps(config: TBSMConfig, layout: EmbeddingLayout) -> int:
     """The longest history, in steps.
 
     Raises:
-      ValueError: if the layout's features are not those of targets and histories.
+      ValueError: If targets and histories do not fit the layout's features.
     """
     features = {config.name: config for config, _ in layout.features}
     for target, history in config.histories:
@@ -232,17 +232,17 @@ def tower_width(config: TBSMConfig, layout: EmbeddingLayout) -> int:
     """Inputs of the tower's MLP.
 
     Raises:
-      ValueError: on dims that a dot interaction cannot join.
+      ValueError: On dims that a dot interaction cannot join.
     """
     histories = config.history_of.values()
     dims = [dim for config, dim in layout.features if config.name not in histories]
     bottom = config.bottom_mlp[-1]
     if config.interaction == "concat":
         return bottom + sum(dims)
-    if len(found := {*dims, bottom}) > 1:
+    if len(widths := {*dims, bottom}) > 1:
         raise ValueError(
-            f"a dot interaction needs one dim for all features and the last bottom layer, but they are {sorted(found)};"
-            " give all tables the dim of the last bottom layer, or use interaction 'concat'"
+            f"a dot interaction needs one dim for all features and the last bottom layer, but they are"
+            f" {sorted(widths)}; give all tables the dim of the last bottom layer, or use interaction 'concat'"
         )
     count = len(dims) + 1
     return bottom + count * (count - 1) // 2

@@ -1,4 +1,4 @@
-"""The time-series layer of TBSM (Ishkhanov et al. 2020): what of a history matters to the target."""
+"""The time-series layer of TBSM (Ishkhanov et al. 2020): which steps of a history matter to the target."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class TimeSeriesLayer(nnx.Module):
     turns them into weights. Its inputs are places in time, the latest step last: a shorter history has zeros before it.
 
     Args:
-      width: of the vectors.
-      steps: the longest history.
-      mlp: widths of the hidden layers.
-      inner: the inner product.
-      dtype: of the computation; parameters are float32.
-      rngs: whose ``params`` stream initializes the parameters.
+      width: The vectors' width.
+      steps: The longest history, in steps.
+      mlp: Widths of the hidden layers.
+      inner: The inner product.
+      dtype: The dtype of the computation; parameters are float32.
+      rngs: Its ``params`` stream initializes the parameters.
     """
 
     def __init__(self, width: int, steps: int, mlp: Sequence[int], *, inner: Inner, dtype: jnp.dtype, rngs: nnx.Rngs):
@@ -45,14 +45,14 @@ class TimeSeriesLayer(nnx.Module):
           target: (batch, width).
           history: (batch, steps, width), in any order.
           place: (batch, steps, steps) of the vectors' dtype, 1 where a step of the history takes a place in time; all 0
-            for what is padding, which then reaches nothing.
+            for padding, which then contributes nothing.
         """
         scores = jnp.einsum("bld,bd->bl", history, self._transformed(target))
         weights = jax.nn.sigmoid(self.mlp(jnp.einsum("bl,blq->bq", scores, place)))
         return jnp.einsum("bl,bld->bd", jnp.einsum("bq,blq->bl", weights, place), history)
 
     def _transformed(self, target: jax.Array) -> jax.Array:
-        """What the product with ``target`` multiplies the steps by."""
+        """The vectors that the steps are multiplied with, (batch, width): the target under the inner product."""
         if self.matrix is None:
             return target
         matrix = self.matrix[...].astype(self.dtype)
@@ -61,13 +61,13 @@ class TimeSeriesLayer(nnx.Module):
 
 
 def places(present: jax.Array) -> jax.Array:
-    """Where the steps of histories lie in time: their last one at the last place, whatever their lengths.
+    """The places of histories' steps in time: the last step has the last place, whatever the history's length.
 
     Args:
       present: (batch, steps) bool, which positions hold a step, in order of time.
 
     Returns:
-      (batch, steps) int32, from 0 to steps - 1; of positions without a step any number up to ``steps``.
+      (batch, steps) int32, from 0 to steps - 1; any number up to ``steps`` at positions without a step.
     """
     following = jnp.flip(jnp.cumsum(jnp.flip(present, axis=1), axis=1, dtype=jnp.int32), axis=1)
     return present.shape[1] - following

@@ -26,18 +26,18 @@ class TTEmbeddingBag(nnx.Module):
     optimizer, and replicated over devices.
 
     Args:
-      shape: of the table, as ``TTShape.search(rows, dim, ranks=32)``.
+      shape: The table's shape, such as ``TTShape.search(rows, dim, ranks=32)``.
       combiner: "sum", "mean", "sqrtn" or "max".
-      initializer: see ``tt_init``.
-      dtype: of the cores, float32 or bfloat16.
-      contraction: see ``tt_embedding_bag``; None for what ``jrec.ops.tt.explain`` chooses.
-      traffic: what a batch asks of the table, for that choice; None for what is expected of a click log.
-      implementation: of the op; None for the platform's fastest.
-      cores: of ``shape.core_shapes``, to start from in place of random ones.
-      rngs: whose ``params`` stream initializes the cores; not needed with ``cores``.
+      initializer: How the cores are drawn; see ``tt_init``.
+      dtype: The cores' dtype, float32 or bfloat16.
+      contraction: See ``tt_embedding_bag``; None for the choice of ``jrec.ops.tt.explain``.
+      traffic: What a batch looks up, for that choice; None for what is expected of a click log.
+      implementation: The op's implementation; None for the platform's fastest.
+      cores: Cores to start from in place of random ones, with shapes ``shape.core_shapes``.
+      rngs: Its ``params`` stream initializes the cores; not needed with ``cores``.
 
     Raises:
-      ValueError: without ``rngs`` and ``cores``, or with cores that do not fit the shape.
+      ValueError: Without ``rngs`` and ``cores``, or with cores that do not fit the shape.
 
     Example:
       >>> bag = TTEmbeddingBag(TTShape.search(1_000_000, 16), combiner="mean", rngs=nnx.Rngs(0))
@@ -78,12 +78,12 @@ class TTEmbeddingBag(nnx.Module):
 
         Args:
           table: (rows, dim).
-          shape: with the ranks to use, unless ``relative_error`` is given.
-          relative_error: choose the least ranks that reach it.
-          **options: of the module.
+          shape: The factors of rows and dim, and the ranks to use unless ``relative_error`` is given.
+          relative_error: Chooses the least ranks that reach it.
+          **options: The module's other arguments.
         """
-        found = tt_svd(table, shape, relative_error=relative_error)
-        return TTEmbeddingBag(found.shape, cores=found.cores, **options)
+        train = tt_svd(table, shape, relative_error=relative_error)
+        return TTEmbeddingBag(train.shape, cores=train.cores, **options)
 
     def arrays(self) -> Cores:
         """The cores as plain arrays."""

@@ -23,7 +23,7 @@ class TTOptions:
 
     Attributes:
       initializer: How cores are drawn, see ``tt_init``.
-      caches: Of full rows, by name of the table; a table that is not named has none.
+      caches: Caches of uncompressed rows, by table; a table that is not named has none.
     """
 
     initializer: Initializer = "sampled_gaussian"
@@ -44,11 +44,11 @@ class TTStack(nnx.Module):
     A table with a cache holds the cached rows and their numbers as well, which predictions need; their slots, the
     tracker of frequencies and the counts of lookups and hits are among the optimizer's slots.
 
-    (``TTEmbeddingBag`` is the module to use alone, with gradients and any optax optimizer.)
+    Outside a collection use ``TTEmbeddingBag``, which has gradients and takes any optax optimizer.
 
     Args:
-      stack: Of tier "tt".
-      key: Of the collection's initial parameters; the cores follow from it and the table's name.
+      stack: The stack, of tier "tt".
+      key: The key of the collection's initial parameters; the cores follow from it and the table's name.
       options: See ``TTOptions``.
     """
 
@@ -91,7 +91,7 @@ class TTStack(nnx.Module):
         """Fresh slots of all cores and of the cached rows, the tracker and the counters, by name.
 
         Args:
-          optimizer: Of cached rows.
-          cores: Of the cores, to which a slice is a row; None for the same.
+          optimizer: The optimizer of cached rows.
+          cores: The optimizer of the cores, to which a slice is a row; None for the same.
         """
         return init_slots(optimizer, self.arrays(), self.shape, self.cache_config, of_cores=cores)

@@ -1,1 +1,1 @@
-"""One store a tier: how rows are looked up and updated where they live (``jrec.tiers.store``)."""
+"""One store per tier: how rows are looked up and updated where they live (``jrec.tiers.store``)."""

@@ -1,4 +1,4 @@
-"""A tensor-train table: its cores, and a cache of rows that are kept in full."""
+"""A tensor-train table: its cores, and a cache of uncompressed rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from jrec.tiers.store import Context, Deferred, Update
 
 CoreResiduals = TTResiduals | TTCachedResiduals
 COUNTERS = ("hits", "lookups")
-"""Slots of a table with a cache: how many of its lookups in training found their row in it, and how many there were."""
+"""Slots of a table with a cache: how many lookups in training hit the cache, and how many there were."""
 _TRACKER = tuple(field.name for field in dataclasses.fields(TTTracker))
 
 
@@ -47,13 +47,13 @@ class Cores:
 
     On a mesh every device looks up its own part of the batch. Core gradients and the slices touched are summed over the
     devices; cached rows are rows that every device holds. Which rows are cached depends on the lookups of all devices
-    together: each takes the decisions of one device that saw the whole batch, and every copy keeps the same bits.
+    together: each decides as one device with the whole batch would, and every copy keeps the same bits.
 
     Attributes:
-      cores: As ``tt_init`` draws them.
+      cores: The cores, in the shapes that ``tt_init`` draws.
       cached: "ids", (cache_rows,) int32, and "rows", (cache_rows, dim) float32; empty without a cache.
-      slots: Those of the cores and of the cached rows, the tracker of frequencies and the counters, by name, as
-        ``init_slots`` makes them; empty to predict.
+      slots: Slots of the cores and of the cached rows, the tracker of frequencies and the counters, by name, from
+        ``init_slots``; empty to predict.
       shape: The factors and ranks.
       cache: Which rows are cached, and when; None without a cache.
     """
@@ -65,21 +65,21 @@ class Cores:
     cache: TTCacheConfig | None = dataclasses.field(default=None, metadata={"static": True})
 
     def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, CoreResiduals]]:
-        """See ``Store``."""
+        """Contracts cores for the rows of every bag, and reads cached rows from the cache; see ``Store``."""
         del route
         implementation = context.options.implementation
         if self.cache is None:
-            found = tt_lookup(self.cores, self.shape, bags, implementation=implementation)
+            result = tt_lookup(self.cores, self.shape, bags, implementation=implementation)
         else:
-            found = tt_cached_lookup(self.cores, self._state(), self.shape, bags, implementation=implementation)
-        return Deferred(finish=lambda _: found)
+            result = tt_cached_lookup(self.cores, self._state(), self.shape, bags, implementation=implementation)
+        return Deferred(finish=lambda _: result)
 
     def update(
         self, residuals: CoreResiduals, gradients: jax.Array, route: Route | None, context: Context
     ) -> Update[Cores]:
-        """See ``Store``."""
+        """Defers the gradients and the step of cores and cached rows; see ``Store``."""
         del route
-        found = CoreGradients(
+        core_gradients = CoreGradients(
             cores=self.cores,
             cache=None if self.cache is None else self._state(),
             shape=self.shape,
@@ -90,17 +90,17 @@ class Cores:
 
         def step(options: StepOptions) -> Deferred[Cores]:
             # Cores that are stepped as their gradients come need no memory for these; a norm needs all of them first.
-            fused = context.communication is None and "of_cores" not in vars(found)
-            new = (self._fused_step if fused else self._step)(found, options)
+            fused = context.communication is None and "of_cores" not in vars(core_gradients)
+            new = (self._fused_step if fused else self._step)(core_gradients, options)
             return Deferred(finish=lambda _: new)
 
-        return Update(squares=found.squares, step=step)
+        return Update(squares=core_gradients.squares, step=step)
 
-    def _fused_step(self, found: CoreGradients, options: StepOptions) -> Cores:
-        """One device's: each core is updated as soon as its gradient is there."""
-        residuals, gradients, context = found.residuals, found.gradients, found.context
+    def _fused_step(self, core_gradients: CoreGradients, options: StepOptions) -> Cores:
+        """The step on one device, which updates each core as soon as its gradient is computed."""
+        residuals, gradients, context = core_gradients.residuals, core_gradients.gradients, core_gradients.context
         optimizer = context.row_optimizer
-        how: dict[str, Any] = {
+        options_of_step: dict[str, Any] = {
             "step": options.step,
             "gradient_scale": options.gradient_scale,
             "rounding_key": options.rounding_key,
@@ -109,28 +109,30 @@ class Cores:
         slots = slots_by_core(self.slots, self.shape.num_cores)
         if isinstance(residuals, TTResiduals):
             cores, slots = tt_apply_gradients(
-                context.cores or optimizer, self.cores, slots, self.shape, residuals, gradients, **how
+                context.cores or optimizer, self.cores, slots, self.shape, residuals, gradients, **options_of_step
             )
             return dataclasses.replace(self, cores=cores, slots=named_slots(slots))
-        assert found.cache is not None
+        assert core_gradients.cache is not None
         cores, slots, state = tt_cached_apply_gradients(
             optimizer,
             self.cores,
             slots,
-            found.cache,
+            core_gradients.cache,
             self.shape,
             residuals,
             gradients,
             core_optimizer=context.cores,
-            **how,
+            **options_of_step,
         )
         return self._ended(cores, slots, state, residuals, context)
 
-    def _step(self, found: CoreGradients, options: StepOptions) -> Cores:
-        cores, slots = found.step_cores(slots_by_core(self.slots, self.shape.num_cores), options)
-        if isinstance(found.residuals, TTResiduals):
+    def _step(self, core_gradients: CoreGradients, options: StepOptions) -> Cores:
+        cores, slots = core_gradients.step_cores(slots_by_core(self.slots, self.shape.num_cores), options)
+        if isinstance(core_gradients.residuals, TTResiduals):
             return dataclasses.replace(self, cores=cores, slots=named_slots(slots))
-        return self._ended(cores, slots, found.step_cached(options), found.residuals, found.context)
+        return self._ended(
+            cores, slots, core_gradients.step_cached(options), core_gradients.residuals, core_gradients.context
+        )
 
     def _ended(
         self,
@@ -187,8 +189,8 @@ def init_slots(
       optimizer: The optimizer of cached rows.
       cores: The cores.
       shape: Their shape.
-      cache: None without a cache.
-      of_cores: The optimizer of the cores, to which a slice is a row; None for the same.
+      cache: The cache's configuration; None without a cache.
+      of_cores: The optimizer of the cores, to which a slice is a row; None for ``optimizer``.
     """
     slots = named_slots(tt_init_slots(of_cores or optimizer, cores))
     if cache is None:

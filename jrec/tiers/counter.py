@@ -20,6 +20,6 @@ def count(counter: jax.Array, more: jax.Array) -> jax.Array:
 
 
 def counted(counter: ArrayLike) -> int:
-    """What a counter has come to; waits for the device."""
+    """The counter's value; waits for the device."""
     low, high = np.asarray(counter).tolist()
     return (high << 32) + low

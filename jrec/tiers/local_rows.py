@@ -1,4 +1,4 @@
-"""Rows that one device has whole: a stack, or the rows of a stack that a batch reads."""
+"""Rows in one device's array: a stack, or the rows of a stack that a batch reads."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class LocalRows:
 
     Attributes:
       values: (rows, dim or more); zeros follow each row where rows are padded.
-      slots: As ``RowOptimizer.init(values)`` makes them; empty to predict.
-      addresses: (rows,) int32, which row of the stack each is; None where the array is the stack.
+      slots: The rows' slots, shaped as from ``RowOptimizer.init(values)``; empty to predict.
+      addresses: (rows,) int32, each row's address in the stack; None where the array is the whole stack.
       dim: How many elements of a row are real.
-      unique_capacity: How many unique rows a cast made here has room for; None for all.
+      unique_capacity: How many unique rows fit into a cast that ``lookup`` makes; None for all.
     """
 
     values: jax.Array
@@ -41,7 +41,7 @@ class LocalRows:
     unique_capacity: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, Residuals]]:
-        """See ``Store``."""
+        """Defers one gather-reduce of the array, and casts the ids if the bags have no cast; see ``Store``."""
         del route
         call = gather_reduce_call(self._padded(self.values, context), bags.ids, bags.offsets, weights=bags.weights)
 
@@ -62,7 +62,7 @@ class LocalRows:
     def update(
         self, residuals: Residuals, gradients: jax.Array, route: Route | None, context: Context
     ) -> Update[LocalRows]:
-        """See ``Store``."""
+        """Defers one casted update of the array; see ``Store``."""
         del route
 
         def squares() -> jax.Array:
@@ -110,7 +110,7 @@ class LocalRows:
         return Deferred(call=call, finish=finish)
 
     def _padded(self, array: jax.Array, context: Context) -> jax.Array:
-        """An array of rows as kernels want it; nothing is done where rows are stored so."""
+        """An array of rows with the padding that kernels want; unchanged where rows are stored with it."""
         if not context.pad_rows or array.ndim == 1:
             return array
         width = padded_dim(self.dim, self.values.dtype.itemsize)
@@ -118,12 +118,12 @@ class LocalRows:
 
 
 def of_batch(values: jax.Array, slots: Slots, bags: Bags) -> tuple[LocalRows, Bags]:
-    """A batch's rows, and its bags with a cast that numbers them, as the bags' ids do.
+    """A batch's rows, and its bags with a cast that numbers these rows, as the bags' ids do.
 
     Args:
       values: (capacity, dim), the batch's unique rows in ascending order of their addresses.
-      slots: Of these rows; empty to predict.
-      bags: Their cast names rows of the stack.
+      slots: The rows' slots; empty to predict.
+      bags: The batch's bags, whose cast names rows of the stack.
 
     Raises:
       ValueError: If the bags have no cast.

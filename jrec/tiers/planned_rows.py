@@ -29,12 +29,12 @@ _NO_CAST = "bags of planned rows have no cast; what cuts batches into the device
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedResiduals:
-    """What a lookup leaves: the cast of the ids, which number unique rows, and the step's open links.
+    """The residuals of a lookup: the cast of the ids, which number unique rows, and the step's open exchanges.
 
     Attributes:
       bags: The cast and the weights.
-      exchange: The rows that devices asked of each other; None where none are.
-      sent: The lookups that devices sent each other; None where none are.
+      exchange: The requests for rows between devices; None without any.
+      sent: The lookups sent between devices; None without any.
     """
 
     bags: BagResiduals
@@ -45,9 +45,9 @@ class PlannedResiduals:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedRows:
-    """A stack on a mesh, inside ``shard_map``: bags read its unique rows of the batch, which a route finds.
+    """A stack on a mesh, inside ``shard_map``: bags read the batch's unique rows, which a route locates.
 
-    A bag is the sum of its unique rows and of what the owners of other rows have pooled of it.
+    A bag is the sum of its unique rows and of the partial sums that owners of other rows have pooled.
 
     Attributes:
       rows: The device's view of the arrays, with the batch's rows from host memory.
@@ -56,7 +56,7 @@ class PlannedRows:
     rows: MeshRows
 
     def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, Any]]:
-        """See ``Store``."""
+        """Retrieves the batch's unique rows, has others pool sent lookups, and defers the pooling; see ``Store``."""
         route, communication = _given(route), context.together
         if _all_replicated(route):
             return self._copies().lookup(_on_copies(bags, route), None, context)
@@ -81,7 +81,7 @@ class PlannedRows:
     def update(
         self, residuals: Any, gradients: jax.Array, route: Route | None, context: Context
     ) -> Update[PlannedRows]:
-        """See ``Store``."""
+        """Defers sending gradients to the rows' owners and the step there; see ``Store``."""
         route = _given(route)
         if _all_replicated(route):
             return self._updated_copies(residuals, gradients, route, context)
@@ -121,7 +121,7 @@ class PlannedRows:
     def _updated_copies(
         self, residuals: BagResiduals, gradients: jax.Array, route: Route, context: Context
     ) -> Update[PlannedRows]:
-        """The rows after a step that read replicated rows alone: in place by one kernel where one device has them."""
+        """The rows after a step that read only replicated rows: in place by one kernel on a mesh of one device."""
 
         def with_copies(values: jax.Array, slots: Slots) -> PlannedRows:
             rows = dataclasses.replace(self.rows, replicated=values, replicated_slots=slots)
@@ -169,12 +169,12 @@ class PlannedRows:
 
 
 def _all_replicated(route: Route) -> bool:
-    """Whether every row of the batch is a replicated one."""
+    """Whether every row of the batch is replicated."""
     return route.own is None and route.remote is None and route.send is None
 
 
 def _on_copies(bags: Bags, route: Route) -> Bags:
-    """Bags whose ids and cast number the replicated rows, from those that number the batch's unique rows."""
+    """Bags whose ids and cast number the replicated rows, from bags that number the batch's unique rows."""
     copies, cast = route.replicated.rows, bags.cast  # as many as unique rows, in their order
     if cast is None:
         raise ValueError(_NO_CAST)
@@ -184,5 +184,7 @@ def _on_copies(bags: Bags, route: Route) -> Bags:
 
 def _given(route: Route | None) -> Route:
     if route is None:
-        raise ValueError("a stack of planned rows has no route; what cuts batches into the devices' parts makes it")
+        raise ValueError(
+            "a stack of planned rows has no route; give the step the routes of the device's part of the batch"
+        )
     return route

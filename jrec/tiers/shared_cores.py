@@ -1,4 +1,4 @@
-"""Gradients of tensor-train cores and their cache, of all devices of a mesh that hold them, and their step."""
+"""Gradients of tensor-train cores and cached rows, summed over the devices of a mesh, and their step."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from jrec.tiers.store import Context
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoreGradients:
-    """Gradients of a table's cores and cached rows, of all devices that compute together; each found when asked for.
+    """Gradients of a table's cores and cached rows, summed over the devices that compute, each made at its first use.
 
     Attributes:
-      cores: Equal on all devices.
+      cores: The cores, equal on all devices.
       cache: The cached rows, equal on all devices; None without a cache.
-      shape: The table's.
-      residuals: From the device's own lookups.
-      gradients: (num_bags, dim) float32 of the device's own bags, of its part of the whole batch's loss.
-      context: The step. Cores and caches of devices that do not compute stay behind.
+      shape: The table's shape.
+      residuals: The residuals of the device's own lookups.
+      gradients: (num_bags, dim) float32, gradients of the device's own bags, from its part of the whole batch's loss.
+      context: The step. Cores and caches of devices that do not compute are not kept up to date.
     """
 
     cores: Cores
@@ -46,14 +46,14 @@ class CoreGradients:
 
     @functools.cached_property
     def _of_unique(self) -> jax.Array:
-        """(unique_capacity, dim): the device's own unique rows, of a table with a cache."""
+        """Gradients of the device's own unique rows, (unique_capacity, dim), of a table with a cache."""
         left, implementation = self.residuals, self.context.options.implementation
         assert isinstance(left, TTCachedResiduals)
         return casted_gather_reduce(left.cast, self.gradients, left.weights, implementation=implementation)
 
     @functools.cached_property
     def _by_cores(self) -> tuple[TTResiduals, jax.Array]:
-        """What the cores were looked up for: all bags, or the rows that are not cached; and the gradients of these."""
+        """The residuals of the cores' lookups, for all bags or for rows that are not cached, and their gradients."""
         left = self.residuals
         if isinstance(left, TTResiduals):
             return left, self.gradients
@@ -61,15 +61,15 @@ class CoreGradients:
 
     @functools.cached_property
     def of_cores(self) -> Cores:
-        """float32, of the cores' shapes."""
+        """Gradients of the cores, float32 in the cores' shapes."""
         left, gradients = self._by_cores
         implementation = self.context.options.implementation
-        found = tt_core_gradients(self.cores, self.shape, left, gradients, implementation=implementation)
-        return self.context.summed(found)
+        own = tt_core_gradients(self.cores, self.shape, left, gradients, implementation=implementation)
+        return self.context.summed(own)
 
     @functools.cached_property
     def _picks(self) -> Picks:
-        """Which cached rows the device read, and which of its unique rows they are."""
+        """The cached rows that the device read, and their numbers among its unique rows."""
         assert isinstance(self.residuals, TTCachedResiduals)
         assert self.cache is not None
         places, hits = cached_places(self.residuals, self.cache)
@@ -77,7 +77,7 @@ class CoreGradients:
 
     @functools.cached_property
     def of_cached(self) -> SharedGradients:
-        """Of the cached rows, on a mesh."""
+        """Gradients of the cached rows, on a mesh."""
         assert self.cache is not None
         communication = self.context.together
         return shared_gradients(
@@ -91,11 +91,11 @@ class CoreGradients:
 
     @staticmethod
     def _of_rows(options: StepOptions) -> StepOptions:
-        """Of cached rows, which are float32 and never rounded."""
+        """The options of the cached rows' step, which are float32 and never rounded."""
         return dataclasses.replace(options, rounding_key=None)
 
     def squares(self) -> jax.Array:
-        """See ``Update``."""
+        """The sum of squares of all gradients, () float32; on a mesh, the device's share (``Update``)."""
         total = functools.reduce(jnp.add, [jnp.sum(jnp.square(gradient)) for gradient in self.of_cores])
         communication, options = self.context.communication, self.context.options
         if self.cache is not None and communication is None:
@@ -148,17 +148,17 @@ class CoreGradients:
 
 
 def cast_of_all(cast: Cast, rows: int, context: Context) -> Cast:
-    """The rows that all devices looked up, and how often: what ``tt_cache_step`` reads of a cast.
+    """The rows that all devices looked up, and how often: the parts of a cast that ``tt_cache_step`` reads.
 
-    Devices tell each other their sorted lookups, or their unique rows with counts, whichever is less.
+    Devices exchange their sorted lookups, or their unique rows with counts, whichever is less.
 
     Args:
-      cast: Of the device's own lookups.
-      rows: Of the table.
+      cast: The cast of the device's own lookups.
+      rows: The table's rows.
       context: The step.
 
     Returns:
-      A cast equal on all devices, whose segments are as long as those of the whole batch's.
+      A cast equal on all devices, with the rows and the segment lengths of the whole batch's cast.
     """
     size, lookups = cast.rows.shape[0], cast.positions.shape[0]
     gathered, options = context.together.gathered, context.options
@@ -166,13 +166,13 @@ def cast_of_all(cast: Cast, rows: int, context: Context) -> Cast:
         ids = take(cast.rows, segment_of_entries(cast.offsets, lookups), rows)
         return cast_rows(gathered(ids), num_rows=rows, options=options)
     counts = gathered(lookups_of_rows(cast))
-    found = cast_rows(gathered(cast.rows), num_rows=rows, options=options)
-    segments = segment_of_entries(found.offsets, found.positions.shape[0])
-    times = jnp.zeros_like(found.rows).at[segments].add(counts[found.positions], mode="drop")
+    every = cast_rows(gathered(cast.rows), num_rows=rows, options=options)
+    segments = segment_of_entries(every.offsets, every.positions.shape[0])
+    times = jnp.zeros_like(every.rows).at[segments].add(counts[every.positions], mode="drop")
     ends = jnp.cumsum(times, dtype=jnp.int32)
-    return dataclasses.replace(found, offsets=jnp.concatenate([jnp.zeros(1, jnp.int32), ends]))
+    return dataclasses.replace(every, offsets=jnp.concatenate([jnp.zeros(1, jnp.int32), ends]))
 
 
 def summed(tree: Any, context: Context) -> Any:
-    """Sums over all devices, those that do not compute among them."""
+    """Sums over all devices, including those that do not compute."""
     return jax.lax.psum(tree, context.together.axis)

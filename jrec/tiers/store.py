@@ -1,6 +1,6 @@
-"""What a step asks of the rows of a stack, wherever they live: to be looked up, and to be updated.
+"""Lookup and update of the rows of a stack, wherever they live.
 
-Both are *deferred*: a store prepares its part, and the one kernel call that all stacks of a step may share, so that on
+Both are *deferred*: a store prepares its part and one kernel call, which the stacks of a step make together, so that on
 a GPU they share launches. ``look_up`` and ``apply_updates`` run them.
 """
 
@@ -27,14 +27,14 @@ Residuals = Any  # what a store's lookup leaves for its update
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a store knows of the step.
+    """A store's view of the step.
 
     Attributes:
       options: Steps taken before, the stack's rounding key, and the implementation of the ops.
-      optimizer: The optimizer of rows; None to predict, and where the rows stay as they are.
+      optimizer: The optimizer of rows; None to predict, and for frozen rows.
       cores: The optimizer of tensor-train cores, to which a slice is a row; None for ``optimizer``.
       pad_rows: Whether kernels want rows in memory to be a multiple of 16 bytes.
-      communication: The other devices, inside ``shard_map``; None on a single one.
+      communication: The other devices, inside ``shard_map``; None on a single device.
     """
 
     options: StepOptions
@@ -45,14 +45,14 @@ class Context:
 
     @property
     def row_optimizer(self) -> RowOptimizer:
-        """The optimizer of rows, of a step that has one."""
+        """The optimizer of rows; raises ValueError if the step has none."""
         if self.optimizer is None:
             raise ValueError("rows are updated, but no optimizer was given")
         return self.optimizer
 
     @property
     def together(self) -> Communication:
-        """The other devices, of a step inside ``shard_map``."""
+        """The other devices; raises ValueError if the step is not inside ``shard_map``."""
         if self.communication is None:
             raise ValueError("rows on several devices are used inside shard_map; give the step its communication")
         return self.communication
@@ -64,10 +64,10 @@ class Context:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Deferred[T]:
-    """Work whose kernel call may be shared with that of other stacks.
+    """Work whose kernel call may be made together with other stacks' calls.
 
     Attributes:
-      finish: The rest of the work, from what the call returned; from None where there is no call.
+      finish: The rest of the work, a function of the call's result; of None where there is no call.
       call: The call, or None.
     """
 
@@ -77,12 +77,13 @@ class Deferred[T]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Update[T]:
-    """The update of a store: nothing is done before a function is called, and ``step`` uses what ``squares`` found.
+    """The update of a store: nothing is done before a function is called, and ``step`` reuses the work of ``squares``.
 
     Attributes:
-      squares: The sum of squares of the gradients of all rows, or cores, each summed over its lookups: () float32. On a
-        mesh, the device's share: the shares of all devices add up to it.
-      step: The store after the optimizer's step, by the context's options, which may have another ``gradient_scale``.
+      squares: Returns the sum of squares of the gradients of all rows, or cores, each summed over its lookups: ()
+        float32. On a mesh, the device's share: the shares of all devices add up to it.
+      step: Returns the store after the optimizer's step, with the context's options, or with another
+        ``gradient_scale`` in them.
     """
 
     squares: Callable[[], jax.Array]
@@ -90,14 +91,14 @@ class Update[T]:
 
 
 class Store(Protocol):
-    """The rows of a stack, or those of a batch, with their slots: a pytree."""
+    """The rows of a stack, or a batch's rows of it, with their slots: a pytree."""
 
     def lookup(self, bags: Bags, route: Route | None, context: Context) -> Deferred[tuple[jax.Array, Residuals]]:
         """Pools the rows of every bag: (num_bags, dim) float32, and what ``update`` needs.
 
         Args:
-          bags: What to look up.
-          route: Where the batch's rows are, of a stack whose rows are in several places.
+          bags: The bags to look up.
+          route: Where the batch's rows are, for a stack whose rows are in several places; else None.
           context: The step.
         """
         ...
@@ -106,9 +107,9 @@ class Store(Protocol):
         """The rows after the optimizer's step, and the norm of their gradients.
 
         Args:
-          residuals: From ``lookup``.
-          gradients: (num_bags, dim) float32, the loss's gradient of what was pooled.
-          route: As given to ``lookup``.
+          residuals: The residuals from ``lookup``.
+          gradients: (num_bags, dim) float32, the loss's gradient of the pooled rows.
+          route: The route of ``lookup``.
           context: The step.
         """
         ...
@@ -127,16 +128,18 @@ def look_up(
     """Phase one: activations, (num_bags, dim) float32 by stack, and residuals for ``updates``.
 
     Args:
-      stores: By stack.
-      bags: By stack.
-      routes: By stack that needs one.
-      contexts: By stack.
+      stores: The stores, by stack.
+      bags: The bags to look up, by stack.
+      routes: The routes, by stack that needs one.
+      contexts: The contexts, by stack.
       implementation: See ``gather_reduce``.
     """
     pending = {name: store.lookup(bags[name], routes.get(name), contexts[name]) for name, store in stores.items()}
     run = functools.partial(gather_reduce_together, implementation=implementation)
-    found: dict[str, tuple[jax.Array, Residuals]] = _complete(pending, run)
-    return {n: activations for n, (activations, _) in found.items()}, {n: left for n, (_, left) in found.items()}
+    completed: dict[str, tuple[jax.Array, Residuals]] = _complete(pending, run)
+    return {n: activations for n, (activations, _) in completed.items()}, {
+        n: left for n, (_, left) in completed.items()
+    }
 
 
 def updates(
@@ -146,14 +149,14 @@ def updates(
     routes: Mapping[str, Route],
     contexts: Mapping[str, Context],
 ) -> dict[str, Update[Any]]:
-    """Phase two, for ``apply_updates``: what is to be done to each store whose context has an optimizer.
+    """Phase two, for ``apply_updates``: the update of each store whose context has an optimizer.
 
     Args:
-      stores: By stack.
-      residuals: From ``look_up``.
+      stores: The stores, by stack.
+      residuals: The residuals from ``look_up``.
       gradients: (num_bags, dim) float32 by stack, the loss's gradient of the activations.
-      routes: By stack that needs one.
-      contexts: By stack.
+      routes: The routes, by stack that needs one.
+      contexts: The contexts, by stack.
     """
     return {
         name: store.update(residuals[name], gradients[name], routes.get(name), contexts[name])
@@ -173,11 +176,11 @@ def apply_updates(
     """The stores after the step; one without an update is returned as it is.
 
     Args:
-      stores: By stack.
-      updates: By stack, from ``updates``.
-      contexts: By stack.
+      stores: The stores, by stack.
+      updates: The updates from ``updates``, by stack.
+      contexts: The contexts, by stack.
       implementation: See ``casted_update``.
-      gradient_scale: () float32, multiplies all gradients; None for one.
+      gradient_scale: () float32, a factor of all gradients; None for one.
     """
     pending = {}
     for name, update in updates.items():

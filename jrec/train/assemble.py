@@ -1,4 +1,4 @@
-"""From a configuration and its dataset to a trainer: where every row lives, and where batches come from."""
+"""Makes the trainer of a configuration and its dataset: places every row, and opens the source of batches."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Assembled:
     """A run that is ready to begin.
 
     Attributes:
-      trainer: Takes its steps.
+      trainer: Takes the run's steps.
       setup: Mesh and plan; None on one device without a plan.
       total: Steps of the run.
       parameters: Counts and bytes, see ``parameter_counts``.
-      hot_cold: Its batches where hot and cold ones are apart; None otherwise.
+      hot_cold: The run's batches where hot and cold ones are apart; None otherwise.
     """
 
     trainer: Trainer
@@ -43,16 +43,16 @@ class Assembled:
 
 
 def assemble(data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, restored: bool) -> Assembled:
-    """Everything of a run but its log and its checkpoints.
+    """Makes all of a run but its log and its checkpoints.
 
     Args:
-      data: What it reads, and its configuration.
-      layout: Its tables.
-      folder: The run's.
-      restored: Whether a checkpoint's values are to come: then none are made.
+      data: The run's dataset and configuration.
+      layout: The run's tables.
+      folder: The run's folder.
+      restored: Whether a checkpoint will be restored: then no initial values are made.
 
     Raises:
-      ConfigError: If something of the configuration does not go together.
+      ConfigError: If parts of the configuration do not go together.
       DatasetError: If the dataset cannot be used.
       PlanError: If the plan does not fit.
     """
@@ -60,7 +60,7 @@ def assemble(data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, re
     setup = open_mesh(config, schema, layout, packed=data.packed) if config.planned else None
     loaders = loader = None
     if data.packed is not None:
-        assert setup is not None  # hot rows apart from others are a plan
+        assert setup is not None  # separate hot rows need a plan
         loaders = FaeLoaders(config, data.packed, cold=setup, hot=hot_setup(setup))
         total = loaders.total_batches
     else:

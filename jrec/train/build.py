@@ -1,4 +1,4 @@
-"""From a configuration and a dataset's schema to the layout, model and optimizers that train on it."""
+"""Makes the layout, model and optimizers of a configuration and a dataset's schema."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build_layout(config: TrainConfig, schema: Schema) -> EmbeddingLayout:
     """The tables of a model on this dataset, each in its tier (``plan_tables``).
 
     Raises:
-      ConfigError: if ``[model.features]`` names a feature that the dataset lacks, or the tables cannot be placed.
+      ConfigError: If ``[model.features]`` names a feature that the dataset lacks, or the tables cannot be placed.
     """
     names = [f.name for f in schema.categorical]
     if unknown := sorted(set(config.model.features) - set(names)):
@@ -59,7 +59,7 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
     """A freshly initialized model, seeded by ``config.seed``.
 
     Raises:
-      ConfigError: if the MLPs, the interaction and the features do not fit together.
+      ConfigError: If the MLPs, the interaction and the features do not fit together.
     """
     model, tables = config.model, config.tables
     implementation = None if tables.implementation == "auto" else tables.implementation
@@ -91,7 +91,7 @@ def build_optimizer(config: TrainConfig, model: DLRM | TBSM, total_steps: int) -
     factor = config.lr_schedule.build(total_steps)
     rows, tt = config.optimizer.embedding, config.tables.tt
     embedding, cores = rows.build(factor), _of_cores(rows, tt).build(factor)
-    groups: dict[str, ops.RowOptimizer | None] = {"": embedding}  # an object a group: a schedule equals only itself
+    groups: dict[str, ops.RowOptimizer | None] = {"": embedding}  # one object per group: a schedule equals only itself
     own_cores: dict[str, ops.RowOptimizer] = {}
     for table, own in rows.tables.items():
         key = f"optimizer.embedding.tables.{table}.lr_schedule"
@@ -100,7 +100,7 @@ def build_optimizer(config: TrainConfig, model: DLRM | TBSM, total_steps: int) -
         if group not in groups:
             groups[group] = None if trained is None else trained.build(schedule)
         if trained is not None:
-            own_cores[table] = _of_cores(trained, tt, given=own.given()).build(schedule)
+            own_cores[table] = _of_cores(trained, tt, own_keys=own.given()).build(schedule)
     trains = [t.name for stack in model.embeddings.layout.members if stack.tier == "tt" for t in stack.tables]
     return SparseOptimizer(
         model,
@@ -123,9 +123,9 @@ def build_modules(
       schema: The dataset's schema.
       layout: The tables (``build_layout``).
       total_steps: Steps over which learning rates follow ``[lr_schedule]``.
-      abstract: Whether no values are made: every array is a ``jax.ShapeDtypeStruct``, as where a checkpoint's values
-        are to come. Tables and slots then take neither time nor memory, and a state split from these modules
-        (``compile_run``) has the structure that the compiled functions expect.
+      abstract: Whether to make no values: every array is a ``jax.ShapeDtypeStruct``, to be filled from a checkpoint.
+        Tables and slots then take neither time nor memory, and a state split from these modules (``compile_run``) has
+        the structure that the compiled functions expect.
 
     Raises:
       ConfigError: If the MLPs, the interaction and the features do not fit together.
@@ -139,11 +139,11 @@ def build_modules(
 
 
 def _of_cores(
-    config: EmbeddingOptimizerConfig, tt: TTSection, *, given: Collection[str] = ()
+    config: EmbeddingOptimizerConfig, tt: TTSection, *, own_keys: Collection[str] = ()
 ) -> EmbeddingOptimizerConfig:
-    """How cores are trained whose rows would be by ``config``; what is ``given`` of the table goes before ``tt``."""
+    """The optimizer of cores whose rows ``config`` would train; the table's ``own_keys`` go before ``tt``."""
     of_cores = {"learning_rate": tt.learning_rate, "weight_decay": tt.weight_decay}
-    chosen = {key: value for key, value in of_cores.items() if value is not None and key not in given}
+    chosen = {key: value for key, value in of_cores.items() if value is not None and key not in own_keys}
     return dataclasses.replace(config, **chosen)
 
 
@@ -156,11 +156,11 @@ def fingerprint(
       config: The run's configuration.
       layout: The run's tables.
       schema: The dataset.
-      trained_on: The dataset that the run was trained on, where ``schema`` is one that it is evaluated on.
+      trained_on: The dataset that the run was trained on, where ``schema`` is another one to evaluate on.
     """
     options, rows = tt_options(config, layout), config.optimizer.embedding
     own = {table: rows.of(table) for table in rows.tables}
-    by_table = {table: "frozen" if of is None else of.name for table, of in own.items()}
+    by_table = {table: "frozen" if rows is None else rows.name for table, rows in own.items()}
     model = dataclasses.asdict(config.model)
     if config.model.kind == "dlrm":
         del model["tbsm"]
@@ -176,7 +176,7 @@ def fingerprint(
             t.name: _table_fingerprint(t, options)
             for stack in layout.members
             for t in stack.tables
-            if not t.is_part or t.first_row  # what lies behind whole rows says how many those are
+            if not t.is_part or t.first_row  # the part after the uncompressed rows tells how many they are
         },
         "dataset": (trained_on or schema.identity).digests,
     }
@@ -195,7 +195,7 @@ def _table_fingerprint(table: TableConfig, options: TTOptions) -> Any:
 
 
 def parameter_counts(model: DLRM | TBSM) -> dict[str, dict[str, Any]]:
-    """Parameters and bytes of the dense part and of every stack, for the report; of an abstract model, too."""
+    """Parameters and bytes of the dense part and of every stack, for the report; the model may be abstract."""
     dense = jax.tree.leaves(nnx.state(model, nnx.Param))
     counts: dict[str, dict[str, Any]] = {"dense": {"parameters": sum(x.size for x in dense), "bytes": _bytes(dense)}}
     for name, array in model.embeddings.arrays().items():

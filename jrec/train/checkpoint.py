@@ -31,8 +31,9 @@ def device_rows(
 
     Args:
       layout: The tables.
-      optimizer: The row optimizer, or that of each stack, whose slots the rows have; None for none.
-      state: Gives the run's state as it is now.
+      optimizer: One row optimizer for all rows, or one for each stack, which determines their slots; None without
+        slots.
+      state: Returns the run's current state.
     """
     places: dict[str, dict[str, int]] = {}  # by stack and array, which leaf it is: the same in every state of a run
 
@@ -61,7 +62,7 @@ def before_step(rows: Mapping[str, DeviceRows], batch: Batch) -> None:
     """Tells the sources which rows a step on this batch may change.
 
     Args:
-      rows: ``device_rows``.
+      rows: The result of ``device_rows``.
       batch: NumPy arrays.
     """
     for name, source in rows.items():
@@ -71,7 +72,7 @@ def before_step(rows: Mapping[str, DeviceRows], batch: Batch) -> None:
 
 
 def dense_arrays(state: Any, progress: Mapping[str, np.ndarray], layout: EmbeddingLayout) -> dict[str, Any]:
-    """What a checkpoint has beside tables' rows: the arrays of a state and running metrics, by path."""
+    """A checkpoint's arrays beside tables' rows: the arrays of a state and running metrics, by path."""
     dense = {_STATE + path: leaf for path, leaf, where in _leaves(state, layout) if where is None}
     return dense | {_PROGRESS + name: array for name, array in progress.items()}
 
@@ -88,13 +89,13 @@ def restore_state(
     """The state of a checkpoint, and running metrics.
 
     Args:
-      saved: The checkpoint, of one device or of a mesh.
-      like: The state that is expected, arrays or ``jax.ShapeDtypeStruct``.
+      saved: The checkpoint, written on one device or on a mesh.
+      like: The expected state, arrays or ``jax.ShapeDtypeStruct``.
       layout: The tables.
-      slots: Whether the slots of rows are read too; otherwise empty arrays stand for them, which serve to predict.
+      slots: Whether to read the slots of rows too; otherwise empty arrays stand for them, which is enough to predict.
 
     Raises:
-      CheckpointError: If the checkpoint is damaged or of another model.
+      CheckpointError: If the checkpoint is damaged or belongs to another model.
     """
     dense = saved.arrays()
     progress = {name.removeprefix(_PROGRESS): dense.pop(name) for name in list(dense) if name.startswith(_PROGRESS)}
@@ -120,7 +121,7 @@ def flatten(tree: Any) -> dict[str, Any]:
 
 
 def _leaves(state: Any, layout: EmbeddingLayout) -> Iterator[tuple[str, Any, tuple[str, str] | None]]:
-    """Paths and leaves; and (stack, array) of those that are rows of the device's stacks."""
+    """Paths and leaves, and (stack, array) for leaves that are rows of the device's stacks."""
     variables = jax.tree_util.tree_leaves_with_path(state, is_leaf=lambda node: isinstance(node, nnx.Variable))
     for (path, leaf), (keys, variable) in zip(flatten(state).items(), variables, strict=True):
         yield path, leaf, _row_array(keys, variable, layout)
@@ -148,7 +149,7 @@ def _rows(saved: Saved, layout: EmbeddingLayout, name: str, array: str, like: An
 
 
 def _pieces(table: SavedTable, array: str, like: Any) -> Iterator[np.ndarray]:
-    """A table's rows from the first to the last, with the zeros behind each that the run stores."""
+    """A table's rows from the first to the last, each padded with the zeros that the run stores."""
     most = max(1, PIECE_BYTES // max(1, int(np.prod(like.shape[1:])) * like.dtype.itemsize))
     for begin in range(0, table.record.shape.rows, most):
         rows = table.read(array, np.arange(begin, min(begin + most, table.record.shape.rows)))

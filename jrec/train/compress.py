@@ -1,4 +1,4 @@
-"""Trained tables into tensor trains: a run's checkpoint becomes that of a run whose configuration compresses them."""
+"""Compresses trained tables into tensor trains: turns a run's checkpoint into a run with compressed tables."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from jrec.train.tables import train_override
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which whole tables to compress, and how far.
+    """Which uncompressed tables to compress, and how far.
 
     Attributes:
-      rank: between neighbouring cores; None where ``relative_error`` alone decides.
-      relative_error: take the least ranks whose product is within this part of the table's Frobenius norm; with a
-        ``rank`` as well, none above it.
-      cores: of a table.
-      largest: the so many largest tables.
-      min_rows: tables of so many rows or more; 0 for none.
-      tables: by name.
-      whole_rows: so many rows of every table, its first and so its most frequent, stay whole.
+      rank: The rank between neighbouring cores; None where only ``relative_error`` decides.
+      relative_error: Takes the least ranks whose product is within this fraction of the table's Frobenius norm, none
+        above ``rank`` where that is given.
+      cores: Cores per table.
+      largest: How many of the largest tables are compressed.
+      min_rows: The least number of rows of a table that is compressed; 0 compresses none by size.
+      tables: Names of tables to compress.
+      whole_rows: The number of first, and so most frequent, rows of every table that stay uncompressed.
     """
 
     rank: int | None = None
@@ -73,13 +73,14 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompressedTable:
-    """What became of a table.
+    """A table's compression.
 
     Attributes:
-      rows, dim: of it.
-      shape: of the tensor train of all but its whole rows; None where it stays whole, for the reason in ``note``.
-      relative_error: Frobenius norm of (rows - their train, as stored) by that of these rows.
-      note: what is not as it was asked for.
+      rows, dim: The table's shape.
+      shape: The shape of the tensor train of all compressed rows; None where the table stays uncompressed, for the
+        reason in ``note``.
+      relative_error: Frobenius norm of (rows - their stored train), divided by the Frobenius norm of these rows.
+      note: How the compression differs from the selection.
     """
 
     rows: int
@@ -90,19 +91,19 @@ class CompressedTable:
 
     @property
     def whole_rows(self) -> int:
-        """How many of its first rows stay whole beside a tensor train of the others."""
+        """How many first rows stay uncompressed beside a tensor train of the others."""
         return 0 if self.shape is None else self.rows - self.shape.rows
 
     @property
     def parameters(self) -> int:
-        """Elements that are stored of it."""
+        """The number of stored elements."""
         train = 0 if self.shape is None else self.shape.num_parameters
         return train + (self.rows if self.shape is None else self.whole_rows) * self.dim
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compression:
-    """A compressed run beside the one it came from: tables, and scores before and after by split."""
+    """A compressed run and its source: tables, and scores before and after by split."""
 
     folder: pathlib.Path
     step: int
@@ -123,24 +124,24 @@ def compress_run(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Compression:
-    """Compresses tables of a trained run by TT-SVD and writes the outcome as a run of its own.
+    """Compresses tables of a trained run by TT-SVD and writes the result as a new run.
 
-    Dense parameters, their optimizer, the other tables and their slots stay as they are; slots of cores begin fresh.
-    Tables are read from the checkpoint's files, and copied to the new one's, in pieces, wherever they live in training.
-    So memory holds what ``tt_svd`` says of one table or, while a model is scored, that model as ``jrec eval`` holds it.
+    Dense parameters, their optimizer, the other tables and their slots do not change; slots of cores begin fresh.
+    Tables are read from the checkpoint's files, and copied to the new one's, in pieces, whatever their tier. So memory
+    holds as much as ``tt_svd`` needs for one table or, while a model is scored, as much as ``jrec eval``.
 
     Args:
-      checkpoint: a run folder, or one checkpoint in it.
-      out: the new run's folder, for ``jrec eval`` and ``jrec train --resume``.
-      selection: which tables.
-      data: the dataset, where it is no longer where the run says.
-      splits: to score before and after; those that the dataset lacks are left out.
-      overwrite: replace a run that is there.
-      progress: shows how many rows are done; None shows nothing.
+      checkpoint: A run folder, or one checkpoint in it.
+      out: The new run's folder, for ``jrec eval`` and ``jrec train --resume``.
+      selection: Which tables to compress, and how far.
+      data: The dataset, if it has moved since training.
+      splits: The splits to score before and after; splits that the dataset lacks are left out.
+      overwrite: Replaces an existing run in ``out``.
+      progress: Shows how many rows are done; None shows nothing.
 
     Raises:
-      ConfigError: if tables cannot be compressed as asked for, or ``out`` holds a run.
-      CheckpointError: if the checkpoint cannot be read or written.
+      ConfigError: If tables cannot be compressed as selected, or ``out`` holds a run.
+      CheckpointError: If the checkpoint cannot be read or written.
     """
     if (pathlib.Path(out) / CONFIG_FILE).exists() and not overwrite:
         raise ConfigError(f"{out} holds a run already; replace it with --overwrite, or choose another --out")
@@ -209,7 +210,7 @@ def _selected(run: OpenedRun, selection: Selection) -> list[TableConfig]:
 def _decompose(
     run: OpenedRun, table: TableConfig, selection: Selection
 ) -> tuple[CompressedTable, tuple[jax.Array, ...] | None]:
-    """A table's train, its cores of equal scale and of the dtype they are stored in."""
+    """A table's compression and its cores, of equal scale and in their stored dtype; None if it is not compressed."""
     described = CompressedTable(rows=table.rows, dim=table.dim)
     if table.rows <= selection.whole_rows:
         why = f"stays whole: --whole-rows is {selection.whole_rows:,}, and it has {table.rows:,} rows"
@@ -230,28 +231,28 @@ def _decompose(
             note = f"ranks {list(ranks)}: more represent no further table of it"
     rows = _SavedRows(run.saved.table(table.name), selection.whole_rows)
     with value_errors_are_config_errors(f"table {table.name}"):
-        found = tt_svd(rows, shape.with_ranks(ranks), relative_error=selection.relative_error)
-        limited = tuple(min(pair) for pair in zip(found.shape.ranks, ranks, strict=True))
-        if selection.rank is not None and limited != found.shape.ranks:
-            found = tt_svd(rows, shape.with_ranks(limited))
+        train = tt_svd(rows, shape.with_ranks(ranks), relative_error=selection.relative_error)
+        limited = tuple(min(pair) for pair in zip(train.shape.ranks, ranks, strict=True))
+        if selection.rank is not None and limited != train.shape.ranks:
+            train = tt_svd(rows, shape.with_ranks(limited))
             note = f"ranks {list(limited)} by --rank; the error asked for would need more"
-    if found.shape.num_parameters >= compressed * table.dim:
-        of = f"its rows from {selection.whole_rows:,} on have" if selection.whole_rows else "the table has"
+    if train.shape.num_parameters >= compressed * table.dim:
+        subject = f"its rows from {selection.whole_rows:,} on have" if selection.whole_rows else "the table has"
         why = (
-            f"stays whole: cores of ranks {list(found.shape.ranks)} would have {found.shape.num_parameters:,}"
-            f" elements, {of} {compressed * table.dim:,}"
+            f"stays whole: cores of ranks {list(train.shape.ranks)} would have {train.shape.num_parameters:,}"
+            f" elements, {subject} {compressed * table.dim:,}"
         )
         return dataclasses.replace(described, note=why), None
     dtype = run.config.tables.tt.dtype or table.dtype
     if dtype == "float16":
         raise ConfigError(f"table {table.name} is float16, but cores are float32 or bfloat16; set tables.tt.dtype")
-    cores = tuple(jnp.asarray(core, dtype) for core in _balanced(found))
-    error = _error(rows, cores, found.shape)
-    return dataclasses.replace(described, shape=found.shape, note=note, relative_error=error), cores
+    cores = tuple(jnp.asarray(core, dtype) for core in _balanced(train))
+    error = _error(rows, cores, train.shape)
+    return dataclasses.replace(described, shape=train.shape, note=note, relative_error=error), cores
 
 
 class _SavedRows:
-    """The rows of a checkpoint's table from ``first`` on, each slice read when it is asked for; see ``tt_svd``."""
+    """The rows of a checkpoint's table from ``first`` on, each slice read at its use; see ``tt_svd``."""
 
     def __init__(self, table: SavedTable, first: int):
         self._table, self._first = table, first
@@ -261,13 +262,13 @@ class _SavedRows:
         return self._table.read(VALUES, np.arange(rows.start, rows.stop) + self._first)
 
 
-def _balanced(found: TTDecomposition) -> list[np.ndarray]:
-    """The cores, scaled to one root mean square without changing their product: what optimizers want."""
-    scales = [math.sqrt(float(np.mean(np.square(core)))) for core in found.cores]
+def _balanced(train: TTDecomposition) -> list[np.ndarray]:
+    """The cores, scaled to one root mean square without changing their product, as optimizers want them."""
+    scales = [math.sqrt(float(np.mean(np.square(core)))) for core in train.cores]
     if not all(scales):
-        return list(found.cores)
+        return list(train.cores)
     common = math.exp(math.fsum(map(math.log, scales)) / len(scales))
-    return [core * np.float32(common / scale) for core, scale in zip(found.cores, scales, strict=True)]
+    return [core * np.float32(common / scale) for core, scale in zip(train.cores, scales, strict=True)]
 
 
 def _error(rows: _SavedRows, cores: Sequence[Any], shape: TTShape) -> float:
@@ -286,7 +287,7 @@ def _configuration(
     data: str | os.PathLike[str] | None,
     compressed: Mapping[str, CompressedTable],
 ) -> TrainConfig:
-    """The run's configuration with its tables' shapes spelled out."""
+    """The run's configuration with the shapes of its compressed tables."""
     config = load_config(run.folder / CONFIG_FILE, [] if data is None else [f"data.path={str(data)!r}"])
     overrides = {
         name: train_override(shape, whole_rows=table.whole_rows)
@@ -298,7 +299,7 @@ def _configuration(
 
 
 def _write(run: OpenedRun, config: TrainConfig, trains: Mapping[str, Sequence[jax.Array]], *, overwrite: bool) -> None:
-    """Writes the run's folder: dense arrays and cores, and the rows of all tables that are left, as they are."""
+    """Writes the run's folder: dense arrays and cores, and unchanged the rows of all other tables."""
     overrides = {name: config.tables.overrides[name] for name in trains}
     tables = dataclasses.replace(run.config.tables, overrides={**run.config.tables.overrides, **overrides})
     alone = dataclasses.replace(run.config, tables=tables)  # whatever the devices that trained
@@ -320,7 +321,7 @@ def _write(run: OpenedRun, config: TrainConfig, trains: Mapping[str, Sequence[ja
 
 
 def _fresh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> dict[str, jax.Array]:
-    """The dense arrays of a checkpoint before the first step. Compiled, so that no row is made beside them."""
+    """The dense arrays of a checkpoint before the first step. Compiled, so that no rows are made for them."""
 
     def make() -> dict[str, jax.Array]:
         model, optimizer = build_modules(config, schema, layout, total_steps=MOST)

@@ -1,4 +1,4 @@
-"""The dataset of a run: an ordinary one, or the FAE form of one, of which evaluation reads the ordinary part."""
+"""The dataset of a run: an ordinary one, or one packed for FAE, of which evaluation reads the ordinary part."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from jrec.train.config import TrainConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunData:
-    """What a run reads.
+    """A run's dataset.
 
     Attributes:
-      config: of the run, ``data.path`` at the ordinary dataset, which has the run's tables and evaluation splits.
-      schema: of that.
-      packed: what hot and cold examples there are; None where ``schedule`` is "plain".
+      config: The run's configuration; ``data.path`` is the ordinary dataset, which has the run's tables and evaluation
+        splits.
+      schema: The ordinary dataset's schema.
+      packed: The manifest of hot and cold examples; None where ``schedule`` is "plain".
     """
 
     config: TrainConfig
@@ -29,8 +30,8 @@ def open_data(config: TrainConfig) -> RunData:
     """Reads the description of a run's dataset.
 
     Raises:
-      ConfigError: if ``schedule`` and the kind of dataset do not go together, or ``fae.split`` is missing.
-      DatasetError: if the dataset cannot be used.
+      ConfigError: If ``schedule`` and the kind of dataset do not go together, or ``fae.split`` is missing.
+      DatasetError: If the dataset cannot be used.
     """
     packed = is_fae_folder(config.data.path)
     if config.schedule == "plain":
@@ -57,7 +58,7 @@ def open_data(config: TrainConfig) -> RunData:
 
 
 def evaluation_config(config: TrainConfig) -> TrainConfig:
-    """The configuration with ``data.path`` at an ordinary dataset: of the FAE form that with the source's tables."""
+    """The configuration with ``data.path`` at an ordinary dataset: in an FAE folder, the one with all tables."""
     if not is_fae_folder(config.data.path):
         return config
     folder = FaeManifest.load(config.data.path).cold_folder

@@ -31,10 +31,10 @@ def request(*, required: bool = True) -> None:
     """Asks XLA for the same bits every time on GPUs, by ``XLA_FLAGS``. Call it before JAX starts its devices.
 
     Args:
-      required: Whether it is an error that JAX has started GPUs without it; else that leaves them as they are.
+      required: Whether it is an error if JAX has already started GPUs without it; else they stay as they are.
 
     Raises:
-      ConfigError: in that case.
+      ConfigError: If ``required`` and JAX has already started GPUs without it.
     """
     if is_requested():
         return
@@ -49,7 +49,7 @@ def request(*, required: bool = True) -> None:
 
 
 def promise(platform: str) -> str:
-    """What holds of the bits of two runs of one program on ``platform``, for a run's report."""
+    """How far two runs of one program on ``platform`` agree bit by bit, for a run's report."""
     if platform == "cpu":
         return _CPU
     return _KEY if is_requested() else _DEFAULT

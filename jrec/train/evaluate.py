@@ -55,7 +55,7 @@ def score_split(
       schema: The dataset.
       layout: The tables.
       split: "train", "valid" or "test".
-      predictions: What predicts.
+      predictions: Predicts the batches.
       limit: Batches to read at most; 0 for all.
       progress: Shows the batches.
 
@@ -82,21 +82,21 @@ def collected(
     """The scores of this process's examples.
 
     Args:
-      predictions: logits and batch, one behind the other; of several processes, the logits of all their batches and
-        the process's own batch.
-      check: whether a logit that is NaN or infinite raises; ``shared_scores`` looks at those of all processes.
-      on_batch: called after each batch.
+      predictions: Pairs of logits and batch, in order; with several processes, the logits of all their batches and the
+        process's own batch.
+      check: Whether a logit that is NaN or infinite raises; ``shared_scores`` checks the logits of all processes.
+      on_batch: Called after each batch.
 
     Raises:
-      DivergedError: if a logit is NaN or infinite, and that is checked.
+      DivergedError: If ``check`` and a logit is NaN or infinite.
     """
     accumulator = ScoreAccumulator(check=check)
     waiting: tuple[jax.Array, Batch] | None = None
 
     def add(logits: jax.Array, batch: Batch) -> None:
-        found, examples = np.asarray(logits), len(batch.labels)
-        begin = 0 if found.size == examples else jax.process_index() * examples
-        accumulator.update(found[begin : begin + examples], batch.labels, batch.mask)
+        all_logits, examples = np.asarray(logits), len(batch.labels)
+        begin = 0 if all_logits.size == examples else jax.process_index() * examples
+        accumulator.update(all_logits[begin : begin + examples], batch.labels, batch.mask)
 
     for logits, batch in predictions:
         # The batch before is read back while this one computes.
@@ -111,7 +111,7 @@ def collected(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointScores:
-    """What a checkpoint scored on a split of a dataset."""
+    """A checkpoint's scores on a split of a dataset."""
 
     step: int
     scores: Scores
@@ -126,9 +126,9 @@ class OpenedRun:
 
     Attributes:
       folder: The run's folder.
-      config: The run's configuration, its ``lr_schedule`` left out: no step is taken.
+      config: The run's configuration without its ``lr_schedule``, since no step is taken.
       schema: The dataset.
-      trained_on: The dataset that the run was trained on, whose rows mean the same.
+      trained_on: The dataset that the run was trained on, whose rows have the same meaning.
       layout: The tables.
       saved: The checkpoint.
     """
@@ -141,7 +141,7 @@ class OpenedRun:
     saved: Saved
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Says of files of the checkpoint that turn out damaged inside which earlier one is whole."""
+        """Around reads of the checkpoint: errors about damaged files name the newest earlier whole checkpoint."""
         return _checkpoints(self.folder).reading(self.saved.step, functools.partial(_remedy, self.folder))
 
 
@@ -150,8 +150,8 @@ class RestoredRun(OpenedRun):
     """A run as one of its checkpoints has it.
 
     Attributes:
-      model, optimizer: Over the state.
-      run: What the run has learned.
+      model, optimizer: The modules with the checkpoint's state.
+      run: The run's state.
       progress: The running metrics.
     """
 
@@ -195,7 +195,7 @@ def open_run(
     devices: int = 1,
     plan: str = "",
 ) -> OpenedRun:
-    """Opens a checkpoint and reads what it is of; see ``restore_run``."""
+    """Opens a checkpoint and reads its configuration, dataset and layout; arguments as in ``restore_run``."""
     folder, step = _find(pathlib.Path(checkpoint))
     config = load_config(folder / CONFIG_FILE, [] if data is None else [f"data.path={str(data)!r}"])
     if config.deterministic:
@@ -233,11 +233,11 @@ def restore_run(
       data: A dataset with the features and tables of the training data; None for the training data.
       devices: How many devices predict, whatever the number that trained.
       plan: The file of a plan for these devices, for training or for inference; "" for none.
-      slots: Whether the optimizer's slots of rows on the device are read, too; empty arrays stand for them otherwise.
+      slots: Whether to read the optimizer's slots of rows on the device, too; empty arrays stand for them otherwise.
 
     Raises:
-      CheckpointError: If there is no such checkpoint, or it is of a model for a dataset whose rows mean other values.
-      ConfigError: If several processes are to share one device.
+      CheckpointError: If there is no such checkpoint, or its model is for a dataset whose rows mean other values.
+      ConfigError: If several processes would share one device.
       DatasetError: If the dataset cannot be used.
     """
     opened = open_run(checkpoint, data, devices=devices, plan=plan)

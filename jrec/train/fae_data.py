@@ -1,4 +1,4 @@
-"""The training batches of a run on an FAE folder: two loaders, and who is next."""
+"""The training batches of a run on an FAE folder: two loaders, and the scheduler of their order."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class FaeLoaders:
     """Hot and cold batches, each kind shuffled anew in every epoch, and the scheduler that interleaves them.
 
     Args:
-      config: of the run.
-      packed: the FAE folder.
-      cold: mesh and plan of the run.
-      hot: the same for hot batches (``jrec.train.hot_cold_feed.hot_setup``).
+      config: The run's configuration.
+      packed: The FAE folder.
+      cold: Mesh and plan of the run.
+      hot: Mesh and plan of the hot batches (``jrec.train.hot_cold_feed.hot_setup``).
 
     Attributes:
-      hot: batches that read hot rows alone; None where no example is hot.
-      cold: batches of the run's layout; None where all examples are hot.
-      scheduler: of their order.
-      packed: the FAE folder.
-      split: whose loss the scheduler is told.
-      hot_setup: mesh and plan of the hot batches.
+      hot: Batches that read only hot rows; None where no example is hot.
+      cold: Batches of the run's layout; None where all examples are hot.
+      scheduler: The scheduler of their order.
+      packed: The FAE folder.
+      split: The split whose loss the scheduler observes.
+      hot_setup: Mesh and plan of the hot batches.
 
     Raises:
-      DatasetError: if the folder cannot be used.
+      DatasetError: If the folder cannot be used.
     """
 
     def __init__(self, config: TrainConfig, packed: FaeManifest, *, cold: MeshSetup, hot: MeshSetup):
@@ -55,22 +55,22 @@ class FaeLoaders:
 
     @property
     def total_batches(self) -> int:
-        """Of all epochs."""
+        """Batches of all epochs."""
         return self.scheduler.total
 
     def state(self, positions: Mapping[str, Any]) -> dict[str, Any]:
-        """Where the run is, in JSON types.
+        """The run's position in its batches, in JSON types.
 
         Args:
-          positions: Of the "hot" and the "cold" batches, behind the last that was trained; None where there are none.
+          positions: The positions of "hot" and "cold" batches after the last trained one; None for a kind without any.
         """
         return {"packed": self._identity, "scheduler": self.scheduler.state(), **positions}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes back the order of hot and cold batches; the batches' own positions are their takers'.
+        """Restores the order of hot and cold batches; their feeds restore the batches' own positions.
 
         Raises:
-          CheckpointError: if it was saved with another FAE folder, or another order.
+          CheckpointError: If it was saved with another FAE folder, or another order.
         """
         if state.get("packed") != self._identity:
             raise CheckpointError(
@@ -80,17 +80,17 @@ class FaeLoaders:
         self.scheduler.restore(state["scheduler"])
 
 
-def _loader(config: TrainConfig, path: str, schema: Schema, setup: MeshSetup, **how: Any) -> Loader:
-    orders = how.pop("orders", None)
-    data = dataclasses.replace(config.data, path=path, **how)
+def _loader(config: TrainConfig, path: str, schema: Schema, setup: MeshSetup, **overrides: Any) -> Loader:
+    orders = overrides.pop("orders", None)
+    data = dataclasses.replace(config.data, path=path, **overrides)
     of_kind = dataclasses.replace(config, data=data)
     return train_loader(of_kind, schema, setup.layout, transform=setup.parts, orders=orders)
 
 
 def _orders(packed: FaeManifest, layout: EmbeddingLayout) -> dict[str, np.ndarray]:
-    """By table of which not all rows are hot, (hot,) uint32, the row that each id of a hot example is.
+    """By table with rows that are not hot, (hot,) uint32: the row of each id in hot examples.
 
-    A table without hot rows has one there, which no hot example reads: row 0 stands for it.
+    A table without hot rows gets a placeholder, row 0, which no hot example reads.
     """
     used, none = {table.name for stack in layout.members for table in stack.tables}, np.zeros(1, np.uint32)
     numbered = [table for table in packed.tables if table.name in used and not table.whole]

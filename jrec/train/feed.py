@@ -1,4 +1,4 @@
-"""Where a run's batches come from: ready for a step, with the rows of theirs that lie in host memory."""
+"""The source of a run's batches: ready for a step, with their rows from host memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Ready:
 
     Attributes:
       batch: NumPy arrays, as the loader made them.
-      given: What the step takes of it.
+      given: The part of the batch that the step takes.
       host: The batch's rows from host memory, by stack; the step returns new ones.
     """
 
@@ -41,11 +41,11 @@ class Feed(Protocol):
 
         Args:
           ready: The batch.
-          host: Its rows from host memory, as the step left them.
-          seen: What the step returned.
+          host: The batch's rows from host memory after the step.
+          seen: The step's outputs.
 
         Returns:
-          The batch whose examples the step's logits are of; of several processes, with labels and mask of all.
+          The batch of the step's logits; with several processes, it has the labels and mask of all of them.
         """
         ...
 
@@ -54,23 +54,23 @@ class Feed(Protocol):
         ...
 
     def position(self) -> Any:
-        """Where the run is, behind the batch of the last step; JSON."""
+        """The position after the batch of the last step, in JSON types."""
         ...
 
     def restore(self, position: Any) -> None:
-        """Goes to a ``position()``. Call it before the first batch."""
+        """Continues from a ``position()``. Call before the first batch."""
         ...
 
     def sections(self, seconds: float) -> dict[str, Any]:
-        """What the run's report says of its batches, see ``jrec.train.report.sections``.
+        """The report's sections about the batches, see ``jrec.train.report.sections``.
 
         Args:
-          seconds: How long training took.
+          seconds: The duration of training.
         """
         ...
 
     def close(self) -> None:
-        """Ends threads: no more batches. Rows that have not settled are lost."""
+        """Ends the threads; there are no more batches. Rows that are not settled are lost."""
         ...
 
 
@@ -85,31 +85,31 @@ class LoaderFeed:
         self._loader = loader
 
     def next(self) -> Ready:
-        """See ``Feed``."""
+        """The loader's next batch."""
         batch = next(self._loader)
         return Ready(batch=batch, given=StepBatch(batch=batch))
 
     def stepped(self, ready: Ready, host: HostRows, seen: Seen) -> Batch:
-        """See ``Feed``."""
+        """The batch itself, since its rows are on the device."""
         del host, seen
         return ready.batch
 
     def settle(self) -> None:
-        """No row is in host memory."""
+        """Does nothing: no row is in host memory."""
 
     def position(self) -> Any:
-        """See ``Feed``."""
+        """The loader's position after its last batch."""
         return self._loader.state()
 
     def restore(self, position: Any) -> None:
-        """See ``Feed``."""
+        """Continues from a ``position()``."""
         self._loader.restore(position)
 
     def sections(self, seconds: float) -> dict[str, Any]:
-        """There are none."""
+        """No sections."""
         del seconds
         return {}
 
     def close(self) -> None:
-        """See ``Feed``."""
+        """Closes the loader."""
         self._loader.close()

@@ -1,15 +1,15 @@
-"""Who has a row of host memory, and where a batch finds it.
+"""Which process owns a row of host memory, and where a batch finds it.
 
-Of several processes each has its share of the rows in its own memory: blocks of addresses, dealt to the processes in
-turn. For one batch a row of host memory is a row of a device's shard, behind the rows that live there: of the ``n``
-rows of a process that a batch reads, in ascending order of addresses, row ``i`` is on the process's device ``i % D`` of
-``D``. So lookups, the exchange of rows, sums of gradients and updates are those of sharded rows, and the process that
-has a row in its memory is the one that reads it from there and writes it back.
+Each process has its share of the rows in its own memory: blocks of addresses, dealt to the processes in turn. For one
+batch a row of host memory is a row of a device's shard, after the rows that live there: of the ``n`` rows of a process
+that a batch reads, in ascending order of addresses, row ``i`` is on the process's device ``i % D`` of ``D``. So
+lookups, the exchange of rows, sums of gradients and updates are the same as for sharded rows, and the process that has
+a row in its memory reads it from there and writes it back.
 
 A process sees only its own part of a batch. So the processes ask each other ahead of the step (``dealt_by_all``): each
-names the rows that its part reads to the processes that have them; these look which rows all of the batch reads, and
-answer where each will be. Only row numbers travel, between host memories; the rows themselves go from device to device
-in the step.
+sends the addresses that its part reads to the rows' owners; an owner merges the requests of the whole batch, and
+answers where each row will be. Only row numbers travel between host memories; the rows themselves go from device to
+device in the step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class HostRead:
 
     Attributes:
       addresses: (n,) of the stack's ``address_dtype``, ascending; row ``i`` is on the process's device ``i % D``.
-      lines: Rows that a device of any process has of them, at most.
+      lines: The most of these rows that one device has, over all processes.
     """
 
     addresses: np.ndarray
@@ -46,9 +46,9 @@ class HostOwners:
     """How processes share the rows of host memory.
 
     Attributes:
-      processes: How many there are.
-      process: The number of this one.
-      devices: Devices of each process; those of process ``p`` are numbered from ``p * devices``.
+      processes: The number of processes.
+      process: This process's number.
+      devices: Devices of each process; the devices of process ``p`` are numbered from ``p * devices``.
     """
 
     processes: int
@@ -56,54 +56,54 @@ class HostOwners:
     devices: int
 
     def of(self, stack: Stack, addresses: np.ndarray) -> np.ndarray:
-        """(n,) the process that has each of a stack's rows, by address."""
+        """The process that owns each of a stack's rows, (n,), by address."""
         return addresses // self._block(stack) % self.processes
 
     def ranges(self, stack: Stack, ranges: np.ndarray) -> np.ndarray:
-        """What of (n, 2) ascending ranges of addresses this process has, (m, 2) int64."""
+        """The parts of (n, 2) ascending ranges of addresses that this process owns, (m, 2) int64."""
         if self.processes == 1 or not ranges.size:
             return ranges
         block = self._block(stack)
         begins = np.arange(self.process * block, int(ranges[-1, 1]), self.processes * block, dtype=np.int64)
-        found = []
+        pieces = []
         for begin, stop in ranges:
             low, high = np.searchsorted(begins + block, begin, side="right"), np.searchsorted(begins, stop)
-            mine = begins[low:high]
-            found.append(np.stack([np.maximum(mine, begin), np.minimum(mine + block, stop)], axis=1))
-        return np.concatenate(found)
+            begins_within = begins[low:high]
+            pieces.append(np.stack([np.maximum(begins_within, begin), np.minimum(begins_within + block, stop)], axis=1))
+        return np.concatenate(pieces)
 
     def whole(self, stack: Stack, read: np.ndarray) -> tuple[np.ndarray, np.ndarray, HostRead]:
-        """Deals the rows of a batch that this process knows whole.
+        """Places the rows of a batch of which this process knows every lookup.
 
         Args:
           stack: The rows' stack.
           read: (n,) ascending addresses of all rows of host memory that the batch reads.
 
         Returns:
-          (n,) int64, the device of each; (n,) int32, its line behind the rows that live there; and what this process
-          reads.
+          (n,) int64, each row's device; (n,) int32, its line after the rows that live there; and the rows that this
+          process reads.
         """
         owner = self.of(stack, read)
         rank, most = np.empty(read.size, np.int64), 0
         for process in range(self.processes):
-            mine = owner == process
-            count = int(mine.sum())
-            rank[mine], most = np.arange(count), max(most, count)
+            owned = owner == process
+            count = int(owned.sum())
+            rank[owned], most = np.arange(count), max(most, count)
         device, line = self._places(owner, rank)
         return device, line, HostRead(addresses=read[owner == self.process], lines=-(-most // self.devices))
 
     def dealt_by_all(
         self, stacks: Mapping[str, Stack], asked: Mapping[str, np.ndarray], peers: Peers
     ) -> dict[str, tuple[np.ndarray, np.ndarray, HostRead]]:
-        """The same of a batch of which this process knows its own part.
+        """Places the rows of a batch of which this process knows only its own part.
 
         Args:
           stacks: The stacks with rows in host memory, by name.
-          asked: By stack, (n,) ascending addresses of those that this process's part reads.
+          asked: By stack, (n,) ascending addresses of the rows of host memory that this process's part reads.
           peers: The other processes, which call this for the same batch.
 
         Returns:
-          See ``whole``, by stack; ``lines`` are those of this process's devices alone.
+          By stack, as ``whole``; ``lines`` counts only this process's devices.
         """
         owners = {name: self.of(stacks[name], read) for name, read in asked.items()}
         asks = peers.exchange(
@@ -111,17 +111,17 @@ class HostOwners:
         )
         own = [np.unique(np.concatenate(of_stack)) for of_stack in zip(*asks, strict=True)]
         ranks = peers.exchange(
-            [[np.searchsorted(o, a).astype(np.int32) for o, a in zip(own, of, strict=True)] for of in asks]
+            [[np.searchsorted(o, a).astype(np.int32) for o, a in zip(own, ask, strict=True)] for ask in asks]
         )
-        found = {}
+        dealt = {}
         for i, (name, read) in enumerate(asked.items()):
             rank = np.empty(read.size, np.int64)
             for process, answer in enumerate(ranks):
                 rank[owners[name] == process] = answer[i]
             device, line = self._places(owners[name], rank)
-            mine = own[i].astype(stacks[name].address_dtype, copy=False)
-            found[name] = device, line, HostRead(addresses=mine, lines=-(-mine.size // self.devices))
-        return found
+            addresses = own[i].astype(stacks[name].address_dtype, copy=False)
+            dealt[name] = device, line, HostRead(addresses=addresses, lines=-(-addresses.size // self.devices))
+        return dealt
 
     def _block(self, stack: Stack) -> int:
         return max(1, min(BLOCK_ROWS, stack.rows // (16 * self.processes)))
@@ -131,7 +131,7 @@ class HostOwners:
 
 
 ALONE = HostOwners(processes=1, process=0, devices=1)
-"""Of a run of one process, which has all rows."""
+"""The owners in a run of one process, which has all rows."""
 
 
 def read_from_host(routes: Sequence[Routed]) -> np.ndarray:
@@ -145,9 +145,9 @@ def with_owners(routed: Routed, read: np.ndarray, device: np.ndarray, line: np.n
 
     Args:
       routed: The route.
-      read: (n,) ascending addresses, those of the route's host rows among them.
-      device: (n,) where each of them is.
-      line: (n,) int32, its line there behind the rows that live there.
+      read: (n,) ascending addresses, which include the route's host rows.
+      device: (n,), each row's device.
+      line: (n,) int32, its line there after the rows that live there.
       first: The offset of line 0 in every shard.
     """
     devices = len(routed.starts) - 3
@@ -157,8 +157,8 @@ def with_owners(routed: Routed, read: np.ndarray, device: np.ndarray, line: np.n
     pieces = []
     for number in range(devices):
         rows, at = routed.of(number)
-        mine = owner == number
-        pieces.append((np.concatenate([rows, offset[mine]]), np.concatenate([at, places[mine]])))
+        owned = owner == number
+        pieces.append((np.concatenate([rows, offset[owned]]), np.concatenate([at, places[owned]])))
     pieces += [routed.of(devices), (offset[:0], places[:0])]
     starts = np.cumsum([0, *(rows.size for rows, _ in pieces)])
     rows, at = (np.concatenate(column) for column in zip(*pieces, strict=True))

@@ -1,9 +1,9 @@
 """Hot and cold batches of a run on an FAE folder, interleaved by the Shuffle Scheduler (FAE, section III).
 
-Hot rows are replicated rows of the run's plan. A hot batch reads these alone, so that it needs no row from anywhere; a
-cold one is a batch like any other. A row has one home, so nothing is copied when the schedule switches, which the
-paper's replicas need, and in whatever order hot and cold batches come, they compute the bits of a run on the same
-batches under another plan, but for the order of sums over devices.
+Hot rows are replicated rows of the run's plan. A hot batch reads only these, so that it needs no row of another device
+or of host memory; a cold batch is a batch like any other. A row has one home, so a switch of the schedule copies
+nothing, unlike with the paper's replicas. In any order of hot and cold batches, the results are bit-identical to a run
+on the same batches under another plan, except for the order of sums over devices.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from jrec.train.step import HostRows, Seen
 
 
 class HotColdFeed:
-    """Batches of both kinds; see ``Feed``. Whoever drives it tells the scheduler the losses that it awaits.
+    """Batches of both kinds; see ``Feed``. The training loop tells the scheduler the losses that it awaits.
 
     Args:
-      loaders: Who is next, and the hot loader.
+      loaders: The scheduler of the order, and the hot loader.
       hot: The hot batches; None where there are none.
       cold: The cold batches; None where there are none.
 
     Attributes:
-      scheduler: Awaits a loss from time to time.
+      scheduler: The scheduler, which awaits a loss from time to time.
     """
 
     def __init__(self, loaders: FaeLoaders, *, hot: Feed | None, cold: Feed | None):
@@ -39,7 +39,7 @@ class HotColdFeed:
         self._switches_before = 0
 
     def next(self) -> Ready:
-        """See ``Feed``.
+        """The next batch, hot or cold as the scheduler decides.
 
         Raises:
           RuntimeError: If the scheduler awaits a loss.
@@ -49,21 +49,21 @@ class HotColdFeed:
         return self._feed(self._kind).next()
 
     def stepped(self, ready: Ready, host: HostRows, seen: Seen) -> Batch:
-        """See ``Feed``."""
+        """Gives the batch back to the feed of its kind."""
         return self._feed(self._kind).stepped(ready, host, seen)
 
     def settle(self) -> None:
-        """See ``Feed``."""
+        """Settles both feeds."""
         for feed in self._present():
             feed.settle()
 
     def position(self) -> Any:
-        """See ``Feed``: of both loaders and the scheduler."""
+        """The positions of both feeds and the scheduler, in JSON types."""
         positions = {kind: None if feed is None else feed.position() for kind, feed in self._feeds.items()}
         return self._loaders.state(positions)
 
     def restore(self, position: Any) -> None:
-        """See ``Feed``."""
+        """Continues from a ``position()``."""
         self._loaders.restore(position)
         self._switches_before = self.scheduler.switches
         for kind, feed in self._feeds.items():
@@ -71,14 +71,14 @@ class HotColdFeed:
                 feed.restore(position[kind])
 
     def close(self) -> None:
-        """See ``Feed``."""
+        """Closes both feeds."""
         for feed in self._present():
             feed.close()
 
     def sections(self, seconds: float) -> dict[str, Any]:
-        """See ``Feed``: those of the cold batches, and "fae".
+        """The sections of the cold batches, and "fae".
 
-        The latter has examples, rates and switches of the run, and bytes of rows and slots of this process's steps.
+        "fae" has the run's examples, rates and switches, and bytes of rows and slots of this process's steps.
         """
         cold = {} if (feed := self._feeds["cold"]) is None else feed.sections(seconds)
         return {**cold, "fae": self._summary(cold.get("pipeline", {"rows": {}}))}
@@ -121,6 +121,6 @@ def hot_setup(setup: MeshSetup) -> MeshSetup:
     """The same mesh and plan for hot batches, which read rows that every device has.
 
     Args:
-      setup: Of the run, whose plan has the hot rows on every device.
+      setup: The run's mesh and plan, which has the hot rows on every device.
     """
     return dataclasses.replace(setup, hot=True)

@@ -1,4 +1,4 @@
-"""Stopping a run between two steps, so that what it saves is whole."""
+"""Stopping a run between two steps, so that its checkpoint is complete."""
 
 from __future__ import annotations
 

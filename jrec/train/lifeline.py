@@ -1,9 +1,8 @@
-"""How a process of a run learns that another one has ended or stopped, and ends too, with one line.
+"""Ends a process of a run, with a one-line error, when another process has ended or stopped.
 
-Collectives hang where another process is stopped, and JAX's own watch ends a process by a signal. So the connections
+Collectives hang where another process is stopped, and JAX's own watchdog ends a process by a signal. So the connections
 of ``jrec.train.meeting`` stay open: each side sends a sign of life every other second. Process 0 hears all, and tells
-the others. A thread of its own ends the process where the main thread does not, since that one may hang in a
-collective.
+the others. A separate thread ends the process if the main thread does not, which may hang in a collective.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from collections.abc import Callable
 from jrec.train.meeting import Meeting
 
 SILENCE_SECONDS = 30.0
-"""After so long without a sign of life a process counts as dead, and the others end."""
+"""Silence after which a process counts as dead, and the others end."""
 GRACE_SECONDS = 5.0
-"""How long the main thread may take to say itself what went wrong."""
+"""How long the main thread may take to report the error itself."""
 _BEAT_SECONDS = 2.0
 _SEND_SECONDS = 5.0  # for a few bytes to a buffer that only a stopped process lets fill up
 
@@ -33,7 +32,7 @@ class Lifeline:
       meeting: The processes.
       silence: Seconds without a sign of life after which a process counts as dead.
       grace: Seconds that the main thread has to end by itself.
-      end: Ends the process with a line to print; for tests.
+      end: Prints a line and ends the process; tests replace it.
     """
 
     def __init__(
@@ -56,12 +55,12 @@ class Lifeline:
         self._thread.start()
 
     def lost(self, seconds: float = 0.0) -> str | None:
-        """Which process has ended and why, waiting so long for the news; None where all are there."""
+        """Which process has ended and why, after at most ``seconds`` of waiting; None while all are alive."""
         self._noticed.wait(seconds)
         return next(iter(self._lost.values()), None)
 
     def finish(self) -> None:
-        """Tells the others that this process has done its part; it goes on watching them until it exits."""
+        """Tells the others that this process has finished; it goes on watching them until it exits."""
         self._send({"end": None})
 
     def fail(self, why: str) -> None:

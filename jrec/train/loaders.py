@@ -27,10 +27,10 @@ def train_loader(
     """The shuffled batches of this process, over all epochs.
 
     Args:
-      config: of the run.
-      schema: of the dataset.
-      layout: of the tables.
-      transform: of every batch, see ``make_loader``; it gets batches without casts.
+      config: The run's configuration.
+      schema: The dataset's schema.
+      layout: The tables' layout.
+      transform: A function of every batch, see ``make_loader``; it gets batches without casts.
       orders: See ``make_loader``.
     """
     data = config.data
@@ -73,14 +73,14 @@ def eval_loader(
     """One pass over a split in the order of time, every example once, the last batch padded.
 
     Args:
-      config: of the run.
-      schema: of the dataset.
-      layout: of the tables.
+      config: The run's configuration.
+      schema: The dataset's schema.
+      layout: The tables' layout.
       split: "train", "valid" or "test".
-      limit: batches to read at most; 0 for all.
-      multiple: of which the size of a batch is one; 0 for the devices of the mesh.
-      transform: of every batch, see ``make_loader``.
-      shared: whether each process reads a contiguous share of the examples, of sizes that differ by one at most, and
+      limit: Batches to read at most; 0 for all.
+      multiple: The batch size is a multiple of it; 0 for the number of the mesh's devices.
+      transform: A function of every batch, see ``make_loader``.
+      shared: Whether each process reads a contiguous share of the examples, of sizes that differ by at most one, and
         its part of a batch; else every process reads all.
     """
     data, multiple = config.data, multiple or max(1, config.mesh.devices)

@@ -42,15 +42,15 @@ class Outcome:
     """A finished or stopped run.
 
     Attributes:
-      folder: the run's.
-      step: steps taken.
-      finished: False where a signal stopped it; it can be resumed.
-      scores: of the final splits, by name; empty where not finished.
-      parameters: counts and bytes, see ``parameter_counts``.
-      schema: of the dataset.
-      seconds, examples: training time and examples of this process, evaluations and checkpoints left out.
-      sections: sections of the report, by name (``jrec.train.report.sections``).
-      reports: whether this process is the one to write the report.
+      folder: The run's folder.
+      step: Steps taken.
+      finished: False where a signal stopped the run; it can be resumed.
+      scores: The scores of the final splits, by name; empty if not finished.
+      parameters: Counts and bytes, see ``parameter_counts``.
+      schema: The dataset's schema.
+      seconds, examples: Training time and examples of this process, without evaluations and checkpoints.
+      sections: Sections of the report, by name (``jrec.train.report.sections``).
+      reports: Whether this process writes the report.
     """
 
     folder: pathlib.Path
@@ -71,21 +71,21 @@ def train(
     """Trains as ``config`` says, and evaluates the result.
 
     Args:
-      config: of the run; it writes to ``config.out``.
-      resume: go on from the latest checkpoint in that folder, or begin where there is none.
-      overwrite: replace a run that is there.
-      resume_from: go on from the checkpoint of this step instead; later ones, and what was logged since, are deleted.
+      config: The run's configuration; the run writes to ``config.out``.
+      resume: Continues from the latest checkpoint in that folder, or begins if there is none.
+      overwrite: Replaces an existing run in that folder.
+      resume_from: Continues from the checkpoint of this step instead; later checkpoints and log records are deleted.
 
     Returns:
-      What became of it. A SIGINT or SIGTERM ends the run after the current step, with a checkpoint.
+      The run's outcome. A SIGINT or SIGTERM ends the run after the current step, with a checkpoint.
 
     Raises:
-      ConfigError: if the configuration does not fit the data or the folder, or asks for deterministic programs after
+      ConfigError: If the configuration does not fit the data or the folder, or asks for deterministic programs after
         JAX has started GPUs without them.
-      DatasetError: if the dataset cannot be used.
-      CheckpointError: if a checkpoint cannot be used or written.
-      DivergedError: if the loss or a logit becomes NaN or infinite.
-      ProcessError: if another process of the run has died.
+      DatasetError: If the dataset cannot be used.
+      CheckpointError: If a checkpoint cannot be used or written.
+      DivergedError: If the loss or a logit becomes NaN or infinite.
+      ProcessError: If another process of the run has died.
     """
     if config.deterministic:
         determinism.request()
@@ -129,19 +129,19 @@ class _Run:
         self.seconds, self.examples = 0.0, 0
 
     def _open_saved(self, step: int | None) -> Saved | None:
-        """The checkpoint to go on from; None to begin."""
+        """The checkpoint to continue from; None to begin."""
         if step is None and self.checkpoints.latest_step() is None:
             return None
         with self._advising(step):
             return self.checkpoints.open(step)
 
     def _advising(self, step: int | None) -> contextlib.AbstractContextManager[None]:
-        """Says of damaged files which earlier checkpoint to go on from."""
+        """Around reads of a checkpoint: errors about damaged files name the earlier checkpoint to continue from."""
         step = self.checkpoints.latest_step() if step is None else step
         return self.checkpoints.reading(step or 0, resume_remedy)
 
     def restore(self) -> None:
-        """Goes back to a checkpoint, if there is one; forgets what was logged after it."""
+        """Restores the checkpoint, if there is one; drops log records after it."""
         saved = self.saved_run
         if saved is None:
             self.log.truncate_after(-1)
@@ -235,7 +235,7 @@ class _Run:
             self.save()
 
     def _decide(self, progress: TrainingProgress) -> None:
-        """Tells the Shuffle Scheduler the loss after a schedule, and logs what it makes of it."""
+        """Tells the Shuffle Scheduler the loss after a schedule, and logs its decision."""
         assert self.fae is not None
         scores = self._score(self.config.fae.split, self.config.fae.batches, progress)
         schedule = self.fae.scheduler.observe(log_loss(scores.logits, scores.labels))
@@ -322,7 +322,7 @@ class _Run:
 
 
 def resume_remedy(step: int | None) -> str:
-    """What to do about a damaged checkpoint, where the newest older whole one is that of ``step``."""
+    """The remedy for a damaged checkpoint; ``step`` is the newest older whole checkpoint, None if there is none."""
     if step is None:
         return "no earlier checkpoint is whole; begin anew with --overwrite"
     return f"go on from the checkpoint of step {step:,} with --resume-from {step}"

@@ -1,9 +1,9 @@
-"""Processes of one run find each other and compare what they are about to do, over plain sockets, before JAX starts.
+"""Processes of one run find each other and compare their configurations, over plain sockets, before JAX starts.
 
-JAX's own coordinator ends a process by a signal where its port is taken or a process does not come. So process 0
-listens at the coordinator's port first. Every other process sends its number and its *facts* (``jrec.train.same_run``),
-and gets the answer when all have come: go on, or the reason not to. The connections stay for
-``jrec.train.lifeline``; the port is given free for JAX's coordinator.
+JAX's own coordinator ends a process by a signal if its port is taken or a process does not come. So process 0 listens
+at the coordinator's port first. Every other process sends its number and its *facts* (``jrec.train.same_run``), and
+gets the answer when all have come: go on, or the reason not to. The connections stay for ``jrec.train.lifeline``; the
+port is released for JAX's coordinator.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 from jrec.errors import ConfigError, JrecError
 
 _HELLO_SECONDS = 10.0
-"""How long a connection may take to say who it is."""
+"""How long a connection may take to send its first message."""
 _TELL_SECONDS = 20.0
-"""How long a process that cannot start waits for the others to tell them so."""
+"""How long a process that cannot start waits for the others, to tell them."""
 _MOST_BYTES = 1 << 22
 _MOST_DIFFERENCES = 5
 _ABSENT = "not set"
@@ -39,8 +39,8 @@ class Role:
 
     Attributes:
       host, port: Process 0's address.
-      processes: How many there are.
-      process: The number of this one, from 0.
+      processes: The number of processes.
+      process: This process's number, from 0.
     """
 
     host: str
@@ -50,10 +50,10 @@ class Role:
 
     @staticmethod
     def of(coordinator: str, processes: int, process: int) -> Role:
-        """The role by HOST:PORT and two numbers.
+        """The role of process ``process`` of ``processes``, with process 0 at HOST:PORT.
 
         Raises:
-          ConfigError: If the address is none, or there is no such process.
+          ConfigError: If the address is not HOST:PORT, or there is no such process.
         """
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -73,7 +73,7 @@ class Role:
 
 
 class Line:
-    """A connection that carries JSON objects, one a line."""
+    """A connection that carries JSON objects, one per line."""
 
     def __init__(self, connection: socket.socket):
         self.socket = connection
@@ -81,17 +81,17 @@ class Line:
         self._sending = threading.Lock()  # the main thread and the lifeline's both send
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends one message; to a process that is gone, none."""
+        """Sends one message; does nothing if the other process is gone."""
         with self._sending, contextlib.suppress(OSError):
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, seconds: float) -> Any:
-        """The next message, within so many seconds.
+        """The next message, within ``seconds``.
 
         Raises:
           TimeoutError: If none came.
           EOFError: If the other side has closed.
-          ValueError: If what came is no message.
+          ValueError: If the received bytes are no message.
         """
         deadline = time.monotonic() + seconds
         while b"\n" not in self._buffer:
@@ -100,11 +100,11 @@ class Line:
         return self._next()
 
     def waiting(self) -> list[Any]:
-        """All messages that are there, once the socket is readable.
+        """All messages that have arrived, once the socket is readable.
 
         Raises:
           EOFError: If the other side has closed and nothing is left.
-          ValueError: If what came is no message.
+          ValueError: If the received bytes are no message.
         """
         self._read()
         messages = []
@@ -143,7 +143,7 @@ class Meeting:
 
     Attributes:
       role: Which process this is.
-      lines: By process: to all others in process 0, to process 0 in the others.
+      lines: Connections by process: in process 0 to all others, in the others to process 0.
     """
 
     role: Role
@@ -151,7 +151,7 @@ class Meeting:
     _listener: socket.socket | None = None
 
     def free_port(self) -> None:
-        """Gives the port free. Call it right before JAX's coordinator takes it."""
+        """Releases the port. Call it right before JAX's coordinator takes it."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -162,13 +162,13 @@ def meet(role: Role, facts: Mapping[str, str], *, refusal: str | None = None, wa
 
     Args:
       role: Which process this is.
-      facts: What must be equal in all of them, as text by name.
-      refusal: Why this process cannot start, if it cannot; the others are told.
-      wait: Seconds until all have to be here.
+      facts: Values that must be equal in all processes, as text by name.
+      refusal: Why this process cannot start, to tell the others; None if it can.
+      wait: Seconds within which all must come.
 
     Raises:
-      ConfigError: In all processes, if facts differ, one of them refused, or not all came.
-      ProcessError: If the port is taken, or process 0 is not reached.
+      ConfigError: In all processes, if facts differ, a process refused, or not all came.
+      ProcessError: If the port is taken, or process 0 cannot be reached.
     """
     if refusal is not None:
         wait = min(wait, _TELL_SECONDS)
@@ -218,7 +218,7 @@ def _listen(role: Role) -> socket.socket:
 
 
 def _welcome(role: Role, line: Line, lines: dict[int, Line], hellos: dict[int, dict[str, Any]]) -> str | None:
-    """Takes a process in; or says what is wrong with it."""
+    """Accepts a process, or returns the reason not to."""
     try:
         said = line.receive(_HELLO_SECONDS)
         number, count = int(said["process"]), int(said["processes"])
@@ -240,7 +240,7 @@ def _welcome(role: Role, line: Line, lines: dict[int, Line], hellos: dict[int, d
 
 
 def _refused(role: Role, hellos: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """The first process's reason not to start, and whose it is."""
+    """The first refusing process and its reason; None if none refuses."""
     for number in sorted(hellos):
         if (why := hellos[number]["refusal"]) is not None:
             return f"process {number} of {role.processes} cannot start: {why}"
@@ -313,10 +313,10 @@ def _connect(role: Role, wait: float) -> Line:
 
 
 def differences(facts: Sequence[Mapping[str, str]]) -> str | None:
-    """Which facts differ, with the values and the processes that have them; None where none does.
+    """Which facts differ, with their values and the processes that have them; None if all agree.
 
     Args:
-      facts: By process, text by name.
+      facts: By process, values as text by name.
     """
     names = dict.fromkeys(name for of_process in facts for name in of_process)
     different = []

@@ -1,4 +1,4 @@
-"""A batch cut into one part a device: examples, casts, and the unique rows sorted by the device that keeps them.
+"""A batch cut into one part per device: examples, casts, and the unique rows sorted by the device that keeps them.
 
 All of this runs in the loader's threads. Parts are as long as their rows; ``jrec.train.mesh_arrays`` gives them the
 static sizes of the compiled step.
@@ -33,11 +33,11 @@ class Part:
     """One device's part of a batch, NumPy arrays.
 
     Attributes:
-      batch: the examples. Ids of planned stacks number their unique rows, 0 for the least address; their
-        casts' rows are addresses still.
-      routes: where these rows are read from, by such a stack. A row in host memory is one of its owner's shard, behind
-        the rows that the owner keeps (``with_owners``).
-      sends: lookups at other devices, which have no ids in the batch, by planned stack with features that send.
+      batch: The examples. Ids of planned stacks number their unique rows, 0 for the least address; their casts' rows
+        are still addresses.
+      routes: Where these rows are read from, by planned stack. A row in host memory is a row of its owner's shard,
+        after the rows that the owner keeps (``with_owners``).
+      sends: Lookups at other devices, which have no ids in the batch, by planned stack with features that send.
     """
 
     batch: Batch
@@ -50,11 +50,12 @@ class Dealt:
     """A batch and its parts.
 
     Attributes:
-      batch: as the loader made it.
-      parts: of some devices, in their order.
-      host: By stack that has rows in host memory, those of the batch that this process reads from there.
-      asked: By such a stack, (n,) ascending addresses of those that these parts read, where other processes have other
-        parts: then ``host`` is empty, and the rows' places are unknown, until they are ``dealt_by_all``.
+      batch: The batch from the loader.
+      parts: The parts of some devices, in their order.
+      host: The batch's rows that this process reads from its host memory, by stack with rows there.
+      asked: (n,) ascending addresses of the rows of host memory that these parts read, by stack with rows there, where
+        other processes have other parts: then ``host`` is empty, and the rows' places are unknown, until
+        ``dealt_by_all``.
     """
 
     batch: Batch
@@ -67,17 +68,17 @@ class Parts:
     """Cuts batches into the parts of some of the mesh's devices. Thread-safe; call it in the loader's threads.
 
     Args:
-      layout: of the batches.
-      plan: where rows live (``run_plan``).
-      devices: numbers of the devices whose parts are made.
-      first: number of the first device that the batch is for.
-      count: for how many devices it is, from that one on. Those of them that compute share it equally, in their order;
-        parts of the others are blank.
-      cast: whether tensor-train stacks get their casts here too.
-      forms: which features' lookups are sent, as it stands when a batch is cut; None retrieves all.
-      hot: Whether the batches read rows that every device has, and no others.
-      owners: Who has the rows of host memory.
-      together: Whether the parts of other devices are cut by other processes, from examples that this one has not.
+      layout: The batches' layout.
+      plan: Where rows live (``run_plan``).
+      devices: Numbers of the devices whose parts are made.
+      first: The number of the first device that shares the batch.
+      count: The number of devices that share the batch, from ``first`` on. Those that compute get equal parts, in their
+        order; parts of the others are blank.
+      cast: Whether tensor-train stacks get their casts here too.
+      forms: Which features' lookups are sent, read when a batch is cut; None retrieves all.
+      hot: Whether the batches read only rows that every device has.
+      owners: How processes share the rows of host memory.
+      together: Whether other processes cut the parts of other devices, from examples that this process does not have.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Parts:
         """The batch, and a part for each of the devices.
 
         Raises:
-          ValueError: if the devices cannot share the examples equally.
+          ValueError: If the devices cannot share the examples equally.
         """
         count = len(self._askers)
         size, rest = divmod(len(batch.labels), count)
@@ -124,7 +125,7 @@ class Parts:
         return self._placed(dealt, {name: self._owners.whole(self._hosts[name], read[name]) for name in read})
 
     def dealt_by_all(self, dealt: Dealt, peers: Peers | None) -> Dealt:
-        """Gives the rows of host memory that all parts of a batch read their places; all processes call it together.
+        """Places the rows of host memory that all parts of a batch read; all processes call it together.
 
         Args:
           dealt: The batch.
@@ -138,8 +139,7 @@ class Parts:
         host = {}
         for name, (device, line, host[name]) in places.items():
             for part in dealt.parts:
-                given = (dealt.asked[name], device, line, self._firsts[name])
-                part.routes[name] = with_owners(part.routes[name], *given)
+                part.routes[name] = with_owners(part.routes[name], dealt.asked[name], device, line, self._firsts[name])
         return dataclasses.replace(dealt, host=host, asked={})
 
     def _examples(self, batch: Batch, device: int, size: int) -> Batch:
@@ -150,12 +150,12 @@ class Parts:
 
 
 def host_stacks(layout: EmbeddingLayout, plan: Plan) -> tuple[Stack, ...]:
-    """The planned stacks of which some rows, or all, are in host memory."""
+    """The planned stacks with rows in host memory."""
     return tuple(stack for stack in planned_stacks(layout) if plan.host_rows(plan_name(stack)))
 
 
 def plan_routers(layout: EmbeddingLayout, plan: Plan, devices: Sequence[int] | None = None) -> dict[str, Router]:
-    """By planned stack, for some devices, or for all."""
+    """The routers of some devices, or of all, by planned stack."""
     return {stack.name: Router(plan, based(stack), devices) for stack in planned_stacks(layout)}
 
 
@@ -170,20 +170,22 @@ def routed_part(
     """Casts a device's examples and routes their unique rows, or sends their lookups.
 
     Args:
-      layout: of the batch.
+      layout: The batch's layout.
       batch: NumPy arrays, without casts.
-      routers: by stack.
-      device: whose part it is.
-      casts: the stacks to cast.
-      send: names of the features whose lookups of other devices' rows are sent.
+      routers: The routers, by stack.
+      device: The number of the part's device.
+      casts: The stacks to cast.
+      send: Names of the features whose lookups of other devices' rows are sent.
     """
     bags, routes, sends = dict(batch.bags), {}, {}
-    for name, of in batch.bags.items():
+    for name, own_bags in batch.bags.items():
         if name not in casts:
             continue
-        stack, ids = layout.stacks[name], np.asarray(of.ids)
-        cast = host_cast(stack, ids, None if of.offsets is None else np.asarray(of.offsets), len(batch.labels))
-        bags[name] = dataclasses.replace(of, cast=cast)
+        stack, ids = layout.stacks[name], np.asarray(own_bags.ids)
+        cast = host_cast(
+            stack, ids, None if own_bags.offsets is None else np.asarray(own_bags.offsets), len(batch.labels)
+        )
+        bags[name] = dataclasses.replace(own_bags, cast=cast)
         if name not in routers:
             continue
         unique = np.asarray(cast.rows)[: int(cast.num_unique)]
@@ -198,9 +200,9 @@ def routed_part(
                 sending,
                 device=device,
                 shape=ids.shape,
-                weights=None if of.weights is None else np.asarray(of.weights),
+                weights=None if own_bags.weights is None else np.asarray(own_bags.weights),
                 with_addresses=stack.dtype != "float32",
             )
             local, cast, routes[name], sends[name] = split.local, split.cast, split.routed, split.sent
-        bags[name] = dataclasses.replace(of, ids=local, cast=cast)
+        bags[name] = dataclasses.replace(own_bags, ids=local, cast=cast)
     return Part(batch=dataclasses.replace(batch, bags=bags), routes=routes, sends=sends)

@@ -1,7 +1,7 @@
-"""Planned rows in checkpoints: by table and number, wherever the plan of the moment has them.
+"""Planned rows in checkpoints: by table and row number, independent of the plan.
 
-So a checkpoint of any plan and mesh goes on under any other, or on a single device. Writing copies nothing between
-devices: a piece is what one device keeps of one table, written by its process, and replicated rows are written once.
+So a checkpoint of any plan and mesh can be resumed under any other, or on a single device. Writing copies nothing
+between devices: a piece is one device's rows of one table, written by its process; replicated rows are written once.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class MeshSource:
         self.tables = stack_shapes(stack, {} if optimizer is None else optimizer.slots)
 
     def changed(self) -> dict[str, tuple[int, int]]:
-        """See ``Source``: not counted, so that every checkpoint has all rows."""
+        """Nothing: changes are not counted, so that every checkpoint has all rows."""
         return {}
 
     def begin(self, full: Collection[str]) -> list[Piece]:
-        """See ``Source``."""
+        """All pieces of this process's devices, whatever ``full`` names."""
         del full
         return list(self._pieces())
 
     def end(self) -> None:
-        """See ``Source``."""
+        """Does nothing: no step is taken while the checkpoint is written."""
 
     undo_bytes = 0  # no step is taken meanwhile
 
@@ -74,7 +74,7 @@ class MeshSource:
             yield from self._by_table({n: a.addressable_shards[0].data for n, a in arrays.items()}, held, REPLICATED)
 
     def _by_table(self, arrays: Mapping[str, jax.Array], held: np.ndarray, folder: str) -> Iterator[Piece]:
-        """Pieces of what an array holds: ``held`` are the addresses, by line."""
+        """The pieces of arrays, by table; ``held`` has the address of each line."""
         order = np.argsort(held, kind="stable")
         bounds = np.searchsorted(held, [*self._stack.bases, self._stack.rows], sorter=order)
         for table, base, begin, stop in zip(self._stack.tables, self._stack.bases, bounds, bounds[1:], strict=False):
@@ -85,7 +85,7 @@ class MeshSource:
 
 @dataclasses.dataclass
 class _Lines:
-    """See ``jrec.checkpoint.sources.Piece``: the rows in some lines of a device's arrays."""
+    """The rows in some lines of a device's arrays; see ``jrec.checkpoint.sources.Piece``."""
 
     table: str
     rows: np.ndarray
@@ -107,14 +107,14 @@ def saved_rows(
     """The planned stacks of a checkpoint, each device's rows read and put there piece by piece.
 
     Args:
-      saved: The checkpoint, of one device or of a mesh.
+      saved: The checkpoint, written on one device or on a mesh.
       layout: The tables.
       plan: Where rows live now.
       mesh: The devices.
-      optimizer: The row optimizer, or that of each stack; None to read no slots.
+      optimizer: One row optimizer for all rows, or one for each stack; None to read no slots.
 
     Raises:
-      CheckpointError: If it is damaged or of other tables.
+      CheckpointError: If it is damaged or has other tables.
     """
     return {
         stack.name: _saved_stack(saved, stack, plan, mesh, optimizer_of(optimizer, stack.name))

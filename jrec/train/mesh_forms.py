@@ -1,8 +1,8 @@
-"""Which features of a run on a mesh fetch other devices' rows, and which have them pooled where they lie.
+"""Which features of a run on a mesh fetch other devices' rows, and which have the rows' owners pool them.
 
-Retrieving moves every unique row and its gradient, sending every lookup's id, every pooled sum and its gradient
-(``jrec.sharding.modes``). Which is less depends on a feature's bags: long bags of rows that hardly repeat are
-better sent. "auto" counts both in the run's first batches, always the same ones, so that a resumed run decides alike.
+Retrieving moves every unique row and its gradient; sending moves every lookup's id, every pooled sum and its gradient
+(``jrec.sharding.modes``). Which is less depends on a feature's bags: long bags of rows that hardly repeat are better
+sent. "auto" counts both in the run's first batches, always the same ones, so that a resumed run decides alike.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Form = Literal["auto", "retrieve", "send"]
 
 
 def poolable(stack: Stack) -> list[StackedFeature]:
-    """The features of a planned stack whose bags are (weighted) sums of rows, which owners can take part by part."""
+    """The features of a planned stack whose bags are (weighted) sums of rows, of which each owner can pool its part."""
     return [f for f in stack.features if not f.config.unpooled] if stack.tier == "planned" else []
 
 
 def sending_features(stack: Stack, send: Set[str]) -> list[StackedFeature]:
-    """Those of a stack's features that send their lookups of other devices' rows."""
+    """The stack's features that send their lookups of other devices' rows."""
     return [f for f in poolable(stack) if f.config.name in send]
 
 
 def sending_bags(stack: Stack, send: Set[str], examples: int) -> np.ndarray | None:
-    """(num_bags,) bool, the bags of features that send, of so many examples; None where no feature does."""
+    """Which bags of ``examples`` examples belong to features that send, (num_bags,) bool; None if no feature does."""
     features = sending_features(stack, send)
     if not features:
         return None
@@ -49,13 +49,13 @@ def sending_bags(stack: Stack, send: Set[str], examples: int) -> np.ndarray | No
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableForm:
-    """What was found for the features of one table that could send.
+    """The choice for the features of one table that could send.
 
     Attributes:
-      table: that they read.
-      send, retrieve: the features by the form that was chosen.
-      retrieve_bytes, send_bytes: that a step moves over all links where all of them retrieve, or send.
-      bytes: as chosen.
+      table: The table's name.
+      send, retrieve: Names of the features with each chosen form.
+      retrieve_bytes, send_bytes: Bytes that a step moves over all links if all features retrieve, or send.
+      bytes: Bytes that a step moves with the chosen forms.
     """
 
     table: str
@@ -70,14 +70,14 @@ class Forms:
     """The forms of all features of a run; made once, then decided, then read by the loader's threads.
 
     Args:
-      layout: of the batches.
-      form: "auto", or one for all features that can have it. Where some devices compute and others keep the tables,
-        "send" is what makes pooled sums alone cross.
+      layout: The batches' layout.
+      form: "auto", or one form for all features that can have it. Where some devices compute and others keep the
+        tables, with "send" only pooled sums travel between them.
 
     Attributes:
-      send: names of the features that send; none until an automatic choice is made.
-      decided: whether it is.
-      tables: what the choice rests on, where it was automatic.
+      send: Names of the features that send; none until an automatic choice is made.
+      decided: Whether the choice is made.
+      tables: The byte counts behind an automatic choice, by table.
     """
 
     def __init__(self, layout: EmbeddingLayout, form: Form = "auto"):
@@ -88,14 +88,14 @@ class Forms:
         self.tables: tuple[TableForm, ...] = ()
 
     def decide(self, batches: Iterable[Sequence[Part]], devices: Sequence[int], *, training: bool = True) -> None:
-        """Chooses by batches whose parts retrieve all; where processes have different parts, all of them call this.
+        """Chooses from batches whose parts retrieve all rows; where processes have different parts, all call this.
 
         Args:
-          batches: the parts of these devices, of every batch.
-          devices: numbers of the process's own devices, or of all.
-          training: whether gradients travel, too.
+          batches: The parts of these devices, of every batch.
+          devices: Numbers of the process's own devices, or of all.
+          training: Whether gradients travel, too.
         """
-        found: dict[tuple[str, str], _Counts] = {}
+        counts_by_table: dict[tuple[str, str], _Counts] = {}
         steps = 0
         for parts in batches:
             steps += 1
@@ -103,17 +103,17 @@ class Forms:
                 for stack in self._stacks:
                     for table, counts in _counted(stack, part, device):
                         key = (stack.name, table)
-                        found[key] = found[key] + counts if key in found else counts
+                        counts_by_table[key] = counts_by_table[key] + counts if key in counts_by_table else counts
         stacks = {stack.name: stack for stack in self._stacks}
         self.tables = tuple(
             _chosen(stacks[stack], table, counts, steps, training)
-            for (stack, table), counts in _summed(found, len(devices)).items()
+            for (stack, table), counts in _summed(counts_by_table, len(devices)).items()
         )
         self.send = frozenset(name for table in self.tables for name in table.send)
         self.decided = True
 
     def record(self) -> dict[str, Any] | None:
-        """The choice in JSON types, megabytes a step over all links; None where there was nothing to choose."""
+        """The choice in JSON types, in megabytes per step over all links; None where there was nothing to choose."""
         if not self.tables:
             return None
         return {
@@ -130,11 +130,11 @@ class Forms:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Counts:
-    """What devices ask of each other for a table's k candidates, the longest bags first; (..., N, N), asker first.
+    """Requests between devices for a table's k candidates, longest bags first; (..., N, N), requesting device first.
 
     Attributes:
       rows: (k + 1, ...) unique rows that the candidates from the i-th on, or other features, read.
-      lookups, bags: (k, ...) of each candidate.
+      lookups, bags: (k, ...) lookups and bags of each candidate.
     """
 
     rows: np.ndarray
@@ -146,33 +146,33 @@ class _Counts:
 
 
 def _candidates(stack: Stack) -> dict[str, list[StackedFeature]]:
-    """By table the features that could gain by sending, the longest bags first.
+    """The features that could gain by sending, by table, the longest bags first.
 
     One id's sum is no smaller than its row, so features of one id retrieve.
     """
-    found: dict[str, list[StackedFeature]] = {}
+    candidates: dict[str, list[StackedFeature]] = {}
     for feature in sorted(poolable(stack), key=lambda f: -f.config.max_length):
         if feature.config.max_length > 1:
-            found.setdefault(feature.config.table, []).append(feature)
-    return found
+            candidates.setdefault(feature.config.table, []).append(feature)
+    return candidates
 
 
 def _bags(feature: StackedFeature, examples: int) -> slice:
-    """A feature's bags in a batch of so many examples."""
+    """A feature's bags in a batch of ``examples`` examples."""
     first = feature.first_bag * examples
     return slice(first, first + feature.config.bags_per_example * examples)
 
 
 def _counted(stack: Stack, part: Part, device: int) -> Iterator[tuple[str, _Counts]]:
-    """What one device asks of the others, by table with candidates."""
+    """One device's requests to the others, by table with candidates."""
     routed, bags, examples = part.routes[stack.name], part.batch.bags[stack.name], len(part.batch.labels)
     owner = _owners(routed, device)
     devices = len(routed.starts) - 3
     for table, candidates in _candidates(stack).items():
-        others = [f for f in stack.features if f.config.table == table and f not in candidates]
+        rest = [f for f in stack.features if f.config.table == table and f not in candidates]
         last = np.full(owner.size, -1, np.int64)  # reader of each unique row, the latest in the order of preference
         counts = {n: np.zeros((len(candidates), devices, devices)) for n in ("lookups", "bags")}
-        for i, feature in enumerate([*candidates, *others]):
+        for i, feature in enumerate([*candidates, *rest]):
             numbers, bag = _lookups(bags, _bags(feature, examples))
             last[numbers] = min(i, len(candidates))
             if i >= len(candidates):
@@ -190,7 +190,7 @@ def _counted(stack: Stack, part: Part, device: int) -> Iterator[tuple[str, _Coun
 
 
 def _owners(routed: Routed, device: int) -> np.ndarray:
-    """(unique,) the other device that keeps each row; -1 where none does."""
+    """The other device that keeps each row, (unique,) int32; -1 where none does."""
     owner = np.full(routed.addresses.size, -1, np.int32)
     for other in range(len(routed.starts) - 3):
         if other != device:
@@ -198,42 +198,42 @@ def _owners(routed: Routed, device: int) -> np.ndarray:
     return owner
 
 
-def _lookups(bags: Bags, of: slice) -> tuple[np.ndarray, np.ndarray]:
-    """Unique rows, and bags counted from the first, of the lookups of some bags; without padding."""
+def _lookups(bags: Bags, span: slice) -> tuple[np.ndarray, np.ndarray]:
+    """The lookups of some bags, without padding: numbers of unique rows, and of bags counted from the first."""
     ids = np.asarray(bags.ids)
     if bags.offsets is None:
-        found = ids[of]
-        bag = np.repeat(np.arange(found.shape[0]), found.shape[1])
-        found = found.reshape(-1)
+        ids_read = ids[span]
+        bag = np.repeat(np.arange(ids_read.shape[0]), ids_read.shape[1])
+        ids_read = ids_read.reshape(-1)
     else:
-        offsets = np.asarray(bags.offsets)[of.start : of.stop + 1]
-        found = ids[offsets[0] : offsets[-1]]
+        offsets = np.asarray(bags.offsets)[span.start : span.stop + 1]
+        ids_read = ids[offsets[0] : offsets[-1]]
         bag = np.repeat(np.arange(offsets.size - 1), np.diff(offsets))
-    real = found >= 0
-    return found[real], bag[real]
+    real = ids_read >= 0
+    return ids_read[real], bag[real]
 
 
-def _summed(found: dict[tuple[str, str], _Counts], devices: int) -> dict[tuple[str, str], _Counts]:
-    """The counts of all processes, which have the same keys, where each counted for its own ``devices`` alone."""
-    if jax.process_count() == 1 or not found or next(iter(found.values())).rows.shape[-1] == devices:
-        return found
+def _summed(counts: dict[tuple[str, str], _Counts], devices: int) -> dict[tuple[str, str], _Counts]:
+    """The sums over all processes, which have the same keys, where each counted only its own ``devices``."""
+    if jax.process_count() == 1 or not counts or next(iter(counts.values())).rows.shape[-1] == devices:
+        return counts
     from jax.experimental import multihost_utils
 
     fields = [f.name for f in dataclasses.fields(_Counts)]
-    arrays = [getattr(of, name) for of in found.values() for name in fields]
+    arrays = [getattr(count, name) for count in counts.values() for name in fields]
     flat = np.concatenate([a.reshape(-1) for a in arrays]).astype(np.int32)
     total = np.asarray(multihost_utils.process_allgather(flat), np.float64).sum(axis=0)
     parts = iter(np.split(total, np.cumsum([a.size for a in arrays])[:-1]))
     return {
-        key: _Counts(**{name: next(parts).reshape(getattr(of, name).shape) for name in fields})
-        for key, of in found.items()
+        key: _Counts(**{name: next(parts).reshape(getattr(count, name).shape) for name in fields})
+        for key, count in counts.items()
     }
 
 
 def _chosen(stack: Stack, table: str, counts: _Counts, steps: int, training: bool) -> TableForm:
-    """The cheapest way to let the first candidates send and the others retrieve; retrieving, where that is equal."""
+    """The cheapest split in which the first candidates send and the others retrieve; at equal cost more retrieve."""
     candidates = _candidates(stack)[table]
-    (of,) = [t for t in stack.tables if t.name == table]
+    (config,) = [t for t in stack.tables if t.name == table]
     none = np.zeros_like(counts.rows[:1])
 
     def moved(rows: np.ndarray, lookups: np.ndarray, bags: np.ndarray) -> Any:
@@ -241,8 +241,8 @@ def _chosen(stack: Stack, table: str, counts: _Counts, steps: int, training: boo
             rows=rows,
             lookups=lookups,
             bags=bags,
-            row_bytes=np.array([of.dim * np.dtype(jax.numpy.dtype(of.dtype)).itemsize]),
-            dims=np.array([of.dim]),
+            row_bytes=np.array([config.dim * np.dtype(jax.numpy.dtype(config.dtype)).itemsize]),
+            dims=np.array([config.dim]),
             training=training,
             weighted=stack.weighted,
         )

@@ -1,7 +1,7 @@
-"""The rows that a plan keeps in host memory: one table a planned stack, by the stack's own addresses.
+"""The rows that a plan keeps in host memory: one table per planned stack, by the stack's own addresses.
 
-So their first values, their rounding and their checkpoints know nothing of the plan: a row is the same row wherever it
-lives, and only what is written takes memory.
+So their first values, their rounding and their checkpoints do not depend on the plan: a row is the same row wherever it
+lives, and only rows that are written take memory.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def planned_host_tables(
     optimizer: RowOptimizers | None,
     owners: HostOwners = ALONE,
 ) -> dict[str, HostTable]:
-    """Tables of all planned stacks, of which only the plan's host rows are used; none where it has no such rows.
+    """Tables of all planned stacks, of which only the plan's host rows are used; none if the plan has no such rows.
 
-    Of several processes each has the rows that are its own.
+    With several processes each has only its own rows.
 
     Args:
-      config: of the run.
-      layout: of the tables.
-      plan: where rows live (``run_plan``).
-      optimizer: The optimizer, or that of each stack, whose slots the rows have; None for none.
+      config: The run's configuration.
+      layout: The tables' layout.
+      plan: Where rows live (``run_plan``).
+      optimizer: One optimizer for all rows, or one for each stack, which determines their slots; None without slots.
       owners: How processes share the rows.
 
     Raises:
-      ConfigError: if ``tables.host.folder`` cannot hold them.
+      ConfigError: If ``tables.host.folder`` cannot hold them.
     """
     if not plan.rows_in("host"):
         return {}
@@ -66,18 +66,18 @@ def planned_host_tables(
 
 
 def load_host_rows(tables: Mapping[str, HostTable], plan: Plan, saved: Saved, owners: HostOwners = ALONE) -> None:
-    """Takes a plan's host rows from a checkpoint, whoever had them there. Rows with first values take no memory.
+    """Reads a plan's host rows from a checkpoint of any plan. Rows with first values take no memory.
 
-    Only rows that the checkpoint has are looked at, however many others there are.
+    Only rows in the checkpoint are read, however many others there are.
 
     Args:
-      tables: see ``planned_host_tables``.
-      plan: where rows live now.
+      tables: See ``planned_host_tables``.
+      plan: Where rows live now.
       saved: The checkpoint.
       owners: How processes share the rows; each takes its own.
 
     Raises:
-      CheckpointError: If it is damaged, or of other tables, slots or first values.
+      CheckpointError: If it is damaged, or has other tables, slots or first values.
     """
     for table in tables.values():
         table.reset()
@@ -87,25 +87,25 @@ def load_host_rows(tables: Mapping[str, HostTable], plan: Plan, saved: Saved, ow
         for shape, base, one in zip(shapes, table.stack.bases, saved.stack_tables(table.stack), strict=True):
             if one.record.shape.first is not None:
                 check_same(saved, shape, one.record.shape, slots=len(arrays) > 1)
-            for rows, found in one.written(arrays):
+            for rows, saved_arrays in one.written(arrays):
                 addresses = rows.astype(np.int64) + base
                 if (ours := _within(ranges, addresses)).any():
-                    _store_changed(table, addresses, found, ours)
+                    _store_changed(table, addresses, saved_arrays, ours)
 
 
-def _store_changed(table: HostTable, addresses: np.ndarray, found: Mapping[str, np.ndarray], ours: np.ndarray) -> None:
-    """Writes those rows, of (n,) ``ours``, that are not what the table has there."""
+def _store_changed(table: HostTable, addresses: np.ndarray, saved: Mapping[str, np.ndarray], ours: np.ndarray) -> None:
+    """Writes the rows of ``ours``, (n,) bool, that differ from the table's."""
     before, slots_before = table.fetch(addresses[ours])
-    given = {name: np.ascontiguousarray(array[ours]) for name, array in found.items()}
-    changed = _differ(given[VALUES], before)
+    own = {name: np.ascontiguousarray(array[ours]) for name, array in saved.items()}
+    changed = _differ(own[VALUES], before)
     for name, slot in slots_before.items():
-        changed |= _differ(given[name], slot)
-    values = given.pop(VALUES)[changed]
-    table.store(addresses[ours][changed], values, {name: slot[changed] for name, slot in given.items()})
+        changed |= _differ(own[name], slot)
+    values = own.pop(VALUES)[changed]
+    table.store(addresses[ours][changed], values, {name: slot[changed] for name, slot in own.items()})
 
 
 def _within(ranges: np.ndarray, addresses: np.ndarray) -> np.ndarray:
-    """(n,) bool: which addresses lie in one of the ascending ranges."""
+    """Which addresses lie in one of the ascending ranges, (n,) bool."""
     at = np.searchsorted(ranges[:, 0], addresses, side="right") - 1
     return (at >= 0) & (addresses < np.append(ranges[:, 1], 0)[at])
 
@@ -113,8 +113,8 @@ def _within(ranges: np.ndarray, addresses: np.ndarray) -> np.ndarray:
 def with_host_rows(
     parameters: Mapping[str, Mapping[str, Any]], layout: EmbeddingLayout, plan: Plan
 ) -> dict[str, dict[str, Any]]:
-    """``parameter_counts`` that say how many rows of planned stacks, and bytes of them, are in host memory."""
-    counts = {name: dict(of) for name, of in parameters.items()}
+    """``parameter_counts`` with the rows of planned stacks in host memory, and their bytes."""
+    counts = {name: dict(counted) for name, counted in parameters.items()}
     for stack in planned_stacks(layout):
         if rows := plan.host_rows(plan_name(stack)):
             size = rows * stack.dim * np.dtype(jnp.dtype(stack.dtype)).itemsize
@@ -122,7 +122,7 @@ def with_host_rows(
     return counts
 
 
-def _differ(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """(n,) bool: where rows have other bits."""
-    bits, those = (array.reshape(len(array), -1).view(np.uint8) for array in (rows, others))
-    return (bits != those).any(axis=1)
+def _differ(rows: np.ndarray, other_rows: np.ndarray) -> np.ndarray:
+    """Which rows have different bits, (n,) bool."""
+    bits, other_bits = (array.reshape(len(array), -1).view(np.uint8) for array in (rows, other_rows))
+    return (bits != other_bits).any(axis=1)

@@ -1,4 +1,4 @@
-"""What a plan costs under the accesses of the run that trains by it, watched in bounded memory and time."""
+"""A plan's cost under the accesses of the run that trains with it, measured in bounded memory and time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from jrec.sharding import Plan, evaluate
 from jrec.sharding.drift import problem_of_plan
 
 PROFILE = "access"
-_EVERY = 16  # steps: one batch in so many is looked at
+_EVERY = 16  # steps: one batch in 16 is counted
 
 
 class PlanMonitor:
     """Counts the accesses of some of a run's batches.
 
     Args:
-      layout: of the batches.
-      plan: of their planned tables, with what ``jrec plan`` says it was made from.
-      whole: that plan with all its tables, of which some may be elsewhere in this run.
+      layout: The batches' layout.
+      plan: The plan of their planned tables, with the information from ``jrec plan`` about what it was made from.
+      whole: The plan with all its tables, some of which this run may keep elsewhere.
     """
 
     def __init__(self, layout: EmbeddingLayout, plan: Plan, whole: Plan):
@@ -33,30 +33,30 @@ class PlanMonitor:
         self._batches = 0
 
     def observe(self, batch: Batch) -> None:
-        """Looks at one in some batches, NumPy arrays whose ids are addresses."""
+        """Counts one batch in ``_EVERY``, NumPy arrays whose ids are addresses."""
         self._batches += 1
         if self._batches % _EVERY != 1:
             return
         ids: dict[str, list[np.ndarray]] = {}
         for stack in self._stacks:
-            found = np.asarray(batch.bags[stack.name].ids).reshape(-1)
-            found = np.sort(found[found >= 0])
-            bounds = np.searchsorted(found, [*stack.bases, stack.rows])
+            lookups = np.asarray(batch.bags[stack.name].ids).reshape(-1)
+            lookups = np.sort(lookups[lookups >= 0])
+            bounds = np.searchsorted(lookups, [*stack.bases, stack.rows])
             for table, base, low, high in zip(stack.tables, stack.bases, bounds[:-1], bounds[1:], strict=True):
-                ids.setdefault(table.name, []).append(found[low:high] - base + table.first_row)
-        rows = {name: np.concatenate(of) for name, of in ids.items()}
+                ids.setdefault(table.name, []).append(lookups[low:high] - base + table.first_row)
+        rows = {name: np.concatenate(pieces) for name, pieces in ids.items()}
         self._monitor.observe(rows, examples=int(np.sum(batch.mask)))
 
     def summary(self, folder: pathlib.Path) -> dict[str, Any] | None:
-        """The plan's balance and cost now, in JSON types; its profile goes to FOLDER/access, for ``jrec replan``.
+        """The plan's current balance and cost, in JSON types; its profile goes to FOLDER/access, for ``jrec replan``.
 
-        None where no batch was seen.
+        None if no batch was counted.
         """
         if not self._monitor.examples:
             return None
         profile = self._monitor.profile(dataset=self._dataset)
         profile.save(folder / PROFILE)
-        held = tuple(profile.table(t.name).head(t.rows) for t in self._plan.tables)  # of parts, the whole rows
+        held = tuple(profile.table(t.name).head(t.rows) for t in self._plan.tables)  # of parts, the uncompressed rows
         problem = problem_of_plan(self._plan, dataclasses.replace(profile, tables=held))
         cost = evaluate(problem, self._plan.placement(problem))
         return {
@@ -70,12 +70,12 @@ class PlanMonitor:
 
 
 def monitor_of(layout: EmbeddingLayout, held: Plan, whole: Plan) -> PlanMonitor | None:
-    """Watches a plan that ``jrec plan`` made; None for others, which do not say for what machine they are.
+    """The monitor of a plan that ``jrec plan`` made; None for other plans, which do not name their hardware.
 
     Args:
-      layout: of the run.
-      held: the part of the plan that the run uses.
-      whole: the plan.
+      layout: The run's layout.
+      held: The part of the plan that the run uses.
+      whole: The whole plan.
     """
     if "hardware" not in whole.info:
         return None

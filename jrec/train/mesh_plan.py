@@ -24,7 +24,7 @@ from jrec.train.config import TrainConfig
 from jrec.train.tables import in_host_memory
 
 SlotShapes = Mapping[str, SlotShape] | Callable[[str], Mapping[str, SlotShape]]
-"""Slots of the row optimizer (``RowOptimizer.slots``), of all tables or by a table's name."""
+"""Slots of the row optimizer (``RowOptimizer.slots``), for all tables or by a table's name."""
 
 
 def run_plan(
@@ -35,22 +35,22 @@ def run_plan(
     *,
     packed: FaeManifest | None = None,
 ) -> Plan:
-    """Where the rows of a run's planned tables live; nothing else is in it.
+    """Where the rows of a run's planned tables live; it has only these tables.
 
-    Rows are where the run's plan file has them or, without one, dealt to the devices in turn; those of tables that
-    ``[tables]`` keeps in host memory are there; and every device has the hot rows of an FAE folder.
+    Rows are where the run's plan file has them or, without one, dealt to the devices in turn; tables that ``[tables]``
+    keeps in host memory are there; and every device has the hot rows of an FAE folder.
 
     Args:
       config: The run's configuration.
       schema: The dataset.
       layout: The tables.
-      slots: Of the row optimizer (``RowOptimizer.slots``), which take memory; None to predict only, for which plans for
-        inference serve, too.
+      slots: The row optimizer's slots (``RowOptimizer.slots``), which take memory; None to predict only, which also
+        accepts plans for inference.
       packed: Hot and cold examples, and the hot rows.
 
     Raises:
-      PlanError: If the plan file is of another dataset or of a mesh of another size, or its devices cannot hold it.
-      ConfigError: If the plan is of other tables than the run's, or for inference, or nothing of it would be used.
+      PlanError: If the plan file is for another dataset or another number of devices, or its devices cannot hold it.
+      ConfigError: If the plan has other tables than the run, or is for inference, or nothing of it would be used.
     """
     devices, planned = max(1, config.mesh.devices), planned_stacks(layout)
     if not config.plan:
@@ -98,19 +98,19 @@ def overlaid(plan: Plan, ranges: Mapping[str, np.ndarray], tier: int) -> Plan:
     Args:
       plan: The plan.
       ranges: By table, (n, 2) int64 begin and end of the rows, ascending and apart.
-      tier: Where they are to be: in host memory or on every device.
+      tier: Their new tier, ``HOST`` or ``REPLICATED``.
     """
     if not any(of_table.size for of_table in ranges.values()):
         return plan
     starts, old, covered = [], [], []
     for number, table in enumerate(plan.tables):
-        mine = plan.start[plan.first[number] : plan.first[number + 1]]
+        own_start = plan.start[plan.first[number] : plan.first[number + 1]]
         cuts = ranges.get(table.name, np.empty((0, 2), np.int64))
         cuts = np.minimum(cuts[cuts[:, 0] < table.rows], table.rows)
-        start = np.unique(np.concatenate([mine, cuts.reshape(-1)]))
+        start = np.unique(np.concatenate([own_start, cuts.reshape(-1)]))
         start = start[start < table.rows]
         starts.append(start)
-        old.append(plan.first[number] + np.searchsorted(mine, start, side="right") - 1)
+        old.append(plan.first[number] + np.searchsorted(own_start, start, side="right") - 1)
         inside = np.searchsorted(cuts[:, 0], start, side="right") - 1
         ends = np.append(cuts[:, 1], 0)  # the last is for rows before the first range
         covered.append(start < ends[inside])
@@ -135,32 +135,33 @@ def overlaid(plan: Plan, ranges: Mapping[str, np.ndarray], tier: int) -> Plan:
 
 
 def computing_of(plan: Plan, processes: Sequence[int]) -> list[int]:
-    """How many devices of each process compute, process by process; ``processes`` says whose each device is."""
+    """How many devices of each process compute, process by process; ``processes`` has each device's process."""
     return [sum(processes[d] == p for d in plan.askers) for p in sorted(set(processes))]
 
 
 def check_sharing(
     config: TrainConfig, layout: EmbeddingLayout, plan: Plan, processes: Sequence[int], *, training: bool
 ) -> None:
-    """Refuses what the devices that compute cannot share.
+    """Refuses batches and processes that the devices that compute cannot share equally.
 
     Args:
-      config: of the run.
-      layout: of its tables.
-      plan: of ``run_plan``.
-      processes: (devices,) whose each device is.
-      training: False to predict only, in batches that may be filled up.
+      config: The run's configuration.
+      layout: The tables' layout.
+      plan: The plan from ``run_plan``.
+      processes: (devices,), each device's process.
+      training: False to predict only, in batches that may be padded.
 
     Raises:
-      ConfigError: if a batch, or the processes, cannot be divided equally.
+      ConfigError: If a batch, or the processes, cannot be divided equally.
     """
     count = len(plan.askers)
     if training and config.data.batch_size % count:
-        of = f"{count} devices (mesh.devices)"
+        users = f"{count} devices (mesh.devices)"
         if plan.computes is not None:
-            of = f"the {count} devices that compute by {config.plan} (of mesh.devices = {plan.devices})"
+            users = f"the {count} devices that compute by {config.plan} (of mesh.devices = {plan.devices})"
         raise ConfigError(
-            f"data.batch_size is {config.data.batch_size}, which {of} cannot share equally; use a multiple of {count}"
+            f"data.batch_size is {config.data.batch_size}, which {users} cannot share equally; use a multiple of"
+            f" {count}"
         )
     if plan.computes is None:
         return
@@ -174,7 +175,7 @@ def check_sharing(
 
 
 def _nothing(devices: int) -> Plan:
-    """A plan of no tables."""
+    """A plan without tables."""
     empty: dict[str, Any] = {
         "start": np.empty(0, np.int64),
         "tier": np.empty(0, np.uint8),
@@ -189,21 +190,21 @@ def _nothing(devices: int) -> Plan:
     return Plan(tables=(), devices=devices, purpose="training", dataset=None, first=first, path=path, **empty)
 
 
-def dealt(layout: EmbeddingLayout, devices: int, slots: SlotShapes | None = None, how: str = "row-cyclic") -> Plan:
-    """A plan that needs to know nothing of the accesses: one of ``jrec.sharding.BASELINES``.
+def dealt(layout: EmbeddingLayout, devices: int, slots: SlotShapes | None = None, baseline: str = "row-cyclic") -> Plan:
+    """A plan that needs no access profile: one of ``jrec.sharding.BASELINES``.
 
     Args:
-      layout: whose planned tables are placed.
-      devices: how many.
-      slots: of the row optimizer; None for none.
-      how: the name of the baseline. Rows descend by frequency, so dealing them in turn shares the frequent ones.
+      layout: The layout whose planned tables are placed.
+      devices: The number of devices.
+      slots: The row optimizer's slots; None without slots.
+      baseline: The baseline's name. Rows descend by frequency, so dealing them in turn shares the frequent ones.
     """
     tables = plan_tables_of(layout, slots)
     flat = tuple(TableProfile(name=t.name, starts=np.array([0, t.rows]), counts=np.array([1.0])) for t in tables)
     profile = AccessProfile(tables=flat, examples=1, source="none", dataset=None)
     machine = grid("any", devices=devices, memory=2**62, lookup=1.0, within=1.0, all_reduce=1.0)
     problem = Problem(tables=tables, profile=profile, hardware=machine, batch_size=devices)
-    return build_plan(problem, BASELINES[how](problem))
+    return build_plan(problem, BASELINES[baseline](problem))
 
 
 def plan_tables_of(layout: EmbeddingLayout, slots: SlotShapes | None = None) -> tuple[PlanTable, ...]:
@@ -235,9 +236,9 @@ def planned_stacks(layout: EmbeddingLayout) -> tuple[Stack, ...]:
 
 
 def planned_part(plan: Plan, layout: EmbeddingLayout, slots: SlotShapes | None = None) -> Plan:
-    """A plan's ranges of a layout's planned tables alone, in the layout's order, with offsets in arrays without gaps.
+    """The part of a plan with only a layout's planned tables, in the layout's order, with offsets without gaps.
 
-    Of a table in parts these are the ranges of the whole rows. Copies of rows, of plans for inference, keep their
+    Of a table in parts it has the ranges of the uncompressed rows. Copies of rows, in plans for inference, keep their
     devices.
     """
     tables = plan_tables_of(layout, slots)
@@ -281,7 +282,7 @@ def planned_part(plan: Plan, layout: EmbeddingLayout, slots: SlotShapes | None =
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedTrain:
-    """A table that a plan puts into tensor-train cores: their rank, and the rows before ``first_row`` whole."""
+    """A table that a plan puts into tensor-train cores of ``rank``; rows before ``first_row`` stay uncompressed."""
 
     rank: int
     first_row: int
@@ -291,10 +292,10 @@ def planned_trains(plan: Plan) -> dict[str, PlannedTrain]:
     """The tables that a plan puts into tensor-train cores.
 
     Raises:
-      ConfigError: if a table's rows in cores are not all behind some row, or the plan does not say the cores' rank.
+      ConfigError: If a table's rows in cores are not all rows from some row on, or the plan lacks the cores' rank.
     """
     options = {o["table"]: o for o in dict(plan.info.get("options", {})).get("tt", ())}
-    found = {}
+    trains = {}
     for t, table in enumerate(plan.tables):
         cores = plan.tier[plan.first[t] : plan.first[t + 1]] == TT
         if not cores.any():
@@ -308,21 +309,21 @@ def planned_trains(plan: Plan) -> dict[str, PlannedTrain]:
                 f"the plan has rows of table {table.name!r} in tensor-train cores that are not all rows from"
                 f" {int(option['first_rank']):,} on; make it again with `jrec plan`"
             )
-        found[table.name] = PlannedTrain(rank=int(option["rank"]), first_row=first)
-    return found
+        trains[table.name] = PlannedTrain(rank=int(option["rank"]), first_row=first)
+    return trains
 
 
 def _check_tables(plan: Plan, layout: EmbeddingLayout, config: TrainConfig) -> None:
     for stack in planned_stacks(layout):
         for table in stack.tables:
             planned = plan.tables[plan.number(table.name)]
-            for what, key, ours, theirs in (
+            for field, key, ours, theirs in (
                 ("dim", "model.embedding_dim", table.dim, planned.dim),
                 ("dtype", "model.table_dtype", table.dtype, planned.dtype),
             ):
                 if ours != theirs:
                     raise ConfigError(
-                        f"plan: {config.plan} places rows of {what} {theirs} of table {table.name!r}, but {key} is"
+                        f"plan: {config.plan} places rows of {field} {theirs} of table {table.name!r}, but {key} is"
                         f" {ours}; plan again with `jrec plan DATA --config` of this run"
                     )
             number = plan.number(table.name)

@@ -1,4 +1,4 @@
-"""Several processes of one model: how they find each other, agree to stop, share scores, and end when one dies."""
+"""Several processes of one run: they join JAX's devices, agree to stop, share scores, and end when one dies."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def role_of(coordinator: str | None, processes: int | None, process: int | None,
     """Which of several processes this is.
 
     Args:
-      coordinator: HOST:PORT at which process 0 listens; None where the cluster (Slurm, Open MPI) or the environment
-        (JAX_COORDINATOR_ADDRESS) says.
-      processes: How many there are; None where the cluster says.
-      process: The number of this one, from 0; None where the cluster says.
-      wait: Seconds that the cluster may take to say.
+      coordinator: HOST:PORT at which process 0 listens; None to ask the cluster (Slurm, Open MPI) or the environment
+        (JAX_COORDINATOR_ADDRESS).
+      processes: The number of processes; None to ask the cluster.
+      process: This process's number, from 0; None to ask the cluster.
+      wait: Seconds that the cluster may take to answer.
 
     Raises:
-      ConfigError: If something is missing or makes no sense.
+      ConfigError: If a value is missing or invalid.
     """
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     if coordinator is None or processes is None or process is None:
@@ -45,8 +45,8 @@ def role_of(coordinator: str | None, processes: int | None, process: int | None,
             coordinator, processes, process, None, None, wait
         )
     if coordinator is None or processes is None or process is None:
-        given = {"--coordinator HOST:PORT": coordinator, "--processes N": processes, "--process I": process}
-        missing = [name for name, value in given.items() if value is None]
+        values = {"--coordinator HOST:PORT": coordinator, "--processes N": processes, "--process I": process}
+        missing = [name for name, value in values.items() if value is None]
         raise ConfigError(
             f"the processes of the run are not known: neither arguments nor a cluster say {' and '.join(missing)}. Give"
             " --coordinator HOST:PORT --processes N --process I, or start them by Slurm (srun)"
@@ -55,16 +55,16 @@ def role_of(coordinator: str | None, processes: int | None, process: int | None,
 
 
 def join_processes(meeting: Meeting, *, wait: int = 300) -> None:
-    """Makes JAX's devices those of all processes; call it before anything else of JAX.
+    """Makes all processes' devices visible to JAX. Call it before any other use of JAX.
 
     Args:
       meeting: The processes, which have met.
-      wait: Seconds until all have to be here.
+      wait: Seconds within which all must join.
 
     Raises:
       ProcessError: If JAX cannot join them.
     """
-    # On CPUs a process may be given several devices; on GPUs the cluster says which are whose.
+    # On CPUs a process may have several devices; on GPUs the cluster assigns devices to processes.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # signals are AgreedStop's, and lost processes lifeline's
     role = meeting.role
@@ -100,19 +100,19 @@ def first() -> bool:
     return jax.process_index() == 0
 
 
-def wait_for_all(what: str) -> None:
-    """Returns when every process is here; ``what`` must be the same everywhere."""
+def wait_for_all(name: str) -> None:
+    """Returns when every process has called it; ``name`` must be the same everywhere."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
-        multihost_utils.sync_global_devices(what)
+        multihost_utils.sync_global_devices(name)
 
 
 def shared_scores(scores: Scores) -> Scores:
-    """The scores of all processes, those of the first process first, in every process.
+    """The scores of all processes, in the order of processes, in every process.
 
     Raises:
-      DivergedError: in all of them, if a logit of any is NaN or infinite.
+      DivergedError: In all processes, if a logit of any is NaN or infinite.
     """
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
@@ -122,8 +122,8 @@ def shared_scores(scores: Scores) -> Scores:
         def of_all(values: np.ndarray) -> np.ndarray:
             padded = np.zeros(int(sizes.max()), values.dtype)
             padded[: values.size] = values
-            found = np.asarray(multihost_utils.process_allgather(padded))
-            return np.concatenate([line[:size] for line, size in zip(found, sizes, strict=True)])
+            lines = np.asarray(multihost_utils.process_allgather(padded))
+            return np.concatenate([line[:size] for line, size in zip(lines, sizes, strict=True)])
 
         labels = of_all(scores.labels.astype(np.uint8)).astype(bool)
         scores = Scores(logits=of_all(scores.logits), labels=labels)
@@ -133,7 +133,7 @@ def shared_scores(scores: Scores) -> Scores:
 
 @contextlib.contextmanager
 def shared_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> Iterator[pathlib.Path]:
-    """``open_run_folder`` by the first process, for all; the folder is one that all of them see."""
+    """``open_run_folder`` by the first process, for all processes, which must all see the folder."""
     if jax.process_count() == 1:
         with open_run_folder(config, resume=resume, overwrite=overwrite) as folder:
             yield folder
@@ -154,10 +154,10 @@ def shared_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> 
 
 @contextlib.contextmanager
 def one_of_many() -> Iterator[None]:
-    """Says what it means where a collective fails because another process is gone.
+    """Around a run: explains a collective that fails because another process has ended.
 
     Raises:
-      ProcessError: in that case.
+      ProcessError: If a collective fails in a run of several processes.
     """
     try:
         yield
@@ -175,9 +175,9 @@ def one_of_many() -> Iterator[None]:
 
 
 class AgreedStop(StopRequest):
-    """A request to stop that all processes see at the same step: whoever is asked, all stop.
+    """A request to stop that all processes see at the same step: if one is asked, all stop.
 
-    It is to be looked at once a step; every ``_STOP_EVERY``-th look asks the others.
+    Test it once per step; every ``_STOP_EVERY``-th test asks the others.
     """
 
     def __init__(self, own: StopRequest):
@@ -196,10 +196,10 @@ class AgreedStop(StopRequest):
 
 
 class SilentLog:
-    """In place of ``MetricLog`` where another process writes it."""
+    """Stands for ``MetricLog`` where another process writes the log."""
 
     def truncate_after(self, step: int) -> None:
-        """Nothing was written."""
+        """Does nothing."""
 
     def write(
         self, step: int, metrics: Mapping[str, Any], *, split: str = "train", timing: Mapping[str, Any] | None = None
@@ -210,7 +210,7 @@ class SilentLog:
         """Writes nothing."""
 
     def sync(self) -> None:
-        """Nothing was written."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing."""

@@ -1,4 +1,4 @@
-"""The mesh of a run, and its planned stacks as arrays over it: every device makes the rows that it keeps, alone."""
+"""The mesh of a run, and its planned stacks as arrays over it: every device makes only the rows that it keeps."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from jrec.train.mesh_plan import planned_stacks
 
 
 def make_mesh(devices: int) -> Mesh:
-    """A mesh of the first so many devices of all processes.
+    """A mesh of the first ``devices`` devices, an equal number from each process.
 
     Raises:
-      ConfigError: if there are fewer, or processes have different numbers of them.
+      ConfigError: If there are fewer, or the processes cannot give equal numbers.
     """
-    found = jax.devices()
-    if len(found) < devices:
+    visible = jax.devices()
+    if len(visible) < devices:
         raise ConfigError(
-            f"mesh.devices is {devices}, but JAX sees {len(found)} {found[0].platform} device(s) in"
+            f"mesh.devices is {devices}, but JAX sees {len(visible)} {visible[0].platform} device(s) in"
             f" {jax.process_count()} process(es); lower mesh.devices, start more processes, or, to try it on a CPU, set"
             f" XLA_FLAGS=--xla_force_host_platform_device_count={devices}"
         )
-    chosen = found[:devices] if jax.process_count() == 1 else _even(devices)
+    chosen = visible[:devices] if jax.process_count() == 1 else _even(devices)
     return Mesh(np.array(chosen), (AXIS,))
 
 
 def _even(devices: int) -> list[Any]:
-    """As many devices of every process, process by process."""
+    """An equal number of devices of every process, process by process."""
     processes = jax.process_count()
     each, rest = divmod(devices, processes)
     if rest:
@@ -53,7 +53,7 @@ def _even(devices: int) -> list[Any]:
 
 
 def local_numbers(mesh: Mesh) -> list[int]:
-    """Which devices of the mesh are this process's."""
+    """The numbers of this process's devices in the mesh."""
     return [i for i, d in enumerate(mesh.devices.flat) if d.process_index == jax.process_index()]
 
 
@@ -65,14 +65,14 @@ def based(stack: Stack) -> list[tuple[str, int]]:
 def initial_rows(
     layout: EmbeddingLayout, plan: Plan, mesh: Mesh, key: jax.Array, optimizer: RowOptimizers | None
 ) -> dict[str, MeshRows]:
-    """Planned stacks with fresh slots, by name: equal to the bit to those of one device.
+    """Planned stacks with fresh slots, by name, bit-identical to the rows of a run on one device.
 
     Args:
-      layout: of the tables.
-      plan: where rows live (``run_plan``).
-      mesh: of ``plan.devices``.
-      key: of the model's tables, as ``EmbeddingCollection`` draws it.
-      optimizer: The optimizer, or that of each stack, whose slots the rows have; None for none.
+      layout: The tables' layout.
+      plan: Where rows live (``run_plan``).
+      mesh: The mesh of ``plan.devices`` devices.
+      key: The key of the model's tables, as ``EmbeddingCollection`` draws it.
+      optimizer: One optimizer for all rows, or one for each stack, which determines their slots; None without slots.
     """
     return {
         stack.name: _initial(stack, plan, mesh, key, optimizer_of(optimizer, stack.name))
@@ -98,9 +98,9 @@ def replicated_capacity(plan: Plan, stack: Stack) -> int:
 
 
 def device_addresses(stack: Stack, plan: Plan, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
-    """(N * S,) int32 over the mesh and (H,) everywhere: the address of each line of ``MeshRows``; 0 for padding.
+    """The address of each line of ``MeshRows``: (N * S,) int32 over the mesh and (H,) everywhere; 0 for padding.
 
-    Addresses of 2^31 or more are there modulo 2^32.
+    Addresses of 2^31 or more are stored modulo 2^32.
     """
     capacity = shard_capacity(plan, plan_name(stack))
 

@@ -1,4 +1,4 @@
-"""What a run with a plan knows before it has a model: its mesh, its plan, and how batches are cut."""
+"""The setup of a run with a plan, before it has a model: its mesh, its plan, and how batches are cut."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from jrec.train.mesh_rows import local_numbers, make_mesh
 from jrec.train.peers import Peers, connect
 
 FIRST_BATCHES = 4
-"""From so many the forms of lookups are chosen, and the first sizes of routes settled, before the first step."""
+"""The number of batches that decide the forms of lookups and the first sizes of routes, before the first step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshSetup:
-    """What a run on a mesh knows before it has a model.
+    """The setup of a run on a mesh, before it has a model.
 
     Attributes:
-      config: of the run.
-      layout: of the tables.
-      mesh: of the devices.
-      plan: where the rows of planned tables live.
-      monitor: of the plan's cost, where `jrec plan` made it.
-      training: whether rows have slots.
-      hot: Whether the batches read rows that every device has, and no others.
-      peers: The other processes, for the thread that takes steps; None where there are none.
-      peers_ahead: The same for what prepares batches with rows in host memory ahead of their steps.
+      config: The run's configuration.
+      layout: The tables' layout.
+      mesh: The device mesh.
+      plan: Where the rows of planned tables live.
+      monitor: The monitor of the plan's cost, where `jrec plan` made it; else None.
+      training: Whether rows have slots.
+      hot: Whether the batches read only rows that every device has.
+      peers: Exchanges with the other processes, for the thread that takes steps; None with one process.
+      peers_ahead: Exchanges for the thread that prepares batches with rows in host memory, or None.
     """
 
     config: TrainConfig
@@ -74,17 +74,17 @@ class MeshSetup:
 
     @property
     def host_stacks(self) -> list[str]:
-        """Names of the stacks of which some rows, or all, lie in host memory."""
+        """Names of the stacks with rows in host memory."""
         return [stack.name for stack in host_stacks(self.layout, self.plan)]
 
     @functools.cached_property
     def owners(self) -> HostOwners:
-        """Who has the rows of host memory."""
+        """How processes share the rows of host memory."""
         return HostOwners(processes=jax.process_count(), process=jax.process_index(), devices=len(self.local))
 
     @functools.cached_property
     def forms(self) -> Forms:
-        """Which features' lookups are sent, once that is decided: all that can, where some devices only keep tables."""
+        """Which features' lookups are sent, once decided: all that can be, where some devices only keep tables."""
         chosen = self.config.mesh.form if not self.hot else "retrieve"
         return Forms(self.layout, "send" if chosen == "auto" and self.plan.computes is not None else chosen)
 
@@ -105,12 +105,12 @@ class MeshSetup:
         return self._parts(range(self.plan.devices), 0, self.plan.devices)
 
     def _parts(self, devices: Any, first: int, count: int, *, together: bool = False) -> Parts:
-        how: dict[str, Any] = {"devices": devices, "first": first, "count": count, "forms": self.forms}
-        how |= {"hot": self.hot, "owners": self.owners, "together": together}
-        return Parts(self.layout, self.plan, cast=self.config.data.cast == "host", **how)
+        options: dict[str, Any] = {"devices": devices, "first": first, "count": count, "forms": self.forms}
+        options |= {"hot": self.hot, "owners": self.owners, "together": together}
+        return Parts(self.layout, self.plan, cast=self.config.data.cast == "host", **options)
 
     def shapes(self, examples: int) -> Shapes:
-        """Static sizes for batches of so many examples."""
+        """Static sizes for batches of ``examples`` examples."""
         each = examples // len(self.plan.askers)
         return Shapes(
             self.layout,
@@ -123,41 +123,41 @@ class MeshSetup:
         )
 
     def decide_forms(self, loader: Loader) -> None:
-        """Chooses the forms of lookups by the first batches of the run, wherever it stands; once.
+        """Chooses the forms of lookups, once, from the run's first batches, whatever the loader's position.
 
         Args:
-          loader: of the training batches, cut into parts or whole.
+          loader: The loader of the training batches, cut into parts or whole.
         """
         if self.forms.decided:
             return
         batches: list[Any] = [loader.batch(n) for n in range(min(FIRST_BATCHES, loader.total_batches or 0))]
-        dealt = [found if isinstance(found, Dealt) else self.parts(found) for found in batches]
-        self.forms.decide([of.parts for of in dealt], self.local)
+        dealt = [batch if isinstance(batch, Dealt) else self.parts(batch) for batch in batches]
+        self.forms.decide([batch.parts for batch in dealt], self.local)
 
     def decide_forms_without(self, batch: Batch) -> None:
-        """The same where nothing was trained, by a batch to predict, which every process gives whole."""
+        """Chooses the forms without training, from a whole batch to predict, the same in every process."""
         if not self.forms.decided:
             self.forms.decide([self.all_parts(batch).parts], range(self.plan.devices), training=False)
 
     def decided_forms(self, loader: Loader) -> dict[str, Any]:
-        """The forms of lookups for the run's report, decided if they were not (``decide_forms``)."""
+        """The forms of lookups for the run's report, decided first if need be (``decide_forms``)."""
         self.decide_forms(loader)
         return {} if (record := self.forms.record()) is None else {"forms": record}
 
     def sections(self, folder: pathlib.Path) -> dict[str, Any]:
-        """For the report, see ``jrec.train.report.sections``: the plan; what was watched goes to the run's folder."""
+        """The report's section about the plan, see ``jrec.train.report.sections``; writes the profile to ``folder``."""
         if self.monitor is None or jax.process_index() != 0:
             return {}
         return {"plan": self.monitor.summary(folder)}
 
     def close(self) -> None:
-        """Ends exchanges with other processes, whoever waits in one."""
+        """Ends exchanges with other processes, even while a thread waits in one."""
         for peers in (self.peers, self.peers_ahead):
             if peers is not None:
                 peers.close()
 
     def everywhere(self, tree: Any) -> Any:
-        """Arrays that every process has, on all devices; of abstract ones, where they will be."""
+        """Puts arrays that every process has on all devices; abstract arrays get that sharding."""
         sharding = NamedSharding(self.mesh, PartitionSpec())
 
         def place(leaf: Any) -> jax.Array | jax.ShapeDtypeStruct:
@@ -180,15 +180,15 @@ def open_mesh(
     """The mesh and the plan of a run.
 
     Args:
-      config: of the run.
-      schema: of the dataset.
-      layout: of the tables.
-      training: False to predict only: rows come without slots, and plans for inference are taken.
-      packed: hot and cold examples, whose hot rows every device has.
+      config: The run's configuration.
+      schema: The dataset's schema.
+      layout: The tables' layout.
+      training: False to predict only: rows have no slots, and plans for inference are accepted.
+      packed: Hot and cold examples, whose hot rows every device has.
 
     Raises:
-      ConfigError: if there are too few devices, they cannot share a batch, or something does not train on a mesh.
-      PlanError: if the plan does not fit.
+      ConfigError: If there are too few devices, they cannot share a batch, or the run cannot train on a mesh.
+      PlanError: If the plan does not fit.
     """
     mesh = make_mesh(max(1, config.mesh.devices))
     if config.mesh.exchange != "auto":

@@ -1,4 +1,4 @@
-"""Planned stacks of a mesh as the tables they are: rows by address, whatever the plan."""
+"""Planned stacks of a mesh as whole tables: rows by address, whatever the plan."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def whole_stack(
     For one process, which has all shards.
 
     Args:
-      stack: planned.
-      plan: where its rows live.
-      rows: those on the devices.
-      host: those in host memory; zero where it is None.
+      stack: The planned stack.
+      plan: Where its rows live.
+      rows: Its rows on the devices.
+      host: Its rows in host memory; if None, these rows are zero.
     """
     values = np.zeros((stack.rows, stack.dim), rows.sharded.dtype)
     slots = {n: np.zeros((stack.rows, *a.shape[1:]), np.float32) for n, a in rows.sharded_slots.items()}

@@ -1,9 +1,9 @@
-"""Arrays that the processes of a run send each other from host memory, by plain sockets between every two of them.
+"""Exchanges of arrays in host memory between the processes of a run, by plain sockets between every two of them.
 
-A device collective has to be dispatched in the same order in every process, by one thread. What is agreed on while
-batches are prepared ahead of their steps, in other threads, goes this way instead: it needs no device and waits for no
-step. Every process takes part in every round of an exchange, and rounds are numbered, so that two processes that are
-out of step fail instead of reading each other's past.
+A device collective has to be dispatched in the same order in every process, by one thread. Threads that prepare batches
+ahead of their steps exchange data this way instead: it needs no device and waits for no step. Every process takes part
+in every round of an exchange, and rounds are numbered, so that two processes that are out of step fail instead of
+reading each other's earlier messages.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 from jrec.train.meeting import ProcessError
 
 CONNECT_SECONDS = 60.0
-"""How long the others may take to connect: they are as far as this one, within the speed of their disks."""
-_LOOK_SECONDS = 0.5  # how often a wait looks whether it is still wanted
+"""How long the others may take to connect: they are at the same point, but their disks may be slower."""
+_LOOK_SECONDS = 0.5  # how often a wait checks whether it was closed
 _HEADER = struct.Struct("<QQ")  # round, bytes that follow
 _HELLO = struct.Struct("<16sQQ")  # token, process, number of the exchange
 _DTYPES = (np.dtype("<i4"), np.dtype("<i8"))
@@ -36,7 +36,7 @@ class Peers:
 
     Args:
       process: The number of this process.
-      connections: One to every other process, by its number.
+      connections: Connections to the other processes, by process.
     """
 
     def __init__(self, process: int, connections: Mapping[int, socket.socket]):
@@ -47,10 +47,10 @@ class Peers:
             connection.setblocking(False)
 
     def exchange(self, arrays: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
-        """Sends arrays to every process, and returns what they sent to this one, by process.
+        """Sends arrays to every process, and returns the arrays that they sent to this one, by process.
 
         Args:
-          arrays: By process, this one among them, any number of one-dimensional arrays of int32 or int64.
+          arrays: By process, including this one, any number of one-dimensional arrays of int32 or int64.
 
         Raises:
           ProcessError: If another process has ended, or is at another round.
@@ -62,7 +62,7 @@ class Peers:
         into = {p: _Frame() for p in self._connections}
         try:
             self._transfer(out, into)
-        except (ValueError, KeyError, OSError) as error:  # what a closed socket is answered with
+        except (ValueError, KeyError, OSError) as error:  # the errors of a closed socket
             if self._closed:
                 raise Closed from error
             raise
@@ -76,12 +76,12 @@ class Peers:
         return [_decoded(into[p].content) if p in into else list(arrays[p]) for p in range(self.processes)]
 
     def most(self, counts: np.ndarray) -> np.ndarray:
-        """The greatest of every process's counts, elementwise: int32 or int64 of one shape."""
-        found = self.exchange([[counts.reshape(-1)]] * self.processes)
-        return np.max([array for (array,) in found], axis=0).reshape(counts.shape)
+        """The elementwise maximum of all processes' counts, int32 or int64 of one shape."""
+        counts_of_all = self.exchange([[counts.reshape(-1)]] * self.processes)
+        return np.max([array for (array,) in counts_of_all], axis=0).reshape(counts.shape)
 
     def close(self) -> None:
-        """Ends the exchange, whoever waits in it."""
+        """Ends the exchange, even while a thread waits in it."""
         self._closed = True
         for connection in self._connections.values():
             connection.close()
@@ -119,14 +119,14 @@ class Peers:
 
 
 class _Frame:
-    """A message that is coming in: its header, then what that says."""
+    """A message that is being received: its header, then the content that the header announces."""
 
     def __init__(self) -> None:
         self.round, self.complete, self.content = -1, False, bytearray(_HEADER.size)
         self._filled, self._in_header = 0, True
 
     def receive(self, connection: socket.socket) -> None:
-        """Takes what is there, and nothing of the next message."""
+        """Receives the bytes that have arrived, but none of the next message."""
         count = connection.recv_into(memoryview(self.content)[self._filled :])
         if not count:
             raise EOFError
@@ -153,15 +153,15 @@ def _decoded(content: bytearray) -> list[np.ndarray]:
 
 
 def connect(count: int, *, coordinator: str, wait: float = CONNECT_SECONDS) -> tuple[Peers, ...]:
-    """So many exchanges between all of JAX's processes; all call it at the same point of the program.
+    """Connects ``count`` exchanges between all of JAX's processes; all call it at the same point of the program.
 
     Args:
-      count: How many; each may be used by a thread of its own.
-      coordinator: The host at which process 0 is reached by the others.
+      count: The number of exchanges; a separate thread may use each.
+      coordinator: The host at which the others reach process 0.
       wait: Seconds that the others may take to connect.
 
     Raises:
-      ProcessError: If a process is not reached.
+      ProcessError: If a process cannot be reached.
     """
     from jax.experimental import multihost_utils
 
@@ -173,19 +173,19 @@ def connect(count: int, *, coordinator: str, wait: float = CONNECT_SECONDS) -> t
         token = multihost_utils.broadcast_one_to_all(np.frombuffer(token, np.uint8)).astype(np.uint8).tobytes()
         lines = np.asarray(multihost_utils.process_allgather(said), np.uint8)
         places = [_place(line.tobytes(), coordinator) for line in lines]
-        found: dict[tuple[int, int], socket.socket] = {}
+        connections: dict[tuple[int, int], socket.socket] = {}
         try:
             for other in range(process):
                 for number in range(count):
-                    found[other, number] = _to(places[other], _HELLO.pack(token, process, number), other, wait)
+                    connections[other, number] = _to(places[other], _HELLO.pack(token, process, number), other, wait)
             awaited = {(p, n) for p in range(process + 1, processes) for n in range(count)}
-            _accept(listener, token, awaited, found, wait)
+            _accept(listener, token, awaited, connections, wait)
         except BaseException:
-            for connection in found.values():
+            for connection in connections.values():
                 connection.close()
             raise
-    others = [p for p in range(processes) if p != process]
-    return tuple(Peers(process, {p: found[p, number] for p in others}) for number in range(count))
+    other_processes = [p for p in range(processes) if p != process]
+    return tuple(Peers(process, {p: connections[p, number] for p in other_processes}) for number in range(count))
 
 
 def _own_address(coordinator: str) -> str:
@@ -222,12 +222,12 @@ def _accept(
     listener: socket.socket,
     token: bytes,
     awaited: set[tuple[int, int]],
-    found: dict[tuple[int, int], socket.socket],
+    connections: dict[tuple[int, int], socket.socket],
     wait: float,
 ) -> None:
-    """Takes in the connections of later processes; programs that do not know the token are turned away."""
+    """Accepts the connections of later processes; refuses programs that do not know the token."""
     listener.settimeout(wait)
-    while missing := awaited - found.keys():
+    while missing := awaited - connections.keys():
         try:
             connection, _ = listener.accept()
         except TimeoutError as error:
@@ -240,9 +240,9 @@ def _accept(
             said = connection.recv(_HELLO.size, socket.MSG_WAITALL)
         except OSError:
             said = b""
-        of = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", -1, -1)
-        if of[0] != token or (of[1], of[2]) not in missing:
+        greeting = _HELLO.unpack(said) if len(said) == _HELLO.size else (b"", -1, -1)
+        if greeting[0] != token or (greeting[1], greeting[2]) not in missing:
             connection.close()
             continue
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        found[int(of[1]), int(of[2])] = connection
+        connections[int(greeting[1]), int(greeting[2])] = connection

@@ -1,4 +1,4 @@
-"""What is known of a run before JAX is loaded, a row is made or anything is compiled: mistakes that end it in seconds.
+"""Checks of a run before JAX is loaded, rows are made or programs are compiled, so that mistakes end it in seconds.
 
 ``check_start`` reads the configuration, the run's folder and the dataset's description, and imports no JAX;
 ``check_space`` also needs the layout of the tables.
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
-    """What is known of a run that may start.
+    """A run that may start.
 
     Attributes:
       data: The dataset.
       steps: Steps of the whole run.
-      finished: Whether the run has taken all of them, and its report has every split that was asked for.
+      finished: Whether the run has taken all of them, and its report has every split in the configuration.
     """
 
     data: RunData
@@ -47,15 +47,15 @@ def check_start(config: TrainConfig, *, resume: bool, overwrite: bool, writes: b
 
     Args:
       config: The run's configuration.
-      resume: Whether a run in its folder goes on.
-      overwrite: Whether a run in its folder is replaced.
+      resume: Whether to resume a run in its folder.
+      overwrite: Whether to replace a run in its folder.
       writes: Whether this process writes to the folder, as the first of several does.
 
     Raises:
       ConfigError: If the folder holds another run or cannot be written to, the learning rates' decay would begin after
         the last step, or a split that will be evaluated has no examples.
       DatasetError: If the dataset cannot be used, or has no examples to train on.
-      CheckpointError: If a run that is to go on does not say which dataset it is of.
+      CheckpointError: If a run to resume does not record its dataset.
     """
     folder = pathlib.Path(config.out)
     check_run_folder(config, resume=resume, overwrite=overwrite)
@@ -77,16 +77,16 @@ def check_start(config: TrainConfig, *, resume: bool, overwrite: bool, writes: b
 def check_space(config: TrainConfig, layout: EmbeddingLayout, *, overwrite: bool) -> None:
     """Refuses a new run whose first checkpoint, or whose tables in a folder, the disk cannot hold.
 
-    Rows of host memory are not counted into the checkpoint: only those that were written go there, and how many these
-    are is not known.
+    The checkpoint's size does not include rows of host memory: only rows that were written go there, and their number
+    is not known.
 
     Args:
       config: The run's configuration.
       layout: The run's tables.
-      overwrite: Whether a run in the folder is replaced, so that its space comes free.
+      overwrite: Whether to replace a run in the folder, which frees its space.
 
     Raises:
-      ConfigError: Naming the folder, what is needed and what is free.
+      ConfigError: If the disk is too small; names the folder, and the needed and the free space.
     """
     run = pathlib.Path(config.out)
     if began(run) and not overwrite:
@@ -99,14 +99,14 @@ def check_space(config: TrainConfig, layout: EmbeddingLayout, *, overwrite: bool
         host = pathlib.Path(config.tables.host.folder)
         needs.append((host, _bytes(layout, ("host",), slots, {}), 0, "tables in host memory", "tables.host.folder"))
     before: dict[int, int] = {}
-    for folder, size, more, what, key in needs:
+    for folder, size, more, name, key in needs:
         place = _existing(folder)
         status, disk = os.statvfs(place), place.stat().st_dev
         free = status.f_bavail * status.f_frsize + more - before.get(disk, 0)
         if size > free:
             taken = f" besides the {_readable(before[disk])} of the other part" if disk in before else ""
             raise ConfigError(
-                f"{what} of {config.name!r} takes {_readable(size)} (rows and slots) in {folder}, where"
+                f"{name} of {config.name!r} takes {_readable(size)} (rows and slots) in {folder}, where"
                 f" {_readable(max(free, 0))} are free{taken}; free some, or choose another folder with {key}="
             )
         before[disk] = before.get(disk, 0) + size
@@ -130,7 +130,7 @@ def _existing(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _check_evaluated(config: TrainConfig, schema: Schema) -> None:
-    """Every split that is in the dataset and will be evaluated has examples."""
+    """Refuses splits of the dataset that will be evaluated but have no examples."""
     wanted: list[tuple[str, Iterable[str]]] = [("evaluate.final_splits", config.evaluate.final_splits)]
     if config.evaluate.every_steps:
         wanted.append(("evaluate.splits", config.evaluate.splits))
@@ -148,7 +148,7 @@ def _check_evaluated(config: TrainConfig, schema: Schema) -> None:
 def _steps(data: RunData) -> int:
     """Steps of the whole run.
 
-    However many processes share the batches, these are as many: shares round up, or down, as whole batches do.
+    The number does not depend on how many processes share the batches: shares round up, or down, as whole batches do.
     """
     config = data.config
     if data.packed is not None:
@@ -169,7 +169,7 @@ def _batches(config: TrainConfig, examples: int) -> int:
 
 
 def _finished(data: RunData, folder: pathlib.Path, steps: int) -> bool:
-    """Whether the report of the last step is there, with every split that the configuration asks for."""
+    """Whether the report of the last step exists, with every split in the configuration."""
     report: Any = None
     with contextlib.suppress(OSError, ValueError):
         report = json.loads((folder / REPORT_FOLDER / "metrics.json").read_bytes())
@@ -189,13 +189,13 @@ def _planned_host_rows(config: TrainConfig, layout: EmbeddingLayout) -> dict[str
     from jrec.sharding import load_plan
     from jrec.sharding.pieces import HOST
 
-    plan, found = load_plan(config.plan), {}
+    plan, host_rows = load_plan(config.plan), {}
     for stack in layout.members:
         for table in stack.tables:
             number = plan.number(table.name)
             ranges = slice(plan.first[number], plan.first[number + 1])
-            found[table.name] = int((plan.stop - plan.start)[ranges][plan.tier[ranges] == HOST].sum())
-    return found
+            host_rows[table.name] = int((plan.stop - plan.start)[ranges][plan.tier[ranges] == HOST].sum())
+    return host_rows
 
 
 def _bytes(

@@ -1,4 +1,4 @@
-"""The progress bar of a run, on standard error: steps, examples a second, loss and running AUC."""
+"""The progress bar of a run, on standard error: steps, examples per second, loss and running AUC."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFRESH = 0.2  # seconds between updates of the numbers
 
 
 class TrainingProgress:
-    """Shows where a run is. "auto" shows it on a terminal only."""
+    """Shows a run's progress. "auto" shows it only on a terminal."""
 
     def __init__(self, mode: Literal["auto", "on", "off"], *, total: int, start: int):
         self._progress = bars(
@@ -60,7 +60,7 @@ class TrainingProgress:
 
     @contextlib.contextmanager
     def evaluating(self, split: str, batches: int) -> Iterator[Callable[[], None]]:
-        """A second bar while a split is evaluated; yields what counts one batch."""
+        """A second bar while a split is evaluated; yields a function that counts one batch."""
         task = self._progress.add_task(f"evaluate {split}", total=batches, numbers="")
         try:
             yield lambda: self._progress.advance(task)

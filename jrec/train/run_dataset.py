@@ -1,4 +1,4 @@
-"""Which dataset a run is of: ``RUN/dataset.json``, written when it begins, compared when it goes on or is evaluated."""
+"""The dataset of a run: ``RUN/dataset.json``, written when it begins, checked when it is resumed or evaluated."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ FORMAT, VERSION = "jrec-run-dataset", 1
 
 
 def keep_dataset(folder: pathlib.Path, dataset: Identity, *, resume: bool) -> None:
-    """Records the dataset of a run that begins; refuses another one where the run goes on.
+    """Records the dataset of a run that begins; refuses another dataset for a resumed run.
 
     Args:
       folder: The run's folder.
       dataset: The dataset to train on.
-      resume: Whether to go on with a run that began there.
+      resume: Whether to resume a run that began there.
 
     Raises:
       ConfigError: If the run began with other rows or other examples.
-      CheckpointError: If the run does not say what it began with.
+      CheckpointError: If the run does not record its dataset.
     """
     from jrec.train.mesh_processes import first  # loads JAX, which check_resumed need not
 
@@ -34,7 +34,7 @@ def keep_dataset(folder: pathlib.Path, dataset: Identity, *, resume: bool) -> No
 
 
 def check_resumed(folder: pathlib.Path, dataset: Identity) -> None:
-    """Refuses to go on with a run on another dataset.
+    """Refuses to resume a run on another dataset.
 
     Args:
       folder: The run's folder.
@@ -42,17 +42,17 @@ def check_resumed(folder: pathlib.Path, dataset: Identity) -> None:
 
     Raises:
       ConfigError: If the run began with other rows or other examples.
-      CheckpointError: If the run does not say what it began with.
+      CheckpointError: If the run does not record its dataset.
     """
     remedy = "resume with the dataset that the run began with, or choose another folder with out="
     run_dataset(folder).check(dataset, subject=f"the run in {folder}", remedy=remedy, error=ConfigError, examples=True)
 
 
 def check_evaluated(folder: pathlib.Path, dataset: Identity) -> Identity:
-    """The dataset that a run was trained on, after refusing to evaluate it on one whose rows mean something else.
+    """The dataset that a run was trained on; refuses to evaluate it on a dataset whose rows mean other values.
 
     Raises:
-      CheckpointError: If they do, or the run does not say what it was trained on.
+      CheckpointError: If its rows mean other values, or the run does not record its dataset.
     """
     trained = run_dataset(folder)
     remedy = (
@@ -67,7 +67,7 @@ def run_dataset(folder: pathlib.Path) -> Identity:
     """The dataset that a run was trained on.
 
     Raises:
-      CheckpointError: If the run does not say, or the file was damaged.
+      CheckpointError: If the run does not record its dataset, or the file is damaged.
     """
     path = folder / DATASET_FILE
     if not path.is_file():

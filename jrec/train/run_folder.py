@@ -1,8 +1,8 @@
-"""The folder of a run: who may write into it, and whether a resumed run is the run that began there.
+"""The folder of a run: which process may write to it, and whether a resumed run is the run that began there.
 
 RUN/config.toml     the resolved configuration
 RUN/dataset.json    the identity of the dataset, see jrec.train.run_dataset
-RUN/kernels.json    which GPU kernels it takes, see jrec.commands.kernel_check
+RUN/kernels.json    which GPU kernels it uses, see jrec.commands.kernel_check
 RUN/checkpoints/    see jrec.checkpoint
 RUN/metrics.jsonl, timing.jsonl, tensorboard/
 RUN/report/         metrics.json and plots, written at the end
@@ -29,9 +29,9 @@ REPORT_FOLDER = "report"
 TRACE_FILE = "trace.json"
 LOCK_FILE = ".lock"
 RUN_FOLDERS = (CHECKPOINT_FOLDER, *OLD_FOLDERS, REPORT_FOLDER, TENSORBOARD_FOLDER)
-"""What a run writes besides files; ``--overwrite`` deletes it."""
+"""Folders that a run writes; ``--overwrite`` deletes them."""
 
-# What a resumed run may change: how it is watched and saved, not what it computes.
+# Keys that a resumed run may change: how it is logged and saved, not what it computes.
 FREE = (
     "log.", "evaluate.", "checkpoint.", "tables.host.", "mesh.", "plan",
     "data.workers", "data.prefetch", "data.eval_batch_size", "data.path", "out",
@@ -43,18 +43,18 @@ LENGTH = ("epochs", "max_steps")
 def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> Iterator[pathlib.Path]:
     """Creates or reopens ``config.out``, and holds it against other processes while inside.
 
-    A run that ended before it had logged or saved anything, as one with a plan that does not fit, is in nobody's way.
+    A run that ended before it logged or saved anything, such as one with a plan that does not fit, does not count.
 
     Args:
-      config: of the run.
-      resume: go on where a run in that folder stopped; starts anew where there is none.
-      overwrite: delete a run that is there.
+      config: The run's configuration.
+      resume: Continues a run in that folder where it stopped; begins anew if there is none.
+      overwrite: Deletes an existing run in that folder.
 
     Yields:
       The folder, with the configuration in it.
 
     Raises:
-      ConfigError: if there is a run and neither ``resume`` nor ``overwrite`` is set, if it began with another
+      ConfigError: If there is a run and neither ``resume`` nor ``overwrite`` is set, if it began with another
         configuration, or if another process is writing to it.
     """
     folder = pathlib.Path(config.out)
@@ -74,12 +74,12 @@ def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> It
 
 
 def check_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> None:
-    """Refuses to write into ``config.out`` where a run is there that must not be touched.
+    """Refuses to write into ``config.out`` if it holds a run that must not be touched.
 
     Args:
       config: The run's configuration.
-      resume: Whether a run in that folder goes on.
-      overwrite: Whether a run in that folder is replaced.
+      resume: Whether to resume a run in that folder.
+      overwrite: Whether to replace a run in that folder.
 
     Raises:
       ConfigError: If there is a run and neither ``resume`` nor ``overwrite`` is set, or it began with another
@@ -101,13 +101,13 @@ def _holds_run(folder: pathlib.Path) -> bool:
 
 
 def began(folder: pathlib.Path) -> bool:
-    """Whether a run has come to its first line of metrics or its first checkpoint there."""
+    """Whether a run there has written its first line of metrics or its first checkpoint."""
     metrics, checkpoints = folder / METRICS_FILE, folder / CHECKPOINT_FOLDER
     return (metrics.is_file() and metrics.stat().st_size > 0) or (checkpoints.is_dir() and any(checkpoints.iterdir()))
 
 
 def _clear(folder: pathlib.Path) -> None:
-    """Deletes what runs write, and nothing else that someone may have put there."""
+    """Deletes a run's own files, and no others."""
     for name in RUN_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (CONFIG_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE):  # and kernels.json is of the run that begins
@@ -119,7 +119,7 @@ def _check_same_run(old: TrainConfig, new: TrainConfig, folder: pathlib.Path) ->
     schedules = [new.lr_schedule, *(own for own in of_tables if own is not None)]
     schedules_ignore_length = all(own.kind == "constant" or own.decay_steps > 0 for own in schedules)
     free = (*FREE, *LENGTH) if schedules_ignore_length else FREE
-    if new.schedule == "fae":  # the loss of so many evaluation batches decides about the order
+    if new.schedule == "fae":  # the loss of evaluation batches decides the order
         free = tuple(key for key in free if key != "data.eval_batch_size")
     changed = {k: v for k, v in differences(old, new).items() if not k.startswith(free)}
     if changed:

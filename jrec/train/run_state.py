@@ -1,4 +1,4 @@
-"""What a run has learned, wherever it lies: the state of model and optimizer, planned rows, and rows in host memory."""
+"""The state of a run in all places: the state of model and optimizer, planned rows, and rows in host memory."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from jrec.train.step import HostRows, Seen, State, compile_run
 
 
 class RunState:
-    """The state of a run, and who steps it.
+    """The state of a run, and its step.
 
     Args:
       model: The model, whose arrays may be abstract.
-      optimizer: Made for it.
+      optimizer: The model's optimizer.
       config: The run's configuration.
       layout: The tables.
       setup: Mesh and plan; None on one device without a plan.
@@ -42,7 +42,7 @@ class RunState:
       saves: Whether checkpoints will be written while steps go on.
 
     Attributes:
-      compiled: The functions of the state.
+      compiled: The compiled functions of the state.
       tables: By stack, the rows in host memory that batches read.
     """
 
@@ -81,9 +81,9 @@ class RunState:
 
     @property
     def state(self) -> State:
-        """Dense parameters and all else that every device has, equal on all of them.
+        """Dense parameters and all other state that every device has, equal on all of them.
 
-        Where some devices only keep tables, their copies fall behind with every step, and get the others' here.
+        Devices that only keep tables have copies that fall behind with every step; reading this property updates them.
         """
         if self._behind and self._caught_up is not None:
             self._state, self._behind = self._caught_up(self._state), False
@@ -91,7 +91,7 @@ class RunState:
 
     @property
     def rows(self) -> dict[str, MeshRows]:
-        """Planned stacks, made when they are first wanted: a restored run makes none."""
+        """Planned stacks, made at the first use: a restored run makes none."""
         if self._rows is None:
             self._rows = {}
             if (setup := self.setup) is not None:
@@ -100,41 +100,41 @@ class RunState:
         return self._rows
 
     def step(self, ready: Ready) -> tuple[HostRows, Seen]:
-        """Takes a step on a batch: its rows from host memory after it, and what it returned."""
+        """Takes a step on a batch; returns its rows from host memory after the step, and the step's outputs."""
         before_step(self._device_sources, ready.batch)
         rows, self._rows = self.rows, None
-        self._state, self._rows, host, seen = self.compiled.step_on(self._state, rows, ready.host, ready.given)
+        self._state, self._rows, host, outputs = self.compiled.step_on(self._state, rows, ready.host, ready.given)
         self._behind = True
-        return host, seen
+        return host, outputs
 
     def modules(self) -> tuple[Any, SparseOptimizer]:
-        """Model and optimizer over the state."""
+        """Model and optimizer with the current state."""
         return self.compiled.merge(self.state)
 
     def sources(self) -> Sequence[Source]:
-        """Where the tables' rows are, as the last step left them, for a checkpoint; host memory has settled."""
-        found: list[Source] = [*self._device_sources.values(), *self._host_sources.values()]
+        """The tables' rows after the last step, for a checkpoint. Call once host memory has settled."""
+        sources: list[Source] = [*self._device_sources.values(), *self._host_sources.values()]
         if (setup := self.setup) is not None:
             rows = self.rows
-            found += [
+            sources += [
                 MeshSource(stack, setup.plan, setup.mesh, optimizer_of(self._optimizer, stack.name), rows[stack.name])
                 for stack in planned_stacks(setup.layout)
             ]
-        return found
+        return sources
 
     @property
     def waits_for_checkpoints(self) -> bool:
         """Whether no step may be taken while a checkpoint is written.
 
-        Where several devices train, what one of them has is changed by all of them: they wait for each other.
+        Where several devices train, all of them change each one's rows, so they wait for each other.
         """
         return self.setup is not None
 
     def restore(self, saved: Saved, state: State) -> None:
-        """Takes a checkpoint's rows that are not in the state, and its state. Call it before the first step.
+        """Restores a checkpoint: its state, and its rows that are not in the state. Call before the first step.
 
         Raises:
-          CheckpointError: If the rows are damaged, or of other tables.
+          CheckpointError: If the rows are damaged, or belong to other tables.
         """
         self._state, self._behind = state, False
         for name in self._whole:

@@ -1,4 +1,4 @@
-"""What the processes of one run must have in common, as text by name; ``jrec.train.meeting`` compares it."""
+"""Facts that must be equal in all processes of a run, as text by name; ``jrec.train.meeting`` compares them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from jrec.train.dataset import RunData
 from jrec.train.run_folder import CONFIG_FILE
 
 _OWN = ("log.", "name", "out", "plan", "data.path", "data.workers", "data.prefetch", "tables.host.")
-"""Keys that every process may have its own value of: how it shows and loads, and where files lie on its machine."""
+"""Keys that may differ between processes: progress and loading, and the places of files on each machine."""
 
 
 def training_facts(config: TrainConfig, data: RunData, flags: Mapping[str, Any]) -> dict[str, str]:
-    """What processes that train must have in common.
+    """Facts that must be equal in all processes that train.
 
     Args:
       config: The run's configuration.
       data: The run's dataset.
-      flags: The command's options by name, which say what becomes of a run in the folder.
+      flags: The command's options by name, such as what to do with an existing run in the folder.
     """
     facts = _versions()
     facts |= {key: _text(value) for key, value in config.flatten().items() if not key.startswith(_OWN)}
@@ -34,7 +34,7 @@ def training_facts(config: TrainConfig, data: RunData, flags: Mapping[str, Any])
 
 
 def evaluation_facts(checkpoint: str, data: str, plan: str, **options: Any) -> dict[str, str]:
-    """What processes that evaluate must have in common.
+    """Facts that must be equal in all processes that evaluate.
 
     Args:
       checkpoint: A run folder, or one of its checkpoints.
@@ -60,11 +60,11 @@ def file_digest(path: str | pathlib.Path) -> str:
 
 
 def _dataset(data: RunData) -> dict[str, str]:
-    """What tells the dataset from others; where it lies is each process's own."""
+    """The dataset's digests; each process may have it in another place."""
     digests = data.schema.identity.digests
     if data.packed is not None:
         digests = digests | {"hot and cold examples": data.packed.identity}
-    return {f"the dataset's digest of {what}": digest[:16] for what, digest in digests.items()}
+    return {f"the dataset's digest of {part}": digest[:16] for part, digest in digests.items()}
 
 
 def _versions() -> dict[str, str]:

@@ -8,9 +8,9 @@ A *schedule* at rate ``r`` takes ``r`` per cent of an epoch's cold batches and t
                r(i)                    otherwise
 
 This is Equation 7 read with its text: printed, ``min`` and ``max`` are exchanged, the first case compares with "≥", and
-the second compares ``T(i)`` with ``T(i - u)`` alone. At ``R(1)`` "hot and cold are scheduled after every mini-batch":
+the second compares ``T(i)`` only with ``T(i - u)``. At ``R(1)`` "hot and cold are scheduled after every mini-batch":
 the schedule's batches, still one per cent of each kind, alternate one by one, and where one kind is more numerous, in
-proportion. Shares are counted from the epoch's begin and rounded up, so an epoch takes every batch once.
+proportion. Shares are counted from the epoch's start and rounded up, so an epoch takes every batch once.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _STATE_VERSION = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A schedule that was taken, and what became of it.
+    """A completed schedule and its outcome.
 
     Attributes:
-      start: batches of the run before it.
-      rate: in per cent of an epoch's batches.
-      cold, hot: how many batches of each kind it took.
-      test_loss: after it, in nats per example.
-      next_rate: of the schedule behind it.
+      start: Batches of the run before it.
+      rate: Its rate, in per cent of an epoch's batches.
+      cold, hot: How many batches of each kind it took.
+      test_loss: The test loss after it, in nats per example.
+      next_rate: The rate of the next schedule.
     """
 
     start: int
@@ -49,12 +49,12 @@ class Schedule:
 
 
 def next_rate(rate: float, losses: list[float], config: FAEConfig) -> float:
-    """Equation 7.
+    """The rate of the next schedule, in per cent (FAE, Equation 7).
 
     Args:
-      rate: of the last schedule, in per cent.
-      losses: after every schedule so far, the last one's last.
-      config: bounds and patience.
+      rate: The last schedule's rate, in per cent.
+      losses: Test losses after every schedule so far, in order.
+      config: Bounds and patience.
     """
     recent = losses[-config.patience - 1 :]
     if len(losses) > 1 and losses[-1] > losses[-2]:
@@ -66,20 +66,20 @@ def next_rate(rate: float, losses: list[float], config: FAEConfig) -> float:
 
 
 class ShuffleScheduler:
-    """Says of each batch whether it is a hot or a cold one. Every epoch takes every batch once.
+    """Decides for each batch whether it is a hot or a cold one. Every epoch takes every batch once.
 
     Rates are halves and doubles of whole numbers, so that the arithmetic is exact.
 
     Args:
-      config: rates and patience.
-      cold, hot: batches of an epoch; at least one in all.
-      epochs: of the run.
+      config: Rates and patience.
+      cold, hot: Batches of an epoch; at least one in all.
+      epochs: Epochs of the run.
 
     Attributes:
-      rate: of the current schedule, or of the next one where ``awaits_loss``.
-      history: the schedules that are over.
-      switches: how often a hot batch came behind a cold one or a cold one behind a hot one.
-      issued: batches so far.
+      rate: The current schedule's rate, or the next one's where ``awaits_loss``.
+      history: The completed schedules.
+      switches: How often a hot batch followed a cold one or a cold one a hot one.
+      issued: Batches so far.
 
     Example:
       >>> scheduler = ShuffleScheduler(FAEConfig(), cold=2, hot=4, epochs=1)
@@ -116,10 +116,10 @@ class ShuffleScheduler:
         return not any(self._left.values()) and not self._over
 
     def next(self) -> Kind:
-        """Which kind the next batch is of.
+        """The kind of the next batch.
 
         Raises:
-          RuntimeError: if the run is over, or a loss is awaited.
+          RuntimeError: If the run is over, or a loss is awaited.
         """
         if self.issued == self.total:
             raise RuntimeError(f"all {self.total} batches of the run are taken")
@@ -137,7 +137,7 @@ class ShuffleScheduler:
         """Takes the loss after a schedule and decides the rate of the next one.
 
         Raises:
-          RuntimeError: if the schedule is not over.
+          RuntimeError: If the schedule is not over.
         """
         if not self.awaits_loss:
             raise RuntimeError(f"the schedule has {sum(self._left.values())} more batches; its loss comes after them")
@@ -155,7 +155,7 @@ class ShuffleScheduler:
         return schedule
 
     def state(self) -> dict[str, Any]:
-        """All that the order depends on, in JSON types."""
+        """The state that determines the order, in JSON types."""
         return {
             "version": _STATE_VERSION,
             "batches": dict(self._totals),
@@ -173,10 +173,10 @@ class ShuffleScheduler:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from a state; the epochs may be more than they were.
+        """Continues from a state; there may be more epochs than before.
 
         Raises:
-          CheckpointError: if it is of another run.
+          CheckpointError: If the state belongs to another run.
         """
         own = {"version": _STATE_VERSION, "batches": self._totals, "config": self._config.to_dict()}
         if different := [key for key, value in own.items() if state.get(key) != value]:
@@ -200,7 +200,7 @@ class ShuffleScheduler:
             self._begin()
 
     def _begin(self) -> None:
-        """The next schedule that has a batch; a small share of few batches may have none."""
+        """Begins the next schedule that has a batch; a small share of few batches may have none."""
         self._over = False
         while not any(self._left.values()):
             if self._progress == 100:

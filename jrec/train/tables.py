@@ -25,8 +25,8 @@ class TablePlan:
     """The tables that features read, each in its tier.
 
     Attributes:
-      tables: in the dataset's order; two parts of one whose first rows are whole and the others in cores.
-      notes: by table, what became of it that the configuration does not say literally.
+      tables: The tables in the dataset's order; two parts for a table with uncompressed first rows and others in cores.
+      notes: By table, decisions that the configuration does not state literally.
     """
 
     tables: tuple[TableConfig, ...]
@@ -37,8 +37,8 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
     """Places the tables of a dataset.
 
     Raises:
-      ConfigError: on an override of an unknown table, a shape or rank that does not fit its table, or a plan that has
-        the table in another form.
+      ConfigError: On an override of an unknown table, a shape or rank that does not fit its table, or a plan that
+        splits the table differently into uncompressed rows and cores.
     """
     read = {f.table for f in schema.categorical}
     tables = [t for t in schema.tables if t.name in read]
@@ -86,7 +86,7 @@ def plan_trains(config: TrainConfig) -> dict[str, PlannedTrain]:
 
 
 def _check_plan(config: TrainConfig, table: Table, whole_rows: int, planned: Mapping[str, PlannedTrain]) -> None:
-    """Refuses a plan by which other rows of a tensor-train table are whole."""
+    """Refuses a plan that keeps other rows of a tensor-train table uncompressed."""
     first = planned[table.name].first_row if table.name in planned else None
     if not config.plan or first == whole_rows or (first is None and not whole_rows):
         return
@@ -100,16 +100,16 @@ def _check_plan(config: TrainConfig, table: Table, whole_rows: int, planned: Map
 
 def on_devices(config: TrainConfig, schema: Schema, devices: int) -> TrainConfig:
     """The configuration with the same tables on other devices, whatever their number and kind, and without a plan."""
-    trains, given = plan_trains(config), config.tables.overrides
+    trains, overrides = plan_trains(config), config.tables.overrides
     tt = {t.name: t for t in plan_tables(config, schema).tables if t.tier == "tt"} if trains else {}
     cores = {n: train_override(s, whole_rows=t.first_row) for n, t in tt.items() if n in trains and (s := t.tt_shape)}
-    tables = dataclasses.replace(config.tables, overrides={**given, **cores})
+    tables = dataclasses.replace(config.tables, overrides={**overrides, **cores})
     mesh = dataclasses.replace(config.mesh, devices=devices, exchange="auto")
     return dataclasses.replace(config, tables=tables, mesh=mesh, plan="")
 
 
 def train_override(shape: TTShape, *, whole_rows: int = 0) -> TableOverride:
-    """What ``tables.overrides`` says of a table with cores of this shape, behind so many whole rows."""
+    """The entry of ``tables.overrides`` for cores of this shape after ``whole_rows`` uncompressed rows."""
     return TableOverride(
         tier="tt",
         ranks=shape.ranks,
@@ -135,8 +135,8 @@ def tt_options(config: TrainConfig, layout: EmbeddingLayout) -> TTOptions:
 def describe_tables(config: TrainConfig, schema: Schema) -> dict[str, dict[str, Any]]:
     """By table: tier, rows, dim, dtype, parameters, bytes, compression, the shape of a tensor train; for the report.
 
-    ``compression`` is the whole table's elements by those that are stored, a cache's rows among them. Of a table in
-    parts, ``whole_rows`` are those that are whole, in ``whole_tier``.
+    ``compression`` is the uncompressed table's elements divided by the stored elements, which include a cache's rows.
+    A table in parts has ``whole_rows`` uncompressed rows in ``whole_tier``.
     """
     plan = plan_tables(config, schema)
     described: dict[str, dict[str, Any]] = {}
@@ -160,7 +160,7 @@ def describe_tables(config: TrainConfig, schema: Schema) -> dict[str, dict[str, 
 
 
 def tables_total(described: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Parameters and bytes of all tables, beside those they would have whole."""
+    """Parameters and bytes of all tables, as stored and as they would be uncompressed."""
     tables = described.values()
     whole = {"parameters": sum(t["rows"] * t["dim"] for t in tables)}
     whole["bytes"] = sum(t["rows"] * t["dim"] * jnp.dtype(t["dtype"]).itemsize for t in tables)
@@ -173,7 +173,7 @@ def tables_total(described: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _parts(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier | None) -> list[TableConfig]:
-    """The table, or its first rows whole and the others, which ``shape`` has, in cores."""
+    """The table, or its uncompressed first rows and its other rows in cores of ``shape``."""
     dim, dtype = config.model.embedding_dim, config.model.table_dtype
     tier = "planned" if config.planned else _whole_tier(config, named)
     group = config.optimizer.embedding.group(table.name)
@@ -195,25 +195,25 @@ def _parts(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier
 
 
 def _whole_tier(config: TrainConfig, named: Tier | None) -> Tier:
-    """Where rows live that are not in cores, by ``[tables]``."""
+    """The tier of rows that are not in cores, by ``[tables]``."""
     return config.tables.tier if named in (None, "tt") else named
 
 
 def in_host_memory(config: TrainConfig, table: str) -> bool:
-    """Whether ``[tables]`` keeps the rows of a table in host memory, those that are in cores left out."""
+    """Whether ``[tables]`` keeps a table's rows that are not in cores in host memory."""
     return _whole_tier(config, config.tables.overrides.get(table, TableOverride()).tier) == "host"
 
 
 def _whole_rows(config: TrainConfig, table: Table, override: TableOverride) -> int:
-    """How many rows of a tensor-train table stay whole.
+    """How many rows of a tensor-train table stay uncompressed.
 
     Raises:
-      ConfigError: if these are all of the table's and an override asks for cores or for so many whole rows.
+      ConfigError: If these are all rows of the table, and an override names cores or ``whole_rows``.
     """
-    given = override.whole_rows
-    rows = config.tables.tt.whole_rows if given is None else given
-    if rows >= table.rows and (override.tier == "tt" or override.shaped or given is not None):
-        key = "tables.tt" if given is None else f"tables.overrides.{table.name}"
+    own = override.whole_rows
+    rows = config.tables.tt.whole_rows if own is None else own
+    if rows >= table.rows and (override.tier == "tt" or override.shaped or own is not None):
+        key = "tables.tt" if own is None else f"tables.overrides.{table.name}"
         raise ConfigError(
             f"{key}.whole_rows is {rows}, but table {table.name!r} has {table.rows:,} rows, so that none are left for"
             f" cores; set tables.overrides.{table.name}.whole_rows to less, or its tier to 'device'"
@@ -237,20 +237,20 @@ def _ranks(config: TrainConfig, override: TableOverride, shape: TTShape) -> tupl
 
 
 def _named_shape(config: TrainConfig, table: Table, override: TableOverride) -> TTShape:
-    """The shape of a table that the configuration names: what does not fit is an error."""
+    """The shape of a table that the configuration names; raises ConfigError if it does not fit."""
     with value_errors_are_config_errors(f"tables.overrides.{table.name}"):
         shape = _factored(config, table.rows - _whole_rows(config, table, override), override)
         return shape.with_ranks(_ranks(config, override, shape))
 
 
 def _planned_shape(config: TrainConfig, table: Table, planned: PlannedTrain) -> TTShape:
-    """The shape that `jrec plan` reckoned with: as much of the rank as it can use."""
+    """The shape that `jrec plan` assumed: ranks capped at the greatest useful ones."""
     shape = TTShape.search(table.rows - planned.first_row, config.model.embedding_dim, ranks=1)
     return shape.with_ranks(tuple(min(planned.rank, bound) for bound in shape.max_ranks))
 
 
 def _selected_shape(config: TrainConfig, table: Table, override: TableOverride) -> tuple[TTShape | None, str | None]:
-    """The shape of a table that a rule selected, None where it would not be smaller; and what to say about it."""
+    """The shape of a table that a rule selected, None where it would not be smaller; and a note for the report."""
     if override.shaped:
         return _named_shape(config, table, override), None
     whole = _whole_rows(config, table, override)
@@ -260,9 +260,9 @@ def _selected_shape(config: TrainConfig, table: Table, override: TableOverride) 
     wanted = _ranks(config, override, shape)
     shape = shape.with_ranks(tuple(min(rank, bound) for rank, bound in zip(wanted, shape.max_ranks, strict=True)))
     if shape.num_parameters >= shape.rows * shape.dim:
-        of = f"its rows from {whole:,} on have" if whole else "the table has"
+        subject = f"its rows from {whole:,} on have" if whole else "the table has"
         return None, (
-            f"stays whole: cores of ranks {list(shape.ranks)} would have {shape.num_parameters:,} elements, {of}"
+            f"stays whole: cores of ranks {list(shape.ranks)} would have {shape.num_parameters:,} elements, {subject}"
             f" {shape.rows * shape.dim:,}"
         )
     if shape.ranks != wanted:

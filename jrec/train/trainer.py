@@ -1,4 +1,4 @@
-"""Takes the steps of a run: what it has learned, and where its batches come from."""
+"""Takes the steps of a run, from its state and its source of batches."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ class Trainer:
     """Takes the steps of one run, one after the other.
 
     Args:
-      run: What it has learned.
-      feed: Its batches.
+      run: The run's state.
+      feed: The run's batches.
     """
 
     def __init__(self, run: RunState, feed: Feed):
         self.run, self.feed = run, feed
 
     def step(self) -> tuple[jax.Array, jax.Array, Batch]:
-        """Takes a step; its loss, logits before it, and batch (NumPy arrays). Returns before the device is done."""
+        """Takes a step; returns its loss, logits and batch (NumPy arrays), before the device is done."""
         ready = self.feed.next()
         if (setup := self.run.setup) is not None and setup.monitor is not None:
             setup.monitor.observe(ready.batch)
-        host, seen = self.run.step(ready)
-        return seen.loss, seen.logits, self.feed.stepped(ready, host, seen)
+        host, outputs = self.run.step(ready)
+        return outputs.loss, outputs.logits, self.feed.stepped(ready, host, outputs)
 
     def settle(self) -> None:
-        """Waits until every row is where it lives, as the last step left it."""
+        """Waits until the last step's rows are stored where they live."""
         self.feed.settle()
 
     def position(self) -> Any:
-        """The position of the batches behind that of the last step."""
+        """The position in the batches after the last step."""
         return self.feed.position()
 
     def sources(self) -> Sequence[Source]:
-        """Where the tables' rows are, as the last step left them, for a checkpoint."""
+        """The tables' rows after the last step, for a checkpoint."""
         self.settle()
         return self.run.sources()
 
     def restore(self, saved: Saved, state: State, position: Any) -> None:
-        """Takes a checkpoint's rows, its state, and the position of the batches. Call it before the first step.
+        """Restores a checkpoint: its rows, its state, and the position in the batches. Call before the first step.
 
         Raises:
-          CheckpointError: If the rows are damaged, or of other tables.
+          CheckpointError: If the rows are damaged, or belong to other tables.
         """
         self.feed.restore(position)
         self.run.restore(saved, state)
 
     def close(self) -> None:
-        """Ends threads: no more steps. Rows that have not settled are lost."""
+        """Ends the threads; no step may follow. Rows that are not settled are lost."""
         self.feed.close()

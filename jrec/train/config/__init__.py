@@ -1,4 +1,4 @@
-"""The configuration of a training run: its sections, a module each, and how they are read from TOML and overrides."""
+"""The configuration of a training run: one module per section, and how TOML and overrides are read."""
 
 from jrec.train.config.fae import FAEConfig as FAEConfig
 from jrec.train.config.mesh import MeshConfig as MeshConfig

@@ -18,11 +18,12 @@ class FAEConfig(Section):
     """``[fae]``, which counts where ``schedule`` is "fae"; see ``jrec.train.shuffle_scheduler``.
 
     Attributes:
-      initial_rate: per cent of an epoch's cold batches in the first schedule, before the same share of the hot ones.
-      least_rate, greatest_rate: bounds of the rate. At a rate of 1 hot and cold batches alternate one by one.
-      patience: after so many successive falls of the loss the rate is doubled; the paper's u.
-      split: whose loss decides. The paper's is its test set; the default keeps the test split for the final result.
-      batches: how many evaluation batches of it are read after each schedule; 0 for all.
+      initial_rate: Per cent of an epoch's cold batches in the first schedule, before the same share of the hot ones.
+      least_rate, greatest_rate: Bounds of the rate. At a rate of 1 hot and cold batches alternate one by one.
+      patience: The number of successive falls of the loss after which the rate is doubled; the paper's u.
+      split: The split whose loss decides. The paper takes its test set; the default keeps the test split for the final
+        result.
+      batches: How many evaluation batches of the split are read after each schedule; 0 for all.
     """
 
     initial_rate: Percent = 50

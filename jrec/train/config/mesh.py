@@ -15,15 +15,15 @@ class MeshConfig(Section):
     No key changes a result, beyond the order in which float32 sums are taken.
 
     Attributes:
-      devices: of all processes together; 0 or 1 trains on one device, without a mesh.
-      headroom: how many times as many rows as in the run's first batches fit the buffers in which rows travel between
-        devices, to begin with, where several processes train. Buffers grow when a batch needs it, which compiles the
-        step once more.
-      reduce: how the gradients of replicated rows are summed over the devices: of the rows that some device touched
-        ("local"), as an array of all replicated rows ("dense"), or row by row on every device ("all_gather").
-      exchange: how lines of rows and sums travel between devices: with padding ("padded"), or without, which CPUs lack
+      devices: The number of devices of all processes together; 0 or 1 trains on one device, without a mesh.
+      headroom: The first size of the buffers in which rows travel between devices, as a multiple of the rows in the
+        run's first batches, where several processes train. Buffers grow when a batch needs it, which compiles the step
+        once more.
+      reduce: How the gradients of replicated rows are summed over the devices: only of the rows that some device
+        touched ("local"), as an array of all replicated rows ("dense"), or row by row on every device ("all_gather").
+      exchange: How lines of rows and sums travel between devices: with padding ("padded"), or without, which CPUs lack
         ("ragged"); "auto" takes ragged on GPUs and padded on CPUs.
-      form: how other devices' rows are looked up: each unique row is fetched ("retrieve"), or ids are sent to the rows'
+      form: How other devices' rows are looked up: each unique row is fetched ("retrieve"), or ids are sent to the rows'
         owners, which pool them, so that only sums travel ("send": sum, mean and sqrtn pooling; others retrieve).
         "auto" decides for each feature by the bytes of both in the run's first batches.
     """

@@ -18,7 +18,7 @@ Count = Annotated[int, Range(minimum=0)]
 Amount = Annotated[float, Range(minimum=0)]
 Above0 = Annotated[float, Range(above=0)]
 DENSE = Choices(name for name, kind in ROW_OPTIMIZERS.items() if kind.optax_name is not None)
-"""The optimizers of dense parameters: those row optimizers that optax has, too."""
+"""The optimizers of dense parameters: the row optimizers that optax has, too."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,13 +34,13 @@ class _OwnRates(Section):
 
 
 def _own_hyperparameters() -> list[tuple[str, Any, None]]:
-    """A field, None unless it is set, for every hyperparameter that any row optimizer has of its own."""
+    """A field, None unless it is set, for every hyperparameter that only some row optimizers have."""
     fields = {field.name: field for kind in ROW_OPTIMIZERS.values() for field in kind.hyperparameters()}
-    found = []
+    fields_of_all = []
     for name, field in fields.items():
         hint: Any = Annotated[type(field.default), field.metadata.get("bounds")]
-        found.append((name, hint | None, None))
-    return found
+        fields_of_all.append((name, hint | None, None))
+    return fields_of_all
 
 
 def _with_hyperparameters[T: Section](base: type[T]) -> type[T]:
@@ -49,10 +49,10 @@ def _with_hyperparameters[T: Section](base: type[T]) -> type[T]:
 
 
 def _defaults(section: Section, key: str, name: str) -> dict[str, Any]:
-    """What an optimizer takes of its own and is not set, with its defaults.
+    """The defaults of an optimizer's own hyperparameters that are not set.
 
     Args:
-      section: Has the hyperparameters of all optimizers, None where they are not set.
+      section: The section, with the hyperparameters of all optimizers, None where they are not set.
       key: The dotted key of the section.
       name: The optimizer.
 
@@ -75,7 +75,7 @@ _OwnRatesAndHyperparameters: type[_OwnRates] = _with_hyperparameters(_OwnRates)
 
 
 class _Optimizer(_RatesAndHyperparameters):
-    """Hyperparameters of any optimizer: those that ``name`` takes are set, the others are None."""
+    """Hyperparameters of any optimizer; only those that ``name`` takes are set, the others are None."""
 
     SECTION: ClassVar[str]
     if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class _Optimizer(_RatesAndHyperparameters):
             object.__setattr__(self, key, value)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """``learning_rate``, ``weight_decay`` and whatever else this optimizer takes, by name."""
+        """``learning_rate``, ``weight_decay`` and this optimizer's other hyperparameters, by name."""
         own = (field.name for field in ROW_OPTIMIZERS[self.name].hyperparameters())
         return {key: getattr(self, key) for key in ("learning_rate", "weight_decay", *own)}
 
@@ -103,9 +103,9 @@ class LRScheduleConfig(Section):
     MLPerf reference implementation of DLRM).
 
     Attributes:
-      kind: the way down; "constant" has none.
-      decay_start: a step not before ``warmup_steps``; 0 begins right after the warm-up.
-      decay_steps: how long the way down is; 0 reaches to the end of training.
+      kind: The shape of the decay; "constant" has none.
+      decay_start: The step at which the decay starts, not before ``warmup_steps``; 0 starts right after the warm-up.
+      decay_steps: The length of the decay in steps; 0 lasts until the end of training.
     """
 
     kind: Literal["constant", "warmup_linear", "warmup_cosine", "warmup_poly_decay"] = "constant"
@@ -124,14 +124,14 @@ class LRScheduleConfig(Section):
             )
 
     def check_length(self, total_steps: int, *, key: str = "lr_schedule") -> None:
-        """Refuses a way down that would reach to the end of training and starts after it.
+        """Refuses a decay that lasts until the end of training but starts after it.
 
         Args:
           total_steps: Steps of the whole run.
           key: The dotted key of this section, for the message.
 
         Raises:
-          ConfigError: Naming both steps and the keys.
+          ConfigError: If the decay starts after the last step; names both steps and the keys.
         """
         start = self.decay_start or self.warmup_steps
         if self.kind != "constant" and not self.decay_steps and total_steps <= start:
@@ -151,7 +151,7 @@ class LRScheduleConfig(Section):
           A schedule whose value, float32 (), multiplies every learning rate.
 
         Raises:
-          ConfigError: if the way down would reach to the end of training and starts after it.
+          ConfigError: If the decay lasts until the end of training but starts after it.
         """
         import jax.numpy as jnp
 
@@ -176,11 +176,11 @@ class LRScheduleConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableOptimizerConfig(_OwnRatesAndHyperparameters):
-    """``[optimizer.embedding.tables.NAME]``: what one table does differently.
+    """``[optimizer.embedding.tables.NAME]``: one table's own settings.
 
-    What is not set is as in ``[optimizer.embedding]``; under another ``name`` the hyperparameters that only some
-    optimizers have are those of the class. Of a tensor-train table the cores follow, too, where ``[tables.tt]`` sets no
-    learning rate or weight decay of theirs.
+    Keys that are not set are as in ``[optimizer.embedding]``; under another ``name``, hyperparameters that only some
+    optimizers have get their class's defaults. The settings also apply to the cores of a tensor-train table, except for
+    a learning rate or weight decay in ``[tables.tt]``.
 
     Attributes:
       name: The row optimizer.
@@ -195,7 +195,7 @@ class TableOptimizerConfig(_OwnRatesAndHyperparameters):
     lr_schedule: LRScheduleConfig | None = None
 
     def given(self) -> dict[str, Any]:
-        """What is set of the optimizer, by field."""
+        """The optimizer's fields that are set, by name."""
         fields = (field.name for field in dataclasses.fields(self) if field.name not in ("frozen", "lr_schedule"))
         return {name: value for name in fields if (value := getattr(self, name)) is not None}
 
@@ -210,7 +210,7 @@ class EmbeddingOptimizerConfig(_Optimizer):
       stochastic_rounding: Whether updated rows of 16-bit tables (``model.table_dtype``) are rounded up or down with the
         probability that makes the mean right, from ``seed`` and the number of the step; false rounds to nearest, where
         small updates vanish. Tables of float32 are not rounded.
-      tables: What single tables do differently, by name.
+      tables: Settings of single tables, by name.
     """
 
     SECTION: ClassVar[str] = "optimizer.embedding"
@@ -239,7 +239,7 @@ class EmbeddingOptimizerConfig(_Optimizer):
         return {**super().hyperparameters(), "max_row_norm": self.max_row_norm}
 
     def of(self, table: str) -> EmbeddingOptimizerConfig | None:
-        """What one table is trained by; None where it is frozen."""
+        """One table's optimizer settings; None if it is frozen."""
         own = self.tables.get(table, TableOptimizerConfig())
         if own.frozen:
             return None
@@ -250,9 +250,9 @@ class EmbeddingOptimizerConfig(_Optimizer):
         return EmbeddingOptimizerConfig(stochastic_rounding=self.stochastic_rounding, **values)
 
     def group(self, table: str) -> str:
-        """The ``TableConfig.group`` of a table: "" for those that do nothing differently, else a table's name.
+        """The ``TableConfig.group`` of a table: "" without settings of its own, else a table's name.
 
-        Tables that are trained alike have the same one, that of the first of them by name.
+        Tables with equal settings share the name of the first of them in alphabetical order.
         """
         if table not in self.tables or self._trained(table) == self._trained(""):
             return ""
@@ -264,14 +264,14 @@ class EmbeddingOptimizerConfig(_Optimizer):
 
     def slots(self, table: str) -> Mapping[str, SlotShape]:
         """The slots of a table's rows (``RowOptimizer.slots``)."""
-        found = self.of(table) if table in self.tables else self
-        return {} if found is None else ROW_OPTIMIZERS[found.name].slots
+        trained = self.of(table) if table in self.tables else self
+        return {} if trained is None else ROW_OPTIMIZERS[trained.name].slots
 
     def build(self, factor: optax.Schedule) -> RowOptimizer:
-        """The row optimizer of tables that do nothing differently; ``of(table).build`` is that of one that does.
+        """The row optimizer of tables without settings of their own; ``of(table).build`` makes a single table's.
 
         Args:
-          factor: What multiplies the learning rate, by step (``LRScheduleConfig.build``).
+          factor: The learning rate's factor, by step (``LRScheduleConfig.build``).
         """
         values = self.hyperparameters()
         rate = values.pop("learning_rate")
@@ -280,12 +280,12 @@ class EmbeddingOptimizerConfig(_Optimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(_Optimizer):
-    """``[optimizer]``: how the dense parameters are updated, and in ``embedding`` how the rows are.
+    """``[optimizer]``: how the dense parameters are updated, and, in ``embedding``, the rows.
 
     Attributes:
       name: The optimizer of the dense parameters.
-      max_global_norm: Where the Euclidean norm of all gradients together, those of dense parameters and the summed ones
-        of rows and cores, is greater, all are scaled down to it; no clipping unless given.
+      max_global_norm: The greatest Euclidean norm of all gradients together (dense parameters, and the summed gradients
+        of rows and cores), to which they are scaled down; no clipping unless given.
       embedding: The row optimizer.
     """
 
@@ -299,7 +299,7 @@ class OptimizerConfig(_Optimizer):
         """The optax optimizer of the dense parameters.
 
         Args:
-          factor: What multiplies the learning rate, by step (``LRScheduleConfig.build``).
+          factor: The learning rate's factor, by step (``LRScheduleConfig.build``).
         """
         import optax
 

@@ -21,12 +21,12 @@ def read_tables(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     """The nested tables of a TOML file with overrides applied, and where each value came from.
 
     Args:
-      path: the file.
-      overrides: ``key=value`` with a dotted key. The value is TOML; what is not TOML is taken as a bare string. Tables
-        are merged key by key, and the last override of a key wins.
+      path: The TOML file.
+      overrides: ``key=value`` with a dotted key. The value is TOML, or else a bare string. Tables are merged key by
+        key, and the last override of a key wins.
 
     Raises:
-      ConfigError: if the file is absent or no TOML, or an override has no such form.
+      ConfigError: If the file is absent or no TOML, or an override is not ``key=value``.
     """
     content = _read(pathlib.Path(path))
     setters: dict[str, str] = {}

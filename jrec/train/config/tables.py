@@ -19,15 +19,15 @@ Cores = Annotated[int, Range(minimum=2, maximum=4)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TTCacheSection(Section):
-    """``[tables.tt.cache]``: rows that tensor-train tables keep in full, those looked up most (TT-Rec, Section 4.2).
+    """``[tables.tt.cache]``: the most frequent rows of tensor-train tables, kept uncompressed (TT-Rec, Section 4.2).
 
     Attributes:
-      rows: of every tensor-train table; 0 for no cache. Of a smaller table all rows.
-      fraction: of the table's rows, instead; TT-Rec found 0.0001 enough.
-      warmup_steps: steps during which lookups are only counted.
-      refresh_every: steps between later choices of the rows; 0 keeps those chosen first.
-      track_every: count the lookups of one step in so many.
-      on_evict: what a row that leaves has learned is forgotten ("discard"), or the cores are moved towards it ("fold").
+      rows: The number of cached rows of every tensor-train table, all rows of a smaller one; 0 for no cache.
+      fraction: The cached share of the table's rows, in place of ``rows``; TT-Rec found 0.0001 enough.
+      warmup_steps: Steps during which lookups are only counted.
+      refresh_every: Steps between later choices of the rows; 0 keeps the first choice.
+      track_every: Steps between two steps whose lookups are counted; 1 counts all.
+      on_evict: Whether a row that leaves is forgotten ("discard"), or the cores are moved towards it ("fold").
     """
 
     rows: Count = 0
@@ -47,24 +47,24 @@ class TTCacheSection(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TTSection(Section):
-    """``[tables.tt]``: which tables are tensor trains, and of what shape.
+    """``[tables.tt]``: which tables are tensor trains, and in which shape.
 
     A table is one if ``largest`` or ``min_rows`` selects it; ``tables.overrides`` adds and exempts single tables. A
     table whose cores would be no smaller than itself is not selected, and where ``rank`` is more than any table of the
     shape needs, the selected table takes what it needs; the report says both.
 
     Attributes:
-      largest: compress the so many largest tables.
-      min_rows: compress tables of so many rows or more; 0 for none.
-      rank: between neighbouring cores.
-      cores: of a table; 2, 3 or 4.
-      whole_rows: so many rows of every such table, its first and so its most frequent, stay whole: ordinary rows of
-        ``tables.tier``, or of a plan. Of a smaller table all rows.
-      dtype: of the cores; ``model.table_dtype`` unless given.
-      initializer: what the cores are drawn from, so that the table's elements have the variance of a plain table's.
-      learning_rate: of the cores; that of ``optimizer.embedding`` unless given.
-      weight_decay: of the cores; that of ``optimizer.embedding`` unless given.
-      cache: of full rows.
+      largest: How many of the largest tables are compressed.
+      min_rows: The least number of rows of a table that is compressed; 0 compresses none by size.
+      rank: The rank between neighbouring cores.
+      cores: Cores per table; 2, 3 or 4.
+      whole_rows: The number of first, and so most frequent, rows of every such table that stay uncompressed: ordinary
+        rows of ``tables.tier``, or of a plan. A smaller table keeps all of its rows uncompressed.
+      dtype: The cores' dtype; ``model.table_dtype`` unless given.
+      initializer: The distribution of the initial cores, which gives the table's elements a plain table's variance.
+      learning_rate: The cores' learning rate; as in ``optimizer.embedding`` unless given.
+      weight_decay: The cores' weight decay; as in ``optimizer.embedding`` unless given.
+      cache: The cache of uncompressed rows.
     """
 
     largest: Count = 0
@@ -84,11 +84,11 @@ class HostSection(Section):
     """``[tables.host]``: tables in host memory and the pipeline between them and the device. No key changes a result.
 
     Attributes:
-      queue: batches that may be under way between reading rows from the host and writing them back; 1 is sequential.
-      cached_batches: how many batches' updated rows the device keeps, so that they need not travel again; at least
+      queue: Batches that may be under way between reading rows from the host and writing them back; 1 is sequential.
+      cached_batches: How many batches' updated rows the device keeps, so that they need not travel again; at least
         ``queue - 1``. 0 for as many as ``queue``.
-      folder: where memory-mapped files hold rows and slots, for tables larger than memory; empty for memory itself.
-      threads: that read and write rows; 0 for all CPUs.
+      folder: A folder for memory-mapped files of rows and slots, for tables larger than memory; "" for memory itself.
+      threads: Threads that read and write rows; 0 for all CPUs.
     """
 
     queue: Annotated[int, Range(minimum=1, maximum=1024)] = 3
@@ -107,15 +107,15 @@ class HostSection(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TableOverride(Section):
-    """``[tables.overrides.NAME]``: what is different with one table.
+    """``[tables.overrides.NAME]``: one table's own settings.
 
     Attributes:
-      tier: where it lives, whatever the rules select; unless given, the rules decide.
-      rank: of a tensor-train table, instead of ``tables.tt.rank``. More than a table of the shape needs is an error.
-      ranks: one a bond, instead of ``rank``.
-      cores: instead of ``tables.tt.cores``.
-      whole_rows: instead of ``tables.tt.whole_rows``; shapes are of the rows behind them.
-      row_factors, dim_factors: of every core, for a shape that is not searched for; both or none.
+      tier: The table's tier, whatever the rules select; unless given, the rules decide.
+      rank: The rank, in place of ``tables.tt.rank``. More than a table of the shape needs is an error.
+      ranks: One rank per bond, in place of ``rank``.
+      cores: The number of cores, in place of ``tables.tt.cores``.
+      whole_rows: The number of uncompressed rows, in place of ``tables.tt.whole_rows``; shapes are of the other rows.
+      row_factors, dim_factors: The factors of every core, for a shape that is not searched for; both or none.
     """
 
     tier: Literal["device", "tt", "host"] | None = None
@@ -128,7 +128,7 @@ class TableOverride(Section):
 
     @property
     def shaped(self) -> tuple[str, ...]:
-        """The keys that are set of those that shape a tensor train."""
+        """The keys that are set and shape a tensor train."""
         keys = ("rank", "ranks", "cores", "row_factors", "dim_factors")
         return tuple(key for key in keys if getattr(self, key) is not None)
 
@@ -138,12 +138,12 @@ class TablesConfig(Section):
     """``[tables]``: where the rows live and which implementation of the embedding ops works on them.
 
     Attributes:
-      tier: of the tables that neither a rule nor an override places elsewhere: "device" keeps every full row there,
-        "host" in host memory, and lends the device those of the batch.
+      tier: The tier of tables that neither a rule nor an override places elsewhere: "device" keeps every uncompressed
+        row on the device; "host" keeps them in host memory and lends the device the batch's rows.
       implementation: "auto" chooses by platform and shape; a named one never falls back to another.
-      tt: tensor-train tables.
-      host: tables in host memory.
-      overrides: by name of the table.
+      tt: Tensor-train tables.
+      host: Tables in host memory.
+      overrides: Settings of single tables, by name.
     """
 
     tier: Literal["device", "host"] = "device"
@@ -154,21 +154,22 @@ class TablesConfig(Section):
 
     @override
     def check(self) -> None:
-        for name, of in self.overrides.items():
+        for name, table in self.overrides.items():
             key = f"tables.overrides.{name}"
-            if of.whole_rows is not None and of.tier not in (None, "tt"):
+            if table.whole_rows is not None and table.tier not in (None, "tt"):
                 raise ConfigError(
-                    f"{key}.whole_rows = {of.whole_rows} keeps the first rows of a tensor-train table whole, but"
-                    f" {key}.tier is {of.tier!r}; leave out one of them"
+                    f"{key}.whole_rows = {table.whole_rows} keeps the first rows of a tensor-train table whole, but"
+                    f" {key}.tier is {table.tier!r}; leave out one of them"
                 )
-            if of.shaped and of.tier not in (None, "tt"):
-                raise ConfigError(f"{key}.{of.shaped[0]} shapes a tensor-train table, but {key}.tier is {of.tier!r}")
+            if table.shaped and table.tier not in (None, "tt"):
+                raise ConfigError(
+                    f"{key}.{table.shaped[0]} shapes a tensor-train table, but {key}.tier is {table.tier!r}"
+                )
             for one, other in (("rank", "ranks"), ("cores", "row_factors"), ("cores", "dim_factors")):
-                if one in of.shaped and other in of.shaped:
-                    raise ConfigError(
-                        f"{key}.{one} is {getattr(of, one)} and {key}.{other} is {list(getattr(of, other))}; set one"
-                    )
-            alone = {"row_factors", "dim_factors"} & set(of.shaped)
+                if one in table.shaped and other in table.shaped:
+                    first, second = getattr(table, one), list(getattr(table, other))
+                    raise ConfigError(f"{key}.{one} is {first} and {key}.{other} is {second}; set one")
+            alone = {"row_factors", "dim_factors"} & set(table.shaped)
             if len(alone) == 1:
                 raise ConfigError(
                     f"{key}.{alone.pop()} is set alone; a shape that is not searched for needs row_factors and"

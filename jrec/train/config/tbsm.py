@@ -1,4 +1,4 @@
-"""The ``[model.tbsm]`` section: what a TBSM has that a DLRM lacks."""
+"""The ``[model.tbsm]`` section: the parts of a TBSM that a DLRM lacks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Width = Annotated[int, Range(minimum=1, maximum=65536)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TBSMSection(Section):
-    """``[model.tbsm]``: the steps of a history and what weighs them (``jrec.nn.TBSMConfig``).
+    """``[model.tbsm]``: the steps of a history and their attention (``jrec.nn.TBSMConfig``).
 
-    ``bottom_mlp``, ``interaction`` and ``top_mlp`` stay in ``[model]``: the bottom MLP and the interaction are those of
-    a step, the top MLP sees context and target.
+    ``bottom_mlp``, ``interaction`` and ``top_mlp`` stay in ``[model]``: the bottom MLP and the interaction apply to
+    each step, the top MLP sees context and target.
 
     Attributes:
-      histories: by feature of the target, the list feature of the same table with the history's steps in order of time.
-      tower_mlp: widths of the layers over the interaction of a step.
-      attention_mlp: hidden widths of the time-series layer's MLP.
-      inner: product of the steps with the target: "dot", or by a matrix A "indefinite" and by A'A "definite".
-      heads: time-series layers.
+      histories: By feature of the target, the list feature of the same table with the history's steps in order of time.
+      tower_mlp: Widths of the layers over the interaction of a step.
+      attention_mlp: Hidden widths of the time-series layer's MLP.
+      inner: The product of the steps with the target: "dot", or by a matrix A "indefinite" and by A'A "definite".
+      heads: The number of time-series layers.
     """
 
     histories: Mapping[str, str] = dataclasses.field(default_factory=dict)

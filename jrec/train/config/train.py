@@ -39,15 +39,15 @@ class DataConfig(Section):
     """``[data]``: the dataset and how it is loaded.
 
     Attributes:
-      path: a dataset folder made by ``jrec prepare`` or ``jrec synth``.
-      batch_size, eval_batch_size: examples in a step.
-      window_blocks: blocks held in memory at a time, within which examples are shuffled; 0 keeps the order of the log.
-      workers: threads that read and pack batches; 0 does it between the steps. The batches are the same for any.
-      prefetch: batches made ahead of the step.
-      cast: who computes the cast of a batch: the loader on the "host", or the step on the "device".
-      on_bad_id: what an id outside its table gets: an error ("raise"), the last row ("clip") or the table's
+      path: A dataset folder made by ``jrec prepare`` or ``jrec synth``.
+      batch_size, eval_batch_size: Examples in a step.
+      window_blocks: Blocks held in memory at a time, within which examples are shuffled; 0 keeps the order of the log.
+      workers: Threads that read and pack batches; 0 does it between the steps. The batches do not depend on it.
+      prefetch: Batches made ahead of the step.
+      cast: Where the cast of a batch is computed: by the loader on the "host", or by the step on the "device".
+      on_bad_id: How out-of-range ids are handled: an error ("raise"), the last row ("clip") or the table's
         out-of-vocabulary row ("oov").
-      drop_remainder: leave out an epoch's last batch of training where it is not full, instead of padding it.
+      drop_remainder: Whether to leave out an epoch's last training batch if it is not full, instead of padding it.
     """
 
     path: str
@@ -68,7 +68,7 @@ class DataConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureOverride(Section):
-    """``[model.features.NAME]``: what one categorical feature does differently."""
+    """``[model.features.NAME]``: one categorical feature's own settings."""
 
     pooling: Pooling
 
@@ -79,17 +79,17 @@ class ModelConfig(Section):
 
     Attributes:
       kind: "dlrm", or "tbsm", a DLRM tower on every step of a history with attention over them.
-      embedding_dim: elements of an embedding.
-      bottom_mlp: widths of the layers over the dense features, without the input. Under dot interaction the last
+      embedding_dim: Elements of an embedding.
+      bottom_mlp: Widths of the layers over the dense features, without the input. Under dot interaction the last
         must equal ``embedding_dim``. Empty for a dataset without dense features.
-      top_mlp: widths of the layers over the interaction; the last is 1, the logit.
+      top_mlp: Widths of the layers over the interaction; the last is 1, the logit.
       interaction: "dot" products of all pairs (strict lower triangle), or plain "concat"enation.
-      pooling: how the ids of a multi-hot feature are combined, unless ``features`` says otherwise. "none" leaves each a
-        vector of its own: to a DLRM such a feature is as many as its longest list has ids.
-      table_dtype: how rows are stored. Sums accumulate in float32 always.
-      compute_dtype: what the MLPs compute in.
-      features: overrides by name of the categorical feature.
-      tbsm: the rest of a TBSM.
+      pooling: How the ids of a multi-hot feature are combined, unless ``features`` overrides it. "none" keeps one
+        vector per id: a DLRM sees such a feature as as many features as its longest list has ids.
+      table_dtype: The dtype of stored rows. Sums always accumulate in float32.
+      compute_dtype: The dtype of the MLPs' computation.
+      features: Settings of single categorical features, by name.
+      tbsm: The rest of a TBSM.
     """
 
     kind: Literal["dlrm", "tbsm"] = "dlrm"
@@ -128,20 +128,20 @@ class ModelConfig(Section):
                 f"model.bottom_mlp is {list(self.bottom_mlp)} and model.tbsm.tower_mlp {list(self.tbsm.tower_mlp)};"
                 " a TBSM needs a layer of each"
             )
-        pooled = sorted(name for name, of in self.features.items() if of.pooling != "none")
+        pooled = sorted(name for name, feature in self.features.items() if feature.pooling != "none")
         if pooled := [name for name in pooled if name in self.tbsm.histories.values()]:
             raise ConfigError(f"model.features.{pooled[0]} is pooled, but model.tbsm.histories has it as a history")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(Section):
-    """``[evaluate]``: when and on what the model is measured.
+    """``[evaluate]``: when the model is evaluated, and on which splits.
 
     Attributes:
-      every_steps: steps between evaluations during training; 0 evaluates at the end only.
-      splits: what those read.
-      batches: how many batches of each split they read at most; 0 for all.
-      final_splits: what the evaluation at the end reads, in full; splits that the dataset lacks are left out.
+      every_steps: Steps between evaluations during training; 0 evaluates only at the end.
+      splits: The splits for evaluations during training.
+      batches: The most batches of each split that they read; 0 for all.
+      final_splits: The splits for the evaluation at the end, read in full; splits that the dataset lacks are left out.
     """
 
     every_steps: Count = 0
@@ -160,7 +160,7 @@ class EvaluateConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Section):
-    """``[checkpoint]``: steps between checkpoints (0: one at the end only), and how many of the latest are kept."""
+    """``[checkpoint]``: steps between checkpoints (0: only one at the end), and how many of the latest are kept."""
 
     every_steps: Count = 0
     keep: Positive = 2
@@ -168,13 +168,13 @@ class CheckpointConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogConfig(Section):
-    """``[log]``: what a run tells.
+    """``[log]``: a run's log, progress bar and trace.
 
     Attributes:
-      every_steps: steps between metric records.
-      tensorboard: whether to write TensorBoard files too.
-      progress: the progress bar; "auto" shows it on a terminal.
-      trace: whether to write when each stage of the host tier worked on which batch, as ``trace.json`` in the
+      every_steps: Steps between metric records.
+      tensorboard: Whether to write TensorBoard files too.
+      progress: The progress bar; "auto" shows it on a terminal.
+      trace: Whether to write when each stage of the host tier worked on which batch, as ``trace.json`` in the
         run's folder, for https://ui.perfetto.dev.
     """
 
@@ -189,19 +189,19 @@ class TrainConfig(Section):
     """A whole training run.
 
     Attributes:
-      name: what to call it; the file's name without ``.toml`` unless given.
-      seed: of the initial parameters, the order of the data and stochastic rounding.
-      epochs: passes over the training split.
-      max_steps: stop after so many steps at the latest; 0 for no limit.
-      out: the run folder, ``runs/NAME`` unless given.
-      schedule: in which order batches are trained: "plain" takes them as the loader shuffles them; "fae" interleaves
-        hot and cold ones of a dataset that `jrec fae pack` wrote, keeps hot rows on the device, and all others in host
-        memory (``tables.tier`` is then "host").
-      deterministic: whether a GPU must compute the same bits every time. Tables' rows do so by default; this also makes
+      name: The run's name; the file's name without ``.toml`` unless given.
+      seed: The seed of the initial parameters, the order of the data and stochastic rounding.
+      epochs: Passes over the training split.
+      max_steps: The most steps of the run; 0 for no limit.
+      out: The run folder, ``runs/NAME`` unless given.
+      schedule: The order of training batches: "plain" takes them as the loader shuffles them; "fae" interleaves hot and
+        cold ones of a dataset that `jrec fae pack` wrote, keeps hot rows on the device, and all others in host memory
+        (``tables.tier`` is then "host").
+      deterministic: Whether a GPU must compute the same bits every time. Tables' rows do so by default; this also makes
         XLA keep to one algorithm for the products of dense layers, and to sums in a fixed order, which may cost speed.
         On a CPU all bits are the same anyway.
-      plan: file of the plan that says which device keeps which rows (``jrec plan``), for a mesh; without one, the rows
-        of every table are dealt to the devices in turn.
+      plan: The file of the plan that assigns rows to devices (``jrec plan``), for a mesh; without one, the rows of
+        every table are dealt to the devices in turn.
     """
 
     data: DataConfig
@@ -234,9 +234,9 @@ class TrainConfig(Section):
 
     @property
     def planned(self) -> bool:
-        """Whether a plan says of every row where it lives; else all rows of a table live in one place, on one device.
+        """Whether a plan places every row; else all rows of a table live in one place, on one device.
 
-        Of several devices, and of hot rows apart from others, there is always one.
+        Runs on several devices and runs with separate hot rows always have one.
         """
         return self.mesh.on or bool(self.plan) or self.schedule == "fae"
 
@@ -245,15 +245,15 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     """Reads a run's configuration.
 
     Args:
-      path: a TOML file.
+      path: A TOML file.
       overrides: ``section.key=value`` texts that win over the file; see ``jrec.train.config.overrides.read_tables``.
 
     Returns:
-      the configuration with every default filled in.
+      The configuration with every default filled in.
 
     Raises:
-      ConfigError: if the file cannot be read, or a key is unknown, ill-typed, missing or out of range. The message
-        names the file or the override, the key, what it takes, and for unknown keys the nearest valid one.
+      ConfigError: If the file cannot be read, or a key is unknown, ill-typed, missing or out of range. The message
+        names the file or the override, the key, its valid values, and for unknown keys the nearest valid one.
     """
     content, origins = read_tables(path, overrides)
     if isinstance(content.get("schedule"), Mapping):
@@ -282,7 +282,7 @@ def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]
 
 
 def key_help() -> str:
-    """Every key with its default and what it takes, a line each, for ``jrec train --help``."""
+    """Every key with its default and valid values, one per line, for ``jrec train --help``."""
     rows = list(describe(TrainConfig))
     width = max(len(f"{key} = {default}") for key, _, default in rows)
     return "\n".join(f"  {f'{key} = {default}' if default else key:<{width}}  {kind}" for key, kind, default in rows)

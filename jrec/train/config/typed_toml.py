@@ -29,7 +29,7 @@ _TOML_TYPES = {bool: "boolean", int: "integer", float: "float", str: "string", l
 
 
 class Choices(tuple[str, ...]):
-    """The strings that a key takes, where they are known at run time only; else use ``Literal``."""
+    """The strings that a key takes, where they are known only at run time; else use ``Literal``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ class Origins:
     """Where the values of a configuration came from, for error messages.
 
     Attributes:
-      file: what to call the origin of every key that ``overrides`` lacks.
-      overrides: by dotted key, the command-line text that set it.
-      raw: by dotted key, the right-hand side of that text as it was typed.
+      file: The name of the origin of every key that ``overrides`` lacks.
+      overrides: By dotted key, the command-line text that set it.
+      raw: By dotted key, the right-hand side of that text as it was typed.
     """
 
     file: str
@@ -65,7 +65,7 @@ class Section:
         """Rules that concern several keys at once.
 
         Raises:
-          ConfigError: where one is broken; the message names the keys and their values.
+          ConfigError: If one is broken; the message names the keys and their values.
         """
 
     @classmethod
@@ -73,7 +73,7 @@ class Section:
         """Builds the section from nested tables as ``tomllib`` returns them.
 
         Raises:
-          ConfigError: on an unknown, missing or ill-typed key, or a value out of range.
+          ConfigError: On an unknown, missing or ill-typed key, or a value out of range.
         """
         return _build(cls, content, "", origins or Origins(file="configuration"), list(keys(cls)))
 
@@ -130,7 +130,7 @@ def describe(cls: type[Section], prefix: str = "") -> Iterator[tuple[str, str, s
 
 
 def type_name(hint: Any) -> str:
-    """What a key may hold, as an error message says it."""
+    """The values that a key may hold, in the words of error messages."""
     base, bounds = _strip(hint)
     suffix = f" {bounds}" if bounds is not None else ""
     if typing.get_origin(base) is Literal:
@@ -260,7 +260,7 @@ def _unknown_key(name: str, prefix: str, siblings: list[str], origins: Origins, 
 
 
 def nearest_key(name: str, prefix: str, siblings: list[str], known: list[str]) -> str:
-    """The valid dotted key most like ``prefix + name``: one of the same section, else of that name, else any."""
+    """The valid dotted key most like ``prefix + name``: in the same section, else of that name, else any."""
     if near := difflib.get_close_matches(name, siblings, n=1, cutoff=0.7):
         return f"{prefix}{near[0]}"
     if same := [k for k in known if k.rpartition(".")[2] == name]:

@@ -1,4 +1,4 @@
-"""What a run tells of itself: metrics, its log, sections by those who take part, plots, and the report of them all."""
+"""The log and the report of a run: metrics, sections from the run's parts, and plots."""
 
 from typing import TYPE_CHECKING
 

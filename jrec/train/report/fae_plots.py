@@ -18,9 +18,9 @@ def plot_schedule(schedules: Sequence[Mapping[str, Any]], *, title: str, split: 
     """The loss after each schedule, above the rate and the phases of hot and cold batches.
 
     Args:
-      schedules: records of ``metrics.jsonl``, see ``jrec.train.shuffle_scheduler.Schedule``; at least one.
-      title: of the plot.
-      split: whose loss it is.
+      schedules: Records of ``metrics.jsonl``, see ``jrec.train.shuffle_scheduler.Schedule``; at least one.
+      title: The plot's title.
+      split: The split of the loss.
     """
     figure, (top, bottom) = new_figure(9, 7, rows=2, height_ratios=(3, 2))
     steps = [s["start"] + s["cold"] + s["hot"] for s in schedules]
@@ -54,6 +54,6 @@ def _phases(axes: Any, schedules: Sequence[Mapping[str, Any]]) -> None:
         else:
             cold.append((s["start"], s["cold"]))
             hot.append((s["start"] + s["cold"], s["hot"]))
-    for (label, color), of in spans.items():
-        if of := [span for span in of if span[1]]:
-            axes.broken_barh(of, (0, 105), facecolors=color, alpha=0.35, linewidth=0, label=label)
+    for (label, color), phases in spans.items():
+        if phases := [span for span in phases if span[1]]:
+            axes.broken_barh(phases, (0, 105), facecolors=color, alpha=0.35, linewidth=0, label=label)

@@ -18,8 +18,8 @@ class HitRates:
     """Hit rates of the tables with a cache, by table.
 
     Args:
-      layout: of the tables.
-      state: Gives the run's state as it is now.
+      layout: The tables' layout.
+      state: Returns the run's current state.
     """
 
     def __init__(self, layout: EmbeddingLayout, state: Callable[[], Any]):
@@ -33,32 +33,35 @@ class HitRates:
         self._logged: dict[str, dict[str, int]] = {}
 
     def record(self) -> dict[str, float | None]:
-        """What a log record says of the lookups since the one before: "cache_hit_rate.TABLE"; None without lookups."""
-        found = self._read()
-        since = {table: {n: of[n] - self._logged.get(table, {}).get(n, 0) for n in of} for table, of in found.items()}
-        self._logged = found
-        return {f"cache_hit_rate.{table}": _rate(of) for table, of in since.items()}
+        """The hit rates since the last log record, as "cache_hit_rate.TABLE"; None without lookups."""
+        total = self._read()
+        since = {
+            table: {name: counts[name] - self._logged.get(table, {}).get(name, 0) for name in counts}
+            for table, counts in total.items()
+        }
+        self._logged = total
+        return {f"cache_hit_rate.{table}": _rate(counts) for table, counts in since.items()}
 
     def sections(self) -> dict[str, Any]:
-        """For the report, see ``jrec.train.report.sections``: hits, lookups and hit rate of tables with a cache."""
-        found = {table: {**counts, "hit_rate": _rate(counts)} for table, counts in self._read().items()}
-        return {"caches": found} if found else {}
+        """The section "caches" of the report: hits, lookups and hit rate of tables with a cache."""
+        caches = {table: {**counts, "hit_rate": _rate(counts)} for table, counts in self._read().items()}
+        return {"caches": caches} if caches else {}
 
     def position(self) -> dict[str, dict[str, int]]:
-        """The counts at the last log record, for a checkpoint; JSON."""
+        """The counts at the last log record, for a checkpoint, in JSON types."""
         return self._logged
 
     def restore(self, position: Mapping[str, Mapping[str, int]]) -> None:
-        """Takes over a ``position()``."""
-        self._logged = {table: dict(of) for table, of in position.items()}
+        """Continues from a ``position()``."""
+        self._logged = {table: dict(counts) for table, counts in position.items()}
 
     def _read(self) -> dict[str, dict[str, int]]:
         if not self._stacks:
             return {}
         state = self._state()
-        of = {table: state[1]["slots"][stack] for table, stack in self._stacks.items()}
-        return {table: {name: counted(counters[name][...]) for name in COUNTERS} for table, counters in of.items()}
+        slots = {table: state[1]["slots"][stack] for table, stack in self._stacks.items()}
+        return {table: {name: counted(counters[name][...]) for name in COUNTERS} for table, counters in slots.items()}
 
 
-def _rate(of: Mapping[str, int]) -> float | None:
-    return of["hits"] / of["lookups"] if of["lookups"] else None
+def _rate(counts: Mapping[str, int]) -> float | None:
+    return counts["hits"] / counts["lookups"] if counts["lookups"] else None

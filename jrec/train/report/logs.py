@@ -6,8 +6,8 @@
                         {"step": 107, "split": "checkpoint", "of": 100, "blocking_seconds": 0.02, "seconds": 1.4}
     RUN/tensorboard/    metrics and rates, for TensorBoard
 
-``metrics.jsonl`` holds nothing that depends on the clock, so that the file of a run that was killed and resumed is
-byte for byte that of an uninterrupted one.
+``metrics.jsonl`` holds nothing that depends on the clock, so that a run that was killed and resumed has the same file,
+byte for byte, as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SIZES = "sizes"
 """In place of a split: the records, in ``timing.jsonl``, of steps for which buffers between devices grew."""
 CHECKPOINTS = "checkpoint"
 """In place of a split, in ``timing.jsonl`` only: how long a checkpoint took. ``of`` is its step, and the record's step
-the one at which it was complete; ``blocking_seconds`` are those that training waited, of ``seconds`` in all."""
+the one at which it was complete; of its ``seconds``, training waited ``blocking_seconds``."""
 METRICS_FILE = "metrics.jsonl"
 TIMING_FILE = "timing.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 
 
 class JsonLines:
-    """Appends records to a file of JSON lines. Each is in the hands of the operating system when ``write`` returns."""
+    """Appends records to a file of JSON lines. The operating system has each record when ``write`` returns."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = pathlib.Path(path)
@@ -48,7 +48,7 @@ class JsonLines:
         """Appends one record; NumPy and JAX scalars count as numbers.
 
         Raises:
-          ValueError: if the record holds a NaN or an infinity, which JSON lacks.
+          ValueError: If the record holds a NaN or an infinity, which JSON lacks.
         """
         line = json.dumps(_plain(record), allow_nan=False, separators=(", ", ": ")) + "\n"
         written = self._file.write(line.encode())
@@ -65,22 +65,22 @@ class JsonLines:
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The records of a file of JSON lines; a last line without its end, which a killed run may leave, is not one.
+    """The records of a file of JSON lines, without an incomplete last line, which a killed run may leave.
 
     Raises:
-      CheckpointError: if any other line is no record with a step.
+      CheckpointError: If any other line is no record with a step.
     """
     for record, _ in _records(pathlib.Path(path)):
         yield record
 
 
 def truncate_after(path: str | os.PathLike[str], step: int) -> None:
-    """Cuts a file of JSON lines after the last record of ``step`` or before, as a run that resumes from there needs.
+    """Cuts a file of JSON lines after the last record of ``step`` or before, for a run that resumes from there.
 
-    Steps never descend in a file, so everything behind is later. An absent file stays absent.
+    Steps never descend in a file, so all following records are later. An absent file stays absent.
 
     Raises:
-      CheckpointError: if a line that would be kept is no record with a step.
+      CheckpointError: If a line that would be kept is no record with a step.
     """
     path = pathlib.Path(path)
     if not path.exists():
@@ -95,11 +95,11 @@ def truncate_after(path: str | os.PathLike[str], step: int) -> None:
 
 
 class MetricLog:
-    """Writes the metrics of a run behind those that its folder holds.
+    """Appends the metrics of a run to the logs in its folder.
 
     Args:
-      folder: the run folder; made if absent.
-      tensorboard: whether to write TensorBoard files too.
+      folder: The run folder; made if absent.
+      tensorboard: Whether to write TensorBoard files too.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, tensorboard: bool):
@@ -113,10 +113,10 @@ class MetricLog:
         self._purge_step: int | None = None
 
     def truncate_after(self, step: int) -> None:
-        """Forgets every record after ``step``: the run goes on from there. -1 forgets all.
+        """Drops every record after ``step``, from which the run goes on. -1 drops all.
 
         Raises:
-          CheckpointError: if a line of an earlier record is damaged.
+          CheckpointError: If a line of an earlier record is damaged.
         """
         for name in (METRICS_FILE, TIMING_FILE):
             truncate_after(self._folder / name, step)
@@ -128,15 +128,15 @@ class MetricLog:
         """Records metrics of ``split`` at ``step``.
 
         Args:
-          step: not below that of the record before.
-          metrics: numbers, NumPy or JAX scalars, None for undefined; ``Evaluation.to_dict()`` for example. The same for
+          step: The step, not below the last record's.
+          metrics: Numbers, NumPy or JAX scalars, None for undefined; ``Evaluation.to_dict()`` for example. The same for
             every run of the same configuration.
-          split: what they were measured on.
-          timing: whatever depends on the clock.
+          split: The split that they were measured on.
+          timing: Values that depend on the clock.
 
         Raises:
-          DivergedError: if a metric is NaN or infinite; nothing is recorded then.
-          ValueError: if ``step`` is before one recorded earlier.
+          DivergedError: If a metric is NaN or infinite; nothing is recorded then.
+          ValueError: If ``step`` is before one recorded earlier.
         """
         if step < self._step:
             raise ValueError(f"metrics of step {step} come after those of step {self._step}")
@@ -156,12 +156,12 @@ class MetricLog:
                     self._board().add_scalar(f"{split}/{name}", value, step)
 
     def write_timing(self, step: int, timing: Mapping[str, Any], *, split: str) -> None:
-        """Records what depends on the clock only.
+        """Records only values that depend on the clock.
 
         Args:
-          step: not below that of the record before.
-          timing: numbers, NumPy or JAX scalars.
-          split: what they belong to, such as ``CHECKPOINTS``.
+          step: The step, not below the last record's.
+          timing: Numbers, NumPy or JAX scalars.
+          split: The kind of record, such as ``CHECKPOINTS``.
         """
         self._timing.write({"step": step, "split": split, **_plain(timing)})
 
@@ -173,7 +173,7 @@ class MetricLog:
         return self._writer
 
     def sync(self) -> None:
-        """Puts everything on disk; to be called before a checkpoint of the same step is completed."""
+        """Puts everything on disk. Call it before a checkpoint of the same step is completed."""
         self._metrics.sync()
         self._timing.sync()
         if self._writer is not None:
@@ -196,11 +196,11 @@ class MetricLog:
 
 
 def log_growth(folder: str | os.PathLike[str], step: int, stacks: Mapping[str, Mapping[str, Any]]) -> None:
-    """Says, on standard error and in ``timing.jsonl``, that buffers between devices grow at a step.
+    """Reports, on standard error and in ``timing.jsonl``, that buffers between devices grow at a step.
 
     Args:
       folder: The run folder.
-      step: The step that needs them, and that is compiled once more for it.
+      step: The step that needs larger buffers; it is compiled once more for them.
       stacks: By stack and kind of buffer, its size before and after.
     """
     lines = JsonLines(pathlib.Path(folder) / TIMING_FILE)
@@ -215,7 +215,7 @@ def log_growth(folder: str | os.PathLike[str], step: int, stacks: Mapping[str, M
 
 
 def _records(path: pathlib.Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Records and the offsets in bytes behind them."""
+    """Records and their end offsets in bytes."""
     end = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):

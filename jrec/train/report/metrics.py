@@ -32,7 +32,7 @@ UNITS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What a model said of the examples of a split.
+    """A model's predictions for the examples of a split, with their labels.
 
     Attributes:
       logits: (examples,) float32.
@@ -45,7 +45,7 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The metrics of ``Scores``; ``UNITS`` says in what. ``undefined`` gives the reason for each that is None."""
+    """The metrics of ``Scores``, in ``UNITS``. ``undefined`` gives the reason for each that is None."""
 
     examples: int
     positives: int
@@ -60,7 +60,7 @@ class Evaluation:
     undefined: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Fit for JSON; ``undefined`` is left out where it is empty."""
+        """The metrics in JSON types; an empty ``undefined`` is left out."""
         content = dataclasses.asdict(self)
         return content if self.undefined else {k: v for k, v in content.items() if k != "undefined"}
 
@@ -86,10 +86,10 @@ class ReliabilityBins:
 
 
 class ScoreAccumulator:
-    """Collects the scores of an evaluation batch by batch, 5 bytes an example.
+    """Collects the scores of an evaluation batch by batch, 5 bytes per example.
 
     Args:
-      check: whether a logit that is NaN or infinite raises at once.
+      check: Whether a logit that is NaN or infinite raises at once.
     """
 
     def __init__(self, *, check: bool = True) -> None:
@@ -106,8 +106,8 @@ class ScoreAccumulator:
           mask: (batch,), 0 for rows that only pad the batch; None counts all.
 
         Raises:
-          ValueError: if shapes differ or a label is neither 0 nor 1.
-          DivergedError: if a logit is NaN or infinite, and that is checked.
+          ValueError: If shapes differ or a label is neither 0 nor 1.
+          DivergedError: If ``check`` and a logit is NaN or infinite.
         """
         scores, truth = np.asarray(logits, np.float32), np.asarray(labels)
         if mask is not None:
@@ -131,11 +131,11 @@ class ScoreAccumulator:
 
 
 def evaluate(scores: Scores) -> Evaluation:
-    """All metrics.
+    """All metrics of the scores.
 
     Raises:
-      DatasetError: if there are no examples.
-      DivergedError: if a logit is NaN or infinite.
+      DatasetError: If there are no examples.
+      DivergedError: If a logit is NaN or infinite.
     """
     logits, labels = np.asarray(scores.logits), _binary(scores.labels, scores.logits)
     if logits.size == 0:
@@ -184,10 +184,10 @@ def auc(scores: ArrayLike, labels: ArrayLike) -> float | None:
       labels: (n,) 0 or 1.
 
     Returns:
-      the area, or None where one of the classes is absent.
+      The area, or None where one of the classes is absent.
 
     Raises:
-      ValueError: if shapes differ, a label is neither 0 nor 1, or a score is NaN.
+      ValueError: If shapes differ, a label is neither 0 nor 1, or a score is NaN.
     """
     _, positives, negatives = _count_by_score(scores, labels)
     total_positives, total_negatives = int(positives.sum()), int(negatives.sum())
@@ -202,10 +202,10 @@ def roc_curve(scores: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndar
     """The receiver operating characteristic at every distinct score.
 
     Args:
-      scores, labels: as for ``auc``.
+      scores, labels: As for ``auc``.
 
     Returns:
-      false positive rates, true positive rates and thresholds, (distinct + 1,) float64 each, from (0, 0) at a threshold
+      False positive rates, true positive rates and thresholds, (distinct + 1,) float64 each, from (0, 0) at a threshold
       of infinity to (1, 1); or None where one of the classes is absent.
     """
     values, positives, negatives = _count_by_score(scores, labels)
@@ -294,5 +294,5 @@ def check_finite(logits: np.ndarray) -> None:
 
 
 def _entropy(rate: float) -> float:
-    """Of a coin of this rate, in nats."""
+    """The entropy of a coin of this rate, in nats."""
     return 0.0 if rate in (0.0, 1.0) else -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))

@@ -24,10 +24,10 @@ def plot_loss(
     """Training loss, log loss of the evaluations, and where known the log loss of the planted teacher.
 
     Args:
-      records: of ``metrics.jsonl``.
-      title: of the plot.
-      ceiling: the teacher's metrics by split.
-      batch_size: examples in a step, for the axis.
+      records: The records of ``metrics.jsonl``.
+      title: The plot's title.
+      ceiling: The teacher's metrics by split.
+      batch_size: Examples in a step, for the axis.
     """
     figure, axes = new_figure(9, 5)
     records = list(records)
@@ -133,7 +133,7 @@ def _draw_reliability(
 
 
 def new_figure(width: float, height: float, rows: int = 1, **options: Any) -> tuple[Figure, Any]:
-    """A figure of so many inches, and its axes, one below the other."""
+    """A figure, its size in inches, and its axes, one below the other."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -161,7 +161,7 @@ def _color(split: str) -> str:
 
 
 def _smoothed(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Moving medians over a twentieth of the values, at no more than 1000 places, and the places."""
+    """Moving medians over a twentieth of the values, at no more than 1000 positions, and these positions."""
     half = len(values) // 40
     at = np.unique(np.linspace(0, len(values) - 1, 1000).astype(int))
     return at, np.array([np.median(values[max(0, i - half) : i + half + 1]) for i in at])

@@ -18,7 +18,7 @@ class RunningAuc:
     0.004 logits wide, at most 0.0006 where the logits of either class are normal with a standard deviation of 1. With
     ``decay`` below 1, examples of ``k`` updates ago weigh ``decay**k``.
 
-    The state depends only on the sequence of updates, so a run that restores it goes on bit-identically.
+    The state depends only on the sequence of updates, so a run that restores it continues bit-identically.
     """
 
     LIMIT = 16.0  # logits beyond are counted at the ends: sigmoid(16) is 1 - 1e-7
@@ -33,7 +33,7 @@ class RunningAuc:
         """Adds a batch: (batch,) float logits, labels of 0 and 1, and 0 in ``mask`` for padding.
 
         Raises:
-          DivergedError: if a logit is NaN.
+          DivergedError: If a logit is NaN.
         """
         bins = self._histograms.shape[1]
         z, truth = np.asarray(logits, np.float32), np.asarray(labels) != 0
@@ -70,10 +70,10 @@ class RunningAuc:
         return {"histograms": self._histograms.copy().view(np.uint32)}
 
     def restore(self, state: Mapping[str, ArrayLike]) -> None:
-        """Takes over a ``state()``.
+        """Continues from a ``state()``.
 
         Raises:
-          ValueError: if it is of another shape or type.
+          ValueError: If it has another shape or dtype.
         """
         bits = np.array(state["histograms"])
         expected = (2, 2 * self._histograms.shape[1])

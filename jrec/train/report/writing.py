@@ -77,23 +77,23 @@ def write_report(
     """Computes the metrics of the final scores and writes the report, each file atomically, ``metrics.json`` last.
 
     Args:
-      folder: the report folder; made if absent, files of an earlier report are replaced.
-      config: of the run.
-      schema: of the dataset that was read.
-      scores: of the final splits.
-      parameters: by group ("dense" and each stack), counts under "parameters" and "bytes".
-      steps: that the model was trained for.
-      seconds, examples: training time of this process and the examples it covers; None where nothing was trained.
-      history: the ``metrics.jsonl`` of the run, for the loss plot.
-      sections: further sections by name, JSON; see ``jrec.train.report.sections``.
+      folder: The report folder; made if absent, files of an earlier report are replaced.
+      config: The run's configuration.
+      schema: The schema of the dataset that was read.
+      scores: The scores of the final splits, by split.
+      parameters: By group ("dense" and each stack), counts under "parameters" and "bytes".
+      steps: The number of steps that the model was trained for.
+      seconds, examples: Training time of this process and the examples it covers; None where nothing was trained.
+      history: The ``metrics.jsonl`` of the run, for the loss plot.
+      sections: Further sections by name, in JSON types; see ``jrec.train.report.sections``.
 
     Returns:
-      the content of ``metrics.json``.
+      The content of ``metrics.json``.
 
     Raises:
-      DatasetError: if a split has no scores.
-      ValueError: if one of the sections is the report's own.
-      DivergedError: if a logit is NaN or infinite.
+      DatasetError: If a split has no scores.
+      ValueError: If one of the sections has the name of a part of the report itself.
+      DivergedError: If a logit is NaN or infinite.
     """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def summary(content: Mapping[str, Any]) -> str:
     """A few lines for the terminal: the metrics of every split beside the teacher's ceiling, and compressed tables.
 
     Args:
-      content: of ``metrics.json``.
+      content: The content of ``metrics.json``.
     """
     lines = [f"{'split':<8}{'AUC':>9}{'ceiling':>9}{'log loss':>10}{'NE':>9}{'accuracy':>10}{'calibration':>13}"]
     for split, metrics in content["splits"].items():
@@ -155,7 +155,7 @@ def summary(content: Mapping[str, Any]) -> str:
         lines.append(f"bits: {content['bits']}")
     lines += _table_lines(content["tables"], content["tables_total"])
     lines += _form_lines(content.get("forms", {}))
-    lines += [_cache_line(table, of, content["tables"][table]) for table, of in content.get("caches", {}).items()]
+    lines += [_cache_line(table, cache, content["tables"][table]) for table, cache in content.get("caches", {}).items()]
     lines += _kernel_lines(content.get("kernels", {}))
     return "\n".join([*lines, *(_fae_lines(content["fae"]) if "fae" in content else [])])
 
@@ -165,12 +165,14 @@ def _kernel_lines(kernels: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = []
     for choice, name in (("pallas", "jrec's"), ("xla", "XLA's")):
         reasons = {
-            of: "unchecked" if entry["verdict"] is None else entry["verdict"]["reason"]
-            for of, entry in kernels.items()
+            kernel: "unchecked" if entry["verdict"] is None else entry["verdict"]["reason"]
+            for kernel, entry in kernels.items()
             if entry["chosen"] == choice
         }
         if reasons:
-            lines.append(f"GPU kernels, {name}: {', '.join(f'{of} ({reason})' for of, reason in reasons.items())}")
+            lines.append(
+                f"GPU kernels, {name}: {', '.join(f'{kernel} ({reason})' for kernel, reason in reasons.items())}"
+            )
     return lines
 
 
@@ -191,7 +193,7 @@ def _form_lines(forms: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _fae_lines(fae: Mapping[str, Any]) -> list[str]:
-    """What hot rows saved, and what the schedule did."""
+    """The savings by hot rows, and the course of the schedule."""
     sizes, rates = fae["bytes"], [*fae["rates"], fae["rate"]]
     return [
         f"fae: {100 * fae['hot_share']:.1f} % of the examples are hot, on {sum(fae['hot_rows'].values()):,} rows of"
@@ -203,7 +205,7 @@ def _fae_lines(fae: Mapping[str, Any]) -> list[str]:
 
 
 def _table_lines(tables: Mapping[str, Mapping[str, Any]], total: Mapping[str, Any]) -> list[str]:
-    """What was compressed, and what a rule did otherwise than the configuration says; none of plain tables."""
+    """The compressed tables, and where a rule departed from the configuration; none for plain tables."""
     lines = []
     for name, table in tables.items():
         if table["tier"] == "tt":
