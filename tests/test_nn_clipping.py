@@ -11,6 +11,7 @@ import jrec
 from jrec import ops
 from jrec.data import pack_batch
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, TTOptions, binary_cross_entropy, train_step
+from jrec.nn.step import train_step_on
 from jrec.ops.tt import TTCacheConfig, tt_embedding_bag
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -94,6 +95,12 @@ def test_a_step_is_that_of_optax_on_dense_gradients(limit, implementation):
     transform = optax.chain(optax.clip_by_global_norm(limit), optax.sgd(RATE))
     want = optax.apply_updates(old, transform.update(trained, transform.init(old))[0])
     new = stepped(model, limit, batch)
+    norms = [
+        nnx.jit(lambda m, o: train_step_on(m, o, {}, batch).gradient_norm)(nnx.clone(model), optimizer_of(model, most))
+        for most in (limit, None)
+    ]
+    np.testing.assert_allclose(norms[0], optax.tree.norm(trained), rtol=1e-5)
+    assert norms[1] is None
     embeddings = nnx.merge(nnx.graphdef(model), new).embeddings
     got = (
         nnx.filter_state(new, nnx.Param),

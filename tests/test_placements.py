@@ -11,6 +11,7 @@ from placement_cases import OPTIMIZERS, PLACEMENTS, STEPS, TT_WARMUP, Placement,
 from placement_runs import Workplace
 
 from jrec.sharding import BASELINES
+from jrec.train.report.logs import read_records
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -92,6 +93,11 @@ def follows_the_reference(place, found, placement, optimizer, *, steps=0):
     for name, array in expected.items():
         np.testing.assert_allclose(found.arrays[name], array, err_msg=name, **CLOSE)
     assert (min(reference.scales) < 0.9) == np.isfinite(placement.max_global_norm)
+    if np.isfinite(limit := placement.max_global_norm):
+        records = [r for r in read_records(found.folder / "metrics.jsonl") if r["split"] == "train"]
+        norms = np.array([record["gradient_norm"] for record in records])
+        np.testing.assert_allclose(np.minimum(1, limit / norms), reference.scales, **CLOSE)
+        assert [record["clipped"] for record in records] == [float(norm > limit) for norm in norms]
     test = place.log_of(placement).test
     if found.logits is not None:
         np.testing.assert_allclose(found.logits, reference.predict(test), **CLOSE)

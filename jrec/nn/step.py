@@ -37,11 +37,13 @@ class StepOutputs:
       stores: The stores of the arguments after the step, by stack.
       loss: () float32, the whole batch's loss; NaN where rows did not fit into the embeddings' ``unique_capacities``.
       logits: (examples,) float32, logits of the device's part of the batch before the step.
+      gradient_norm: () float32, the norm of all gradients before they were clipped; None where nothing clips them.
     """
 
     stores: dict[str, Any]
     loss: jax.Array
     logits: jax.Array
+    gradient_norm: jax.Array | None = None
 
 
 def train_step(
@@ -99,10 +101,11 @@ def train_step_on(
     every = embeddings.with_own(stores, slots, bags=batch.bags)
     activations, residuals = look_up(every, batch.bags, routes, contexts, embeddings.implementation)
     (value, logits), (dense_gradients, gradients) = _gradients(model, activations, batch, loss, communication)
-    pending, scale = updates(every, residuals, gradients, routes, contexts), None
-    if optimizer.max_global_norm is not None:
+    pending, scale, norm = updates(every, residuals, gradients, routes, contexts), None, None
+    if (limit := optimizer.max_global_norm) is not None:
         dense_gradients = _of_all_devices(dense_gradients, communication)
-        scale = _gradient_scale(optimizer.max_global_norm, dense_gradients, pending, communication)
+        norm = _gradient_norm(dense_gradients, pending, communication)
+        scale = limit / jnp.maximum(norm, limit)
         dense_gradients = jax.tree.map(lambda gradient: gradient * scale.astype(gradient.dtype), dense_gradients)
     updated = apply_updates(every, pending, contexts, embeddings.implementation, gradient_scale=scale)
     for stack, of_stack in embeddings.put(updated).items():
@@ -114,30 +117,29 @@ def train_step_on(
         dense_gradients = _of_all_devices(dense_gradients, communication)
     optimizer.dense.update(model, dense_gradients)
     value = jnp.where(embeddings.rows_left_out(residuals) > 0, jnp.nan, value)
-    return StepOutputs(stores={name: updated[name] for name in stores}, loss=value, logits=logits)
+    stores = {name: updated[name] for name in stores}
+    return StepOutputs(stores=stores, loss=value, logits=logits, gradient_norm=norm)
 
 
 def _of_all_devices(dense_gradients: Any, communication: Communication | None) -> Any:
     return dense_gradients if communication is None else communication.summed(dense_gradients)
 
 
-def _gradient_scale(
-    limit: float, dense_gradients: Any, pending: Mapping[str, Update[Any]], communication: Communication | None
+def _gradient_norm(
+    dense_gradients: Any, pending: Mapping[str, Update[Any]], communication: Communication | None
 ) -> jax.Array:
-    """The factor that makes the norm of all gradients at most ``limit``, () float32, the same on all devices.
+    """The Euclidean norm of all gradients together, () float32, the same on all devices.
 
     Args:
-      limit: The greatest norm, above 0.
-      dense_gradients: The dense gradients of the whole batch.
-      pending: The stores' updates, by stack.
+      dense_gradients: The whole batch's.
+      pending: By stack.
       communication: The other devices, or None.
     """
     squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(dense_gradients)]
     total = functools.reduce(jnp.add, squares, jnp.float32(0))
     total = total if communication is None else communication.once(total)
     total = functools.reduce(jnp.add, [update.squares() for update in pending.values()], total)
-    norm = jnp.sqrt(total if communication is None else jax.lax.psum(total, communication.axis))
-    return limit / jnp.maximum(norm, limit)
+    return jnp.sqrt(total if communication is None else jax.lax.psum(total, communication.axis))
 
 
 def predict_on(

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
 from jrec.batch import Batch
@@ -35,6 +34,7 @@ from jrec.train.report.running_auc import RunningAuc
 from jrec.train.report.sections import merged
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER
+from jrec.train.step import Seen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,8 @@ class _Run:
         self.log = MetricLog(folder, tensorboard=config.log.tensorboard) if first() else SilentLog()
         self.auc = RunningAuc()
         self.hits = HitRates(self.layout, lambda: self.trainer.run.state)
-        self.losses: list[float] = []  # since the last log record
+        self.losses: list[float] = []  # since the last log record, as the norms are
+        self.norms: list[float] = []  # of all gradients, where these are clipped
         self.step = 0
         self.saved = -1
         self.preparing = 0.0  # seconds that the last checkpoint took before anything was written
@@ -156,6 +157,7 @@ class _Run:
         self.auc.restore(progress)
         self.hits.restore(saved.manifest.meta.get("hits", {}))
         self.losses = list(saved.manifest.meta["losses"])
+        self.norms = list(saved.manifest.meta.get("norms", []))
         self.step = self.saved = saved.step
         self.log.truncate_after(self.step)
         self.saved_run = None
@@ -189,18 +191,18 @@ class _Run:
 
     def _train(self, stop: StopRequest, progress: TrainingProgress) -> bool:
         config = self.config
-        pending: tuple[jax.Array, jax.Array, Batch] | None = None
+        pending: tuple[Seen, Batch] | None = None
         clock = time.perf_counter()
         with contextlib.closing(self.trainer):
             while self.step < self.total and not stop:
                 self.checkpoints.between_steps()
                 self._note_saved()
-                loss, logits, batch = self.trainer.step()
+                outputs, batch = self.trainer.step()
                 self.step += 1
                 # Reading a step's results back only after the next one is under way keeps the device busy.
                 if pending is not None:
                     self._absorb(self.step - 1, *pending)
-                pending = (loss, logits, batch)
+                pending = (outputs, batch)
                 progress.advance(batch.labels.shape[0], self.losses[-1] if self.losses else None, self.auc.value)
                 due = [
                     every and self.step % every == 0
@@ -241,8 +243,8 @@ class _Run:
         schedule = self.fae.scheduler.observe(log_loss(scores.logits, scores.labels))
         self.log.write(self.step, dataclasses.asdict(schedule), split=SCHEDULE)
 
-    def _absorb(self, step: int, loss: jax.Array, logits: jax.Array, batch: Batch) -> None:
-        value = float(loss)
+    def _absorb(self, step: int, outputs: Seen, batch: Batch) -> None:
+        value = float(outputs.loss)
         if not math.isfinite(value):
             kept = f"the checkpoint of step {self.saved} is untouched" if self.saved >= 0 else "nothing was saved yet"
             raise DivergedError(
@@ -250,7 +252,9 @@ class _Run:
                 f" the data around there; {kept}"
             )
         self.losses.append(value)
-        self.auc.update(logits, batch.labels, batch.mask)
+        if outputs.gradient_norm is not None:
+            self.norms.append(float(outputs.gradient_norm))
+        self.auc.update(outputs.logits, batch.labels, batch.mask)
         self.examples += int(np.sum(batch.mask))
 
     def _count_time(self, since: float) -> None:
@@ -258,10 +262,13 @@ class _Run:
 
     def _write_log(self) -> None:
         record = {"loss": math.fsum(self.losses) / len(self.losses), "running_auc": self.auc.value()}
+        if (limit := self.config.optimizer.max_global_norm) is not None and self.norms:
+            clipped = sum(norm > limit for norm in self.norms)
+            record |= {"gradient_norm": math.fsum(self.norms) / len(self.norms), "clipped": clipped / len(self.norms)}
         record |= self.hits.record()
         rate = self.examples / self.seconds if self.seconds else None
         self.log.write(self.step, record, timing={"examples_per_second": rate})
-        self.losses = []
+        self.losses, self.norms = [], []
 
     def save(self) -> None:
         """Begins a checkpoint of this step, unless there is one."""
@@ -271,6 +278,7 @@ class _Run:
         self.log.sync()
         begin = time.perf_counter()
         meta = {"loader": self.trainer.position(), "losses": self.losses, "hits": self.hits.position()}
+        meta |= {"norms": self.norms} if self.norms else {}
         sources = self.trainer.sources()
         arrays = dense_arrays(self.trainer.run.state, self.auc.state(), self.layout)
         wait, self.preparing = self.trainer.run.waits_for_checkpoints, time.perf_counter() - begin

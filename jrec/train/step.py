@@ -16,7 +16,7 @@ from jrec.mesh.communication import Communication
 from jrec.mesh.route import AXIS, MeshRows, Route, local_view
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss
-from jrec.nn.step import predict_on, train_step_on
+from jrec.nn.step import StepOutputs, predict_on, train_step_on
 from jrec.ops.types import Bags
 from jrec.tiers.local_rows import of_batch
 from jrec.tiers.planned_rows import PlannedRows
@@ -48,12 +48,14 @@ class Seen:
     Attributes:
       loss: () float32, of the whole batch.
       logits, labels, mask: (batch,) float32; logits before the step.
+      gradient_norm: () float32, the norm of all gradients before they were clipped; None where nothing clips them.
     """
 
     loss: jax.Array
     logits: jax.Array
     labels: jax.Array
     mask: jax.Array
+    gradient_norm: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,7 @@ def compile_run(
         stores, batch = _stores(rows, host, given.batch)
         how: dict[str, Any] = {"routes": given.routes, "loss": loss, "communication": together}
         outputs = train_step_on(model, optimizer, stores, batch, **how)
-        seen = _seen(outputs.loss, outputs.logits, given, together)
+        seen = _seen(outputs, given.batch, together)
         return nnx.state((model, optimizer)), _planned(outputs.stores, rows), _from_host(outputs.stores, host), seen
 
     def infer(state: State, rows: StackRows, host: HostRows, given: StepBatch) -> jax.Array:
@@ -170,9 +172,8 @@ def _from_host(stores: Mapping[str, Any], host: HostRows) -> dict[str, Rows]:
     return found
 
 
-def _seen(loss: jax.Array, logits: jax.Array, given: StepBatch, together: Communication | None) -> Seen:
-    batch = given.batch
-    if together is None:
-        return Seen(loss=loss, logits=logits, labels=batch.labels, mask=batch.mask)
-    logits, labels, mask = (together.of_examples(each) for each in (logits, batch.labels, batch.mask))
-    return Seen(loss=loss, logits=logits, labels=labels, mask=mask)
+def _seen(outputs: StepOutputs, batch: Batch, together: Communication | None) -> Seen:
+    arrays = {"logits": outputs.logits, "labels": batch.labels, "mask": batch.mask}
+    if together is not None:
+        arrays = {name: together.of_examples(array) for name, array in arrays.items()}
+    return Seen(loss=outputs.loss, gradient_norm=outputs.gradient_norm, **arrays)

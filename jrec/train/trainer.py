@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from jrec.batch import Batch
 from jrec.checkpoint import Saved
 from jrec.checkpoint.sources import Source
 from jrec.train.feed import Feed
 from jrec.train.run_state import RunState
-from jrec.train.step import State
+from jrec.train.step import Seen, State
 
 
 class Trainer:
@@ -26,13 +24,13 @@ class Trainer:
     def __init__(self, run: RunState, feed: Feed):
         self.run, self.feed = run, feed
 
-    def step(self) -> tuple[jax.Array, jax.Array, Batch]:
-        """Takes a step; returns its loss, logits and batch (NumPy arrays), before the device is done."""
+    def step(self) -> tuple[Seen, Batch]:
+        """Takes a step; returns what it computed, and its batch (NumPy arrays), before the device is done."""
         ready = self.feed.next()
         if (setup := self.run.setup) is not None and setup.monitor is not None:
             setup.monitor.observe(ready.batch)
         host, outputs = self.run.step(ready)
-        return outputs.loss, outputs.logits, self.feed.stepped(ready, host, outputs)
+        return outputs, self.feed.stepped(ready, host, outputs)
 
     def settle(self) -> None:
         """Waits until the last step's rows are stored where they live."""
