@@ -92,7 +92,7 @@ class SparseOptimizer(nnx.Module):
         self._cores = _by_stack(trains, embedding, {**own, **named}, "cores")
         slots = model.embeddings.init_slots(self.of, cores=self.cores_of)
         self.slots = nnx.Dict(
-            {stack: nnx.Dict({name: RowSlot(slot) for name, slot in own.items()}) for stack, own in slots.items()}
+            {stack: nnx.Dict({name: RowSlot(slot) for name, slot in fresh.items()}) for stack, fresh in slots.items()}
         )
 
     def of(self, stack: str) -> RowOptimizer | None:

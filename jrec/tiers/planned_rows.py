@@ -88,7 +88,7 @@ class PlannedRows:
         communication, options = context.together, context.options
 
         @functools.cache
-        def found() -> RowGradients:
+        def row_gradients() -> RowGradients:
             bags = residuals.bags
             of_rows = casted_gather_reduce(bags.cast, gradients, bags.weights, implementation=options.implementation)
             return RowGradients(
@@ -104,11 +104,11 @@ class PlannedRows:
             )
 
         def squares() -> jax.Array:
-            own, shared = found().squares()
+            own, shared = row_gradients().squares()
             return own + communication.once(shared)
 
         def step(options: StepOptions) -> Deferred[PlannedRows]:
-            rows = found().step(context.row_optimizer, options)
+            rows = row_gradients().step(context.row_optimizer, options)
             return Deferred(finish=lambda _: PlannedRows(rows=rows))
 
         return Update(squares=squares, step=step)
@@ -143,7 +143,7 @@ class PlannedRows:
             return Update(squares=update.squares, step=step_copies)
 
         @functools.cache
-        def found() -> SharedGradients:
+        def row_gradients() -> SharedGradients:
             options = context.options
             of_rows = casted_gather_reduce(cast, gradients, residuals.weights, implementation=options.implementation)
             return shared_gradients(
@@ -158,11 +158,11 @@ class PlannedRows:
             )
 
         def squares() -> jax.Array:
-            return communication.once(found().squares(self.rows.replicated, context.options))
+            return communication.once(row_gradients().squares(self.rows.replicated, context.options))
 
         def step(options: StepOptions) -> Deferred[PlannedRows]:
             rows = self.rows
-            new = found().step(context.row_optimizer, rows.replicated, rows.replicated_slots, options)
+            new = row_gradients().step(context.row_optimizer, rows.replicated, rows.replicated_slots, options)
             return Deferred(finish=lambda _: with_copies(*new))
 
         return Update(squares=squares, step=step)

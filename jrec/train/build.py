@@ -160,7 +160,7 @@ def fingerprint(
     """
     options, rows = tt_options(config, layout), config.optimizer.embedding
     own = {table: rows.of(table) for table in rows.tables}
-    by_table = {table: "frozen" if rows is None else rows.name for table, rows in own.items()}
+    by_table = {table: "frozen" if trained is None else trained.name for table, trained in own.items()}
     model = dataclasses.asdict(config.model)
     if config.model.kind == "dlrm":
         del model["tbsm"]

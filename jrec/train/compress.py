@@ -228,7 +228,7 @@ def _decompose(
             if table.name in selection.tables:
                 with value_errors_are_config_errors(f"--rank {selection.rank} for table {table.name}"):
                     shape.with_ranks(selection.rank)
-            note = f"ranks {list(ranks)}: more represent no further table of it"
+            note = f"ranks capped at {list(ranks)}; higher ranks add nothing"
     rows = _SavedRows(run.saved.table(table.name), selection.whole_rows)
     with value_errors_are_config_errors(f"table {table.name}"):
         train = tt_svd(rows, shape.with_ranks(ranks), relative_error=selection.relative_error)

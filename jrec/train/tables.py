@@ -266,7 +266,7 @@ def _selected_shape(config: TrainConfig, table: Table, override: TableOverride) 
             f" {shape.rows * shape.dim:,}"
         )
     if shape.ranks != wanted:
-        return shape, f"ranks {list(shape.ranks)} instead of {list(wanted)}: more represent no further table of it"
+        return shape, f"ranks {list(shape.ranks)} instead of {list(wanted)}; higher ranks add nothing"
     return shape, None
 
 
