@@ -219,7 +219,7 @@ class SGD(RowOptimizer):
     optax_name: ClassVar[str | None] = "sgd"
 
     def row_change(self, gradients: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
-        """See the base class."""
+        """The change that the step subtracts from rows."""
         del slots
         return math.spread(math.learning_rate) * gradients
 
@@ -236,12 +236,12 @@ class Momentum(RowOptimizer):
     slots: ClassVar[Mapping[str, SlotShape]] = {"trace": "element"}
 
     def slot_terms(self, gradients: jax.Array, math: StepMath) -> dict[str, tuple[float | None, jax.Array]]:
-        """See the base class."""
+        """The decay and increment of ``trace``."""
         del math
         return {"trace": (self.momentum, gradients)}
 
     def row_change(self, gradients: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
-        """See the base class."""
+        """The change that the step subtracts from rows."""
         trace = slots["trace"]
         return math.spread(math.learning_rate) * (gradients + self.momentum * trace if self.nesterov else trace)
 
@@ -259,7 +259,7 @@ class _Accumulating(RowOptimizer):
     initial_accumulator: float = _hyperparameter(0.0, minimum=0)
 
     def initial_slot(self, name: str) -> float:
-        """See the base class."""
+        """The initial accumulator."""
         return self.initial_accumulator
 
     def _inverse_root(self, total: jax.Array, math: StepMath) -> jax.Array:
@@ -275,12 +275,12 @@ class Adagrad(_Accumulating):
     slots: ClassVar[Mapping[str, SlotShape]] = {"sum": "element"}
 
     def slot_terms(self, gradients: jax.Array, math: StepMath) -> dict[str, tuple[float | None, jax.Array]]:
-        """See the base class."""
+        """The decay and increment of ``sum``."""
         del math
         return {"sum": (None, gradients * gradients)}
 
     def row_change(self, gradients: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
-        """See the base class."""
+        """The change that the step subtracts from rows."""
         return math.spread(math.learning_rate) * gradients * self._inverse_root(slots["sum"], math)
 
 
@@ -295,11 +295,11 @@ class RowWiseAdagrad(_Accumulating):
     slots: ClassVar[Mapping[str, SlotShape]] = {"sum": "row"}
 
     def slot_terms(self, gradients: jax.Array, math: StepMath) -> dict[str, tuple[float | None, jax.Array]]:
-        """See the base class."""
+        """The decay and increment of ``sum``."""
         return {"sum": (None, math.row_mean(gradients * gradients))}
 
     def row_change(self, gradients: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
-        """See the base class."""
+        """The change that the step subtracts from rows."""
         return math.spread(math.learning_rate * self._inverse_root(slots["sum"], math)) * gradients
 
 
@@ -315,12 +315,12 @@ class RMSProp(RowOptimizer):
     slots: ClassVar[Mapping[str, SlotShape]] = {"nu": "element"}
 
     def slot_terms(self, gradients: jax.Array, math: StepMath) -> dict[str, tuple[float | None, jax.Array]]:
-        """See the base class."""
+        """The decay and increment of ``nu``."""
         del math
         return {"nu": (self.decay, (1 - self.decay) * (gradients * gradients))}
 
     def row_change(self, gradients: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
-        """See the base class."""
+        """The change that the step subtracts from rows."""
         return math.spread(math.learning_rate) * gradients * math.rsqrt(slots["nu"] + self.eps)
 
 
@@ -345,7 +345,7 @@ class Adam(RowOptimizer):
         return 1 - self.b1**count, 1 - self.b2**count
 
     def slot_terms(self, gradients: jax.Array, math: StepMath) -> dict[str, tuple[float | None, jax.Array]]:
-        """See the base class."""
+        """The decays and increments of ``mu`` and ``nu``."""
         del math
         return {
             "mu": (self.b1, (1 - self.b1) * gradients),
@@ -353,7 +353,7 @@ class Adam(RowOptimizer):
         }
 
     def row_change(self, gradients: jax.Array, slots: Slots, math: StepMath) -> jax.Array:
-        """See the base class."""
+        """The change that the step subtracts from rows."""
         mean, deviation = math.unbiased(slots["mu"], 0), math.sqrt(math.unbiased(slots["nu"], 1))
         return math.spread(math.learning_rate) * (mean / (deviation + self.eps))
 

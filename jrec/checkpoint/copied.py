@@ -28,16 +28,16 @@ class CopiedRows:
         self.tables = {name: dataclasses.replace(self._saved[name].record.shape, rows=n) for name, n in rows.items()}
 
     def changed(self) -> dict[str, tuple[int, int]]:
-        """See ``Source``: not counted, so that all rows are copied."""
+        """Nothing: changes are not counted, so that all rows are copied."""
         return {}
 
     def begin(self, full: Collection[str]) -> list[Piece]:
-        """See ``Source``."""
+        """All pieces of the saved rows, whatever ``full`` names."""
         del full
         return [piece for name in self.tables for piece in self._pieces(name)]
 
     def end(self) -> None:
-        """See ``Source``."""
+        """Does nothing: the saved rows do not change."""
 
     undo_bytes = 0  # nothing changes meanwhile
 

@@ -212,15 +212,15 @@ class _Piece:
         return self.chunk(ROWS, number)
 
     def read_into(self, array: str, rows: np.ndarray, out: np.ndarray) -> int:
-        """Reads into ``out`` those ascending ``rows`` that this piece holds, and says how many they are."""
+        """Reads the rows of ascending ``rows`` that this piece holds into ``out``; returns their number."""
         record = self._record
         firsts = range(0, record.count, record.chunk) if record.firsts is None else record.firsts
         bounds = np.searchsorted(rows, [*firsts, np.iinfo(np.int64).max])
-        found = 0
+        count = 0
         for number in np.flatnonzero(bounds[1:] > bounds[:-1]):
             begin, stop = int(bounds[number]), int(bounds[number + 1])
-            found += self._read_chunk(array, int(number), rows[begin:stop], out[begin:stop])
-        return found
+            count += self._read_chunk(array, int(number), rows[begin:stop], out[begin:stop])
+        return count
 
     def _read_chunk(self, array: str, number: int, rows: np.ndarray, out: np.ndarray) -> int:
         if self._record.whole:

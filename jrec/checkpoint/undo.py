@@ -69,7 +69,7 @@ class Undo:
 
 
 class _Entry:
-    """Some rows: at first as they come, perhaps with others behind them, perhaps on a device; then they alone."""
+    """Some rows: at first as they arrive, perhaps on a device or with other rows after them; then only these rows."""
 
     def __init__(self, addresses: np.ndarray, arrays: dict[str, Any], size: int):
         self.addresses, self.arrays, self.size, self.left = addresses, arrays, size, addresses.size

@@ -76,8 +76,8 @@ def _optimizer_of(config: TrainConfig) -> Callable[[str], str | None]:
     """By table, the class name of its row optimizer; None for a frozen one."""
 
     def name_of(table: str) -> str | None:
-        found = config.optimizer.embedding.of(table)
-        return None if found is None else ROW_OPTIMIZERS[found.name].__name__
+        trained = config.optimizer.embedding.of(table)
+        return None if trained is None else ROW_OPTIMIZERS[trained.name].__name__
 
     return name_of
 

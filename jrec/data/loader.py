@@ -85,8 +85,8 @@ def make_loader(
       process_index, process_count: Which contiguous share of the permuted examples is read. Shares differ by at most
         one example, and every process gets the same number of batches.
       transform: What becomes of every batch, in the threads that made it; the loader then gives out its results.
-      orders: By table of which the dataset numbers some rows alone, (those rows,) uint32, which row of the layout's
-        table each is.
+      orders: By table of which the dataset numbers only some rows, (numbered rows,) uint32: the row of the layout's
+        table for each of them.
 
     Raises:
       DatasetError: If the split is missing or empty, or layout and dataset do not fit together.

@@ -30,14 +30,14 @@ def check_layout(
 ) -> None:
     """Raises DatasetError where features or tables of the layout do not match the dataset.
 
-    A layout may leave features of the dataset out, may allow more ids an example than the dataset has, and, where bad
+    A layout may leave features of the dataset out, may allow more ids per example than the dataset has, and, where bad
     ids do not raise, may have fewer rows.
 
     Args:
       schema: The dataset.
       layout: The layout.
-      on_bad_id: What becomes of bad ids.
-      numbered: How many rows the dataset has of tables of which it numbers some rows alone.
+      on_bad_id: How out-of-range ids are handled.
+      numbered: By table of which the dataset numbers only some rows, the number of these rows.
     """
     known = {f.name: f for f in schema.categorical}
     for stack in layout.stacks.values():

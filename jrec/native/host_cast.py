@@ -45,7 +45,7 @@ def tensor_cast(
     bits, kind = (32, "uint32 where ids are int64") if wide else (31, "int32")
     if not 1 <= num_rows < 2**bits:
         raise ValueError(f"num_rows is {num_rows}; row numbers are {kind}, so it must lie in 1..2**{bits} - 1")
-    given = ids
+    original = ids
     if wide:  # as uint32, of which the last one is no row
         ids = np.where((ids < 0) | (ids >= num_rows), 2**32 - 1, ids).astype(np.uint32)
     num_bags, length = ids.shape if offsets is None else (offsets.size - 1, 0)
@@ -81,8 +81,8 @@ def tensor_cast(
         job[word] = value
     _run_phases(job, num_threads)
     if job[J.ERROR]:
-        _raise_foreign(int(job[J.ERROR]) - 2, given)
-    out["rows"] = out["rows"].astype(given.dtype, copy=False)
+        _raise_foreign(int(job[J.ERROR]) - 2, original)
+    out["rows"] = out["rows"].astype(original.dtype, copy=False)
     return Cast(**out)
 
 

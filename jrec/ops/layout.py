@@ -207,7 +207,7 @@ class Stack:
     def address_dtype(self) -> np.dtype:
         """Type of addresses on the host: int32, or int64 where the stack is one table of 2^31 - 1 rows or more.
 
-        Devices see no address of such a stack: there ids number the rows of a batch, or those of a shard, in int32.
+        Devices see no address of such a stack: there ids number the rows of a batch, or of a shard, in int32.
         """
         return np.dtype(np.int64 if self.rows >= MAX_ROWS else np.int32)
 

@@ -195,8 +195,8 @@ def squared_gradient_norm(
         raise ValueError(f"gradients are named {missing}, but residuals only {sorted(residuals)}")
     total = jnp.float32(0)
     for name, of_bags in gradients.items():
-        found = residuals[name]
-        rows = casted_gather_reduce(found.cast, of_bags, found.weights, implementation=implementation)
+        left = residuals[name]
+        rows = casted_gather_reduce(left.cast, of_bags, left.weights, implementation=implementation)
         total += jnp.sum(jnp.square(rows))
     return total
 
@@ -204,7 +204,7 @@ def squared_gradient_norm(
 def init_slots(optimizer: RowOptimizers, tables: Mapping[str, jax.Array]) -> dict[str, Slots]:
     """Fresh optimizer slots for every table; none for a frozen one (see ``apply_gradients``)."""
     own = {name: optimizer_of(optimizer, name) for name in tables}
-    return {name: {} if (of := own[name]) is None else of.init(table) for name, table in tables.items()}
+    return {name: {} if (rule := own[name]) is None else rule.init(table) for name, table in tables.items()}
 
 
 def _same_names(argument: str, named: Mapping[str, object], tables: Mapping[str, jax.Array]) -> None:

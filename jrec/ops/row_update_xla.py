@@ -47,11 +47,11 @@ class ArrayMath:
         return scalars[:, None] if scalars.ndim else scalars
 
     def where(self, condition: jax.Array, x: jax.Array, y: float, /) -> jax.Array:
-        """See ``StepMath``."""
+        """``x`` where ``condition``, else ``y``."""
         return jnp.where(condition, x, jnp.float32(y))
 
     def clipped(self, values: jax.Array, norm: float) -> jax.Array:
-        """See ``StepMath``."""
+        """Rows scaled down to Euclidean norm ``norm`` where theirs is greater."""
         norms = jnp.sqrt(jnp.sum(jnp.square(values), axis=-1, keepdims=True))
         return jnp.where(norms > norm, values * (norm / norms), values)
 
@@ -60,7 +60,7 @@ class ArrayMath:
         return jnp.mean(values, axis=-1)
 
     def unbiased(self, values: jax.Array, moment: int) -> jax.Array:
-        """See ``StepMath``."""
+        """The moment divided by its bias correction."""
         return values / self.corrections[moment]
 
 

@@ -60,11 +60,11 @@ class Step:
         return self.ops.spread(self.tile, scalars)
 
     def where(self, condition: jax.Array, x: jax.Array, y: float, /) -> jax.Array:
-        """See ``StepMath``."""
+        """``x`` where ``condition``, else ``y``."""
         return jnp.where(condition, x, jnp.float32(y))
 
     def clipped(self, values: jax.Array, norm: float) -> jax.Array:
-        """See ``StepMath``."""
+        """Rows scaled down to Euclidean norm ``norm`` where theirs is greater."""
         norms = jnp.sqrt(self.ops.row_sum(self.tile, values * values))
         return values * self.spread(jnp.where(norms > norm, norm / norms, jnp.float32(1)))
 
