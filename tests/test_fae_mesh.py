@@ -94,8 +94,8 @@ def train(config, *, resume=False):
         ends(self)
 
     def step(self, ready):
-        if all(route.own is None for route in ready.given.routes.values()):  # a hot batch
-            arguments = (self.state, self.rows, ready.host, ready.given)
+        if all(route.own is None for route in ready.prepared.routes.values()):  # a hot batch
+            arguments = (self.state, self.rows, ready.host, ready.prepared)
             shape = functools.partial(
                 jax.tree.map, lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
             )

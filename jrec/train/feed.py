@@ -16,12 +16,12 @@ class Ready:
 
     Attributes:
       batch: NumPy arrays, as the loader made them.
-      given: The part of the batch that the step takes.
+      prepared: The part of the batch that the step takes.
       host: The batch's rows from host memory, by stack; the step returns new ones.
     """
 
     batch: Batch
-    given: StepBatch
+    prepared: StepBatch
     host: HostRows = dataclasses.field(default_factory=dict)
 
 
@@ -36,13 +36,13 @@ class Feed(Protocol):
         """
         ...
 
-    def stepped(self, ready: Ready, host: HostRows, seen: Seen) -> Batch:
+    def stepped(self, ready: Ready, host: HostRows, results: Seen) -> Batch:
         """Takes back a batch after its step; before the next one is asked for.
 
         Args:
           ready: The batch.
           host: The batch's rows from host memory after the step.
-          seen: The step's outputs.
+          results: The step's outputs.
 
         Returns:
           The batch of the step's logits; with several processes, it has the labels and mask of all of them.
@@ -87,11 +87,11 @@ class LoaderFeed:
     def next(self) -> Ready:
         """The loader's next batch."""
         batch = next(self._loader)
-        return Ready(batch=batch, given=StepBatch(batch=batch))
+        return Ready(batch=batch, prepared=StepBatch(batch=batch))
 
-    def stepped(self, ready: Ready, host: HostRows, seen: Seen) -> Batch:
+    def stepped(self, ready: Ready, host: HostRows, results: Seen) -> Batch:
         """The batch itself, since its rows are on the device."""
-        del host, seen
+        del host, results
         return ready.batch
 
     def settle(self) -> None:

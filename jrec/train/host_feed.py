@@ -56,7 +56,7 @@ class DealtBatches:
         return Prepared(batch=dealt.batch, sent=sent, rows=shapes.host_rows_read(dealt))
 
     def send(self, sent: StepBatch) -> StepBatch:
-        """See ``Preparation``."""
+        """The prepared batch on the mesh; see ``Preparation``."""
         return on_mesh(sent, self._setup.mesh)
 
 
@@ -103,7 +103,7 @@ class HostFeed:
         self._out: Any = None
 
     def next(self) -> Ready:
-        """See ``Feed``."""
+        """The next batch, ready for its step; see ``Feed``."""
         if self._setup is not None:
             self._setup.decide_forms(self._loader)  # before the first batch is cut
         ready = self._out = self._pipeline.get()
@@ -111,36 +111,36 @@ class HostFeed:
             raise RuntimeError(f"all {self._total} steps of the run are taken")
         batch = ready.planned.batch
         if self._setup is None:
-            return Ready(batch=batch, given=StepBatch(batch=ready.batch), host=ready.tables)
-        return Ready(batch=batch, given=ready.batch, host=dealt_rows(ready.tables, self._setup.mesh))
+            return Ready(batch=batch, prepared=StepBatch(batch=ready.batch), host=ready.tables)
+        return Ready(batch=batch, prepared=ready.batch, host=dealt_rows(ready.tables, self._setup.mesh))
 
-    def stepped(self, ready: Ready, host: HostRows, seen: Seen) -> Batch:
-        """See ``Feed``."""
+    def stepped(self, ready: Ready, host: HostRows, results: Seen) -> Batch:
+        """Takes back a batch after its step; see ``Feed``."""
         if self._setup is not None:
             host = {name: gathered_rows(rows, self._out.tables[name]) for name, rows in host.items()}
         self._pipeline.put_back(self._out, host)
-        return dataclasses.replace(ready.batch, labels=seen.labels, mask=seen.mask) if several() else ready.batch
+        return dataclasses.replace(ready.batch, labels=results.labels, mask=results.mask) if several() else ready.batch
 
     def settle(self) -> None:
-        """See ``Feed``."""
+        """Waits until host memory holds every row as the last step left it."""
         self._pipeline.settle()
 
     def position(self) -> Any:
-        """See ``Feed``; the loader itself is ahead."""
+        """The position after the last step, JSON; the loader itself is ahead."""
         position = self._pipeline.position
         return self._loader.state() if position is None else position
 
     def restore(self, position: Any) -> None:
-        """See ``Feed``."""
+        """Goes to a ``position()``; before the first batch."""
         self._loader.restore(position)
 
     def sections(self, seconds: float) -> dict[str, Any]:
-        """See ``Feed``."""
+        """The feed's sections of the report; see ``Feed``."""
         forms = {} if self._setup is None else self._setup.decided_forms(self._loader)
         return {"pipeline": self.timeline.summary(seconds), **forms}
 
     def close(self) -> None:
-        """See ``Feed``."""
+        """Ends threads: no more batches."""
         if self._setup is not None and self._setup.peers_ahead is not None:
             self._setup.peers_ahead.close()  # a stage may wait in it
         self._pipeline.close()

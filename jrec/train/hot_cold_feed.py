@@ -48,9 +48,9 @@ class HotColdFeed:
         self._steps[self._kind] += 1
         return self._feed(self._kind).next()
 
-    def stepped(self, ready: Ready, host: HostRows, seen: Seen) -> Batch:
+    def stepped(self, ready: Ready, host: HostRows, results: Seen) -> Batch:
         """Gives the batch back to the feed of its kind."""
-        return self._feed(self._kind).stepped(ready, host, seen)
+        return self._feed(self._kind).stepped(ready, host, results)
 
     def settle(self) -> None:
         """Settles both feeds."""

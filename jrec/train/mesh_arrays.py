@@ -38,10 +38,10 @@ class Sizes:
     """Static sizes of one stack's routes, or counts of rows that must fit them.
 
     Attributes:
-      unique: rows of a device's part.
-      own, remote, replicated: those that come from its shard, from each other device and from the replicated array.
-      lookups: that are sent to each other device.
-      pooled: bags with such lookups at each other device.
+      unique: Rows of a device's part.
+      own, remote, replicated: Rows of it from its own shard, from each other device, and from the replicated array.
+      lookups: Lookups sent to each other device.
+      pooled: Bags with such lookups at each other device.
       host: Rows of host memory that a device has while the batch lasts.
     """
 
@@ -99,14 +99,14 @@ def described(grown: Growth) -> dict[str, dict[str, list[int]]]:
 
 def counts(routed: Routed, device: int, sent: SentLookups | None = None) -> Sizes:
     """What one device's rows, and what it sends, need."""
-    found = routed.counts
-    devices = len(found) - 2
-    others = [int(n) for j, n in enumerate(found[:devices]) if j != device]
+    rows = routed.counts
+    devices = len(rows) - 2
+    remote = [int(n) for j, n in enumerate(rows[:devices]) if j != device]
     return Sizes(
         unique=routed.addresses.size,
-        own=int(found[device]),
-        remote=max(others, default=0),
-        replicated=int(found[devices]),
+        own=int(rows[device]),
+        remote=max(remote, default=0),
+        replicated=int(rows[devices]),
         lookups=0 if sent is None else int(np.diff(sent.starts).max()),
         pooled=0 if sent is None else int(np.diff(sent.bag_starts).max()),
     )
@@ -116,12 +116,12 @@ class Shapes:
     """The static sizes of all stacks, for parts of one size.
 
     Args:
-      layout: of the batches.
-      plan: where rows live.
-      examples: of a part.
-      headroom: see ``MeshConfig``.
-      send: names of the features whose lookups of other devices' rows are sent.
-      hot: whether the batches read replicated rows alone.
+      layout: The layout of the batches.
+      plan: Where rows live.
+      examples: The examples of a part.
+      headroom: See ``MeshConfig``.
+      send: The names of the features whose lookups of other devices' rows are sent.
+      hot: Whether the batches read only replicated rows.
       processes: Processes that share the devices equally.
     """
 
@@ -164,40 +164,40 @@ class Shapes:
 
     def _bucketed(self, name: str, needed: Sizes, factor: float) -> Sizes:
         limits = dataclasses.asdict(self.limits[name])
-        given = dataclasses.asdict(needed)
-        sizes = {k: bucket(int(np.ceil(given[k] * factor)), limits[k]) for k in given}
+        counts = dataclasses.asdict(needed)
+        sizes = {k: bucket(int(np.ceil(counts[k] * factor)), limits[k]) for k in counts}
         return Sizes(**{k: size if k in ("own", "remote", "host") else max(1, size) for k, size in sizes.items()})
 
     def host_rows_read(self, dealt: Dealt) -> dict[str, BatchRows]:
         """By stack the rows that a batch reads from this process's host memory, and the room on its devices."""
-        found = {}
+        rows = {}
         for name, read in dealt.host.items():
             most, room = self.limits[name].host * self._each, self.sizes[name].host * self._each
-            found[name] = BatchRows(addresses=read.addresses, most=most, room=room)
-        return found
+            rows[name] = BatchRows(addresses=read.addresses, most=most, room=room)
+        return rows
 
     def settle(self, needed: dict[str, Sizes]) -> None:
         """Makes room for ``headroom`` times what the first batches needed; the same on all processes."""
-        self.sizes = {name: self._bucketed(name, of, self._headroom) for name, of in needed.items()}
+        self.sizes = {name: self._bucketed(name, sizes, self._headroom) for name, sizes in needed.items()}
 
     def needed(self, dealt: Dealt, devices: Sequence[int]) -> dict[str, Sizes]:
         """What some devices' parts of a batch need, all that it has."""
-        found = {n: dataclasses.replace(NONE, host=dealt.host[n].lines if n in dealt.host else 0) for n in self.stacks}
+        sizes = {n: dataclasses.replace(NONE, host=dealt.host[n].lines if n in dealt.host else 0) for n in self.stacks}
         for part, device in zip(dealt.parts, devices, strict=True):
             for name, routed in part.routes.items():
-                found[name] = found[name].most(counts(routed, device, part.sends.get(name)))
-        return found
+                sizes[name] = sizes[name].most(counts(routed, device, part.sends.get(name)))
+        return sizes
 
     def most(self, batches: Iterable[Dealt], devices: Sequence[int]) -> dict[str, Sizes]:
         """What some devices' parts of any of these batches need."""
-        found = dict.fromkeys(self.stacks, NONE)
+        sizes = dict.fromkeys(self.stacks, NONE)
         for dealt in batches:
-            for name, of in self.needed(dealt, devices).items():
-                found[name] = found[name].most(of)
-        return found
+            for name, needed in self.needed(dealt, devices).items():
+                sizes[name] = sizes[name].most(needed)
+        return sizes
 
     def fit(self, dealt: Dealt, devices: Sequence[int], peers: Peers | None = None) -> Growth:
-        """Grows to a batch's parts on some devices, and on those of the peers, which call this for the same batch."""
+        """Grows to a batch's parts on some devices, and on those that the peers call this with for the same batch."""
         needed = agreed(self.needed(dealt, devices), peers)
         grown = self.grow(needed)
         self.check(needed)
@@ -210,9 +210,9 @@ class Shapes:
           By stack that had none, the sizes before and after.
         """
         grown = {}
-        for name, of in needed.items():
-            if (before := self.sizes[name]).most(of) != before:
-                self.sizes[name] = before.most(self._bucketed(name, of, _SLACK))
+        for name, sizes in needed.items():
+            if (before := self.sizes[name]).most(sizes) != before:
+                self.sizes[name] = before.most(self._bucketed(name, sizes, _SLACK))
                 grown[name] = before, self.sizes[name]
         return grown
 
@@ -222,9 +222,9 @@ class Shapes:
         Raises:
           RuntimeError: Naming the stack and both sizes; a slip in the code.
         """
-        for name, of in needed.items():
-            if self.sizes[name].most(of) != self.sizes[name]:
-                raise RuntimeError(f"a batch needs {of} of stack {name}, but there is room for {self.sizes[name]}")
+        for name, sizes in needed.items():
+            if self.sizes[name].most(sizes) != self.sizes[name]:
+                raise RuntimeError(f"a batch needs {sizes} of stack {name}, but there is room for {self.sizes[name]}")
 
 
 def stacked(parts: Sequence[Part], devices: Sequence[int], shapes: Shapes) -> StepBatch:

@@ -38,7 +38,7 @@ class MeshFeed:
         self._step = 0
 
     def next(self) -> Ready:
-        """See ``Feed``."""
+        """The next batch, ready for its step; see ``Feed``."""
         setup = self._setup
         if self._shapes is None:
             self._shapes = self._settled()
@@ -47,31 +47,31 @@ class MeshFeed:
         grown = self._shapes.fit(dealt, setup.local, setup.peers)
         if grown and jax.process_index() == 0:
             log_growth(self._folder, self._step, described(grown))
-        return Ready(batch=dealt.batch, given=on_mesh(stacked(dealt.parts, setup.local, self._shapes), setup.mesh))
+        return Ready(batch=dealt.batch, prepared=on_mesh(stacked(dealt.parts, setup.local, self._shapes), setup.mesh))
 
-    def stepped(self, ready: Ready, host: HostRows, seen: Seen) -> Batch:
-        """See ``Feed``."""
+    def stepped(self, ready: Ready, host: HostRows, results: Seen) -> Batch:
+        """Takes back a batch after its step; see ``Feed``."""
         del host
-        return dataclasses.replace(ready.batch, labels=seen.labels, mask=seen.mask) if several() else ready.batch
+        return dataclasses.replace(ready.batch, labels=results.labels, mask=results.mask) if several() else ready.batch
 
     def settle(self) -> None:
         """No row is in host memory."""
 
     def position(self) -> Any:
-        """See ``Feed``."""
+        """The position in the batches after the last step, JSON."""
         return self._loader.state()
 
     def restore(self, position: Any) -> None:
-        """See ``Feed``."""
+        """Goes to a ``position()``; before the first batch."""
         self._loader.restore(position)
 
     def sections(self, seconds: float) -> dict[str, Any]:
-        """See ``Feed``."""
+        """The feed's sections of the report; see ``Feed``."""
         del seconds
         return self._setup.decided_forms(self._loader)
 
     def close(self) -> None:
-        """See ``Feed``."""
+        """Ends threads: no more batches."""
         self._loader.close()
 
     def _settled(self) -> Shapes:

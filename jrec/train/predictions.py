@@ -1,7 +1,7 @@
 """Predictions on batches of a split, wherever the rows live: on one device, over a mesh, in host memory.
 
-On a mesh every process reads, cuts and routes its own examples alone. The static sizes of a batch must be those of all
-processes. They agree on some batches at a time, ahead of their turn: one small exchange between hosts, then all of
+On a mesh every process reads, cuts and routes only its own examples. All processes need the same static
+sizes. They agree on some batches at a time, ahead of their turn: one small exchange between hosts, then all of
 these are predicted. Sizes grow with the batches, and nothing is dropped. Where processes have unlike numbers of devices
 that compute, every process reads whole batches instead.
 """
@@ -65,8 +65,8 @@ class Predictions:
             first: Any = loader.batch(0)
             setup.forms.decide([first.parts], setup.local, training=False)
         batches: Any = loader
-        for given in itertools.batched(batches, _AGREED_AT_ONCE if jax.process_count() > 1 else 1):
-            some = [setup.parts.dealt_by_all(dealt, setup.peers) for dealt in given]
+        for waiting in itertools.batched(batches, _AGREED_AT_ONCE if jax.process_count() > 1 else 1):
+            some = [setup.parts.dealt_by_all(dealt, setup.peers) for dealt in waiting]
             shapes = self._fitting(setup, some)
             for dealt in some:
                 yield self._of_parts(setup, dealt, shapes), dealt.batch
@@ -77,18 +77,18 @@ class Predictions:
         if setup is None:
             prepared = self._whole.prepare(batch)
             return self._predict(unique_rows(prepared.rows, self._run.tables), StepBatch(batch=prepared.batch))
-        given, count = len(batch.labels), len(setup.plan.askers)
-        examples = -(-given // count) * count
-        if examples > given:
-            more = blank(setup.layout, batch, examples - given)
-            batch = gathered(setup.layout, [(batch, 0, given), (more, 0, examples - given)])
+        wanted, count = len(batch.labels), len(setup.plan.askers)
+        examples = -(-wanted // count) * count
+        if examples > wanted:
+            more = blank(setup.layout, batch, examples - wanted)
+            batch = gathered(setup.layout, [(batch, 0, wanted), (more, 0, examples - wanted)])
         # Every process routes all parts, so that all agree on forms and sizes.
         setup.decide_forms_without(batch)
         dealt = setup.all_parts(batch)
         shapes = self._of(setup, examples)
         shapes.fit(dealt, range(setup.plan.devices))
-        mine = Dealt(batch=batch, parts=tuple(dealt.parts[number] for number in setup.local), host=dealt.host)
-        return self._of_parts(setup, mine, shapes)[:given]
+        local = Dealt(batch=batch, parts=tuple(dealt.parts[number] for number in setup.local), host=dealt.host)
+        return self._of_parts(setup, local, shapes)[:wanted]
 
     def _shares(self, setup: MeshSetup) -> bool:
         """Whether all processes have as many devices that compute, so that they can share every batch equally."""
@@ -107,9 +107,9 @@ class Predictions:
         return shapes
 
     def _of_parts(self, setup: MeshSetup, dealt: Dealt, shapes: Shapes) -> jax.Array:
-        given = on_mesh(stacked(dealt.parts, setup.local, shapes), setup.mesh)
+        prepared = on_mesh(stacked(dealt.parts, setup.local, shapes), setup.mesh)
         rows = unique_rows(shapes.host_rows_read(dealt), self._run.tables)
-        return self._predict(dealt_rows(rows, setup.mesh), given)
+        return self._predict(dealt_rows(rows, setup.mesh), prepared)
 
-    def _predict(self, host: HostRows, given: StepBatch) -> jax.Array:
-        return self._run.compiled.predict_on(self._run.state, self._run.rows, host, given)
+    def _predict(self, host: HostRows, batch: StepBatch) -> jax.Array:
+        return self._run.compiled.predict_on(self._run.state, self._run.rows, host, batch)

@@ -103,7 +103,7 @@ class RunState:
         """Takes a step on a batch; returns its rows from host memory after the step, and the step's outputs."""
         before_step(self._device_sources, ready.batch)
         rows, self._rows = self.rows, None
-        self._state, self._rows, host, outputs = self.compiled.step_on(self._state, rows, ready.host, ready.given)
+        self._state, self._rows, host, outputs = self.compiled.step_on(self._state, rows, ready.host, ready.prepared)
         self._behind = True
         return host, outputs
 

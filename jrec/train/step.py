@@ -63,8 +63,8 @@ class CompiledRun:
     """A model and its optimizer, split into a state and jitted functions of it.
 
     Attributes:
-      step_on: ``state, rows, host, batch -> state, rows, host, Seen``. Those of before are donated: tables and slots
-        change in place.
+      step_on: ``state, rows, host, batch -> state, rows, host, Seen``. The arguments but for the batch are donated:
+        tables and slots change in place.
       predict_on: ``state, rows, host, batch -> logits``, (batch,) float32.
       merge: The (model, optimizer) modules over a state.
     """
@@ -75,8 +75,8 @@ class CompiledRun:
 
     def step(self, state: State, batch: Batch) -> tuple[State, jax.Array, jax.Array]:
         """A step of a model that holds all of its rows: the new state, the loss and the logits before the step."""
-        state, _, _, seen = self.step_on(state, {}, {}, StepBatch(batch=batch))
-        return state, seen.loss, seen.logits
+        state, _, _, results = self.step_on(state, {}, {}, StepBatch(batch=batch))
+        return state, results.loss, results.logits
 
     def predict(self, state: State, batch: Batch) -> jax.Array:
         """Logits, (batch,) float32, of a model that holds all of its rows."""
@@ -111,30 +111,30 @@ def compile_run(
     together = None if mesh is None else communication or Communication()
 
     def train(
-        state: State, rows: StackRows, host: HostRows, given: StepBatch
+        state: State, rows: StackRows, host: HostRows, prepared: StepBatch
     ) -> tuple[State, dict[str, MeshRows], dict[str, Rows], Seen]:
         model, optimizer = nnx.merge(graph, state)
-        given = given if mesh is None else local_view(given)
-        stores, batch = _stores(rows, host, given.batch)
-        how: dict[str, Any] = {"routes": given.routes, "loss": loss, "communication": together}
-        outputs = train_step_on(model, optimizer, stores, batch, **how)
-        seen = _seen(outputs, given.batch, together)
-        return nnx.state((model, optimizer)), _planned(outputs.stores, rows), _from_host(outputs.stores, host), seen
+        prepared = prepared if mesh is None else local_view(prepared)
+        stores, batch = _stores(rows, host, prepared.batch)
+        options: dict[str, Any] = {"routes": prepared.routes, "loss": loss, "communication": together}
+        outputs = train_step_on(model, optimizer, stores, batch, **options)
+        results = _seen(outputs, prepared.batch, together)
+        return nnx.state((model, optimizer)), _planned(outputs.stores, rows), _from_host(outputs.stores, host), results
 
-    def infer(state: State, rows: StackRows, host: HostRows, given: StepBatch) -> jax.Array:
+    def infer(state: State, rows: StackRows, host: HostRows, prepared: StepBatch) -> jax.Array:
         model, _ = nnx.merge(graph, state)
-        given = given if mesh is None else local_view(given)
-        stores, batch = _stores(rows, host, given.batch)
-        logits = predict_on(model, stores, batch, routes=given.routes, communication=together)
+        prepared = prepared if mesh is None else local_view(prepared)
+        stores, batch = _stores(rows, host, prepared.batch)
+        logits = predict_on(model, stores, batch, routes=prepared.routes, communication=together)
         return logits if together is None else together.of_examples(logits)
 
     if mesh is not None:
         over, everywhere = PartitionSpec(AXIS), PartitionSpec()
         planned = [s.name for s in model.embeddings.layout.members if s.tier == "planned"]
         specs = {name: MeshRows.specs(optimizer.of(name) if training else None) for name in planned}
-        how: dict[str, Any] = {"mesh": mesh, "in_specs": (everywhere, specs, over, over), "check_vma": False}
-        train = jax.shard_map(train, out_specs=(everywhere, specs, over, everywhere), **how)
-        infer = jax.shard_map(infer, out_specs=everywhere, **how)
+        options: dict[str, Any] = {"mesh": mesh, "in_specs": (everywhere, specs, over, over), "check_vma": False}
+        train = jax.shard_map(train, out_specs=(everywhere, specs, over, everywhere), **options)
+        infer = jax.shard_map(infer, out_specs=everywhere, **options)
     return state, CompiledRun(
         step_on=jax.jit(train, donate_argnums=(0, 1, 2)),
         predict_on=jax.jit(infer),
@@ -162,14 +162,14 @@ def _planned(stores: Mapping[str, Any], rows: StackRows) -> dict[str, MeshRows]:
 
 def _from_host(stores: Mapping[str, Any], host: HostRows) -> dict[str, Rows]:
     """The rows that go back to host memory."""
-    found = {}
+    rows = {}
     for name in host:
         store = stores[name]
         if isinstance(store, PlannedRows):
-            found[name] = Rows(values=store.rows.host, slots=dict(store.rows.host_slots))
+            rows[name] = Rows(values=store.rows.host, slots=dict(store.rows.host_slots))
         else:
-            found[name] = Rows(values=store.values, slots=dict(store.slots))
-    return found
+            rows[name] = Rows(values=store.values, slots=dict(store.slots))
+    return rows
 
 
 def _seen(outputs: StepOutputs, batch: Batch, together: Communication | None) -> Seen:
