@@ -138,7 +138,8 @@ class Workplace:
         """What a finished run left."""
         losses = [r["loss"] for r in read_records(folder / "metrics.jsonl") if r["split"] == "train"]
         report = folder / "report" / "metrics.json"
-        log_loss = json.loads(report.read_text())["splits"]["test"]["log_loss"] if logits is None else None
+        reported = logits is None and report.exists()
+        log_loss = json.loads(report.read_text())["splits"]["test"]["log_loss"] if reported else None
         return Trace(folder, losses, logits, arrays_of(latest(folder)), log_loss)
 
     def processes(self, placement: cases.Placement, keys: list[str], *, resume: bool = False) -> list[tuple[int, str]]:
@@ -147,7 +148,8 @@ class Workplace:
             probe.bind(("localhost", 0))
             coordinator = f"localhost:{probe.getsockname()[1]}"
         flags = f"--xla_force_host_platform_device_count={placement.devices // placement.processes}"
-        environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+        quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # as the fixture quick_compilation does in this process
+        environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", **quick}
         command = [sys.executable, "-m", "jrec", "train", str(self.config), *keys, *(["--resume"] if resume else [])]
         others = ["--coordinator", coordinator, "--processes", str(placement.processes), "--process"]
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}

@@ -157,7 +157,7 @@ def test_increments_are_read_by_address_and_damage_is_named(tmp_path):
 
 def test_files_have_room_for_host_rows_alone(tmp_path):
     """The ranges that a plan keeps in host memory, and no other byte, are reserved."""
-    plan = dealt(LAYOUT, 2, how="table-wise")
+    plan = dealt(LAYOUT, 2, baseline="table-wise")
     ranges = host_ranges(host_plan(2), based(STACK))
     held = np.concatenate([np.arange(*of) for of in ranges])
     np.testing.assert_array_equal(held, np.sort(host_addresses(host_plan(2), based(STACK))))

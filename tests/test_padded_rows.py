@@ -165,11 +165,11 @@ def test_checkpoints_of_padded_and_plain_rows_are_the_same(tmp_path):
     optimizer = ops.Momentum(learning_rate=0.1)
 
     def state(collection):
-        slots = {"d5_float32": {"trace": collection.arrays()["d5_float32"] * 2}}
-        return (
-            {"embeddings": {"stacks": {"d5_float32": {"value": collection.arrays()["d5_float32"]}}}},
-            {"slots": slots},
-        )
+        model = nnx.Module()
+        model.embeddings = collection
+        slots = SparseOptimizer(model, dense=optax.sgd(0.1), embedding=optimizer)
+        slots.slots["d5_float32"]["trace"][...] = collection.arrays()["d5_float32"] * 2
+        return nnx.state((model, slots))
 
     for first, second in ((padded, plain), (plain, padded)):
         folder = tmp_path / f"{first.pad_rows}"

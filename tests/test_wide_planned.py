@@ -81,7 +81,7 @@ def wide_layout():
 
 
 def wide_plan():
-    return ranged(dealt(wide_layout(), DEVICES, how="table-wise"), "t", RANGES)
+    return ranged(dealt(wide_layout(), DEVICES, baseline="table-wise"), "t", RANGES)
 
 
 def test_rows_are_routed_as_the_plan_says():
@@ -198,7 +198,7 @@ def test_a_plan_of_a_wide_table_trains_as_host_memory_and_resumes_to_its_bits(co
     on_host = train(configure("tables.tier=host", out="host"))
     config = configure(f"mesh.devices={DEVICES}", out="layout")
     layout = build_layout(config, Schema.load(config.data.path))
-    save_plan(ranged(dealt(layout, DEVICES, how="table-wise"), "C8", RANGES), tmp_path / "plan")
+    save_plan(ranged(dealt(layout, DEVICES, baseline="table-wise"), "C8", RANGES), tmp_path / "plan")
     planned = [f"mesh.devices={DEVICES}", f"plan={str(tmp_path / 'plan')!r}"]
     whole = train(configure(*planned, out="whole"))
     for split, scores in on_host.scores.items():
