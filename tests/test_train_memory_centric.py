@@ -65,8 +65,7 @@ def test_a_run_scores_as_on_one_device_and_its_checkpoints_move(configure, datas
     one = train(configure(*often, out="one"))
     expected = one.scores["test"].logits
     four = train(configure(*apart, *often, out="four"))
-    assert four.plan is not None
-    assert four.plan["memory_balance"] > 0
+    assert four.sections["plan"]["memory_balance"] > 0
     np.testing.assert_allclose(four.scores["test"].logits, expected, rtol=1e-4, atol=1e-5)
     for devices, plan in ((1, ""), (3, ""), (4, apart[1].removeprefix("plan=").strip("'"))):
         scores = evaluate_checkpoint(four.folder, dataset, split="test", devices=devices, plan=plan).scores
