@@ -13,7 +13,7 @@ from jrec.data.loader import Loader
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
 from jrec.ops.layout import EmbeddingLayout
-from jrec.train.config import TrainConfig
+from jrec.train.config import DataConfig, TrainConfig
 from jrec.train.loaders import train_loader
 from jrec.train.mesh_setup import MeshSetup
 from jrec.train.shuffle_scheduler import ShuffleScheduler
@@ -45,10 +45,11 @@ class FaeLoaders:
         self.hot = self.cold = None
         if (schema := packed.hot_schema) is not None:
             # Packing checked every id; an OOV row need not be among the hot ones.
-            orders = _orders(packed, hot.layout)
-            self.hot = _loader(config, str(packed.hot_folder), schema, hot, on_bad_id="raise", orders=orders)
+            data = dataclasses.replace(config.data, path=str(packed.hot_folder), on_bad_id="raise")
+            self.hot = _loader(data, config, schema, hot, _orders(packed, hot.layout))
         if packed.cold_examples:
-            self.cold = _loader(config, str(packed.cold_folder), packed.cold_schema, cold)
+            data = dataclasses.replace(config.data, path=str(packed.cold_folder))
+            self.cold = _loader(data, config, packed.cold_schema, cold)
         batches, hot_batches = (0 if loader is None else loader.batches_per_epoch for loader in (self.cold, self.hot))
         self.scheduler = ShuffleScheduler(config.fae, cold=batches, hot=hot_batches, epochs=config.epochs)
         self._identity = packed.identity
@@ -80,11 +81,15 @@ class FaeLoaders:
         self.scheduler.restore(state["scheduler"])
 
 
-def _loader(config: TrainConfig, path: str, schema: Schema, setup: MeshSetup, **overrides: Any) -> Loader:
-    orders = overrides.pop("orders", None)
-    data = dataclasses.replace(config.data, path=path, **overrides)
-    of_kind = dataclasses.replace(config, data=data)
-    return train_loader(of_kind, schema, setup.layout, transform=setup.parts, orders=orders)
+def _loader(
+    data: DataConfig,
+    config: TrainConfig,
+    schema: Schema,
+    setup: MeshSetup,
+    orders: Mapping[str, np.ndarray] | None = None,
+) -> Loader:
+    config = dataclasses.replace(config, data=data)
+    return train_loader(config, schema, setup.layout, transform=setup.parts, orders=orders)
 
 
 def _orders(packed: FaeManifest, layout: EmbeddingLayout) -> dict[str, np.ndarray]:

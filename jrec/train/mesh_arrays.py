@@ -198,7 +198,15 @@ class Shapes:
 
     def fit(self, dealt: Dealt, devices: Sequence[int], peers: Peers | None = None) -> Growth:
         """Grows to a batch's parts on some devices, and on those that the peers call this with for the same batch."""
-        needed = agreed(self.needed(dealt, devices), peers)
+        return self.make_room(self.needed(dealt, devices), peers)
+
+    def make_room(self, needed: Mapping[str, Sizes], peers: Peers | None = None) -> Growth:
+        """Grows to what some devices need, and to what the peers call this with at the same time.
+
+        Raises:
+          RuntimeError: Where rows would be left out all the same; a slip in the code.
+        """
+        needed = agreed(needed, peers)
         grown = self.grow(needed)
         self.check(needed)
         return grown

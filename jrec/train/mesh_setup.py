@@ -202,8 +202,9 @@ def open_mesh(
     setup = MeshSetup(config=config, layout=layout, mesh=mesh, plan=plan, monitor=monitor, training=training)
     if not several():
         return setup
-    peers, ahead = connect(2, coordinator=coordinator_host())
-    return dataclasses.replace(setup, peers=peers, peers_ahead=ahead)
+    prepares_ahead = training and plan.rows_in("host") > 0
+    peers, *ahead = connect(1 + prepares_ahead, coordinator=coordinator_host())
+    return dataclasses.replace(setup, peers=peers, peers_ahead=ahead[0] if ahead else None)
 
 
 def several() -> bool:

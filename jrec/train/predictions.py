@@ -19,7 +19,7 @@ from jrec.data.loader import Loader
 from jrec.data.regroup import blank, gathered
 from jrec.host.pipeline_batch import WholeBatches
 from jrec.train.host_feed import dealt_rows, unique_rows
-from jrec.train.mesh_arrays import Shapes, agreed, on_mesh, stacked
+from jrec.train.mesh_arrays import Shapes, on_mesh, stacked
 from jrec.train.mesh_batch import Dealt
 from jrec.train.mesh_plan import computing_of
 from jrec.train.mesh_setup import MeshSetup
@@ -103,7 +103,7 @@ class Predictions:
     def _fitting(self, setup: MeshSetup, some: Sequence[Dealt]) -> Shapes:
         """Sizes for these batches of all processes."""
         shapes = self._of(setup, len(some[0].batch.labels) * jax.process_count())
-        shapes.grow(agreed(shapes.most(some, setup.local), setup.peers))
+        shapes.make_room(shapes.most(some, setup.local), setup.peers)
         return shapes
 
     def _of_parts(self, setup: MeshSetup, dealt: Dealt, shapes: Shapes) -> jax.Array:
