@@ -300,10 +300,9 @@ class _Measured:
         modules = build_modules(config, schema, layout, self._size.steps, abstract=True)
         held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(nnx.state(modules)))
         on_host = 0
-        for stack in layout.members:
-            if stack.tier == "host":
-                slots = sum(stack.dim if shape == "element" else 1 for shape in modules[1].embedding.slots.values())
-                on_host += stack.rows * (stack.dim * jax.numpy.dtype(stack.dtype).itemsize + 4 * slots)
+        for stack in layout.host_stacks:
+            slots = sum(stack.dim if shape == "element" else 1 for shape in modules[1].embedding.slots.values())
+            on_host += stack.rows * (stack.dim * jax.numpy.dtype(stack.dtype).itemsize + 4 * slots)
         return (held, on_host) if self._case.in_folder else (held + on_host, 0)
 
     def _dataset(self, *, small: bool) -> pathlib.Path:

@@ -20,7 +20,7 @@ from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig, Tier
 from jrec.train.step import CompiledRun, State, compile_run
 
 
-def layout(workload: workloads.Workload, *, tier: Tier = "device") -> EmbeddingLayout:
+def layout(workload: workloads.Workload, *, tier: Tier = "sharded", planned: bool = False) -> EmbeddingLayout:
     """Tables t000, t001, … in one stack, each read by a feature of its name."""
     names = [f"t{t:03d}" for t in range(workload.num_tables)]
     return EmbeddingLayout.build(
@@ -31,11 +31,18 @@ def layout(workload: workloads.Workload, *, tier: Tier = "device") -> EmbeddingL
             )
             for n, length in zip(names, workload.ids_per_bag, strict=True)
         ],
+        planned=planned,
     )
 
 
 def batch(
-    workload: workloads.Workload, *, seed: int, cast: CastPlace = "none", tier: Tier = "device", hashed: bool = False
+    workload: workloads.Workload,
+    *,
+    seed: int,
+    cast: CastPlace = "none",
+    tier: Tier = "sharded",
+    planned: bool = False,
+    hashed: bool = False,
 ) -> Batch:
     """The batch of ``seed`` as the loader would make it, in NumPy arrays; ``hashed`` as in ``workloads.hashed_ids``."""
     dense, labels = workloads.dense_batch(workload, seed=seed)
@@ -46,7 +53,7 @@ def batch(
         ids = [workloads.hashed_ids(i, rows) for i, rows in zip(ids, workload.rows, strict=True)]
     columns |= {f"t{t:03d}": table_ids for t, table_ids in enumerate(ids)}
     dense_names = [f"d{i}" for i in range(workload.num_dense)]
-    return pack_batch(layout(workload, tier=tier), columns, dense=dense_names, cast=cast)
+    return pack_batch(layout(workload, tier=tier, planned=planned), columns, dense=dense_names, cast=cast)
 
 
 def table_stack(workload: workloads.Workload, *, seed: int) -> np.ndarray:

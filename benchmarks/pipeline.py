@@ -109,7 +109,7 @@ def _pipelined_or_not(report: harness.Report, workload: workloads.Workload, argu
 
 
 def _host_or_device(report: harness.Report, workload: workloads.Workload, arguments: argparse.Namespace) -> None:
-    on_host, on_device = _batches(report, workload, "host"), _batches(report, workload, "device")
+    on_host, on_device = _batches(report, workload, "host"), _batches(report, workload, "sharded")
     host, device = _HostRun(workload), _DeviceRun(workload)
     named: dict[str, Steps] = {
         "pipelined": lambda n: host.through_pipeline(on_host, arguments.queue, n, None),

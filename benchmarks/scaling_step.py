@@ -21,7 +21,7 @@ from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind
 from jrec.mesh.route import AXIS, MeshRows
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
-from jrec.ops.layout import EmbeddingLayout, plan_name
+from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.sharding.contents import shard_capacity
 from jrec.sharding.cost import Cost
@@ -32,7 +32,7 @@ from jrec.sharding.problem import Problem
 from jrec.train.mesh_arrays import Shapes, stacked
 from jrec.train.mesh_batch import Dealt, Parts
 from jrec.train.mesh_forms import Form, Forms
-from jrec.train.mesh_plan import plan_tables_of, planned_stacks
+from jrec.train.mesh_plan import plan_tables_of
 from jrec.train.mesh_rows import replicated_capacity
 from jrec.train.step import CompiledRun, State, StepBatch, compile_run
 
@@ -46,7 +46,7 @@ class Setup:
 
     Attributes:
       workload: whose batch is that of all devices together.
-      layout: of its tables, tier "planned".
+      layout: The layout of its tables, whose rows a plan places.
       problem, plan, cost: of the placement.
       form: in which all features look up other devices' rows.
       exchange: how lines travel.
@@ -73,7 +73,7 @@ class Setup:
     @property
     def stack(self) -> str:
         """The one planned stack."""
-        (stack,) = planned_stacks(self.layout)
+        (stack,) = self.layout.planned_stacks
         return stack.name
 
 
@@ -82,7 +82,7 @@ def planned(workload: workloads.Workload, hardware: Hardware, *, extra_memory: f
 
     Devices that only keep tables are asked for every lookup.
     """
-    layout = models.layout(workload, tier="planned")
+    layout = models.layout(workload, planned=True)
     tables = plan_tables_of(layout, OPTIMIZER.slots)
     ids = dict(zip((t.name for t in tables), map(float, workload.ids_per_bag), strict=True))
     profile = power_law_profile(
@@ -105,7 +105,7 @@ def dealt_of(setup: Setup, *, seed: int) -> Dealt:
     """A batch of the workload and its parts, routed."""
     devices = range(setup.devices)
     cut = Parts(setup.layout, setup.plan, devices=devices, first=0, count=setup.devices, cast=False, forms=setup.forms)
-    return cut(models.batch(setup.workload, seed=seed, tier="planned"))
+    return cut(models.batch(setup.workload, seed=seed, planned=True))
 
 
 def mesh_batches(setup: Setup, batches: Sequence[Dealt]) -> list[StepBatch]:
@@ -137,8 +137,8 @@ def _together(setup: Setup) -> Communication:
 
 def abstract_rows(setup: Setup, mesh: Mesh, optimizer: RowOptimizer = OPTIMIZER) -> dict[str, MeshRows]:
     """Shapes and placement of the planned stack's arrays."""
-    (stack,) = planned_stacks(setup.layout)
-    lines = shard_capacity(setup.plan, plan_name(stack)) * setup.devices
+    (stack,) = setup.layout.planned_stacks
+    lines = shard_capacity(setup.plan, stack.name) * setup.devices
     copies = replicated_capacity(setup.plan, stack)
     shapes = {"element": (stack.dim,), "row": ()}
 

@@ -61,7 +61,7 @@ class Device:
     def __init__(self, rows=(900, 40), *, dim=5, seed=7, optimizer=None, folder=None):
         del folder
         optimizer = ops.Adam(learning_rate=0.1) if optimizer is None else optimizer
-        rng, self.stacks = np.random.default_rng(seed), layout_of("device", rows, dim).members
+        rng, self.stacks = np.random.default_rng(seed), layout_of("sharded", rows, dim).members
         self.arrays = {
             stack.name: {"values": jnp.asarray(rng.normal(size=(stack.rows, dim)), stack.dtype)}
             | {n: jnp.zeros((stack.rows, dim)[: 1 + (s == "element")]) for n, s in optimizer.slots.items()}

@@ -100,7 +100,7 @@ def rows_of(folder):
 def device_config(config):
     """The same run with all rows on one device, in no particular order of batches."""
     config = dataclasses.replace(config, schedule="plain")
-    mesh, tables = dataclasses.replace(config.mesh, devices=0), dataclasses.replace(config.tables, tier="device")
+    mesh, tables = dataclasses.replace(config.mesh, devices=0), dataclasses.replace(config.tables, tier="sharded")
     return dataclasses.replace(config, tables=tables, mesh=mesh, plan="")
 
 

@@ -132,8 +132,8 @@ class Snapshot:
 @functools.cache
 def device_snapshots(rows: str = "adam") -> list[Snapshot]:
     """The run on the device before the first step and after each."""
-    of = layout("device")
-    state, run = new_run("device", rows)
+    of = layout("sharded")
+    state, run = new_run("sharded", rows)
     found = []
     for number in range(-1, STEPS):
         loss = None

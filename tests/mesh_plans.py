@@ -13,7 +13,7 @@ def some_plan(
     devices, *, baseline="row-cyclic", seed=None, replicate=0.0, host=0.0, tt: bool | str = True, dtype="float32"
 ):
     """A baseline's plan, or a ``scattered`` one."""
-    layout = mesh_runs.layout("planned", tt=tt, dtype=dtype)
+    layout = mesh_runs.layout(tt=tt, dtype=dtype)
     plan = dealt(layout, devices, baseline=baseline)
     if seed is None:
         return plan

@@ -33,21 +33,20 @@ OPTIMIZERS = {
 }
 
 
-def layout(tier: Any, *, dtype: str = "float32", tt: bool | str = True) -> EmbeddingLayout:
-    """Ragged bags of all kinds; one of the tables is a tensor train, and with "parts" all but the first rows of one."""
+def layout(*, dtype: str = "float32", tt: bool | str = True) -> EmbeddingLayout:
+    """Ragged bags of all kinds, placed by a plan; one table is a tensor train, and with "parts" the tail of another."""
     tables = []
     for name, rows in SIZES.items():
         if tt == "parts" and name == "item":
             of: dict[str, Any] = {"name": name, "dim": 8, "dtype": dtype, "of_rows": rows}
             tail = TTShape.search(rows - WHOLE_ROWS, 8, ranks=3)
-            tables.append(TableConfig(rows=WHOLE_ROWS, tier=tier, **of))
+            tables.append(TableConfig(rows=WHOLE_ROWS, **of))
             tables.append(TableConfig(rows=tail.rows, tier="tt", tt_shape=tail, first_row=WHOLE_ROWS, **of))
             continue
         shape = TTShape.search(rows, 8, ranks=3) if tt and name == "word" else None
-        tables.append(
-            TableConfig(name=name, rows=rows, dim=8, dtype=dtype, tier=tier if shape is None else "tt", tt_shape=shape)
-        )
-    return EmbeddingLayout.build(tables, FEATURES)
+        tier = "sharded" if shape is None else "tt"
+        tables.append(TableConfig(name=name, rows=rows, dim=8, dtype=dtype, tier=tier, tt_shape=shape))
+    return EmbeddingLayout.build(tables, FEATURES, planned=True)
 
 
 def batches(of: EmbeddingLayout, steps: int, *, examples: int = EXAMPLES) -> list[Batch]:

@@ -356,6 +356,7 @@ CLIPPED = f"{_NORM}0.1"
 HOST_TABLES = "tables.tier=host"
 HOST_ITEM = "tables.overrides={item={tier='host'}}"
 HOST_ITEM_TT = f"tables.overrides={{item={{tier='host'}}, word={{tier='tt', rank={RANK}, whole_rows={WHOLE_ROWS}}}}}"
+REPLICATED_ITEM = "tables.overrides={item={tier='replicated'}}"
 SCATTERED = PlanOf(replicate=0.3)
 WITH_HOST = PlanOf(replicate=0.2, host=0.4)
 FOUR_TIERS = PlanOf(replicate=0.2, host=0.3, cores=True)
@@ -377,6 +378,7 @@ PLACEMENTS = {
     ),
     "mesh-retrieve": Placement(keys=_mesh(form="retrieve")),
     "mesh-send": Placement(keys=_mesh(form="send"), reordered=True),
+    "mesh-replicated": Placement(keys=(*_mesh(2), "tables.tier=replicated")),
     "mesh-host": Placement(keys=(*_mesh(2), HOST_TABLES)),
     "plan-local": Placement(keys=_mesh(reduce="local"), plan=SCATTERED),
     "plan-dense": Placement(keys=_mesh(reduce="dense"), plan=SCATTERED, reordered=True),
@@ -384,6 +386,7 @@ PLACEMENTS = {
     "plan-eight": Placement(keys=_mesh(8), plan=PlanOf(devices=8, replicate=0.2)),
     "plan-host": Placement(keys=_mesh(form="send"), plan=WITH_HOST, reordered=True),
     "plan-host-table": Placement(keys=(*_mesh(), HOST_ITEM), plan=WITH_HOST),
+    "plan-replicated-table": Placement(keys=(*_mesh(), REPLICATED_ITEM), plan=WITH_HOST),
     "plan-four-tiers": Placement(keys=(*_mesh(), TT_WHOLE), plan=FOUR_TIERS, cores_from=WHOLE_ROWS),
     "plan-four-tiers-alone": Placement(keys=_mesh(), plan=FOUR_TIERS, cores_from=WHOLE_ROWS, reordered=True),
     "plan-four-tiers-cache": Placement(

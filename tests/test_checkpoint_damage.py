@@ -21,7 +21,7 @@ def of_tier(tier, folder):
     """A checkpoint with a dense array, and pieces of several times where the tier has them."""
     checkpoints, rng = Checkpoints(folder / "c", chunk_bytes=8000), np.random.default_rng(0)
     if tier == "mesh":
-        layout, optimizer = mesh_runs.layout("planned", tt=False), OPTIMIZERS["rowwise_adagrad"]
+        layout, optimizer = mesh_runs.layout(tt=False), OPTIMIZERS["rowwise_adagrad"]
         (stack,) = layout.members
         plan, mesh = some_plan(2, seed=1, replicate=0.3, tt=False), Mesh(np.array(jax.devices()[:2]), ("devices",))
         rows = {"values": rng.normal(size=(stack.rows, stack.dim)).astype(np.float32), "sum": np.ones(stack.rows)}

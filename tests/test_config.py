@@ -157,7 +157,7 @@ def test_the_last_override_wins_and_tables_merge(full):
         ("model.top_mlp=[]", ["model.top_mlp is []"]),
         ("model.interaction=dott", ['"dot", "concat"', "'dott'", 'did you mean "dot"?']),
         ("model.kind=gru", ['model.kind must be one of "dlrm", "tbsm"', "'gru'"]),
-        ("tables.tier=hots", ['tables.tier must be one of "device"', "'hots'", 'mean "host"']),
+        ("tables.tier=hots", ['tables.tier must be one of "sharded"', "'hots'", 'mean "host"']),
         ("log.tensorboard=yes", ["log.tensorboard must be true or false", "'yes'"]),
         ("optimizer.learning_rate=-1", ["optimizer.learning_rate is -1.0", "at least 0"]),
         ("optimizer.learning_rate=nan", ["optimizer.learning_rate must be a number", "nan"]),
@@ -407,3 +407,12 @@ def test_value_errors_of_the_library_become_config_errors_where_asked():
         raise ValueError("3 is odd")
     with pytest.raises(ConfigError, match=r"^plain$"), value_errors_are_config_errors("the model"):
         raise ConfigError("plain")
+
+
+def test_older_names_of_tiers_are_read(tmp_path):
+    path = tmp_path / "older.toml"
+    path.write_text('[data]\npath = "d"\n[tables]\ntier = "device"\n[tables.overrides.C1]\ntier = "device"\n')
+    config = load_config(path)
+    assert (config.tables.tier, config.tables.overrides["C1"].tier) == ("sharded", "sharded")
+    save_config(config, path)
+    assert '"device"' not in path.read_text().replace('cast = "device"', "")

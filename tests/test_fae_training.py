@@ -124,7 +124,7 @@ def plain_run(config, kinds):
     losses = []
     for kind in kinds:
         batch = next(loaders.hot if kind == "hot" else loaders.cold).batch
-        bags = {n.removeprefix("planned_"): dataclasses.replace(of, cast=None) for n, of in batch.bags.items()}
+        bags = {n: dataclasses.replace(of, cast=None) for n, of in batch.bags.items()}
         state, loss, _ = compiled.step(state, dataclasses.replace(batch, bags=bags))
         losses.append(float(loss))
     close(loaders)
@@ -174,7 +174,7 @@ def check_report(outcome, config, tmp_path):
         tmp_path / "report", config=config, schema=outcome.schema, scores=outcome.scores, parameters=outcome.parameters,
         steps=outcome.step, history=outcome.folder / "metrics.jsonl", sections=outcome.sections,
     )  # fmt: skip
-    found, rows = content["fae"], content["pipeline"]["rows"]["planned_d8_float32"]
+    found, rows = content["fae"], content["pipeline"]["rows"]["d8_float32"]
     kinds = kinds_of(outcome.folder)
     assert content["data"]["examples"] == {"train": 4800, "valid": 600, "test": 600}
     assert found["steps"] == collections.Counter(kinds)
@@ -201,7 +201,7 @@ def test_every_example_once_an_epoch_and_in_another_order_in_the_next(fae, datas
     config = configure("tables.tier=host")
     source = Schema.load(dataset)
 
-    def examples(batch, stack="planned_d8_float32"):
+    def examples(batch, stack="d8_float32"):
         ids = batch.bags[stack].ids.reshape(10, -1).T
         real = batch.mask > 0
         return [

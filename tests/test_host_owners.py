@@ -14,8 +14,8 @@ from jrec.train.peers import Closed, Peers
 
 
 def stack_of(rows):
-    tables = [TableConfig(name="t", rows=rows, dim=4, tier="planned")]
-    return EmbeddingLayout.build(tables, [FeatureConfig(name="t", table="t")]).members[0]
+    tables = [TableConfig(name="t", rows=rows, dim=4)]
+    return EmbeddingLayout.build(tables, [FeatureConfig(name="t", table="t")], planned=True).members[0]
 
 
 def some_rows(rng, stack):

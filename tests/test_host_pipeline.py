@@ -308,8 +308,8 @@ def test_batches_without_any_id_pass_through():
             yield one, position
 
     run, expected = HostRun(), []
-    state, device = new_run("device")
-    for one, _ in source(layout("device")):
+    state, device = new_run("sharded")
+    for one, _ in source(layout("sharded")):
         state, loss, _ = device.step(state, one)
         expected.append(float(loss))
     with run.pipeline(source(run.layout), queue=2) as pipeline:

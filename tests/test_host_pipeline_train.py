@@ -156,7 +156,7 @@ def test_bad_data_fails_after_the_steps_before_it_as_on_the_device(configure, mo
 
     monkeypatch.setattr(Loader, "__next__", breaks)
     runs = {}
-    for tier in ("device", "host"):
+    for tier in ("sharded", "host"):
         with pytest.raises(DatasetError, match="block 3 is damaged"):
             train(configure(f"tables.tier={tier}", "checkpoint.every_steps=10", out=tier))
         folder = pathlib.Path(configure(out=tier).out)
@@ -236,7 +236,7 @@ def test_the_real_criteo_sample_on_the_host_has_the_device_runs_metrics(shared_d
     folder, runs = tmp_path / "data", {}
     prepare(Criteo("criteo-kaggle"), [str(shared_data / "criteo_kaggle_80k.tsv.gz")], folder)
     root = pathlib.Path(__file__).resolve().parents[1]
-    for tier in ("device", "host"):
+    for tier in ("sharded", "host"):
         config = load_config(
             root / "configs" / "criteo_kaggle.toml",
             [f"data.path={folder}", f"tables.tier={tier}", f"out={tmp_path / tier}", "log.tensorboard=false"],
@@ -256,7 +256,7 @@ def test_what_cannot_work_is_refused(configure, monkeypatch):
     chunk.write_bytes(chunk.read_bytes()[:-5])
     with pytest.raises(CheckpointError, match=re.escape(str(chunk))):
         train(configure("tables.tier=host", "max_steps=1", "evaluate.final_splits=[]"), resume=True)
-    with pytest.raises(ConfigError, match=r"tables\.tier was 'host' and is 'device'"):
+    with pytest.raises(ConfigError, match=r"tables\.tier was 'host' and is 'sharded'"):
         train(configure("max_steps=1", "evaluate.final_splits=[]"), resume=True)
 
 

@@ -31,21 +31,32 @@ def test_tables_of_every_tier_are_stacked_apart():
         _table("f", 5, tier="host"),
     ]
     layout = EmbeddingLayout.build(tables, [FeatureConfig(name=t.name, table=t.name) for t in tables])
-    found = {name: (stack.tier, stack.rows, stack.bases, stack.tt_shape) for name, stack in layout.stacks.items()}
+    found = {name: (stack.rows, stack.bases, stack.tt_shape) for name, stack in layout.stacks.items()}
     assert found == {
-        "d8_float32": ("device", 40, (0, 10), None),
-        "tt_b": ("tt", 1000, (0,), tt["tt_shape"]),
-        "host_d8_float32": ("host", 25, (0, 20), None),
-        "tt_e": ("tt", 1000, (0,), tt["tt_shape"]),
+        "d8_float32": (40, (0, 10), None),
+        "tt_b": (1000, (0,), tt["tt_shape"]),
+        "host_d8_float32": (25, (0, 20), None),
+        "tt_e": (1000, (0,), tt["tt_shape"]),
     }
+
+
+def test_a_plan_keeps_tables_of_all_tiers_in_one_stack():
+    tables = [_table("a", 10), _table("b", 20, tier="host"), _table("c", 30, tier="replicated")]
+    features = [FeatureConfig(name=t.name, table=t.name) for t in tables]
+    alone, planned = (EmbeddingLayout.build(tables, features, planned=planned) for planned in (False, True))
+    assert {s.name: s.rows for s in alone.device_stacks} == {"d8_float32": 40}  # one device: no difference
+    assert {s.name: s.rows for s in alone.host_stacks} == {"host_d8_float32": 20}
+    assert {s.name: s.rows for s in planned.planned_stacks} == {"d8_float32": 60}
+    assert not alone.planned_stacks
+    assert not (*planned.device_stacks, *planned.host_stacks)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tier": "disk"}, "tier 'disk'; choose one of device, tt, host"),
+        ({"tier": "disk"}, "tier 'disk'; choose one of sharded, replicated, host, tt"),
         ({"tier": "tt"}, "tier 'tt' has tt_shape None"),
-        ({"tt_shape": TTShape.search(1000, 8, ranks=4)}, "tier 'device' has tt_shape"),
+        ({"tt_shape": TTShape.search(1000, 8, ranks=4)}, "tier 'sharded' has tt_shape"),
         ({"tier": "tt", "tt_shape": TTShape.search(999, 8, ranks=4)}, "is 1,000 x 8, but its tt_shape is of 999 x 8"),
         ({"tier": "tt", "tt_shape": TTShape.search(1000, 8, ranks=4), "dtype": "float16"}, "float32 or bfloat16"),
     ],
@@ -112,7 +123,7 @@ def test_a_model_of_several_stacks_of_a_kind_computes_what_one_stack_does(monkey
 def test_one_table_beyond_int32_is_not_for_one_device():
     table = _table("a", 2**31 - 1)
     remedy = r"keep it in host memory \(tier 'host'\), or spread its rows over several devices \(mesh.devices"
-    with pytest.raises(ValueError, match=f"table 'a' of tier 'device' has 2,147,483,647 rows, .* {remedy}"):
+    with pytest.raises(ValueError, match=f"table 'a' of tier 'sharded' has 2,147,483,647 rows, .* {remedy}"):
         EmbeddingLayout.build([table], [FeatureConfig(name="f", table="a")])
 
 

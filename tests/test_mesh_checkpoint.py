@@ -23,7 +23,7 @@ from jrec.train.loop import train
 from jrec.train.mesh_checkpoint import MeshSource, saved_rows
 from jrec.train.mesh_table import whole_stack
 
-LAYOUT = mesh_runs.layout("planned", tt=False)
+LAYOUT = mesh_runs.layout(tt=False)
 STACK = LAYOUT.members[0]
 OPTIMIZER = OPTIMIZERS["rowwise_adagrad"]
 

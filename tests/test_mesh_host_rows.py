@@ -46,7 +46,7 @@ def configure(tmp_path, dataset):
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-LAYOUT = mesh_runs.layout("planned", tt=False)
+LAYOUT = mesh_runs.layout(tt=False)
 STACK = LAYOUT.members[0]
 OPTIMIZER = OPTIMIZERS["rowwise_adagrad"]
 
@@ -206,7 +206,7 @@ def test_a_plan_on_one_device_changes_no_bit(configure, plan_file):
     overrides = ("max_steps=7", "evaluate.every_steps=0", "checkpoint.every_steps=3")
     plain = train(configure(*overrides, out="plain"))
     planned = train(configure(*overrides, plan_file(1), out="planned"))
-    assert planned.sections["pipeline"]["rows"]["planned_d4_float32"]["fetched"] > 0
+    assert planned.sections["pipeline"]["rows"]["d4_float32"]["fetched"] > 0
     assert bits(planned.folder) == bits(plain.folder)
     np.testing.assert_array_equal(planned.scores["test"].logits, plain.scores["test"].logits)
 
@@ -217,8 +217,8 @@ def test_runs_are_those_of_one_device_and_queues_change_no_bit(configure, plan_f
     with_plan = ("mesh.devices=2", plan_file(2))
     queued = train(configure(*with_plan, "evaluate.every_steps=2", out="queued"))
     np.testing.assert_allclose(queued.scores["test"].logits, one.scores["test"].logits, rtol=1e-4, atol=1e-5)
-    assert queued.sections["pipeline"]["rows"]["planned_d4_float32"]["fetched"] > 0
-    sizes = queued.parameters["planned_d4_float32"]
+    assert queued.sections["pipeline"]["rows"]["d4_float32"]["fetched"] > 0
+    sizes = queued.parameters["d4_float32"]
     assert 0 < sizes["host_rows"] < sizes["rows"]
     assert sizes["host_bytes"] == 16 * sizes["host_rows"]
     expected = restore_run(one.folder, slots=True).state

@@ -20,7 +20,7 @@ from jrec.train.mesh_batch import Parts
 from jrec.train.mesh_plan import dealt, plan_tables_of, planned_part
 from jrec.train.mesh_rows import based
 
-LAYOUT = mesh_runs.layout("planned", tt=False)
+LAYOUT = mesh_runs.layout(tt=False)
 STACK = LAYOUT.members[0]
 
 
@@ -105,9 +105,11 @@ def test_a_router_keeps_what_its_own_devices_need_and_shares_what_they_have_in_c
 
 
 def test_a_part_of_a_plan_keeps_its_rows_without_gaps():
-    tables = [TableConfig(name=n, rows=r, dim=8, tier="planned") for n, r in mesh_runs.SIZES.items()]
-    whole = EmbeddingLayout.build(tables, [FeatureConfig(name=t.name, table=t.name) for t in tables])
-    fewer = EmbeddingLayout.build(tables[1:3], [FeatureConfig(name=t.name, table=t.name) for t in tables[1:3]])
+    tables = [TableConfig(name=n, rows=r, dim=8) for n, r in mesh_runs.SIZES.items()]
+    whole = EmbeddingLayout.build(tables, [FeatureConfig(name=t.name, table=t.name) for t in tables], planned=True)
+    fewer = EmbeddingLayout.build(
+        tables[1:3], [FeatureConfig(name=t.name, table=t.name) for t in tables[1:3]], planned=True
+    )
     plan = dealt(whole, 3)
     part = planned_part(plan, fewer)
     assert part.shard_rows("d8_float32").sum() == sum(t.rows for t in tables[1:3])
@@ -137,8 +139,8 @@ def test_parts_put_together_are_the_batch():
 
 
 def test_padded_bags_are_cut_and_joined():
-    tables = [TableConfig(name=n, rows=50, dim=4, tier="planned") for n in "ab"]
-    layout = EmbeddingLayout.build(tables, [FeatureConfig(name=n, table=n) for n in "ab"])
+    tables = [TableConfig(name=n, rows=50, dim=4) for n in "ab"]
+    layout = EmbeddingLayout.build(tables, [FeatureConfig(name=n, table=n) for n in "ab"], planned=True)
     from jrec.data.packing import pack_batch
 
     ids = np.random.default_rng(0).integers(0, 50, (2, 12))
@@ -146,7 +148,7 @@ def test_padded_bags_are_cut_and_joined():
     part = gathered(layout, [(batch, 4, 10), (batch, 0, 1)])
     chosen = [*range(4, 10), 0]
     expected = np.concatenate([ids[0, chosen], ids[1, chosen] + 50])
-    np.testing.assert_array_equal(part.bags["planned_d4_float32"].ids[:, 0], expected)
+    np.testing.assert_array_equal(part.bags["d4_float32"].ids[:, 0], expected)
 
 
 def dealt_batch(devices, seed=0, number=0):

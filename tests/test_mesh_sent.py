@@ -17,14 +17,14 @@ from jrec.sharding.contents import shard_addresses
 from jrec.train.mesh_arrays import Shapes, stacked
 from jrec.train.mesh_batch import Parts, plan_routers, routed_part
 from jrec.train.mesh_forms import Forms, sending_bags, sending_features
-from jrec.train.mesh_plan import dealt, planned_stacks
+from jrec.train.mesh_plan import dealt
 from jrec.train.mesh_rows import based
 
 
 def padded_case(rng) -> tuple[EmbeddingLayout, Batch]:
     """Three one-hot features of two tables, some ids absent."""
-    tables = [TableConfig(name=n, rows=30, dim=4, dtype="bfloat16", tier="planned") for n in "ab"]
-    layout = EmbeddingLayout.build(tables, [FeatureConfig(name=n, table=n[0]) for n in ("a", "b", "b2")])
+    tables = [TableConfig(name=n, rows=30, dim=4, dtype="bfloat16") for n in "ab"]
+    layout = EmbeddingLayout.build(tables, [FeatureConfig(name=n, table=n[0]) for n in ("a", "b", "b2")], planned=True)
     columns = {n: np.minimum(rng.zipf(1.3, 24) - 1, 29) for n in ("a", "b", "b2")}
     batch = pack_batch(layout, {"label": np.zeros(20), **{n: c[:20] for n, c in columns.items()}}, batch_size=24)
     return layout, batch
@@ -32,7 +32,7 @@ def padded_case(rng) -> tuple[EmbeddingLayout, Batch]:
 
 def ragged_case(rng) -> tuple[EmbeddingLayout, Batch]:
     """Bags of all kinds, weighted, empty, and unpooled; ``rng`` numbers the batch."""
-    layout = mesh_runs.layout("planned", dtype="bfloat16", tt=False)
+    layout = mesh_runs.layout(dtype="bfloat16", tt=False)
     return layout, mesh_runs.batches(layout, 4)[int(rng.integers(4))]
 
 
@@ -56,7 +56,7 @@ def lookups_of(bags, bag_count):
 @pytest.mark.parametrize("seed", range(3))
 def test_every_lookup_is_sent_or_read_once(make, sends, seed):
     layout, batch = make(np.random.default_rng(seed))
-    (stack,) = planned_stacks(layout)
+    (stack,) = layout.planned_stacks
     forms = Forms(layout, "send")
     names = sorted(forms.send)
     send = forms.send if sends == "all" else frozenset(names[1:])
@@ -98,8 +98,8 @@ def test_every_lookup_is_sent_or_read_once(make, sends, seed):
 
 
 def test_sizes_of_what_is_sent_grow():
-    layout = mesh_runs.layout("planned", tt=False)
-    (stack,) = planned_stacks(layout)
+    layout = mesh_runs.layout(tt=False)
+    (stack,) = layout.planned_stacks
     plan, forms = some_plan(2, seed=0, replicate=0.2, tt=False), Forms(layout, "send")
     made = Parts(layout, plan, devices=range(2), first=0, count=2, cast=True, forms=forms)
     dealt = made(mesh_runs.batches(layout, 2)[0])
@@ -122,7 +122,7 @@ def test_sizes_of_what_is_sent_grow():
 def test_only_what_a_step_needs_is_in_its_batch():
     """No sent lookups where all features retrieve; no requests where all of them send."""
     layout, batch = padded_case(np.random.default_rng(0))
-    (stack,) = planned_stacks(layout)
+    (stack,) = layout.planned_stacks
     plan = dealt(layout, 2)
     for form in ("retrieve", "send"):
         forms = Forms(layout, form)

@@ -29,7 +29,7 @@ def layout_of(steps=STEPS, dim=DIM, tiers=None):
     tiers = tiers or {}
     shape = {t: jrec.TTShape.search(ROWS[t], dim, ranks=2) for t, tier in tiers.items() if tier == "tt"}
     tables = [
-        jrec.TableConfig(name=n, rows=r, dim=dim, tier=tiers.get(n, "device"), tt_shape=shape.get(n))
+        jrec.TableConfig(name=n, rows=r, dim=dim, tier=tiers.get(n, "sharded"), tt_shape=shape.get(n))
         for n, r in ROWS.items()
     ]
     lists = {"items": "item", "categories": "category"}

@@ -26,7 +26,7 @@ def layout_of(*, compressed=COMPRESSED, dtype="float32", pooling="sum"):
 
     def table(name, rows):
         shape = TTShape.search(rows, 8, ranks=5) if name in compressed else None
-        tier = "tt" if shape else "device"
+        tier = "tt" if shape else "sharded"
         return jrec.TableConfig(
             name=name, rows=rows, dim=8, dtype=dtype if shape else "float32", tier=tier, tt_shape=shape
         )
@@ -95,7 +95,7 @@ def twin_of_plain_tables(model, layout):
     nnx.update(twin, nnx.state(model, nnx.Param))
     rows = {}
     for stack in model.embeddings.layout.members:
-        if stack.tier == "tt":
+        if stack.compressed:
             rows[stack.tables[0].name] = tt_to_dense(model.embeddings.tt[stack.name].arrays(), stack.tt_shape)
         else:
             whole = model.embeddings.arrays()[stack.name]
@@ -148,7 +148,7 @@ def test_steps_on_cores_equal_autodiff_through_the_collection_and_optax():
     rows = ops.Adagrad(learning_rate=0.05, initial_accumulator=0.1, eps=1e-7)
     optimizer = SparseOptimizer(model, dense=optax.sgd(0.0), embedding=rows)
     reference = optax.adagrad(0.05)
-    stacks = {name: stack for name, stack in layout.stacks.items() if stack.tier == "tt"}
+    stacks = {name: stack for name, stack in layout.stacks.items() if stack.compressed}
     cores = {name: model.embeddings.tt[name].arrays() for name in stacks}
     state = reference.init(cores)
 

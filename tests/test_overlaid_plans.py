@@ -15,8 +15,8 @@ ROWS = {"a": 40, "b": 1, "c": 25}
 
 
 def layout():
-    tables = [TableConfig(name=name, rows=rows, dim=4, tier="planned") for name, rows in ROWS.items()]
-    return EmbeddingLayout.build(tables, [FeatureConfig(name=name, table=name) for name in ROWS])
+    tables = [TableConfig(name=name, rows=rows, dim=4) for name, rows in ROWS.items()]
+    return EmbeddingLayout.build(tables, [FeatureConfig(name=name, table=name) for name in ROWS], planned=True)
 
 
 @hypothesis.settings(max_examples=60, deadline=None)

@@ -126,7 +126,7 @@ def test_every_plan_that_is_written_opens_as_training_opens_it(planned, data, tm
         (("--batch-size", "50"), (), "50, which 4 devices cannot share equally"),
         (("--dim", "16"), (), "--dim is 16, but"),
         (("--dtype", "bfloat16"), (), "--dtype is bfloat16, but"),
-        (("--tt", "C3=2"), ("[tables.overrides.C3]", 'tier = "device"'), "tables.overrides.C3.tier = 'device'"),
+        (("--tt", "C3=2"), ("[tables.overrides.C3]", 'tier = "sharded"'), "tables.overrides.C3.tier = 'sharded'"),
         ((), ("[tables]", 'tier = "host"'), "nothing of it would be used"),
         (("--tables-on", "0"), ("[tables.overrides.C3]", 'tier = "host"'), None),
         ((), ("[tables.overrides.C3]", 'tier = "host"'), None),
@@ -146,6 +146,8 @@ def test_a_plan_of_which_nothing_would_be_used_is_refused(planned, data, tmp_pat
     opened(data, tmp_path / "run.toml", out, "tables.overrides.C3.tier=host")  # of the other tables it is used
     with pytest.raises(ConfigError, match="nothing of it would be used"):
         opened(data, tmp_path / "run.toml", out, "tables.tier=host")
+    with pytest.raises(ConfigError, match="nothing of it would be used"):
+        opened(data, tmp_path / "run.toml", out, "tables.tier=replicated")
     with pytest.raises(PlanError, match="is for 4 devices, but the mesh has 2"):
         opened(data, tmp_path / "run.toml", out, "tables.tier=host", "mesh.devices=2")
     planned("--for", "inference")
@@ -167,10 +169,11 @@ def test_a_plan_of_cores_alone_is_used(planned, data, tmp_path):
         opened(data, tmp_path / "run.toml", out, "mesh.devices=2")
 
 
-def test_without_a_plan_tables_in_host_memory_are_there_on_a_mesh(data, tmp_path, planned):
-    config = load_config(tmp_path / "run.toml", ["tables.tier=host", "mesh.devices=4"])
+@pytest.mark.parametrize("tier", ["host", "replicated"])
+def test_without_a_plan_tables_are_where_their_tier_says_on_a_mesh(data, tmp_path, planned, tier):
+    config = load_config(tmp_path / "run.toml", [f"tables.tier={tier}", "mesh.devices=4"])
     schema = Schema.load(data)
     found = run_plan(config, schema, build_layout(config, schema), {})
-    assert found.rows_in("host") == sum(t.rows for t in found.tables) > 0
+    assert found.rows_in(tier) == sum(t.rows for t in found.tables) > 0
     assert found.devices == 4
     assert dataclasses.asdict(config.mesh)["devices"] == 4

@@ -111,8 +111,8 @@ def test_the_shell_says_why_a_plan_is_refused(configure, dataset, tmp_path, caps
 def dealt_again(plan, devices):
     from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 
-    tables = [TableConfig(name=t.name, rows=t.rows, dim=t.dim, tier="planned") for t in plan.tables]
-    layout = EmbeddingLayout.build(tables, [FeatureConfig(name=t.name, table=t.name) for t in tables])
+    tables = [TableConfig(name=t.name, rows=t.rows, dim=t.dim) for t in plan.tables]
+    layout = EmbeddingLayout.build(tables, [FeatureConfig(name=t.name, table=t.name) for t in tables], planned=True)
     return dealt(layout, devices)
 
 
@@ -124,7 +124,7 @@ def test_initial_rows_are_those_of_one_device():
     from jrec.train.mesh_rows import initial_rows
     from jrec.train.mesh_table import whole_stack
 
-    layout, plan = mesh_runs.layout("planned"), some_plan(4, seed=0, replicate=0.3)
+    layout, plan = mesh_runs.layout(), some_plan(4, seed=0, replicate=0.3)
     key = nnx.Rngs(params=0).params()
     mesh = Mesh(np.array(jax.devices()[:4]), ("devices",))
     rows = initial_rows(layout, plan, mesh, key, OPTIMIZERS["adam"])

@@ -45,7 +45,7 @@ def placed(tables, **model):
         ({"tt": {"min_rows": 30_000}}, {"user", "item"}),
         ({"tt": {"min_rows": 30_001}}, {"user"}),
         ({"tt": {"largest": 1, "min_rows": 30_000}}, {"user", "item"}),
-        ({"tt": {"largest": 1}, "overrides": {"user": {"tier": "device"}}}, set()),
+        ({"tt": {"largest": 1}, "overrides": {"user": {"tier": "sharded"}}}, set()),
         ({"tt": {"rank": 4}, "overrides": {"item": {"tier": "tt"}}}, {"item"}),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_selected_table_takes_at_most_the_ranks_it_needs_and_says_so():
 
 def test_a_selected_table_whose_cores_are_no_smaller_stays_whole_and_says_so():
     tables, notes = placed({"tt": {"rank": 8, "largest": 4}})
-    assert tables["tiny"].tier == "device"
+    assert tables["tiny"].tier == "sharded"
     assert "stays whole: cores of ranks" in notes["tiny"]
     assert tables["country"].tier == "tt"
 
@@ -99,11 +99,11 @@ def test_the_first_rows_of_tensor_train_tables_stay_whole_where_that_is_asked_fo
     rules = {"tt": {"largest": 2, "rank": 4, "whole_rows": 500}, "overrides": {"item": {"whole_rows": 0}}}
     found, notes = parts(rules, table_dtype="bfloat16")
     assert found == {
-        ("country", "device"): (0, 200, 200),
-        ("user", "device"): (0, 500, 100_000),
+        ("country", "sharded"): (0, 200, 200),
+        ("user", "sharded"): (0, 500, 100_000),
         ("user", "tt"): (500, 99_500, 100_000),
         ("item", "tt"): (0, 30_000, 30_000),
-        ("tiny", "device"): (0, 3, 3),
+        ("tiny", "sharded"): (0, 3, 3),
     }
     assert not notes
     layout = build_layout(config(rules), schema())
@@ -116,7 +116,7 @@ def test_the_first_rows_of_tensor_train_tables_stay_whole_where_that_is_asked_fo
 
 def test_a_selected_table_that_whole_rows_leave_too_little_of_stays_whole_and_says_so():
     found, notes = parts({"tt": {"largest": 4, "rank": 8, "whole_rows": 190}})
-    assert found["country", "device"] == (0, 200, 200)
+    assert found["country", "sharded"] == (0, 200, 200)
     assert "stays whole: cores of ranks [" in notes["country"]
     assert "its rows from 190 on have 160" in notes["country"]
     assert "stays whole: tables.tt.whole_rows is 190, and it has 3 rows" in notes["tiny"]
@@ -139,13 +139,13 @@ def test_a_selected_table_that_whole_rows_leave_too_little_of_stays_whole_and_sa
             {"overrides": {"user": {"tier": "tt", "row_factors": [10, 10], "dim_factors": [4, 4]}}},
             ["tables.overrides.user", "hold 100 rows, but the table has 100,000"],
         ),
-        ({"overrides": {"user": {"tier": "device", "rank": 8}}}, ["user.rank shapes", "tier is 'device'"]),
+        ({"overrides": {"user": {"tier": "sharded", "rank": 8}}}, ["user.rank shapes", "tier is 'sharded'"]),
         ({"overrides": {"user": {"rank": 8, "ranks": [8, 8]}}}, ["user.rank is 8 and", "ranks is [8, 8]; set one"]),
         ({"overrides": {"user": {"row_factors": [400, 400]}}}, ["row_factors is set alone"]),
         ({"tt": {"cache": {"rows": 5, "fraction": 0.1}}}, ["cache.rows is 5", "fraction 0.1; set one"]),
         (
-            {"overrides": {"user": {"tier": "device", "whole_rows": 8}}},
-            ["user.whole_rows = 8 keeps", "user.tier is 'device'"],
+            {"overrides": {"user": {"tier": "sharded", "whole_rows": 8}}},
+            ["user.whole_rows = 8 keeps", "user.tier is 'sharded'"],
         ),
         (
             {"overrides": {"tiny": {"tier": "tt", "whole_rows": 3}}},
@@ -221,7 +221,7 @@ def test_a_table_in_parts_is_described_as_one():
     assert list(described) == [n for n in ROWS if n != "unread"]
     shape = TTShape.search(99_000, 16, ranks=8)
     user = described["user"]
-    assert (user["tier"], user["rows"], user["whole_rows"], user["whole_tier"]) == ("tt", 100_000, 1000, "device")
+    assert (user["tier"], user["rows"], user["whole_rows"], user["whole_tier"]) == ("tt", 100_000, 1000, "sharded")
     assert user["parameters"] == 16_000 + shape.num_parameters + 160
     assert user["bytes"] == 4 * 16_000 + 2 * shape.num_parameters + 4 * 160
     assert user["compression"] == pytest.approx(1_600_000 / user["parameters"])

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def test_blank_parts_have_no_lookups():
-    layout = mesh_runs.layout("planned")
+    layout = mesh_runs.layout()
     (batch,) = mesh_runs.batches(layout, 1)
     part = blank(layout, batch, 5)
     assert part.dense.shape == (5, 3)
@@ -96,7 +96,7 @@ def test_what_such_a_plan_cannot_train_is_refused(configure, apart, overrides, s
 
 
 def test_processes_need_equal_numbers_of_devices_that_compute(configure):
-    layout, plan, config = mesh_runs.layout("planned"), plan_apart(MIDDLE), configure("mesh.devices=4")
+    layout, plan, config = mesh_runs.layout(), plan_apart(MIDDLE), configure("mesh.devices=4")
     check_sharing(config, layout, plan, [0, 0, 1, 1], training=True)
     with pytest.raises(ConfigError, match=r"of the 2 processes 0, 2 compute.*equal number of devices of every process"):
         check_sharing(config, layout, plan, [0, 1, 1, 0], training=True)

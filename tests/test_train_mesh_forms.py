@@ -16,7 +16,6 @@ from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.mesh_batch import Parts
 from jrec.train.mesh_forms import Forms, poolable
-from jrec.train.mesh_plan import planned_stacks
 from jrec.train.mesh_rows import based
 from jrec.train.mesh_setup import open_mesh
 from jrec.train.report.logs import FORMS, METRICS_FILE, read_records
@@ -28,7 +27,7 @@ FORMS_OF_RUNS = ("retrieve", "send", "auto")
 
 def test_forms_are_chosen_by_bytes():
     """Bags of many ids that hardly repeat are sent; one-hot features and ids that repeat are not."""
-    layout = mesh_runs.layout("planned", tt=False)
+    layout = mesh_runs.layout(tt=False)
     plan = some_plan(2, tt=False)
     parts = Parts(layout, plan, devices=range(2), first=0, count=2, cast=True)
     cut = [parts(batch).parts for batch in mesh_runs.batches(layout, 4)]
@@ -36,7 +35,7 @@ def test_forms_are_chosen_by_bytes():
     assert not forms.decided
     forms.decide(cut, range(2))
     assert forms.decided
-    stack = planned_stacks(layout)[0]
+    stack = layout.planned_stacks[0]
     features = {f.config.name for f in poolable(stack)}
     assert features == {"site", "user", "item", "word"}
     for table in forms.tables:

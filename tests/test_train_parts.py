@@ -70,7 +70,7 @@ def test_a_plan_says_which_rows_are_whole_and_where_they_live(configure, dataset
     assert planned_trains(load_plan(path)) == {"C7": PlannedTrain(rank=3, first_row=FROM)}
     config = configure("mesh.devices=2", f"plan={path!r}")
     layout = build_layout(config, schema)
-    (head,) = [t for t in layout.stacks["planned_d8_float32"].tables if t.name == "C7"]
+    (head,) = [t for t in layout.stacks["d8_float32"].tables if t.name == "C7"]
     assert (head.rows, layout.stacks["tt_C7"].tables[0].first_row) == (FROM, FROM)
     held = run_plan(config, schema, layout, {"mu": "element", "nu": "element"})
     assert held.tables == plan_tables_of(layout, {"mu": "element", "nu": "element"})
@@ -96,7 +96,7 @@ def test_a_plan_says_which_rows_are_whole_and_where_they_live(configure, dataset
         (FROM, "{C7={tier='tt', rank=3}}", r"rows 40 and on in cores, but by \[tables\] its first 0 rows are whole"),
         (0, "{C7={tier='tt', rank=3, whole_rows=40}}", r"rows 0 and on in cores, but .* first 40 rows"),
         (FROM, "{C6={tier='tt', rank=3, whole_rows=40}}", r"table 'C6' no row in cores, but .* first 40 rows"),
-        (FROM, "{C7={tier='device'}}", r"puts table 'C7' into .* cores, but tables.overrides.C7.tier says otherwise"),
+        (FROM, "{C7={tier='sharded'}}", r"puts table 'C7' into .* cores, but tables.overrides.C7.tier says otherwise"),
     ],
 )
 def test_a_plan_and_a_configuration_that_disagree_are_refused(configure, dataset, tmp_path, first_row, override, says):
@@ -140,7 +140,7 @@ def test_a_run_learns_resumes_to_the_same_bits_and_is_evaluated_and_reported(con
     assert cli.main(["eval", str(outcome.folder), str(config.data.path), "--out", str(report)]) == 0
     content = json.loads((report / "metrics.json").read_text())
     assert f"the first {FROM} whole, the others as a tensor train" in summary(content)
-    assert content["tables"]["C7"]["whole_tier"] == "device"
+    assert content["tables"]["C7"]["whole_tier"] == "sharded"
     stored = sum(of["parameters"] for name, of in content["parameters"].items() if name not in ("dense", "total"))
     assert content["tables_total"]["parameters"] == stored
 

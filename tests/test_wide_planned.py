@@ -76,8 +76,8 @@ def ranged(plan, name, ranges):
 
 
 def wide_layout():
-    tables = [TableConfig(name="t", rows=ROWS, dim=4, tier="planned")]
-    return EmbeddingLayout.build(tables, [FeatureConfig(name="f", table="t")])
+    tables = [TableConfig(name="t", rows=ROWS, dim=4)]
+    return EmbeddingLayout.build(tables, [FeatureConfig(name="f", table="t")], planned=True)
 
 
 def wide_plan():
@@ -110,8 +110,8 @@ def test_rows_are_routed_as_the_plan_says():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_devices_make_the_first_values_of_wide_rows(dtype):
-    tables = [TableConfig(name="t", rows=ROWS, dim=4, tier="planned", dtype=dtype)]
-    layout, plan = EmbeddingLayout.build(tables, [FeatureConfig(name="f", table="t")]), wide_plan()
+    tables = [TableConfig(name="t", rows=ROWS, dim=4, dtype=dtype)]
+    layout, plan = EmbeddingLayout.build(tables, [FeatureConfig(name="f", table="t")], planned=True), wide_plan()
     [stack] = layout.members
     plan = dataclasses.replace(plan, tables=tuple(dataclasses.replace(t, dtype=dtype) for t in plan.tables))
     mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("devices",))

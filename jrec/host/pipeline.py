@@ -83,7 +83,7 @@ class HostPipeline:
         step is taken. The pipeline reads ahead of the steps. With a ``preparation`` it yields that one's items in place
         of batches.
       layout: The batches' layout.
-      tables: By stack, the rows of every stack of tier "host" and of every stack that a plan keeps partly there.
+      tables: By stack, the rows of every stack that lies there and of every stack that a plan keeps partly there.
       queue: How many batches may be between gather and store; 1 is sequential.
       cached: How many batches' rows the device keeps, at least ``queue - 1``; None for ``queue``.
       device: The device to compute on; None for JAX's first.
@@ -109,8 +109,8 @@ class HostPipeline:
         timeline: Timeline | None = None,
         preparation: Preparation | None = None,
     ):
-        stacks = {stack.name: stack for stack in layout.members if stack.tier == "host"}
-        partly = {stack.name for stack in layout.members if stack.tier == "planned"}
+        stacks = {stack.name: stack for stack in layout.host_stacks}
+        partly = {stack.name for stack in layout.planned_stacks}
         if stacks.keys() != tables.keys() - partly:
             raise ValueError(f"the layout's host stacks are {sorted(stacks)}, but the tables are {sorted(tables)}")
         if queue < 1:

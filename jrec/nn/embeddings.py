@@ -16,7 +16,7 @@ from jrec.mesh.step import StepOptions
 from jrec.nn.tt_stack import TTOptions, TTStack
 from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation
-from jrec.ops.layout import EmbeddingLayout, Stack, plan_name
+from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.lookup import init_slots, rows_left_out
 from jrec.ops.row_init import init_rows, init_stack_rows, is_threefry
 from jrec.ops.storage import pad, padded_dim
@@ -34,9 +34,9 @@ class Table(nnx.Variable):
 class EmbeddingCollection(nnx.Module):
     """All embedding tables of a model, each in its tier: whole on the device, or as the cores of a tensor train.
 
-    A table of tier "device" starts uniform in ±1/sqrt(rows), as in the reference DLRM; one of tier "tt" starts as
+    An uncompressed table starts uniform in ±1/sqrt(rows), as in the reference DLRM; one of tier "tt" starts as
     ``tt_init`` draws it. The first part of a table in parts starts with the same rows as the whole table would.
-    Rows of tiers "host" and "planned" are not in here: a step is given their stores (``jrec.nn.step``).
+    Rows of tier "host", and those that a plan places, are not in here: a step is given their stores (``jrec.nn.step``).
 
     Args:
       layout: The tables and features.
@@ -68,12 +68,10 @@ class EmbeddingCollection(nnx.Module):
         self.implementation: Implementation | None = implementation
         self.pad_rows = implementation == "pallas" if pad_rows is None else pad_rows
         key = rngs.params() if key is None else key
-        whole = [stack for stack in layout.members if stack.tier == "device"]
+        whole = layout.device_stacks
         self.stacks = nnx.Dict({s.name: Table(init_stack(s, key, pad_rows=self.pad_rows)) for s in whole})
         options = TTOptions() if tt is None else tt
-        self.tt = nnx.Dict(
-            {stack.name: TTStack(stack, key, options=options) for stack in layout.members if stack.tier == "tt"}
-        )
+        self.tt = nnx.Dict({stack.name: TTStack(stack, key, options=options) for stack in layout.tt_stacks})
 
     def arrays(self) -> dict[str, jax.Array]:
         """The device's stacks as they are stored: plain arrays, (rows, dim or more) by name; see ``dims``."""
@@ -155,18 +153,18 @@ class EmbeddingCollection(nnx.Module):
           rounding_key: (2,) uint32, a new one for every step; see ``apply_gradients``.
           communication: The other devices, inside ``shard_map``; None on a single one.
         """
-        names = sorted(plan_name(stack) for stack in self.layout.members if stack.tier != "tt")
+        names = sorted(stack.name for stack in self.layout.members if not stack.compressed)
         contexts = {}
         for name, stack in self.layout.stacks.items():
             key = rounding_key
             if key is not None:
-                number = zlib.crc32(name.encode()) if stack.tier == "tt" else names.index(plan_name(stack))
+                number = zlib.crc32(name.encode()) if stack.compressed else names.index(name)
                 key = rounding.derived_key(key, number)
             options = StepOptions(step=step, rounding_key=key, implementation=self.implementation)
             contexts[name] = Context(
                 options=options,
                 optimizer=optimizer_of(optimizer, name),
-                cores=optimizer_of(cores, name) if stack.tier == "tt" else None,
+                cores=optimizer_of(cores, name) if stack.compressed else None,
                 pad_rows=self.pad_rows,
                 communication=communication,
             )
@@ -313,7 +311,7 @@ def init_stack(stack: Stack, key: jax.Array, *, pad_rows: bool = False) -> jax.A
     Keys of another generator than Threefry draw the rows of each table at once, which takes several times their memory.
 
     Args:
-      stack: The stack, of tier "device".
+      stack: The stack, uncompressed.
       key: The key of the model's tables.
       pad_rows: Whether zeros follow each row up to a multiple of 16 bytes.
 

@@ -86,7 +86,7 @@ class SparseOptimizer(nnx.Module):
         self.embedding = embedding
         stacks = model.embeddings.layout.members
         self._rows = _by_stack(stacks, embedding, tables, "tables")
-        trains = [stack for stack in stacks if stack.tier == "tt"]
+        trains = [stack for stack in stacks if stack.compressed]
         own = {table.name: self.of(stack.name) for stack in trains for table in stack.tables}
         named = {name: cores for name in own if name not in tables} if isinstance(cores, RowOptimizer) else cores or {}
         self._cores = _by_stack(trains, embedding, {**own, **named}, "cores")

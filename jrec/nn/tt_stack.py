@@ -47,14 +47,14 @@ class TTStack(nnx.Module):
     Outside a collection use ``TTEmbeddingBag``, which has gradients and takes any optax optimizer.
 
     Args:
-      stack: The stack, of tier "tt".
+      stack: The stack, a tensor-train table.
       key: The key of the collection's initial parameters; the cores follow from it and the table's name.
       options: See ``TTOptions``.
     """
 
     def __init__(self, stack: Stack, key: jax.Array, *, options: TTOptions):
         if stack.tt_shape is None:
-            raise ValueError(f"stack {stack.name} is of tier {stack.tier!r}, not a tensor-train table")
+            raise ValueError(f"stack {stack.name} is uncompressed, not a tensor-train table")
         table = stack.tables[0].name
         self.shape: TTShape = stack.tt_shape
         cores = tt_init(self.shape, table_key(key, table), initializer=options.initializer, dtype=stack.dtype)

@@ -1,7 +1,8 @@
-"""How tables are stacked: one array per (tier, dim, dtype, group), so that alike tables go through one kernel launch.
+"""How tables are stacked: one array per (place, dim, dtype, group), so that alike tables go through one kernel launch.
 
-Tables of equal tier, dim, dtype and group lie one below the other in a stack; table ``t`` starts at row ``base`` of it,
-and the *address* of its row ``i`` is ``base + i``. A tensor-train table has cores of its own and is a stack of its own.
+Tables of equal dim, dtype and group that live in one place lie one below the other in a stack; table ``t`` starts at
+row ``base`` of it, and the *address* of its row ``i`` is ``base + i``. A tensor-train table has cores of its own and is
+a stack of its own.
 The bags of a stack are *feature-major*: all bags of the first feature, then all of the second. Features follow the
 order of their tables, so the address ranges of successive tables ascend and the cast of a stack is the concatenation
 of its tables' casts.
@@ -23,7 +24,7 @@ import numpy as np
 
 from jrec.ops.tt.shape import MAX_ROWS, TTShape
 
-Tier = Literal["device", "tt", "host", "planned"]
+Tier = Literal["sharded", "replicated", "host", "tt"]
 TIERS: tuple[str, ...] = get_args(Tier)
 Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
@@ -36,8 +37,9 @@ MAX_TABLE_ROWS = 2**32 - 1
 class TableConfig:
     """One embedding table: ``rows`` vectors of ``dim`` elements of ``dtype``.
 
-    Its ``tier`` says where the rows live: whole on the "device", as tensor-train cores of ``tt_shape`` ("tt"), in
-    "host" memory, or each row where a plan for several devices says ("planned").
+    Its ``tier`` says where the rows live, in the words of plans: each on one of the devices ("sharded"), each on every
+    device ("replicated"; with one device there is no difference), in memory of the "host", or as tensor-train cores of
+    ``tt_shape`` ("tt"). A plan may place single rows of an uncompressed table elsewhere.
 
     A stack has one row optimizer. Tables that are trained by another one than the rest, or not at all, have a ``group``
     of their own, any text, and so are in another stack (``jrec.nn.SparseOptimizer``).
@@ -54,7 +56,7 @@ class TableConfig:
     rows: int
     dim: int
     dtype: str = "float32"
-    tier: Tier = "device"
+    tier: Tier = "sharded"
     tt_shape: TTShape | None = None
     group: str = ""
     first_row: int = 0
@@ -180,9 +182,9 @@ class StackedFeature:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Tables of one (tier, dim, dtype, group), and the features that read them, feature-major.
+    """Tables of one (place, dim, dtype, group), and the features that read them, feature-major.
 
-    On the device a stack is one array of (rows, dim); of tier "tt" it is one table.
+    On a device a stack is one array of (rows, dim); a stack of tensor-train cores is one table.
     """
 
     name: str
@@ -194,14 +196,14 @@ class Stack:
     features: tuple[StackedFeature, ...]
 
     @property
-    def tier(self) -> Tier:
-        """Where the rows live."""
-        return self.tables[0].tier
+    def tt_shape(self) -> TTShape | None:
+        """The shape of a tensor-train table, None of uncompressed ones."""
+        return self.tables[0].tt_shape
 
     @property
-    def tt_shape(self) -> TTShape | None:
-        """The shape of a tensor-train table, None of other tiers."""
-        return self.tables[0].tt_shape
+    def compressed(self) -> bool:
+        """Whether the stack is a tensor-train table."""
+        return self.tt_shape is not None
 
     @property
     def address_dtype(self) -> np.dtype:
@@ -257,15 +259,39 @@ class EmbeddingLayout:
       members: The stacks.
       order: The features' names in the order of their tables, whatever stacks these are in: what a model computes from
         features in this order does not depend on the tiers.
+      planned: Whether a plan places every uncompressed row, over devices and host memory; a table's tier then holds for
+        the rows that the plan does not have.
     """
 
     members: tuple[Stack, ...]
     order: tuple[str, ...]
+    planned: bool = False
 
     @functools.cached_property
     def stacks(self) -> Mapping[str, Stack]:
         """The stacks by name."""
         return types.MappingProxyType({stack.name: stack for stack in self.members})
+
+    @functools.cached_property
+    def tt_stacks(self) -> tuple[Stack, ...]:
+        """The tensor-train tables; every device has their cores."""
+        return tuple(stack for stack in self.members if stack.compressed)
+
+    @functools.cached_property
+    def planned_stacks(self) -> tuple[Stack, ...]:
+        """The stacks whose rows a plan places."""
+        return tuple(stack for stack in self.members if self.planned and not stack.compressed)
+
+    @functools.cached_property
+    def host_stacks(self) -> tuple[Stack, ...]:
+        """The stacks that lie in host memory as a whole, without a plan."""
+        return tuple(s for s in self.members if not self.planned and s.tables[0].tier == "host")
+
+    @functools.cached_property
+    def device_stacks(self) -> tuple[Stack, ...]:
+        """The stacks that lie on the device as a whole, without a plan: a model holds their rows."""
+        elsewhere = {stack.name for stack in (*self.tt_stacks, *self.planned_stacks, *self.host_stacks)}
+        return tuple(stack for stack in self.members if stack.name not in elsewhere)
 
     @functools.cached_property
     def places(self) -> Mapping[str, tuple[tuple[Stack, int], ...]]:
@@ -285,11 +311,19 @@ class EmbeddingLayout:
         return tuple((placed[0][0].features[placed[0][1]].config, placed[0][0].dim) for placed in self.places.values())
 
     @staticmethod
-    def build(tables: Iterable[TableConfig], features: Iterable[FeatureConfig]) -> EmbeddingLayout:
-        """Stacks tables of one (tier, dim, dtype, group) in their given order; places every feature behind its table.
+    def build(
+        tables: Iterable[TableConfig], features: Iterable[FeatureConfig], *, planned: bool = False
+    ) -> EmbeddingLayout:
+        """Stacks tables of one (place, dim, dtype, group) in their given order; places each feature behind its table.
 
         Where int32 addresses do not reach all rows, tables are in several stacks, the second called "d16_float32_2".
-        The stack of tables of group "slow" is called "d16_float32@slow".
+        The stack of tables of group "slow" is called "d16_float32@slow", that of tables in host memory
+        "host_d16_float32".
+
+        Args:
+          tables: The tables.
+          features: The features that read them.
+          planned: Whether a plan places the rows, so that tables of any tier share a stack.
 
         Raises:
           ValueError: On duplicate names, parts that do not make a table, a feature of an unknown table, a table that no
@@ -310,10 +344,11 @@ class EmbeddingLayout:
             readers[feature.table].append(feature)
         if unread := [name for name, who in readers.items() if not who]:
             raise ValueError(f"no feature reads table(s) {', '.join(unread)}; remove them or add a feature")
-        groups = _groups(tables)
+        groups = _groups(tables, planned=planned)
         return EmbeddingLayout(
             members=tuple(_stack(name, group, readers) for name, group in groups.items()),
             order=tuple(feature.name for table in firsts for feature in readers[table.name]),
+            planned=planned,
         )
 
 
@@ -338,17 +373,17 @@ def _check_parts(tables: tuple[TableConfig, ...]) -> None:
                 )
 
 
-def _groups(tables: Iterable[TableConfig]) -> dict[str, list[TableConfig]]:
+def _groups(tables: Iterable[TableConfig], *, planned: bool) -> dict[str, list[TableConfig]]:
     """The tables of each stack, by name."""
     groups: dict[str, list[TableConfig]] = {}
     current: dict[str, tuple[str, int, int]] = {}  # by kind, the stack in the making: its name, number and rows
     for table in tables:
-        kind = _stack_name(table)
-        if table.rows >= MAX_ROWS and table.tier not in ("host", "planned"):
+        kind = _stack_name(table, planned=planned)
+        if table.rows >= MAX_ROWS and (table.tier == "tt" or not (planned or table.tier == "host")):
             raise ValueError(
                 f"table {table.name!r} of tier {table.tier!r} has {table.rows:,} rows, but int32 addresses reach"
                 f" {MAX_ROWS - 1:,}; hash its ids to fewer rows, keep it in host memory (tier 'host'), or spread its"
-                " rows over several devices (mesh.devices; tier 'planned' in code)"
+                " rows over several devices (mesh.devices; planned=True in code)"
             )
         name, number, rows = current.get(kind, (kind, 1, 0))
         if rows and rows + table.rows >= MAX_ROWS:
@@ -359,11 +394,11 @@ def _groups(tables: Iterable[TableConfig]) -> dict[str, list[TableConfig]]:
     return groups
 
 
-def _stack_name(table: TableConfig) -> str:
+def _stack_name(table: TableConfig, *, planned: bool) -> str:
     if table.tier == "tt":
         return f"tt_{table.name}"
     kind = f"d{table.dim}_{table.dtype}" + (f"@{table.group}" if table.group else "")
-    return kind if table.tier == "device" else f"{table.tier}_{kind}"
+    return f"host_{kind}" if table.tier == "host" and not planned else kind
 
 
 def _stack(name: str, tables: list[TableConfig], readers: Mapping[str, list[FeatureConfig]]) -> Stack:
@@ -392,12 +427,3 @@ def _stack(name: str, tables: list[TableConfig], readers: Mapping[str, list[Feat
         bases=tuple(bases),
         features=tuple(features),
     )
-
-
-PLANNED = "planned_"
-"""What the name of a planned stack begins with; the rest is its name in a plan, and in a layout of one device."""
-
-
-def plan_name(stack: Stack | str) -> str:
-    """What a plan calls a planned stack of a layout; a layout of one device calls it so, too."""
-    return (stack if isinstance(stack, str) else stack.name).removeprefix(PLANNED)

@@ -49,7 +49,7 @@ def classes_of(
 
     classes = [CAST]
     for stack in layout.members:
-        if stack.tier == "tt":
+        if stack.compressed:
             for table in stack.tables:
                 assert table.tt_shape is not None
                 classes += _of_cores(table.tt_shape)

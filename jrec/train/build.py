@@ -38,7 +38,7 @@ def build_layout(config: TrainConfig, schema: Schema) -> EmbeddingLayout:
         )
     with value_errors_are_config_errors("the dataset's tables do not fit the model"):
         features = [_feature(config.model, f) for f in schema.categorical]
-        return EmbeddingLayout.build(plan_tables(config, schema).tables, features)
+        return EmbeddingLayout.build(plan_tables(config, schema).tables, features, planned=config.planned)
 
 
 def _feature(config: ModelConfig, feature: CategoricalFeature) -> FeatureConfig:
@@ -101,7 +101,7 @@ def build_optimizer(config: TrainConfig, model: DLRM | TBSM, total_steps: int) -
             groups[group] = None if trained is None else trained.build(schedule)
         if trained is not None:
             own_cores[table] = _of_cores(trained, tt, own_keys=own.given()).build(schedule)
-    trains = [t.name for stack in model.embeddings.layout.members if stack.tier == "tt" for t in stack.tables]
+    trains = [stack.tables[0].name for stack in model.embeddings.layout.tt_stacks]
     return SparseOptimizer(
         model,
         dense=config.optimizer.build(factor),
@@ -205,11 +205,11 @@ def parameter_counts(model: DLRM | TBSM) -> dict[str, dict[str, Any]]:
         arrays = [*stack.arrays(), *(x.get_value() for kind, x in stack.cached.items() if kind == "rows")]
         rows = stack.shape.rows
         counts[name] = {"parameters": sum(x.size for x in arrays), "bytes": _bytes(arrays), "rows": rows}
-    for stack in model.embeddings.layout.members:
-        if stack.tier in ("host", "planned"):
-            parameters = stack.rows * stack.dim
-            size = jax.numpy.dtype(stack.dtype).itemsize
-            counts[stack.name] = {"parameters": parameters, "bytes": size * parameters, "rows": stack.rows}
+    layout = model.embeddings.layout
+    for stack in (*layout.host_stacks, *layout.planned_stacks):
+        parameters = stack.rows * stack.dim
+        size = jax.numpy.dtype(stack.dtype).itemsize
+        counts[stack.name] = {"parameters": parameters, "bytes": size * parameters, "rows": stack.rows}
     return counts
 
 

@@ -51,11 +51,7 @@ def device_rows(
     def slots(stack: str) -> Mapping[str, SlotShape]:
         return {} if (own := optimizer_of(optimizer, stack)) is None else own.slots
 
-    return {
-        stack.name: DeviceRows(stack, slots(stack.name), arrays(stack.name))
-        for stack in layout.members
-        if stack.tier == "device"
-    }
+    return {stack.name: DeviceRows(stack, slots(stack.name), arrays(stack.name)) for stack in layout.device_stacks}
 
 
 def before_step(rows: Mapping[str, DeviceRows], batch: Batch) -> None:
@@ -79,7 +75,7 @@ def dense_arrays(state: Any, progress: Mapping[str, np.ndarray], layout: Embeddi
 
 def core_arrays(layout: EmbeddingLayout, table: str, cores: Sequence[Any]) -> dict[str, Any]:
     """The cores of a tensor-train table as ``dense_arrays`` names them."""
-    stack = next(s.name for s in layout.members if s.tier == "tt" and s.tables[0].name == table)
+    stack = next(s.name for s in layout.tt_stacks if s.tables[0].name == table)
     return {f"{_STATE}0.embeddings.tt.{stack}.cores.{k}.value": core for k, core in enumerate(cores)}
 
 
@@ -132,7 +128,7 @@ def _row_array(keys: tuple[Any, ...], variable: Any, layout: EmbeddingLayout) ->
         return None
     *_, before, last = (jax.tree_util.keystr((key,), simple=True) for key in keys)
     stack, array = (last, VALUES) if isinstance(variable, Table) else (before, last)
-    return (stack, array) if layout.stacks[stack].tier == "device" else None
+    return (stack, array) if layout.stacks[stack] in layout.device_stacks else None
 
 
 def _rows(saved: Saved, layout: EmbeddingLayout, name: str, array: str, like: Any) -> jax.Array:

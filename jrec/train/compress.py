@@ -304,7 +304,7 @@ def _write(run: OpenedRun, config: TrainConfig, trains: Mapping[str, Sequence[ja
     tables = dataclasses.replace(run.config.tables, overrides={**run.config.tables.overrides, **overrides})
     alone = dataclasses.replace(run.config, tables=tables)  # whatever the devices that trained
     layout = build_layout(alone, run.schema)
-    uncompressed = {t.name: t.rows for stack in layout.members for t in stack.tables if stack.tier != "tt"}
+    uncompressed = {t.name: t.rows for stack in layout.members for t in stack.tables if not stack.compressed}
     with run.reading():
         learned = run.saved.arrays()
     for name, cores in trains.items():

@@ -13,7 +13,7 @@ from jrec.train.config import TrainConfig
 
 
 def host_tables(config: TrainConfig, layout: EmbeddingLayout, optimizer: RowOptimizers | None) -> dict[str, HostTable]:
-    """The initial rows of every stack of tier "host": bit-identical to the same run's rows on the device.
+    """The initial rows of every stack in host memory: bit-identical to the same run's rows on the device.
 
     Args:
       config: The run's configuration.
@@ -23,7 +23,9 @@ def host_tables(config: TrainConfig, layout: EmbeddingLayout, optimizer: RowOpti
     Raises:
       ConfigError: If memory or ``tables.host.folder`` cannot hold them.
     """
-    stacks = [stack for stack in layout.members if stack.tier == "host"]
     host, none = config.tables.host, SGD(learning_rate=0.0)
     options: dict[str, Any] = {"folder": host.folder or None, "threads": host.threads or None}
-    return {s.name: HostTable(s, optimizer_of(optimizer, s.name) or none, table_key(config), **options) for s in stacks}
+    return {
+        s.name: HostTable(s, optimizer_of(optimizer, s.name) or none, table_key(config), **options)
+        for s in layout.host_stacks
+    }

@@ -18,7 +18,7 @@ from jrec.batch import Batch
 from jrec.host.pipeline_batch import BatchRows
 from jrec.host.ring import bucket
 from jrec.mesh.route import AXIS, Picks, Route
-from jrec.ops.layout import EmbeddingLayout, Stack, plan_name
+from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
 from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed
@@ -138,15 +138,15 @@ class Shapes:
     ):
         self._each = plan.devices // processes
         self.plan, self.examples, self._headroom, self.send, self._hot = plan, examples, headroom, send, hot
-        self.stacks = {stack.name: stack for stack in layout.members if stack.tier == "planned"}
-        self.host_rows = {name: plan.host_rows(plan_name(name)) for name in self.stacks}
+        self.stacks = {stack.name: stack for stack in layout.planned_stacks}
+        self.host_rows = {name: plan.host_rows(name) for name in self.stacks}
         self.limits = {name: self._limit(stack) for name, stack in self.stacks.items()}
         self.sizes = {name: self._bucketed(name, NONE, 1.0) for name in self.stacks}
 
     def _limit(self, stack: Stack) -> Sizes:
         """What no batch can pass."""
-        name, most = plan_name(stack), stack.unique_capacity(self.examples)
-        host, replicated = self.host_rows[stack.name], self.plan.replicated_rows(name)
+        name, most = stack.name, stack.unique_capacity(self.examples)
+        host, replicated = self.host_rows[name], self.plan.replicated_rows(name)
         most = min(most, max(1, replicated)) if self._hot else most
         rows = 0 if self._hot else int(self.plan.shard_rows(name).max()) + host
         sending = sending_features(stack, self.send)

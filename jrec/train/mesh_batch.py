@@ -16,14 +16,13 @@ from jrec.batch import Batch
 from jrec.data.packing import host_cast
 from jrec.data.regroup import blank, gathered
 from jrec.host.local import local_ids
-from jrec.ops.layout import EmbeddingLayout, Stack, plan_name
+from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.sharding.contents import shard_capacity
 from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed, Router
 from jrec.sharding.sent import SentLookups, split_sent
 from jrec.train.host_owners import HostOwners, HostRead, read_from_host, with_owners
 from jrec.train.mesh_forms import Forms, sending_bags
-from jrec.train.mesh_plan import planned_stacks
 from jrec.train.mesh_rows import based
 from jrec.train.peers import Peers
 
@@ -98,11 +97,11 @@ class Parts:
         self._owners, self._together = owners or HostOwners(processes=1, process=0, devices=plan.devices), together
         self.layout, self.devices, self._forms = layout, tuple(devices), forms
         self._askers = [d for d in plan.askers if first <= d < first + count]
-        self._casts = {s.name for s in layout.members if cast or s.tier == "planned"}
+        self._casts = {s.name for s in (layout.members if cast else layout.planned_stacks)}
         self._routers = plan_routers(layout, plan, self.devices)
         hosts = () if hot else host_stacks(layout, plan)
         self._hosts = {stack.name: stack for stack in hosts}
-        self._firsts = {name: shard_capacity(plan, plan_name(name)) for name in self._hosts}  # where host rows begin
+        self._firsts = {name: shard_capacity(plan, name) for name in self._hosts}  # where host rows begin
 
     def __call__(self, batch: Batch) -> Dealt:
         """The batch, and a part for each of the devices.
@@ -151,12 +150,12 @@ class Parts:
 
 def host_stacks(layout: EmbeddingLayout, plan: Plan) -> tuple[Stack, ...]:
     """The planned stacks with rows in host memory."""
-    return tuple(stack for stack in planned_stacks(layout) if plan.host_rows(plan_name(stack)))
+    return tuple(stack for stack in layout.planned_stacks if plan.host_rows(stack.name))
 
 
 def plan_routers(layout: EmbeddingLayout, plan: Plan, devices: Sequence[int] | None = None) -> dict[str, Router]:
     """The routers of some devices, or of all, by planned stack."""
-    return {stack.name: Router(plan, based(stack), devices) for stack in planned_stacks(layout)}
+    return {stack.name: Router(plan, based(stack), devices) for stack in layout.planned_stacks}
 
 
 def routed_part(

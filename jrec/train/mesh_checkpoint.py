@@ -25,7 +25,6 @@ from jrec.ops.row_fill import PIECE_BYTES, fill_rows
 from jrec.row_optimizers import RowOptimizer, RowOptimizers, optimizer_of
 from jrec.sharding import Plan
 from jrec.sharding.contents import replicated_addresses, shard_addresses
-from jrec.train.mesh_plan import planned_stacks
 from jrec.train.mesh_rows import based, device_addresses
 
 REPLICATED, DEVICE = "replicated", "device-{:05}"
@@ -118,7 +117,7 @@ def saved_rows(
     """
     return {
         stack.name: _saved_stack(saved, stack, plan, mesh, optimizer_of(optimizer, stack.name))
-        for stack in planned_stacks(layout)
+        for stack in layout.planned_stacks
     }
 
 

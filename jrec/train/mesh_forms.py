@@ -18,7 +18,6 @@ from jrec.ops.layout import EmbeddingLayout, Stack, StackedFeature
 from jrec.ops.types import Bags
 from jrec.sharding.modes import traffic
 from jrec.sharding.router import Routed
-from jrec.train.mesh_plan import planned_stacks
 
 if TYPE_CHECKING:
     from jrec.train.mesh_batch import Part
@@ -27,8 +26,8 @@ Form = Literal["auto", "retrieve", "send"]
 
 
 def poolable(stack: Stack) -> list[StackedFeature]:
-    """The features of a planned stack whose bags are (weighted) sums of rows, of which each owner can pool its part."""
-    return [f for f in stack.features if not f.config.unpooled] if stack.tier == "planned" else []
+    """The features whose bags are (weighted) sums of uncompressed rows, of which each owner can pool its part."""
+    return [] if stack.compressed else [f for f in stack.features if not f.config.unpooled]
 
 
 def sending_features(stack: Stack, send: Set[str]) -> list[StackedFeature]:
@@ -81,7 +80,7 @@ class Forms:
     """
 
     def __init__(self, layout: EmbeddingLayout, form: Form = "auto"):
-        self._stacks = planned_stacks(layout)
+        self._stacks = layout.planned_stacks
         every = frozenset(f.config.name for stack in self._stacks for f in poolable(stack))
         self.send: Set[str] = every if form == "send" else frozenset()
         self.decided = form != "auto" or not any(_candidates(stack) for stack in self._stacks)

@@ -17,14 +17,13 @@ from jrec.checkpoint.host import check_same
 from jrec.checkpoint.manifest import VALUES
 from jrec.host import HostTable
 from jrec.ops import SGD
-from jrec.ops.layout import EmbeddingLayout, plan_name
+from jrec.ops.layout import EmbeddingLayout
 from jrec.row_optimizers import RowOptimizers, optimizer_of
 from jrec.sharding.contents import host_ranges
 from jrec.sharding.plan import Plan
 from jrec.train.build import table_key
 from jrec.train.config import TrainConfig
 from jrec.train.host_owners import ALONE, HostOwners
-from jrec.train.mesh_plan import planned_stacks
 from jrec.train.mesh_rows import based
 
 
@@ -61,7 +60,7 @@ def planned_host_tables(
             threads=host.threads or None,
             written=owners.ranges(stack, host_ranges(plan, based(stack))),
         )
-        for stack in planned_stacks(layout)
+        for stack in layout.planned_stacks
     }
 
 
@@ -115,8 +114,8 @@ def with_host_rows(
 ) -> dict[str, dict[str, Any]]:
     """``parameter_counts`` with the rows of planned stacks in host memory, and their bytes."""
     counts = {name: dict(counted) for name, counted in parameters.items()}
-    for stack in planned_stacks(layout):
-        if rows := plan.host_rows(plan_name(stack)):
+    for stack in layout.planned_stacks:
+        if rows := plan.host_rows(stack.name):
             size = rows * stack.dim * np.dtype(jnp.dtype(stack.dtype)).itemsize
             counts[stack.name] |= {"host_rows": rows, "host_bytes": size}
     return counts

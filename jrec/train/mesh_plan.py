@@ -13,18 +13,18 @@ from jrec.access.profile import AccessProfile, TableProfile
 from jrec.data.fae import FaeManifest
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
-from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.layout import EmbeddingLayout
 from jrec.row_optimizers import SlotShape, slot_bytes
 from jrec.sharding import BASELINES, Plan, PlanTable, Problem, build_plan, load_plan
 from jrec.sharding.hardware import grid
-from jrec.sharding.pieces import HOST, REPLICATED, TIER_NAMES, TT
+from jrec.sharding.pieces import REPLICATED, TIER_NAMES, TT
 from jrec.sharding.plan import running_offsets
 from jrec.sharding.plan_file import check_budget
 from jrec.train.config import TrainConfig
-from jrec.train.tables import in_host_memory
 
 SlotShapes = Mapping[str, SlotShape] | Callable[[str], Mapping[str, SlotShape]]
 """Slots of the row optimizer (``RowOptimizer.slots``), for all tables or by a table's name."""
+_WHOLE = ("host", "replicated")  # tiers of tables whose rows are all there, whatever the plan says
 
 
 def run_plan(
@@ -37,8 +37,8 @@ def run_plan(
 ) -> Plan:
     """Where the rows of a run's planned tables live; it has only these tables.
 
-    Rows are where the run's plan file has them or, without one, dealt to the devices in turn; tables that ``[tables]``
-    keeps in host memory are there; and every device has the hot rows of an FAE folder.
+    Rows are where the run's plan file has them or, without one, dealt to the devices in turn; tables of tiers "host"
+    and "replicated" are there as a whole; and every device has the hot rows of an FAE folder.
 
     Args:
       config: The run's configuration.
@@ -52,7 +52,7 @@ def run_plan(
       PlanError: If the plan file is for another dataset or another number of devices, or its devices cannot hold it.
       ConfigError: If the plan has other tables than the run, or is for inference, or nothing of it would be used.
     """
-    devices, planned = max(1, config.mesh.devices), planned_stacks(layout)
+    devices, planned = max(1, config.mesh.devices), layout.planned_stacks
     if not config.plan:
         if not planned:
             return _nothing(devices)
@@ -66,13 +66,16 @@ def run_plan(
             )
         _check_tables(plan, layout, config)
     tables = [table for stack in planned for table in stack.tables]
-    host = {table.name: np.array([[0, table.rows]]) for table in tables if in_host_memory(config, table.name)}
-    if config.plan and not planned_trains(plan) and len(host) == len(tables):
+    whole = {t: {table.name: np.array([[0, table.rows]]) for table in tables if table.tier == t} for t in _WHOLE}
+    if config.plan and not planned_trains(plan) and sum(map(len, whole.values())) == len(tables):
         raise ConfigError(
-            f"plan: {config.plan} places rows on {devices} devices, but by [tables] all tables lie in host memory or in"
-            " cores, so nothing of it would be used; leave out plan, or tables.tier and tables.overrides.NAME.tier"
+            f"plan: {config.plan} places rows on {devices} devices, but by [tables] all tables lie in host memory,"
+            " on every device or in cores, so nothing of it would be used; leave out plan, or tables.tier and"
+            " tables.overrides.NAME.tier"
         )
-    placed = overlaid(plan, host, HOST)
+    placed = plan
+    for tier, of_tier in whole.items():
+        placed = overlaid(placed, of_tier, TIER_NAMES.index(tier))
     if packed is not None:
         names = {table.name for table in tables}
         hot = {name: ranges_of(rows) for name, rows in packed.hot_rows.items() if name in names}
@@ -212,7 +215,7 @@ def plan_tables_of(layout: EmbeddingLayout, slots: SlotShapes | None = None) -> 
     of_table = slots if callable(slots) else lambda _: slots or {}
     stacks_of_kind: collections.Counter[tuple[int, str, str]] = collections.Counter()
     tables = []
-    for stack in planned_stacks(layout):
+    for stack in layout.planned_stacks:
         kind = stack.dim, stack.dtype, stack.tables[0].group
         stacks_of_kind[kind] += 1
         tables += [
@@ -228,11 +231,6 @@ def plan_tables_of(layout: EmbeddingLayout, slots: SlotShapes | None = None) -> 
             for table in stack.tables
         ]
     return tuple(tables)
-
-
-def planned_stacks(layout: EmbeddingLayout) -> tuple[Stack, ...]:
-    """The stacks whose rows a plan places."""
-    return tuple(stack for stack in layout.members if stack.tier == "planned")
 
 
 def planned_part(plan: Plan, layout: EmbeddingLayout, slots: SlotShapes | None = None) -> Plan:
@@ -314,7 +312,7 @@ def planned_trains(plan: Plan) -> dict[str, PlannedTrain]:
 
 
 def _check_tables(plan: Plan, layout: EmbeddingLayout, config: TrainConfig) -> None:
-    for stack in planned_stacks(layout):
+    for stack in layout.planned_stacks:
         for table in stack.tables:
             planned = plan.tables[plan.number(table.name)]
             for field, key, ours, theirs in (

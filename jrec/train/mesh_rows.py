@@ -10,12 +10,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.errors import ConfigError
 from jrec.mesh.route import AXIS, MeshRows
-from jrec.ops.layout import EmbeddingLayout, Stack, plan_name
+from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_init import init_stack_rows
 from jrec.row_optimizers import RowOptimizer, RowOptimizers, optimizer_of
 from jrec.sharding.contents import replicated_addresses, shard_addresses, shard_capacity
 from jrec.sharding.plan import Plan
-from jrec.train.mesh_plan import planned_stacks
 
 
 def make_mesh(devices: int) -> Mesh:
@@ -76,7 +75,7 @@ def initial_rows(
     """
     return {
         stack.name: _initial(stack, plan, mesh, key, optimizer_of(optimizer, stack.name))
-        for stack in planned_stacks(layout)
+        for stack in layout.planned_stacks
     }
 
 
@@ -94,7 +93,7 @@ def _initial(stack: Stack, plan: Plan, mesh: Mesh, key: jax.Array, optimizer: Ro
 
 def replicated_capacity(plan: Plan, stack: Stack) -> int:
     """H, the lines of the replicated array: at least one."""
-    return max(1, plan.replicated_rows(plan_name(stack)))
+    return max(1, plan.replicated_rows(stack.name))
 
 
 def device_addresses(stack: Stack, plan: Plan, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
@@ -102,7 +101,7 @@ def device_addresses(stack: Stack, plan: Plan, mesh: Mesh) -> tuple[jax.Array, j
 
     Addresses of 2^31 or more are stored modulo 2^32.
     """
-    capacity = shard_capacity(plan, plan_name(stack))
+    capacity = shard_capacity(plan, stack.name)
 
     def of_device(index: Any) -> np.ndarray:
         begin, stop, _ = index[0].indices(capacity * plan.devices)

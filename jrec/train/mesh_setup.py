@@ -26,7 +26,7 @@ from jrec.train.mesh_arrays import Shapes
 from jrec.train.mesh_batch import Dealt, Parts, host_stacks
 from jrec.train.mesh_forms import Forms
 from jrec.train.mesh_monitor import PlanMonitor, monitor_of
-from jrec.train.mesh_plan import check_sharing, planned_stacks, run_plan
+from jrec.train.mesh_plan import check_sharing, run_plan
 from jrec.train.mesh_processes import coordinator_host
 from jrec.train.mesh_rows import local_numbers, make_mesh
 from jrec.train.peers import Peers, connect
@@ -197,7 +197,7 @@ def open_mesh(
     slots = config.optimizer.embedding.slots if training else None
     plan = run_plan(config, schema, layout, slots, packed=packed)
     check_sharing(config, layout, plan, [d.process_index for d in mesh.devices.flat], training=training)
-    watched = training and config.plan and planned_stacks(layout)
+    watched = training and config.plan and layout.planned_stacks
     monitor = monitor_of(layout, plan, load_plan(config.plan)) if watched else None
     setup = MeshSetup(config=config, layout=layout, mesh=mesh, plan=plan, monitor=monitor, training=training)
     if not several():

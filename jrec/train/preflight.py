@@ -94,10 +94,18 @@ def check_space(config: TrainConfig, layout: EmbeddingLayout, *, overwrite: bool
     freed = sum(_size(run / name) for name in RUN_FOLDERS) if overwrite else 0
     on_host = _planned_host_rows(config, layout)
     slots = config.optimizer.embedding.slots
-    needs = [(run, _bytes(layout, ("device", "planned"), slots, on_host), freed, "the first checkpoint", "out")]
+    needs = [
+        (
+            run,
+            _bytes((*layout.device_stacks, *layout.planned_stacks), slots, on_host),
+            freed,
+            "the first checkpoint",
+            "out",
+        )
+    ]
     if config.tables.host.folder:
         host = pathlib.Path(config.tables.host.folder)
-        needs.append((host, _bytes(layout, ("host",), slots, {}), 0, "tables in host memory", "tables.host.folder"))
+        needs.append((host, _bytes(layout.host_stacks, slots, {}), 0, "tables in host memory", "tables.host.folder"))
     before: dict[int, int] = {}
     for folder, size, more, name, key in needs:
         place = _existing(folder)
@@ -198,13 +206,8 @@ def _planned_host_rows(config: TrainConfig, layout: EmbeddingLayout) -> dict[str
     return host_rows
 
 
-def _bytes(
-    layout: EmbeddingLayout,
-    tiers: tuple[str, ...],
-    slots: Callable[[str], Mapping[str, SlotShape]],
-    less: Mapping[str, int],
-) -> int:
-    """Bytes of rows and slots (by table) of the stacks of some tiers, less some rows of each table."""
+def _bytes(stacks: Iterable[Stack], slots: Callable[[str], Mapping[str, SlotShape]], less: Mapping[str, int]) -> int:
+    """Bytes of rows and slots (by table) of some stacks, less some rows of each table."""
 
     def of(stack: Stack) -> int:
         import jax.numpy as jnp
@@ -213,7 +216,7 @@ def _bytes(
         sizes = ((t.name, max(0, t.rows - less.get(t.name, 0))) for t in stack.tables)
         return sum((row + slot_bytes(slots(name), stack.dim)) * rows for name, rows in sizes)
 
-    return sum(of(stack) for stack in layout.members if stack.tier in tiers)
+    return sum(map(of, stacks))
 
 
 def _size(folder: pathlib.Path) -> int:

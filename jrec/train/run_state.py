@@ -23,7 +23,6 @@ from jrec.train.feed import Ready
 from jrec.train.host_tables import host_tables
 from jrec.train.mesh_checkpoint import MeshSource, saved_rows
 from jrec.train.mesh_host_rows import load_host_rows, planned_host_tables
-from jrec.train.mesh_plan import planned_stacks
 from jrec.train.mesh_rows import initial_rows
 from jrec.train.mesh_setup import MeshSetup
 from jrec.train.step import HostRows, Seen, State, compile_run
@@ -118,7 +117,7 @@ class RunState:
             rows = self.rows
             sources += [
                 MeshSource(stack, setup.plan, setup.mesh, optimizer_of(self._optimizer, stack.name), rows[stack.name])
-                for stack in planned_stacks(setup.layout)
+                for stack in setup.layout.planned_stacks
             ]
         return sources
 

@@ -130,7 +130,7 @@ def compile_run(
 
     if mesh is not None:
         over, everywhere = PartitionSpec(AXIS), PartitionSpec()
-        planned = [s.name for s in model.embeddings.layout.members if s.tier == "planned"]
+        planned = [stack.name for stack in model.embeddings.layout.planned_stacks]
         specs = {name: MeshRows.specs(optimizer.of(name) if training else None) for name in planned}
         options: dict[str, Any] = {"mesh": mesh, "in_specs": (everywhere, specs, over, over), "check_vma": False}
         train = jax.shard_map(train, out_specs=(everywhere, specs, over, everywhere), **options)

@@ -124,8 +124,7 @@ def tt_options(config: TrainConfig, layout: EmbeddingLayout) -> TTOptions:
     rules = config.tables.tt
     caches = {
         table.name: cache
-        for stack in layout.members
-        if stack.tier == "tt"
+        for stack in layout.tt_stacks
         for table in stack.tables
         if (cache := _cache(rules.cache, table.rows)) is not None
     }
@@ -175,7 +174,7 @@ def tables_total(described: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def _parts(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier | None) -> list[TableConfig]:
     """The table, or its uncompressed first rows and its other rows in cores of ``shape``."""
     dim, dtype = config.model.embedding_dim, config.model.table_dtype
-    tier = "planned" if config.planned else _whole_tier(config, named)
+    tier = config.tables.tier if named in (None, "tt") else named
     group = config.optimizer.embedding.group(table.name)
     whole: dict[str, Any] = {"name": table.name, "dim": dim, "dtype": dtype, "tier": tier, "group": group}
     if shape is None:
@@ -194,16 +193,6 @@ def _parts(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier
     ]
 
 
-def _whole_tier(config: TrainConfig, named: Tier | None) -> Tier:
-    """The tier of rows that are not in cores, by ``[tables]``."""
-    return config.tables.tier if named in (None, "tt") else named
-
-
-def in_host_memory(config: TrainConfig, table: str) -> bool:
-    """Whether ``[tables]`` keeps a table's rows that are not in cores in host memory."""
-    return _whole_tier(config, config.tables.overrides.get(table, TableOverride()).tier) == "host"
-
-
 def _whole_rows(config: TrainConfig, table: Table, override: TableOverride) -> int:
     """How many rows of a tensor-train table stay uncompressed.
 
@@ -216,7 +205,7 @@ def _whole_rows(config: TrainConfig, table: Table, override: TableOverride) -> i
         key = "tables.tt" if own is None else f"tables.overrides.{table.name}"
         raise ConfigError(
             f"{key}.whole_rows is {rows}, but table {table.name!r} has {table.rows:,} rows, so that none are left for"
-            f" cores; set tables.overrides.{table.name}.whole_rows to less, or its tier to 'device'"
+            f" cores; set tables.overrides.{table.name}.whole_rows to less, or its tier to 'sharded'"
         )
     return rows
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, override
 
 from jrec.errors import ConfigError
-from jrec.train.config.typed_toml import Range, Section
+from jrec.train.config.typed_toml import Formerly, Range, Section
 
 Count = Annotated[int, Range(minimum=0)]
 Positive = Annotated[int, Range(minimum=1)]
 Amount = Annotated[float, Range(minimum=0)]
 Rank = Annotated[int, Range(minimum=1, maximum=65536)]
 Ahead = Annotated[int, Range(minimum=0, maximum=1024)]  # threads, or batches under way
+DEVICE = Formerly("device", "sharded")
 Cores = Annotated[int, Range(minimum=2, maximum=4)]
 
 
@@ -118,7 +119,7 @@ class TableOverride(Section):
       row_factors, dim_factors: The factors of every core, for a shape that is not searched for; both or none.
     """
 
-    tier: Literal["device", "tt", "host"] | None = None
+    tier: Annotated[Literal["sharded", "replicated", "host", "tt"], DEVICE] | None = None
     rank: Rank | None = None
     ranks: tuple[Rank, ...] | None = None
     cores: Cores | None = None
@@ -138,15 +139,16 @@ class TablesConfig(Section):
     """``[tables]``: where the rows live and which implementation of the embedding ops works on them.
 
     Attributes:
-      tier: The tier of tables that neither a rule nor an override places elsewhere: "device" keeps every uncompressed
-        row on the device; "host" keeps them in host memory and lends the device the batch's rows.
+      tier: The tier of tables that neither a rule nor an override places elsewhere: "sharded" keeps every uncompressed
+        row on one of the devices, by the run's plan or in turn; "replicated" keeps it on all of them; "host" keeps it
+        in host memory and lends the devices the batch's rows.
       implementation: "auto" chooses by platform and shape; a named one never falls back to another.
       tt: Tensor-train tables.
       host: Tables in host memory.
       overrides: Settings of single tables, by name.
     """
 
-    tier: Literal["device", "host"] = "device"
+    tier: Annotated[Literal["sharded", "replicated", "host"], DEVICE] = "sharded"
     implementation: Literal["auto", "xla", "native", "pallas"] = "auto"
     tt: TTSection = dataclasses.field(default_factory=TTSection)
     host: HostSection = dataclasses.field(default_factory=HostSection)

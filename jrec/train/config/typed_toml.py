@@ -2,7 +2,8 @@
 
 A section derives from ``Section``. Its annotations may be ``bool``, ``int``, ``float``, ``str``, ``Literal`` of
 strings, ``tuple[X, ...]``, ``Mapping[str, X]``, another section, ``X | None``, ``Annotated[X, Range(...)]``, or
-``Annotated[str, Choices(...)]``. Values are checked however a section is made, from TOML or in Python.
+``Annotated[str, Choices(...)]``; with ``Formerly`` a key accepts older names, too. Values are checked however a section
+is made, from TOML or in Python.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ _TOML_TYPES = {bool: "boolean", int: "integer", float: "float", str: "string", l
 
 class Choices(tuple[str, ...]):
     """The strings that a key takes, where they are known only at run time; else use ``Literal``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Formerly:
+    """An older name of one of a key's strings, and today's: files of older runs have it."""
+
+    old: str
+    new: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,6 +176,12 @@ def _strip(hint: Any) -> tuple[Any, Range | None]:
             return hint, bounds
 
 
+def _current_name(value: str, hint: Any) -> str:
+    if typing.get_origin(hint) is Annotated:
+        return next((m.new for m in hint.__metadata__ if isinstance(m, Formerly) and m.old == value), value)
+    return _current_name(value, typing.get_args(hint)[0]) if _optional(hint) else value
+
+
 def _optional(hint: Any) -> bool:
     return typing.get_origin(hint) in (Union, types.UnionType) and type(None) in typing.get_args(hint)
 
@@ -203,6 +218,8 @@ def _convert(value: Any, hint: Any, key: str, origins: Origins, known: list[str]
     base, bounds = _strip(hint)
     if value is None and _optional(hint):
         return None
+    if isinstance(value, str):
+        value = _current_name(value, hint)
     if _is_section(base):
         if isinstance(value, base):
             return value

@@ -28,7 +28,7 @@ class HitRates:
         self._stacks = {
             stack.tables[0].name: stack.name
             for stack in layout.members
-            if stack.tier == "tt" and COUNTERS[0] in slots.get(stack.name, {})
+            if stack.compressed and COUNTERS[0] in slots.get(stack.name, {})
         }
         self._logged: dict[str, dict[str, int]] = {}
 
