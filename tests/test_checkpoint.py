@@ -17,7 +17,7 @@ import pytest
 from checkpoint_cases import TIERS, Host, chain_of_three, counts, make, restore, save
 
 from jrec import ops
-from jrec.checkpoint import Checkpoints, CopiedRows, Saved
+from jrec.checkpoint import Checkpoints, CopiedRows, Saved, device
 from jrec.checkpoint.files import read_json, write_json
 from jrec.checkpoint.undo import Undo
 from jrec.checkpoint.writer import Writer
@@ -453,6 +453,30 @@ def test_rows_that_are_kept_are_bounded(tier, tmp_path, monkeypatch):
     fresh = make(tier, rows=(2000,))
     restore(tmp_path, fresh)
     assert fresh.state() == expected
+
+
+def test_a_checkpoint_reads_into_the_same_memory(tmp_path, monkeypatch):
+    """Fresh memory for every read would cost more than the rows' copy."""
+    calls = {"_slice": 0, "_slice_into": 0}
+
+    def counted(name, read):
+        def call(*args):
+            calls[name] += 1
+            return read(*args)
+
+        return call
+
+    for name in calls:
+        monkeypatch.setattr(device, name, counted(name, getattr(device, name)))
+    monkeypatch.setattr("jrec.checkpoint.writer._READ_BYTES", 3000)
+    tables = make("device", rows=(20_000,))
+    checkpoints = Checkpoints(tmp_path, chunk_bytes=40_000)
+    save(checkpoints, tables, 1)
+    assert calls["_slice"] <= 12
+    assert calls["_slice_into"] > 500
+    other = make("device", rows=(20_000,), seed=8)
+    restore(tmp_path, other)
+    assert other.state() == tables.state()
 
 
 def go_on(tables, checkpoints, rng):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import threading
@@ -37,6 +38,8 @@ class DeviceRows:
         self.tables = stack_shapes(stack, slots)
         self._arrays, self._flags, self._undo = arrays, np.zeros(stack.rows, np.uint8), Undo()
         self._writing = False
+        self._room: dict[int, collections.deque[dict[str, jax.Array]]] = {}  # by rows, memory to read into
+        self._read: dict[str, jax.Array] | None = None
 
     def changed(self) -> dict[str, tuple[int, int]]:
         """By table: rows changed since the last checkpoint, and all rows of the table."""
@@ -67,6 +70,7 @@ class DeviceRows:
         """Says that the checkpoint is written, or will not be: old rows are kept no longer."""
         self._writing = False
         self._undo.clear()
+        self._room, self._read = {}, None
 
     @property
     def undo_bytes(self) -> int:
@@ -91,6 +95,28 @@ class DeviceRows:
             arrays = gathered(self._arrays(), kept)
             self._undo.add(kept, arrays, sum(array.nbytes for array in arrays.values()))
 
+    def read_range(self, begin: int, stop: int) -> dict[str, tuple[jax.Array, int]]:
+        """Starts to read rows, in one of few sizes: arrays by name, and where ``begin`` is in them."""
+        self._flags[begin:stop] &= ~PENDING
+        arrays = self._arrays()
+        rows = next(iter(arrays.values())).shape[0]
+        size = min(_bucket(stop - begin), rows)
+        start = min(begin, rows - size)
+        room = self._room.get(size)
+        read = _slice_into(room.pop(), arrays, np.int32(start)) if room else _slice(arrays, np.int32(start), size)
+        return {name: (array, begin - start) for name, array in read.items()}
+
+    def taken(self, read: dict[str, jax.Array]) -> None:
+        """Says that the writing thread looks at these arrays from ``read_range`` now, and at those before no longer.
+
+        Memory that is new to the process comes page by page, which takes longer than to copy the rows: so it is used
+        again.
+        """
+        if (before := self._read) is not None:
+            size = next(iter(before.values())).shape[0]
+            self._room.setdefault(size, collections.deque()).append(before)
+        self._read = read
+
 
 @dataclasses.dataclass(kw_only=False)
 class _DevicePiece:
@@ -104,16 +130,17 @@ class _DevicePiece:
     folder: str = ""
 
     def begin(self, start: int, stop: int) -> dict[str, tuple[jax.Array, int]]:
-        source, arrays = self.source, self.source._arrays()
+        source = self.source
         if self.rows is None:
-            source._flags[self.base + start : self.base + stop] &= ~PENDING
-            return _sliced(arrays, self.base + start, stop - start)
+            return source.read_range(self.base + start, self.base + stop)
         addresses = self.rows[start:stop] + self.base
         source._flags[addresses] &= ~PENDING
-        return {name: (array, 0) for name, array in gathered(arrays, addresses).items()}
+        return {name: (array, 0) for name, array in gathered(source._arrays(), addresses).items()}
 
     def finish(self, begun: dict[str, tuple[jax.Array, int]], start: int, stop: int) -> dict[str, np.ndarray]:
         source, shape, arrays = self.source, self.source.tables[self.table], {}
+        if self.rows is None:
+            source.taken({name: array for name, (array, _) in begun.items()})
         for name, (array, first) in begun.items():
             rows = np.asarray(array)[first : first + stop - start]
             arrays[name] = rows[:, : shape.dim] if rows.ndim == 2 else rows
@@ -128,19 +155,14 @@ def stack_shapes(stack: Stack, slots: Mapping[str, str]) -> dict[str, TableShape
     }
 
 
-def _sliced(arrays: Arrays, begin: int, count: int) -> dict[str, tuple[jax.Array, int]]:
-    """Rows of arrays, in one of few sizes, and where ``begin`` is in them."""
-    rows = next(iter(arrays.values())).shape[0]
-    size = min(_bucket(count), rows)
-    start = min(begin, rows - size)
-    return {name: (array, begin - start) for name, array in _slice(dict(arrays), np.int32(start), size).items()}
-
-
 def _compile(arrays: dict[str, jax.ShapeDtypeStruct]) -> None:
     rows = next(iter(arrays.values())).shape[0]
     for size in _SIZES:
         _gather.lower(arrays, jax.ShapeDtypeStruct((size,), jnp.int32)).compile()
-        _slice.lower(arrays, np.int32(0), min(size, rows)).compile()
+        slices = _slice.lower(arrays, np.int32(0), min(size, rows))
+        slices.compile()
+        room = {name: jax.ShapeDtypeStruct(slice.shape, slice.dtype) for name, slice in slices.out_info.items()}
+        _slice_into.lower(room, arrays, np.int32(0)).compile()
 
 
 def gathered(arrays: Arrays, addresses: np.ndarray) -> dict[str, jax.Array]:
@@ -160,8 +182,14 @@ def _bucket(count: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _slice(arrays: dict[str, jax.Array], start: Any, size: int) -> dict[str, jax.Array]:
+def _slice(arrays: Arrays, start: Any, size: int) -> dict[str, jax.Array]:
     return {name: jax.lax.dynamic_slice_in_dim(array, start, size) for name, array in arrays.items()}
+
+
+@functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+def _slice_into(room: dict[str, jax.Array], arrays: Arrays, start: Any) -> dict[str, jax.Array]:
+    """As many rows as ``room`` has, in its memory."""
+    return {name: jax.lax.dynamic_slice_in_dim(array, start, room[name].shape[0]) for name, array in arrays.items()}
 
 
 @jax.jit
