@@ -91,6 +91,7 @@ def _gone(pid):
     return False
 
 
+@pytest.mark.slow
 def test_steps_that_hang_crash_and_print_garbage_leave_the_others_results(tmp_path, capsys):
     found = _survey(
         tmp_path,
@@ -127,6 +128,7 @@ def test_steps_that_hang_crash_and_print_garbage_leave_the_others_results(tmp_pa
     assert len(list(tmp_path.iterdir())) == 7
 
 
+@pytest.mark.slow
 def test_a_second_run_goes_on_at_the_next_case(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_survey, "MIN_SECONDS", 1.0)
     slow, last = _step("slow", SLOW, minutes=1), _step("last", GOOD)
@@ -149,6 +151,7 @@ def test_a_second_run_goes_on_at_the_next_case(tmp_path, monkeypatch):
     assert third["slow"]["lines"] == second["slow"]["lines"]
 
 
+@pytest.mark.slow
 def test_a_survey_that_is_ended_leaves_a_summary_and_no_process(tmp_path):
     script = f"""
         import signal
@@ -173,6 +176,7 @@ def test_a_survey_that_is_ended_leaves_a_summary_and_no_process(tmp_path):
     assert (step["outcome"], step["cases"], step["open"]) == ("cut off", 1, ["b"])
 
 
+@pytest.mark.slow
 def test_a_step_that_prints_nothing_is_ended_and_another_one_is_not(tmp_path):
     stalls = _step("stalls", HANGS, minutes=1, stall=1.0)
     talks = _step("talks", "for _ in range(12): time.sleep(0.2); print('.', file=sys.stderr, flush=True)\n" + GOOD,

@@ -185,6 +185,7 @@ def test_the_hot_case_splits_its_segments_twice():
     assert trials.draw_lookups(np.random.default_rng(0), ragged, "power law").offsets[-1] < ragged.capacity
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_hang_lose_only_their_class():
     """One child aborts, the next hangs; both classes have a verdict, and XLA computes them."""
     crash, hang = gather(broken.ABORT), gather(broken.HANG_TRACE)
@@ -381,15 +382,9 @@ def test_the_command_without_a_gpu_says_so(capsys):
     assert "there is no NVIDIA GPU that JAX can use here" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "only",
-    [
-        "row_update float32 16 SGD",
-        *(
-            pytest.param(of, marks=pytest.mark.slow)
-            for of in ("gather_reduce float32 16", "casted_update float32 16 SGD")
-        ),
-    ],
+    "only", ["row_update float32 16 SGD", "gather_reduce float32 16", "casted_update float32 16 SGD"]
 )
 def test_the_command_tries_kernels_in_the_interpreter(capsys, only):
     assert cli.main(["kernels", "check", "--interpret", "--json", "--only", only, "--only", "tensor_cast"]) == 0
