@@ -95,19 +95,18 @@ def test_updates_are_in_place(kind, dim, dtype):
     table, slots = aot.shape((rows, dim), dtype), _slots(optimizer, rows, dim)
     stochastic = dtype != "float32"
 
-    def fused(table, slots, cast, gradients, key):
-        return ops.casted_update(
-            optimizer, table, slots, cast, gradients, rounding_key=key if stochastic else None, implementation="pallas"
-        )
+    def fused(table, slots, cast, gradients, key, numbers):
+        rounds = {"rounding_key": key, "rounding_rows": numbers} if stochastic else {}
+        return ops.casted_update(optimizer, table, slots, cast, gradients, implementation="pallas", **rounds)
 
     def plain(table, slots, rows, gradients):
         return ops.row_update(optimizer, table, slots, rows, gradients, implementation="pallas")
 
     key = aot.shape((2,), jnp.uint32)
-    unique = aot.shape((LOOKUPS,), jnp.int32), aot.shape((LOOKUPS, dim))
+    numbers, of_rows = aot.shape((LOOKUPS,), jnp.int32), aot.shape((LOOKUPS, dim))
     for name, function, arguments in (
-        ("casted_update", fused, (table, slots, _cast(LOOKUPS, LOOKUPS), aot.shape((BAGS, dim)), key)),
-        ("row_update", plain, (table, slots, *unique)),
+        ("casted_update", fused, (table, slots, _cast(LOOKUPS, LOOKUPS), aot.shape((BAGS, dim)), key, numbers)),
+        ("row_update", plain, (table, slots, numbers, of_rows)),
     ):
         compiled, modules = aot.compile_checked(
             f"{name} {kind.__name__} {dim} {dtype}", function, *arguments, donate_argnums=(0, 1), keep_unused=True

@@ -84,38 +84,35 @@ def test_casted_update_of_one_row_few_rows_and_none(kind):
     np.testing.assert_array_equal(got[0], again[0])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-def test_stochastic_rounding_stores_the_bits_of_the_xla_implementation(dtype):
+@pytest.mark.parametrize(("dtype", "numbered", "in_pieces"), [
+    ("bfloat16", True, False),
+    pytest.param("bfloat16", False, True, marks=pytest.mark.slow),
+    pytest.param("float16", True, True, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_stochastic_rounding_stores_the_bits_of_the_xla_implementation(dtype, numbered, in_pieces):
     optimizer = ops.SGD(learning_rate=0.125)
     case = _case(dataclasses.replace(SHAPE, dtype=dtype, weighted=False))
     # Gradients on a coarse grid, so that sums are exact and both sides round the same numbers.
     case = dataclasses.replace(case, bag_gradients=np.round(case.bag_gradients * 64) / 64)
     key = jax.random.key_data(jax.random.key(1))
     cast = ops.tensor_cast(jnp.asarray(case.ids), num_rows=case.shape.rows, implementation="xla")
+    table, gradients = jnp.asarray(case.table), jnp.asarray(case.bag_gradients)
+    numbers = jnp.arange(cast.rows.size, dtype=jnp.int32) * -77_777_777 if numbered else None
+
+    def updated(implementation, **options):
+        return ops.casted_update(optimizer, table, {}, cast, gradients, implementation=implementation, **options)[0]
+
     with interpreted():
-        got = ops.casted_update(
-            optimizer,
-            jnp.asarray(case.table),
-            {},
-            cast,
-            jnp.asarray(case.bag_gradients),
-            rounding_key=key,
-            implementation="pallas",
-        )[0]
-    want, nearest = (
-        ops.casted_update(
-            optimizer,
-            jnp.asarray(case.table),
-            {},
-            cast,
-            jnp.asarray(case.bag_gradients),
-            rounding_key=k,
-            implementation="xla",
-        )[0]
-        for k in (key, None)
-    )
+        if in_pieces:  # of which some rows have several
+            request = update_request(optimizer, case, {}, key=key)
+            request = dataclasses.replace(request, rounding_rows=numbers, gradient_scale=jnp.float32(1))
+            got = casted_update(request)[0]
+        else:
+            got = updated("pallas", rounding_key=key, rounding_rows=numbers)
+    want = updated("xla", rounding_key=key, rounding_rows=numbers)
     np.testing.assert_array_equal(got, want)
-    assert np.any(np.asarray(want) != np.asarray(nearest))
+    others = [updated("xla"), *([] if numbers is None else [updated("xla", rounding_key=key)])]
+    assert all(np.any(np.asarray(want) != np.asarray(other)) for other in others)
 
 
 def test_many_tables_in_the_launches_of_one():

@@ -94,9 +94,10 @@ def _values(rng, shape, dtype):
     return values.astype(kind)
 
 
-@pytest.mark.parametrize("dim", [1, 5, 33])
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("dim", [1, 33])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_native_kernels_store_the_bits_of_the_xla_implementation(dtype, dim):
+def test_native_kernels_store_the_bits_of_the_xla_implementation(dtype, dim, numbered):
     rng = np.random.default_rng(dim)
     num_rows = 70_000
     rows = np.sort(rng.choice(num_rows, 900, replace=False)).astype(np.int32)
@@ -106,23 +107,23 @@ def test_native_kernels_store_the_bits_of_the_xla_implementation(dtype, dim):
     bags = rng.permutation(900)
     cast = ops.tensor_cast(jnp.asarray(rows[bags])[:, None], num_rows=num_rows, implementation="xla")
     args = SGD, jnp.asarray(table), {}
+    numbers = rng.integers(-(2**31), 2**31, 900).astype(np.int32) if numbered else None
 
-    def updated(implementation, key=KEY):
-        plain = ops.row_update(
-            *args, jnp.asarray(rows), jnp.asarray(gradients), rounding_key=key, implementation=implementation
-        )[0]
-        casted = ops.casted_update(
-            *args, cast, jnp.asarray(gradients[bags]), rounding_key=key, implementation=implementation
-        )[0]
+    def updated(implementation, key=KEY, numbers=numbers):
+        options = {"rounding_key": key, "rounding_rows": numbers, "implementation": implementation}
+        plain = ops.row_update(*args, jnp.asarray(rows), jnp.asarray(gradients), **options)[0]
+        casted = ops.casted_update(*args, cast, jnp.asarray(gradients[bags]), **options)[0]
         return [np.asarray(new).view(np.uint16) for new in (plain, casted)]
 
     want, casted = updated("xla")
     np.testing.assert_array_equal(casted, want)
     assert np.mean(want != updated("xla", None)[0]) > 1e-3
-    on_host = [table.copy(), table.copy()]
-    key = np.asarray(KEY)
-    host.row_update(SGD, on_host[0], {}, rows, gradients, rounding_key=key)
-    host.casted_update(SGD, on_host[1], {}, cast, gradients[bags], rounding_key=key, threads=2)
+    assert numbers is None or np.mean(want != updated("xla", numbers=None)[0]) > 1e-3
+    on_host, key = [table.copy()], np.asarray(KEY)
+    host.casted_update(SGD, on_host[0], {}, cast, gradients[bags], rounding_key=key, rounding_rows=numbers, threads=2)
+    if numbers is None:
+        on_host.append(table.copy())
+        host.row_update(SGD, on_host[1], {}, rows, gradients, rounding_key=key)
     for got in (*updated("native"), *updated(None), *(new.view(np.uint16) for new in on_host)):
         np.testing.assert_array_equal(got, want)
 
@@ -162,6 +163,20 @@ def test_every_table_of_a_step_has_a_key_of_its_own(implementation):
         np.testing.assert_array_equal(new[name], want)
     assert np.any(np.asarray(new["a"]) != np.asarray(new["b"]))
     np.testing.assert_array_equal(new["c"], np.full((50, 8), 1 - 2.0**-10, np.float32))
+
+
+def test_numbers_that_are_not_of_the_rows_are_refused():
+    table, row = jnp.ones((3, 4), jnp.bfloat16), jnp.zeros(1, jnp.int32)
+    cast = ops.tensor_cast(jnp.ones((5, 1), jnp.int32), num_rows=3)
+    for bad in (jnp.zeros(2, jnp.int32), jnp.zeros(1, jnp.uint32)):
+        with pytest.raises(ValueError, match=r"rounding_rows must be int32 of shape \(1,\), one for each row, but are"):
+            ops.row_update(SGD, table, {}, row, jnp.ones((1, 4)), rounding_key=KEY, rounding_rows=bad)
+    on_host = np.ones((3, 4), ml_dtypes.bfloat16)
+    for bad in (np.zeros(2, np.int32), np.zeros(1, np.int64)):
+        with pytest.raises(ValueError, match=r"rounding_rows must be int32 of shape \(1,\), but is"):
+            host.casted_update(
+                SGD, on_host, {}, cast, np.ones((5, 4), np.float32), rounding_key=np.asarray(KEY), rounding_rows=bad
+            )
 
 
 def test_what_is_no_key_is_refused():

@@ -24,7 +24,7 @@ from jrec.native.memory import fetch_add, get_i32, get_i64, load_acquire, put_i3
 API_MAJOR, API_MINOR = 0, 4
 
 # XLA_FFI_CallFrame
-_EXTENSION, _API, _CONTEXT, _ARGS, RESULTS, _ATTRS = 8, 16, 24, 40, 80, 120
+_EXTENSION, _API, _CONTEXT, _ARGS, _RESULTS, _ATTRS = 8, 16, 24, 40, 80, 120
 _FRAME_SIZE, _LIST_SIZE = 168, 40
 # XLA_FFI_Api
 _ERROR_CREATE, _ERROR_DESTROY, _SCHEDULE, _NUM_THREADS = 48, 64, 136, 144
@@ -117,7 +117,7 @@ def answered_metadata(frame):
 def known_layout(frame):
     """Whether the call frame has the layout that this module reads."""
     fits = (get_i64(frame, 0) >= _FRAME_SIZE - 8) & (get_i64(frame + _ARGS, 0) == _LIST_SIZE)
-    return fits & (get_i64(frame + RESULTS, 0) == _LIST_SIZE)
+    return fits & (get_i64(frame + _RESULTS, 0) == _LIST_SIZE)
 
 
 @inlined
@@ -127,9 +127,21 @@ def argument(frame, i):
 
 
 @inlined
+def num_arguments(frame):
+    """How many buffers the arguments are."""
+    return get_i64(frame + _ARGS + 16, 0)
+
+
+@inlined
+def num_results(frame):
+    """How many buffers the results are."""
+    return get_i64(frame + _RESULTS + 16, 0)
+
+
+@inlined
 def result(frame, i):
     """Buffer ``i`` of the results."""
-    return get_i64(get_i64(frame + RESULTS + 32, 0), i)
+    return get_i64(get_i64(frame + _RESULTS + 32, 0), i)
 
 
 @inlined

@@ -16,7 +16,6 @@ from jrec.native.ffi import (
     FAILED_PRECONDITION,
     INVALID_ARGUMENT,
     RESOURCE_EXHAUSTED,
-    RESULTS,
     SERIAL_CHUNKS,
     answered_metadata,
     argument,
@@ -32,6 +31,8 @@ from jrec.native.ffi import (
     message,
     new_job,
     no_memory,
+    num_arguments,
+    num_results,
     parallel,
     pool_size,
     pool_task,
@@ -112,10 +113,13 @@ def gather_reduce_handler(frame):
 
 
 @inlined
-def _set_table(job, frame, buffers):
-    """The table is the first of the last results, ``buffers`` in number; its slots follow."""
-    first = get_i64(frame + RESULTS + 16, 0) - buffers
-    table = result(frame, first)
+def _set_table(job, frame, operands, scratch):
+    """The table follows ``scratch`` results, its slots follow the table; as operands they follow ``operands`` others.
+
+    The last operand may be the rows' numbers for rounding.
+    """
+    buffers = num_results(frame) - scratch
+    table = result(frame, scratch)
     put_i64(job, seg.TABLE, data(table))
     put_i64(job, seg.TABLE_DTYPE, _dtype_code(table))
     put_i64(job, seg.TABLE_ROWS, dim(table, 0))
@@ -128,14 +132,16 @@ def _set_table(job, frame, buffers):
     put_i64(job, seg.HYPER, data(argument(frame, 0)))
     put_i64(job, seg.ROWS, data(argument(frame, 1)))
     if buffers > 1:
-        put_i64(job, seg.SLOT0, data(result(frame, first + 1)))
+        put_i64(job, seg.SLOT0, data(result(frame, scratch + 1)))
     if buffers > 2:
-        put_i64(job, seg.SLOT1, data(result(frame, first + 2)))
+        put_i64(job, seg.SLOT1, data(result(frame, scratch + 2)))
+    if num_arguments(frame) > operands + buffers:
+        put_i64(job, seg.ROUNDING_ROWS, data(argument(frame, operands + buffers)))
 
 
 @kernel(types.int64(types.int64), requires=(pool_task, seg.segment_chunks, seg.finish_segments))
 def row_update_handler(frame):
-    """(hyper, rows, gradients, table, slots...) -> (table, slots...), aliased."""
+    """(hyper, rows, gradients, table, slots..., numbers for rounding or nothing) -> (table, slots...), aliased."""
     if answered_metadata(frame):
         return np.int64(0)
     if not known_layout(frame):
@@ -143,7 +149,7 @@ def row_update_handler(frame):
     job = new_job(seg.JOB_WORDS)
     if job == 0:
         return error(frame, no_memory(), RESOURCE_EXHAUSTED)
-    _set_table(job, frame, get_i64(frame + RESULTS + 16, 0))
+    _set_table(job, frame, 3, 0)
     put_i64(job, seg.SEGMENTS, dim(argument(frame, 1), 0))
     put_i64(job, seg.GRADIENTS, data(argument(frame, 2)))
     put_i64(job, seg.DIM, dim(argument(frame, 2), 1))
@@ -152,8 +158,8 @@ def row_update_handler(frame):
 
 @kernel(types.int64(types.int64), requires=(pool_task, seg.segment_chunks, seg.finish_segments))
 def casted_update_handler(frame):
-    """(hyper, rows, offsets, sources, positions, bag gradients, weights or empty, num_unique, table, slots...)
-    -> (partials, long, table, slots...), the last ones aliased.
+    """(hyper, rows, offsets, sources, positions, bag gradients, weights or empty, num_unique, table, slots..., numbers
+    for rounding or nothing) -> (partials, long, table, slots...), the last ones aliased.
     """
     if answered_metadata(frame):
         return np.int64(0)
@@ -163,7 +169,7 @@ def casted_update_handler(frame):
     if job == 0:
         return error(frame, no_memory(), RESOURCE_EXHAUSTED)
     _set_segments(job, argument(frame, 5), argument(frame, 3), argument(frame, 2), argument(frame, 6))
-    _set_table(job, frame, get_i64(frame + RESULTS + 16, 0) - 2)
+    _set_table(job, frame, 8, 2)
     unique = np.int64(get_i32(data(argument(frame, 7)), 0))
     put_i64(job, seg.SEGMENTS, min(max(unique, 0), dim(argument(frame, 1), 0)))
     put_i64(job, seg.POSITIONS, data(argument(frame, 4)))

@@ -102,12 +102,14 @@ def casted_update(
     step: int = 0,
     gradient_scale: float = 1.0,
     rounding_key: np.ndarray | None = None,
+    rounding_rows: np.ndarray | None = None,
     dim: int | None = None,
     threads: int | None = None,
 ) -> None:
     """The whole backward pass of a lookup, in place and in one pass over the rows; see ``jrec.ops.casted_update``.
 
-    Rows of the cast may be int64, below 2^32 - 1; stochastic rounding hashes them modulo 2^32, as it does int32 ones.
+    Rows of the cast may be int64, below 2^32 - 1; stochastic rounding hashes them modulo 2^32. ``rounding_rows``, which
+    it hashes in their place, are (n,) int32, one for each of the cast's unique rows.
 
     Raises:
       ValueError: If shapes, dtypes or slots do not fit, or an array to be written is not writable and C-contiguous.
@@ -126,6 +128,10 @@ def casted_update(
     segments, wide = min(int(cast.num_unique), rows.size), rows.dtype == np.int64
     if wide:
         rows = _unsigned(rows[:segments])
+    if rounding_rows is not None:
+        _check_array("rounding_rows", rounding_rows, (segments,), np.int32)
+        rounding_rows = np.ascontiguousarray(rounding_rows)
+        job[kernels.Job.ROUNDING_ROWS] = pointer(rounding_rows)
     job[kernels.Job.SEGMENTS], job[kernels.Job.UNSIGNED] = segments, wide
     job[kernels.Job.POSITIONS] = pointer(positions)
     _set_table(job, optimizer, table, slots, rows, hyper)

@@ -123,10 +123,10 @@ def _step(kind, row, gradient, dim, slot0, slot1, hyper):
 
 
 @inlined
-def update_row(kind, table, dtype, row, dim, stride, gradient, slot0, slot1, hyper, scratch):
+def update_row(kind, table, dtype, row, number, dim, stride, gradient, slot0, slot1, hyper, scratch):
     """Steps ``dim`` elements of row number ``row`` of the table, whose rows begin every ``stride`` elements.
 
-    ``gradient`` is overwritten, ``scratch`` holds ``dim`` float32.
+    Stochastic rounding hashes ``number``. ``gradient`` is overwritten, ``scratch`` holds ``dim`` float32.
     """
     at = row * stride
     slot0 += 4 * (row if kind == ROWWISE_ADAGRAD else at)
@@ -142,7 +142,7 @@ def update_row(kind, table, dtype, row, dim, stride, gradient, slot0, slot1, hyp
     _prepare(scratch, gradient, dim, hyper)
     _step(kind, scratch, gradient, dim, slot0, slot1, hyper)
     if get_i32(hyper, STOCHASTIC) != 0:
-        _round(dtype, scratch, row, dim, get_i32(hyper, KEY0), get_i32(hyper, KEY1))
+        _round(dtype, scratch, number, dim, get_i32(hyper, KEY0), get_i32(hyper, KEY1))
     for d in range(dim):
         if dtype == BF16:
             put_bf16(stored, d, get_f32(scratch, d))
@@ -151,11 +151,11 @@ def update_row(kind, table, dtype, row, dim, stride, gradient, slot0, slot1, hyp
 
 
 @inlined
-def _round(dtype, values, row, dim, key0, key1):
+def _round(dtype, values, number, dim, key0, key1):
     """Moves values to the 16-bit grid at random, in place; storing them then changes nothing."""
     if dtype == BF16:
         for d in range(dim):
-            put_f32(values, d, round_bf16(get_f32(values, d), key0, key1, row, d))
+            put_f32(values, d, round_bf16(get_f32(values, d), key0, key1, number, d))
     else:
         for d in range(dim):
-            put_f32(values, d, round_f16(get_f32(values, d), key0, key1, row, d))
+            put_f32(values, d, round_f16(get_f32(values, d), key0, key1, number, d))

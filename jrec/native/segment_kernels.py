@@ -55,13 +55,14 @@ class Job(enum.IntEnum):
     GRADIENTS = 24  # float32, one row a segment in place of a sum, or 0
     STRIDE = 25  # elements from row to row of the table and of its slots; at least DIM
     UNSIGNED = 26  # 1 where ROWS are uint32, of a table of up to 2^32 - 1 rows
+    ROUNDING_ROWS = 27  # int32, what stochastic rounding hashes in place of ROWS, or 0
 
 
 JOB_WORDS = len(Job)
 (
     SOURCE, DTYPE, DIM, SOURCE_ROWS, INDICES, CAPACITY, OFFSETS, LENGTH, SEGMENTS, WEIGHTS, POSITIONS, OUT,
     SEGMENT_COST, PARTIALS, LONG, ERROR, ROWS, TABLE, TABLE_DTYPE, TABLE_ROWS, KIND, SLOT0, SLOT1, HYPER, GRADIENTS,
-    STRIDE, UNSIGNED,
+    STRIDE, UNSIGNED, ROUNDING_ROWS,
 ) = (int(word) for word in Job)  # fmt: skip
 
 malloc = c_function("malloc", types.int64, types.int64)
@@ -159,8 +160,10 @@ def _row(job, s):
 def _update(job, s, gradient, scratch):
     row = _row(job, s)
     if (row >= 0) & (row < get_i64(job, TABLE_ROWS)):
+        numbers = get_i64(job, ROUNDING_ROWS)
+        number = row if numbers == 0 else np.int64(get_i32(numbers, s))
         update_row(
-            get_i64(job, KIND), get_i64(job, TABLE), get_i64(job, TABLE_DTYPE), row, get_i64(job, DIM),
+            get_i64(job, KIND), get_i64(job, TABLE), get_i64(job, TABLE_DTYPE), row, number, get_i64(job, DIM),
             get_i64(job, STRIDE), gradient, get_i64(job, SLOT0), get_i64(job, SLOT1), get_i64(job, HYPER), scratch,
         )  # fmt: skip
 

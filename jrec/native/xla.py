@@ -96,10 +96,11 @@ def row_update(
     step: jax.Array,
     scale: jax.Array,
     rounding_key: jax.Array | None,
+    rounding_rows: jax.Array | None = None,
 ) -> tuple[jax.Array, Slots]:
     """See ``jrec.ops.row_update``."""
     operands = [hyperparameters(optimizer, step, scale, rounding_key), rows, gradients]
-    return _update("row_update", optimizer, _supported(table), slots, operands, [])
+    return _update("row_update", optimizer, _supported(table), slots, operands, [], rounding_rows)
 
 
 def casted_update(
@@ -112,6 +113,7 @@ def casted_update(
     step: jax.Array,
     scale: jax.Array,
     rounding_key: jax.Array | None,
+    rounding_rows: jax.Array | None = None,
 ) -> tuple[jax.Array, Slots]:
     """See ``jrec.ops.casted_update``: gather-reduce and step in one pass over the rows."""
     from jrec.native import segment_kernels as kernels
@@ -123,7 +125,7 @@ def casted_update(
         bag_gradients, _or_empty(None if weights is None else weights.reshape(-1), jnp.float32), cast.num_unique,
     ]  # fmt: skip
     scratch = [_f32(pieces, bag_gradients.shape[1]), _i32(chunks if pieces else 0)]
-    return _update("casted_update", optimizer, _supported(table), slots, operands, scratch)
+    return _update("casted_update", optimizer, _supported(table), slots, operands, scratch, rounding_rows)
 
 
 def _update(
@@ -133,12 +135,14 @@ def _update(
     slots: Slots,
     operands: list[jax.Array],
     scratch: list[jax.ShapeDtypeStruct],
+    rounding_rows: jax.Array | None,
 ) -> tuple[jax.Array, Slots]:
     state = [table, *(slots[slot] for slot in optimizer.slots)]
     results = [*scratch, *(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in state)]
     aliases = {len(operands) + i: len(scratch) + i for i in range(len(state))}
     call = custom_call("handlers", name, results, aliases)
-    new = call(*operands, *state, kind=np.int64(kind_of(optimizer)), threads=threads_attribute())[len(scratch) :]
+    last = [] if rounding_rows is None else [rounding_rows]
+    new = call(*operands, *state, *last, kind=np.int64(kind_of(optimizer)), threads=threads_attribute())[len(scratch) :]
     return new[0], dict(zip(optimizer.slots, new[1:], strict=True))
 
 

@@ -28,6 +28,7 @@ def row_update(
     step: jax.Array | int = 0,
     gradient_scale: jax.Array | float = 1.0,
     rounding_key: jax.Array | None = None,
+    rounding_rows: jax.Array | None = None,
     dim: int | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, Slots]:
@@ -43,6 +44,7 @@ def row_update(
       gradient_scale: Multiplies the gradients: one over the loss scale.
       rounding_key: (2,) uint32, a new one for every step: 16-bit rows are rounded stochastically with it (see
         ``jrec.ops.rounding``); None rounds to nearest.
+      rounding_rows: (n,) int32, the numbers that rounding hashes in place of ``rows``; None for the rows themselves.
       dim: How many elements of a row are real, where the table and its slots are padded behind them (see
         ``jrec.ops.storage``); the others keep what they hold. None for all.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
@@ -53,7 +55,7 @@ def row_update(
     Raises:
       ValueError: If shapes, dtypes or slots do not fit the table and optimizer.
     """
-    _check(optimizer, table, slots, rows, gradients.shape[-1], dim, rounding_key)
+    _check(optimizer, table, slots, rows, gradients.shape[-1], dim, rounding_key, rounding_rows)
     if gradients.shape != (rows.shape[0], gradients.shape[-1]) or gradients.dtype != jnp.float32:
         raise ValueError(
             f"gradients must be float32 of shape {(rows.shape[0], real_dim(table.shape[1], dim))}, but are"
@@ -61,15 +63,15 @@ def row_update(
         )
     step, scale = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32)
 
-    def xla(table, slots, rows, gradients, step, scale, key):
-        return update_rows(optimizer, table, slots, rows, gradients, step, scale, key)
+    def xla(table, slots, rows, gradients, step, scale, key, numbers):
+        return update_rows(optimizer, table, slots, rows, gradients, step, scale, key, numbers)
 
-    def native(table, slots, rows, gradients, step, scale, key):
+    def native(table, slots, rows, gradients, step, scale, key, numbers):
         from jrec.native import xla as kernels
 
-        return kernels.row_update(optimizer, table, slots, rows, gradients, step, scale, key)
+        return kernels.row_update(optimizer, table, slots, rows, gradients, step, scale, key, numbers)
 
-    def pallas(table, slots, rows, gradients, step, scale, key):
+    def pallas(table, slots, rows, gradients, step, scale, key, numbers):
         from jrec.pallas.row_update import row_update as kernel
 
         return kernel(
@@ -82,10 +84,11 @@ def row_update(
             scale,
             rounding=rounding.round_values,
             rounding_key=key,
+            rounding_rows=numbers,
             dim=dim,
         )
 
-    args = (table, slots, rows, gradients, step, scale, rounding_key)
+    args = (table, slots, rows, gradients, step, scale, rounding_key, rounding_rows)
     return dispatch(
         "row_update",
         implementation,
@@ -108,6 +111,7 @@ def casted_update(
     step: jax.Array | int = 0,
     gradient_scale: jax.Array | float = 1.0,
     rounding_key: jax.Array | None = None,
+    rounding_rows: jax.Array | None = None,
     dim: int | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, Slots]:
@@ -128,6 +132,8 @@ def casted_update(
       gradient_scale: Multiplies the gradients: one over the loss scale.
       rounding_key: (2,) uint32, a new one for every step: 16-bit rows are rounded stochastically with it (see
         ``jrec.ops.rounding``); None rounds to nearest.
+      rounding_rows: (unique_capacity,) int32, the numbers that rounding hashes in place of ``cast.rows``; None for
+        these rows themselves.
       dim: How many elements of a row are real, where the table and its slots are padded behind them (see
         ``jrec.ops.storage``); the others keep what they hold. None for all.
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
@@ -148,6 +154,7 @@ def casted_update(
         step=step,
         gradient_scale=gradient_scale,
         rounding_key=rounding_key,
+        rounding_rows=rounding_rows,
         dim=dim,
     )
     return call.dispatch("casted_update", implementation, _together)
@@ -164,24 +171,25 @@ def casted_update_call(
     step: jax.Array | int = 0,
     gradient_scale: jax.Array | float = 1.0,
     rounding_key: jax.Array | None = None,
+    rounding_rows: jax.Array | None = None,
     dim: int | None = None,
 ) -> Call:
     """One of several for ``casted_update_together``; see ``casted_update`` for arguments and errors."""
-    _check(optimizer, table, slots, cast.rows, bag_gradients.shape[-1], dim, rounding_key)
+    _check(optimizer, table, slots, cast.rows, bag_gradients.shape[-1], dim, rounding_key, rounding_rows)
     if weights is not None and weights.size != cast.positions.shape[0]:
         raise ValueError(f"weights of shape {weights.shape} do not fit a cast of {cast.positions.shape[0]} lookups")
     step, scale = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32)
 
-    def xla(table, slots, cast, bag_gradients, weights, step, scale, key):
+    def xla(table, slots, cast, bag_gradients, weights, step, scale, key, numbers):
         gradients = casted_gather_reduce(cast, bag_gradients, weights, implementation="xla")
-        return update_rows(optimizer, table, slots, cast.rows, gradients, step, scale, key)
+        return update_rows(optimizer, table, slots, cast.rows, gradients, step, scale, key, numbers)
 
-    def native(table, slots, cast, bag_gradients, weights, step, scale, key):
+    def native(table, slots, cast, bag_gradients, weights, step, scale, key, numbers):
         from jrec.native import xla as kernels
 
-        return kernels.casted_update(optimizer, table, slots, cast, bag_gradients, weights, step, scale, key)
+        return kernels.casted_update(optimizer, table, slots, cast, bag_gradients, weights, step, scale, key, numbers)
 
-    def request(table, slots, cast, bag_gradients, weights, step, scale, key):
+    def request(table, slots, cast, bag_gradients, weights, step, scale, key, numbers):
         from jrec.pallas.casted_update import UpdateRequest
 
         return UpdateRequest(
@@ -198,11 +206,12 @@ def casted_update_call(
             gradient_scale=scale,
             rounding=rounding.round_values,
             rounding_key=key,
+            rounding_rows=numbers,
             dim=dim,
         )
 
     return Call(
-        args=(table, slots, cast, bag_gradients, weights, step, scale, rounding_key),
+        args=(table, slots, cast, bag_gradients, weights, step, scale, rounding_key, rounding_rows),
         xla=xla,
         native=native if has_native(optimizer, table) else None,
         request=request,
@@ -264,6 +273,7 @@ def _check(
     gradient_dim: int,
     dim: int | None,
     rounding_key: jax.Array | None,
+    rounding_rows: jax.Array | None,
 ) -> None:
     if rounding_key is not None:
         rounding.check_key(rounding_key)
@@ -275,6 +285,11 @@ def _check(
         )
     if rows.ndim != 1 or rows.dtype != jnp.int32:
         raise ValueError(f"rows must be (n,) int32, but are {rows.dtype}{list(rows.shape)}")
+    if rounding_rows is not None and (rounding_rows.shape, rounding_rows.dtype) != (rows.shape, rows.dtype):
+        raise ValueError(
+            f"rounding_rows must be int32 of shape {rows.shape}, one for each row, but are"
+            f" {rounding_rows.dtype}{list(rounding_rows.shape)}"
+        )
     if slots.keys() != optimizer.slots.keys():
         raise ValueError(
             f"{type(optimizer).__name__} keeps slots {sorted(optimizer.slots)}, but was given {sorted(slots)};"

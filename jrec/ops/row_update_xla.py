@@ -73,9 +73,10 @@ def update_rows(
     step: jax.Array,
     gradient_scale: jax.Array,
     rounding_key: jax.Array | None,
+    rounding_rows: jax.Array | None = None,
 ) -> tuple[jax.Array, Slots]:
     """The step of ``jrec.ops.row_update``, in XLA; arguments and results are those."""
-    args = (table, slots, rows, gradients, step, gradient_scale, rounding_key)
+    args = (table, slots, rows, gradients, step, gradient_scale, rounding_key, rounding_rows)
     in_place = optimizer.has_terms
 
     def cpu(*args: Any) -> tuple[jax.Array, Slots]:
@@ -96,6 +97,7 @@ def _write_rows(
     step: jax.Array,
     gradient_scale: jax.Array,
     rounding_key: jax.Array | None,
+    rounding_rows: jax.Array | None,
 ) -> tuple[jax.Array, Slots]:
     """Reads rows and slots, computes new ones, and writes them."""
     rows = _distinct(rows, table)
@@ -105,7 +107,8 @@ def _write_rows(
     old_slots = {name: _take(slot, rows, gradients) for name, slot in slots.items()}
     new, new_slots = optimizer.step_rows(old, gradients, old_slots, math)
     if rounding_key is not None:
-        new = rounding.stochastic_round(new, table.dtype, rounding_key, rows)
+        numbers = rows if rounding_rows is None else rounding_rows
+        new = rounding.stochastic_round(new, table.dtype, rounding_key, numbers)
     return _put(table, rows, new), {name: _put(slot, rows, new_slots[name]) for name, slot in slots.items()}
 
 
@@ -118,6 +121,7 @@ def _step_in_place(
     step: jax.Array,
     gradient_scale: jax.Array,
     rounding_key: jax.Array | None,
+    rounding_rows: jax.Array | None,
 ) -> tuple[jax.Array, Slots]:
     """Adds to slots and rows where they lie.
 
@@ -138,7 +142,8 @@ def _step_in_place(
         return _add(table, rows, -change), new_slots
     new = old - change  # rounded to 16 bits, so that no sum within the scatter gives the same
     if rounding_key is not None:
-        new = rounding.stochastic_round(new, table.dtype, rounding_key, rows)
+        numbers = rows if rounding_rows is None else rounding_rows
+        new = rounding.stochastic_round(new, table.dtype, rounding_key, numbers)
     return _put(table, rows, new), new_slots
 
 

@@ -46,6 +46,7 @@ class UpdateRequest:
       gradient_scale: () float32.
       rounding: ``jrec.ops.rounding.round_values``, which is used with a key.
       rounding_key: (2,) uint32 for stochastic rounding, or None for round to nearest.
+      rounding_rows: (unique_capacity,) int32, the numbers that rounding hashes in place of ``rows``, or None.
       dim: Elements of a row that count, where the storage is padded; None for all.
       config: Tuning, or None for ``tune``'s.
     """
@@ -63,6 +64,7 @@ class UpdateRequest:
     gradient_scale: jax.Array
     rounding: Rounding | None = None
     rounding_key: jax.Array | None = None
+    rounding_rows: jax.Array | None = None
     dim: int | None = None
     config: TuningConfig | None = None
 
@@ -141,7 +143,7 @@ def _prepared(request: UpdateRequest, rule: Rule) -> tuple[_Work, _Variant]:
             element_slots=sum(shape == "element" for _, shape in rule.slots),
         )
     hyper = rules.hyperparameters(request.optimizer, request.step, request.gradient_scale)
-    target = Target(request.table, request.slots, request.rows, hyper, request.rounding_key)
+    target = Target(request.table, request.slots, request.rows, hyper, request.rounding_key, request.rounding_rows)
     gather = Gather(request.bag_gradients, request.sources, request.weights)
     active = request.num_unique.reshape(1)  # a walk ends with its rows, so more than there are does no harm
     rounding = request.rounding if request.rounding_key is not None else None
@@ -192,11 +194,11 @@ def _short(updater: Updater, work: _Work, config: TuningConfig) -> Job:
     def casted_update_short(
         item: jax.Array, bounds_of: tuple[Any, ...], active: Any, target: Target, gather: Gather, offsets: Any
     ) -> None:
-        del item, active, offsets
+        del active, offsets
         low, high, address, ahead = bounds_of
-        old = updater.load(target, address) if config.prefetch else None
+        old = updater.load(target, item, address) if config.prefetch else None
         gradients = segments.add_range(tile, ops, gather, low, high, tile.zeros(), unroll=config.unroll, lookups=ahead)
-        updater.apply(target, old or updater.load(target, address), gradients)
+        updater.apply(target, old or updater.load(target, item, address), gradients)
 
     return Job(
         body=casted_update_short,
@@ -217,9 +219,9 @@ def _long(updater: Updater, work: _Work, levels: list[Gather], runs: jax.Array, 
     def casted_update_long(item: jax.Array, target: Target, levels: list[Gather], runs: Any, offsets: Any) -> None:
         def visit(segment: jax.Array, low: jax.Array, high: jax.Array) -> None:
             address = updater.addresses(target, segment)
-            old = updater.load(target, address) if config.prefetch else None
+            old = updater.load(target, segment, address) if config.prefetch else None
             gradients = segments.add_nodes(tile, ops, levels, low, high, split=config.split, unroll=config.long_unroll)
-            updater.apply(target, old or updater.load(target, address), gradients)
+            updater.apply(target, old or updater.load(target, segment, address), gradients)
 
         segments.visit_long(tile, ops, runs, offsets, item, visit, split=config.split, width=width)
 

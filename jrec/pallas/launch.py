@@ -19,7 +19,7 @@ from jrec.pallas.tile import Tile
 Interpret = plgpu.InterpretGPUParams | None
 MAX_DIM = 1024  # longer rows would not fit a fused update's registers
 MOST_TOGETHER = (
-    24  # tables of one launch: a kernel has 4 KB of parameters, of which an update takes 15 pointers a table
+    24  # tables of one launch: a kernel has 4 KB of parameters, of which an update takes up to 16 pointers a table
 )
 
 

@@ -28,6 +28,7 @@ def row_update(
     *,
     rounding: Rounding | None = None,
     rounding_key: jax.Array | None = None,
+    rounding_rows: jax.Array | None = None,
     dim: int | None = None,
     config: TuningConfig | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -45,6 +46,7 @@ def row_update(
       gradient_scale: () float32.
       rounding: ``jrec.ops.rounding.round_values``, which is used with a key.
       rounding_key: (2,) uint32 for stochastic rounding, or None for round to nearest.
+      rounding_rows: (n,) int32, the numbers that rounding hashes in place of ``rows``; None for the rows themselves.
       dim: Elements of a row that count, where the storage is padded; None for all.
       config: Tuning, or None for ``tune``'s.
 
@@ -66,7 +68,8 @@ def row_update(
             length=1,
             element_slots=elements,
         )
-    target = Target(table, slots, rows, rules.hyperparameters(optimizer, step, gradient_scale), rounding_key)
+    hyper = rules.hyperparameters(optimizer, step, gradient_scale)
+    target = Target(table, slots, rows, hyper, rounding_key, rounding_rows)
     return _row_update(
         target,
         gradients,
@@ -93,7 +96,7 @@ def _row_update(
 
     def row_update(item: jax.Array, target: Target, gradients: Any) -> None:
         address = updater.addresses(target, item)
-        old = updater.load(target, address)
+        old = updater.load(target, item, address)
         row_gradients = updater.ops.load_rows(tile, gradients, jnp.where(address >= 0, item, -1))
         updater.apply(target, old, row_gradients)
 

@@ -27,6 +27,7 @@ class Target(NamedTuple):
       rows: (n,) int32, the table row of each item; ``num_rows`` and more is padding.
       hyper: (4,) float32, see ``rules.hyperparameters``.
       key: (2,) uint32 of stochastic rounding, or None.
+      rounding_rows: (n,) int32, the number of each item's row for stochastic rounding; None for the row itself.
     """
 
     table: Any
@@ -34,14 +35,16 @@ class Target(NamedTuple):
     rows: Any
     hyper: Any
     key: Any = None
+    rounding_rows: Any = None
 
 
 class Loaded(NamedTuple):
-    """A tile's rows before the update: their addresses (-1 for none), values, and slots."""
+    """A tile's rows before the update: their addresses (-1 for none), values, slots, and numbers for rounding."""
 
     address: jax.Array
     rows: jax.Array
     slots: rules.State
+    number: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,8 +68,8 @@ class Updater:
         address = self.ops.load_scalars(self.tile, target.rows, item, fill=-1)
         return jnp.where(address < target.table.shape[0], address, -1)
 
-    def load(self, target: Target, address: jax.Array) -> Loaded:
-        """Reads rows and slots."""
+    def load(self, target: Target, item: jax.Array, address: jax.Array) -> Loaded:
+        """Reads rows and slots of items at their addresses."""
         tile, ops = self.tile, self.ops
         slots = {
             name: (ops.load_rows if shape == "element" else ops.load_scalars)(
@@ -74,7 +77,10 @@ class Updater:
             )
             for name, shape in self.rule.slots
         }
-        return Loaded(address, ops.load_rows(tile, target.table, address, written=True), slots)
+        number = address
+        if self.rounding is not None and target.rounding_rows is not None:
+            number = ops.load_scalars(tile, target.rounding_rows, item)
+        return Loaded(address, ops.load_rows(tile, target.table, address, written=True), slots, number)
 
     def apply(self, target: Target, old: Loaded, gradients: jax.Array) -> None:
         """Writes rows and slots after a step along ``gradients``, values."""
@@ -90,8 +96,8 @@ class Updater:
         rows, slots = optimizer.step_rows(old.rows, gradients, old.slots, step)
         if self.rounding is not None:
             key = [ops.spread(tile, ops.load_scalars(tile, target.key, tile.row_scalars(i, jnp.int32))) for i in (0, 1)]
-            address = ops.spread(tile, old.address)
-            rows = self.rounding(rows, target.table.dtype, key[0], key[1], address, tile.columns())
+            number = ops.spread(tile, old.number)
+            rows = self.rounding(rows, target.table.dtype, key[0], key[1], number, tile.columns())
         ops.store_rows(tile, target.table, old.address, rows)
         for name, shape in self.rule.slots:
             store = ops.store_rows if shape == "element" else ops.store_scalars
