@@ -173,14 +173,14 @@ def retrieved(rows: MeshRows, route: Route, *, kind="padded") -> jax.Array:
     return run(*put((rows, route), spec, on))
 
 
-def update_program(optimizer, devices, *, kind="padded", **how):
+def update_program(optimizer, devices, *, kind="padded", stack=None, **how):
     """The jitted step of (rows, route, gradients, step, key), which donates the rows."""
     specs = MeshRows.specs(optimizer, host=True)
 
     def body(rows, route, gradients, step, key):
         route, gradients = local_view((route, gradients))
         exchange = Exchange.open(route.remote, shard_rows=rows.shard_rows, kind=kind)
-        options = StepOptions(step=step, rounding_key=key)
+        options = StepOptions(step=step, rounding_key=key, stack=stack)
         return update(optimizer, rows, route, exchange, gradients, options=options, **how)
 
     spec = (specs, PartitionSpec(AXIS), PartitionSpec(AXIS), PartitionSpec(), PartitionSpec())

@@ -513,7 +513,11 @@ MOVES = {
         steps=(("processes-host-rows", 2), ("plan-four-tiers", 4), ("processes-host-rows", 6))
     ),
     "hot rows, fewer processes": Move(steps=(("processes-fae", 3), ("fae-plan", 5), ("processes-fae", 99))),
-    "16 bits": Move(steps=(("mesh-retrieve", 2), ("device", 4), ("plan-local", 6)), trace="device", dtype="bfloat16"),
+    "16 bits": Move(
+        steps=(("mesh-retrieve", 2), ("device", 3), ("plan-host", 4), ("plan-local", 6)),
+        trace="device",
+        dtype="bfloat16",
+    ),
 }
 COMPRESSED = {  # dtype of the run's rows
     "tt-whole": "bfloat16",

@@ -26,6 +26,7 @@ from jrec.host import HostTable
 from jrec.host.local import local_ids
 from jrec.native import host
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.ops.rounding_rows import rounding_rows
 from jrec.ops.row_init import init_rows, scale, table_key
 from jrec.ops.types import Bags
 
@@ -145,6 +146,9 @@ def test_training_equals_the_device_tier_to_the_bit(name, dtype):
     device = jnp.concatenate([init_rows(t, KEY) for t in stack.tables])
     slots = optimizer.init(device)
     cast = host.tensor_cast(ids, num_rows=stack.rows)
+    on_device = {} if key is None else {
+        "rounding_key": jnp.asarray(key), "rounding_rows": rounding_rows(stack, jnp.asarray(cast.rows))
+    }  # fmt: skip
     for step in range(3):
         gradients = rng.normal(size=(500, 12)).astype(np.float32)
         pooled = table.gather_reduce(Bags(ids=ids, weights=weights, cast=cast))
@@ -152,7 +156,7 @@ def test_training_equals_the_device_tier_to_the_bit(name, dtype):
         table.casted_update(cast, gradients, weights=weights, step=step, rounding_key=key)
         device, slots = ops.casted_update(
             optimizer, device, slots, cast, gradients, weights=weights, step=step,
-            rounding_key=None if key is None else jnp.asarray(key), implementation="native",
+            implementation="native", **on_device,
         )  # fmt: skip
     rows, own = table.fetch(every(table))
     same(rows, np.asarray(device))

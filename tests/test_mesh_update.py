@@ -17,7 +17,7 @@ from mesh_cases import HOST, OPTIMIZERS, REPLICATED, SHARDED
 from jrec.mesh.allreduce import update_shared
 from jrec.mesh.exchange import Exchange
 from jrec.mesh.route import AXIS, MeshRows, Picks, Route
-from jrec.mesh.step import StepOptions, cast_rows, step_casted
+from jrec.mesh.step import StepOptions
 from jrec.mesh.update import update
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -107,10 +107,9 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="'sum' is unknown; choose one of local, dense, all_gather"):
         update_shared(OPTIMIZERS["sgd"], rows.replicated, {}, picks, jnp.zeros((4, 3)), reduce="sum")
     options = StepOptions(rounding_key=jax.random.key_data(jax.random.key(0)))
-    table = jnp.zeros((5, 3), jnp.bfloat16)
-    cast = cast_rows(picks.rows, num_rows=5, options=options)
     with pytest.raises(ValueError, match="by their addresses in the stack, which the route lacks"):
-        step_casted(OPTIMIZERS["sgd"], table, {}, cast, jnp.zeros((2, 3)), None, options)
+        options.arguments(jnp.zeros((5, 3), jnp.bfloat16), None)
+    assert options.arguments(jnp.zeros((5, 3)), None).keys() == {"step", "gradient_scale"}
 
 
 def test_a_shard_is_updated_in_place():

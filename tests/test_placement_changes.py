@@ -36,6 +36,9 @@ def test_a_run_goes_on_in_another_placement(place, name):
         np.testing.assert_allclose(found.losses, whole.losses, **limits)
         for array, values in whole.arrays.items():
             np.testing.assert_allclose(found.arrays[array], values, err_msg=array, **limits)
+        if move.dtype != "float32":  # the same random bits: rows differ only where sums in another order do
+            same = [np.mean(found.arrays[name] == whole.arrays[name]) for name in cases.ROWS]
+            assert min(same) > 0.97, same
         return
     reference = place.reference(first, "adagrad", move.dtype)
     losses = [reference.step(batch) for batch in place.batches(first, found.folder)]

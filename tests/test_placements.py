@@ -7,7 +7,7 @@ what is trained; by default each of them with one optimizer, and some in 16 bits
 import numpy as np
 import pytest
 from mesh_cases import ragged_on_cpu
-from placement_cases import OPTIMIZERS, PLACEMENTS, STEPS, TT_WARMUP, Placement, PlanOf
+from placement_cases import HOST_ITEM, OPTIMIZERS, PLACEMENTS, STEPS, TT_WARMUP, Placement, PlanOf
 from placement_runs import Workplace
 
 from jrec.sharding import BASELINES
@@ -154,3 +154,11 @@ def test_a_step_rounds_rows_to_a_neighbour(place, name, dtype):
         assert off.max() < 1.001, array
         moved, nearest = moved + (~still).sum(), nearest + (off[~still] <= 0.5).sum()
     assert 0.5 * moved < nearest < 0.95 * moved
+
+
+@pytest.mark.slow
+def test_a_table_that_moves_to_host_memory_keeps_all_16_bit_rows_to_the_bit(place):
+    """Random bits are of the table and the row, not of the stack, which now is another for all tables."""
+    whole = place.run(Placement(), "adagrad", "bfloat16", out="16 bits")
+    mixed = place.run(Placement(keys=(HOST_ITEM,)), "adagrad", "bfloat16", out="16 bits, a host table")
+    follows_a_run(mixed, whole, exact=True)

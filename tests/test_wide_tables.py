@@ -22,6 +22,7 @@ from jrec.native import host
 from jrec.ops import layout as layouts
 from jrec.ops.layout import MAX_TABLE_ROWS, EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.rounding import stochastic_round
+from jrec.ops.rounding_rows import rounding_rows
 from jrec.ops.tt import TTShape
 from jrec.ops.types import Bags
 
@@ -220,7 +221,7 @@ def test_lookups_and_updates_in_host_memory(make, with_cast):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_wide_rows_are_rounded_by_their_number_modulo_2_to_the_32(dtype):
+def test_wide_rows_are_rounded_by_table_and_row_modulo_2_to_the_32(dtype):
     exact, rounded = (HostTable(stack_of(ROWS, kind), ops.SGD(learning_rate=0.1), KEY) for kind in ("float32", dtype))
     exact.store(NUMBERS, rounded.read(NUMBERS).astype(np.float32), {})
     ids = NUMBERS[::3].reshape(-1, 1)
@@ -229,11 +230,12 @@ def test_wide_rows_are_rounded_by_their_number_modulo_2_to_the_32(dtype):
     key = np.array([11, 12], np.uint32)
     for table in (exact, rounded):
         table.casted_update(cast, gradients, rounding_key=key)
-    # What a device rounds by: the rows of the cast that goes there.
+    # What a device rounds by follows from the rows of the cast that goes there.
     [bags] = [localized(Bags(ids=ids), rounded.stack)[0]]
     assert bags.cast.rows.dtype == np.int32
     assert (bags.cast.rows < 0).any()
-    wanted = stochastic_round(exact.read(ids[:, 0]), np.dtype(rounded.dtype), jax.numpy.asarray(key), bags.cast.rows)
+    numbers = rounding_rows(rounded.stack, jax.numpy.asarray(bags.cast.rows))
+    wanted = stochastic_round(exact.read(ids[:, 0]), np.dtype(rounded.dtype), jax.numpy.asarray(key), numbers)
     equal(rounded.read(ids[:, 0]), np.asarray(wanted))
     nearest = exact.read(ids[:, 0]).astype(rounded.dtype)
     assert (nearest != rounded.read(ids[:, 0])).any()

@@ -184,7 +184,7 @@ def localized(bags: Bags, stack: Stack) -> tuple[Bags, np.ndarray, int]:
     """Bags whose ids number the batch's unique rows, 0 for the least, and those rows.
 
     Their cast, computed here unless the loader did, is the cast of the original ids: ``rows`` names rows of the stack,
-    modulo 2^32 in int32 (rounding hashes the same value), so that all of it can go to a device.
+    modulo 2^32 in int32 (rounding counts modulo 2^32, too), so that all of it can go to a device.
 
     Args:
       bags: NumPy arrays.

@@ -17,6 +17,7 @@ from jrec.native import host
 from jrec.native.host_cast import thread_count
 from jrec.native.host_rows import RowStore, table_records
 from jrec.ops.layout import Stack
+from jrec.ops.rounding_rows import host_rounding_rows
 from jrec.ops.row_init import scale, table_keys
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.types import Bags, Cast
@@ -213,7 +214,8 @@ class HostTable:
     ) -> None:
         """The backward pass of a lookup and the optimizer's step in one pass over the rows, in place.
 
-        Bit-identical to ``jrec.ops.casted_update(implementation="native")`` on a table on the device.
+        Bit-identical to ``jrec.ops.casted_update(implementation="native")`` on a table on the device; 16-bit rows with
+        the ``rounding_rows`` of their table and row (``jrec.ops.rounding_rows``).
 
         Args:
           cast: The cast of the lookup's addresses, NumPy arrays.
@@ -229,6 +231,7 @@ class HostTable:
         rows = checked_rows(_unique(cast), self.stack)
         self._before_write(rows)
         self._store.make(rows, self.threads, mark=True)
+        rounds = rounding_key is not None and self.dtype.itemsize < 4
         host.casted_update(
             self.optimizer,
             self._store.values,
@@ -239,6 +242,7 @@ class HostTable:
             step=step,
             gradient_scale=gradient_scale,
             rounding_key=rounding_key,
+            rounding_rows=host_rounding_rows(self.stack, rows) if rounds else None,
             threads=self.threads,
         )
 

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 
 from jrec.mesh.retrieve import place
 from jrec.mesh.route import AXIS, Picks
-from jrec.mesh.step import StepOptions, cast_rows, of_unique, squares_of, step_casted, step_summed
+from jrec.mesh.step import StepOptions, cast_rows, of_unique, squares_of
 from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.row_update import casted_update, row_update
 from jrec.ops.types import Cast
 
 Reduce = Literal["local", "dense", "all_gather"]
@@ -94,8 +95,10 @@ class SharedGradients:
         self, optimizer: RowOptimizer, table: jax.Array, slots: Slots, options: StepOptions
     ) -> tuple[jax.Array, Slots]:
         """Steps the touched rows; returns the new table and slots, as ``update_shared`` does."""
-        take = step_summed if self.summed else step_casted
-        return take(optimizer, table, slots, self.cast, self.gradients, self.addresses, options)
+        shared = {"implementation": options.implementation, **options.arguments(table, self.addresses)}
+        if self.summed:
+            return row_update(optimizer, table, slots, self.cast.rows, self.gradients, **shared)
+        return casted_update(optimizer, table, slots, self.cast, self.gradients, **shared)
 
 
 def shared_gradients(

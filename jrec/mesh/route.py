@@ -72,7 +72,7 @@ class Route:
         where nothing is ever asked, since all lookups of other devices' rows are sent.
       send: Lookups that are sent to the rows' owners, which pool them; None where all unique rows are retrieved.
       addresses: (U,) int32, the unique rows' addresses in the stack, anything in padding; read only where 16-bit rows
-        are rounded stochastically, which goes by address, as on a single device. None otherwise.
+        are rounded stochastically, which goes by table and row, wherever the row lives. None otherwise.
       union: How many replicated rows all devices together may touch before the sparse all-reduce falls back to a
         larger buffer; None for the number that always suffices, the lesser of H and N * R.
     """

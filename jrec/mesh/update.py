@@ -13,8 +13,9 @@ from jrec.mesh.allreduce import Reduce, SharedGradients, pick, shared_gradients
 from jrec.mesh.exchange import Exchange
 from jrec.mesh.route import AXIS, MeshRows, Picks, Route, check_view
 from jrec.mesh.send import Sent
-from jrec.mesh.step import StepOptions, cast_rows, of_unique, squares_of, step_casted
+from jrec.mesh.step import StepOptions, cast_rows, of_unique, squares_of
 from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.row_update import casted_update
 from jrec.ops.tensor_cast import tensor_cast
 from jrec.ops.types import Cast
 
@@ -181,8 +182,15 @@ class _OwnGradients:
         self, optimizer: RowOptimizer, table: jax.Array, slots: Slots, options: StepOptions
     ) -> tuple[jax.Array, Slots]:
         """Steps each row once, by the sum of all its gradients."""
-        return step_casted(
-            optimizer, table, slots, self.cast, self.gradients, self.addresses, options, weights=self.weights
+        return casted_update(
+            optimizer,
+            table,
+            slots,
+            self.cast,
+            self.gradients,
+            weights=self.weights,
+            implementation=options.implementation,
+            **options.arguments(table, self.addresses),
         )
 
 

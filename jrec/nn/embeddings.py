@@ -153,14 +153,12 @@ class EmbeddingCollection(nnx.Module):
           rounding_key: (2,) uint32, a new one for every step; see ``apply_gradients``.
           communication: The other devices, inside ``shard_map``; None on a single one.
         """
-        names = sorted(stack.name for stack in self.layout.members if not stack.compressed)
         contexts = {}
         for name, stack in self.layout.stacks.items():
             key = rounding_key
-            if key is not None:
-                number = zlib.crc32(name.encode()) if stack.compressed else names.index(name)
-                key = rounding.derived_key(key, number)
-            options = StepOptions(step=step, rounding_key=key, implementation=self.implementation)
+            if key is not None and stack.compressed:
+                key = rounding.derived_key(key, zlib.crc32(name.encode()))
+            options = StepOptions(step=step, rounding_key=key, stack=stack, implementation=self.implementation)
             contexts[name] = Context(
                 options=options,
                 optimizer=optimizer_of(optimizer, name),

@@ -127,13 +127,17 @@ def _slots(rng: np.random.Generator, optimizer: Any, table: np.ndarray) -> dict[
     return {name: rng.uniform(0.1, 1.1, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def _options(kernel_class: KernelClass, setup: _Step) -> dict[str, Any]:
-    key = np.array([1234567, 7654321], np.uint32) if setup.keyed and kernel_class.dtype != "float32" else None
-    return {"step": setup.step, "gradient_scale": setup.scale, "rounding_key": key}
+def _options(kernel_class: KernelClass, setup: _Step, room: int) -> dict[str, Any]:
+    options = {"step": setup.step, "gradient_scale": setup.scale, "rounding_key": None}
+    if setup.keyed and kernel_class.dtype != "float32":
+        numbers = np.random.default_rng(SEED).integers(-(2**31), 2**31, room).astype(np.int32)
+        options |= {"rounding_key": np.array([1234567, 7654321], np.uint32), "rounding_rows": numbers}
+    return options
 
 
-def _update_program(kernel_class: KernelClass, name: str, setup: _Step, draws: tuple[Draw, ...]) -> Program:
-    optimizer, options = _optimizer(kernel_class, setup), _options(kernel_class, setup)
+def _update_program(kernel_class: KernelClass, name: str, setup: _Step, room: int, draws: tuple[Draw, ...]) -> Program:
+    """``room`` is how many rows fit into an update."""
+    optimizer, options = _optimizer(kernel_class, setup), _options(kernel_class, setup, room)
 
     def build(table: ModuleType, implementation: Implementation) -> Callable[..., Any]:
         return functools.partial(getattr(table, kernel_class.kernel), implementation, optimizer, **options)
@@ -149,6 +153,7 @@ def _casted_update(kernel_class: KernelClass, tiny: bool) -> Iterator[Program]:
     for sizes in cases:
         setup = _FULL if sizes.weighted else _PLAIN
         optimizer, rng = _optimizer(kernel_class, setup), np.random.default_rng(SEED)
+        room = min(sizes.lookups, sizes.rows) + (20 if sizes.weighted else 0)  # unique rows never need the latter
         draws = []
         for kind in kinds:
             table, lookups = (
@@ -157,16 +162,15 @@ def _casted_update(kernel_class: KernelClass, tiny: bool) -> Iterator[Program]:
             )
             slots = _slots(rng, optimizer, table)
             gradients = rng.normal(size=(sizes.bags, kernel_class.dim)).astype(np.float32)
-            room = min(sizes.lookups, sizes.rows) + (20 if sizes.weighted else 0)  # unique rows never need the latter
             cast: dict[str, Any] = {**reference.cast_of(lookups.ids, lookups.offsets, sizes.rows, room)}
             arguments = table, slots, Cast(**cast), gradients, lookups.weights
             judge = functools.partial(_judge_casted, optimizer, setup, arguments)
             draws.append(Draw(name=kind, arguments=arguments, judge=judge))
-        yield _update_program(kernel_class, sizes.name, setup, tuple(draws))
-    yield _update_beside(kernel_class, setup, sizes.name, tuple(draws))
+        yield _update_program(kernel_class, sizes.name, setup, room, tuple(draws))
+    yield _update_beside(kernel_class, setup, sizes.name, room, tuple(draws))
 
 
-def _update_beside(kernel_class: KernelClass, setup: _Step, name: str, draws: tuple[Draw, ...]) -> Program:
+def _update_beside(kernel_class: KernelClass, setup: _Step, name: str, room: int, draws: tuple[Draw, ...]) -> Program:
     """The same draws with a second table, of another dim and optimizer, in the launches of the first."""
     beside = []
     for draw in draws:
@@ -174,8 +178,8 @@ def _update_beside(kernel_class: KernelClass, setup: _Step, name: str, draws: tu
         other = table[:, :_BESIDE_DIM].astype(np.float32)
         judge = functools.partial(_judge_update_beside, draw, other)
         beside.append(Draw(name=draw.name, arguments=(table, slots, other, *rest), judge=judge))
-    program = _update_program(kernel_class, f"{name}, two tables", setup, tuple(beside))
-    optimizer, options = _optimizer(kernel_class, setup), _options(kernel_class, setup)
+    program = _update_program(kernel_class, f"{name}, two tables", setup, room, tuple(beside))
+    optimizer, options = _optimizer(kernel_class, setup), _options(kernel_class, setup, room)
 
     def build(table: ModuleType, implementation: Implementation) -> Callable[..., Any]:
         return functools.partial(table.casted_update_beside, implementation, optimizer, **options)
@@ -213,7 +217,7 @@ def _row_update(kernel_class: KernelClass, tiny: bool) -> Iterator[Program]:
             arguments = table, _slots(rng, optimizer, table), chosen, gradients
             judge = functools.partial(_judge_rows, optimizer, setup, real, arguments)
             draws.append(Draw(name=kind, arguments=arguments, judge=judge))
-        yield _update_program(kernel_class, name, setup, tuple(draws))
+        yield _update_program(kernel_class, name, setup, room, tuple(draws))
 
 
 def _judge_rows(optimizer: Any, setup: _Step, real: int, arguments: tuple[Any, ...], out: Any, slack: float) -> float:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jrec.mesh.route import Route
-from jrec.mesh.step import StepOptions, step_casted
+from jrec.mesh.step import StepOptions
 from jrec.ops.gather_reduce import gather_reduce_call
 from jrec.ops.lookup import Residuals, squared_gradient_norm
 from jrec.ops.row_optimizers import Slots
@@ -29,7 +29,8 @@ class LocalRows:
     Attributes:
       values: (rows, dim or more); zeros follow each row where rows are padded.
       slots: The rows' slots, shaped as from ``RowOptimizer.init(values)``; empty to predict.
-      addresses: (rows,) int32, each row's address in the stack; None where the array is the whole stack.
+      addresses: (n,) int32, the addresses in the stack of the n rows of the bags' cast; None where the array is the
+        whole stack.
       dim: How many elements of a row are real.
       unique_capacity: How many unique rows fit into a cast that ``lookup`` makes; None for all.
     """
@@ -75,20 +76,6 @@ class LocalRows:
         self, residuals: Residuals, gradients: jax.Array, context: Context, options: StepOptions
     ) -> Deferred[LocalRows]:
         cast = residuals.cast
-        rounds = options.rounds(self.values)
-        if rounds and self.addresses is not None:
-            at = self.addresses.at[cast.rows].get(mode="clip")
-            values, slots = step_casted(
-                context.row_optimizer,
-                self.values,
-                self.slots,
-                cast,
-                gradients,
-                at,
-                options,
-                weights=residuals.weights,
-            )
-            return Deferred(finish=lambda _: dataclasses.replace(self, values=values, slots=slots))
         call = casted_update_call(
             context.row_optimizer,
             self._padded(self.values, context),
@@ -96,10 +83,8 @@ class LocalRows:
             cast,
             gradients,
             weights=residuals.weights,
-            step=options.step,
-            gradient_scale=options.gradient_scale,
-            rounding_key=options.rounding_key if rounds else None,
             dim=self.dim,
+            **options.arguments(self.values, cast.rows if self.addresses is None else self.addresses),
         )
 
         def finish(updated: tuple[jax.Array, Slots]) -> LocalRows:
@@ -133,5 +118,5 @@ def of_batch(values: jax.Array, slots: Slots, bags: Bags) -> tuple[LocalRows, Ba
     capacity, cast = values.shape[0], bags.cast
     numbers = jnp.arange(cast.rows.shape[0], dtype=jnp.int32)
     numbered: Any = jnp.where(numbers < cast.num_unique, numbers, jnp.int32(capacity))
-    rows = LocalRows(values=values, slots=slots, addresses=cast.rows[:capacity], dim=values.shape[1])
+    rows = LocalRows(values=values, slots=slots, addresses=cast.rows, dim=values.shape[1])
     return rows, dataclasses.replace(bags, cast=dataclasses.replace(cast, rows=numbered))

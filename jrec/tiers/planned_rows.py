@@ -59,7 +59,7 @@ class PlannedRows:
         """Retrieves the batch's unique rows, has others pool sent lookups, and defers the pooling; see ``Store``."""
         route, communication = _given(route), context.together
         if _all_replicated(route):
-            return self._copies().lookup(_on_copies(bags, route), None, context)
+            return self._copies(route).lookup(_on_copies(bags, route), None, context)
         axis, kind = communication.axis, communication.exchange
         exchange = sent = None
         if route.remote is not None:
@@ -113,10 +113,10 @@ class PlannedRows:
 
         return Update(squares=squares, step=step)
 
-    def _copies(self) -> LocalRows:
+    def _copies(self, route: Route) -> LocalRows:
         """The replicated rows, as the device has them."""
-        values = self.rows.replicated
-        return LocalRows(values=values, slots=self.rows.replicated_slots, dim=values.shape[1])
+        values, slots = self.rows.replicated, self.rows.replicated_slots
+        return LocalRows(values=values, slots=slots, addresses=route.addresses, dim=values.shape[1])
 
     def _updated_copies(
         self, residuals: BagResiduals, gradients: jax.Array, route: Route, context: Context
@@ -128,8 +128,8 @@ class PlannedRows:
             return PlannedRows(rows=rows)
 
         communication, cast = context.together, residuals.cast
-        if jax.lax.axis_size(communication.axis) == 1 and not context.options.rounds(self.rows.replicated):
-            update = self._copies().update(residuals, gradients, None, context)
+        if jax.lax.axis_size(communication.axis) == 1:
+            update = self._copies(route).update(residuals, gradients, None, context)
 
             def step_copies(options: StepOptions) -> Deferred[PlannedRows]:
                 pending = update.step(options)

@@ -292,7 +292,7 @@ def _route(part: Part, device: int, name: str, shapes: Shapes) -> Route:
     addresses: Any = None
     if stack.dtype != "float32":
         addresses = np.zeros(sizes.unique, np.int32)
-        addresses[: routed.addresses.size] = routed.addresses.astype(np.int32)  # modulo 2^32: rounding hashes 32 bits
+        addresses[: routed.addresses.size] = routed.addresses.astype(np.int32)  # modulo 2^32, as rounding counts
     return Route(
         capacity=sizes.unique,
         own=picks(device, sizes.own) if sizes.own else None,
