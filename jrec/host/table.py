@@ -231,7 +231,7 @@ class HostTable:
         rows = checked_rows(_unique(cast), self.stack)
         self._before_write(rows)
         self._store.make(rows, self.threads, mark=True)
-        rounds = rounding_key is not None and self.dtype.itemsize < 4
+        numbers = host_rounding_rows(self.stack, rows) if self.dtype.itemsize < 4 else None
         host.casted_update(
             self.optimizer,
             self._store.values,
@@ -242,7 +242,7 @@ class HostTable:
             step=step,
             gradient_scale=gradient_scale,
             rounding_key=rounding_key,
-            rounding_rows=host_rounding_rows(self.stack, rows) if rounds else None,
+            rounding_rows=numbers,
             threads=self.threads,
         )
 
