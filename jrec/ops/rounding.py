@@ -1,7 +1,7 @@
 """Stochastic rounding of float32 to 16-bit floats, with explicit keys.
 
 Small updates of a 16-bit table vanish when every sum is rounded to nearest; rounded up with a probability that equals
-the remainder, they survive on average. The random bits are a hash of (key, row address, column), so they depend on
+the remainder, they survive on average. The random bits are a hash of (key, row number, column), so they depend on
 no order of execution: XLA, native and Pallas kernels that use the same key store the same bits for the same sums.
 Take a fresh key for every step.
 """
