@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jrec.ops.arrays import Bagged, Ids, Offsets, Table, Weights
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import check_segments, gather_reduce, segment_of_entries, take_rows
 from jrec.ops.ids import check_ids
@@ -22,14 +23,14 @@ Combiner = Literal["sum", "mean", "sqrtn", "max"]
 
 
 def embedding_bag(
-    table: jax.Array,
-    ids: jax.Array,
-    offsets: jax.Array | None = None,
+    table: Table,
+    ids: Ids,
+    offsets: Offsets | None = None,
     *,
-    weights: jax.Array | None = None,
+    weights: Weights | None = None,
     combiner: Combiner = "sum",
     implementation: Implementation | None = None,
-) -> jax.Array:
+) -> Bagged:
     """Pools table rows into bags, differentiable in ``table`` and ``weights``.
 
     ``sum`` adds ``weights * row``; ``mean`` divides that by the number of ids in the bag, ``sqrtn`` by its square root;

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrec.ops.arrays import Bagged, Ids, Offsets, Table, Weights
 from jrec.ops.dispatch import Call, Implementation, dispatch_together
 from jrec.ops.gather_reduce_xla import run_in_xla
 from jrec.ops.gather_reduce_xla import segment_of_entries as segment_of_entries
@@ -20,13 +21,13 @@ from jrec.ops.verdicts import KernelClass
 
 
 def gather_reduce(
-    source: jax.Array,
-    indices: jax.Array,
-    offsets: jax.Array | None = None,
+    source: Table,
+    indices: Ids,
+    offsets: Offsets | None = None,
     *,
-    weights: jax.Array | None = None,
+    weights: Weights | None = None,
     implementation: Implementation | None = None,
-) -> jax.Array:
+) -> Bagged:
     """Sums (weighted) rows of ``source`` per segment: ``out[s] = sum_j weights[j] * source[indices[j]]``.
 
     Args:

@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 
 from jrec.ops import rounding
+from jrec.ops.arrays import Activations, Count, RoundingKey, Scalar, Scale, Slots, Step, Tables
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import gather_reduce_call, gather_reduce_together
 from jrec.ops.row_update import casted_gather_reduce, casted_update_call, casted_update_together
 from jrec.ops.tensor_cast import tensor_cast
 from jrec.ops.types import Bags, Cast
-from jrec.row_optimizers import RowOptimizers, Slots, optimizer_of
+from jrec.row_optimizers import RowOptimizers, optimizer_of
 
 
 @jax.tree_util.register_dataclass
@@ -36,12 +37,12 @@ class Residuals:
 
 
 def lookup(
-    tables: Mapping[str, jax.Array],
+    tables: Mapping[str, Tables],
     bags: Mapping[str, Bags],
     *,
     unique_capacities: Mapping[str, int] | None = None,
     implementation: Implementation | None = None,
-) -> tuple[dict[str, jax.Array], dict[str, Residuals]]:
+) -> tuple[dict[str, Activations], dict[str, Residuals]]:
     """Pools the rows of every bag, and casts the ids for the backward pass where the loader did not.
 
     Args:
@@ -86,7 +87,7 @@ def lookup(
     return activations, residuals
 
 
-def rows_left_out(residuals: Mapping[str, Residuals]) -> dict[str, jax.Array]:
+def rows_left_out(residuals: Mapping[str, Residuals]) -> dict[str, Count]:
     """How many unique rows did not fit into each table's cast, () int32 by table: ``apply_gradients`` skips them.
 
     Example:
@@ -99,17 +100,17 @@ def rows_left_out(residuals: Mapping[str, Residuals]) -> dict[str, jax.Array]:
 
 def apply_gradients(
     optimizer: RowOptimizers,
-    tables: Mapping[str, jax.Array],
+    tables: Mapping[str, Tables],
     slots: Mapping[str, Slots],
     residuals: Mapping[str, Residuals],
-    gradients: Mapping[str, jax.Array],
+    gradients: Mapping[str, Activations],
     *,
-    step: jax.Array | int = 0,
-    gradient_scale: jax.Array | float = 1.0,
-    rounding_key: jax.Array | None = None,
+    step: Step = 0,
+    gradient_scale: Scale = 1.0,
+    rounding_key: RoundingKey | None = None,
     dims: Mapping[str, int] | None = None,
     implementation: Implementation | None = None,
-) -> tuple[dict[str, jax.Array], dict[str, Slots]]:
+) -> tuple[dict[str, Tables], dict[str, Slots]]:
     """Updates the rows that were looked up; see ``casted_update``.
 
     Args:
@@ -167,10 +168,10 @@ def apply_gradients(
 
 def squared_gradient_norm(
     residuals: Mapping[str, Residuals],
-    gradients: Mapping[str, jax.Array],
+    gradients: Mapping[str, Activations],
     *,
     implementation: Implementation | None = None,
-) -> jax.Array:
+) -> Scalar:
     """Sum of squares of the gradients of all rows that were looked up, for clipping by a norm over all parameters.
 
     A row's gradient is the sum over its lookups, as a dense gradient of the table has it; the norm of the activations'
@@ -201,7 +202,7 @@ def squared_gradient_norm(
     return total
 
 
-def init_slots(optimizer: RowOptimizers, tables: Mapping[str, jax.Array]) -> dict[str, Slots]:
+def init_slots(optimizer: RowOptimizers, tables: Mapping[str, Tables]) -> dict[str, Slots]:
     """Fresh optimizer slots for every table; none for a frozen one (see ``apply_gradients``)."""
     own = {name: optimizer_of(optimizer, name) for name in tables}
     return {name: {} if (rule := own[name]) is None else rule.init(table) for name, table in tables.items()}

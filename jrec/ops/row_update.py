@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jrec.ops import rounding
+from jrec.ops.arrays import Bagged, RoundingKey, RowGradients, Rows, RowSlots, Scale, Step, Table, Weights
 from jrec.ops.dispatch import Call, Implementation, dispatch, dispatch_together
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_update_xla import update_rows
@@ -20,18 +21,18 @@ from jrec.row_optimizers import RowOptimizer, Slots
 
 def row_update(
     optimizer: RowOptimizer,
-    table: jax.Array,
-    slots: Slots,
-    rows: jax.Array,
-    gradients: jax.Array,
+    table: Table,
+    slots: RowSlots,
+    rows: Rows,
+    gradients: RowGradients,
     *,
-    step: jax.Array | int = 0,
-    gradient_scale: jax.Array | float = 1.0,
-    rounding_key: jax.Array | None = None,
-    rounding_rows: jax.Array | None = None,
+    step: Step = 0,
+    gradient_scale: Scale = 1.0,
+    rounding_key: RoundingKey | None = None,
+    rounding_rows: Rows | None = None,
     dim: int | None = None,
     implementation: Implementation | None = None,
-) -> tuple[jax.Array, Slots]:
+) -> tuple[Table, RowSlots]:
     """One optimizer step on ``table[rows]``; all other rows and slots keep their bits.
 
     Args:
@@ -102,19 +103,19 @@ def row_update(
 
 def casted_update(
     optimizer: RowOptimizer,
-    table: jax.Array,
-    slots: Slots,
+    table: Table,
+    slots: RowSlots,
     cast: Cast,
-    bag_gradients: jax.Array,
+    bag_gradients: Bagged,
     *,
-    weights: jax.Array | None = None,
-    step: jax.Array | int = 0,
-    gradient_scale: jax.Array | float = 1.0,
-    rounding_key: jax.Array | None = None,
-    rounding_rows: jax.Array | None = None,
+    weights: Weights | None = None,
+    step: Step = 0,
+    gradient_scale: Scale = 1.0,
+    rounding_key: RoundingKey | None = None,
+    rounding_rows: Rows | None = None,
     dim: int | None = None,
     implementation: Implementation | None = None,
-) -> tuple[jax.Array, Slots]:
+) -> tuple[Table, RowSlots]:
     """The whole backward pass of a lookup: casted gather-reduce of the bag gradients, then the optimizer's step.
 
     Kernels fuse the two, so that the coalesced gradient never reaches memory. XLA holds (unique_capacity, dim) of it,

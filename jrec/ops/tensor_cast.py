@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrec.ops.arrays import Ids, Offsets
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.gather_reduce import check_segments, segment_of_entries
 from jrec.ops.offsets import well_formed, within_bags
@@ -16,8 +17,8 @@ from jrec.ops.verdicts import CAST
 
 
 def tensor_cast(
-    ids: jax.Array,
-    offsets: jax.Array | None = None,
+    ids: Ids,
+    offsets: Offsets | None = None,
     *,
     num_rows: int,
     unique_capacity: int | None = None,

@@ -24,6 +24,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from jrec.ops.arrays import Step
 from jrec.ops.dispatch import Implementation
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.tt.cache_fold import fold_rows
@@ -140,7 +141,7 @@ def tt_cache_step(
     shape: TTShape,
     cast: Cast | Callable[[], Cast],
     *,
-    step: jax.Array | int,
+    step: Step,
     implementation: Implementation | None = None,
 ) -> tuple[Cores, TTCache]:
     """What a cache does at the end of a training step: tracks its lookups, and chooses rows anew when it is time.

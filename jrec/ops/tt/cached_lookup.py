@@ -12,9 +12,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from jrec.ops.arrays import Bagged, RoundingKey, Scale, Slots, Step
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import check_segments, gather_reduce
-from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import casted_gather_reduce, row_update
 from jrec.ops.tensor_cast import tensor_cast
 from jrec.ops.tt.cache import TTCache, check_cache, lookup_rows
@@ -62,7 +63,7 @@ def tt_cached_lookup(
     traffic: TTTraffic | None = None,
     unique_capacity: int | None = None,
     implementation: Implementation | None = None,
-) -> tuple[jax.Array, TTCachedResiduals]:
+) -> tuple[Bagged, TTCachedResiduals]:
     """Phase one: pooled rows of every bag, from the cache where it holds them, else from the cores.
 
     Args:
@@ -138,12 +139,12 @@ def tt_cached_apply_gradients(
     cache: TTCache,
     shape: TTShape,
     residuals: TTCachedResiduals,
-    gradients: jax.Array,
+    gradients: Bagged,
     *,
-    step: jax.Array | int = 0,
-    gradient_scale: jax.Array | float = 1.0,
+    step: Step = 0,
+    gradient_scale: Scale = 1.0,
     core_optimizer: RowOptimizer | None = None,
-    rounding_key: jax.Array | None = None,
+    rounding_key: RoundingKey | None = None,
     contraction: Contraction | None = None,
     traffic: TTTraffic | None = None,
     implementation: Implementation | None = None,

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jrec.ops import rounding
+from jrec.ops.arrays import Slots
 from jrec.ops.dispatch import Implementation, dispatch
-from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import has_native, row_update
 from jrec.ops.tt.index import TTIndex
 from jrec.ops.tt.init import Cores

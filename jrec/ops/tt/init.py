@@ -10,12 +10,13 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from jrec.ops.arrays import Core
 from jrec.ops.tt.shape import TTShape
 
 Initializer = Literal["sampled_gaussian", "gaussian", "uniform"]
 INITIALIZERS: tuple[str, ...] = get_args(Initializer)
 
-Cores = tuple[jax.Array, ...]
+Cores = tuple[Core, ...]
 
 _CUT = 2.0  # Algorithm 3 samples a normal variable until its magnitude passes 2
 _TAIL = math.erfc(_CUT / math.sqrt(2)) / 2

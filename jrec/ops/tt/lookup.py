@@ -10,6 +10,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jrec.ops.arrays import Bagged, Ids, Offsets, RoundingKey, Scale, Slots, Step, Weights
 from jrec.ops.dispatch import IMPLEMENTATIONS, Implementation, native_unavailable
 from jrec.ops.embedding_bag import (
     Combiner,
@@ -20,7 +21,7 @@ from jrec.ops.embedding_bag import (
     normalized_weights,
 )
 from jrec.ops.gather_reduce import check_segments, gather_reduce
-from jrec.ops.row_optimizers import RowOptimizer, Slots
+from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import casted_gather_reduce
 from jrec.ops.tt.contract import (
     TTResiduals,
@@ -55,15 +56,15 @@ class _Config:
 def tt_embedding_bag(
     cores: Cores,
     shape: TTShape,
-    ids: jax.Array,
-    offsets: jax.Array | None = None,
+    ids: Ids,
+    offsets: Offsets | None = None,
     *,
-    weights: jax.Array | None = None,
+    weights: Weights | None = None,
     combiner: Combiner = "sum",
     contraction: Contraction | None = None,
     traffic: TTTraffic | None = None,
     implementation: Implementation | None = None,
-) -> jax.Array:
+) -> Bagged:
     """Pools rows of a tensor-train table into bags, differentiable in ``cores`` and ``weights``.
 
     Args:
@@ -122,7 +123,7 @@ def tt_lookup(
     traffic: TTTraffic | None = None,
     unique_capacity: int | None = None,
     implementation: Implementation | None = None,
-) -> tuple[jax.Array, TTResiduals]:
+) -> tuple[Bagged, TTResiduals]:
     """Phase one: pooled rows of every bag, and what their backward pass needs.
 
     Args:
@@ -152,7 +153,7 @@ def tt_core_gradients(
     cores: Cores,
     shape: TTShape,
     residuals: TTResiduals,
-    gradients: jax.Array,
+    gradients: Bagged,
     *,
     contraction: Contraction | None = None,
     traffic: TTTraffic | None = None,
@@ -188,11 +189,11 @@ def tt_apply_gradients(
     slots: tuple[Slots, ...],
     shape: TTShape,
     residuals: TTResiduals,
-    gradients: jax.Array,
+    gradients: Bagged,
     *,
-    step: jax.Array | int = 0,
-    gradient_scale: jax.Array | float = 1.0,
-    rounding_key: jax.Array | None = None,
+    step: Step = 0,
+    gradient_scale: Scale = 1.0,
+    rounding_key: RoundingKey | None = None,
     contraction: Contraction | None = None,
     traffic: TTTraffic | None = None,
     implementation: Implementation | None = None,
