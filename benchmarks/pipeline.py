@@ -3,8 +3,9 @@
 The same model, batches and host tables in turn with a queue of ``--queue`` batches ("pipelined") and with one of 1
 ("sequential"); the tables are larger than what the runs touch, and rows come into being when they are first written. A
 "plain" loop stands beside them: rows are pooled and updated on the host, pooled activations and their gradients travel,
-nothing overlaps (the parameter-server mode of DLRM that EL-Rec compares with). Then all tables are cut to a size that
-fits the device, and the same batches' steps with tables on the device are compared with the pipelined ones on the host.
+nothing overlaps (the parameter-server mode of DLRM that EL-Rec compares with). On a CPU "in place" joins them, which
+``jrec train`` does there by default (``jrec.train.in_place_feed``). Then all tables are cut to a size that fits the
+device, and the same batches' steps with tables on the device are compared with those on the host.
 
 Batches lie in memory, cast, as a loader with cores of its own delivers them. ``overlap efficiency`` is the busiest
 stage's time by the step's: on a CPU the stages share cores with the step, so that busy times contain waiting for cores.
@@ -39,6 +40,7 @@ from jrec.host.timeline import Timeline
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, binary_cross_entropy
 from jrec.ops.layout import EmbeddingLayout, Tier
 from jrec.ops.types import Bags
+from jrec.train.in_place_feed import HostPooling
 from jrec.train.step import CompiledRun, State, StepBatch, compile_run
 
 LEARNING_RATE = 0.01
@@ -99,11 +101,13 @@ def _pipelined_or_not(report: harness.Report, workload: workloads.Workload, argu
         "sequential": lambda n: run.through_pipeline(batches, 1, n, None),
         "plain": lambda n: run.plainly(batches, n),
     }
+    if _on_cpu():
+        named["in place"] = lambda n: run.in_place(batches, n)
     seconds = _alternate(named, steps, _rounds(report))
     for peer in ("sequential", "plain"):
-        ratio = statistics.median(p / o for o, p in zip(seconds["pipelined"], seconds[peer], strict=True))
-        report.add(case, "step, pipelined", 1e3 * statistics.median(seconds["pipelined"]), "ms", peer=peer, ratio=ratio)
         report.add(case, f"step, {peer}", 1e3 * statistics.median(seconds[peer]), "ms")
+    _compare(report, case, seconds, "pipelined", ("sequential", "plain"))
+    _compare(report, case, seconds, "in place", ("plain", "pipelined"))
     _add_timeline(report, case, timelines, steps)
     report.add(case, "rows in host memory", run.rows_made, "rows")
 
@@ -113,15 +117,28 @@ def _host_or_device(report: harness.Report, workload: workloads.Workload, argume
     host, device = _HostRun(workload), _DeviceRun(workload)
     named: dict[str, Steps] = {
         "pipelined": lambda n: host.through_pipeline(on_host, arguments.queue, n, None),
-        "device": lambda n: device.steps(on_device, n),
+        "device only": lambda n: device.steps(on_device, n),
     }
-    seconds = _alternate(named, 16 if report.quick else 48, _rounds(report))
-    ratio = statistics.median(p / o for o, p in zip(seconds["pipelined"], seconds["device"], strict=True))
-    case = _case(workload)
-    report.add(
-        case, "step, pipelined", 1e3 * statistics.median(seconds["pipelined"]), "ms", peer="device only", ratio=ratio
-    )
-    report.add(case, "step, device only", 1e3 * statistics.median(seconds["device"]), "ms")
+    if _on_cpu():
+        named["in place"] = lambda n: host.in_place(on_host, n)
+    seconds, case = _alternate(named, 16 if report.quick else 48, _rounds(report)), _case(workload)
+    report.add(case, "step, device only", 1e3 * statistics.median(seconds["device only"]), "ms")
+    for way in ("pipelined", "in place"):
+        _compare(report, case, seconds, way, ("device only",))
+
+
+def _compare(
+    report: harness.Report, case: str, seconds: dict[str, list[float]], way: str, peers: tuple[str, ...]
+) -> None:
+    """Adds the median seconds of ``way``, with the median ratio of each peer's to them, where it was run."""
+    for peer in peers if way in seconds else ():
+        ratio = statistics.median(p / o for o, p in zip(seconds[way], seconds[peer], strict=True))
+        report.add(case, f"step, {way}", 1e3 * statistics.median(seconds[way]), "ms", peer=peer, ratio=ratio)
+
+
+def _on_cpu() -> bool:
+    """Whether rows in host memory can be read in place."""
+    return jax.devices()[0].platform == "cpu"
 
 
 def _rounds(report: harness.Report) -> int:
@@ -167,6 +184,7 @@ class _HostRun:
         self._state, self._run = _compiled(workload, self._layout, self._rows)
         key = nnx.Rngs(params=0).params()
         self._tables = {stack.name: HostTable(stack, self._rows, key) for stack in self._layout.members}
+        self._pooling = HostPooling(self._tables)
         self._plain_state, self._plain_step = _plain_step(workload, self._layout)
         self._count = itertools.count()
 
@@ -201,6 +219,16 @@ class _HostRun:
         given = StepBatch(batch=ready.batch)
         self._state, _, rows, _ = self._run.step_on(self._state, {}, ready.tables, given)
         pipeline.put_back(ready, rows)
+
+    def in_place(self, batches: list[Batch], steps: int) -> float:
+        """Seconds of ``steps`` steps of a run that pools and updates its rows where they lie."""
+        start = 0.0
+        for number, batch in enumerate(itertools.islice(itertools.cycle(batches), WARMUP + steps)):
+            if number == WARMUP:
+                start = time.perf_counter()
+            self._state, _, updates, _ = self._run.step_on(self._state, {}, {}, self._pooling.pooled(batch))
+            self._pooling.update(batch, updates)
+        return time.perf_counter() - start
 
     def plainly(self, batches: list[Batch], steps: int) -> float:
         """Seconds of ``steps`` steps that pool and update on the host, one after the other."""

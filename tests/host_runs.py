@@ -22,6 +22,7 @@ from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.types import Bags
 from jrec.train.host_feed import unique_rows
+from jrec.train.in_place_feed import HostCasts, HostPooling
 from jrec.train.step import CompiledRun, State, StepBatch, compile_run
 
 EXAMPLES, STEPS, SEED = 16, 10, 3
@@ -158,6 +159,7 @@ class HostRun:
         self.state, self.run = new_run("host", rows)
         key = nnx.Rngs(params=SEED).params()
         self.tables = {s.name: HostTable(s, optimizer(rows), key, threads=threads) for s in self.layout.members}
+        self.pooling = HostPooling(self.tables)
 
     def predict(self, state: State, batch: Batch) -> jax.Array:
         """Logits with rows read from the host."""
@@ -177,6 +179,14 @@ class HostRun:
         given = StepBatch(batch=ready.batch)
         self.state, _, rows, seen = self.run.step_on(self.state, {}, ready.tables, given)
         pipeline.put_back(ready, rows)
+        return float(seen.loss)
+
+    def step_in_place(self, batch: Batch) -> float:
+        """Takes a step on a batch whose rows the host pools and updates; its loss."""
+        batch = HostCasts(self.layout.members)(batch)
+        prepared = self.pooling.pooled(batch)
+        self.state, _, host, seen = self.run.step_on(self.state, {}, {}, prepared)
+        self.pooling.update(batch, host)
         return float(seen.loss)
 
     def snapshot(self, loss: float | None) -> Snapshot:

@@ -354,6 +354,7 @@ WORD_MAX = "model.features.word.pooling=max"
 SEQUENCES = tuple(f"model.features.{name}.pooling=none" for name in ("user", "item"))
 CLIPPED = f"{_NORM}0.1"
 HOST_TABLES = "tables.tier=host"
+PIPELINE = "tables.host.pipeline=on"
 HOST_ITEM = "tables.overrides={item={tier='host'}}"
 HOST_ITEM_TT = f"tables.overrides={{item={{tier='host'}}, word={{tier='tt', rank={RANK}, whole_rows={WHOLE_ROWS}}}}}"
 REPLICATED_ITEM = "tables.overrides={item={tier='replicated'}}"
@@ -372,7 +373,9 @@ PLACEMENTS = {
     ),
     "tt-cache-shared": Placement(keys=(TT_CORES, *TT_CACHE), cores_from=0, shares=2, trace="tt-cache-shared"),
     "host": Placement(keys=(HOST_TABLES,), reordered=True),
-    "host-queue-1": Placement(keys=(HOST_TABLES, "tables.host.queue=1"), trace="host", exact=True, reordered=True),
+    "host-queue-1": Placement(
+        keys=(HOST_TABLES, PIPELINE, "tables.host.queue=1"), trace="host", exact=True, reordered=True
+    ),
     "host-whole-cache": Placement(
         keys=(HOST_ITEM_TT, *TT_CACHE), cores_from=WHOLE_ROWS, trace="tt-whole-cache", reordered=True
     ),

@@ -211,6 +211,7 @@ class HostTable:
         step: int = 0,
         gradient_scale: float = 1.0,
         rounding_key: np.ndarray | None = None,
+        hyperparameters: np.ndarray | None = None,
     ) -> None:
         """The backward pass of a lookup and the optimizer's step in one pass over the rows, in place.
 
@@ -224,6 +225,9 @@ class HostTable:
           step: The number of steps that the table took before.
           gradient_scale: A factor of the gradients: one over the loss scale.
           rounding_key: (2,) uint32, for stochastic rounding of 16-bit rows; None rounds to nearest.
+          hyperparameters: (len(Hyper),) int32, what a jitted step computed of ``step``, ``gradient_scale`` and
+            ``rounding_key`` (``jrec.native.hyper``), in their place. A learning rate that is a schedule then has the
+            bits of rows on the device.
 
         Raises:
           ValueError: On addresses outside the stack, or arrays that do not fit.
@@ -243,6 +247,7 @@ class HostTable:
             gradient_scale=gradient_scale,
             rounding_key=rounding_key,
             rounding_rows=numbers,
+            hyperparameters=hyperparameters,
             threads=self.threads,
         )
 

@@ -11,6 +11,7 @@ from jrec.native import threads as thread_pool
 from jrec.native.compile import pointer
 from jrec.native.host_cast import checked_ids, thread_count
 from jrec.native.hyper import host_hyperparameters, kind_of
+from jrec.native.optimizer_steps import Hyper
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.storage import real_dim
 from jrec.ops.types import Cast
@@ -103,6 +104,7 @@ def casted_update(
     gradient_scale: float = 1.0,
     rounding_key: np.ndarray | None = None,
     rounding_rows: np.ndarray | None = None,
+    hyperparameters: np.ndarray | None = None,
     dim: int | None = None,
     threads: int | None = None,
 ) -> None:
@@ -110,6 +112,8 @@ def casted_update(
 
     Rows of the cast may be int64, below 2^32 - 1; stochastic rounding hashes them modulo 2^32. ``rounding_rows``, which
     it hashes in their place, are (n,) int32, one for each of the cast's unique rows.
+    ``hyperparameters`` of a jitted step (``jrec.native.hyper``) take the place of ``step``, ``gradient_scale`` and
+    ``rounding_key``.
 
     Raises:
       ValueError: If shapes, dtypes or slots do not fit, or an array to be written is not writable and C-contiguous.
@@ -123,7 +127,11 @@ def casted_update(
         if weights.size != positions.size:
             raise ValueError(f"weights of shape {weights.shape} do not fit a cast of {positions.size} lookups")
         weights = np.ascontiguousarray(weights)
-    hyper = host_hyperparameters(optimizer, step, gradient_scale, _checked_key(rounding_key))
+    if hyperparameters is None:
+        hyper = host_hyperparameters(optimizer, step, gradient_scale, _checked_key(rounding_key))
+    else:
+        _check_array("hyperparameters", hyperparameters, (len(Hyper),), np.int32)
+        hyper = np.ascontiguousarray(hyperparameters)
     job = _segment_job(bag_gradients, sources, offsets, weights)
     segments, wide = min(int(cast.num_unique), rows.size), rows.dtype == np.int64
     if wide:

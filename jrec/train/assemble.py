@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
+from jrec.batch import Batch
 from jrec.data.loader import Loader
 from jrec.ops.layout import EmbeddingLayout
 from jrec.train.build import build_modules, parameter_counts
@@ -14,6 +16,7 @@ from jrec.train.fae_data import FaeLoaders
 from jrec.train.feed import Feed, LoaderFeed
 from jrec.train.host_feed import HostFeed
 from jrec.train.hot_cold_feed import HotColdFeed, hot_setup
+from jrec.train.in_place_feed import HostCasts, InPlaceFeed, reads_in_place
 from jrec.train.loaders import train_loader
 from jrec.train.mesh_feed import MeshFeed
 from jrec.train.mesh_host_rows import with_host_rows
@@ -52,11 +55,13 @@ def assemble(data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, re
       restored: Whether a checkpoint will be restored: then no initial values are made.
 
     Raises:
-      ConfigError: If parts of the configuration do not go together.
+      ConfigError: If parts of the configuration do not go together, such as a run that needs the pipeline of host
+        memory with ``tables.host.pipeline`` "off".
       DatasetError: If the dataset cannot be used.
       PlanError: If the plan does not fit.
     """
     config, schema = data.config, data.schema
+    in_place = reads_in_place(config, layout)
     setup = open_mesh(config, schema, layout, packed=data.packed) if config.planned else None
     loaders = loader = None
     if data.packed is not None:
@@ -64,7 +69,10 @@ def assemble(data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, re
         loaders = FaeLoaders(config, data.packed, cold=setup, hot=hot_setup(setup))
         total = loaders.total_batches
     else:
-        loader = train_loader(config, schema, layout, transform=None if setup is None else setup.parts)
+        transform: Callable[[Batch], Any] | None = None if setup is None else setup.parts
+        if in_place and config.data.cast == "device":
+            transform = HostCasts(layout.host_stacks)
+        loader = train_loader(config, schema, layout, transform=transform)
         total = loader.total_batches or 0
     total = min(total, config.max_steps) if config.max_steps else total
     model, optimizer = build_modules(config, schema, layout, total, abstract=restored)
@@ -83,16 +91,16 @@ def assemble(data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, re
         hot_cold = feed
     else:
         assert loader is not None
-        feed = _feed(loader, run, total, folder)
+        feed = _feed(loader, run, total, folder, in_place=in_place)
     trainer = Trainer(run, feed)
     return Assembled(trainer=trainer, setup=setup, total=total, parameters=parameters, hot_cold=hot_cold)
 
 
-def _feed(loader: Loader, run: RunState, total: int, folder: pathlib.Path) -> Feed:
+def _feed(loader: Loader, run: RunState, total: int, folder: pathlib.Path, *, in_place: bool = False) -> Feed:
     config, setup = run.config, run.setup
-    if run.tables:
-        trace = folder / TRACE_FILE if config.log.trace else None
-        return HostFeed(
-            loader, config=config, layout=run.layout, tables=run.tables, total=total, trace=trace, setup=setup
-        )
-    return LoaderFeed(loader) if setup is None else MeshFeed(loader, setup=setup, total=total, folder=folder)
+    if not run.tables:
+        return LoaderFeed(loader) if setup is None else MeshFeed(loader, setup=setup, total=total, folder=folder)
+    trace = folder / TRACE_FILE if config.log.trace else None
+    if in_place:
+        return InPlaceFeed(loader, tables=run.tables, total=total, trace=trace)
+    return HostFeed(loader, config=config, layout=run.layout, tables=run.tables, total=total, trace=trace, setup=setup)

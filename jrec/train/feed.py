@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from jrec.batch import Batch
 from jrec.data.loader import Loader
-from jrec.train.step import HostRows, Seen, StepBatch
+from jrec.train.step import HostResults, HostRows, Seen, StepBatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,12 @@ class Feed(Protocol):
         """
         ...
 
-    def stepped(self, ready: Ready, host: HostRows, results: Seen) -> Batch:
+    def stepped(self, ready: Ready, host: HostResults, results: Seen) -> Batch:
         """Takes back a batch after its step; before the next one is asked for.
 
         Args:
           ready: The batch.
-          host: The batch's rows from host memory after the step.
+          host: The batch's rows from host memory after the step, or what the host updates them with.
           results: The step's outputs.
 
         Returns:
@@ -89,7 +89,7 @@ class LoaderFeed:
         batch = next(self._loader)
         return Ready(batch=batch, prepared=StepBatch(batch=batch))
 
-    def stepped(self, ready: Ready, host: HostRows, results: Seen) -> Batch:
+    def stepped(self, ready: Ready, host: HostResults, results: Seen) -> Batch:
         """The batch itself, since its rows are on the device."""
         del host, results
         return ready.batch

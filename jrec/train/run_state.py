@@ -25,7 +25,7 @@ from jrec.train.mesh_checkpoint import MeshSource, saved_rows
 from jrec.train.mesh_host_rows import load_host_rows, planned_host_tables
 from jrec.train.mesh_rows import initial_rows
 from jrec.train.mesh_setup import MeshSetup
-from jrec.train.step import HostRows, Seen, State, compile_run
+from jrec.train.step import HostResults, Seen, State, compile_run
 
 
 class RunState:
@@ -98,8 +98,8 @@ class RunState:
                 self._rows = initial_rows(setup.layout, setup.plan, setup.mesh, key, self._optimizer)
         return self._rows
 
-    def step(self, ready: Ready) -> tuple[HostRows, Seen]:
-        """Takes a step on a batch; returns its rows from host memory after the step, and the step's outputs."""
+    def step(self, ready: Ready) -> tuple[HostResults, Seen]:
+        """Takes a step on a batch; returns what goes back to host memory after the step, and the step's outputs."""
         before_step(self._device_sources, ready.batch)
         rows, self._rows = self.rows, None
         self._state, self._rows, host, outputs = self.compiled.step_on(self._state, rows, ready.host, ready.prepared)

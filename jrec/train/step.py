@@ -20,10 +20,12 @@ from jrec.nn.step import StepOutputs, predict_on, train_step_on
 from jrec.ops.types import Bags
 from jrec.tiers.local_rows import of_batch
 from jrec.tiers.planned_rows import PlannedRows
+from jrec.tiers.pooled import PooledRows, PooledUpdate
 
 State = Any  # an nnx.State of (model, optimizer): every array that all devices hold alike
 StackRows = Mapping[str, MeshRows]  # by planned stack
 HostRows = Mapping[str, Rows]  # by stack, a batch's rows from host memory; on a mesh (N * K, dim), K of each device
+HostResults = Mapping[str, Any]  # by stack, what a step gives back: ``Rows``, or a ``PooledUpdate`` of pooled rows
 
 
 @jax.tree_util.register_dataclass
@@ -34,10 +36,13 @@ class StepBatch:
     Attributes:
       batch: The examples of each device; ids of planned and host stacks number their unique rows.
       routes: By planned stack.
+      pooled: By stack, the rows in host memory that the host has pooled. They are not donated: their memory is NumPy's,
+        and XLA would copy it before it writes to it.
     """
 
     batch: Batch
     routes: dict[str, Route] = dataclasses.field(default_factory=dict)
+    pooled: dict[str, PooledRows] = dataclasses.field(default_factory=dict)
 
 
 @jax.tree_util.register_dataclass
@@ -64,12 +69,13 @@ class CompiledRun:
 
     Attributes:
       step_on: ``state, rows, host, batch -> state, rows, host, Seen``. The arguments but for the batch are donated:
-        tables and slots change in place.
+        tables and slots change in place. The second ``host`` also has a ``PooledUpdate`` of each stack of
+        ``batch.pooled`` that is not frozen.
       predict_on: ``state, rows, host, batch -> logits``, (batch,) float32.
       merge: The (model, optimizer) modules over a state.
     """
 
-    step_on: Callable[[State, StackRows, HostRows, StepBatch], tuple[State, dict[str, MeshRows], dict[str, Rows], Seen]]
+    step_on: Callable[[State, StackRows, HostRows, StepBatch], tuple[State, dict[str, MeshRows], dict[str, Any], Seen]]
     predict_on: Callable[[State, StackRows, HostRows, StepBatch], jax.Array]
     merge: Callable[[State], tuple[Any, SparseOptimizer]]
 
@@ -112,19 +118,19 @@ def compile_run(
 
     def train(
         state: State, rows: StackRows, host: HostRows, prepared: StepBatch
-    ) -> tuple[State, dict[str, MeshRows], dict[str, Rows], Seen]:
+    ) -> tuple[State, dict[str, MeshRows], dict[str, Any], Seen]:
         model, optimizer = nnx.merge(graph, state)
         prepared = prepared if mesh is None else local_view(prepared)
-        stores, batch = _stores(rows, host, prepared.batch)
+        stores, batch = _stores(rows, host, prepared)
         options: dict[str, Any] = {"routes": prepared.routes, "loss": loss, "communication": together}
         outputs = train_step_on(model, optimizer, stores, batch, **options)
         results = _seen(outputs, prepared.batch, together)
-        return nnx.state((model, optimizer)), _planned(outputs.stores, rows), _from_host(outputs.stores, host), results
+        return nnx.state((model, optimizer)), _planned(outputs.stores, rows), _to_host(outputs.stores, host), results
 
     def infer(state: State, rows: StackRows, host: HostRows, prepared: StepBatch) -> jax.Array:
         model, _ = nnx.merge(graph, state)
         prepared = prepared if mesh is None else local_view(prepared)
-        stores, batch = _stores(rows, host, prepared.batch)
+        stores, batch = _stores(rows, host, prepared)
         logits = predict_on(model, stores, batch, routes=prepared.routes, communication=together)
         return logits if together is None else together.of_examples(logits)
 
@@ -142,9 +148,10 @@ def compile_run(
     )
 
 
-def _stores(rows: StackRows, host: HostRows, batch: Batch) -> tuple[dict[str, Any], Batch]:
+def _stores(rows: StackRows, host: HostRows, prepared: StepBatch) -> tuple[dict[str, Any], Batch]:
     """The stores of a step, and its batch, whose bags number the rows of these."""
-    stores: dict[str, Any] = {}
+    batch = prepared.batch
+    stores: dict[str, Any] = dict(prepared.pooled)
     bags: dict[str, Bags] = dict(batch.bags)
     for name, planned in rows.items():
         if (fetched := host.get(name)) is not None:
@@ -160,16 +167,16 @@ def _planned(stores: Mapping[str, Any], rows: StackRows) -> dict[str, MeshRows]:
     return {name: dataclasses.replace(stores[name].rows, host=None, host_slots={}) for name in rows}
 
 
-def _from_host(stores: Mapping[str, Any], host: HostRows) -> dict[str, Rows]:
-    """The rows that go back to host memory."""
-    rows = {}
+def _to_host(stores: Mapping[str, Any], host: HostRows) -> dict[str, Any]:
+    """The rows that go back to host memory, and what the host updates pooled rows with."""
+    results: dict[str, Any] = {name: store for name, store in stores.items() if isinstance(store, PooledUpdate)}
     for name in host:
         store = stores[name]
         if isinstance(store, PlannedRows):
-            rows[name] = Rows(values=store.rows.host, slots=dict(store.rows.host_slots))
+            results[name] = Rows(values=store.rows.host, slots=dict(store.rows.host_slots))
         else:
-            rows[name] = Rows(values=store.values, slots=dict(store.slots))
-    return rows
+            results[name] = Rows(values=store.values, slots=dict(store.slots))
+    return results
 
 
 def _seen(outputs: StepOutputs, batch: Batch, together: Communication | None) -> Seen:

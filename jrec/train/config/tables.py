@@ -85,6 +85,8 @@ class HostSection(Section):
     """``[tables.host]``: tables in host memory and the pipeline between them and the device. No key changes a result.
 
     Attributes:
+      pipeline: Whether rows travel through the pipeline ("on"), or the host pools and updates them in place ("off"),
+        which only a CPU without a plan can do; "auto" does the latter wherever it can.
       queue: Batches that may be under way between reading rows from the host and writing them back; 1 is sequential.
       cached_batches: How many batches' updated rows the device keeps, so that they need not travel again; at least
         ``queue - 1``. 0 for as many as ``queue``.
@@ -92,6 +94,7 @@ class HostSection(Section):
       threads: Threads that read and write rows; 0 for all CPUs.
     """
 
+    pipeline: Literal["auto", "on", "off"] = "auto"
     queue: Annotated[int, Range(minimum=1, maximum=1024)] = 3
     cached_batches: Ahead = 0
     folder: str = ""

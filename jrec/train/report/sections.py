@@ -1,6 +1,7 @@
 """The sections of a run's report: each part of a run may give its own.
 
 ``pipeline``: work and traffic of the host pipeline's stages during training (``Timeline.summary``)
+``in_place``: seconds of a run whose rows in host memory were pooled and updated in place (``InPlaceFeed``)
 ``forms``: how rows were looked up on a mesh, and the bytes that each form moves (``Forms.record``)
 ``fae``: schedules and bytes of a run on hot and cold batches (``HotColdFeed``)
 ``plan``: balance and cost of the run's plan under its accesses (``PlanMonitor.summary``)

@@ -1,0 +1,224 @@
+"""Batches whose rows the host pools and updates where they lie, for a CPU, whose own memory host memory is.
+
+The pipeline (``jrec.train.host_feed``) copies every unique row to the device and back. Here no row moves: the host
+pools the batch's rows, the step computes on the sums of bags, and the host updates the rows with their gradients. The
+kernels are those of rows on the device, so that all bits are the same. Reading and casting happen ahead, in the
+loader's threads; rows are read and written between the steps, so that none is ever stale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrec.batch import Batch
+from jrec.data.loader import Loader
+from jrec.errors import ConfigError
+from jrec.host import HostTable
+from jrec.host.pipeline_batch import on_device
+from jrec.host.timeline import Timeline
+from jrec.native import host as native
+from jrec.ops.dispatch import native_unavailable
+from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.types import Bags
+from jrec.tiers.pooled import PooledRows, PooledUpdate
+from jrec.train.config import TrainConfig
+from jrec.train.feed import Ready
+from jrec.train.step import HostResults, Seen, StepBatch
+
+READ, LOOKUP, STEP, UPDATE = "read", "lookup", "device step", "update"
+_ALIGNMENT = 64  # bytes: JAX takes a NumPy array as it is, without a copy, where it begins at a multiple of them
+
+
+def reads_in_place(config: TrainConfig, layout: EmbeddingLayout) -> bool:
+    """Whether a run pools and updates its rows in host memory in place, as ``tables.host.pipeline`` says.
+
+    Args:
+      config: The run's configuration.
+      layout: The run's tables.
+
+    Raises:
+      ConfigError: If the pipeline is "off", but the run needs it.
+    """
+    wanted = config.tables.host.pipeline
+    reason = _needs_pipeline(config)
+    if wanted == "off" and reason is not None:
+        raise ConfigError(f"tables.host.pipeline is 'off', but {reason}; set it to 'auto' or leave it out")
+    return wanted != "on" and reason is None and bool(layout.host_stacks)
+
+
+def _needs_pipeline(config: TrainConfig) -> str | None:
+    """Why rows cannot be read in place, or None where they can."""
+    if config.planned:
+        return "a plan places the run's rows (plan, mesh.devices or schedule 'fae'), and only the pipeline follows one"
+    if (platform := jax.devices()[0].platform) != "cpu":
+        return f"the device is a {platform.upper()}, which only the pipeline brings rows to"
+    if (named := config.tables.implementation) not in ("auto", "native"):
+        return f"tables.implementation is {named!r}, and rows in host memory are updated by the 'native' kernels"
+    if (missing := native_unavailable()) is not None:
+        return f"steps on this machine run without the native kernels ({missing}), and would have other bits"
+    return None
+
+
+class HostCasts:
+    """Casts the bags of stacks in host memory where they have no cast yet; a ``transform`` of the loader.
+
+    Args:
+      stacks: The stacks in host memory.
+    """
+
+    def __init__(self, stacks: Iterable[Stack]):
+        self._stacks = {stack.name: stack for stack in stacks}
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch of NumPy arrays, with casts."""
+        bags = {name: self._casted(of_stack, self._stacks.get(name)) for name, of_stack in batch.bags.items()}
+        return dataclasses.replace(batch, bags=bags)
+
+    def _casted(self, bags: Bags, stack: Stack | None) -> Bags:
+        if stack is None or bags.cast is not None:
+            return bags
+        offsets = None if bags.offsets is None else np.asarray(bags.offsets)
+        return dataclasses.replace(bags, cast=native.tensor_cast(np.asarray(bags.ids), offsets, num_rows=stack.rows))
+
+
+class HostPooling:
+    """Pools a batch's rows in host memory before its step, and updates them there after it. Use it from one thread.
+
+    Args:
+      tables: The tables in host memory, by stack.
+
+    Example:
+      >>> prepared = pooling.pooled(batch)  # NumPy arrays, cast on the host
+      >>> state, _, host, results = run.step_on(state, {}, {}, prepared)
+      >>> pooling.update(batch, host)
+    """
+
+    def __init__(self, tables: Mapping[str, HostTable]):
+        self._tables = dict(tables)
+        self._sums: dict[str, np.ndarray] = {}
+
+    def pooled(self, batch: Batch) -> StepBatch:
+        """The batch for its step, with the sums of its bags. The step before must have ended: memory is used again.
+
+        Rows that were never written get memory, since the step will update them.
+
+        Raises:
+          ValueError: On an id that a table does not have.
+        """
+        bags, pooled = dict(batch.bags), {}
+        for name, table in self._tables.items():
+            of_stack = bags[name]
+            sums = table.gather_reduce(of_stack, make=True, out=self._space(name, of_stack.num_bags))
+            pooled[name] = PooledRows(values=jax.device_put(sums))
+            bags[name] = _without_addresses(of_stack)
+        return StepBatch(batch=dataclasses.replace(batch, bags=bags), pooled=pooled)
+
+    def update(self, batch: Batch, updates: Mapping[str, PooledUpdate]) -> None:
+        """Waits for the step, and updates the rows in place.
+
+        Args:
+          batch: The batch as it was given to ``pooled``, with casts.
+          updates: The step's results, by stack; tables that are frozen have none.
+        """
+        for name, update in updates.items():
+            bags = batch.bags[name]
+            if bags.cast is None:
+                raise ValueError(f"the bags of stack {name} have no cast; the loader makes it, or HostCasts")
+            gradients, words = np.asarray(update.gradients), np.asarray(update.hyperparameters)
+            weights: Any = bags.weights
+            self._tables[name].casted_update(bags.cast, gradients, weights=weights, hyperparameters=words)
+
+    def _space(self, name: str, num_bags: int) -> np.ndarray:
+        """(num_bags, dim) float32 whose content may be overwritten."""
+        space = self._sums.get(name)
+        if space is None or len(space) < num_bags:
+            space = self._sums[name] = _aligned(num_bags, self._tables[name].dim)
+        return space[:num_bags]
+
+
+class InPlaceFeed:
+    """A loader's batches, whose rows in host memory stay where they are; see ``Feed`` and the module.
+
+    Args:
+      loader: The training batches, with casts of all stacks in host memory.
+      tables: The tables in host memory, by stack.
+      total: The number of batches that the run takes.
+      trace: Where to write the trace of the stages; None for none.
+    """
+
+    def __init__(
+        self, loader: Loader, *, tables: Mapping[str, HostTable], total: int, trace: pathlib.Path | None = None
+    ):
+        self.timeline = Timeline(trace=trace is not None)
+        self._loader, self._tables, self._total, self._trace = loader, dict(tables), total, trace
+        self._pooling = HostPooling(tables)
+        self._dispatched = 0.0
+
+    def next(self) -> Ready:
+        """The next batch, its rows pooled; see ``Feed``."""
+        number = self._loader.position
+        if number >= self._total:
+            raise RuntimeError(f"all {self._total} steps of the run are taken")
+        with self.timeline.working(READ, number):
+            batch = next(self._loader)
+        with self.timeline.working(LOOKUP, number):
+            prepared = self._pooling.pooled(batch)
+        self._dispatched = time.perf_counter()
+        return Ready(batch=batch, prepared=prepared)
+
+    def stepped(self, ready: Ready, host: HostResults, results: Seen) -> Batch:
+        """Waits for the step and updates the rows; see ``Feed``."""
+        number = self._loader.position - 1
+        jax.block_until_ready((host, results))  # also of a step whose tables are all frozen: it reads our memory
+        self.timeline.worked(STEP, number, self._dispatched, time.perf_counter())
+        with self.timeline.working(UPDATE, number):
+            self._pooling.update(ready.batch, host)
+        return ready.batch
+
+    def settle(self) -> None:
+        """Does nothing: every row is as the last step left it."""
+
+    def position(self) -> Any:
+        """The loader's position after its last batch."""
+        return self._loader.state()
+
+    def restore(self, position: Any) -> None:
+        """Continues from a ``position()``."""
+        self._loader.restore(position)
+
+    def sections(self, seconds: float) -> dict[str, Any]:
+        """The section "in_place": where the time of the steps went, and how many rows memory holds."""
+        stages = self.timeline.summary(seconds)["stages"]
+        names = {"read_seconds": READ, "lookup_seconds": LOOKUP, "step_seconds": STEP, "update_seconds": UPDATE}
+        spent = {key: stages[stage]["busy_seconds"] if stage in stages else 0.0 for key, stage in names.items()}
+        made = {name: table.num_made for name, table in self._tables.items()}
+        return {"in_place": {"seconds": seconds, **spent, "rows_made": made}}
+
+    def close(self) -> None:
+        """Closes the loader, and writes the trace."""
+        self._loader.close()
+        if self._trace is not None:
+            self.timeline.write_trace(self._trace)
+
+
+def _aligned(rows: int, dim: int) -> np.ndarray:
+    """(rows, dim) float32 at an address that JAX needs no copy of."""
+    size = 4 * rows * dim
+    space = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -space.ctypes.data % _ALIGNMENT
+    return space[begin : begin + size].view(np.float32).reshape(rows, dim)
+
+
+def _without_addresses(bags: Bags) -> Bags:
+    """Bags without int64, for a step that looks at no row: of wide ids only the sign is left, which marks padding."""
+    ids: Any = np.asarray(bags.ids)
+    if ids.dtype == np.int64:
+        ids = -(ids < 0).astype(np.int32)
+    return dataclasses.replace(bags, ids=ids, cast=None if bags.cast is None else on_device(bags.cast))
