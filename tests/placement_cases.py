@@ -451,6 +451,7 @@ PLACEMENTS = {
     "plan-host-sequences": Placement(keys=(*_mesh(form="send"), *SEQUENCES), plan=WITH_HOST, reordered=True, late=True),
     "clipped": Placement(keys=(TT_CORES, CLIPPED), cores_from=0, late=True),
     "clipped-cache": Placement(keys=(TT_CORES, CLIPPED, *TT_CACHE), cores_from=0, trace="clipped-cache", late=True),
+    "host-sequences": Placement(keys=(HOST_TABLES, WORD_MAX, *SEQUENCES), reordered=True, late=True),
     "host-clipped": Placement(keys=(HOST_TABLES, CLIPPED), late=True),
     "plan-dense-clipped": Placement(keys=(*_mesh(reduce="dense"), CLIPPED), plan=SCATTERED, late=True),
     "plan-all-gather-clipped": Placement(

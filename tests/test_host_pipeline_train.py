@@ -94,9 +94,10 @@ def test_a_run_on_the_host_is_the_run_on_the_device(configure):
     (IN_PLACE, ("model.table_dtype='bfloat16'", "lr_schedule.kind='warmup_cosine'", "lr_schedule.warmup_steps=3")),
     (IN_PLACE, ("optimizer.embedding.name='rowwise_adagrad'", "data.cast='device'", "data.workers=0")),
     (IN_PLACE, ("optimizer.max_global_norm=0.1", "lr_schedule.kind='warmup_poly_decay'", "data.cast='device'")),
-    (IN_PLACE, ("tables.implementation='native'", "tables.host.threads=1", "model.pooling='sqrtn'")),
+    (IN_PLACE, ("tables.implementation='native'", "tables.host.folder=rows", "model.pooling='sqrtn'")),
 ])  # fmt: skip
-def test_other_settings_give_the_device_runs_metrics_too(configure, way, overrides):
+def test_other_settings_give_the_device_runs_metrics_too(configure, way, overrides, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # where "rows" are
     device = train(configure("max_steps=14", *overrides, out="device"))
     host = train(configure("max_steps=14", *way, "tables.host.queue=4", *overrides, out="host"))
     assert (host.folder / "metrics.jsonl").read_bytes() == (device.folder / "metrics.jsonl").read_bytes()

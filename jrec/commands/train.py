@@ -87,6 +87,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.ops.verdicts import choices, local_verdicts
     from jrec.selfcheck.report import record
     from jrec.train.build import build_layout
+    from jrec.train.in_place_feed import check_pipeline
     from jrec.train.loop import train
     from jrec.train.report import summary, write_report
     from jrec.train.report.logs import METRICS_FILE
@@ -94,6 +95,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.train.run_folder import REPORT_FOLDER
 
     layout = build_layout(start.data.config, start.data.schema)
+    check_pipeline(config)  # before kernels are checked, which may take minutes
     if company.first:
         check_space(config, layout, overwrite=args.overwrite)
     classes = check_before_training(config)

@@ -46,11 +46,14 @@ def reads_in_place(config: TrainConfig, layout: EmbeddingLayout) -> bool:
     Raises:
       ConfigError: If the pipeline is "off", but the run needs it.
     """
-    wanted = config.tables.host.pipeline
-    reason = _needs_pipeline(config)
-    if wanted == "off" and reason is not None:
+    check_pipeline(config)
+    return bool(layout.host_stacks) and config.tables.host.pipeline != "on" and _needs_pipeline(config) is None
+
+
+def check_pipeline(config: TrainConfig) -> None:
+    """Raises ConfigError if the pipeline is "off", but the run needs it. Starts JAX's devices only where it is off."""
+    if config.tables.host.pipeline == "off" and (reason := _needs_pipeline(config)) is not None:
         raise ConfigError(f"tables.host.pipeline is 'off', but {reason}; set it to 'auto' or leave it out")
-    return wanted != "on" and reason is None and bool(layout.host_stacks)
 
 
 def _needs_pipeline(config: TrainConfig) -> str | None:
