@@ -63,6 +63,19 @@ def test_a_step_without_addresses_sees_which_positions_hold_ids(fixed_length):
     np.testing.assert_array_equal((sums != 0).all(axis=2), masks["f"])
 
 
+def test_only_rows_that_are_trained_take_memory_and_go_to_checkpoints():
+    run = HostRun()
+    trained, frozen = run.tables["host_d8_float32"], run.tables["host_d8_bfloat16"]
+    pooling = HostPooling(run.tables, frozen={"host_d8_bfloat16"})
+    batch = HostCasts(run.layout.members)(make_batch(run.layout, 0))
+    prepared = pooling.pooled(batch)
+    cast = batch.bags["host_d8_float32"].cast
+    np.testing.assert_array_equal(trained.made_rows(), cast.rows[: int(cast.num_unique)])
+    np.testing.assert_array_equal(trained.dirty_rows(), trained.made_rows())
+    assert frozen.num_made == 0
+    assert np.asarray(prepared.pooled["host_d8_bfloat16"].values).any()
+
+
 def test_gradients_without_a_cast_are_refused():
     run = HostRun()
     batch = make_batch(run.layout, 0)

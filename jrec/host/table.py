@@ -174,13 +174,17 @@ class HostTable:
         self._store.fetch(rows, out, {}, self.threads)
         return out
 
-    def gather_reduce(self, bags: Bags, *, make: bool = False, out: np.ndarray | None = None) -> np.ndarray:
+    def gather_reduce(
+        self, bags: Bags, *, make: bool = False, mark: bool = False, out: np.ndarray | None = None
+    ) -> np.ndarray:
         """Sums (weighted) rows per bag.
 
         Args:
           bags: NumPy arrays; ids are addresses. If they have a cast, lookups of rows without memory are cheaper.
           make: Whether rows get memory, for training, which will update them. Otherwise rows without memory are read as
             their first values and take none.
+          mark: Whether rows that ``make`` looks at count as written from now on, since a ``casted_update`` follows that
+            is told so (``made``) and need not look at them again.
           out: (num_bags, dim) float32 to write to, or None for a new array.
 
         Returns:
@@ -195,7 +199,7 @@ class HostTable:
             cast = self._cast(ids, offsets)
         unique = lookups if cast is None else _unique(cast)
         if make:
-            self._store.make(unique, self.threads, mark=False)
+            self._store.make(unique, self.threads, mark=mark)
         if ids.dtype == np.int64 or not (make or self._store.holds(unique, self.threads)):
             cast = self._cast(ids, offsets) if cast is None else cast
             rows = self.read(_unique(cast))
@@ -212,6 +216,7 @@ class HostTable:
         gradient_scale: float = 1.0,
         rounding_key: np.ndarray | None = None,
         hyperparameters: np.ndarray | None = None,
+        made: bool = False,
     ) -> None:
         """The backward pass of a lookup and the optimizer's step in one pass over the rows, in place.
 
@@ -228,13 +233,16 @@ class HostTable:
           hyperparameters: (len(Hyper),) int32, what a jitted step computed of ``step``, ``gradient_scale`` and
             ``rounding_key`` (``jrec.native.hyper``), in their place. A learning rate that is a schedule then has the
             bits of rows on the device.
+          made: Whether the lookup made and marked the rows: ``gather_reduce`` with ``make`` and ``mark``, of bags
+            with this cast.
 
         Raises:
           ValueError: On addresses outside the stack, or arrays that do not fit.
         """
-        rows = checked_rows(_unique(cast), self.stack)
+        rows = _unique(cast) if made else checked_rows(_unique(cast), self.stack)
         self._before_write(rows)
-        self._store.make(rows, self.threads, mark=True)
+        if not made:
+            self._store.make(rows, self.threads, mark=True)
         numbers = host_rounding_rows(self.stack, rows) if self.dtype.itemsize < 4 else None
         host.casted_update(
             self.optimizer,

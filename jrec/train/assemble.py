@@ -102,5 +102,5 @@ def _feed(loader: Loader, run: RunState, total: int, folder: pathlib.Path, *, in
         return LoaderFeed(loader) if setup is None else MeshFeed(loader, setup=setup, total=total, folder=folder)
     trace = folder / TRACE_FILE if config.log.trace else None
     if in_place:
-        return InPlaceFeed(loader, tables=run.tables, total=total, trace=trace)
+        return InPlaceFeed(loader, tables=run.tables, total=total, frozen=run.frozen, trace=trace)
     return HostFeed(loader, config=config, layout=run.layout, tables=run.tables, total=total, trace=trace, setup=setup)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ from jrec.train.feed import Ready
 from jrec.train.step import HostResults, Seen, StepBatch
 
 READ, LOOKUP, STEP, UPDATE = "read", "lookup", "device step", "update"
-_ALIGNMENT = 64  # bytes: JAX takes a NumPy array as it is, without a copy, where it begins at a multiple of them
+_ALIGNMENT = 64  # bytes: a jitted function takes a NumPy array without a copy where it begins at a multiple of them
 
 
 def reads_in_place(config: TrainConfig, layout: EmbeddingLayout) -> bool:
@@ -96,6 +96,7 @@ class HostPooling:
 
     Args:
       tables: The tables in host memory, by stack.
+      frozen: Stacks of tables that no step updates; their rows are only read.
 
     Example:
       >>> prepared = pooling.pooled(batch)  # NumPy arrays, cast on the host
@@ -103,23 +104,24 @@ class HostPooling:
       >>> pooling.update(batch, host)
     """
 
-    def __init__(self, tables: Mapping[str, HostTable]):
-        self._tables = dict(tables)
+    def __init__(self, tables: Mapping[str, HostTable], *, frozen: Collection[str] = ()):
+        self._tables, self._frozen = dict(tables), frozenset(frozen)
         self._sums: dict[str, np.ndarray] = {}
 
     def pooled(self, batch: Batch) -> StepBatch:
         """The batch for its step, with the sums of its bags. The step before must have ended: memory is used again.
 
-        Rows that were never written get memory, since the step will update them.
+        Rows that were never written get memory, since ``update`` will write them.
 
         Raises:
           ValueError: On an id that a table does not have.
         """
         bags, pooled = dict(batch.bags), {}
         for name, table in self._tables.items():
-            of_stack = bags[name]
-            sums = table.gather_reduce(of_stack, make=True, out=self._space(name, of_stack.num_bags))
-            pooled[name] = PooledRows(values=jax.device_put(sums))
+            of_stack, trained = bags[name], name not in self._frozen
+            space = self._space(name, of_stack.num_bags)
+            sums: Any = table.gather_reduce(of_stack, make=trained, mark=trained, out=space)
+            pooled[name] = PooledRows(values=sums)
             bags[name] = _without_addresses(of_stack)
         return StepBatch(batch=dataclasses.replace(batch, bags=bags), pooled=pooled)
 
@@ -128,7 +130,7 @@ class HostPooling:
 
         Args:
           batch: The batch as it was given to ``pooled``, with casts.
-          updates: The step's results, by stack; tables that are frozen have none.
+          updates: The step's results, by stack that is not frozen.
         """
         for name, update in updates.items():
             bags = batch.bags[name]
@@ -136,7 +138,7 @@ class HostPooling:
                 raise ValueError(f"the bags of stack {name} have no cast; the loader makes it, or HostCasts")
             gradients, words = np.asarray(update.gradients), np.asarray(update.hyperparameters)
             weights: Any = bags.weights
-            self._tables[name].casted_update(bags.cast, gradients, weights=weights, hyperparameters=words)
+            self._tables[name].casted_update(bags.cast, gradients, weights=weights, hyperparameters=words, made=True)
 
     def _space(self, name: str, num_bags: int) -> np.ndarray:
         """(num_bags, dim) float32 whose content may be overwritten."""
@@ -153,15 +155,22 @@ class InPlaceFeed:
       loader: The training batches, with casts of all stacks in host memory.
       tables: The tables in host memory, by stack.
       total: The number of batches that the run takes.
+      frozen: See ``HostPooling``.
       trace: Where to write the trace of the stages; None for none.
     """
 
     def __init__(
-        self, loader: Loader, *, tables: Mapping[str, HostTable], total: int, trace: pathlib.Path | None = None
+        self,
+        loader: Loader,
+        *,
+        tables: Mapping[str, HostTable],
+        total: int,
+        frozen: Collection[str] = (),
+        trace: pathlib.Path | None = None,
     ):
         self.timeline = Timeline(trace=trace is not None)
         self._loader, self._tables, self._total, self._trace = loader, dict(tables), total, trace
-        self._pooling = HostPooling(tables)
+        self._pooling = HostPooling(tables, frozen=frozen)
         self._dispatched = 0.0
 
     def next(self) -> Ready:
@@ -212,7 +221,7 @@ class InPlaceFeed:
 
 
 def _aligned(rows: int, dim: int) -> np.ndarray:
-    """(rows, dim) float32 at an address that JAX needs no copy of."""
+    """(rows, dim) float32 at an address from which jitted functions read it without a copy."""
     size = 4 * rows * dim
     space = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -space.ctypes.data % _ALIGNMENT

@@ -79,6 +79,11 @@ class RunState:
                 rows.compile_reads()
 
     @property
+    def frozen(self) -> frozenset[str]:
+        """The stacks with rows in host memory that no step updates."""
+        return frozenset(name for name in self.tables if optimizer_of(self._optimizer, name) is None)
+
+    @property
     def state(self) -> State:
         """Dense parameters and all other state that every device has, equal on all of them.
 
