@@ -343,7 +343,7 @@ def test_histories_of_a_tbsm(tmp_path):
     check_against_plain(outcome, config)
 
 
-@pytest.mark.parametrize("overrides", [(), ("model.table_dtype='bfloat16'",)])
+@pytest.mark.parametrize("overrides", [(), pytest.param(("model.table_dtype='bfloat16'",), marks=pytest.mark.slow)])
 def test_hot_rows_lie_over_any_plan(fae, tmp_path, overrides):
     """The others are where the plan has them: on the device, and in host memory."""
     overrides = (*overrides, "max_steps=12", "log.every_steps=1", "fae.initial_rate=20")
