@@ -197,7 +197,8 @@ caches hold included, so that a share may pass 1.""",
         files=("pipeline",),
         text="""\
 `python -m benchmarks.pipeline`: pipelined against sequential (queue length 1), a plain loop that pools and updates
-on the host, and tables on the device at a size that fits; "in place" is what runs do on a CPU (host_tier.md). All stages share two cores here, and device memory is
+on the host, and tables on the device at a size that fits; runs on a CPU are "in place".
+All stages share two cores here, and device memory is
 host memory.""",
     ),
     Section(
