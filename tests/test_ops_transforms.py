@@ -86,9 +86,10 @@ def test_vmap_over_ids_alone(implementation, table, rng):
     _assert_close(got, table[ids].sum(2))
 
 
+@pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("op", OPS)
-def test_shard_map_runs_each_shard_by_itself(op, implementation, rng):
+def test_shard_map_runs_each_shard_by_itself(op, implementation, check_vma, rng):
     devices = jax.devices()[:4]
     assert len(devices) == 4
     tables = jnp.asarray(rng.normal(size=(4 * ROWS, DIM)), jnp.float32)
@@ -105,11 +106,45 @@ def test_shard_map_runs_each_shard_by_itself(op, implementation, rng):
 
     mesh = Mesh(np.array(devices), ("x",))
     run = jax.shard_map(
-        gathered(_ops(implementation)[op]), mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False
+        gathered(_ops(implementation)[op]), mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=check_vma
     )
     got = jax.jit(run)(tables, ids, gradients)
     shards = [a.reshape(4, -1, *a.shape[1:]) for a in (tables, ids, gradients)]
     want = [gathered(_ops("xla")[op])(*(s[d] for s in shards)) for d in range(4)]
+    _assert_close(got, jax.tree.map(lambda *parts: jnp.concatenate(parts), *want))
+
+
+def _bags(ids, ragged):
+    """Padded bags, or ragged ones of the same ids, which begin at equal distances."""
+    if not ragged:
+        return ops.Bags(ids=ids)
+    return ops.Bags(ids=ids.reshape(-1), offsets=jnp.arange(0, ids.size + 1, ids.shape[1], dtype=jnp.int32))
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_gradients_and_updates_in_shard_map(implementation, ragged, check_vma, rng):
+    """Tables of each device, in both ways: gradients of whole tables, and updates in place."""
+
+    def step(table, ids):
+        bags = _bags(ids, ragged)
+
+        def loss(table):
+            options = {"combiner": "mean", "implementation": implementation}
+            return jnp.sum(jnp.sin(ops.embedding_bag(table, bags.ids, bags.offsets, **options)))
+
+        activations, residuals = ops.lookup({"t": table}, {"t": bags}, implementation=implementation)
+        slots = ops.init_slots(OPTIMIZER, {"t": table})
+        arguments = OPTIMIZER, {"t": table}, slots, residuals, activations
+        return jax.grad(loss)(table), ops.apply_gradients(*arguments, implementation=implementation)
+
+    tables = jnp.asarray(rng.normal(size=(4 * ROWS, DIM)), jnp.float32)
+    ids = jnp.asarray(rng.integers(0, ROWS, (4 * BAGS, LENGTH)), jnp.int32)
+    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+    run = jax.shard_map(step, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=check_vma)
+    got = jax.jit(run)(tables, ids)
+    want = [step(t, i) for t, i in zip(tables.reshape(4, ROWS, DIM), ids.reshape(4, BAGS, LENGTH), strict=True)]
     _assert_close(got, jax.tree.map(lambda *parts: jnp.concatenate(parts), *want))
 
 

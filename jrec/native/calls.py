@@ -10,18 +10,25 @@ from typing import Any
 import jax
 import numpy as np
 
+from jrec.varying import varying_like
+
 
 def custom_call(
     module: str, name: str, results: Sequence[jax.ShapeDtypeStruct], aliases: dict[int, int] | None = None
 ) -> Callable[..., Any]:
     """The call of ``jrec.native.MODULE.NAME_handler``, whose ``aliases`` are results by operands in their place."""
-    return jax.ffi.ffi_call(
+    run = jax.ffi.ffi_call(
         _registered(module, name),
         results,
         vmap_method="sequential",
         input_output_aliases=aliases,
         has_side_effect=False,
     )
+
+    def call(*operands: Any, **attributes: Any) -> Any:  # JAX does not know over which axes of a mesh results vary
+        return varying_like(run(*operands, **attributes), operands)
+
+    return call
 
 
 @functools.cache

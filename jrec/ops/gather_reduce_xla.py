@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jrec.ops.offsets import nan_unless, well_formed
 from jrec.ops.platforms import cpu_or_other
 from jrec.ops.segment_sums import MAX_SUMMED, segment_sums
+from jrec.varying import varying_like
 
 
 def segment_of_entries(offsets: jax.Array, capacity: int) -> jax.Array:
@@ -50,7 +51,8 @@ def _xla_on_cpu(
         weight = None if weights is None else jax.lax.dynamic_index_in_dim(weights, position, axis=1, keepdims=False)
         return total + take_rows(source, index, weight)
 
-    return jax.lax.fori_loop(0, length, add_position, jnp.zeros((num_segments, source.shape[1]), jnp.float32))
+    nothing = jnp.zeros((num_segments, source.shape[1]), jnp.float32)
+    return jax.lax.fori_loop(0, length, add_position, varying_like(nothing, source, indices, weights))
 
 
 def _sums_of_segments(
@@ -78,7 +80,7 @@ def _sums_one_by_one(
         nothing = jnp.zeros(source.shape[1], jnp.float32)
         if indices.shape[0] == 0:
             return nothing
-        nothing = jnp.where(low > low, row(low), nothing)  # varies over a mesh's axes as the rows do
+        nothing = varying_like(nothing, bounds, source, indices, weights)
         return jax.lax.fori_loop(low, high, lambda i, total: total + row(i), nothing)
 
     low, high = jnp.where(good, offsets[:-1], 0), jnp.where(good, offsets[1:], 0)

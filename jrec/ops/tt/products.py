@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.tt.index import Level, digit_cast
 from jrec.ops.verdicts import KernelClass
+from jrec.varying import varying_like
 
 Method = Literal["grouped", "dense"]
 
@@ -156,7 +157,7 @@ def _grouped(below: jax.Array, core: jax.Array, level: Level) -> jax.Array:
 
     out = jnp.zeros((level.capacity, below.shape[1], core.shape[2]), jnp.float32)
     if level.capacity > 0:
-        out = jax.lax.fori_loop(jnp.int32(0), pieces, piece, out)
+        out = jax.lax.fori_loop(jnp.int32(0), pieces, piece, varying_like(out, below, core, level))
     return out.reshape(shape)
 
 
@@ -190,7 +191,7 @@ def _scattered_transpose(
         return sums[0].at[parents].add(of_below, mode="drop"), sums[1].at[digits].add(of_core, mode="drop")
 
     zeros = jnp.zeros(below.shape, jnp.float32), jnp.zeros(core.shape, jnp.float32)
-    return jax.lax.fori_loop(jnp.int32(0), pieces, piece, zeros)
+    return jax.lax.fori_loop(jnp.int32(0), pieces, piece, varying_like(zeros, slope, below, core, level))
 
 
 def _segmented_transpose(
