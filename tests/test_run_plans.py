@@ -148,7 +148,16 @@ def test_a_planned_run_reports_what_its_plan_costs_now(configure, dataset, tmp_p
     monitored = two.sections["plan"]
     assert monitored["examples"] == 64
     assert 0 < monitored["memory_balance"] <= 1
+    assert monitored["includes_host_memory"]
     assert main(["replan", plan, monitored["profile"], "--out", str(tmp_path / "new")]) == 0
+    machine, silent = tmp_path / "machine.toml", str(tmp_path / "silent")
+    machine.write_text('devices = 2\nmemory = "1GB"\nlookup = "1TB/s"\nwithin = "100GB/s"\nall_reduce = "100GB/s"\n')
+    made[made.index("dgx-a100")], made[-1] = str(machine), silent
+    assert main([*made, "--figure", "none"]) == 0
+    on_host = ("mesh.devices=2", f"plan={silent!r}", "tables.overrides.C3.tier=host", "max_steps=2")
+    host = train(configure(*on_host, out="host"))
+    assert not host.sections["plan"]["includes_host_memory"]  # the hardware does not say how fast that is
+    assert host.sections["plan"]["step_seconds"] > 0
 
 
 @pytest.mark.slow

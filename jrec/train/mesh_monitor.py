@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,8 @@ class PlanMonitor:
     def summary(self, folder: pathlib.Path) -> dict[str, Any] | None:
         """The plan's current balance and cost, in JSON types; its profile goes to FOLDER/access, for ``jrec replan``.
 
-        None if no batch was counted.
+        None if no batch was counted. Where the run keeps rows in host memory, but the plan's hardware does not say how
+        fast that is, ``step_seconds`` is without the time that they take.
         """
         if not self._monitor.examples:
             return None
@@ -58,11 +60,16 @@ class PlanMonitor:
         profile.save(folder / PROFILE)
         held = tuple(profile.table(t.name).head(t.rows) for t in self._plan.tables)  # of parts, the uncompressed rows
         problem = problem_of_plan(self._plan, dataclasses.replace(profile, tables=held))
+        timed = problem.hardware.host > 0 or not self._plan.rows_in("host")
+        if not timed:
+            hardware = dataclasses.replace(problem.hardware, host=sys.float_info.max)
+            problem = dataclasses.replace(problem, hardware=hardware)
         cost = evaluate(problem, self._plan.placement(problem))
         return {
             "profile": str(folder / PROFILE),
             "examples": self._monitor.examples,
             "step_seconds": cost.seconds,
+            "includes_host_memory": timed,
             "memory_balance": cost.memory_balance,
             "lookup_balance": cost.lookup_balance,
             "communication_balance": cost.communication_balance,
