@@ -18,7 +18,10 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}  # sums of float32 in another order, over all steps
 GAP = {"bfloat16": 2.0**-7, "float16": 2.0**-10}  # between neighbours, by the power of two below them
 # Half a minute each.
-LONG = (*(name for name, placement in PLACEMENTS.items() if placement.processes > 1), "plan-eight", "fae-tt-cache")
+LONG = (
+    *(name for name, placement in PLACEMENTS.items() if placement.processes > 1),
+    *("plan-eight", "plan-four-tiers-all", "fae-tt-cache"),
+)
 FIFTY = (
     *("device", "mesh-send", "plan-host", "fae-four-tiers"),
     *("processes-whole", "processes-four-host", "processes-four-fae"),

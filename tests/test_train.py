@@ -54,7 +54,8 @@ def test_a_run_learns_logs_checkpoints_and_evaluates(configure):
     assert not np.array_equal(earlier.scores.logits, again.scores.logits)
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_run_interrupted_anywhere_resumes_to_the_same_bits(configure, monkeypatch, dtype):
     config = configure("epochs=2", f"model.table_dtype={dtype!r}", out="whole")
     whole = train(config).folder
