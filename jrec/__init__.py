@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 from jrec.lazy import attach
 
 if TYPE_CHECKING:
+    from jrec import access as access
+    from jrec import checkpoint as checkpoint
     from jrec import data as data
+    from jrec import host as host
     from jrec import nn as nn
     from jrec import ops as ops
+    from jrec import sharding as sharding
+    from jrec import train as train
     from jrec.batch import Batch as Batch
     from jrec.ops import Bags as Bags
     from jrec.ops import Cast as Cast
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_PACKAGES = ("access", "checkpoint", "data", "host", "nn", "ops", "sharding", "train")
 _OPS = (
     "Bags",
     "Cast",
@@ -45,9 +51,34 @@ _OPS = (
 __getattr__, __dir__ = attach(
     __name__,
     {
-        **{name: f"jrec.{name}" for name in ("data", "nn", "ops")},
+        **{name: f"jrec.{name}" for name in _PACKAGES},
         "Batch": "jrec.batch",
         **dict.fromkeys(_OPS, "jrec.ops"),
         **dict.fromkeys(("EmbeddingLayout", "FeatureConfig", "TableConfig"), "jrec.ops.layout"),
     },
 )
+__all__ = [
+    "Bags",
+    "Batch",
+    "Cast",
+    "EmbeddingLayout",
+    "FeatureConfig",
+    "TTShape",
+    "TableConfig",
+    "access",
+    "apply_gradients",
+    "checked_ids",
+    "checkpoint",
+    "data",
+    "embedding_bag",
+    "gather_reduce",
+    "host",
+    "init_slots",
+    "lookup",
+    "nn",
+    "ops",
+    "sharding",
+    "tensor_cast",
+    "train",
+    "tt_embedding_bag",
+]

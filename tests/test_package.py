@@ -11,6 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+import jrec
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINNED = ("dev", "docs", "aot", "build", "peers", "peers-no-deps", "uv")
@@ -53,6 +55,16 @@ print([m for m in {HEAVY} if m in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_found_and_known_to_type_checkers():
+    absent = "[n for n in jrec.__all__ if getattr(jrec, n, None) is None]"
+    code = f"import jrec; print(*{absent}, dir(jrec) == sorted(jrec.__all__))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "True"
+    declared = re.findall(r"^    from [\w.]+ import \w+ as (\w+)$", (ROOT / "jrec" / "__init__.py").read_text(), re.M)
+    assert sorted(declared) == sorted(jrec.__all__)
+    assert (ROOT / "jrec" / "py.typed").is_file()
 
 
 @pytest.mark.parametrize("name", PINNED)

@@ -25,6 +25,7 @@ from jrec.ops.tt import tt_embedding_bag as tt_embedding_bag
 from jrec.ops.tt import tt_init as tt_init
 from jrec.ops.tt import tt_init_slots as tt_init_slots
 from jrec.ops.tt import tt_lookup as tt_lookup
+from jrec.ops.tt import tt_svd as tt_svd
 from jrec.ops.types import Bags as Bags
 from jrec.ops.types import Cast as Cast
 from jrec.row_optimizers import SGD as SGD
