@@ -56,6 +56,15 @@ def test_from_table_reproduces_it():
     assert np.linalg.norm(out - table) <= 1.1e-3 * np.linalg.norm(table)
 
 
+def test_cores_that_are_larger_than_their_table_are_warned_of():
+    table = np.random.default_rng(0).normal(size=(SHAPE.rows, SHAPE.dim))
+    shape = SHAPE.with_ranks(SHAPE.max_ranks)
+    with pytest.warns(
+        UserWarning, match=rf"have {shape.num_parameters:,} elements, but the table {table.size:,}: lower"
+    ):
+        TTEmbeddingBag.from_table(table, shape)
+
+
 def test_bfloat16_and_refusals():
     bag = TTEmbeddingBag(SHAPE, dtype="bfloat16", rngs=nnx.Rngs(0))
     assert {core.dtype.name for core in bag.arrays()} == {"bfloat16"}

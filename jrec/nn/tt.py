@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,8 +82,17 @@ class TTEmbeddingBag(nnx.Module):
           shape: The factors of rows and dim, and the ranks to use unless ``relative_error`` is given.
           relative_error: Chooses the least ranks that reach it.
           **options: The module's other arguments.
+
+        Warns:
+          UserWarning: If the cores have more elements than the table.
         """
         train = tt_svd(table, shape, relative_error=relative_error)
+        if train.shape.num_parameters > table.size:
+            warnings.warn(
+                f"the cores of ranks {list(train.shape.ranks)} have {train.shape.num_parameters:,} elements, but the"
+                f" table {table.size:,}: lower the ranks, or keep the table as it is",
+                stacklevel=2,
+            )
         return TTEmbeddingBag(train.shape, cores=train.cores, **options)
 
     def arrays(self) -> Cores:
