@@ -93,6 +93,7 @@ class Save:
         self._pieces: list[PieceToWrite] = []
         self._others: list[tuple[str, PieceRecord]] = []  # what other processes wrote
         self._dense: dict[str, np.ndarray] = {}
+        self._dense_bytes = 0
         self._records: list[dict[str, Any]] = []
         self._writer: Writer | None = None
         self._begun, self._blocking = time.perf_counter(), 0.0
@@ -106,6 +107,7 @@ class Save:
                 if (known := self._shapes.get(name)) is None or known.first is None:
                     self._shapes[name] = shape
         self._dense = {path: np.array(array) for path, array in arrays.items()} if settings.first else {}
+        self._dense_bytes = sum(array.nbytes for array in self._dense.values())
         links = not full and self._can_link()
         whole = {
             name
@@ -121,8 +123,7 @@ class Save:
             if settings.first:
                 self._prepare()
             self._meet("begun")
-        prepare = self._prepare if settings.barrier is None else lambda: None
-        self._writer = Writer(self._target, self._pieces, prepare=prepare, finish=self._written)
+        self._writer = Writer(self._target, self._pieces, prepare=self._begin_writing, finish=self._written)
 
     @contextlib.contextmanager
     def blocking(self) -> Iterator[None]:
@@ -172,7 +173,7 @@ class Save:
             step=self.step,
             blocking_seconds=self._blocking,
             seconds=time.perf_counter() - self._begun,
-            bytes=sum(piece.bytes for piece in self._pieces) + sum(array.nbytes for array in self._dense.values()),
+            bytes=sum(piece.bytes for piece in self._pieces) + self._dense_bytes,
             rows=sum(piece.record.count for piece in self._pieces),
             full=not self._linked,
         )
@@ -221,9 +222,14 @@ class Save:
                 assert base is not None
                 _link_tree(folder / str(base.step) / table / piece.folder, self._target / table / piece.folder)
 
-    def _written(self) -> None:
+    def _begin_writing(self) -> None:
+        if self._settings.barrier is None:
+            self._prepare()
         if self._settings.first:
             self._records = write_arrays(self._target / ARRAYS, self._dense)
+            self._dense = {}  # before rows are read, so that memory never holds both
+
+    def _written(self) -> None:
         if self._settings.barrier is None:
             self._seal()
 
