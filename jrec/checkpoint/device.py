@@ -161,7 +161,7 @@ def _compile(arrays: dict[str, jax.ShapeDtypeStruct]) -> None:
         _gather.lower(arrays, jax.ShapeDtypeStruct((size,), jnp.int32)).compile()
         slices = _slice.lower(arrays, np.int32(0), min(size, rows))
         slices.compile()
-        room = {name: jax.ShapeDtypeStruct(slice.shape, slice.dtype) for name, slice in slices.out_info.items()}
+        room = {name: jax.ShapeDtypeStruct(out.shape, out.dtype) for name, out in slices.out_info.items()}
         _slice_into.lower(room, arrays, np.int32(0)).compile()
 
 

@@ -227,7 +227,7 @@ class Save:
             self._prepare()
         if self._settings.first:
             self._records = write_arrays(self._target / ARRAYS, self._dense)
-            self._dense = {}  # before rows are read, so that memory never holds both
+            self._dense = {}  # rows are read after them: memory holds both only for reads that have begun
 
     def _written(self) -> None:
         if self._settings.barrier is None:

@@ -17,12 +17,12 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.blocks import Column, ShardReader
 from jrec.data.loader_order import EpochOrder, OrderConfig, epoch_order
-from jrec.data.packing import Packer, host_cast
+from jrec.data.packing import Packer
 from jrec.data.packing_columns import PreparedColumns, concatenate, count_examples, cut, take
 from jrec.data.regroup import gathered
 from jrec.data.schema import DatasetError, Schema
+from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import EmbeddingLayout
-from jrec.ops.types import Bags
 
 
 class SharedCache[T]:
@@ -229,15 +229,10 @@ class SharesSource:
 
     def __getitem__(self, index: int) -> Batch:
         batch = gathered(self._layout, [(share[index], low, high) for share, low, high in self._pieces])
-        bags = {name: self._cast(name, bags, len(batch.labels)) for name, bags in batch.bags.items()}
-        return dataclasses.replace(batch, bags=bags)
-
-    def _cast(self, name: str, bags: Bags, batch_size: int) -> Bags:
         if not self._pieces[0][0].casts:
-            return bags
-        offsets = None if bags.offsets is None else np.asarray(bags.offsets)
-        cast = host_cast(self._layout.stacks[name], np.asarray(bags.ids), offsets, batch_size)
-        return dataclasses.replace(bags, cast=cast)
+            return batch
+        bags = {name: with_cast(bags, self._layout.stacks[name]) for name, bags in batch.bags.items()}
+        return dataclasses.replace(batch, bags=bags)
 
 
 def windows_needed(*, batch_size: int, window_blocks: int, block_size: int, batches_ahead: int) -> int:

@@ -7,7 +7,6 @@ needs no dataset folder; the loader packs with the same code.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -18,8 +17,9 @@ from jrec.data import packing_kernels as kernels
 from jrec.data.blocks import LABEL, ListColumn
 from jrec.data.packing_columns import PreparedColumns, needed_columns, prepare_columns
 from jrec.data.schema import DatasetError
+from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import MAX_ROWS, EmbeddingLayout, Stack, StackedFeature
-from jrec.ops.types import Bags, Cast
+from jrec.ops.types import Bags
 
 OnBadId = Literal["raise", "clip", "oov"]
 CastPlace = Literal["none", "host"]
@@ -143,26 +143,6 @@ class Packer:
         return _Pack(self, columns, indices, batch_size, where).batch()
 
 
-def host_cast(stack: Stack, ids: np.ndarray, offsets: np.ndarray | None, batch_size: int) -> Cast:
-    """The cast of a batch's bags of one stack, in the caller's thread: the loader's threads run side by side.
-
-    Args:
-      stack: The stack whose bags these are.
-      ids, offsets: The bags' ids and offsets, feature-major.
-      batch_size: How many examples the batch has.
-    """
-    from jrec.native import host
-
-    return host.tensor_cast(
-        ids,
-        offsets,
-        num_rows=stack.rows,
-        unique_capacity=stack.unique_capacity(batch_size),
-        segments=_table_bounds(stack) * (batch_size, 1),
-        threads=1,
-    )
-
-
 class _Pack:
     """One batch in the making."""
 
@@ -205,9 +185,9 @@ class _Pack:
     def _bags(self, stack: Stack) -> Bags:
         weights = np.zeros(stack.capacity(self.batch_size), np.float32) if stack.weighted else _NO_WEIGHTS
         ids, offsets = (self._ragged if stack.padded_length is None else self._padded)(stack, weights)
-        cast = None if self.packer.cast == "none" else host_cast(stack, ids, offsets, self.batch_size)
         shaped = weights.reshape(ids.shape) if stack.weighted else None
-        return Bags(ids=ids, offsets=offsets, weights=shaped, cast=cast)  # pyright: ignore[reportArgumentType]
+        bags = Bags(ids=ids, offsets=offsets, weights=shaped)  # pyright: ignore[reportArgumentType]
+        return bags if self.packer.cast == "none" else with_cast(bags, stack)
 
     def _padded(self, stack: Stack, weights: np.ndarray) -> tuple[np.ndarray, None]:
         ids = np.empty(stack.capacity(self.batch_size), stack.address_dtype)
@@ -316,16 +296,6 @@ class _Pack:
             f"feature {config.name!r} has {value} ids in {self.where(k)}, but {wanted} max_length={config.max_length}"
             " are promised; raise max_length or cut such examples when the data is prepared"
         )
-
-
-@functools.cache
-def _table_bounds(stack: Stack) -> np.ndarray:
-    """(tables + 1, 2) int64: first bag of every table for a batch of one, and its first row."""
-    first_bag: dict[str, int] = {}
-    for feature in stack.features:
-        first_bag.setdefault(feature.config.table, feature.first_bag)
-    bounds = [(first_bag[t.name], base) for t, base in zip(stack.tables, stack.bases, strict=True)]
-    return np.array([*bounds, (stack.bags_per_example, stack.rows)], np.int64)
 
 
 def _checked_oov_rows(layout: EmbeddingLayout, oov_rows: Mapping[str, int | None]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from jrec.batch import Batch
 from jrec.host.local import local_ids
 from jrec.host.ring import Rows, bucket, head
 from jrec.host.table import HostTable
-from jrec.native import host as native
+from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import Stack
 from jrec.ops.types import Bags, Cast
 
@@ -193,10 +193,8 @@ def localized(bags: Bags, stack: Stack) -> tuple[Bags, np.ndarray, int]:
     Returns:
       The bags; the unique rows, (n,) of the stack's ``address_dtype``, ascending; and the largest possible ``n``.
     """
-    cast: Cast | None = bags.cast
-    if cast is None:
-        ids, offsets = np.asarray(bags.ids), None if bags.offsets is None else np.asarray(bags.offsets)
-        cast = native.tensor_cast(ids, offsets, num_rows=stack.rows)
+    cast = with_cast(bags, stack, threads=None).cast
+    assert cast is not None
     rows = np.asarray(cast.rows)
     local = dataclasses.replace(bags, ids=local_ids(cast, bags.ids.shape), cast=on_device(cast))
     return local, rows[: int(cast.num_unique)], rows.size

@@ -23,8 +23,8 @@ from jrec.errors import ConfigError
 from jrec.host import HostTable
 from jrec.host.pipeline_batch import on_device
 from jrec.host.timeline import Timeline
-from jrec.native import host as native
 from jrec.ops.dispatch import native_unavailable
+from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
 from jrec.tiers.pooled import PooledRows, PooledUpdate
@@ -81,14 +81,11 @@ class HostCasts:
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch of NumPy arrays, with casts."""
-        bags = {name: self._casted(of_stack, self._stacks.get(name)) for name, of_stack in batch.bags.items()}
+        bags = {
+            name: of_stack if (stack := self._stacks.get(name)) is None else with_cast(of_stack, stack)
+            for name, of_stack in batch.bags.items()
+        }
         return dataclasses.replace(batch, bags=bags)
-
-    def _casted(self, bags: Bags, stack: Stack | None) -> Bags:
-        if stack is None or bags.cast is not None:
-            return bags
-        offsets = None if bags.offsets is None else np.asarray(bags.offsets)
-        return dataclasses.replace(bags, cast=native.tensor_cast(np.asarray(bags.ids), offsets, num_rows=stack.rows))
 
 
 class HostPooling:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from jrec.batch import Batch
-from jrec.data.packing import host_cast
 from jrec.data.regroup import blank, gathered
 from jrec.host.local import local_ids
+from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.sharding.contents import shard_capacity
 from jrec.sharding.plan import Plan
@@ -181,10 +181,8 @@ def routed_part(
         if name not in casts:
             continue
         stack, ids = layout.stacks[name], np.asarray(own_bags.ids)
-        cast = host_cast(
-            stack, ids, None if own_bags.offsets is None else np.asarray(own_bags.offsets), len(batch.labels)
-        )
-        bags[name] = dataclasses.replace(own_bags, cast=cast)
+        bags[name] = casted = with_cast(own_bags, stack)
+        cast: Any = casted.cast
         if name not in routers:
             continue
         unique = np.asarray(cast.rows)[: int(cast.num_unique)]
