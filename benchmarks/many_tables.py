@@ -26,7 +26,7 @@ from jrec import ops
 from jrec.data.packing import Packer
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.train.step import compile_run
+from jrec.run.step import compile_run
 
 ROWS, DIM, NUM_DENSE = 10_000, 16, 13
 

@@ -17,7 +17,7 @@ from jrec.data.packing import CastPlace, pack_batch
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig, Tier
-from jrec.train.step import CompiledRun, State, compile_run
+from jrec.run.step import CompiledRun, State, compile_run
 
 
 def layout(workload: workloads.Workload, *, tier: Tier = "sharded", planned: bool = False) -> EmbeddingLayout:

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 
 from benchmarks.scaling_step import Setup
+from jrec.run.mesh_batch import Part
+from jrec.run.step import StepBatch
 from jrec.sharding.modes import expected_traffic
 from jrec.sharding.pieces import REPLICATED
 from jrec.sharding.problem import Ranked
-from jrec.train.mesh_batch import Part
-from jrec.train.step import StepBatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

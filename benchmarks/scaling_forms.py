@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 
 from benchmarks import harness, scaling_bytes, scaling_step, workloads
 from jrec.mesh.route import AXIS
+from jrec.run.mesh_forms import Forms
 from jrec.sharding.hardware import load_hardware
 from jrec.sharding.modes import Mode
-from jrec.train.mesh_forms import Forms
 
 DEVICES = 8
 

@@ -23,18 +23,18 @@ from jrec.mesh.route import AXIS, MeshRows
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_optimizers import RowOptimizer
+from jrec.run.mesh_arrays import Shapes, stacked
+from jrec.run.mesh_batch import Dealt, Parts
+from jrec.run.mesh_forms import Form, Forms
+from jrec.run.mesh_plan import plan_tables_of
+from jrec.run.mesh_rows import replicated_capacity
+from jrec.run.step import CompiledRun, State, StepBatch, compile_run
 from jrec.sharding.contents import shard_capacity
 from jrec.sharding.cost import Cost
 from jrec.sharding.hardware import Hardware
 from jrec.sharding.plan import Plan, build_plan
 from jrec.sharding.planner import plan_placement
 from jrec.sharding.problem import Problem
-from jrec.train.mesh_arrays import Shapes, stacked
-from jrec.train.mesh_batch import Dealt, Parts
-from jrec.train.mesh_forms import Form, Forms
-from jrec.train.mesh_plan import plan_tables_of
-from jrec.train.mesh_rows import replicated_capacity
-from jrec.train.step import CompiledRun, State, StepBatch, compile_run
 
 OPTIMIZER = ops.RowWiseAdagrad(learning_rate=0.1)
 EXAMPLES_OF_LOG = 4_373_472_329  # Criteo Terabyte's: in short logs, rows seen once lift the tail of the law

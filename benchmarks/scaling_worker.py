@@ -19,9 +19,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import scaling_bytes, scaling_step, workloads
 from jrec.mesh.route import AXIS, MeshRows
+from jrec.run.mesh_arrays import on_mesh
+from jrec.run.mesh_rows import initial_rows
 from jrec.sharding.hardware import load_hardware
-from jrec.train.mesh_arrays import on_mesh
-from jrec.train.mesh_rows import initial_rows
 
 BATCHES, WARM_UPS = 3, 2
 

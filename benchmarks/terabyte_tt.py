@@ -84,9 +84,9 @@ def _measure(report: harness.Report, config: TrainConfig, steps: int) -> None:
     import jax
 
     from jrec.data.schema import Schema
+    from jrec.run.step import compile_run
     from jrec.train.build import build_layout, build_model, build_optimizer, parameter_counts
     from jrec.train.loaders import train_loader
-    from jrec.train.step import compile_run
     from jrec.train.tables import describe_tables, tables_total
 
     schema = Schema.load(config.data.path)

@@ -39,3 +39,7 @@ def value_errors_are_config_errors(subject: str) -> Iterator[None]:
         raise
     except ValueError as error:
         raise ConfigError(f"{subject}: {error}") from error
+
+
+class ProcessError(JrecError):
+    """Another process of the run has ended, or cannot be reached."""

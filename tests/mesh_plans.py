@@ -5,8 +5,8 @@ import dataclasses
 import mesh_runs
 import numpy as np
 
+from jrec.run.mesh_plan import dealt
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
-from jrec.train.mesh_plan import dealt
 
 
 def some_plan(

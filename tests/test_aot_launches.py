@@ -14,7 +14,7 @@ from flax import nnx
 from benchmarks import models, workloads
 from jrec import ops
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
-from jrec.train.step import compile_run
+from jrec.run.step import compile_run
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 

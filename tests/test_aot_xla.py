@@ -19,7 +19,7 @@ from benchmarks import models, workloads
 from jrec import ops
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.types import Cast
-from jrec.train.step import StepBatch, compile_run
+from jrec.run.step import StepBatch, compile_run
 
 pytestmark = [pytest.mark.aot, aot.needs_environment()]
 

@@ -14,7 +14,7 @@ from mesh_runs import OPTIMIZERS
 
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.errors import CheckpointError
-from jrec.train.mesh_checkpoint import MeshSource, saved_rows
+from jrec.run.mesh_checkpoint import MeshSource, saved_rows
 
 
 def of_tier(tier, folder):

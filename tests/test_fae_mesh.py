@@ -19,10 +19,10 @@ from host_runs import pipeline_threads
 
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
+from jrec.run.state import RunState
 from jrec.train import loop
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint
-from jrec.train.run_state import RunState
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

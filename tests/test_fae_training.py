@@ -22,6 +22,8 @@ from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError, ConfigError
+from jrec.run.mesh_plan import dealt
+from jrec.run.step import compile_run
 from jrec.sharding.plan_file import save_plan
 from jrec.train import loop
 from jrec.train.build import build_layout, build_model, build_optimizer
@@ -32,11 +34,9 @@ from jrec.train.fae_data import FaeLoaders
 from jrec.train.hot_cold_feed import hot_setup
 from jrec.train.loaders import train_loader
 from jrec.train.loop import train
-from jrec.train.mesh_plan import dealt
-from jrec.train.mesh_setup import open_mesh
+from jrec.train.open_mesh import open_mesh
 from jrec.train.report import summary, write_report
 from jrec.train.shuffle_scheduler import ShuffleScheduler
-from jrec.train.step import compile_run
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ import threading
 import numpy as np
 import pytest
 
+from jrec.errors import ProcessError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.run.host_owners import ALONE, BLOCK_ROWS, HostOwners, read_from_host, with_owners
+from jrec.run.peers import Closed, Peers
 from jrec.sharding.router import Routed
-from jrec.train.host_owners import ALONE, BLOCK_ROWS, HostOwners, read_from_host, with_owners
-from jrec.train.meeting import ProcessError
-from jrec.train.peers import Closed, Peers
 
 
 def stack_of(rows):

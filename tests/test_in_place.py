@@ -15,9 +15,9 @@ from jrec.ops import SGD
 from jrec.ops import layout as layouts
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.types import Bags
+from jrec.run.in_place_feed import HostCasts, HostPooling
+from jrec.run.step import compile_run
 from jrec.tiers.pooled import PooledUpdate
-from jrec.train.in_place_feed import HostCasts, HostPooling
-from jrec.train.step import compile_run
 
 KEY = jax.random.key(7, impl="threefry2x32")
 

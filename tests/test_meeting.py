@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from jrec.errors import ConfigError
+from jrec.errors import ConfigError, ProcessError
 from jrec.train import meeting
 from jrec.train.lifeline import Lifeline
-from jrec.train.meeting import ProcessError, Role, differences, meet
+from jrec.train.meeting import Role, differences, meet
 
 FACTS = {"seed": "0", "optimizer.learning_rate": "0.1"}
 

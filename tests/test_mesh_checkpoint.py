@@ -16,12 +16,12 @@ from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError
-from jrec.train.checkpoint import flatten
+from jrec.run.checkpoint import flatten
+from jrec.run.mesh_checkpoint import MeshSource, saved_rows
+from jrec.run.mesh_table import whole_stack
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
-from jrec.train.mesh_checkpoint import MeshSource, saved_rows
-from jrec.train.mesh_table import whole_stack
 
 LAYOUT = mesh_runs.layout(tt=False)
 STACK = LAYOUT.members[0]

@@ -7,10 +7,10 @@ import pytest
 from run_cases import configuring
 from skewed_log import skewed_dataset
 
-from jrec.train.checkpoint import flatten
+from jrec.run.checkpoint import flatten
+from jrec.run.mesh_arrays import NONE, Sizes, from_table, table_of
 from jrec.train.evaluate import restore_run
 from jrec.train.loop import train
-from jrec.train.mesh_arrays import NONE, Sizes, from_table, table_of
 from jrec.train.report.logs import SIZES, read_records
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -20,18 +20,18 @@ from jrec.checkpoint.writer import Writer
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
 from jrec.host import HostTable
+from jrec.run.checkpoint import flatten
+from jrec.run.mesh_checkpoint import MeshSource, saved_rows
+from jrec.run.mesh_host_rows import load_host_rows, planned_host_tables
+from jrec.run.mesh_plan import dealt
+from jrec.run.mesh_rows import based
+from jrec.run.mesh_table import whole_stack
+from jrec.run.options import HostOptions
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_addresses, host_ranges
 from jrec.train.build import build_layout
-from jrec.train.checkpoint import flatten
-from jrec.train.config import DataConfig, TrainConfig
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
-from jrec.train.mesh_checkpoint import MeshSource, saved_rows
-from jrec.train.mesh_host_rows import load_host_rows, planned_host_tables
-from jrec.train.mesh_plan import dealt
-from jrec.train.mesh_rows import based
-from jrec.train.mesh_table import whole_stack
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +70,8 @@ class Placed:
     def __init__(self, folder, plan, source):
         self.folder, self.plan = folder, plan
         mesh = Mesh(np.array(jax.devices()[: plan.devices]), ("devices",))
-        config = TrainConfig(data=DataConfig(path="x"), seed=0)
-        self.tables = planned_host_tables(config, LAYOUT, plan, OPTIMIZER)
+        key = nnx.Rngs(params=0).params()
+        self.tables = planned_host_tables(LAYOUT, plan, key, OPTIMIZER, HostOptions())
         self.checkpoints = Checkpoints(folder, keep=9)
         self.rows = saved_rows(source, LAYOUT, plan, mesh, OPTIMIZER)
         load_host_rows(self.tables, plan, source)

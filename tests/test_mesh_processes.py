@@ -18,13 +18,13 @@ from jrec.data.regroup import gathered
 from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
+from jrec.run.checkpoint import flatten
+from jrec.run.step import compile_run
 from jrec.train.build import build_layout, build_model, build_optimizer
-from jrec.train.checkpoint import flatten
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.report.logs import SIZES, read_records
 from jrec.train.report.metrics import evaluate
-from jrec.train.step import compile_run
 
 pytestmark = pytest.mark.slow
 

@@ -11,14 +11,14 @@ from mesh_plans import scattered, some_plan
 
 from jrec.data.regroup import gathered
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.run.mesh_arrays import Shapes, counts, stacked
+from jrec.run.mesh_batch import Parts
+from jrec.run.mesh_plan import dealt, plan_tables_of, planned_part
+from jrec.run.mesh_rows import based
 from jrec.sharding import PRESETS, PlanError, Problem, build_plan, plan_placement
 from jrec.sharding.contents import replicated_addresses, shard_addresses
 from jrec.sharding.pieces import REPLICATED, SHARDED
 from jrec.sharding.router import Router
-from jrec.train.mesh_arrays import Shapes, counts, stacked
-from jrec.train.mesh_batch import Parts
-from jrec.train.mesh_plan import dealt, plan_tables_of, planned_part
-from jrec.train.mesh_rows import based
 
 LAYOUT = mesh_runs.layout(tt=False)
 STACK = LAYOUT.members[0]

@@ -13,12 +13,12 @@ from jrec.data.packing import pack_batch
 from jrec.data.regroup import gathered
 from jrec.native import host
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.run.mesh_arrays import Shapes, stacked
+from jrec.run.mesh_batch import Parts, plan_routers, routed_part
+from jrec.run.mesh_forms import Forms, sending_bags, sending_features
+from jrec.run.mesh_plan import dealt
+from jrec.run.mesh_rows import based
 from jrec.sharding.contents import shard_addresses
-from jrec.train.mesh_arrays import Shapes, stacked
-from jrec.train.mesh_batch import Parts, plan_routers, routed_part
-from jrec.train.mesh_forms import Forms, sending_bags, sending_features
-from jrec.train.mesh_plan import dealt
-from jrec.train.mesh_rows import based
 
 
 def padded_case(rng) -> tuple[EmbeddingLayout, Batch]:

@@ -6,10 +6,10 @@ import numpy as np
 from mesh_plans import scattered
 
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.run.mesh_plan import dealt, overlaid, planned_part, ranges_of
+from jrec.run.mesh_rows import based
 from jrec.sharding.contents import host_addresses, replicated_addresses, shard_addresses
 from jrec.sharding.pieces import HOST, REPLICATED
-from jrec.train.mesh_plan import dealt, overlaid, planned_part, ranges_of
-from jrec.train.mesh_rows import based
 
 ROWS = {"a": 40, "b": 1, "c": 25}
 

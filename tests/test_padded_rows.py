@@ -15,8 +15,8 @@ from jrec.native import host
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step
 from jrec.ops.storage import ALIGNMENT, pad, padded_dim, strip
 from jrec.pallas import tile
+from jrec.run.checkpoint import dense_arrays, device_rows, restore_state
 from jrec.train.build import parameter_counts
-from jrec.train.checkpoint import dense_arrays, device_rows, restore_state
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -79,7 +79,7 @@ def test_every_baseline_plan(place, baseline):
 @pytest.mark.slow
 def test_lines_that_travel_without_padding_give_the_same_bits(place, monkeypatch):
     """The ragged all-to-all emulated; it would give NaN where sizes disagree."""
-    monkeypatch.setattr("jrec.train.mesh_setup.check_kind", lambda kind, platform: None)
+    monkeypatch.setattr("jrec.run.mesh_setup.check_kind", lambda kind, platform: None)
     for name in ("mesh-retrieve", "mesh-send"):
         with ragged_on_cpu():
             ragged = place.run(PLACEMENTS[name], "adagrad", "float32", "mesh.exchange=ragged", out=f"ragged {name}")

@@ -13,7 +13,7 @@ from jrec.sharding.errors import PlanError
 from jrec.sharding.plan_file import load_plan
 from jrec.train.build import build_layout
 from jrec.train.config import load_config
-from jrec.train.mesh_plan import check_sharing, run_plan
+from jrec.train.run_plan import check_sharing, run_plan
 
 CONFIG = """
 [data]

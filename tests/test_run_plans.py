@@ -17,13 +17,14 @@ from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError, JrecError
+from jrec.run.mesh_plan import dealt
 from jrec.sharding import PlanError, save_plan
 from jrec.sharding.hardware import grid
 from jrec.train.build import build_layout
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
-from jrec.train.mesh_plan import dealt, run_plan
-from jrec.train.mesh_setup import open_mesh
+from jrec.train.open_mesh import open_mesh
+from jrec.train.run_plan import run_plan
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -121,8 +122,8 @@ def test_initial_rows_are_those_of_one_device():
     from jax.sharding import Mesh
 
     from jrec.nn.embeddings import init_stack
-    from jrec.train.mesh_rows import initial_rows
-    from jrec.train.mesh_table import whole_stack
+    from jrec.run.mesh_rows import initial_rows
+    from jrec.run.mesh_table import whole_stack
 
     layout, plan = mesh_runs.layout(), some_plan(4, seed=0, replicate=0.3)
     key = nnx.Rngs(params=0).params()

@@ -7,9 +7,9 @@ import pytest
 
 from jrec.errors import ConfigError
 from jrec.ops.tt import TTShape
+from jrec.run.step import compile_run
 from jrec.train.build import build_layout, build_modules, parameter_counts
 from jrec.train.config import TrainConfig
-from jrec.train.step import compile_run
 from jrec.train.tables import describe_tables, plan_tables, tables_total, tt_options
 
 ROWS = {"country": 200, "user": 100_000, "item": 30_000, "tiny": 3, "unread": 10**6}

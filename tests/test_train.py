@@ -14,8 +14,8 @@ from run_cases import CONFIG, configuring, quickstart
 
 from jrec.data.schema import DatasetError
 from jrec.errors import CheckpointError, ConfigError, DivergedError
+from jrec.run.checkpoint import flatten
 from jrec.train import loop
-from jrec.train.checkpoint import flatten
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.report.metrics import evaluate

@@ -13,7 +13,7 @@ from jrec.errors import ConfigError
 from jrec.sharding import load_plan
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
-from jrec.train.mesh_plan import check_sharing
+from jrec.train.run_plan import check_sharing
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_run_scores_as_on_one_device_and_its_checkpoints_move(configure, datas
 def test_what_such_a_plan_cannot_train_is_refused(configure, apart, overrides, says):
     from jrec.data.schema import Schema
     from jrec.train.build import build_layout
-    from jrec.train.mesh_setup import open_mesh
+    from jrec.train.open_mesh import open_mesh
 
     config = configure(*apart, *overrides)
     schema = Schema.load(config.data.path)

@@ -10,14 +10,14 @@ from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
+from jrec.run.mesh_batch import Parts
+from jrec.run.mesh_forms import Forms, poolable
+from jrec.run.mesh_rows import based
 from jrec.sharding.contents import shard_addresses
 from jrec.train.build import build_layout
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
-from jrec.train.mesh_batch import Parts
-from jrec.train.mesh_forms import Forms, poolable
-from jrec.train.mesh_rows import based
-from jrec.train.mesh_setup import open_mesh
+from jrec.train.open_mesh import open_mesh
 from jrec.train.report.logs import FORMS, METRICS_FILE, read_records
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -15,6 +15,7 @@ from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
 from jrec.ops.tt import tt_to_dense
+from jrec.run.mesh_plan import plan_tables_of
 from jrec.sharding import Problem, build_plan, load_plan, plan_placement, save_plan
 from jrec.sharding.drift import describe
 from jrec.sharding.hardware import grid
@@ -26,9 +27,9 @@ from jrec.train.build import build_layout
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
-from jrec.train.mesh_plan import PlannedTrain, plan_tables_of, planned_trains, run_plan
 from jrec.train.report import summary
 from jrec.train.report.metrics import evaluate
+from jrec.train.run_plan import PlannedTrain, planned_trains, run_plan
 from jrec.train.tables import describe_tables, on_devices
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

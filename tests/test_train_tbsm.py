@@ -11,7 +11,7 @@ from jrec import cli
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
-from jrec.train.checkpoint import flatten
+from jrec.run.checkpoint import flatten
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train

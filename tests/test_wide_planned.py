@@ -17,6 +17,8 @@ from jrec.data.synth.shapes import shape_like
 from jrec.host import HostTable
 from jrec.ops import layout as layouts
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.run.mesh_plan import dealt
+from jrec.run.mesh_rows import based, initial_rows
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_ranges, replicated_addresses, shard_addresses
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
@@ -26,8 +28,6 @@ from jrec.train import loop
 from jrec.train.build import build_layout
 from jrec.train.config import load_config
 from jrec.train.loop import train
-from jrec.train.mesh_plan import dealt
-from jrec.train.mesh_rows import based, initial_rows
 
 DEVICES = 2
 # Of the wide table: where each range begins, its tier, and its owner. Most of it is in host memory.

@@ -57,8 +57,9 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     company.meet(evaluation_facts(args.checkpoint, args.data, args.plan, **options))
     company.join()
 
+    from jrec.run.processes import first
     from jrec.train.evaluate import evaluate_checkpoint
-    from jrec.train.mesh_processes import first, one_of_many
+    from jrec.train.mesh_processes import one_of_many
     from jrec.train.report import write_report
     from jrec.train.report.metrics import evaluate
 

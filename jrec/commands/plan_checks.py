@@ -107,7 +107,7 @@ def save_usable(plan: Plan, out: str | os.PathLike[str], *, schema: Schema, conf
 
 def _open(plan: Plan, path: pathlib.Path, schema: Schema, config: TrainConfig) -> None:
     from jrec.train.build import build_layout
-    from jrec.train.mesh_plan import check_sharing, run_plan
+    from jrec.train.run_plan import check_sharing, run_plan
 
     mesh = dataclasses.replace(config.mesh, devices=plan.devices)
     config = dataclasses.replace(config, mesh=mesh, plan=str(path))

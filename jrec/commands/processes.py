@@ -130,7 +130,7 @@ def in_company(args: argparse.Namespace) -> Iterator[Company]:
         yield company
     except BaseException as error:
         if (lost := company.failed(error)) is not None:
-            from jrec.train.meeting import ProcessError
+            from jrec.errors import ProcessError
 
             raise ProcessError(
                 f"{lost}; look at its output for the reason. --resume goes on from the last checkpoint, with"
@@ -153,6 +153,6 @@ def _role(args: argparse.Namespace) -> Role | None:
 
 
 def _of_processes(error: BaseException) -> bool:
-    from jrec.train.meeting import ProcessError
+    from jrec.errors import ProcessError
 
     return isinstance(error, ProcessError)

@@ -87,7 +87,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.ops.verdicts import choices, local_verdicts
     from jrec.selfcheck.report import record
     from jrec.train.build import build_layout
-    from jrec.train.in_place_feed import check_pipeline
+    from jrec.train.host_pipeline import check_pipeline
     from jrec.train.loop import train
     from jrec.train.report import summary, write_report
     from jrec.train.report.logs import METRICS_FILE

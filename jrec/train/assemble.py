@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -10,20 +11,24 @@ from typing import Any
 from jrec.batch import Batch
 from jrec.data.loader import Loader
 from jrec.ops.layout import EmbeddingLayout
-from jrec.train.build import build_modules, parameter_counts
+from jrec.run.feed import Feed, LoaderFeed
+from jrec.run.host_feed import HostFeed
+from jrec.run.in_place_feed import HostCasts, InPlaceFeed
+from jrec.run.mesh_feed import MeshFeed
+from jrec.run.mesh_host_rows import with_host_rows
+from jrec.run.mesh_setup import MeshSetup
+from jrec.run.state import RunState
+from jrec.run.trainer import Trainer
+from jrec.train.build import build_modules, parameter_counts, table_key
+from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData
 from jrec.train.fae_data import FaeLoaders
-from jrec.train.feed import Feed, LoaderFeed
-from jrec.train.host_feed import HostFeed
+from jrec.train.host_pipeline import reads_in_place
 from jrec.train.hot_cold_feed import HotColdFeed, hot_setup
-from jrec.train.in_place_feed import HostCasts, InPlaceFeed, reads_in_place
 from jrec.train.loaders import train_loader
-from jrec.train.mesh_feed import MeshFeed
-from jrec.train.mesh_host_rows import with_host_rows
-from jrec.train.mesh_setup import MeshSetup, open_mesh
+from jrec.train.open_mesh import open_mesh
+from jrec.train.report.logs import log_growth
 from jrec.train.run_folder import TRACE_FILE
-from jrec.train.run_state import RunState
-from jrec.train.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,27 +85,36 @@ def assemble(data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, re
     if setup is not None:
         parameters = with_host_rows(parameters, layout, setup.plan)
     saves = config.checkpoint.every_steps > 0
-    run = RunState(model, optimizer, config=config, layout=layout, setup=setup, saves=saves)
+    run = RunState(model, optimizer, key=table_key(config), host=config.tables.host, setup=setup, saves=saves)
     hot_cold = None
     if loaders is not None:
-        cold = None if loaders.cold is None else _feed(loaders.cold, run, loaders.cold.total_batches or 0, folder)
+        cold = (
+            None if loaders.cold is None else _feed(config, loaders.cold, run, loaders.cold.total_batches or 0, folder)
+        )
         hot = None
         if loaders.hot is not None:
-            hot = MeshFeed(loaders.hot, setup=loaders.hot_setup, total=loaders.hot.total_batches or 0, folder=folder)
+            grown = functools.partial(log_growth, folder)
+            total_hot = loaders.hot.total_batches or 0
+            hot = MeshFeed(loaders.hot, setup=loaders.hot_setup, total=total_hot, on_growth=grown)
         feed: Feed = HotColdFeed(loaders, hot=hot, cold=cold)
         hot_cold = feed
     else:
         assert loader is not None
-        feed = _feed(loader, run, total, folder, in_place=in_place)
+        feed = _feed(config, loader, run, total, folder, in_place=in_place)
     trainer = Trainer(run, feed)
     return Assembled(trainer=trainer, setup=setup, total=total, parameters=parameters, hot_cold=hot_cold)
 
 
-def _feed(loader: Loader, run: RunState, total: int, folder: pathlib.Path, *, in_place: bool = False) -> Feed:
-    config, setup = run.config, run.setup
+def _feed(
+    config: TrainConfig, loader: Loader, run: RunState, total: int, folder: pathlib.Path, *, in_place: bool = False
+) -> Feed:
+    setup = run.setup
     if not run.tables:
-        return LoaderFeed(loader) if setup is None else MeshFeed(loader, setup=setup, total=total, folder=folder)
+        if setup is None:
+            return LoaderFeed(loader)
+        return MeshFeed(loader, setup=setup, total=total, on_growth=functools.partial(log_growth, folder))
     trace = folder / TRACE_FILE if config.log.trace else None
     if in_place:
         return InPlaceFeed(loader, tables=run.tables, total=total, frozen=run.frozen, trace=trace)
-    return HostFeed(loader, config=config, layout=run.layout, tables=run.tables, total=total, trace=trace, setup=setup)
+    host = config.tables.host
+    return HostFeed(loader, layout=run.layout, tables=run.tables, host=host, total=total, trace=trace, setup=setup)

@@ -22,15 +22,15 @@ from jrec.ops.layout import EmbeddingLayout, TableConfig
 from jrec.ops.tt import TTDecomposition, TTShape, tt_dense_chunks, tt_svd
 from jrec.ops.tt.shape import MAX_ROWS
 from jrec.progress import Progress
+from jrec.run.checkpoint import core_arrays, dense_arrays
+from jrec.run.step import compile_run
 from jrec.train.build import build_layout, build_modules, fingerprint
-from jrec.train.checkpoint import core_arrays, dense_arrays
 from jrec.train.config import TrainConfig, load_config
 from jrec.train.config.typed_toml import MOST
 from jrec.train.evaluate import OpenedRun, open_run, restore_run
 from jrec.train.report.metrics import Scores
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, open_run_folder
-from jrec.train.step import compile_run
 from jrec.train.tables import train_override
 
 

@@ -20,21 +20,22 @@ from jrec.data.schema import Schema
 from jrec.errors import CheckpointError, ConfigError
 from jrec.nn import DLRM, TBSM, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
+from jrec.run.checkpoint import restore_state
+from jrec.run.predictions import Predictions
+from jrec.run.processes import first
+from jrec.run.state import RunState
 from jrec.train import determinism
-from jrec.train.build import build_layout, build_modules, fingerprint, parameter_counts
-from jrec.train.checkpoint import restore_state
+from jrec.train.build import build_layout, build_modules, fingerprint, parameter_counts, table_key
 from jrec.train.config import LRScheduleConfig, TrainConfig, load_config
 from jrec.train.config.typed_toml import MOST
 from jrec.train.dataset import evaluation_config
 from jrec.train.loaders import eval_loader
-from jrec.train.mesh_processes import first, shared_scores
-from jrec.train.mesh_setup import open_mesh
-from jrec.train.predictions import Predictions
+from jrec.train.mesh_processes import shared_scores
+from jrec.train.open_mesh import open_mesh
 from jrec.train.progress import TrainingProgress
 from jrec.train.report.metrics import ScoreAccumulator, Scores
 from jrec.train.run_dataset import check_evaluated
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE
-from jrec.train.run_state import RunState
 from jrec.train.tables import on_devices
 
 
@@ -245,7 +246,7 @@ def restore_run(
     with opened.reading():
         model, optimizer = build_modules(config, schema, layout, total_steps=MOST, abstract=True)
         setup = open_mesh(config, schema, layout, training=False) if config.planned else None
-        run = RunState(model, optimizer, config=config, layout=layout, setup=setup, training=False)
+        run = RunState(model, optimizer, key=table_key(config), host=config.tables.host, setup=setup, training=False)
         state, progress = restore_state(saved, run.state, layout, slots=slots)
         run.restore(saved, state)
         model, optimizer = run.modules()

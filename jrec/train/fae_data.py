@@ -13,9 +13,9 @@ from jrec.data.loader import Loader
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
 from jrec.ops.layout import EmbeddingLayout
+from jrec.run.mesh_setup import MeshSetup
 from jrec.train.config import DataConfig, TrainConfig
 from jrec.train.loaders import train_loader
-from jrec.train.mesh_setup import MeshSetup
 from jrec.train.shuffle_scheduler import ShuffleScheduler
 
 

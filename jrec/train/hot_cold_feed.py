@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrec.batch import Batch
+from jrec.run.feed import Feed, Ready
+from jrec.run.mesh_setup import MeshSetup
+from jrec.run.step import HostRows, Seen
 from jrec.train.fae_data import FaeLoaders
-from jrec.train.feed import Feed, Ready
-from jrec.train.mesh_setup import MeshSetup
-from jrec.train.step import HostRows, Seen
 
 
 class HotColdFeed:

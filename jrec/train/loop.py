@@ -16,16 +16,18 @@ from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.schema import Schema
 from jrec.errors import DivergedError
+from jrec.run.checkpoint import dense_arrays, restore_state
+from jrec.run.predictions import Predictions
+from jrec.run.processes import first, wait_for_all
+from jrec.run.step import Seen
 from jrec.train import determinism
 from jrec.train.assemble import assemble
 from jrec.train.build import build_layout, fingerprint
-from jrec.train.checkpoint import dense_arrays, restore_state
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data
 from jrec.train.evaluate import score_split
 from jrec.train.interrupt import StopRequest, stop_on_signals
-from jrec.train.mesh_processes import AgreedStop, SilentLog, first, one_of_many, shared_run_folder, wait_for_all
-from jrec.train.predictions import Predictions
+from jrec.train.mesh_processes import AgreedStop, SilentLog, one_of_many, shared_run_folder
 from jrec.train.progress import TrainingProgress
 from jrec.train.report.hit_rates import HitRates
 from jrec.train.report.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog
@@ -34,7 +36,6 @@ from jrec.train.report.running_auc import RunningAuc
 from jrec.train.report.sections import merged
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER
-from jrec.train.step import Seen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

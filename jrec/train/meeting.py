@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jrec.errors import ConfigError, JrecError
+from jrec.errors import ConfigError, ProcessError
 
 _HELLO_SECONDS = 10.0
 """How long a connection may take to send its first message."""
@@ -27,10 +27,6 @@ _TELL_SECONDS = 20.0
 _MOST_BYTES = 1 << 22
 _MOST_DIFFERENCES = 5
 _ABSENT = "not set"
-
-
-class ProcessError(JrecError):
-    """Another process of the run has ended, or cannot be reached."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

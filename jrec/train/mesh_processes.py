@@ -11,10 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrec.errors import ConfigError
+from jrec.errors import ConfigError, ProcessError
+from jrec.run.processes import first, wait_for_all
 from jrec.train.config import TrainConfig
 from jrec.train.interrupt import StopRequest
-from jrec.train.meeting import Meeting, ProcessError, Role
+from jrec.train.meeting import Meeting, Role
 from jrec.train.report.metrics import Scores, check_finite
 from jrec.train.run_folder import open_run_folder
 
@@ -80,32 +81,6 @@ def join_processes(meeting: Meeting, *, wait: int = 300) -> None:
         )
     except jax.errors.JaxRuntimeError as error:
         raise ProcessError(f"the processes could not join at {role.address}: {error}") from error
-
-
-def coordinator_host() -> str:
-    """The host at which the other processes reach process 0.
-
-    Raises:
-      ProcessError: If JAX was not told.
-    """
-    from jax._src.distributed import global_state  # what jax.distributed.initialize was given, or found
-
-    if not (address := global_state.coordinator_address):
-        raise ProcessError("JAX does not know its coordinator; call jax.distributed.initialize before anything else")
-    return address.rpartition(":")[0].strip("[]")
-
-
-def first() -> bool:
-    """Whether this is the process that writes logs and reports."""
-    return jax.process_index() == 0
-
-
-def wait_for_all(name: str) -> None:
-    """Returns when every process has called it; ``name`` must be the same everywhere."""
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(name)
 
 
 def shared_scores(scores: Scores) -> Scores:

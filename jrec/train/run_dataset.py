@@ -25,7 +25,7 @@ def keep_dataset(folder: pathlib.Path, dataset: Identity, *, resume: bool) -> No
       ConfigError: If the run began with other rows or other examples.
       CheckpointError: If the run does not record its dataset.
     """
-    from jrec.train.mesh_processes import first  # loads JAX, which check_resumed need not
+    from jrec.run.processes import first  # loads JAX, which check_resumed need not
 
     if resume and began(folder):
         check_resumed(folder, dataset)

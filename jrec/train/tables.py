@@ -17,7 +17,7 @@ from jrec.train.config import TrainConfig
 from jrec.train.config.tables import TableOverride, TTCacheSection
 
 if TYPE_CHECKING:
-    from jrec.train.mesh_plan import PlannedTrain
+    from jrec.train.run_plan import PlannedTrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def plan_trains(config: TrainConfig) -> dict[str, PlannedTrain]:
     if not config.plan:
         return {}
     from jrec.sharding import load_plan
-    from jrec.train.mesh_plan import planned_trains
+    from jrec.train.run_plan import planned_trains
 
     return planned_trains(load_plan(config.plan))
 

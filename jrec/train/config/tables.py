@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, override
 
 from jrec.errors import ConfigError
+from jrec.run.options import HostOptions
 from jrec.train.config.typed_toml import Formerly, Range, Section
 
 Count = Annotated[int, Range(minimum=0)]
@@ -81,32 +82,13 @@ class TTSection(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HostSection(Section):
-    """``[tables.host]``: tables in host memory and the pipeline between them and the device. No key changes a result.
-
-    Attributes:
-      pipeline: Whether rows travel through the pipeline ("on"), or the host pools and updates them in place ("off"),
-        which only a CPU without a plan can do; "auto" does the latter wherever it can.
-      queue: Batches that may be under way between reading rows from the host and writing them back; 1 is sequential.
-      cached_batches: How many batches' updated rows the device keeps, so that they need not travel again; at least
-        ``queue - 1``. 0 for as many as ``queue``.
-      folder: A folder for memory-mapped files of rows and slots, for tables larger than memory; "" for memory itself.
-      threads: Threads that read and write rows; 0 for all CPUs.
-    """
-
-    pipeline: Literal["auto", "on", "off"] = "auto"
-    queue: Annotated[int, Range(minimum=1, maximum=1024)] = 3
-    cached_batches: Ahead = 0
-    folder: str = ""
-    threads: Ahead = 0
+class HostSection(Section, HostOptions):
+    """``[tables.host]``: tables in host memory, and the pipeline between them and the device (``HostOptions``)."""
 
     @override
     def check(self) -> None:
-        if self.cached_batches and self.cached_batches < self.queue - 1:
-            raise ConfigError(
-                f"tables.host.cached_batches is {self.cached_batches}, but with tables.host.queue = {self.queue} the"
-                f" rows of up to {self.queue - 1} batches are only on the device; set it to at least that, or to 0"
-            )
+        if reason := self.few_cached("tables.host.cached_batches", "tables.host.queue"):
+            raise ConfigError(reason)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from jrec.errors import CheckpointError, DivergedError
 SCHEDULE = "schedule"
 """In place of a split: the records of FAE's schedules (``jrec.train.shuffle_scheduler.Schedule``)."""
 FORMS = "forms"
-"""In place of a split: the record, at step 0, of how a mesh looks rows up (``jrec.train.mesh_forms.Forms.record``)."""
+"""In place of a split: the record, at step 0, of how a mesh looks rows up (``jrec.run.mesh_forms.Forms.record``)."""
 SIZES = "sizes"
 """In place of a split: the records, in ``timing.jsonl``, of steps for which buffers between devices grew."""
 CHECKPOINTS = "checkpoint"

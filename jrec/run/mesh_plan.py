@@ -1,4 +1,4 @@
-"""The plan of a run on a mesh: read and checked, or made without a profile, and cut down to what the run trains."""
+"""The plan of a run: given, or made without a profile, and cut down to the tables that the run places by it."""
 
 from __future__ import annotations
 
@@ -10,79 +10,56 @@ from typing import Any
 import numpy as np
 
 from jrec.access.profile import AccessProfile, TableProfile
-from jrec.data.fae import FaeManifest
-from jrec.data.schema import Schema
-from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout
 from jrec.row_optimizers import SlotShape, slot_bytes
-from jrec.sharding import BASELINES, Plan, PlanTable, Problem, build_plan, load_plan
+from jrec.sharding import BASELINES, Plan, PlanTable, Problem, build_plan
 from jrec.sharding.hardware import grid
-from jrec.sharding.pieces import REPLICATED, TIER_NAMES, TT
+from jrec.sharding.pieces import REPLICATED, TIER_NAMES
 from jrec.sharding.plan import running_offsets
 from jrec.sharding.plan_file import check_budget
-from jrec.train.config import TrainConfig
 
 SlotShapes = Mapping[str, SlotShape] | Callable[[str], Mapping[str, SlotShape]]
 """Slots of the row optimizer (``RowOptimizer.slots``), for all tables or by a table's name."""
-_WHOLE = ("host", "replicated")  # tiers of tables whose rows are all there, whatever the plan says
+WHOLE = ("host", "replicated")
+"""Tiers of tables whose rows are all there, whatever a plan says."""
 
 
-def run_plan(
-    config: TrainConfig,
-    schema: Schema,
+def placed_plan(
+    plan: Plan | None,
     layout: EmbeddingLayout,
+    devices: int,
     slots: SlotShapes | None,
     *,
-    packed: FaeManifest | None = None,
+    everywhere: Mapping[str, np.ndarray] | None = None,
 ) -> Plan:
-    """Where the rows of a run's planned tables live; it has only these tables.
-
-    Rows are where the run's plan file has them or, without one, dealt to the devices in turn; tables of tiers "host"
-    and "replicated" are there as a whole; and every device has the hot rows of an FAE folder.
+    """Where the rows of a layout's planned tables live; the plan has only these tables, and offsets without gaps.
 
     Args:
-      config: The run's configuration.
-      schema: The dataset.
+      plan: Where rows are, but for tables of tiers "host" and "replicated", which are there as a whole; None deals rows
+        to the devices in turn.
       layout: The tables.
-      slots: The row optimizer's slots (``RowOptimizer.slots``), which take memory; None to predict only, which also
-        accepts plans for inference.
-      packed: Hot and cold examples, and the hot rows.
+      devices: The number of devices.
+      slots: The row optimizer's slots, which take memory; None to predict only.
+      everywhere: By table, (n,) ascending rows that every device has, whatever the plan says.
 
     Raises:
-      PlanError: If the plan file is for another dataset or another number of devices, or its devices cannot hold it.
-      ConfigError: If the plan has other tables than the run, or is for inference, or nothing of it would be used.
+      PlanError: If the devices cannot hold the rows, or the plan lacks a table.
     """
-    devices, planned = max(1, config.mesh.devices), layout.planned_stacks
-    if not config.plan:
-        if not planned:
-            return _nothing(devices)
-        plan = dealt(layout, devices, slots)
-    else:
-        plan = load_plan(config.plan, schema=schema, devices=devices)
-        if slots is not None and plan.purpose != "training":
-            raise ConfigError(
-                f"plan: {config.plan} is for {plan.purpose}: its copies of rows would not follow the updates; plan with"
-                " `jrec plan DATA --for training`"
-            )
-        _check_tables(plan, layout, config)
+    planned = layout.planned_stacks
+    if not planned:
+        return _nothing(devices)
     tables = [table for stack in planned for table in stack.tables]
-    whole = {t: {table.name: np.array([[0, table.rows]]) for table in tables if table.tier == t} for t in _WHOLE}
-    if config.plan and not planned_trains(plan) and sum(map(len, whole.values())) == len(tables):
-        raise ConfigError(
-            f"plan: {config.plan} places rows on {devices} devices, but by [tables] all tables lie in host memory,"
-            " on every device or in cores, so nothing of it would be used; leave out plan, or tables.tier and"
-            " tables.overrides.NAME.tier"
-        )
-    placed = plan
-    for tier, of_tier in whole.items():
-        placed = overlaid(placed, of_tier, TIER_NAMES.index(tier))
-    if packed is not None:
-        names = {table.name for table in tables}
-        hot = {name: ranges_of(rows) for name, rows in packed.hot_rows.items() if name in names}
-        placed = overlaid(placed, hot, REPLICATED)
+    given = dealt(layout, devices, slots) if plan is None else plan
+    placed = given
+    for tier in WHOLE:
+        whole = {table.name: np.array([[0, table.rows]]) for table in tables if table.tier == tier}
+        placed = overlaid(placed, whole, TIER_NAMES.index(tier))
+    names = {table.name for table in tables}
+    shared = {name: ranges_of(rows) for name, rows in (everywhere or {}).items() if name in names}
+    placed = overlaid(placed, shared, REPLICATED)
     held = planned_part(placed, layout, slots)
-    if (memory := dict(plan.info.get("hardware", {})).get("memory")) is not None:
-        cores = dataclasses.replace(held, info={"core_bytes": plan.info.get("core_bytes", 0.0)})
+    if (memory := dict(given.info.get("hardware", {})).get("memory")) is not None:
+        cores = dataclasses.replace(held, info={"core_bytes": given.info.get("core_bytes", 0.0)})
         check_budget(cores, memory)
     return held
 
@@ -140,41 +117,6 @@ def overlaid(plan: Plan, ranges: Mapping[str, np.ndarray], tier: int) -> Plan:
 def computing_of(plan: Plan, processes: Sequence[int]) -> list[int]:
     """How many devices of each process compute, process by process; ``processes`` has each device's process."""
     return [sum(processes[d] == p for d in plan.askers) for p in sorted(set(processes))]
-
-
-def check_sharing(
-    config: TrainConfig, layout: EmbeddingLayout, plan: Plan, processes: Sequence[int], *, training: bool
-) -> None:
-    """Refuses batches and processes that the devices that compute cannot share equally.
-
-    Args:
-      config: The run's configuration.
-      layout: The tables' layout.
-      plan: The plan from ``run_plan``.
-      processes: (devices,), each device's process.
-      training: False to predict only, in batches that may be padded.
-
-    Raises:
-      ConfigError: If a batch, or the processes, cannot be divided equally.
-    """
-    count = len(plan.askers)
-    if training and config.data.batch_size % count:
-        users = f"{count} devices (mesh.devices)"
-        if plan.computes is not None:
-            users = f"the {count} devices that compute by {config.plan} (of mesh.devices = {plan.devices})"
-        raise ConfigError(
-            f"data.batch_size is {config.data.batch_size}, which {users} cannot share equally; use a multiple of"
-            f" {count}"
-        )
-    if plan.computes is None:
-        return
-    of_process = computing_of(plan, processes)
-    if training and len(set(of_process)) > 1:
-        raise ConfigError(
-            f"plan: of the devices of the {len(of_process)} processes {', '.join(map(str, of_process))} compute, but"
-            " each process reads an equal share of every batch; plan with --tables-on an equal number of devices of"
-            " every process"
-        )
 
 
 def _nothing(devices: int) -> Plan:
@@ -276,58 +218,3 @@ def planned_part(plan: Plan, layout: EmbeddingLayout, slots: SlotShapes | None =
         copy_device=plan.copy_device[copied],
         copy_offset=own[where] + running_offsets(where, length[held]),
     )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PlannedTrain:
-    """A table that a plan puts into tensor-train cores of ``rank``; rows before ``first_row`` stay uncompressed."""
-
-    rank: int
-    first_row: int
-
-
-def planned_trains(plan: Plan) -> dict[str, PlannedTrain]:
-    """The tables that a plan puts into tensor-train cores.
-
-    Raises:
-      ConfigError: If a table's rows in cores are not all rows from some row on, or the plan lacks the cores' rank.
-    """
-    options = {o["table"]: o for o in dict(plan.info.get("options", {})).get("tt", ())}
-    trains = {}
-    for t, table in enumerate(plan.tables):
-        cores = plan.tier[plan.first[t] : plan.first[t + 1]] == TT
-        if not cores.any():
-            continue
-        begin = int(cores.argmax())
-        first, option = int(plan.start[plan.first[t] + begin]), options.get(table.name)
-        if option is None:
-            raise ConfigError(f"the plan does not say the rank of table {table.name!r}; make it again with `jrec plan`")
-        if not cores[begin:].all() or first != int(option["first_rank"]):
-            raise ConfigError(
-                f"the plan has rows of table {table.name!r} in tensor-train cores that are not all rows from"
-                f" {int(option['first_rank']):,} on; make it again with `jrec plan`"
-            )
-        trains[table.name] = PlannedTrain(rank=int(option["rank"]), first_row=first)
-    return trains
-
-
-def _check_tables(plan: Plan, layout: EmbeddingLayout, config: TrainConfig) -> None:
-    for stack in layout.planned_stacks:
-        for table in stack.tables:
-            planned = plan.tables[plan.number(table.name)]
-            for field, key, ours, theirs in (
-                ("dim", "model.embedding_dim", table.dim, planned.dim),
-                ("dtype", "model.table_dtype", table.dtype, planned.dtype),
-            ):
-                if ours != theirs:
-                    raise ConfigError(
-                        f"plan: {config.plan} places rows of {field} {theirs} of table {table.name!r}, but {key} is"
-                        f" {ours}; plan again with `jrec plan DATA --config` of this run"
-                    )
-            number = plan.number(table.name)
-            segments = slice(plan.first[number], plan.first[number + 1])
-            if (plan.tier[segments][plan.start[segments] < table.rows] == TT).any():
-                raise ConfigError(
-                    f"plan: {config.plan} puts table {table.name!r} into tensor-train cores, but"
-                    f" tables.overrides.{table.name}.tier says otherwise; leave that out, or plan again without --tt"
-                )

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from jrec.host import HostTable
 from jrec.ops import SGD
 from jrec.ops.layout import EmbeddingLayout
 from jrec.row_optimizers import RowOptimizers, optimizer_of
-from jrec.train.build import table_key
-from jrec.train.config import TrainConfig
+from jrec.run.options import HostOptions
 
 
-def host_tables(config: TrainConfig, layout: EmbeddingLayout, optimizer: RowOptimizers | None) -> dict[str, HostTable]:
+def host_tables(
+    layout: EmbeddingLayout, key: jax.Array, optimizer: RowOptimizers | None, host: HostOptions
+) -> dict[str, HostTable]:
     """The initial rows of every stack in host memory: bit-identical to the same run's rows on the device.
 
     Args:
-      config: The run's configuration.
       layout: The tables.
+      key: The key of the model's tables.
       optimizer: One optimizer for all rows, or one for each stack, which determines their slots; None without slots.
+      host: Where and how they are kept.
 
     Raises:
-      ConfigError: If memory or ``tables.host.folder`` cannot hold them.
+      ConfigError: If memory or ``host.folder`` cannot hold them.
     """
-    host, none = config.tables.host, SGD(learning_rate=0.0)
+    none = SGD(learning_rate=0.0)
     options: dict[str, Any] = {"folder": host.folder or None, "threads": host.threads or None}
-    return {
-        s.name: HostTable(s, optimizer_of(optimizer, s.name) or none, table_key(config), **options)
-        for s in layout.host_stacks
-    }
+    return {s.name: HostTable(s, optimizer_of(optimizer, s.name) or none, key, **options) for s in layout.host_stacks}

@@ -22,19 +22,20 @@ from jrec.host.ring import Rows
 from jrec.host.timeline import Timeline
 from jrec.mesh.route import AXIS
 from jrec.ops.layout import EmbeddingLayout
-from jrec.train.config import TrainConfig
-from jrec.train.feed import Ready
-from jrec.train.mesh_arrays import Shapes, on_mesh, stacked
-from jrec.train.mesh_batch import Dealt
-from jrec.train.mesh_setup import MeshSetup, several
-from jrec.train.step import HostRows, Seen, StepBatch
+from jrec.run.feed import Ready
+from jrec.run.mesh_arrays import Shapes, on_mesh, stacked
+from jrec.run.mesh_batch import Dealt
+from jrec.run.mesh_setup import MeshSetup
+from jrec.run.options import HostOptions
+from jrec.run.processes import several
+from jrec.run.step import HostRows, Seen, StepBatch
 
 
 class DealtBatches:
     """Batches cut into the devices' parts, for ``HostPipeline``, whose threads do all but the rows' own work.
 
     Of several processes each prepares its own parts, and they agree on rows and sizes here, batch by batch
-    (``jrec.train.host_owners``), ahead of the steps.
+    (``jrec.run.host_owners``), ahead of the steps.
 
     Args:
       setup: Mesh and plan.
@@ -65,9 +66,9 @@ class HostFeed:
 
     Args:
       loader: The training batches, whole or cut by ``setup.parts``.
-      config: The run's configuration.
       layout: The tables.
       tables: By stack, those in host memory.
+      host: How batches travel.
       total: How many batches the run takes, so that none is read that no step will take.
       trace: Where to write the trace of the stages; None for none.
       setup: Mesh and plan; None on one device without a plan.
@@ -77,9 +78,9 @@ class HostFeed:
         self,
         loader: Loader,
         *,
-        config: TrainConfig,
         layout: EmbeddingLayout,
         tables: Mapping[str, HostTable],
+        host: HostOptions,
         total: int,
         trace: pathlib.Path | None = None,
         setup: MeshSetup | None = None,
@@ -89,7 +90,6 @@ class HostFeed:
         preparation: Preparation | None = None
         if setup is not None:
             preparation = DealtBatches(setup)
-        host = config.tables.host
         self._pipeline = HostPipeline(
             self._batches(),
             layout,

@@ -18,13 +18,13 @@ from jrec.batch import Batch
 from jrec.data.loader import Loader
 from jrec.data.regroup import blank, gathered
 from jrec.host.pipeline_batch import WholeBatches
-from jrec.train.host_feed import dealt_rows, unique_rows
-from jrec.train.mesh_arrays import Shapes, on_mesh, stacked
-from jrec.train.mesh_batch import Dealt
-from jrec.train.mesh_plan import computing_of
-from jrec.train.mesh_setup import MeshSetup
-from jrec.train.run_state import RunState
-from jrec.train.step import HostRows, StepBatch
+from jrec.run.host_feed import dealt_rows, unique_rows
+from jrec.run.mesh_arrays import Shapes, on_mesh, stacked
+from jrec.run.mesh_batch import Dealt
+from jrec.run.mesh_plan import computing_of
+from jrec.run.mesh_setup import MeshSetup
+from jrec.run.state import RunState
+from jrec.run.step import HostRows, StepBatch
 
 _AGREED_AT_ONCE = 8
 """Batches whose sizes the processes of a run settle together."""

@@ -1,6 +1,6 @@
 """Batches whose rows the host pools and updates where they lie, for a CPU, whose own memory host memory is.
 
-The pipeline (``jrec.train.host_feed``) copies every unique row to the device and back. Here no row moves: the host
+The pipeline (``jrec.run.host_feed``) copies every unique row to the device and back. Here no row moves: the host
 pools the batch's rows, the step computes on the sums of bags, and the host updates the rows with their gradients. The
 kernels are those of rows on the device, so that all bits are the same. Reading and casting happen ahead, in the
 loader's threads; rows are read and written between the steps, so that none is ever stale.
@@ -19,51 +19,36 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.loader import Loader
-from jrec.errors import ConfigError
 from jrec.host import HostTable
 from jrec.host.pipeline_batch import on_device
 from jrec.host.timeline import Timeline
 from jrec.ops.dispatch import native_unavailable
 from jrec.ops.host_cast import with_cast
-from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.layout import Stack
 from jrec.ops.types import Bags
+from jrec.run.feed import LoaderFeed, Ready
+from jrec.run.step import HostResults, Seen, StepBatch
 from jrec.tiers.pooled import PooledRows, PooledUpdate
-from jrec.train.config import TrainConfig
-from jrec.train.feed import Ready
-from jrec.train.step import HostResults, Seen, StepBatch
 
 READ, LOOKUP, STEP, UPDATE = "read", "lookup", "device step", "update"
 _ALIGNMENT = 64  # bytes: a jitted function takes a NumPy array without a copy where it begins at a multiple of them
 
 
-def reads_in_place(config: TrainConfig, layout: EmbeddingLayout) -> bool:
-    """Whether a run pools and updates its rows in host memory in place, as ``tables.host.pipeline`` says.
+def needs_pipeline(*, planned: bool, implementation: str | None) -> str | None:
+    """Why rows in host memory cannot be read in place, or None where they can.
 
     Args:
-      config: The run's configuration.
-      layout: The run's tables.
-
-    Raises:
-      ConfigError: If the pipeline is "off", but the run needs it.
+      planned: Whether a plan places the run's rows.
+      implementation: The implementation of the embedding ops that the model names; None where it names none.
     """
-    check_pipeline(config)
-    return bool(layout.host_stacks) and config.tables.host.pipeline != "on" and _needs_pipeline(config) is None
-
-
-def check_pipeline(config: TrainConfig) -> None:
-    """Raises ConfigError if the pipeline is "off", but the run needs it. Starts JAX's devices only where it is off."""
-    if config.tables.host.pipeline == "off" and (reason := _needs_pipeline(config)) is not None:
-        raise ConfigError(f"tables.host.pipeline is 'off', but {reason}; set it to 'auto' or leave it out")
-
-
-def _needs_pipeline(config: TrainConfig) -> str | None:
-    """Why rows cannot be read in place, or None where they can."""
-    if config.planned:
+    if planned:
         return "a plan places the run's rows (plan, mesh.devices or schedule 'fae'), and only the pipeline follows one"
     if (platform := jax.devices()[0].platform) != "cpu":
         return f"the device is a {platform.upper()}, which only the pipeline brings rows to"
-    if (named := config.tables.implementation) not in ("auto", "native"):
-        return f"tables.implementation is {named!r}, and rows in host memory are updated by the 'native' kernels"
+    if implementation not in (None, "native"):
+        return (
+            f"tables.implementation is {implementation!r}, and rows in host memory are updated by the 'native' kernels"
+        )
     if (missing := native_unavailable()) is not None:
         return f"steps on this machine run without the native kernels ({missing}), and would have other bits"
     return None
@@ -145,8 +130,10 @@ class HostPooling:
         return space[:num_bags]
 
 
-class InPlaceFeed:
+class InPlaceFeed(LoaderFeed):
     """A loader's batches, whose rows in host memory stay where they are; see ``Feed`` and the module.
+
+    Between steps every row is as the last one left it.
 
     Args:
       loader: The training batches, with casts of all stacks in host memory.
@@ -166,7 +153,8 @@ class InPlaceFeed:
         trace: pathlib.Path | None = None,
     ):
         self.timeline = Timeline(trace=trace is not None)
-        self._loader, self._tables, self._total, self._trace = loader, dict(tables), total, trace
+        super().__init__(loader)
+        self._tables, self._total, self._trace = dict(tables), total, trace
         self._pooling = HostPooling(tables, frozen=frozen)
         self._dispatched = 0.0
 
@@ -191,17 +179,6 @@ class InPlaceFeed:
             self._pooling.update(ready.batch, host)
         return ready.batch
 
-    def settle(self) -> None:
-        """Does nothing: every row is as the last step left it."""
-
-    def position(self) -> Any:
-        """The loader's position after its last batch."""
-        return self._loader.state()
-
-    def restore(self, position: Any) -> None:
-        """Continues from a ``position()``."""
-        self._loader.restore(position)
-
     def sections(self, seconds: float) -> dict[str, Any]:
         """The section "in_place": where the time of the steps went, and how many rows memory holds."""
         stages = self.timeline.summary(seconds)["stages"]
@@ -212,7 +189,7 @@ class InPlaceFeed:
 
     def close(self) -> None:
         """Closes the loader, and writes the trace."""
-        self._loader.close()
+        super().close()
         if self._trace is not None:
             self.timeline.write_trace(self._trace)
 

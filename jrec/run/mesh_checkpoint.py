@@ -23,9 +23,9 @@ from jrec.mesh.route import AXIS, MeshRows
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_fill import PIECE_BYTES, fill_rows
 from jrec.row_optimizers import RowOptimizer, RowOptimizers, optimizer_of
+from jrec.run.mesh_rows import based, device_addresses
 from jrec.sharding import Plan
 from jrec.sharding.contents import replicated_addresses, shard_addresses
-from jrec.train.mesh_rows import based, device_addresses
 
 REPLICATED, DEVICE = "replicated", "device-{:05}"
 """Names of pieces."""
@@ -36,7 +36,7 @@ class MeshSource:
 
     Args:
       stack: The tables.
-      plan: Where rows live (``run_plan``).
+      plan: Where rows live (``placed_plan``).
       mesh: The devices.
       optimizer: The row optimizer; None where rows have no slots.
       rows: The rows, which no step may change until the checkpoint is written.

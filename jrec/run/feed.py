@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from jrec.batch import Batch
 from jrec.data.loader import Loader
-from jrec.train.step import HostResults, HostRows, Seen, StepBatch
+from jrec.run.step import HostResults, HostRows, Seen, StepBatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Feed(Protocol):
 
 
 class LoaderFeed:
-    """Batches of a loader, for one device that holds all rows.
+    """Batches of a loader, for one device that holds all rows; the base of feeds that need nothing ahead of a step.
 
     Args:
       loader: The training batches.

@@ -20,13 +20,13 @@ from jrec.host.ring import bucket
 from jrec.mesh.route import AXIS, Picks, Route
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
+from jrec.run.mesh_batch import Dealt, Part
+from jrec.run.mesh_forms import sending_features
+from jrec.run.peers import Peers
+from jrec.run.step import StepBatch
 from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed
 from jrec.sharding.sent import SentLookups, send_route
-from jrec.train.mesh_batch import Dealt, Part
-from jrec.train.mesh_forms import sending_features
-from jrec.train.peers import Peers
-from jrec.train.step import StepBatch
 
 NO_ROW = 2**31 - 1
 """A row of no array: padding."""

@@ -12,24 +12,21 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.batch import Batch
-from jrec.data.fae import FaeManifest
 from jrec.data.loader import Loader
-from jrec.data.schema import Schema
 from jrec.errors import value_errors_are_config_errors
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind, check_kind, fastest_kind
 from jrec.ops.layout import EmbeddingLayout
-from jrec.sharding import Plan, load_plan
-from jrec.train.config import TrainConfig
-from jrec.train.host_owners import HostOwners
-from jrec.train.mesh_arrays import Shapes
-from jrec.train.mesh_batch import Dealt, Parts, host_stacks
-from jrec.train.mesh_forms import Forms
-from jrec.train.mesh_monitor import PlanMonitor, monitor_of
-from jrec.train.mesh_plan import check_sharing, run_plan
-from jrec.train.mesh_processes import coordinator_host
-from jrec.train.mesh_rows import local_numbers, make_mesh
-from jrec.train.peers import Peers, connect
+from jrec.run.host_owners import HostOwners
+from jrec.run.mesh_arrays import Shapes
+from jrec.run.mesh_batch import Dealt, Parts, host_stacks
+from jrec.run.mesh_forms import Forms
+from jrec.run.mesh_monitor import PlanMonitor
+from jrec.run.mesh_rows import local_numbers
+from jrec.run.options import MeshOptions
+from jrec.run.peers import Peers, connect
+from jrec.run.processes import coordinator_host, several
+from jrec.sharding import Plan
 
 FIRST_BATCHES = 4
 """The number of batches that decide the forms of lookups and the first sizes of routes, before the first step."""
@@ -40,10 +37,11 @@ class MeshSetup:
     """The setup of a run on a mesh, before it has a model.
 
     Attributes:
-      config: The run's configuration.
       layout: The tables' layout.
       mesh: The device mesh.
       plan: Where the rows of planned tables live.
+      options: How rows travel between devices.
+      cast: Whether tensor-train stacks get their casts on the host, too.
       monitor: The monitor of the plan's cost, where `jrec plan` made it; else None.
       training: Whether rows have slots.
       hot: Whether the batches read only rows that every device has.
@@ -51,10 +49,11 @@ class MeshSetup:
       peers_ahead: Exchanges for the thread that prepares batches with rows in host memory, or None.
     """
 
-    config: TrainConfig
     layout: EmbeddingLayout
     mesh: Mesh
     plan: Plan
+    options: MeshOptions = dataclasses.field(default_factory=MeshOptions)
+    cast: bool = True
     monitor: PlanMonitor | None = None
     training: bool = True
     hot: bool = False
@@ -69,8 +68,7 @@ class MeshSetup:
     @property
     def communication(self) -> Communication:
         """How the devices work together in a step."""
-        reduce = self.config.mesh.reduce
-        return Communication(reduce=reduce, exchange=self.exchange, computes=self.plan.computes)
+        return Communication(reduce=self.options.reduce, exchange=self.exchange, computes=self.plan.computes)
 
     @property
     def host_stacks(self) -> list[str]:
@@ -85,13 +83,13 @@ class MeshSetup:
     @functools.cached_property
     def forms(self) -> Forms:
         """Which features' lookups are sent, once decided: all that can be, where some devices only keep tables."""
-        chosen = self.config.mesh.form if not self.hot else "retrieve"
+        chosen = self.options.form if not self.hot else "retrieve"
         return Forms(self.layout, "send" if chosen == "auto" and self.plan.computes is not None else chosen)
 
     @property
     def exchange(self) -> Kind:
         """How rows and sums travel."""
-        chosen, platform = self.config.mesh.exchange, self.mesh.devices.flat[0].platform
+        chosen, platform = self.options.exchange, self.mesh.devices.flat[0].platform
         return fastest_kind(platform) if chosen == "auto" else chosen
 
     @functools.cached_property
@@ -107,7 +105,7 @@ class MeshSetup:
     def _parts(self, devices: Any, first: int, count: int, *, together: bool = False) -> Parts:
         options: dict[str, Any] = {"devices": devices, "first": first, "count": count, "forms": self.forms}
         options |= {"hot": self.hot, "owners": self.owners, "together": together}
-        return Parts(self.layout, self.plan, cast=self.config.data.cast == "host", **options)
+        return Parts(self.layout, self.plan, cast=self.cast, **options)
 
     def shapes(self, examples: int) -> Shapes:
         """Static sizes for batches of ``examples`` examples."""
@@ -116,7 +114,7 @@ class MeshSetup:
             self.layout,
             self.plan,
             examples=each,
-            headroom=self.config.mesh.headroom,
+            headroom=self.options.headroom,
             send=self.forms.send,
             hot=self.hot,
             processes=jax.process_count(),
@@ -169,44 +167,39 @@ class MeshSetup:
         return jax.tree.map(place, tree)
 
 
-def open_mesh(
-    config: TrainConfig,
-    schema: Schema,
+def open_setup(
     layout: EmbeddingLayout,
+    mesh: Mesh,
+    plan: Plan,
     *,
+    options: MeshOptions,
+    cast: bool = True,
     training: bool = True,
-    packed: FaeManifest | None = None,
+    monitor: PlanMonitor | None = None,
 ) -> MeshSetup:
-    """The mesh and the plan of a run.
+    """The setup of a run, connected with its other processes, which all call this.
 
     Args:
-      config: The run's configuration.
-      schema: The dataset's schema.
       layout: The tables' layout.
-      training: False to predict only: rows have no slots, and plans for inference are accepted.
-      packed: Hot and cold examples, whose hot rows every device has.
+      mesh: The devices.
+      plan: Where the rows of planned tables live (``placed_plan``).
+      options: How rows travel.
+      cast: Whether tensor-train stacks get their casts on the host.
+      training: False to predict only.
+      monitor: See ``MeshSetup``.
 
     Raises:
-      ConfigError: If there are too few devices, they cannot share a batch, or the run cannot train on a mesh.
-      PlanError: If the plan does not fit.
+      ConfigError: If the devices do not exchange lines as the options say.
+      ProcessError: If another process cannot be reached.
     """
-    mesh = make_mesh(max(1, config.mesh.devices))
-    if config.mesh.exchange != "auto":
+    if options.exchange != "auto":
         with value_errors_are_config_errors("mesh.exchange"):
-            check_kind(config.mesh.exchange, mesh.devices.flat[0].platform)
-    slots = config.optimizer.embedding.slots if training else None
-    plan = run_plan(config, schema, layout, slots, packed=packed)
-    check_sharing(config, layout, plan, [d.process_index for d in mesh.devices.flat], training=training)
-    watched = training and config.plan and layout.planned_stacks
-    monitor = monitor_of(layout, plan, load_plan(config.plan)) if watched else None
-    setup = MeshSetup(config=config, layout=layout, mesh=mesh, plan=plan, monitor=monitor, training=training)
+            check_kind(options.exchange, mesh.devices.flat[0].platform)
+    setup = MeshSetup(
+        layout=layout, mesh=mesh, plan=plan, options=options, cast=cast, monitor=monitor, training=training
+    )
     if not several():
         return setup
     prepares_ahead = training and plan.rows_in("host") > 0
     peers, *ahead = connect(1 + prepares_ahead, coordinator=coordinator_host())
     return dataclasses.replace(setup, peers=peers, peers_ahead=ahead[0] if ahead else None)
-
-
-def several() -> bool:
-    """Whether several processes train, each of which sees only its own part of a batch."""
-    return jax.process_count() > 1

@@ -68,7 +68,7 @@ def initial_rows(
 
     Args:
       layout: The tables' layout.
-      plan: Where rows live (``run_plan``).
+      plan: Where rows live (``placed_plan``).
       mesh: The mesh of ``plan.devices`` devices.
       key: The key of the model's tables, as ``EmbeddingCollection`` draws it.
       optimizer: One optimizer for all rows, or one for each stack, which determines their slots; None without slots.

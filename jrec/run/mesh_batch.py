@@ -1,6 +1,6 @@
 """A batch cut into one part per device: examples, casts, and the unique rows sorted by the device that keeps them.
 
-All of this runs in the loader's threads. Parts are as long as their rows; ``jrec.train.mesh_arrays`` gives them the
+All of this runs in the loader's threads. Parts are as long as their rows; ``jrec.run.mesh_arrays`` gives them the
 static sizes of the compiled step.
 """
 
@@ -17,14 +17,14 @@ from jrec.data.regroup import blank, gathered
 from jrec.host.local import local_ids
 from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.run.host_owners import HostOwners, HostRead, read_from_host, with_owners
+from jrec.run.mesh_forms import Forms, sending_bags
+from jrec.run.mesh_rows import based
+from jrec.run.peers import Peers
 from jrec.sharding.contents import shard_capacity
 from jrec.sharding.plan import Plan
 from jrec.sharding.router import Routed, Router
 from jrec.sharding.sent import SentLookups, split_sent
-from jrec.train.host_owners import HostOwners, HostRead, read_from_host, with_owners
-from jrec.train.mesh_forms import Forms, sending_bags
-from jrec.train.mesh_rows import based
-from jrec.train.peers import Peers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Parts:
 
     Args:
       layout: The batches' layout.
-      plan: Where rows live (``run_plan``).
+      plan: Where rows live (``placed_plan``).
       devices: Numbers of the devices whose parts are made.
       first: The number of the first device that shares the batch.
       count: The number of devices that share the batch, from ``first`` on. Those that compute get equal parts, in their

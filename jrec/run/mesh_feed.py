@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from jrec.batch import Batch
 from jrec.data.loader import Loader
-from jrec.train.feed import Ready
-from jrec.train.mesh_arrays import Shapes, agreed, described, on_mesh, stacked
-from jrec.train.mesh_setup import FIRST_BATCHES, MeshSetup, several
-from jrec.train.report.logs import log_growth
-from jrec.train.step import HostRows, Seen
+from jrec.run.feed import LoaderFeed, Ready
+from jrec.run.mesh_arrays import Shapes, agreed, described, on_mesh, stacked
+from jrec.run.mesh_setup import FIRST_BATCHES, MeshSetup
+from jrec.run.processes import several
+from jrec.run.step import HostRows, Seen
 
 
-class MeshFeed:
+class MeshFeed(LoaderFeed):
     """A loader's batches on a mesh; see ``Feed``.
 
     Several processes agree on the static sizes of every batch, from host to host, while the step before is taken.
@@ -26,14 +26,21 @@ class MeshFeed:
       loader: The training batches, cut by ``setup.parts``.
       setup: Mesh and plan.
       total: Steps of the run.
-      folder: The run's.
+      on_growth: Called in process 0 with the number of the step and what grew, when sizes grow.
       shapes: Static sizes of the batches; None settles them by the run's next batches.
     """
 
     def __init__(
-        self, loader: Loader, *, setup: MeshSetup, total: int, folder: pathlib.Path, shapes: Shapes | None = None
+        self,
+        loader: Loader,
+        *,
+        setup: MeshSetup,
+        total: int,
+        on_growth: Callable[[int, Mapping[str, Any]], None] = lambda step, grown: None,
+        shapes: Shapes | None = None,
     ):
-        self._loader, self._setup, self._total, self._folder = loader, setup, total, folder
+        super().__init__(loader)
+        self._setup, self._total, self._on_growth = setup, total, on_growth
         self._shapes = shapes
         self._step = 0
 
@@ -46,7 +53,7 @@ class MeshFeed:
         dealt: Any = next(self._loader)
         grown = self._shapes.fit(dealt, setup.local, setup.peers)
         if grown and jax.process_index() == 0:
-            log_growth(self._folder, self._step, described(grown))
+            self._on_growth(self._step, described(grown))
         return Ready(batch=dealt.batch, prepared=on_mesh(stacked(dealt.parts, setup.local, self._shapes), setup.mesh))
 
     def stepped(self, ready: Ready, host: HostRows, results: Seen) -> Batch:
@@ -54,32 +61,17 @@ class MeshFeed:
         del host
         return dataclasses.replace(ready.batch, labels=results.labels, mask=results.mask) if several() else ready.batch
 
-    def settle(self) -> None:
-        """No row is in host memory."""
-
-    def position(self) -> Any:
-        """The position in the batches after the last step, JSON."""
-        return self._loader.state()
-
-    def restore(self, position: Any) -> None:
-        """Goes to a ``position()``; before the first batch."""
-        self._loader.restore(position)
-
     def sections(self, seconds: float) -> dict[str, Any]:
         """The feed's sections of the report; see ``Feed``."""
         del seconds
         return self._setup.decided_forms(self._loader)
 
-    def close(self) -> None:
-        """Ends threads: no more batches."""
-        self._loader.close()
-
     def _settled(self) -> Shapes:
         """Sizes to begin with, from the run's next batches; all processes agree."""
         setup, loader = self._setup, self._loader
         setup.decide_forms(loader)
-        shapes = setup.shapes(setup.config.data.batch_size)
-        numbers = range(loader.position, min(loader.position + FIRST_BATCHES, self._total))
-        batches: Any = map(loader.batch, numbers)
+        begin = loader.position
+        batches: Any = [loader.batch(n) for n in range(begin, min(begin + FIRST_BATCHES, self._total))]
+        shapes = setup.shapes(len(batches[0].batch.labels) * jax.process_count())
         shapes.settle(agreed(shapes.most(batches, setup.local), setup.peers))
         return shapes

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jrec.ops.layout import Stack
+from jrec.run.peers import Peers
 from jrec.sharding.router import Routed
-from jrec.train.peers import Peers
 
 BLOCK_ROWS = 4096
 """Consecutive addresses of one process, at most: whole pages of memory of any row, and short enough to share the

@@ -20,7 +20,7 @@ from jrec.sharding.modes import traffic
 from jrec.sharding.router import Routed
 
 if TYPE_CHECKING:
-    from jrec.train.mesh_batch import Part
+    from jrec.run.mesh_batch import Part
 
 Form = Literal["auto", "retrieve", "send"]
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from jrec.train.meeting import ProcessError
+from jrec.errors import ProcessError
 
 CONNECT_SECONDS = 60.0
 """How long the others may take to connect: they are at the same point, but their disks may be slower."""

@@ -8,9 +8,9 @@ from typing import Any
 from jrec.batch import Batch
 from jrec.checkpoint import Saved
 from jrec.checkpoint.sources import Source
-from jrec.train.feed import Feed
-from jrec.train.run_state import RunState
-from jrec.train.step import Seen, State
+from jrec.run.feed import Feed
+from jrec.run.state import RunState
+from jrec.run.step import Seen, State
 
 
 class Trainer:

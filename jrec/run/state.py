@@ -14,18 +14,16 @@ from jrec.host import HostTable
 from jrec.mesh.communication import settled
 from jrec.mesh.route import MeshRows
 from jrec.nn import SparseOptimizer
-from jrec.ops.layout import EmbeddingLayout
 from jrec.row_optimizers import optimizer_of
-from jrec.train.build import table_key
-from jrec.train.checkpoint import before_step, device_rows
-from jrec.train.config import TrainConfig
-from jrec.train.feed import Ready
-from jrec.train.host_tables import host_tables
-from jrec.train.mesh_checkpoint import MeshSource, saved_rows
-from jrec.train.mesh_host_rows import load_host_rows, planned_host_tables
-from jrec.train.mesh_rows import initial_rows
-from jrec.train.mesh_setup import MeshSetup
-from jrec.train.step import HostResults, Seen, State, compile_run
+from jrec.run.checkpoint import before_step, device_rows
+from jrec.run.feed import Ready
+from jrec.run.host_tables import host_tables
+from jrec.run.mesh_checkpoint import MeshSource, saved_rows
+from jrec.run.mesh_host_rows import load_host_rows, planned_host_tables
+from jrec.run.mesh_rows import initial_rows
+from jrec.run.mesh_setup import MeshSetup
+from jrec.run.options import HostOptions
+from jrec.run.step import HostResults, Seen, State, compile_run
 
 
 class RunState:
@@ -34,8 +32,8 @@ class RunState:
     Args:
       model: The model, whose arrays may be abstract.
       optimizer: The model's optimizer.
-      config: The run's configuration.
-      layout: The tables.
+      key: The key of the initial rows that the model does not hold.
+      host: How rows in host memory are kept.
       setup: Mesh and plan; None on one device without a plan.
       training: Whether rows have slots.
       saves: Whether checkpoints will be written while steps go on.
@@ -50,13 +48,14 @@ class RunState:
         model: Any,
         optimizer: SparseOptimizer,
         *,
-        config: TrainConfig,
-        layout: EmbeddingLayout,
-        setup: MeshSetup | None,
+        key: jax.Array,
+        host: HostOptions = HostOptions(),  # noqa: B008, frozen
+        setup: MeshSetup | None = None,
         training: bool = True,
         saves: bool = False,
     ):
-        self.config, self.layout, self.setup, self.training = config, layout, setup, training
+        self.layout, self.setup, self.training = model.embeddings.layout, setup, training
+        layout, self._key = self.layout, key
         self._optimizer = optimizer.of if training else None
         mesh, together = (None, None) if setup is None else (setup.mesh, setup.communication)
         state, self.compiled = compile_run(model, optimizer, mesh=mesh, communication=together, training=training)
@@ -65,10 +64,10 @@ class RunState:
         self._caught_up = None if mesh is None or computes is None else settled(mesh, computes)
         self._behind = False
         self._rows: dict[str, MeshRows] | None = None
-        self._whole = host_tables(config, layout, self._optimizer)
+        self._whole = host_tables(layout, key, self._optimizer, host)
         self._partly: Mapping[str, HostTable] = {}
         if setup is not None:
-            self._partly = planned_host_tables(config, layout, setup.plan, self._optimizer, setup.owners)
+            self._partly = planned_host_tables(layout, setup.plan, key, self._optimizer, host, setup.owners)
         self.tables = {**self._whole, **({n: self._partly[n] for n in setup.host_stacks} if setup else {})}
         self._device_sources = device_rows(layout, self._optimizer, lambda: self.state)
         folder = None if jax.process_count() == 1 else f"process-{jax.process_index():05}"
@@ -99,8 +98,7 @@ class RunState:
         if self._rows is None:
             self._rows = {}
             if (setup := self.setup) is not None:
-                key = table_key(self.config)
-                self._rows = initial_rows(setup.layout, setup.plan, setup.mesh, key, self._optimizer)
+                self._rows = initial_rows(setup.layout, setup.plan, setup.mesh, self._key, self._optimizer)
         return self._rows
 
     def step(self, ready: Ready) -> tuple[HostResults, Seen]:

@@ -7,9 +7,9 @@ import numpy as np
 from jrec.host import HostTable
 from jrec.mesh.route import MeshRows
 from jrec.ops.layout import Stack
+from jrec.run.mesh_rows import based
 from jrec.sharding.contents import host_addresses, replicated_addresses, shard_addresses
 from jrec.sharding.plan import Plan
-from jrec.train.mesh_rows import based
 
 
 def whole_stack(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,19 +20,19 @@ from jrec.host import HostTable
 from jrec.ops import SGD
 from jrec.ops.layout import EmbeddingLayout
 from jrec.row_optimizers import RowOptimizers, optimizer_of
+from jrec.run.host_owners import ALONE, HostOwners
+from jrec.run.mesh_rows import based
+from jrec.run.options import HostOptions
 from jrec.sharding.contents import host_ranges
 from jrec.sharding.plan import Plan
-from jrec.train.build import table_key
-from jrec.train.config import TrainConfig
-from jrec.train.host_owners import ALONE, HostOwners
-from jrec.train.mesh_rows import based
 
 
 def planned_host_tables(
-    config: TrainConfig,
     layout: EmbeddingLayout,
     plan: Plan,
+    key: jax.Array,
     optimizer: RowOptimizers | None,
+    host: HostOptions,
     owners: HostOwners = ALONE,
 ) -> dict[str, HostTable]:
     """Tables of all planned stacks, of which only the plan's host rows are used; none if the plan has no such rows.
@@ -39,18 +40,18 @@ def planned_host_tables(
     With several processes each has only its own rows.
 
     Args:
-      config: The run's configuration.
       layout: The tables' layout.
-      plan: Where rows live (``run_plan``).
+      plan: Where rows live (``placed_plan``).
+      key: The key of the model's tables.
       optimizer: One optimizer for all rows, or one for each stack, which determines their slots; None without slots.
+      host: Where and how rows are kept.
       owners: How processes share the rows.
 
     Raises:
-      ConfigError: If ``tables.host.folder`` cannot hold them.
+      ConfigError: If ``host.folder`` cannot hold them.
     """
     if not plan.rows_in("host"):
         return {}
-    key, host = table_key(config), config.tables.host
     return {
         stack.name: HostTable(
             stack,
