@@ -218,6 +218,14 @@ class Loader:
         batch = self._source[index]
         return batch if self._transform is None else self._transform(batch)
 
+    def first(self, count: int) -> list[Batch]:
+        """The run's first batches, at most ``count``, without moving the position."""
+        return [self.batch(index) for index in range(min(count, len(self._source)))]
+
+    def upcoming(self, count: int) -> list[Batch]:
+        """The next batches, at most ``count``, without moving the position."""
+        return [self.batch(index) for index in range(self._position, min(self._position + count, len(self._source)))]
+
     def __iter__(self) -> Iterator[Batch]:
         if self._position == self.total_batches:
             self._move(0)

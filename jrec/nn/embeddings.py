@@ -31,6 +31,10 @@ class Table(nnx.Variable):
     """A stack of embedding tables. Not an ``nnx.Param``: dense optimizers and ``nnx.grad`` do not touch it."""
 
 
+class TableKey(nnx.Variable):
+    """The key of a collection's initial rows, as its words: some rows are made elsewhere, or later."""
+
+
 class EmbeddingCollection(nnx.Module):
     """All embedding tables of a model, each in its tier: whole on the device, or as the cores of a tensor train.
 
@@ -72,6 +76,30 @@ class EmbeddingCollection(nnx.Module):
         self.stacks = nnx.Dict({s.name: Table(init_stack(s, key, pad_rows=self.pad_rows)) for s in whole})
         options = TTOptions() if tt is None else tt
         self.tt = nnx.Dict({stack.name: TTStack(stack, key, options=options) for stack in layout.tt_stacks})
+        typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        self.key_implementation = str(jax.random.key_impl(key)) if typed else ""
+        self.key = TableKey(jax.random.key_data(key) if typed else key)
+
+    def table_key(self) -> jax.Array:
+        """The key of the initial rows, wherever they are.
+
+        Raises:
+          ValueError: If the collection is abstract (``nnx.eval_shape``), so that its key has no value.
+        """
+        words = self.key.get_value()
+        if isinstance(words, jax.ShapeDtypeStruct):
+            raise ValueError(
+                "the embeddings are abstract, without the key of their initial rows; say which it is (key)"
+            )
+        return jax.random.wrap_key_data(words, impl=self.key_implementation) if self.key_implementation else words
+
+    def without_rows(self, layout: EmbeddingLayout) -> None:
+        """Lets the rows of the device's stacks go, in place: a plan places them from now on.
+
+        Args:
+          layout: The same tables with a plan (``EmbeddingLayout.with_plan``).
+        """
+        self.layout, self.stacks, self.unique_capacities = layout, nnx.Dict({}), ()
 
     def arrays(self) -> dict[str, jax.Array]:
         """The device's stacks as they are stored: plain arrays, (rows, dim or more) by name; see ``dims``."""

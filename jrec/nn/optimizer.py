@@ -13,12 +13,13 @@ from flax import nnx
 
 from jrec.batch import Batch
 from jrec.nn.embeddings import EmbeddingCollection
-from jrec.ops.layout import Stack
+from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.rounding import derived_key
 from jrec.ops.types import Bags
 from jrec.row_optimizers import RowOptimizer
 
-Loss = Callable[[jax.Array, Batch], jax.Array]
+Loss = Callable[[Any, Batch], jax.Array]
+"""Of what the model's ``logits`` returns, an array or a tree of them, and the batch; a mean over the examples."""
 
 _ROUNDING = 0x726F756E  # "roun": sets the keys of rounding apart from those of the initial parameters of the same seed
 
@@ -94,6 +95,22 @@ class SparseOptimizer(nnx.Module):
         self.slots = nnx.Dict(
             {stack: nnx.Dict({name: RowSlot(slot) for name, slot in fresh.items()}) for stack, fresh in slots.items()}
         )
+
+    def without_rows(self, before: EmbeddingLayout, layout: EmbeddingLayout) -> None:
+        """Lets the slots of all rows go, in place, as ``EmbeddingCollection.without_rows`` does; cores keep theirs.
+
+        Args:
+          before: The layout of the optimizer's model.
+          layout: The same tables with a plan.
+
+        Raises:
+          ValueError: If a stack of the new layout would need two optimizers.
+        """
+        whole = {table.name: self.of(s.name) for s in before.members if not s.compressed for table in s.tables}
+        planned = [stack for stack in layout.members if not stack.compressed]
+        trains = tuple((name, own) for name, own in self._rows if name in {stack.name for stack in layout.tt_stacks})
+        self._rows = (*_by_stack(planned, self.embedding, whole, "tables"), *trains)
+        self.slots = nnx.Dict({name: slots for name, slots in self.slots.items() if name in dict(trains)})
 
     def of(self, stack: str) -> RowOptimizer | None:
         """The row optimizer of a stack; None where its rows are frozen."""

@@ -36,13 +36,13 @@ class StepOutputs:
     Attributes:
       stores: The stores of the arguments after the step, by stack.
       loss: () float32, the whole batch's loss; NaN where rows did not fit into the embeddings' ``unique_capacities``.
-      logits: (examples,) float32, logits of the device's part of the batch before the step.
+      logits: What the model's ``logits`` returns for the device's part of the batch, before the step.
       gradient_norm: () float32, the norm of all gradients before they were clipped; None where nothing clips them.
     """
 
     stores: dict[str, Any]
     loss: jax.Array
-    logits: jax.Array
+    logits: Any
     gradient_norm: jax.Array | None = None
 
 

@@ -22,6 +22,7 @@ from jrec.row_optimizers import RowOptimizers, SlotShape, optimizer_of
 
 VALUES = "values"
 _STATE, _PROGRESS = "state.", "progress."
+_KEY = "0.embeddings.key.value"
 
 
 def device_rows(
@@ -69,7 +70,7 @@ def before_step(rows: Mapping[str, DeviceRows], batch: Batch) -> None:
 
 def dense_arrays(state: Any, progress: Mapping[str, np.ndarray], layout: EmbeddingLayout) -> dict[str, Any]:
     """A checkpoint's arrays beside tables' rows: the arrays of a state and running metrics, by path."""
-    dense = {_STATE + path: leaf for path, leaf, where in _leaves(state, layout) if where is None}
+    dense = {_STATE + path: leaf for path, leaf, where in _leaves(state, layout) if where is None and path != _KEY}
     return dense | {_PROGRESS + name: array for name, array in progress.items()}
 
 
@@ -99,6 +100,8 @@ def restore_state(
     for path, leaf, where in _leaves(like, layout):
         if where is not None:
             leaves.append(_rows(saved, layout, *where, leaf) if slots or where[1] == VALUES else jnp.zeros(0))
+        elif path == _KEY:  # a run knows it from its seed; a restored one makes no row by it
+            leaves.append(_placed(saved, path, np.zeros(leaf.shape, leaf.dtype), leaf) if _abstract(leaf) else leaf)
         elif (array := dense.pop(_STATE + path, None)) is None:
             raise CheckpointError(f"{saved.folder}: array {path} exists only in this run")
         else:
@@ -114,6 +117,10 @@ def flatten(tree: Any) -> dict[str, Any]:
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+def _abstract(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _leaves(state: Any, layout: EmbeddingLayout) -> Iterator[tuple[str, Any, tuple[str, str] | None]]:

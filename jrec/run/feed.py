@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Protocol
 
 from jrec.batch import Batch
-from jrec.data.loader import Loader
+from jrec.run.batches import Batches
 from jrec.run.step import HostResults, HostRows, Seen, StepBatch
 
 
@@ -32,7 +32,7 @@ class Feed(Protocol):
         """The next batch.
 
         Raises:
-          RuntimeError: If all steps of the run are taken.
+          StopIteration: If there is none.
         """
         ...
 
@@ -81,7 +81,7 @@ class LoaderFeed:
       loader: The training batches.
     """
 
-    def __init__(self, loader: Loader):
+    def __init__(self, loader: Batches):
         self._loader = loader
 
     def next(self) -> Ready:

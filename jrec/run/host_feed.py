@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.batch import Batch
-from jrec.data.loader import Loader
 from jrec.host import HostTable
 from jrec.host.pipeline import HostPipeline
 from jrec.host.pipeline_batch import BatchRows, Preparation, Prepared
@@ -22,6 +21,7 @@ from jrec.host.ring import Rows
 from jrec.host.timeline import Timeline
 from jrec.mesh.route import AXIS
 from jrec.ops.layout import EmbeddingLayout
+from jrec.run.batches import Batches
 from jrec.run.feed import Ready
 from jrec.run.mesh_arrays import Shapes, on_mesh, stacked
 from jrec.run.mesh_batch import Dealt
@@ -69,19 +69,19 @@ class HostFeed:
       layout: The tables.
       tables: By stack, those in host memory.
       host: How batches travel.
-      total: How many batches the run takes, so that none is read that no step will take.
+      total: How many batches the run takes, so that none is read that no step will take; None for all.
       trace: Where to write the trace of the stages; None for none.
       setup: Mesh and plan; None on one device without a plan.
     """
 
     def __init__(
         self,
-        loader: Loader,
+        loader: Batches,
         *,
         layout: EmbeddingLayout,
         tables: Mapping[str, HostTable],
         host: HostOptions,
-        total: int,
+        total: int | None,
         trace: pathlib.Path | None = None,
         setup: MeshSetup | None = None,
     ):
@@ -108,7 +108,7 @@ class HostFeed:
             self._setup.decide_forms(self._loader)  # before the first batch is cut
         ready = self._out = self._pipeline.get()
         if ready is None:
-            raise RuntimeError(f"all {self._total} steps of the run are taken")
+            raise StopIteration
         batch = ready.planned.batch
         if self._setup is None:
             return Ready(batch=batch, prepared=StepBatch(batch=ready.batch), host=ready.tables)
@@ -150,8 +150,11 @@ class HostFeed:
 
     def _batches(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         """The run's remaining batches; runs in a thread of the pipeline."""
-        while self._loader.position < self._total:
-            batch = next(self._loader)
+        while self._total is None or self._loader.position < self._total:
+            try:
+                batch = next(self._loader)
+            except StopIteration:
+                return
             yield batch, self._loader.state()
 
 

@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
-from jrec.data.loader import Loader
 from jrec.host import HostTable
 from jrec.host.pipeline_batch import on_device
 from jrec.host.timeline import Timeline
@@ -26,6 +25,7 @@ from jrec.ops.dispatch import native_unavailable
 from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import Stack
 from jrec.ops.types import Bags
+from jrec.run.batches import Batches
 from jrec.run.feed import LoaderFeed, Ready
 from jrec.run.step import HostResults, Seen, StepBatch
 from jrec.tiers.pooled import PooledRows, PooledUpdate
@@ -138,17 +138,17 @@ class InPlaceFeed(LoaderFeed):
     Args:
       loader: The training batches, with casts of all stacks in host memory.
       tables: The tables in host memory, by stack.
-      total: The number of batches that the run takes.
+      total: The number of batches that the run takes; None for all.
       frozen: See ``HostPooling``.
       trace: Where to write the trace of the stages; None for none.
     """
 
     def __init__(
         self,
-        loader: Loader,
+        loader: Batches,
         *,
         tables: Mapping[str, HostTable],
-        total: int,
+        total: int | None,
         frozen: Collection[str] = (),
         trace: pathlib.Path | None = None,
     ):
@@ -161,8 +161,8 @@ class InPlaceFeed(LoaderFeed):
     def next(self) -> Ready:
         """The next batch, its rows pooled; see ``Feed``."""
         number = self._loader.position
-        if number >= self._total:
-            raise RuntimeError(f"all {self._total} steps of the run are taken")
+        if self._total is not None and number >= self._total:
+            raise StopIteration
         with self.timeline.working(READ, number):
             batch = next(self._loader)
         with self.timeline.working(LOOKUP, number):

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jrec.batch import Batch
-from jrec.data.loader import Loader
+from jrec.run.batches import Batches
 from jrec.run.feed import LoaderFeed, Ready
 from jrec.run.mesh_arrays import Shapes, agreed, described, on_mesh, stacked
 from jrec.run.mesh_setup import FIRST_BATCHES, MeshSetup
@@ -25,17 +25,17 @@ class MeshFeed(LoaderFeed):
     Args:
       loader: The training batches, cut by ``setup.parts``.
       setup: Mesh and plan.
-      total: Steps of the run.
+      total: Steps of the run; None where only its batches tell.
       on_growth: Called in process 0 with the number of the step and what grew, when sizes grow.
       shapes: Static sizes of the batches; None settles them by the run's next batches.
     """
 
     def __init__(
         self,
-        loader: Loader,
+        loader: Batches,
         *,
         setup: MeshSetup,
-        total: int,
+        total: int | None,
         on_growth: Callable[[int, Mapping[str, Any]], None] = lambda step, grown: None,
         shapes: Shapes | None = None,
     ):
@@ -70,8 +70,8 @@ class MeshFeed(LoaderFeed):
         """Sizes to begin with, from the run's next batches; all processes agree."""
         setup, loader = self._setup, self._loader
         setup.decide_forms(loader)
-        begin = loader.position
-        batches: Any = [loader.batch(n) for n in range(begin, min(begin + FIRST_BATCHES, self._total))]
+        most = FIRST_BATCHES if self._total is None else min(FIRST_BATCHES, self._total - loader.position)
+        batches: Any = loader.upcoming(most)
         shapes = setup.shapes(len(batches[0].batch.labels) * jax.process_count())
         shapes.settle(agreed(shapes.most(batches, setup.local), setup.peers))
         return shapes

@@ -12,11 +12,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.batch import Batch
-from jrec.data.loader import Loader
 from jrec.errors import value_errors_are_config_errors
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind, check_kind, fastest_kind
 from jrec.ops.layout import EmbeddingLayout
+from jrec.run.batches import Batches
 from jrec.run.host_owners import HostOwners
 from jrec.run.mesh_arrays import Shapes
 from jrec.run.mesh_batch import Dealt, Parts, host_stacks
@@ -120,7 +120,7 @@ class MeshSetup:
             processes=jax.process_count(),
         )
 
-    def decide_forms(self, loader: Loader) -> None:
+    def decide_forms(self, loader: Batches) -> None:
         """Chooses the forms of lookups, once, from the run's first batches, whatever the loader's position.
 
         Args:
@@ -128,7 +128,7 @@ class MeshSetup:
         """
         if self.forms.decided:
             return
-        batches: list[Any] = [loader.batch(n) for n in range(min(FIRST_BATCHES, loader.total_batches or 0))]
+        batches: list[Any] = loader.first(FIRST_BATCHES)
         dealt = [batch if isinstance(batch, Dealt) else self.parts(batch) for batch in batches]
         self.forms.decide([batch.parts for batch in dealt], self.local)
 
@@ -137,7 +137,7 @@ class MeshSetup:
         if not self.forms.decided:
             self.forms.decide([self.all_parts(batch).parts], range(self.plan.devices), training=False)
 
-    def decided_forms(self, loader: Loader) -> dict[str, Any]:
+    def decided_forms(self, loader: Batches) -> dict[str, Any]:
         """The forms of lookups for the run's report, decided first if need be (``decide_forms``)."""
         self.decide_forms(loader)
         return {} if (record := self.forms.record()) is None else {"forms": record}

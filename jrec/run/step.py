@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +27,9 @@ State = Any  # an nnx.State of (model, optimizer): every array that all devices 
 StackRows = Mapping[str, MeshRows]  # by planned stack
 HostRows = Mapping[str, Rows]  # by stack, a batch's rows from host memory; on a mesh (N * K, dim), K of each device
 HostResults = Mapping[str, Any]  # by stack, what a step gives back: ``Rows``, or a ``PooledUpdate`` of pooled rows
+
+
+StepOn = Callable[[State, StackRows, HostRows, "StepBatch"], tuple[State, dict[str, MeshRows], dict[str, Any], "Seen"]]
 
 
 @jax.tree_util.register_dataclass
@@ -52,12 +56,13 @@ class Seen:
 
     Attributes:
       loss: () float32, of the whole batch.
-      logits, labels, mask: (batch,) float32; logits before the step.
+      logits: (batch,) float32 before the step, or whatever else the model's ``logits`` returns, examples first.
+      labels, mask: (batch,) float32.
       gradient_norm: () float32, the norm of all gradients before they were clipped; None where nothing clips them.
     """
 
     loss: jax.Array
-    logits: jax.Array
+    logits: Any
     labels: jax.Array
     mask: jax.Array
     gradient_norm: jax.Array | None = None
@@ -71,12 +76,14 @@ class CompiledRun:
       step_on: ``state, rows, host, batch -> state, rows, host, Seen``. The arguments but for the batch are donated:
         tables and slots change in place. The second ``host`` also has a ``PooledUpdate`` of each stack of
         ``batch.pooled`` that is not frozen.
+      with_loss: Another ``step_on``, of another loss.
       predict_on: ``state, rows, host, batch -> logits``, (batch,) float32.
       merge: The (model, optimizer) modules over a state.
     """
 
-    step_on: Callable[[State, StackRows, HostRows, StepBatch], tuple[State, dict[str, MeshRows], dict[str, Any], Seen]]
-    predict_on: Callable[[State, StackRows, HostRows, StepBatch], jax.Array]
+    step_on: StepOn
+    with_loss: Callable[[Loss], StepOn]
+    predict_on: Callable[[State, StackRows, HostRows, StepBatch], Any]
     merge: Callable[[State], tuple[Any, SparseOptimizer]]
 
     def step(self, state: State, batch: Batch) -> tuple[State, jax.Array, jax.Array]:
@@ -117,13 +124,14 @@ def compile_run(
     together = None if mesh is None else communication or Communication()
 
     def train(
-        state: State, rows: StackRows, host: HostRows, prepared: StepBatch
+        loss: Loss, state: State, rows: StackRows, host: HostRows, prepared: StepBatch
     ) -> tuple[State, dict[str, MeshRows], dict[str, Any], Seen]:
         model, optimizer = nnx.merge(graph, state)
         prepared = prepared if mesh is None else local_view(prepared)
         stores, batch = _stores(rows, host, prepared)
-        options: dict[str, Any] = {"routes": prepared.routes, "loss": loss, "communication": together}
-        outputs = train_step_on(model, optimizer, stores, batch, **options)
+        outputs = train_step_on(
+            model, optimizer, stores, batch, routes=prepared.routes, loss=loss, communication=together
+        )
         results = _seen(outputs, prepared.batch, together)
         return nnx.state((model, optimizer)), _planned(outputs.stores, rows), _to_host(outputs.stores, host), results
 
@@ -132,17 +140,25 @@ def compile_run(
         prepared = prepared if mesh is None else local_view(prepared)
         stores, batch = _stores(rows, host, prepared)
         logits = predict_on(model, stores, batch, routes=prepared.routes, communication=together)
-        return logits if together is None else together.of_examples(logits)
+        return logits if together is None else jax.tree.map(together.of_examples, logits)
 
+    options: dict[str, Any] = {}
+    over, everywhere, specs = PartitionSpec(AXIS), PartitionSpec(), {}
     if mesh is not None:
-        over, everywhere = PartitionSpec(AXIS), PartitionSpec()
         planned = [stack.name for stack in model.embeddings.layout.planned_stacks]
         specs = {name: MeshRows.specs(optimizer.of(name) if training else None) for name in planned}
-        options: dict[str, Any] = {"mesh": mesh, "in_specs": (everywhere, specs, over, over), "check_vma": False}
-        train = jax.shard_map(train, out_specs=(everywhere, specs, over, everywhere), **options)
+        options = {"mesh": mesh, "in_specs": (everywhere, specs, over, over), "check_vma": False}
         infer = jax.shard_map(infer, out_specs=everywhere, **options)
+
+    def with_loss(loss: Loss) -> StepOn:
+        step: Any = functools.partial(train, loss)
+        if mesh is not None:
+            step = jax.shard_map(step, out_specs=(everywhere, specs, over, everywhere), **options)
+        return jax.jit(step, donate_argnums=(0, 1, 2))
+
     return state, CompiledRun(
-        step_on=jax.jit(train, donate_argnums=(0, 1, 2)),
+        step_on=with_loss(loss),
+        with_loss=with_loss,
         predict_on=jax.jit(infer),
         merge=lambda state: nnx.merge(graph, state),
     )
@@ -180,7 +196,7 @@ def _to_host(stores: Mapping[str, Any], host: HostRows) -> dict[str, Any]:
 
 
 def _seen(outputs: StepOutputs, batch: Batch, together: Communication | None) -> Seen:
-    arrays = {"logits": outputs.logits, "labels": batch.labels, "mask": batch.mask}
+    arrays: dict[str, Any] = {"logits": outputs.logits, "labels": batch.labels, "mask": batch.mask}
     if together is not None:
-        arrays = {name: together.of_examples(array) for name, array in arrays.items()}
+        arrays = jax.tree.map(together.of_examples, arrays)
     return Seen(loss=outputs.loss, gradient_norm=outputs.gradient_norm, **arrays)

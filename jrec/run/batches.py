@@ -1,0 +1,222 @@
+"""Batches as a feed takes them: from a dataset's loader, or of any iterable, packed in threads ahead of time."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+from jrec.batch import Batch
+from jrec.errors import CheckpointError
+
+
+class Batches(Protocol):
+    """What a feed reads: ``jrec.data.Loader``, and ``PackedBatches``."""
+
+    @property
+    def position(self) -> int:
+        """Batches given out so far."""
+        ...
+
+    def __next__(self) -> Any:
+        """The next batch."""
+        ...
+
+    def first(self, count: int) -> Any:
+        """The first batches of all, at most ``count``, without moving the position."""
+        ...
+
+    def upcoming(self, count: int) -> Any:
+        """The next batches, at most ``count``, without moving the position."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """The position after the last batch, in JSON types."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes to a ``state()``; before the first batch."""
+        ...
+
+    def close(self) -> None:
+        """Ends the threads."""
+        ...
+
+
+class PackedBatches:
+    """The items of an iterable, packed side by side in threads, in their order. Use it from one thread.
+
+    One thread reads the iterable; ``workers`` pack. An iterator with ``get_state`` and ``set_state``, as grain's, or
+    with ``state`` and ``restore``, as ``jrec.data.Loader``, can be restored; of others the caller skips what was taken.
+
+    Args:
+      items: The iterable.
+      pack: Makes a batch of an item.
+      transform: What becomes of a batch, which may change between two looks at it.
+      workers: Threads that pack; 0 does all work when a batch is asked for.
+      prefetch: Packed batches that may wait.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[Any],
+        pack: Callable[[Any], Batch],
+        *,
+        transform: Callable[[Batch], Any] | None = None,
+        workers: int = 2,
+        prefetch: int = 2,
+    ):
+        self._items, self._pack, self._transform = iter(items), pack, transform
+        self._workers, self._prefetch = workers, prefetch
+        self._held: collections.deque[tuple[Any, Any]] = collections.deque()  # read, but not given out
+        self._threads: _Threads | None = None
+        self._position, self._state = 0, _state_of(self._items)
+
+    @property
+    def position(self) -> int:
+        """Batches given out so far."""
+        return self._position
+
+    def first(self, count: int) -> list[Any]:
+        """The first batches; only while none is given out.
+
+        Raises:
+          RuntimeError: If some are.
+        """
+        if self._position:
+            raise RuntimeError(f"{self._position} batches are taken: the first ones are gone")
+        return self.upcoming(count)
+
+    def upcoming(self, count: int) -> list[Any]:
+        """The next batches, at most ``count``; only while no thread reads ahead."""
+        if self._threads is not None:
+            raise RuntimeError("the batches are read ahead by now; look at them before the first one is taken")
+        while len(self._held) < count:
+            try:
+                self._held.append(self._read())
+            except StopIteration:
+                break
+        return [self._made(item) for item, _ in list(self._held)[:count]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch.
+
+        Raises:
+          StopIteration: If there is none.
+          Exception: What the iterable or ``pack`` raised for this batch.
+        """
+        if not self._workers:
+            item, state = self._held.popleft() if self._held else self._read()
+            made = self._made(item)
+        else:
+            if self._threads is None:
+                self._threads = _Threads(self._all(), self._made, self._workers, self._workers + self._prefetch)
+            try:
+                made, state = self._threads.next()
+            except BaseException:
+                self._threads.close()
+                raise
+        self._position, self._state = self._position + 1, state
+        return made
+
+    def state(self) -> dict[str, Any]:
+        """How many batches were given out, and the iterator's own state, if it has one, after the last of them."""
+        return {"batches": self._position, **({} if self._state is None else {"iterator": self._state})}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes to a ``state()``.
+
+        An iterator without a state is left where it is: the caller gives one that begins behind the batches taken.
+
+        Raises:
+          CheckpointError: If it is no state of this iterator.
+        """
+        if not isinstance(state, dict) or not isinstance(state.get("batches"), int):
+            raise CheckpointError(f"{str(state)[:200]} is no position of a feed")
+        if self._state is not None and "iterator" in state:
+            set_state = getattr(self._items, "set_state", None) or getattr(self._items, "restore", None)
+            assert set_state is not None  # as it has get_state or state
+            set_state(_decoded(state["iterator"]))
+            self._held.clear()
+        self._position, self._state = state["batches"], state.get("iterator")
+
+    def close(self) -> None:
+        """Ends the threads; no more batches."""
+        if self._threads is not None:
+            self._threads.close()
+
+    def _read(self) -> tuple[Any, Any]:
+        return next(self._items), _state_of(self._items)
+
+    def _all(self) -> Iterator[tuple[Any, Any]]:
+        while self._held:
+            yield self._held.popleft()
+        while True:
+            try:
+                yield self._read()
+            except StopIteration:
+                return
+
+    def _made(self, item: Any) -> Any:
+        batch = self._pack(item)
+        return batch if self._transform is None else self._transform(batch)
+
+
+class _Threads:
+    """One thread that reads, and some that pack."""
+
+    def __init__(self, items: Iterator[tuple[Any, Any]], made: Callable[[Any], Any], workers: int, room: int):
+        self._made, self._closed = made, threading.Event()
+        self._room = threading.Semaphore(room)
+        self._results: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Any]] = queue.SimpleQueue()
+        self._pool = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="jrec-pack")
+        self._thread = threading.Thread(target=self._read, args=(items,), name="jrec-read", daemon=True)
+        self._thread.start()
+
+    def next(self) -> tuple[Any, Any]:
+        if self._closed.is_set():
+            raise StopIteration
+        future, state = self._results.get()
+        made = future.result()
+        self._room.release()
+        return made, state
+
+    def close(self) -> None:
+        self._closed.set()
+        self._room.release()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, items: Iterator[tuple[Any, Any]]) -> None:
+        end: BaseException = StopIteration()
+        try:
+            for item, state in items:
+                self._room.acquire()
+                if self._closed.is_set():
+                    return
+                with contextlib.suppress(RuntimeError):  # the pool was closed meanwhile
+                    self._results.put((self._pool.submit(self._made, item), state))
+        except BaseException as error:
+            end = error
+        last: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        last.set_exception(end)
+        self._results.put((last, None))
+
+
+def _state_of(iterator: Any) -> Any:
+    """An iterator's state in JSON types; None if it has none."""
+    get_state = getattr(iterator, "get_state", None) or getattr(iterator, "state", None)
+    if not callable(get_state):
+        return None
+    state = get_state()
+    return {"bytes": state.decode("latin-1")} if isinstance(state, bytes) else state
+
+
+def _decoded(state: Any) -> Any:
+    return state["bytes"].encode("latin-1") if isinstance(state, dict) and state.keys() == {"bytes"} else state
