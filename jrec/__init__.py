@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from jrec.ops.layout import EmbeddingLayout as EmbeddingLayout
     from jrec.ops.layout import FeatureConfig as FeatureConfig
     from jrec.ops.layout import TableConfig as TableConfig
+    from jrec.run.run import Run as Run
+    from jrec.run.run import distribute as distribute
 
 __version__ = "0.1.0"
 
@@ -54,6 +56,7 @@ __getattr__, __dir__ = attach(
         **{name: f"jrec.{name}" for name in _PACKAGES},
         "Batch": "jrec.batch",
         **dict.fromkeys(_OPS, "jrec.ops"),
+        **dict.fromkeys(("Run", "distribute"), "jrec.run.run"),
         **dict.fromkeys(("EmbeddingLayout", "FeatureConfig", "TableConfig"), "jrec.ops.layout"),
     },
 )
@@ -63,6 +66,7 @@ __all__ = [
     "Cast",
     "EmbeddingLayout",
     "FeatureConfig",
+    "Run",
     "TTShape",
     "TableConfig",
     "access",
@@ -70,6 +74,7 @@ __all__ = [
     "checked_ids",
     "checkpoint",
     "data",
+    "distribute",
     "embedding_bag",
     "gather_reduce",
     "host",

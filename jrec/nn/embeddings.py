@@ -86,7 +86,7 @@ class EmbeddingCollection(nnx.Module):
         Raises:
           ValueError: If the collection is abstract (``nnx.eval_shape``), so that its key has no value.
         """
-        words = self.key.get_value()
+        words: Any = self.key.get_value()
         if isinstance(words, jax.ShapeDtypeStruct):
             raise ValueError(
                 "the embeddings are abstract, without the key of their initial rows; say which it is (key)"

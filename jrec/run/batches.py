@@ -59,6 +59,7 @@ class PackedBatches:
       transform: What becomes of a batch, which may change between two looks at it.
       workers: Threads that pack; 0 does all work when a batch is asked for.
       prefetch: Packed batches that may wait.
+      look: Called with each item, in their order, before it is packed.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class PackedBatches:
         transform: Callable[[Batch], Any] | None = None,
         workers: int = 2,
         prefetch: int = 2,
+        look: Callable[[Any], None] = lambda item: None,
     ):
-        self._items, self._pack, self._transform = iter(items), pack, transform
+        self._items, self._pack, self._transform, self._look = iter(items), pack, transform, look
         self._workers, self._prefetch = workers, prefetch
         self._held: collections.deque[tuple[Any, Any]] = collections.deque()  # read, but not given out
         self._threads: _Threads | None = None
@@ -153,7 +155,9 @@ class PackedBatches:
             self._threads.close()
 
     def _read(self) -> tuple[Any, Any]:
-        return next(self._items), _state_of(self._items)
+        item = next(self._items)
+        self._look(item)
+        return item, _state_of(self._items)
 
     def _all(self) -> Iterator[tuple[Any, Any]]:
         while self._held:

@@ -24,6 +24,7 @@ from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_fill import PIECE_BYTES, fill_rows
 from jrec.row_optimizers import RowOptimizer, RowOptimizers, optimizer_of
 from jrec.run.mesh_rows import based, device_addresses
+from jrec.run.row_source import RowSource
 from jrec.sharding import Plan
 from jrec.sharding.contents import replicated_addresses, shard_addresses
 
@@ -116,12 +117,13 @@ def saved_rows(
       CheckpointError: If it is damaged or has other tables.
     """
     return {
-        stack.name: _saved_stack(saved, stack, plan, mesh, optimizer_of(optimizer, stack.name))
+        stack.name: saved_stack(saved, stack, plan, mesh, optimizer_of(optimizer, stack.name))
         for stack in layout.planned_stacks
     }
 
 
-def _saved_stack(saved: Saved, stack: Stack, plan: Plan, mesh: Mesh, optimizer: RowOptimizer | None) -> MeshRows:
+def saved_stack(saved: RowSource, stack: Stack, plan: Plan, mesh: Mesh, optimizer: RowOptimizer | None) -> MeshRows:
+    """One planned stack; see ``saved_rows``."""
     sharded, replicated = device_addresses(stack, plan, mesh)
     slots = {} if optimizer is None else dict(optimizer.slots)
     over, everywhere = PartitionSpec(AXIS), PartitionSpec()
@@ -149,7 +151,7 @@ def _saved_stack(saved: Saved, stack: Stack, plan: Plan, mesh: Mesh, optimizer: 
     )
 
 
-def _lines(saved: Saved, stack: Stack, array: str, addresses: np.ndarray) -> Iterator[np.ndarray]:
+def _lines(saved: RowSource, stack: Stack, array: str, addresses: np.ndarray) -> Iterator[np.ndarray]:
     most = max(1, PIECE_BYTES // (4 * stack.dim))
     for begin in range(0, addresses.size, most):
         yield saved.read(stack, array, addresses[begin : begin + most])

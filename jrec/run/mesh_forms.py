@@ -111,6 +111,10 @@ class Forms:
         self.send = frozenset(name for table in self.tables for name in table.send)
         self.decided = True
 
+    def settle(self, send: Iterable[str]) -> None:
+        """Takes an earlier choice: the features whose lookups are sent."""
+        self.send, self.decided = frozenset(send), True
+
     def record(self) -> dict[str, Any] | None:
         """The choice in JSON types, in megabytes per step over all links; None where there was nothing to choose."""
         if not self.tables:

@@ -90,10 +90,10 @@ def load_host_rows(tables: Mapping[str, HostTable], plan: Plan, saved: Saved, ow
             for rows, saved_arrays in one.written(arrays):
                 addresses = rows.astype(np.int64) + base
                 if (ours := _within(ranges, addresses)).any():
-                    _store_changed(table, addresses, saved_arrays, ours)
+                    store_changed(table, addresses, saved_arrays, ours)
 
 
-def _store_changed(table: HostTable, addresses: np.ndarray, saved: Mapping[str, np.ndarray], ours: np.ndarray) -> None:
+def store_changed(table: HostTable, addresses: np.ndarray, saved: Mapping[str, np.ndarray], ours: np.ndarray) -> None:
     """Writes the rows of ``ours``, (n,) bool, that differ from the table's."""
     before, slots_before = table.fetch(addresses[ours])
     own = {name: np.ascontiguousarray(array[ours]) for name, array in saved.items()}

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from jrec.access.profile import AccessProfile, TableProfile
+from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout
 from jrec.row_optimizers import SlotShape, slot_bytes
 from jrec.sharding import BASELINES, Plan, PlanTable, Problem, build_plan
 from jrec.sharding.hardware import grid
-from jrec.sharding.pieces import REPLICATED, TIER_NAMES
+from jrec.sharding.pieces import REPLICATED, TIER_NAMES, TT
 from jrec.sharding.plan import running_offsets
 from jrec.sharding.plan_file import check_budget
 
@@ -62,6 +63,33 @@ def placed_plan(
         cores = dataclasses.replace(held, info={"core_bytes": given.info.get("core_bytes", 0.0)})
         check_budget(cores, memory)
     return held
+
+
+def check_tables(plan: Plan, layout: EmbeddingLayout) -> None:
+    """Refuses a plan whose tables are not those of the layout.
+
+    Raises:
+      ConfigError: If a table has other rows there, or lies in tensor-train cores, which a layout says itself.
+      PlanError: If a table is missing.
+    """
+    for stack in layout.planned_stacks:
+        for table in stack.tables:
+            number = plan.number(table.name)
+            planned = plan.tables[number]
+            ours = {"rows": table.table_rows, "dim": table.dim, "dtype": table.dtype}
+            theirs = {"rows": planned.rows, "dim": planned.dim, "dtype": planned.dtype}
+            for field, own in ours.items():
+                if own != theirs[field]:
+                    raise ConfigError(
+                        f"the plan places table {table.name!r} with {field} {theirs[field]}, but the layout has {own};"
+                        " plan for this layout"
+                    )
+            segments = slice(plan.first[number], plan.first[number + 1])
+            if (plan.tier[segments][plan.start[segments] < table.rows] == TT).any():
+                raise ConfigError(
+                    f"the plan puts rows of table {table.name!r} into tensor-train cores; give the layout a TableConfig"
+                    " of tier 'tt' with a tt_shape for them, or plan without tensor trains"
+                )
 
 
 def ranges_of(rows: np.ndarray) -> np.ndarray:

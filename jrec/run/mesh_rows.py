@@ -74,12 +74,14 @@ def initial_rows(
       optimizer: One optimizer for all rows, or one for each stack, which determines their slots; None without slots.
     """
     return {
-        stack.name: _initial(stack, plan, mesh, key, optimizer_of(optimizer, stack.name))
+        stack.name: initial_stack(stack, plan, mesh, key, optimizer_of(optimizer, stack.name))
         for stack in layout.planned_stacks
     }
 
 
-def _initial(stack: Stack, plan: Plan, mesh: Mesh, key: jax.Array, optimizer: RowOptimizer | None) -> MeshRows:
+def initial_stack(stack: Stack, plan: Plan, mesh: Mesh, key: jax.Array, optimizer: RowOptimizer | None) -> MeshRows:
+    """One planned stack; see ``initial_rows``."""
+
     def make(addresses: jax.Array, everywhere: jax.Array, key: jax.Array) -> MeshRows:
         own, shared = _rows(stack, key, addresses), _rows(stack, key, everywhere)
         slots = (lambda array: {}) if optimizer is None else optimizer.init

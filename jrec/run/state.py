@@ -17,13 +17,14 @@ from jrec.nn import SparseOptimizer
 from jrec.row_optimizers import optimizer_of
 from jrec.run.checkpoint import before_step, device_rows
 from jrec.run.feed import Ready
+from jrec.run.held import HeldRows
 from jrec.run.host_tables import host_tables
-from jrec.run.mesh_checkpoint import MeshSource, saved_rows
+from jrec.run.mesh_checkpoint import MeshSource, saved_rows, saved_stack
 from jrec.run.mesh_host_rows import load_host_rows, planned_host_tables
-from jrec.run.mesh_rows import initial_rows
+from jrec.run.mesh_rows import initial_rows, initial_stack
 from jrec.run.mesh_setup import MeshSetup
 from jrec.run.options import HostOptions
-from jrec.run.step import HostResults, Seen, State, compile_run
+from jrec.run.step import HostResults, Seen, State, StepOn, compile_run
 
 
 class RunState:
@@ -35,6 +36,7 @@ class RunState:
       key: The key of the initial rows that the model does not hold.
       host: How rows in host memory are kept.
       setup: Mesh and plan; None on one device without a plan.
+      held: The rows of planned tables, where they are not to be initial ones.
       training: Whether rows have slots.
       saves: Whether checkpoints will be written while steps go on.
 
@@ -51,6 +53,7 @@ class RunState:
         key: jax.Array,
         host: HostOptions = HostOptions(),  # noqa: B008, frozen
         setup: MeshSetup | None = None,
+        held: HeldRows | None = None,
         training: bool = True,
         saves: bool = False,
     ):
@@ -73,6 +76,15 @@ class RunState:
         folder = None if jax.process_count() == 1 else f"process-{jax.process_index():05}"
         every = {**self._whole, **self._partly}
         self._host_sources = {name: HostSource(table, folder=folder) for name, table in every.items()}
+        if setup is not None and held is not None:
+            held.store(self._partly, setup.plan, setup.owners)
+            self._rows = {}
+            for stack in layout.planned_stacks:
+                plan, own = setup.plan, optimizer_of(self._optimizer, stack.name)
+                if held.has(stack):
+                    self._rows[stack.name] = saved_stack(held, stack, plan, setup.mesh, own)
+                else:
+                    self._rows[stack.name] = initial_stack(stack, plan, setup.mesh, key, own)
         if saves:
             for rows in self._device_sources.values():
                 rows.compile_reads()
@@ -101,11 +113,17 @@ class RunState:
                 self._rows = initial_rows(setup.layout, setup.plan, setup.mesh, self._key, self._optimizer)
         return self._rows
 
-    def step(self, ready: Ready) -> tuple[HostResults, Seen]:
-        """Takes a step on a batch; returns what goes back to host memory after the step, and the step's outputs."""
+    def step(self, ready: Ready, step_on: StepOn | None = None) -> tuple[HostResults, Seen]:
+        """Takes a step on a batch; returns what goes back to host memory after the step, and the step's outputs.
+
+        Args:
+          ready: The batch.
+          step_on: The step (``CompiledRun.with_loss``); None for the one with the loss of ``compile_run``.
+        """
+        step_on = step_on or self.compiled.step_on
         before_step(self._device_sources, ready.batch)
         rows, self._rows = self.rows, None
-        self._state, self._rows, host, outputs = self.compiled.step_on(self._state, rows, ready.host, ready.prepared)
+        self._state, self._rows, host, outputs = step_on(self._state, rows, ready.host, ready.prepared)
         self._behind = True
         return host, outputs
 

@@ -11,9 +11,9 @@ from typing import Any
 from jrec.batch import Batch
 from jrec.data.loader import Loader
 from jrec.ops.layout import EmbeddingLayout
-from jrec.run.feed import Feed, LoaderFeed
-from jrec.run.host_feed import HostFeed
-from jrec.run.in_place_feed import HostCasts, InPlaceFeed
+from jrec.run.feed import Feed
+from jrec.run.feeds import open_feed
+from jrec.run.in_place_feed import HostCasts
 from jrec.run.mesh_feed import MeshFeed
 from jrec.run.mesh_host_rows import with_host_rows
 from jrec.run.mesh_setup import MeshSetup
@@ -108,13 +108,12 @@ def assemble(data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, re
 def _feed(
     config: TrainConfig, loader: Loader, run: RunState, total: int, folder: pathlib.Path, *, in_place: bool = False
 ) -> Feed:
-    setup = run.setup
-    if not run.tables:
-        if setup is None:
-            return LoaderFeed(loader)
-        return MeshFeed(loader, setup=setup, total=total, on_growth=functools.partial(log_growth, folder))
-    trace = folder / TRACE_FILE if config.log.trace else None
-    if in_place:
-        return InPlaceFeed(loader, tables=run.tables, total=total, frozen=run.frozen, trace=trace)
-    host = config.tables.host
-    return HostFeed(loader, layout=run.layout, tables=run.tables, host=host, total=total, trace=trace, setup=setup)
+    return open_feed(
+        run,
+        loader,
+        host=config.tables.host,
+        in_place=in_place,
+        total=total,
+        trace=folder / TRACE_FILE if config.log.trace else None,
+        on_growth=functools.partial(log_growth, folder),
+    )

@@ -1,0 +1,46 @@
+"""The feed for the places of a run's rows."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jrec.run.batches import Batches
+from jrec.run.feed import Feed, LoaderFeed
+from jrec.run.host_feed import HostFeed
+from jrec.run.in_place_feed import InPlaceFeed
+from jrec.run.mesh_feed import MeshFeed
+from jrec.run.options import HostOptions
+from jrec.run.state import RunState
+
+
+def open_feed(
+    run: RunState,
+    batches: Batches,
+    *,
+    host: HostOptions,
+    in_place: bool = False,
+    total: int | None = None,
+    trace: pathlib.Path | None = None,
+    on_growth: Callable[[int, Mapping[str, Any]], None] = lambda step, grown: None,
+) -> Feed:
+    """The feed of a run's batches.
+
+    Args:
+      run: The run's state.
+      batches: On a mesh cut by ``setup.parts``; with casts of the stacks in host memory where rows stay in place.
+      host: How rows in host memory travel.
+      in_place: Whether they do not (``needs_pipeline``).
+      total: The number of batches that the run takes; None for all.
+      trace: Where to write the trace of the stages of rows in host memory; None for none.
+      on_growth: See ``MeshFeed``.
+    """
+    setup = run.setup
+    if not run.tables:
+        if setup is None:
+            return LoaderFeed(batches)
+        return MeshFeed(batches, setup=setup, total=total, on_growth=on_growth)
+    if in_place:
+        return InPlaceFeed(batches, tables=run.tables, total=total, frozen=run.frozen, trace=trace)
+    return HostFeed(batches, layout=run.layout, tables=run.tables, host=host, total=total, trace=trace, setup=setup)

@@ -1,0 +1,96 @@
+"""Rows that a model holds on one device, on their way to where a plan puts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jrec.checkpoint.manifest import VALUES
+from jrec.host import HostTable
+from jrec.nn import SparseOptimizer
+from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.row_fill import PIECE_BYTES
+from jrec.run.host_owners import HostOwners
+from jrec.run.mesh_host_rows import store_changed
+from jrec.run.mesh_rows import based
+from jrec.sharding.contents import host_ranges
+from jrec.sharding.plan import Plan
+
+
+class HeldRows:
+    """The rows and slots of a model's tables, by the addresses of another layout of the same tables.
+
+    Args:
+      layout: The layout of the arrays.
+      arrays: By stack, "values" and slots, (rows, dim or more) or (rows,).
+    """
+
+    def __init__(self, layout: EmbeddingLayout, arrays: Mapping[str, Mapping[str, jax.Array]]):
+        self._arrays, self._places = dict(arrays), {}
+        for name in self._arrays:
+            stack = layout.stacks[name]
+            self._places |= {t.name: (name, base) for t, base in zip(stack.tables, stack.bases, strict=True)}
+
+    def has(self, stack: Stack) -> bool:
+        """Whether a table of a stack is here."""
+        return any(table.name in self._places for table in stack.tables)
+
+    def read(self, stack: Stack, array: str, addresses: np.ndarray) -> np.ndarray:
+        """Rows at (n,) addresses of a stack, see ``RowSource``; zeros of tables that are not here."""
+        addresses = addresses.astype(np.int64)
+        number = np.searchsorted(stack.bases, addresses, side="right") - 1
+        out: np.ndarray | None = None
+        for which, (table, base) in enumerate(zip(stack.tables, stack.bases, strict=True)):
+            if table.name not in self._places:
+                continue
+            name, own_base = self._places[table.name]
+            chosen = number == which
+            rows = np.asarray(self._arrays[name][array][jnp.asarray(addresses[chosen] - base + own_base, jnp.int32)])
+            rows = rows[:, : stack.dim] if rows.ndim == 2 else rows
+            out = np.zeros((addresses.size, *rows.shape[1:]), rows.dtype) if out is None else out
+            out[chosen] = rows
+        assert out is not None  # the stack has one of the tables
+        return out
+
+    def store(self, tables: Mapping[str, HostTable], plan: Plan, owners: HostOwners) -> None:
+        """Writes a plan's host rows to their tables. Rows with first values take no memory.
+
+        Args:
+          tables: By planned stack.
+          plan: Where rows live.
+          owners: How processes share the rows; each writes its own.
+        """
+        for table in tables.values():
+            if not self.has(table.stack):
+                continue
+            here = np.array([of.name in self._places for of in table.stack.tables])
+            most = max(1, PIECE_BYTES // (4 * table.dim))
+            for begin, stop in owners.ranges(table.stack, host_ranges(plan, based(table.stack))):
+                for first in range(begin, stop, most):
+                    addresses = np.arange(first, min(first + most, stop))
+                    addresses = addresses[here[np.searchsorted(table.stack.bases, addresses, side="right") - 1]]
+                    arrays = {n: self.read(table.stack, n, addresses) for n in (VALUES, *table.optimizer.slots)}
+                    store_changed(table, addresses, arrays, np.ones(addresses.size, bool))
+
+
+def without_rows(model: Any, optimizer: SparseOptimizer) -> tuple[Any, SparseOptimizer, HeldRows | None]:
+    """The same modules for a plan that places the rows, and the rows; None where the model has not made them yet.
+
+    Args:
+      model, optimizer: Modules that hold all rows on one device, or in host memory; they stay as they are.
+    """
+    graph, state = nnx.split((model, optimizer))
+    model, optimizer = nnx.merge(graph, state)
+    embeddings, before = model.embeddings, model.embeddings.layout
+    slots = {stack: {n: s.get_value() for n, s in own.items()} for stack, own in optimizer.slots.items()}
+    arrays = {name: {VALUES: rows, **slots[name]} for name, rows in embeddings.arrays().items()}
+    made = not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arrays))
+    layout = before.with_plan()
+    embeddings.without_rows(layout)
+    optimizer.without_rows(before, layout)
+    return model, optimizer, HeldRows(before, arrays) if made and arrays else None
