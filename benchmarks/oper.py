@@ -36,8 +36,8 @@ from jrec.sharding.hardware import PRESETS, load_hardware
 from jrec.sharding.locator import Locator
 from jrec.sharding.partition import partition, whole
 from jrec.sharding.pieces import Placement
-from jrec.sharding.plan import build_plan
 from jrec.sharding.planner import PlanOptions, plan_placement
+from jrec.sharding.plans import build_plan
 from jrec.sharding.problem import Problem, Purpose, tables_of
 from jrec.sharding.replicate import FrequencyRule
 

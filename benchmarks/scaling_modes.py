@@ -14,7 +14,7 @@ from jrec.sharding.hardware import load_hardware
 from jrec.sharding.locator import Locator
 from jrec.sharding.modes import Traffic, expected_traffic, traffic
 from jrec.sharding.pieces import SHARDED
-from jrec.sharding.plan import Plan
+from jrec.sharding.plans import Plan
 from jrec.sharding.problem import Problem
 
 DEVICES = 8

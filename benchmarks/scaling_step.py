@@ -26,14 +26,14 @@ from jrec.ops.row_optimizers import RowOptimizer
 from jrec.run.mesh_arrays import Shapes, stacked
 from jrec.run.mesh_batch import Dealt, Parts
 from jrec.run.mesh_forms import Form, Forms
-from jrec.run.mesh_plan import plan_tables_of
 from jrec.run.mesh_rows import replicated_capacity
 from jrec.run.step import CompiledRun, State, StepBatch, compile_run
 from jrec.sharding.contents import shard_capacity
 from jrec.sharding.cost import Cost
 from jrec.sharding.hardware import Hardware
-from jrec.sharding.plan import Plan, build_plan
+from jrec.sharding.of_layout import plan_tables_of
 from jrec.sharding.planner import plan_placement
+from jrec.sharding.plans import Plan, build_plan
 from jrec.sharding.problem import Problem
 
 OPTIMIZER = ops.RowWiseAdagrad(learning_rate=0.1)

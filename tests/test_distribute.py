@@ -136,3 +136,135 @@ def test_a_placement_trains_predicts_and_goes_on_like_the_plain_step(name, tmp_p
         follows(run, losses)
         assert first.shape == (16,)
         assert np.abs(run.predict(columns(99), dense=DENSE) - first).max() > 1e-3
+
+
+@pytest.mark.parametrize(("before", "after"), [("device", "plan-four"), ("plan-four", "host"), ("host", "mesh")])
+def test_a_checkpoint_goes_on_in_another_placement(before, after, tmp_path):
+    losses, half = [], STEPS // 2
+    with placed(before) as run:
+        step = run.compile()
+        losses += [float(step(batch)[0]) for batch in run.feed(map(columns, range(half)), dense=DENSE)]
+        run.save(tmp_path / "c")
+    with placed(after) as run:
+        run.restore(tmp_path / "c", step=half)
+        step = run.compile()
+        losses += [float(step(batch)[0]) for batch in run.feed(map(columns, range(half, STEPS)), dense=DENSE)]
+        follows(run, losses)
+
+
+def test_host_rows_in_place_have_the_bits_of_rows_on_the_device():
+    with placed("device") as device, placed("host") as host:
+        for run in (device, host):
+            step = run.compile()
+            for batch in run.feed(map(columns, range(STEPS)), dense=DENSE):
+                step(batch)
+        for name in ROWS:
+            np.testing.assert_array_equal(device.table(name), host.table(name))
+        np.testing.assert_array_equal(host.rows("user", np.array([7, 3, 7])), device.table("user")[[7, 3, 7]])
+
+
+def test_trained_rows_and_slots_move_to_where_a_plan_puts_them():
+    layout, half = layout_of(), STEPS // 2
+    model, optimizer = modules(layout)
+    step = nnx.jit(nn.train_step)
+    for number in range(half):
+        step(model, optimizer, pack_batch(layout, columns(number), dense=DENSE))
+    with jrec.distribute(model, optimizer, mesh=mesh_of(4), plan=three_tiers(4, layout)) as run:
+        assert run.steps == half
+        go = run.compile()
+        losses = [float(go(batch)[0]) for batch in run.feed(map(columns, range(half, STEPS)), dense=DENSE)]
+        follows(run, losses)
+
+
+def test_a_plan_from_counts_places_hot_rows_on_every_device():
+    layout = layout_of()
+    counts = {name: np.arange(rows, 0, -1.0) ** 2 for name, rows in ROWS.items()}
+    options = {"counts": counts, "examples": 1000, "hardware": "h200x8", "devices": 4, "batch_size": 16}
+    plan = jrec.sharding.plan(layout, **options, optimizer=ops.Adagrad(learning_rate=0.1), memory=6000)
+    assert plan.rows_in("host") > 0
+    with jrec.distribute(*modules(layout), mesh=mesh_of(4), plan=plan) as run:
+        step = run.compile()
+        losses = [float(step(batch)[0]) for batch in run.feed(map(columns, range(STEPS)), dense=DENSE)]
+        follows(run, losses)
+    with pytest.raises(ConfigError, match="say in how many examples"):
+        jrec.sharding.plan(layout, **options | {"examples": None})
+    with pytest.raises(ConfigError, match=r"counts of table 'item' have shape \(3,\), but it has 40 rows"):
+        jrec.sharding.plan(layout, **options | {"counts": counts | {"item": np.ones(3)}})
+
+
+def test_any_loss_of_any_outputs():
+    def parts(logits, batch):
+        return jnp.sum(jnp.square(logits - 3) * batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)
+
+    found = {}
+    for name in ("device", "plan-four"):
+        with placed(name) as run:
+            step = run.compile(loss=parts)
+            found[name] = [float(step(batch)[0]) for batch in run.feed(map(columns, range(STEPS)), dense=DENSE)]
+    np.testing.assert_allclose(found["device"], found["plan-four"], **CLOSE)
+    assert found["device"][-1] < found["device"][0]
+
+
+def test_hot_and_cold_batches_of_one_run():
+    """Hot batches need no row of another device; both kinds in turn follow the same batches without the distinction."""
+    layout = layout_of()
+
+    def hot(number):
+        """Only the replicated rows: users 0 to 4, all items; no tags."""
+        found = columns(number)
+        return found | {"user": found["user"] % 5, "tags": np.full((16, 4), -1)}
+
+    kinds = [hot if number % 2 else columns for number in range(STEPS)]
+    model, optimizer = modules(layout)
+    train, expected = nnx.jit(nn.train_step), []
+    for number, kind in enumerate(kinds):
+        expected.append(float(train(model, optimizer, pack_batch(layout, kind(number), dense=DENSE))[0]))
+    with placed("plan-four") as run:
+        step = run.compile()
+        feeds = {
+            hot: run.feed((hot(n) for n in range(1, STEPS, 2)), dense=DENSE, hot=True),
+            columns: run.feed((columns(n) for n in range(0, STEPS, 2)), dense=DENSE),
+        }
+        losses = [float(step(next(feeds[kind]))[0]) for kind in kinds]
+        np.testing.assert_allclose(losses, expected, **CLOSE)
+        with pytest.raises(jrec.data.DatasetError, match=r"a hot batch reads row \d+ of table 'user'"):
+            next(run.feed([columns(0)], dense=DENSE, hot=True))
+
+
+def test_misuse_is_refused(tmp_path):
+    layout = layout_of()
+    with placed("device") as run, placed("device") as other:
+        step, feed = run.compile(), run.feed(map(columns, range(3)), dense=DENSE)
+        batch = next(feed)
+        with pytest.raises(RuntimeError, match="take the step of the last batch before"):
+            next(feed)
+        with pytest.raises(ValueError, match="a batch of this run's feed"):
+            other.compile()(batch)
+        step(batch)
+        with pytest.raises(ValueError, match="each batch once"):
+            step(batch)
+        with pytest.raises(RuntimeError, match="close the run's feeds"):
+            run.restore(tmp_path)
+        with pytest.raises(ConfigError, match="give distribute a plan"):
+            run.feed([], hot=True)
+        with pytest.raises(ValueError, match="there is no table 'users'; the tables are item, tag, user"):
+            run.table("users")
+        with pytest.raises(ValueError, match="table 'item' has no row 40"):
+            run.rows("item", np.array([3, 40]))
+    with pytest.raises(ConfigError, match="the plan is for 4 devices, but the mesh has 2"):
+        jrec.distribute(*modules(layout), mesh=mesh_of(2), plan=three_tiers(4, layout))
+    with pytest.raises(ConfigError, match=r"HostOptions\.pipeline is 'off'"):
+        jrec.distribute(*modules(layout), mesh=mesh_of(2), host=HostOptions(pipeline="off"))
+
+
+def test_batches_raise_where_they_are_wrong():
+    with placed("device") as run:
+        step = run.compile()
+        feed = run.feed([columns(0), columns(1) | {"item": np.full(16, 99)}, columns(2)], dense=DENSE)
+        step(next(feed))
+        with pytest.raises(jrec.data.DatasetError, match="id 99 of feature 'item'"):
+            next(feed)
+        feed.close()
+        short = [columns(0), {name: column[:5] for name, column in columns(1).items()}]
+        sizes = [float(step(batch)[1].mask.sum()) for batch in run.feed(short, dense=DENSE)]
+        assert sizes == [16, 5]

@@ -13,10 +13,11 @@ from jrec.data.regroup import gathered
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.run.mesh_arrays import Shapes, counts, stacked
 from jrec.run.mesh_batch import Parts
-from jrec.run.mesh_plan import dealt, plan_tables_of, planned_part
+from jrec.run.mesh_plan import dealt, planned_part
 from jrec.run.mesh_rows import based
 from jrec.sharding import PRESETS, PlanError, Problem, build_plan, plan_placement
 from jrec.sharding.contents import replicated_addresses, shard_addresses
+from jrec.sharding.of_layout import plan_tables_of
 from jrec.sharding.pieces import REPLICATED, SHARDED
 from jrec.sharding.router import Router
 

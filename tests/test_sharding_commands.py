@@ -15,9 +15,9 @@ from jrec.access.profile import AccessProfile, TableProfile
 from jrec.data.schema import Schema
 from jrec.sharding.drift import describe, measure_drift, moved, options_of_plan
 from jrec.sharding.errors import PlanError
-from jrec.sharding.plan import build_plan
 from jrec.sharding.plan_file import load_plan
 from jrec.sharding.planner import PlanOptions, plan_placement
+from jrec.sharding.plans import build_plan
 from tests.sharding_problems import problem_of, zipf_counts
 
 

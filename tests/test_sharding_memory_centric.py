@@ -18,9 +18,9 @@ from jrec.sharding.hardware import PRESETS, Hardware, load_hardware, parse_devic
 from jrec.sharding.memory_centric import device_ranges
 from jrec.sharding.modes import GRADIENT, INDEX, expected_traffic
 from jrec.sharding.pieces import REPLICATED, SHARDED
-from jrec.sharding.plan import build_plan
 from jrec.sharding.plan_file import check_budget, load_plan, save_plan
 from jrec.sharding.planner import PlanOptions, plan_placement
+from jrec.sharding.plans import build_plan
 from tests.sharding_problems import problem_of, problems, zipf_counts
 
 FEW = hypothesis.settings(max_examples=15, deadline=None)

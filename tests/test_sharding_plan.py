@@ -14,9 +14,9 @@ from jrec.sharding.baselines import BASELINES
 from jrec.sharding.cost import evaluate
 from jrec.sharding.errors import PlanError
 from jrec.sharding.pieces import REPLICATED, SHARDED, TIER_NAMES
-from jrec.sharding.plan import build_plan
 from jrec.sharding.plan_file import KIND, VERSION, check_budget, load_plan, plan_memory, save_plan
 from jrec.sharding.planner import PlanOptions, plan_placement
+from jrec.sharding.plans import build_plan
 from tests.sharding_problems import problem_of, problems, zipf_counts
 
 FEW = hypothesis.settings(max_examples=15, deadline=None)

@@ -17,8 +17,8 @@ from jrec.sharding.errors import PlanError
 from jrec.sharding.hardware import PRESETS
 from jrec.sharding.partition import access_bound, partition, whole
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TT, Placement
-from jrec.sharding.plan import build_plan
 from jrec.sharding.planner import PlanOptions, plan_placement
+from jrec.sharding.plans import build_plan
 from jrec.sharding.problem import Problem, tables_of
 from jrec.sharding.replicate import replicated_ranks
 from jrec.sharding.tiers import TTOption, choose_tiers, tt_option

@@ -15,10 +15,10 @@ from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
 from jrec.ops.tt import tt_to_dense
-from jrec.run.mesh_plan import plan_tables_of
 from jrec.sharding import Problem, build_plan, load_plan, plan_placement, save_plan
 from jrec.sharding.drift import describe
 from jrec.sharding.hardware import grid
+from jrec.sharding.of_layout import plan_tables_of
 from jrec.sharding.pieces import TT
 from jrec.sharding.planner import PlanOptions
 from jrec.sharding.problem import tables_of

@@ -22,7 +22,7 @@ from jrec.run.mesh_rows import based, initial_rows
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_ranges, replicated_addresses, shard_addresses
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
-from jrec.sharding.plan import running_offsets
+from jrec.sharding.plans import running_offsets
 from jrec.sharding.router import Router
 from jrec.train import loop
 from jrec.train.build import build_layout

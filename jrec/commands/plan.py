@@ -142,9 +142,9 @@ def run(args: argparse.Namespace) -> int:
     from jrec.sharding.drift import describe
     from jrec.sharding.explain import balance_table, explain, summary
     from jrec.sharding.memory_centric import placed_by
-    from jrec.sharding.plan import build_plan
     from jrec.sharding.plan_file import check_budget
     from jrec.sharding.planner import plan_placement
+    from jrec.sharding.plans import build_plan
 
     schema, config = Schema.load(args.data, check_files=False), _config(args)
     problem = _problem(args, schema)

@@ -12,7 +12,7 @@ from jrec.errors import ConfigError, JrecError
 
 if TYPE_CHECKING:
     from jrec.data.schema import Schema
-    from jrec.sharding.plan import Plan
+    from jrec.sharding.plans import Plan
     from jrec.sharding.problem import Problem
     from jrec.train.config import TrainConfig
 

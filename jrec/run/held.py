@@ -19,7 +19,7 @@ from jrec.run.host_owners import HostOwners
 from jrec.run.mesh_host_rows import store_changed
 from jrec.run.mesh_rows import based
 from jrec.sharding.contents import host_ranges
-from jrec.sharding.plan import Plan
+from jrec.sharding.plans import Plan
 
 
 class HeldRows:

@@ -24,7 +24,7 @@ from jrec.run.mesh_batch import Dealt, Part
 from jrec.run.mesh_forms import sending_features
 from jrec.run.peers import Peers
 from jrec.run.step import StepBatch
-from jrec.sharding.plan import Plan
+from jrec.sharding.plans import Plan
 from jrec.sharding.router import Routed
 from jrec.sharding.sent import SentLookups, send_route
 

@@ -22,7 +22,7 @@ from jrec.run.mesh_forms import Forms, sending_bags
 from jrec.run.mesh_rows import based
 from jrec.run.peers import Peers
 from jrec.sharding.contents import shard_capacity
-from jrec.sharding.plan import Plan
+from jrec.sharding.plans import Plan
 from jrec.sharding.router import Routed, Router
 from jrec.sharding.sent import SentLookups, split_sent
 

@@ -24,7 +24,7 @@ from jrec.run.host_owners import ALONE, HostOwners
 from jrec.run.mesh_rows import based
 from jrec.run.options import HostOptions
 from jrec.sharding.contents import host_ranges
-from jrec.sharding.plan import Plan
+from jrec.sharding.plans import Plan
 
 
 def planned_host_tables(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,13 @@ import numpy as np
 from jrec.access.profile import AccessProfile, TableProfile
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout
-from jrec.row_optimizers import SlotShape, slot_bytes
-from jrec.sharding import BASELINES, Plan, PlanTable, Problem, build_plan
+from jrec.sharding import BASELINES, Plan, Problem, build_plan
 from jrec.sharding.hardware import grid
+from jrec.sharding.of_layout import SlotShapes, plan_tables_of
 from jrec.sharding.pieces import REPLICATED, TIER_NAMES, TT
-from jrec.sharding.plan import running_offsets
 from jrec.sharding.plan_file import check_budget
+from jrec.sharding.plans import running_offsets
 
-SlotShapes = Mapping[str, SlotShape] | Callable[[str], Mapping[str, SlotShape]]
-"""Slots of the row optimizer (``RowOptimizer.slots``), for all tables or by a table's name."""
 WHOLE = ("host", "replicated")
 """Tiers of tables whose rows are all there, whatever a plan says."""
 
@@ -76,8 +73,12 @@ def check_tables(plan: Plan, layout: EmbeddingLayout) -> None:
         for table in stack.tables:
             number = plan.number(table.name)
             planned = plan.tables[number]
-            ours = {"rows": table.table_rows, "dim": table.dim, "dtype": table.dtype}
-            theirs = {"rows": planned.rows, "dim": planned.dim, "dtype": planned.dtype}
+            ours = {"rows": table.rows, "dim": table.dim, "dtype": table.dtype}
+            theirs = {
+                "rows": min(planned.rows, table.rows) if table.is_part else planned.rows,
+                "dim": planned.dim,
+                "dtype": planned.dtype,
+            }
             for field, own in ours.items():
                 if own != theirs[field]:
                     raise ConfigError(
@@ -178,29 +179,6 @@ def dealt(layout: EmbeddingLayout, devices: int, slots: SlotShapes | None = None
     machine = grid("any", devices=devices, memory=2**62, lookup=1.0, within=1.0, all_reduce=1.0)
     problem = Problem(tables=tables, profile=profile, hardware=machine, batch_size=devices)
     return build_plan(problem, BASELINES[baseline](problem))
-
-
-def plan_tables_of(layout: EmbeddingLayout, slots: SlotShapes | None = None) -> tuple[PlanTable, ...]:
-    """The planned tables of a layout, stack by stack."""
-    of_table = slots if callable(slots) else lambda _: slots or {}
-    stacks_of_kind: collections.Counter[tuple[int, str, str]] = collections.Counter()
-    tables = []
-    for stack in layout.planned_stacks:
-        kind = stack.dim, stack.dtype, stack.tables[0].group
-        stacks_of_kind[kind] += 1
-        tables += [
-            PlanTable(
-                name=table.name,
-                rows=table.rows,
-                dim=table.dim,
-                dtype=table.dtype,
-                slot_bytes=slot_bytes(of_table(table.name), table.dim),
-                group=table.group,
-                stack_number=stacks_of_kind[kind],
-            )
-            for table in stack.tables
-        ]
-    return tuple(tables)
 
 
 def planned_part(plan: Plan, layout: EmbeddingLayout, slots: SlotShapes | None = None) -> Plan:

@@ -14,7 +14,7 @@ from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_init import init_stack_rows
 from jrec.row_optimizers import RowOptimizer, RowOptimizers, optimizer_of
 from jrec.sharding.contents import replicated_addresses, shard_addresses, shard_capacity
-from jrec.sharding.plan import Plan
+from jrec.sharding.plans import Plan
 
 
 def make_mesh(devices: int) -> Mesh:

@@ -9,7 +9,7 @@ from jrec.mesh.route import MeshRows
 from jrec.ops.layout import Stack
 from jrec.run.mesh_rows import based
 from jrec.sharding.contents import host_addresses, replicated_addresses, shard_addresses
-from jrec.sharding.plan import Plan
+from jrec.sharding.plans import Plan
 
 
 def whole_stack(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -19,6 +20,7 @@ from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints
 from jrec.data.blocks import LABEL
 from jrec.data.packing import OnBadId, Packer
+from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
 from jrec.mesh.route import AXIS
 from jrec.nn import SparseOptimizer, binary_cross_entropy
@@ -30,6 +32,7 @@ from jrec.run.feed import Feed, Ready
 from jrec.run.feeds import open_feed
 from jrec.run.held import HeldRows, without_rows
 from jrec.run.in_place_feed import HostCasts, needs_pipeline
+from jrec.run.mesh_batch import Dealt
 from jrec.run.mesh_feed import MeshFeed
 from jrec.run.mesh_plan import check_tables, placed_plan
 from jrec.run.mesh_setup import MeshSetup, open_setup
@@ -39,7 +42,7 @@ from jrec.run.processes import wait_for_all
 from jrec.run.state import RunState
 from jrec.run.step import Seen, StepOn
 from jrec.run.whole_tables import read_rows, table_rows
-from jrec.sharding.plan import Plan
+from jrec.sharding.plans import Plan
 
 Step = Callable[["FedBatch"], tuple[jax.Array, Seen]]
 
@@ -84,7 +87,7 @@ def distribute(
       ProcessError: If another process cannot be reached.
     """
     host, layout = host or HostOptions(), model.embeddings.layout
-    key = model.embeddings.table_key() if key is None else key
+    first_key: jax.Array = model.embeddings.table_key() if key is None else key
     held: HeldRows | None = None
     setup: MeshSetup | None = None
     if mesh is not None or plan is not None or layout.planned:
@@ -107,7 +110,9 @@ def distribute(
             f"{jax.process_count()} processes run, but distribute was given no mesh; give one of all devices:"
             " jax.make_mesh((jax.device_count(),), ('devices',))"
         )
-    return Run(RunState(model, optimizer, key=key, host=host, setup=setup, held=held), model, optimizer, host=host)
+    return Run(
+        RunState(model, optimizer, key=first_key, host=host, setup=setup, held=held), model, optimizer, host=host
+    )
 
 
 def _check_plan(plan: Plan, layout: EmbeddingLayout, devices: int) -> None:
@@ -276,7 +281,9 @@ class Run:
         if hot and setup is None:
             raise ConfigError("hot batches read the rows that every device has by a plan; give distribute a plan")
         setup = dataclasses.replace(setup, hot=True) if hot and setup is not None else setup
-        transform: Callable[[Batch], Any] | None = None if setup is None else setup.parts
+        transform: Callable[[Batch], Any] | None = None
+        if setup is not None:
+            transform = functools.partial(_hot_parts, setup) if hot else setup.parts
         if self._in_place:
             transform = HostCasts(self.layout.host_stacks)
         cast = "host" if setup is None else "none"
@@ -460,6 +467,28 @@ class _Pack:
         prepared = self._packer.prepare(item)
         size = -(-(self._size or prepared.examples) // self._shared) * self._shared
         return self._packer.pack(prepared, np.arange(prepared.examples, dtype=np.int32), size)
+
+
+def _hot_parts(setup: MeshSetup, batch: Batch) -> Dealt:
+    """The parts of a batch that may read only rows of every device.
+
+    Raises:
+      DatasetError: If it reads another row.
+    """
+    dealt = setup.parts(batch)
+    for part in dealt.parts:
+        for name, routed in part.routes.items():
+            everywhere = np.zeros(routed.addresses.size, bool)
+            everywhere[routed.of(setup.plan.devices)[1]] = True
+            if everywhere.all():
+                continue
+            stack, address = setup.layout.stacks[name], int(routed.addresses[~everywhere][0])
+            number = int(np.searchsorted(stack.bases, address, side="right")) - 1
+            raise DatasetError(
+                f"a hot batch reads row {address - stack.bases[number]} of table {stack.tables[number].name!r}, which"
+                " the plan does not put on every device; give such examples to a feed without hot=True"
+            )
+    return dealt
 
 
 def _fingerprint(layout: EmbeddingLayout, optimizer: SparseOptimizer) -> dict[str, Any]:

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from jrec.sharding.hardware import Hardware as Hardware
     from jrec.sharding.hardware import load_hardware as load_hardware
     from jrec.sharding.locator import Locator as Locator
-    from jrec.sharding.plan import Located as Located
-    from jrec.sharding.plan import Plan as Plan
-    from jrec.sharding.plan import build_plan as build_plan
+    from jrec.sharding.of_layout import plan as plan
     from jrec.sharding.plan_file import load_plan as load_plan
     from jrec.sharding.plan_file import save_plan as save_plan
     from jrec.sharding.planner import Planned as Planned
     from jrec.sharding.planner import PlanOptions as PlanOptions
     from jrec.sharding.planner import plan_placement as plan_placement
+    from jrec.sharding.plans import Located as Located
+    from jrec.sharding.plans import Plan as Plan
+    from jrec.sharding.plans import build_plan as build_plan
     from jrec.sharding.problem import PlanTable as PlanTable
     from jrec.sharding.problem import Problem as Problem
 
@@ -35,7 +36,8 @@ __getattr__, __dir__ = attach(
         "PlanError": "jrec.sharding.errors",
         **dict.fromkeys(("PRESETS", "Hardware", "load_hardware"), "jrec.sharding.hardware"),
         "Locator": "jrec.sharding.locator",
-        **dict.fromkeys(("Located", "Plan", "build_plan"), "jrec.sharding.plan"),
+        **dict.fromkeys(("Located", "Plan", "build_plan"), "jrec.sharding.plans"),
+        "plan": "jrec.sharding.of_layout",
         **dict.fromkeys(("load_plan", "save_plan"), "jrec.sharding.plan_file"),
         **dict.fromkeys(("PlanOptions", "Planned", "plan_placement"), "jrec.sharding.planner"),
         **dict.fromkeys(("PlanTable", "Problem"), "jrec.sharding.problem"),

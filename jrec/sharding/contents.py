@@ -11,7 +11,7 @@ import numpy as np
 
 from jrec.sharding.errors import PlanError
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
-from jrec.sharding.plan import Plan
+from jrec.sharding.plans import Plan
 
 MAX_SHARD_ROWS = 2**31 - 2  # offsets are int32, and one past the last row stands for padding
 

@@ -12,8 +12,8 @@ from jrec.errors import ConfigError
 from jrec.sharding.cost import Cost, evaluate
 from jrec.sharding.errors import PlanError
 from jrec.sharding.hardware import Hardware
-from jrec.sharding.plan import Plan, build_plan
 from jrec.sharding.planner import Planned, PlanOptions, plan_placement
+from jrec.sharding.plans import Plan, build_plan
 from jrec.sharding.problem import Problem
 
 _REMEDY = "count a dataset whose rows mean the same with `jrec access`"

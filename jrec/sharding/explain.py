@@ -11,8 +11,8 @@ from jrec.sharding.errors import PlanError
 from jrec.sharding.memory_centric import device_ranges
 from jrec.sharding.modes import Traffic, expected_traffic
 from jrec.sharding.pieces import SHARDED, TIER_NAMES
-from jrec.sharding.plan import Plan
 from jrec.sharding.planner import Planned
+from jrec.sharding.plans import Plan
 from jrec.sharding.problem import Problem
 
 _MOST = 12  # ranges of a table that are listed

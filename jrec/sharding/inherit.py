@@ -7,7 +7,7 @@ import numpy as np
 from jrec.sharding.balance import assign, loads_of, polish
 from jrec.sharding.errors import PlanError
 from jrec.sharding.pieces import SHARDED, Pieces
-from jrec.sharding.plan import Plan
+from jrec.sharding.plans import Plan
 from jrec.sharding.problem import Problem
 
 _ROUNDS = 4  # times the exchanges of a fresh plan: the pieces are smaller and start further from balance

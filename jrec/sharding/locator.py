@@ -6,7 +6,7 @@ import numpy as np
 
 from jrec.sharding.errors import PlanError
 from jrec.sharding.locator_kernel import locate_rows
-from jrec.sharding.plan import Located, Plan
+from jrec.sharding.plans import Located, Plan
 
 _BUCKETS = 16  # bits: a table's rows fall into at most 2**_BUCKETS equal buckets
 

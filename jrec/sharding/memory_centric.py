@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jrec.sharding.pieces import SHARDED, Placement
-from jrec.sharding.plan import Plan
+from jrec.sharding.plans import Plan
 from jrec.sharding.problem import Problem
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from jrec.errors import ConfigError
 from jrec.sharding.pieces import SHARDED, Placement
-from jrec.sharding.plan import Plan
+from jrec.sharding.plans import Plan
 from jrec.sharding.problem import Problem
 
 Mode = Literal["retrieve", "send"]

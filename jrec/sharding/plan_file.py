@@ -19,8 +19,8 @@ from jrec.files import decode
 from jrec.sharding.errors import PlanError
 from jrec.sharding.hardware import Hardware
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TIER_NAMES
-from jrec.sharding.plan import Plan, layout_of
 from jrec.sharding.planner import PlanOptions
+from jrec.sharding.plans import Plan, layout_of
 from jrec.sharding.problem import PlanTable, Purpose
 
 KIND, VERSION = "jrec-plan", 3

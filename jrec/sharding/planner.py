@@ -15,7 +15,7 @@ from jrec.sharding.inherit import stay
 from jrec.sharding.memory_centric import among_keepers, keepers_problem, on_all
 from jrec.sharding.partition import partition, span
 from jrec.sharding.pieces import HOST, REPLICATED, TT, Pieces, Placement, join
-from jrec.sharding.plan import Plan
+from jrec.sharding.plans import Plan
 from jrec.sharding.problem import Problem
 from jrec.sharding.replicate import FrequencyRule, replicated_ranks
 from jrec.sharding.tiers import Marginal, Tiers, TTOption, choose_tiers, cuts_of

@@ -9,7 +9,7 @@ import numpy as np
 
 from jrec.sharding.errors import PlanError
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED, TIER_NAMES
-from jrec.sharding.plan import Plan
+from jrec.sharding.plans import Plan
 from jrec.sharding.router_kernel import route_rows
 
 

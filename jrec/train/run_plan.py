@@ -9,8 +9,9 @@ from jrec.data.fae import FaeManifest
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout
-from jrec.run.mesh_plan import WHOLE, SlotShapes, computing_of, placed_plan
+from jrec.run.mesh_plan import WHOLE, computing_of, placed_plan
 from jrec.sharding import Plan, load_plan
+from jrec.sharding.of_layout import SlotShapes
 from jrec.sharding.pieces import TT
 from jrec.train.config import TrainConfig
 
