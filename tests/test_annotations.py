@@ -76,6 +76,15 @@ def test_lookups_and_updates(kind, dtype):
     checked("apply_gradients")(OPTIMIZER, tables, slots, residuals, activations, rounding_key=KEY)
 
 
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize("shape", [(6,), (6, 2), (2, 3, 4), (2, 3, 4, 5)])
+def test_forms_of_ids(shape, array):
+    table, tt_shape = jnp.ones((ROWS, DIM)), ops.TTShape.search(ROWS, DIM, ranks=3)
+    ids, weights = array(np.zeros(shape, np.uint16)), array(np.ones(shape, np.float32))
+    checked("embedding_bag")(table, ids, weights=weights)
+    checked("tt_embedding_bag")(ops.tt_init(tt_shape, jax.random.key(0)), tt_shape, ids, weights=weights)
+
+
 @pytest.mark.parametrize("kind", ["ragged", "padded", "weighted"])
 def test_tensor_trains(kind):
     rng, shape = np.random.default_rng(0), ops.TTShape.search(ROWS, DIM, ranks=3)

@@ -21,9 +21,10 @@ def test_jax_wraps_what_checked_ids_refuses():
         jax.jit(jrec.embedding_bag)(table, jrec.checked_ids(ids, 10))
 
 
-def test_outside_jit_int64_is_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=r"ids must be int32, but are int64; convert them by jrec.checked_ids"):
-        jrec.embedding_bag(jnp.ones((10, 2)), np.array([[1]]))  # type: ignore[arg-type]
+def test_outside_jit_int64_is_checked():
+    assert jrec.embedding_bag(jnp.ones((10, 2)), np.array([[1]])).tolist() == [[1.0, 1.0]]
+    with pytest.raises(ValueError, match=rf"ids\[0, 0\] is {WRAPPING}, but the table has 10 rows; hash or clip"):
+        jrec.embedding_bag(jnp.ones((10, 2)), np.array([[WRAPPING]]))
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64])

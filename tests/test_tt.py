@@ -505,8 +505,8 @@ def test_the_choice_is_made_for_the_platform_of_lowering(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ids": jnp.zeros(3, jnp.int32)}, "ids must have shape"),
-        ({"ids": jnp.zeros((3, 1), jnp.int16)}, "ids must be int32"),
+        ({"ids": jnp.zeros((), jnp.int32)}, "ids must have shape"),
+        ({"ids": jnp.zeros((3, 1), jnp.float32)}, "ids must be integers"),
         ({"combiner": "most"}, "combiner 'most' is unknown; choose sum, mean, sqrtn or max"),
         ({"contraction": "fast"}, "contraction 'fast' is unknown"),
         ({"implementation": "cuda"}, "implementation='cuda' is unknown"),

@@ -6,13 +6,28 @@ nothing does.
 
 from __future__ import annotations
 
+import numpy as np
 from jax import Array
-from jaxtyping import Float, Float32, Int32, UInt32
+from jaxtyping import Float, Float32, Int32, Integer, UInt32
+
+_Arrays = Array | np.ndarray
 
 Table = Float[Array, "rows width"]
 """Rows as they are stored, float32, bfloat16 or float16; ``width`` is the dim, or more where rows are padded."""
 Ids = Int32[Array, "num_bags length"] | Int32[Array, "capacity"]
 """Row numbers, in padded bags or in ragged ones with ``Offsets``."""
+AnyIds = (
+    Integer[_Arrays, "num_bags length"] | Integer[_Arrays, "capacity"] | Integer[_Arrays, "batch features *more length"]
+)
+"""Row numbers of any integer type: ``Ids``, one id a bag, or padded bags of several features."""
+AnyOffsets = Integer[_Arrays, "bounds"]
+"""``Offsets`` of any integer type."""
+AnyWeights = (
+    Float32[_Arrays, "num_bags length"] | Float32[_Arrays, "capacity"] | Float32[_Arrays, "batch features *more length"]
+)
+"""A weight for each of ``AnyIds``."""
+AnyBagged = Float32[Array, "num_bags dim"] | Float32[Array, "batch features *more dim"]
+"""Pooled rows of ``AnyIds``."""
 Offsets = Int32[Array, "bounds"]
 """Where ragged bags begin, and where the last one ends: one more than there are bags."""
 Weights = Float32[Array, "num_bags length"] | Float32[Array, "capacity"]

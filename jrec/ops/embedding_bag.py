@@ -8,13 +8,11 @@ from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 
-from jrec.ops.arrays import Bagged, Ids, Offsets, Table, Weights
+from jrec.ops.arrays import AnyBagged, AnyIds, AnyOffsets, AnyWeights, Table
 from jrec.ops.dispatch import Implementation
-from jrec.ops.gather_reduce import check_segments, gather_reduce, segment_of_entries, take_rows
-from jrec.ops.ids import check_ids
+from jrec.ops.forms import formed
+from jrec.ops.gather_reduce import gather_reduce, segment_of_entries, take_rows
 from jrec.ops.offsets import nan_unless, whole_bags, within_bags
 from jrec.ops.row_update import casted_gather_reduce
 from jrec.ops.tensor_cast import tensor_cast
@@ -24,13 +22,13 @@ Combiner = Literal["sum", "mean", "sqrtn", "max"]
 
 def embedding_bag(
     table: Table,
-    ids: Ids,
-    offsets: Offsets | None = None,
+    ids: AnyIds,
+    offsets: AnyOffsets | None = None,
     *,
-    weights: Weights | None = None,
+    weights: AnyWeights | None = None,
     combiner: Combiner = "sum",
     implementation: Implementation | None = None,
-) -> Bagged:
+) -> AnyBagged:
     """Pools table rows into bags, differentiable in ``table`` and ``weights``.
 
     ``sum`` adds ``weights * row``; ``mean`` divides that by the number of ids in the bag, ``sqrtn`` by its square root;
@@ -41,36 +39,39 @@ def embedding_bag(
 
     Args:
       table: (rows, dim), float32, bfloat16 or float16.
-      ids: int32, (num_bags, length) with negative ids as padding, or (capacity,) with ``offsets``. JAX wraps int64 ids
-        that are given to a jitted function; convert them by ``jrec.checked_ids``.
-      offsets: (num_bags + 1,) int32, ascending from 0 and at most ``capacity``, or None.
+      ids: Integers of any type, NumPy's or JAX's. Padded: (num_bags,) for one id a bag, (num_bags, length), or
+        (batch, features, length) for bags of several features; negative ids are absent. Ragged: (capacity,) with
+        ``offsets``. JAX wraps int64 ids that are given to a jitted function; convert them by ``jrec.checked_ids``.
+      offsets: (num_bags + 1,) integers, ascending from 0 and at most ``capacity``, or None.
       weights: float32 of the shape of ``ids``, or None.
       combiner: "sum", "mean", "sqrtn" or "max".
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
     Returns:
-      (num_bags, dim) float32. A bag with an id past the table, or whose offsets descend, are negative or too large, is
-      NaN; outside jit such ids and offsets raise.
+      (num_bags, dim) float32, or (batch, features, dim). A bag with an id past the table, or whose offsets descend, are
+      negative or too large, is NaN; outside jit such ids and offsets raise.
 
     Raises:
       ValueError: On shapes or dtypes that do not fit, an unknown combiner, or, outside jit, an id past the table or
         malformed offsets.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax.numpy as jnp, numpy as np
       >>> table = jnp.arange(6, dtype=jnp.float32).reshape(3, 2)
       >>> ids = jnp.array([[0, 2], [1, -1]], jnp.int32)
       >>> embedding_bag(table, ids).tolist()
       [[4.0, 6.0], [2.0, 3.0]]
+      >>> embedding_bag(table, np.array([2, -1])).tolist()
+      [[4.0, 5.0], [0.0, 0.0]]
     """
-    check_segments(ids, offsets, weights)
     check_combiner(combiner)
-    check_concrete_ids(ids, offsets, table.shape[0])
+    bags = formed(ids, offsets, weights, table.shape[0])
     if combiner == "max":
-        return _bag_max(implementation, table, ids, offsets, weights)
+        return bags.in_form(_bag_max(implementation, table, bags.ids, bags.offsets, bags.weights))
+    scaled = bags.weights
     if combiner != "sum":
-        weights = normalized_weights(ids, offsets, weights, combiner)
-    return _bag_sum(implementation, table, ids, offsets, weights)
+        scaled = normalized_weights(bags.ids, bags.offsets, scaled, combiner)
+    return bags.in_form(_bag_sum(implementation, table, bags.ids, bags.offsets, scaled))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -188,13 +189,3 @@ def check_combiner(combiner: str) -> None:
     """Raises ValueError on an unknown combiner."""
     if combiner not in get_args(Combiner):
         raise ValueError(f"combiner {combiner!r} is unknown; choose sum, mean, sqrtn or max")
-
-
-def check_concrete_ids(ids: jax.Array, offsets: jax.Array | None, num_rows: int) -> None:
-    """Raises on an id past the table where the ids are at hand, that is outside jit."""
-    if isinstance(ids, Tracer) or isinstance(offsets, Tracer) or ids.size == 0:
-        return
-    host_ids = np.asarray(ids)  # NumPy, since jnp would trace even concrete ids inside another function's jit
-    flat = host_ids if offsets is None else host_ids[: int(np.asarray(offsets)[-1])]
-    if flat.size:
-        check_ids(flat, num_rows)

@@ -79,7 +79,10 @@ def check_segments(
     """
     expected = "(num_bags, length)" if offsets is None else "(capacity,) beside offsets"
     if indices.ndim != (2 if offsets is None else 1):
-        raise ValueError(f"{name} must have shape {expected}, but have shape {indices.shape}")
+        remedy = "flatten them, or leave the offsets out" if offsets is not None else "give offsets"
+        if offsets is None and indices.ndim != 1:
+            remedy = f"reshape them, such as by {name}.reshape(-1, length)"
+        raise ValueError(f"{name} must have shape {expected}, but have shape {indices.shape}; {remedy}")
     if indices.dtype != jnp.int32:
         raise ValueError(f"{name} must be int32, but are {indices.dtype}; convert them by jrec.checked_ids")
     if offsets is not None and (offsets.ndim != 1 or offsets.shape[0] < 1 or offsets.dtype != jnp.int32):

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jrec.ops import rounding
 from jrec.ops.arrays import Activations, Count, RoundingKey, Scalar, Scale, Slots, Step, Tables
 from jrec.ops.dispatch import Implementation
+from jrec.ops.forms import formed_bags
 from jrec.ops.gather_reduce import gather_reduce_call, gather_reduce_together
 from jrec.ops.row_update import casted_gather_reduce, casted_update_call, casted_update_together
 from jrec.ops.tensor_cast import tensor_cast
@@ -47,8 +48,8 @@ def lookup(
 
     Args:
       tables: (rows, dim) each, by name.
-      bags: What to look up in each table; a table without bags is an error, as are bags without a table. Ids must be
-        int32 before they reach a jitted function, see ``jrec.checked_ids``.
+      bags: What to look up in each table; a table without bags is an error, as are bags without a table. JAX wraps
+        int64 ids that are given to a jitted function; convert them by ``jrec.checked_ids``.
       unique_capacities: How many unique rows fit, by table. Tables that are not named, and all for None, have room for
         every row; bags that bring a cast keep its capacity. Of rows that do not fit the activations are right, but
         ``apply_gradients`` leaves them as they are: whoever sets a capacity must check ``rows_left_out``.
@@ -63,6 +64,7 @@ def lookup(
         offsets are malformed.
     """
     _same_names("bags", bags, tables)
+    bags = {name: formed_bags(of_table) for name, of_table in bags.items()}
     capacities = dict(unique_capacities or {})
     if unknown := sorted(capacities.keys() - tables.keys()):
         raise ValueError(f"unique_capacities name {unknown}, but the tables are {sorted(tables)}")

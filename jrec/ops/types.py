@@ -37,12 +37,13 @@ class Cast:
 class Bags:
     """Ids grouped in bags, in one of two static shapes.
 
-    *Padded*: ``ids`` is (num_bags, length) and ``offsets`` is None; negative ids are padding. *Ragged* (CSR): ``ids``
-    is (capacity,), bag ``b`` owns ``ids[offsets[b]:offsets[b + 1]]``, and what lies past ``offsets[-1]`` is padding.
+    *Padded*: ``ids`` is (num_bags, length) and ``offsets`` is None; negative ids are absent. ``lookup`` also takes
+    (num_bags,), one id a bag. *Ragged* (CSR): ``ids`` is (capacity,), bag ``b`` owns ``ids[offsets[b]:offsets[b + 1]]``
+    and what lies past ``offsets[-1]`` is padding.
 
     Attributes:
-      ids: int32 row numbers, (num_bags, length) or (capacity,). Ids of other types are converted by
-        ``jrec.checked_ids``: JAX would wrap int64 ids modulo 2^32 without a word.
+      ids: Row numbers, (num_bags, length) or (capacity,): int32, or for ``lookup`` and ``tt_lookup`` integers of any
+        type. JAX wraps int64 ids that are given to a jitted function; convert them by ``jrec.checked_ids``.
       offsets: (num_bags + 1,) int32, ascending from 0 to at most the capacity, or None for padded bags.
       weights: float32 of the shape of ``ids``, or None for weights of one.
       cast: The cast of these ids where the loader computed it ahead of time, else None.

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jrec.ops.arrays import Bagged, RoundingKey, Scale, Slots, Step
 from jrec.ops.dispatch import Implementation
+from jrec.ops.forms import formed_bags
 from jrec.ops.gather_reduce import check_segments, gather_reduce
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import casted_gather_reduce, row_update
@@ -83,6 +84,7 @@ def tt_cached_lookup(
     Raises:
       ValueError: On shapes or dtypes that do not fit, or unknown names.
     """
+    bags = formed_bags(bags)
     check_segments(bags.ids, bags.offsets, bags.weights)
     check_cache(cache, shape)
     if contraction == "sample":

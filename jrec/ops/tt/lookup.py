@@ -10,16 +10,16 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jrec.ops.arrays import Bagged, Ids, Offsets, RoundingKey, Scale, Slots, Step, Weights
+from jrec.ops.arrays import AnyBagged, AnyIds, AnyOffsets, AnyWeights, Bagged, RoundingKey, Scale, Slots, Step
 from jrec.ops.dispatch import IMPLEMENTATIONS, Implementation, native_unavailable
 from jrec.ops.embedding_bag import (
     Combiner,
     bag_weight_gradient,
     check_combiner,
-    check_concrete_ids,
     max_of_bags,
     normalized_weights,
 )
+from jrec.ops.forms import formed, formed_bags
 from jrec.ops.gather_reduce import check_segments, gather_reduce
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import casted_gather_reduce
@@ -56,23 +56,23 @@ class _Config:
 def tt_embedding_bag(
     cores: Cores,
     shape: TTShape,
-    ids: Ids,
-    offsets: Offsets | None = None,
+    ids: AnyIds,
+    offsets: AnyOffsets | None = None,
     *,
-    weights: Weights | None = None,
+    weights: AnyWeights | None = None,
     combiner: Combiner = "sum",
     contraction: Contraction | None = None,
     traffic: TTTraffic | None = None,
     implementation: Implementation | None = None,
-) -> Bagged:
+) -> AnyBagged:
     """Pools rows of a tensor-train table into bags, differentiable in ``cores`` and ``weights``.
 
     Args:
       cores: float32 or bfloat16, ``shape.core_shapes`` each (``tt_init``, ``tt_svd``). Products and sums are float32.
       shape: The table's shape.
-      ids: int32, (num_bags, length) with negative ids as padding, or (capacity,) with ``offsets``; other types are
-        converted by ``jrec.checked_ids``.
-      offsets: (num_bags + 1,) int32, ascending from 0 and at most ``capacity``, or None.
+      ids: Integers of any type, in the forms of ``embedding_bag``: padded, where negative ids are absent, or ragged,
+        (capacity,) with ``offsets``.
+      offsets: (num_bags + 1,) integers, ascending from 0 and at most ``capacity``, or None.
       weights: float32 of the shape of ``ids``, or None.
       combiner: "sum"; "mean" divides by the number of ids in the bag, "sqrtn" by its square root; "max" is the
         elementwise maximum of ``weights * row``, for which the rows of all lookups are in memory. Empty bags are zero.
@@ -83,8 +83,8 @@ def tt_embedding_bag(
       implementation: "xla", "native" (CPU), "pallas" (GPU), or None for the platform's fastest.
 
     Returns:
-      (num_bags, dim) float32. A bag with an id past the table, or whose offsets descend, are negative or too large, is
-      NaN, and other bags may be then; outside jit such ids and offsets raise.
+      (num_bags, dim) float32, or (batch, features, dim). A bag with an id past the table, or whose offsets descend, are
+      negative or too large, is NaN, and other bags may be then; outside jit such ids and offsets raise.
 
     Raises:
       ValueError: On shapes or dtypes that do not fit, unknown names, or, outside jit, an id past the table or malformed
@@ -97,9 +97,8 @@ def tt_embedding_bag(
       >>> tt_embedding_bag(cores, shape, jnp.array([[0, 999], [5, -1]], jnp.int32)).shape
       (2, 8)
     """
-    check_segments(ids, offsets, weights)
     check_combiner(combiner)
-    check_concrete_ids(ids, offsets, shape.rows)
+    bags = formed(ids, offsets, weights, shape.rows)
     config = _checked(cores, shape, contraction, traffic, implementation)
 
     def pooled(ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
@@ -108,10 +107,12 @@ def tt_embedding_bag(
         return _bag(config, tuple(cores), ids, offsets, weights)
 
     if combiner == "max":
-        return max_of_bags(lambda one, column: pooled(one, None, column), ids, offsets, weights)
+        highest = max_of_bags(lambda one, column: pooled(one, None, column), bags.ids, bags.offsets, bags.weights)
+        return bags.in_form(highest)
+    scaled = bags.weights
     if combiner != "sum":
-        weights = normalized_weights(ids, offsets, weights, combiner)
-    return pooled(ids, offsets, weights)
+        scaled = normalized_weights(bags.ids, bags.offsets, scaled, combiner)
+    return bags.in_form(pooled(bags.ids, bags.offsets, scaled))
 
 
 def tt_lookup(
@@ -142,6 +143,7 @@ def tt_lookup(
     Raises:
       ValueError: On shapes or dtypes that do not fit, or unknown names.
     """
+    bags = formed_bags(bags)
     check_segments(bags.ids, bags.offsets, bags.weights)
     config = _checked(cores, shape, contraction, traffic, implementation)
     _refuse_naive(contraction)
