@@ -204,7 +204,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("config", SETTINGS)
-@pytest.mark.parametrize("bad", [-1, -7, 10, 2**40])
+@pytest.mark.parametrize("bad", [-2, -7, 10, 2**40])
 def test_policies_of_bad_ids(config, bad):
     layout = one_feature(**config)
     columns = {"item": np.array([3, bad, 9]), "item:weight": np.ones(3, np.float32)}
@@ -296,10 +296,9 @@ def test_forms_of_ids_are_equal():
         ({"item": np.zeros(2, np.uint8)}, DatasetError, r"column\(s\) label are missing; there are item"),
         ({"item": np.zeros(2, np.uint8), "label": np.zeros(3)}, ValueError, "equally long"),
         ({"item": np.zeros(2), "label": np.zeros(2)}, ValueError, "ids of 'item' must be integers"),
-        ({"item": np.zeros((2, 2, 2), int), "label": np.zeros(2)}, ValueError, "ids of 'item' must be integers"),
+        ({"item": np.zeros((2, 2, 2), int), "label": np.zeros(2)}, ValueError, r"'item' must be \(examples,\), \(ex"),
         ({"item": np.zeros(2, int), "label": np.zeros((2, 2))}, ValueError, r"'label' must be \(examples,\) numbers"),
         ({"item": np.zeros(2, int), "label": np.array(["a", "b"])}, ValueError, "'label' must be"),
-        ({"item": pa.array([1, None]), "label": np.zeros(2)}, ValueError, "nulls"),
         ({"item": ListColumn(np.array([0, 2, 1]), np.zeros(1, int)), "label": np.zeros(2)}, ValueError, "ascend"),
         ({"item": ListColumn(np.array([0, 1, 9]), np.zeros(2, int)), "label": np.zeros(2)}, ValueError, "ascend"),
     ],

@@ -140,7 +140,7 @@ def test_batches_regrouped():
 
 def test_bad_ids_of_a_wide_table():
     layout = layout_of(ROWS, FEATURES[:1])
-    given = {"one": np.array([5, ROWS, -1, 2**40])}
+    given = {"one": np.array([5, ROWS, -2, 2**40])}
     with pytest.raises(DatasetError, match=r"id 3000000000 of feature 'one' in example 1 .* has 3,000,000,000 rows"):
         pack_batch(layout, given, label=None)
     for options, expected in (

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jrec.data.packing import pack_batch as pack_batch
     from jrec.data.schema import DatasetError as DatasetError
     from jrec.data.schema import Schema as Schema
+    from jrec.data.value_rows import load_vocabularies as load_vocabularies
 
 __getattr__, __dir__ = attach(
     __name__,
@@ -18,5 +19,6 @@ __getattr__, __dir__ = attach(
         **dict.fromkeys(("Loader", "LoaderConfig", "make_loader"), "jrec.data.loader"),
         "pack_batch": "jrec.data.packing",
         **dict.fromkeys(("DatasetError", "Schema"), "jrec.data.schema"),
+        "load_vocabularies": "jrec.data.value_rows",
     },
 )

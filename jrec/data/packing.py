@@ -17,6 +17,7 @@ from jrec.data import packing_kernels as kernels
 from jrec.data.blocks import LABEL, ListColumn
 from jrec.data.packing_columns import PreparedColumns, needed_columns, prepare_columns
 from jrec.data.schema import DatasetError
+from jrec.data.value_rows import AnyVocabulary, TableVocabulary, ValueRows, vocabulary_of
 from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import MAX_ROWS, EmbeddingLayout, Stack, StackedFeature
 from jrec.ops.types import Bags
@@ -33,7 +34,7 @@ _STORED_ORDER.flags.writeable = False  # as bijections are: Numba compiles for e
 
 def pack_batch(
     layout: EmbeddingLayout,
-    columns: Mapping[str, Any],
+    columns: Any,
     *,
     dense: Sequence[str] = (),
     label: str | None = LABEL,
@@ -41,29 +42,37 @@ def pack_batch(
     on_bad_id: OnBadId = "raise",
     oov_rows: Mapping[str, int | None] | None = None,
     orders: Mapping[str, np.ndarray] | None = None,
+    vocabularies: Mapping[str, AnyVocabulary] | None = None,
     cast: CastPlace = "none",
 ) -> Batch:
     """Packs examples into one batch of NumPy arrays.
 
     Args:
       layout: Where the model's tables and features lie.
-      columns: By feature name, (examples,) numbers, or ids as one of
-        - (examples,) integers, one id an example;
-        - (examples, length) integers, where -1 is an absent id;
-        - a ``ListColumn`` or an Arrow list array.
-        Weights of feature F are the column ``F:weight``, of the same form and lengths as its ids.
+      columns: A mapping by feature name, such as a batch of grain or tf.data, an Arrow table or a DataFrame. Columns
+        are (examples,) numbers, or ids of any integer type as one of
+        - (examples,), one id an example;
+        - (examples, length);
+        - lists of any lengths: a ``ListColumn``, an Arrow or polars list column, Python lists, a ragged tensor;
+        - texts in the place of integers, for tables of ``vocabularies``.
+        Absent ids are -1, null or None, and empty lists. Arrays are NumPy's, JAX's or another library's; see
+        docs/data.md for what each form costs. Weights of feature F are the column ``F:weight``, of the lengths of its
+        ids.
       dense: Names of the float features, in the order the model takes them.
       label: Name of the labels, or None to fill them with 0, as for prediction.
       batch_size: Static size; missing examples are padding with mask 0. Default: as many as there are.
       on_bad_id: Ids outside of their table "raise", are clipped to its ends, or go to its OOV row.
-      oov_rows: OOV row by table; needed for "oov".
+      oov_rows: OOV row by table; needed for "oov" where the table's vocabulary does not say it.
       orders: By table, where ids are not its rows' numbers: (ids,) uint32, the row in the place of every id, OOV rows
         and clipped ids included. ``jrec reorder`` renumbers all rows (``jrec.data.reorder.file.load_orders``).
+      vocabularies: By table whose columns hold values, texts or integers, in the place of row numbers: "hash" gives a
+        value the row of its hash, a mapping the row it says, ``load_vocabularies`` the row it has in a prepared
+        dataset. Values without a row raise, or go to the OOV row if ``on_bad_id`` is "oov".
       cast: "host" computes the cast of every stack here, "none" leaves it to the device.
 
     Raises:
-      DatasetError: A bad id (under "raise"), an example with more ids than ``max_length``, NaN or infinity, or a
-        missing column. The message names feature, example and value.
+      DatasetError: A bad id or an unknown value (under "raise"), texts without a vocabulary, an example with more ids
+        than ``max_length``, NaN or infinity, or a missing column. The message names feature, example and value.
       ValueError: Arrays of unequal lengths or of the wrong shape, or more examples than ``batch_size``.
 
     Example:
@@ -74,7 +83,16 @@ def pack_batch(
       array([[5],
              [7]], dtype=int32)
     """
-    packer = Packer(layout, dense=dense, label=label, on_bad_id=on_bad_id, oov_rows=oov_rows, orders=orders, cast=cast)
+    packer = Packer(
+        layout,
+        dense=dense,
+        label=label,
+        on_bad_id=on_bad_id,
+        oov_rows=oov_rows,
+        orders=orders,
+        vocabularies=vocabularies,
+        cast=cast,
+    )
     prepared = packer.prepare(columns)
     size = prepared.examples if batch_size is None else batch_size
     return packer.pack(prepared, np.arange(prepared.examples, dtype=np.int32), size)
@@ -92,6 +110,7 @@ class Packer:
         on_bad_id: OnBadId = "raise",
         oov_rows: Mapping[str, int | None] | None = None,
         orders: Mapping[str, np.ndarray] | None = None,
+        vocabularies: Mapping[str, AnyVocabulary] | None = None,
         cast: CastPlace = "none",
     ):
         if on_bad_id not in _POLICIES:
@@ -103,8 +122,10 @@ class Packer:
         self.label = label
         self.cast = cast
         self.policy = _POLICIES[on_bad_id]
-        self.oov_rows = _checked_oov_rows(layout, oov_rows or {}) if on_bad_id == "oov" else {}
         self.orders = _checked_orders(layout, orders or {})
+        known = self._checked_vocabularies(vocabularies or {})
+        self.oov_rows = _checked_oov_rows(layout, oov_rows or {}, known) if on_bad_id == "oov" else {}
+        self._values = ValueRows(vocabularies=known, oov_rows=self.oov_rows if on_bad_id == "oov" else None)
         self._features = [config for config, _ in layout.features]
         self._numbers = [*([] if label is None else [label]), *self.dense]
         # Ids of these come from a plain column without a detour over lists.
@@ -119,9 +140,26 @@ class Packer:
         """The names of the columns that packing reads."""
         return needed_columns(self._numbers, self._features)
 
-    def prepare(self, columns: Mapping[str, Any]) -> PreparedColumns:
-        """Checks columns and brings them into the form that ``pack`` reads."""
-        return prepare_columns(columns, numbers=self._numbers, features=self._features, plain=self._plain)
+    def prepare(self, columns: Any) -> PreparedColumns:
+        """Checks columns, in any form that ``pack_batch`` takes, and brings them into the one that ``pack`` reads."""
+        return prepare_columns(
+            columns, numbers=self._numbers, features=self._features, plain=self._plain, values=self._values
+        )
+
+    def _checked_vocabularies(self, vocabularies: Mapping[str, AnyVocabulary]) -> dict[str, TableVocabulary]:
+        """The vocabularies of the layout's tables; others, as of a dataset's other tables, are left out."""
+        tables = {t.name: t for stack in self.layout.stacks.values() for t in stack.tables}
+        if vocabularies and not tables.keys() & vocabularies.keys():
+            raise ValueError(
+                f"vocabularies name {', '.join(map(str, vocabularies))}, but the tables are {', '.join(sorted(tables))}"
+            )
+        known = {}
+        for name in tables.keys() & vocabularies.keys():
+            order = self.orders.get(name)
+            known[name] = vocabulary_of(
+                name, vocabularies[name], tables[name].table_rows if order is None else order.size
+            )
+        return known
 
     def pack(
         self,
@@ -298,10 +336,16 @@ class _Pack:
         )
 
 
-def _checked_oov_rows(layout: EmbeddingLayout, oov_rows: Mapping[str, int | None]) -> dict[str, int]:
+def _checked_oov_rows(
+    layout: EmbeddingLayout, oov_rows: Mapping[str, int | None], vocabularies: Mapping[str, TableVocabulary]
+) -> dict[str, int]:
     checked = {}
     for table in (t for stack in layout.stacks.values() for t in stack.tables):
-        row = oov_rows.get(table.name)
+        row, vocabulary = oov_rows.get(table.name), vocabularies.get(table.name)
+        if row is None and vocabulary is not None:
+            if vocabulary.complete:
+                continue
+            row = vocabulary.oov_row
         if row is None:
             raise ValueError(
                 f"on_bad_id is 'oov', but table {table.name!r} has no OOV row; name one, or use 'raise' or 'clip'"

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from jrec.data.blocks import WEIGHT_SUFFIX, Column, ListColumn
+from jrec.data.column_forms import Form, array_of, by_name, form_of
 from jrec.data.schema import DatasetError
+from jrec.data.value_rows import ValueRows
 from jrec.ops.layout import FeatureConfig
 
 _ID_DTYPES = (np.uint8, np.uint16, np.uint32, np.int64)  # kernels are compiled for these; others become int64
@@ -43,7 +45,12 @@ def needed_columns(numbers: Collection[str], features: Collection[FeatureConfig]
 
 
 def prepare_columns(
-    columns: Mapping[str, Any], *, numbers: Collection[str], features: Collection[FeatureConfig], plain: Collection[str]
+    columns: Any,
+    *,
+    numbers: Collection[str],
+    features: Collection[FeatureConfig],
+    plain: Collection[str],
+    values: ValueRows,
 ) -> PreparedColumns:
     """Checks presence, form and length of columns.
 
@@ -52,11 +59,13 @@ def prepare_columns(
       numbers: Names of labels and dense features.
       features: The categorical features to read.
       plain: Features among them that are to stay plain arrays if they are; the others become lists.
+      values: Which rows values have.
 
     Raises:
-      DatasetError: A column is missing, or weights do not run parallel to their ids.
+      DatasetError: A column is missing, weights do not run parallel to their ids, or a value has no row.
       ValueError: Wrong shape or type, or unequal lengths.
     """
+    columns = by_name(columns)
     if missing := [name for name in needed_columns(numbers, features) if name not in columns]:
         raise DatasetError(f"column(s) {', '.join(missing)} are missing; there are {', '.join(columns) or 'none'}")
     lengths: dict[str, int] = {}
@@ -66,10 +75,10 @@ def prepare_columns(
     weights: dict[str, np.ndarray] = {}
     for feature in features:
         name = feature.name
-        column, present = _ids(name, columns[name])
+        column, form = _ids(feature, columns[name], values)
         if feature.weighted:
             column = _as_lists(column)
-            weights[name] = _weights(name, columns[name + WEIGHT_SUFFIX], column, present)
+            weights[name] = _weights(name, columns[name + WEIGHT_SUFFIX], form)
         ids[name] = column if name in plain else _as_lists(column)
         lengths[name] = count_examples(column)
     if len(set(lengths.values())) > 1:
@@ -144,11 +153,14 @@ def count_examples(column: Column) -> int:
 
 
 def _numbers(name: str, column: Any) -> np.ndarray:
-    values = np.asarray(column)
+    values = array_of(name, column)
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1 or values.dtype.kind not in "fiub":
-        raise ValueError(f"{name!r} must be (examples,) numbers, but is {values.dtype}{list(values.shape)}")
+        raise ValueError(
+            f"{name!r} must be (examples,) numbers, but is {values.dtype}{list(values.shape)}; cast it, and"
+            " fill missing numbers"
+        )
     return _plain(values, np.float32)
 
 
@@ -157,46 +169,29 @@ def _plain(values: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
     return np.require(values, dtype, ["C", "W"])
 
 
-def _ids(name: str, column: Any) -> tuple[Column, np.ndarray | None]:
-    """The ids, and for a padded matrix which of its entries are present."""
-    if isinstance(column, ListColumn):
-        offsets, values = (_integers(name, array, ndim=1) for array in column)
-        if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(values) or (offsets[1:] < offsets[:-1]).any():
-            raise ValueError(f"offsets of {name!r} must ascend from 0 to the number of its values, {len(values)}")
-        return ListColumn(_plain(offsets, np.int64), values), None
-    if not isinstance(column, np.ndarray) and hasattr(column, "type"):
-        column = _from_arrow(name, column)
-        if isinstance(column, ListColumn):
-            return _ids(name, column)
-    values = _integers(name, np.asarray(column), ndim=None)
-    if values.ndim == 1:
-        return values, None
-    present = values != -1
-    return _lists_of(values, present), present
+def _ids(feature: FeatureConfig, column: Any, values: ValueRows) -> tuple[Column, Form]:
+    """The rows of a feature, and the form of its column with which of its values are present."""
+    form = form_of(feature.name, column)
+    ids = form.values
+    if not form.is_text and ids.dtype.kind == "i" and (absent := ids == -1).any():
+        form = form._replace(present=~absent if form.present is None else form.present & ~absent)
+    present = _present(form)
+    rows = values.rows(feature, present)
+    if rows.dtype == np.uint64:  # what int64 does not hold stays too large
+        rows = np.minimum(rows, np.uint64(2**63 - 1))
+    rows = _plain(rows, rows.dtype if rows.dtype in _ID_DTYPES else np.int64)
+    return rows if present.offsets is None else ListColumn(present.offsets, rows), form
 
 
-def _integers(name: str, values: np.ndarray, *, ndim: int | None) -> np.ndarray:
-    if values.dtype.kind not in "iu" or values.ndim not in ((1, 2) if ndim is None else (ndim,)):
-        raise ValueError(
-            f"ids of {name!r} must be integers, (examples,), (examples, length) or a ListColumn, but are"
-            f" {values.dtype}{list(values.shape)}"
-        )
-    return _plain(values, values.dtype if values.dtype in _ID_DTYPES else np.int64)
-
-
-def _from_arrow(name: str, column: Any) -> Column:
-    import pyarrow as pa
-
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    if column.null_count:
-        raise ValueError(f"column {name!r} has nulls; give missing values an id of their own, or an empty list")
-    if pa.types.is_fixed_size_list(column.type):
-        column = column.cast(pa.list_(column.type.value_type))
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        offsets = column.offsets.to_numpy()
-        return ListColumn(offsets - offsets[0], column.flatten().to_numpy(zero_copy_only=False))
-    return column.to_numpy(zero_copy_only=False)
+def _present(form: Form) -> Form:
+    """The values that are present."""
+    if form.present is None or form.present.all():
+        return form._replace(present=None)
+    mask = form.present
+    values = form.values[mask] if isinstance(form.values, np.ndarray) else form.values.filter(mask)
+    counts = np.zeros(len(mask) + 1, np.int64)
+    np.cumsum(mask, out=counts[1:])
+    return Form(values, counts if form.offsets is None else counts[form.offsets])
 
 
 def _as_lists(column: Column) -> ListColumn:
@@ -205,29 +200,11 @@ def _as_lists(column: Column) -> ListColumn:
     return ListColumn(np.arange(len(column) + 1, dtype=np.int64), column)
 
 
-def _lists_of(values: np.ndarray, present: np.ndarray) -> ListColumn:
-    offsets = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(present.sum(axis=1), out=offsets[1:])
-    return ListColumn(offsets, values[present])
-
-
-def _weights(name: str, weights: Any, ids: ListColumn, present: np.ndarray | None) -> np.ndarray:
-    """The weights' values, parallel to the ids'."""
-    if not isinstance(weights, np.ndarray | ListColumn) and hasattr(weights, "type"):
-        column = _from_arrow(name + WEIGHT_SUFFIX, weights)
-    else:
-        column = weights if isinstance(weights, ListColumn) else np.asarray(weights)
-    if isinstance(column, ListColumn):
-        parallel = present is None and np.array_equal(column.offsets, ids.offsets)
-        values = column.values
-    elif column.ndim == 2:
-        parallel = present is not None and present.shape == column.shape
-        values = column[present] if parallel else column
-    else:
-        parallel = len(column) == len(ids.offsets) - 1 == len(ids.values)
-        values = column
-    if not parallel:
+def _weights(name: str, column: Any, ids: Form) -> np.ndarray:
+    """The weights of the ids that are present, one after the other."""
+    weights = form_of(name + WEIGHT_SUFFIX, column)
+    if len(weights.values) != len(ids.values) or not np.array_equal(weights.bounds, ids.bounds):
         raise DatasetError(f"weights of {name!r} must have the form and lengths of its ids, example by example")
-    if values.dtype.kind != "f":
-        raise ValueError(f"weights of {name!r} must be floats, but are {values.dtype}")
-    return _plain(values, np.float32)
+    if weights.is_text or weights.values.dtype.kind != "f":
+        raise ValueError(f"weights of {name!r} must be floats, but are {getattr(weights.values, 'dtype', 'texts')}")
+    return _plain(_present(weights._replace(present=ids.present)).values, np.float32)

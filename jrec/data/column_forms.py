@@ -1,0 +1,240 @@
+"""The forms in which users have columns, NumPy, Arrow, DataFrames, tensors and Python lists, brought into one.
+
+What follows works on NumPy arrays and offsets; only texts stay Arrow's. Arrays of NumPy and lists of the loader pass
+through at once. The others go through Arrow: its C stream interface for polars and pandas, its builder for Python
+lists, 40 µs per 1,000 ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrec.data.blocks import ListColumn
+
+_REMEDY = "give NumPy arrays, Arrow or DataFrame columns, or Python lists of integers or texts"
+
+
+class Form(NamedTuple):
+    """A column in the one form.
+
+    Attributes:
+      values: (values,) of NumPy, or texts as a LargeBinaryArray of Arrow.
+      offsets: (examples + 1,) int64, which values are whose; None where each example has one.
+      present: (values,) bool, which are not null; None where all are.
+    """
+
+    values: Any
+    offsets: np.ndarray | None = None
+    present: np.ndarray | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the values are texts."""
+        return not isinstance(self.values, np.ndarray)
+
+    @property
+    def bounds(self) -> np.ndarray:
+        """The offsets, or those of one value an example."""
+        return np.arange(len(self.values) + 1, dtype=np.int64) if self.offsets is None else self.offsets
+
+    def example_of(self, position: int) -> int:
+        """The example that has a value."""
+        return position if self.offsets is None else int(np.searchsorted(self.offsets, position, side="right")) - 1
+
+
+def by_name(columns: Any) -> Mapping[str, Any]:
+    """Columns by name, of a mapping, an Arrow table, a DataFrame or a structured array.
+
+    Raises:
+      ValueError: If they are none of these.
+    """
+    if isinstance(columns, Mapping):
+        return columns
+    if hasattr(columns, "collect"):
+        raise ValueError(f"columns are a {_name(columns)}, which is lazy; give what its collect() returns")
+    if (names := getattr(getattr(columns, "dtype", None), "names", None)) is not None:  # a structured array
+        return {name: columns[name] for name in names}
+    if hasattr(columns, "schema") and hasattr(columns, "column"):  # Arrow's tables and record batches
+        return dict(zip(columns.schema.names, columns.columns, strict=True))
+    if hasattr(columns, "columns") and hasattr(columns, "__getitem__"):
+        return {str(name): columns[name] for name in columns.columns}
+    if hasattr(columns, "__arrow_c_stream__"):
+        import pyarrow as pa
+
+        return by_name(pa.table(columns))
+    raise ValueError(
+        f"columns must be a mapping from names to arrays, an Arrow table or a DataFrame, but are a {_name(columns)};"
+        " pass one batch of a dataset at a time"
+    )
+
+
+def form_of(name: str, column: Any) -> Form:
+    """A column of ids or weights in the one form.
+
+    Args:
+      name: The column's name, for messages.
+      column: As ``pack_batch`` takes it.
+
+    Raises:
+      ValueError: If it has no such form, naming the column and, where one is to blame, the example.
+    """
+    if isinstance(column, ListColumn):
+        return _of_lists(name, column)
+    if isinstance(column, np.ndarray):
+        return _of_array(name, column)
+    if type(column).__module__.startswith("pyarrow"):
+        return _of_arrow(name, column)
+    if isinstance(column, list | tuple):
+        return _of_sequence(name, column)
+    import pyarrow as pa
+
+    if hasattr(column, "__arrow_c_stream__"):
+        return _of_arrow(name, _built(name, lambda: pa.chunked_array(column)))
+    if hasattr(column, "__arrow_array__") or type(column).__module__.startswith("pandas"):
+        return _of_arrow(name, _built(name, lambda: pa.array(column, from_pandas=True)))
+    if hasattr(column, "row_splits") and hasattr(column, "values"):  # a tf.RaggedTensor
+        return _of_lists(name, ListColumn(array_of(name, column.row_splits), array_of(name, column.values)))
+    return _of_array(name, array_of(name, column))
+
+
+def array_of(name: str, column: Any) -> np.ndarray:
+    """An array of JAX, NumPy, TensorFlow or PyTorch, or anything else with ``__array__`` or ``__dlpack__``, as NumPy's.
+
+    Masked numbers become NaN.
+
+    Raises:
+      ValueError: If it cannot be read from the host.
+    """
+    if isinstance(column, np.ma.MaskedArray):
+        return np.asarray(np.ma.filled(column.astype(np.float32), np.nan))
+    try:
+        if hasattr(column, "__array__") or not hasattr(column, "__dlpack__"):
+            return np.asarray(column)
+        return np.from_dlpack(column)
+    except Exception as error:  # of another library, such as torch's TypeError for tensors on a GPU
+        raise ValueError(
+            f"column {name!r}, a {_name(column)}, is no array on the host ({error}); {_REMEDY}, on the host"
+        ) from error
+
+
+def _of_lists(name: str, column: ListColumn) -> Form:
+    offsets, values = column
+    if offsets.dtype.kind not in "iu" or offsets.ndim != 1 or values.ndim != 1:
+        raise ValueError(
+            f"a ListColumn of {name!r} has integer offsets and values of one axis, but offsets"
+            f" {offsets.dtype}{list(offsets.shape)} and values {values.dtype}{list(values.shape)}"
+        )
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(values) or (offsets[1:] < offsets[:-1]).any():
+        raise ValueError(f"offsets of {name!r} must ascend from 0 to the number of its values, {len(values)}")
+    return Form(values, np.require(offsets, np.int64, ["C", "W"]))
+
+
+def _of_array(name: str, column: np.ndarray) -> Form:
+    if column.ndim not in (1, 2):
+        raise ValueError(
+            f"column {name!r} must be (examples,), (examples, length) or lists, but is"
+            f" {column.dtype}{list(column.shape)}; give each feature a column of its own"
+        )
+    if column.dtype.kind in "OUST":
+        return _of_sequence(name, column.tolist())
+    present = ~np.ma.getmaskarray(column).reshape(-1) if isinstance(column, np.ma.MaskedArray) else None
+    values = np.asarray(column)
+    if values.ndim == 1:
+        return Form(values, present=present)
+    return Form(values.reshape(-1), np.arange(len(values) + 1, dtype=np.int64) * values.shape[1], present)
+
+
+def _of_sequence(name: str, column: Sequence[Any]) -> Form:
+    import pyarrow as pa
+
+    if column and all(isinstance(one, np.ndarray) and one.ndim == 1 and one.dtype.kind in "iuf" for one in column):
+        filled = [one for one in column if one.size]  # empty arrays are float64 unless their type is named
+        values = np.concatenate(filled) if filled else np.zeros(0, np.int64)
+        return Form(values, np.cumsum([0, *map(len, column)], dtype=np.int64))
+
+    def described(error: Exception) -> str:
+        low, high = 0, len(column)  # the first example up to which they cannot be built
+        while low + 1 < high:
+            middle = (low + high) // 2
+            try:
+                pa.array(column[:middle])
+                low = middle
+            except (pa.ArrowException, OverflowError):
+                high = middle
+        return f", at example {low}: {column[low]!r} ({error})"
+
+    return _of_arrow(name, _built(name, lambda: pa.array(column), described))
+
+
+def _built(name: str, build: Callable[[], Any], described: Callable[[Exception], str] = "; {}".format) -> Any:
+    import pyarrow as pa
+
+    try:
+        return build()
+    except (pa.ArrowException, OverflowError, TypeError) as error:
+        raise ValueError(f"column {name!r} is neither ids nor lists of them{described(error)}; {_REMEDY}") from error
+
+
+def _of_arrow(name: str, column: Any) -> Form:
+    import pyarrow as pa
+    import pyarrow.compute
+
+    compute: Any = pyarrow.compute  # whose functions exist at run time only
+    column = _decoded(column)
+    kinds, offsets = pa.types, None
+    if any(
+        is_list(column.type)
+        for is_list in (
+            kinds.is_list,
+            kinds.is_large_list,
+            kinds.is_fixed_size_list,
+            kinds.is_list_view,
+            kinds.is_large_list_view,
+        )
+    ):
+        lengths = compute.list_value_length(column).fill_null(0)  # a null is an empty list
+        offsets = np.zeros(len(column) + 1, np.int64)
+        np.cumsum(lengths.to_numpy(zero_copy_only=False), out=offsets[1:])
+        column = _decoded(column.flatten())
+    present = None if not column.null_count else column.is_valid().to_numpy(zero_copy_only=False)
+    dtype = column.type
+    if kinds.is_null(dtype):
+        return Form(np.zeros(len(column), np.int64), offsets, np.zeros(len(column), bool))
+    if kinds.is_integer(dtype):
+        values = column.fill_null(0) if column.null_count else column
+        return Form(values.to_numpy(zero_copy_only=False), offsets, present)
+    if kinds.is_floating(dtype):
+        return Form(column.to_numpy(zero_copy_only=False), offsets, present)
+    if kinds.is_string_view(dtype):
+        column = column.cast(pa.large_string())
+    elif kinds.is_binary_view(dtype) or kinds.is_fixed_size_binary(dtype):
+        column = column.cast(pa.binary())
+    if kinds.is_string(column.type) or kinds.is_large_string(column.type) or kinds.is_binary(column.type):
+        column = column.cast(pa.large_binary())
+    if kinds.is_large_binary(column.type):
+        return Form(column, offsets, present)
+    raise ValueError(f"column {name!r} holds {dtype}, which are neither ids nor lists of them; {_REMEDY}")
+
+
+def _decoded(column: Any) -> Any:
+    """An Arrow array of no chunks, dictionary or extension type."""
+    import pyarrow as pa
+
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if isinstance(column, pa.ChunkedArray):  # of several chunks where offsets of 32 bits do not hold them
+        column = pa.concat_arrays(column.cast(pa.large_string()).chunks)
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if not pa.types.is_dictionary(column.type):
+        return column
+    if pa.types.is_string_view(column.type.value_type):  # which Arrow does not decode
+        column = pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.large_string()))
+    return column.dictionary_decode()
+
+
+def _name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,277 @@
+"""Rows of a log's own values: by hash, by a mapping, or by the vocabulary of a prepared dataset."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from jrec.data.column_forms import Form
+from jrec.data.readers.keys import buckets, hash_texts, integer_keys
+from jrec.data.schema import DatasetError, Schema
+from jrec.data.vocabulary import Vocabulary
+from jrec.ops.layout import FeatureConfig
+
+UNKNOWN = -1
+_HASHED_ROWS = 2**32  # buckets are uint32
+
+
+@runtime_checkable
+class TableVocabulary(Protocol):
+    """Which row of a table each value has."""
+
+    @property
+    def oov_row(self) -> int | None:
+        """The row of values without one of their own, or None."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether every value has a row."""
+        ...
+
+    def rows(self, values: Any) -> np.ndarray:
+        """(n,) int64 rows, -1 for values without one.
+
+        Args:
+          values: (n,) integers of NumPy, or texts as a LargeBinaryArray of Arrow.
+        """
+        ...
+
+
+AnyVocabulary = TableVocabulary | Mapping[Any, int] | Literal["hash"]
+"""A vocabulary, a mapping from values to rows, or "hash": the row is the value's hash bucket, as ``jrec prepare`` has
+for tables that --max-rows caps, before it orders rows by their frequency."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class HashVocabulary:
+    """A row for every value: that of its hash bucket (``jrec.data.readers.keys.buckets``).
+
+    Attributes:
+      num_rows: The number of buckets.
+      row_of_bucket: (num_rows,) uint32, or None for the bucket's own number.
+      key_seed: The seed of the hash of long texts.
+    """
+
+    num_rows: int
+    row_of_bucket: np.ndarray | None = None
+    key_seed: int = 0
+    oov_row: int | None = None
+    complete: bool = True
+
+    def rows(self, values: Any) -> np.ndarray:
+        """(n,) int64 rows of integers or texts."""
+        keys = value_keys(values, self.key_seed)
+        found = buckets(keys, self.num_rows) if self.num_rows > 1 else np.zeros(len(keys), np.uint32)
+        return (found if self.row_of_bucket is None else self.row_of_bucket[found]).astype(np.int64)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MappingVocabulary:
+    """A row for every key of a mapping, texts or integers.
+
+    Attributes:
+      table: The table's name, for messages.
+      mapping: From values to rows.
+    """
+
+    table: str
+    mapping: Mapping[Any, int]
+    oov_row: int | None = None
+    complete: bool = False
+
+    def rows(self, values: Any) -> np.ndarray:
+        """(n,) int64 rows of integers or texts, -1 for those that are no keys."""
+        given = values.tolist() if isinstance(values, np.ndarray) else _texts(values)
+        found = np.array([self.mapping.get(value, UNKNOWN) for value in given])
+        if found.size and found.dtype.kind not in "iu":
+            raise ValueError(
+                f"the vocabulary of table {self.table!r} must map values to row numbers, not {found.dtype}"
+            )
+        return found.astype(np.int64)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class DatasetVocabulary:
+    """The values of a prepared dataset's table.
+
+    Attributes:
+      keys: (rows,) uint64 in order of rows (``jrec.data.readers.keys``); the OOV row's means nothing.
+      oov_row: The row of rare and unknown values.
+    """
+
+    keys: np.ndarray
+    oov_row: int | None
+    complete: bool = False
+
+    @functools.cached_property
+    def _encode(self) -> Callable[[np.ndarray], np.ndarray]:
+        return Vocabulary(self.keys, np.empty(0, np.int64), self._other).encoder()
+
+    @property
+    def _other(self) -> int:
+        return len(self.keys) if self.oov_row is None else self.oov_row
+
+    def rows(self, values: Any) -> np.ndarray:
+        """(n,) int64 rows of integers or texts, -1 for rare and unknown ones."""
+        found = self._encode(value_keys(values, 0)).astype(np.int64)
+        return np.where(found == self._other, UNKNOWN, found)
+
+
+def load_vocabularies(folder: str | os.PathLike[str], *, key_seed: int = 0) -> dict[str, TableVocabulary]:
+    """The vocabularies of a prepared dataset by table, for ``pack_batch``: values get the rows that they have there.
+
+    Rows are those that the dataset stores. Where it was reordered (``jrec reorder``), give ``pack_batch`` its
+    ``orders`` as well.
+
+    Args:
+      folder: The dataset, made by ``jrec prepare``.
+      key_seed: The ``--key-seed`` of its preparation.
+
+    Raises:
+      DatasetError: If a table has no vocabulary, as in synthetic data, or its values were hashed with another seed.
+
+    Example:
+      >>> vocabularies = load_vocabularies("data")
+      >>> pack_batch(layout, {"user": ["u17", "u4"]}, label=None, vocabularies=vocabularies, on_bad_id="oov")
+    """
+    folder, found = pathlib.Path(folder), {}
+    for table in Schema.load(folder).tables:
+        hashed = folder / "buckets" / f"{table.name}.npy"
+        if table.vocabulary is not None:
+            found[table.name] = _of_file(folder / table.vocabulary, table.name, table.oov_row)
+        elif hashed.is_file():
+            row_of_bucket = np.load(hashed, allow_pickle=False)
+            digest = hashlib.sha256(f"buckets, key seed {key_seed}\n".encode())
+            digest.update(np.ascontiguousarray(row_of_bucket, "<u4").data)
+            if table.numbering and digest.hexdigest() != table.numbering:
+                raise DatasetError(
+                    f"{hashed} is not what the schema says for key seed {key_seed}; give the --key-seed of the"
+                    " preparation as key_seed, or copy the file again"
+                )
+            found[table.name] = HashVocabulary(num_rows=table.rows, row_of_bucket=row_of_bucket, key_seed=key_seed)
+        else:
+            raise DatasetError(
+                f"table {table.name!r} of {folder} has no vocabulary: synthetic data has none, and a damaged copy may"
+                " lack it; prepare a log with `jrec prepare`, or copy the folder again"
+            )
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ValueRows:
+    """Turns columns of values into columns of rows.
+
+    Attributes:
+      vocabularies: By table whose columns hold values, not row numbers.
+      oov_rows: By table the row of values without one; None to raise.
+    """
+
+    vocabularies: Mapping[str, TableVocabulary] = dataclasses.field(default_factory=dict)
+    oov_rows: Mapping[str, int] | None = None
+
+    def rows(self, feature: FeatureConfig, form: Form) -> np.ndarray:
+        """(n,) integers: the rows of a form's values, all of them present.
+
+        Raises:
+          DatasetError: A value without a row, or texts of a table without a vocabulary.
+          ValueError: Values that are neither integers nor texts.
+        """
+        vocabulary = self.vocabularies.get(feature.table)
+        if not form.is_text and form.values.dtype.kind not in "iu":
+            raise ValueError(
+                f"ids of {feature.name!r} must be integers, but are {form.values.dtype}; cast them, and missing ones to"
+                " null or -1 (pandas: .astype('Int64'))"
+            )
+        if vocabulary is None:
+            if form.is_text and len(form.values):
+                raise DatasetError(
+                    f"{feature.name!r} holds texts, such as {_text(form.values, 0)!r} in example {form.example_of(0)},"
+                    f" but table {feature.table!r} has no vocabulary; give"
+                    f" vocabularies={{{feature.table!r}: 'hash'}}, a mapping from its values to rows, or"
+                    " load_vocabularies(dataset)"
+                )
+            return np.zeros(0, np.int64) if form.is_text else form.values
+        rows = vocabulary.rows(form.values)
+        unknown = rows == UNKNOWN
+        if not unknown.any():
+            return rows
+        if self.oov_rows is None:
+            k = int(unknown.argmax())
+            raise DatasetError(
+                f"{_text(form.values, k)!r} of feature {feature.name!r} in example {form.example_of(k)} is not in the"
+                f" vocabulary of table {feature.table!r}; add it, or choose on_bad_id 'oov'"
+            )
+        return np.where(unknown, self.oov_rows[feature.table], rows)
+
+
+def vocabulary_of(table: str, given: AnyVocabulary, rows: int) -> TableVocabulary:
+    """A vocabulary from what a user gives for a table of ``rows`` rows.
+
+    Raises:
+      ValueError: If it is none, or the table has too many rows to hash.
+    """
+    if isinstance(given, str) and given == "hash":
+        if rows > _HASHED_ROWS:
+            raise ValueError(f"table {table!r} has {rows:,} rows, but values are hashed to at most {_HASHED_ROWS:,}")
+        return HashVocabulary(num_rows=rows)
+    if isinstance(given, Mapping):
+        return MappingVocabulary(table=table, mapping=given)
+    if isinstance(given, TableVocabulary):
+        return given
+    raise ValueError(
+        f"the vocabulary of table {table!r} is {given!r}; give 'hash', a mapping from values to rows, or one of"
+        " load_vocabularies(dataset)"
+    )
+
+
+def value_keys(values: Any, seed: int) -> np.ndarray:
+    """(n,) uint64 keys of integers or texts, as ``jrec prepare`` has for a log's text (``jrec.data.readers.keys``)."""
+    if isinstance(values, np.ndarray):
+        if not values.size or (int(values.min()) > -1_000_000 and int(values.max()) < 2**56):
+            return integer_keys(values.astype(np.int64))
+        import pyarrow as pa
+
+        values = pa.array(values).cast(pa.large_string()).cast(pa.large_binary())
+    _, ends, texts = values.buffers()
+    bounds = np.frombuffer(ends, np.int64)[values.offset : values.offset + len(values) + 1] if len(values) else [0]
+    bounds = np.array(bounds, np.int64)
+    text = np.zeros(1, np.uint8) if texts is None else np.frombuffer(texts, np.uint8)[bounds[0] : bounds[-1]].copy()
+    return hash_texts(text, bounds - bounds[0], np.uint64(seed))[0]
+
+
+def _of_file(path: pathlib.Path, table: str, oov_row: int | None) -> DatasetVocabulary:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        values = pq.read_table(path, columns=["value"]).column("value")
+    except (OSError, pa.ArrowException) as error:
+        raise DatasetError(f"{path} cannot be read ({error}); copy it again, or prepare the dataset again") from error
+    values = pa.concat_arrays([chunk.cast(pa.large_string()) for chunk in values.chunks])
+    keys = value_keys(values.fill_null("").cast(pa.large_binary()), 0)
+    known = np.delete(keys, oov_row) if oov_row is not None else keys
+    if len(np.unique(known)) < len(known):
+        raise DatasetError(f"{path} has a value twice, or two of one hash; prepare table {table!r} again")
+    return DatasetVocabulary(keys=keys, oov_row=oov_row)
+
+
+def _texts(values: Any) -> list[str]:
+    import pyarrow as pa
+
+    try:
+        return values.cast(pa.large_string()).to_pylist()
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"texts must be UTF-8 ({error}); decode them first") from error
+
+
+def _text(values: Any, k: int) -> Any:
+    value = values[k].item() if isinstance(values, np.ndarray) else values[k].as_py()
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
