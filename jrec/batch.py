@@ -19,9 +19,12 @@ class Batch:
       labels: (batch,) float32 in {0, 1}.
       mask: (batch,) float32, 1 for an example, 0 for a row that pads the last batch to its static size.
       bags: Per embedding stack (see ``jrec.ops.layout``) the addresses of its lookups, feature-major.
+      extras: Further arrays by name, (batch, ...), zeros in rows of padding: sample weights, groups, a second label.
+        Whatever cuts, joins or pads a batch does so to them; a loss may use them.
     """
 
     dense: jax.Array
     labels: jax.Array
     mask: jax.Array
     bags: dict[str, Bags]
+    extras: dict[str, jax.Array] = dataclasses.field(default_factory=dict)

@@ -38,6 +38,7 @@ def pack_batch(
     *,
     dense: Sequence[str] = (),
     label: str | None = LABEL,
+    extras: Sequence[str] = (),
     batch_size: int | None = None,
     on_bad_id: OnBadId = "raise",
     oov_rows: Mapping[str, int | None] | None = None,
@@ -60,6 +61,8 @@ def pack_batch(
         ids.
       dense: Names of the float features, in the order the model takes them.
       label: Name of the labels, or None to fill them with 0, as for prediction.
+      extras: Names of further columns, (examples, ...) numbers, which become ``Batch.extras`` as they are, NaN
+        included: sample weights, groups, a second label.
       batch_size: Static size; missing examples are padding with mask 0. Default: as many as there are.
       on_bad_id: Ids outside of their table "raise", are clipped to its ends, or go to its OOV row.
       oov_rows: OOV row by table; needed for "oov" where the table's vocabulary does not say it.
@@ -87,6 +90,7 @@ def pack_batch(
         layout,
         dense=dense,
         label=label,
+        extras=extras,
         on_bad_id=on_bad_id,
         oov_rows=oov_rows,
         orders=orders,
@@ -107,6 +111,7 @@ class Packer:
         *,
         dense: Sequence[str] = (),
         label: str | None = LABEL,
+        extras: Sequence[str] = (),
         on_bad_id: OnBadId = "raise",
         oov_rows: Mapping[str, int | None] | None = None,
         orders: Mapping[str, np.ndarray] | None = None,
@@ -120,6 +125,7 @@ class Packer:
         self.layout = layout
         self.dense = tuple(dense)
         self.label = label
+        self.extras = tuple(extras)
         self.cast = cast
         self.policy = _POLICIES[on_bad_id]
         self.orders = _checked_orders(layout, orders or {})
@@ -138,12 +144,17 @@ class Packer:
     @property
     def columns(self) -> list[str]:
         """The names of the columns that packing reads."""
-        return needed_columns(self._numbers, self._features)
+        return needed_columns(self._numbers, self._features, self.extras)
 
     def prepare(self, columns: Any) -> PreparedColumns:
         """Checks columns, in any form that ``pack_batch`` takes, and brings them into the one that ``pack`` reads."""
         return prepare_columns(
-            columns, numbers=self._numbers, features=self._features, plain=self._plain, values=self._values
+            columns,
+            numbers=self._numbers,
+            features=self._features,
+            plain=self._plain,
+            values=self._values,
+            extras=self.extras,
         )
 
     def _checked_vocabularies(self, vocabularies: Mapping[str, AnyVocabulary]) -> dict[str, TableVocabulary]:
@@ -207,8 +218,15 @@ class _Pack:
         for j, name in enumerate(self.packer.dense):
             self._gather_numbers(name, dense, j)
         bags = {name: self._bags(stack) for name, stack in self.packer.layout.stacks.items()}
+        extras = {name: self._extra(self.columns.extras[name]) for name in self.packer.extras}
         # Batch names the arrays as jax.Array; on the host they are NumPy's.
-        return Batch(dense=dense, labels=labels[:, 0], mask=mask, bags=bags)  # pyright: ignore[reportArgumentType]
+        arrays: Any = {"dense": dense, "labels": labels[:, 0], "mask": mask, "extras": extras}
+        return Batch(bags=bags, **arrays)
+
+    def _extra(self, values: np.ndarray) -> np.ndarray:
+        extra = np.zeros((self.batch_size, *values.shape[1:]), values.dtype)
+        extra[: len(self.indices)] = values[self.indices]
+        return extra
 
     def _gather_numbers(self, name: str, out: np.ndarray, column: int) -> None:
         values = self.columns.numbers[name]

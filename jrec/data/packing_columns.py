@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
@@ -27,17 +28,21 @@ class PreparedColumns:
       numbers: Labels and dense features by name, (examples,) float32.
       ids: By feature name, (examples,) integers or a ``ListColumn``.
       weights: Values by feature name, float32, parallel to the values of the feature's ``ListColumn``.
+      extras: Further arrays by name, (examples, ...).
     """
 
     examples: int
     numbers: Mapping[str, np.ndarray]
     ids: Mapping[str, Column]
     weights: Mapping[str, np.ndarray]
+    extras: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
-def needed_columns(numbers: Collection[str], features: Collection[FeatureConfig]) -> list[str]:
+def needed_columns(
+    numbers: Collection[str], features: Collection[FeatureConfig], extras: Collection[str] = ()
+) -> list[str]:
     """The names of all columns that packing these reads."""
-    names = list(numbers)
+    names = [*numbers, *extras]
     for feature in features:
         names.append(feature.name)
         names.extend([feature.name + WEIGHT_SUFFIX] if feature.weighted else [])
@@ -51,6 +56,7 @@ def prepare_columns(
     features: Collection[FeatureConfig],
     plain: Collection[str],
     values: ValueRows,
+    extras: Collection[str] = (),
 ) -> PreparedColumns:
     """Checks presence, form and length of columns.
 
@@ -60,17 +66,19 @@ def prepare_columns(
       features: The categorical features to read.
       plain: Features among them that are to stay plain arrays if they are; the others become lists.
       values: Which rows values have.
+      extras: Names of the further arrays.
 
     Raises:
       DatasetError: A column is missing, weights do not run parallel to their ids, or a value has no row.
       ValueError: Wrong shape or type, or unequal lengths.
     """
     columns = by_name(columns)
-    if missing := [name for name in needed_columns(numbers, features) if name not in columns]:
+    if missing := [name for name in needed_columns(numbers, features, extras) if name not in columns]:
         raise DatasetError(f"column(s) {', '.join(missing)} are missing; there are {', '.join(columns) or 'none'}")
     lengths: dict[str, int] = {}
     found_numbers = {name: _numbers(name, columns[name]) for name in numbers}
-    lengths.update({name: len(values) for name, values in found_numbers.items()})
+    found_extras = {name: _extra(name, columns[name]) for name in extras}
+    lengths.update({name: len(array) for name, array in (found_numbers | found_extras).items()})
     ids: dict[str, Column] = {}
     weights: dict[str, np.ndarray] = {}
     for feature in features:
@@ -83,7 +91,8 @@ def prepare_columns(
         lengths[name] = count_examples(column)
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns must be equally long, but have {lengths}")
-    return PreparedColumns(examples=next(iter(lengths.values()), 0), numbers=found_numbers, ids=ids, weights=weights)
+    examples = next(iter(lengths.values()), 0)
+    return PreparedColumns(examples=examples, numbers=found_numbers, ids=ids, weights=weights, extras=found_extras)
 
 
 def concatenate(columns: list[Column]) -> Column:
@@ -125,12 +134,16 @@ def take(prepared: Sequence[PreparedColumns], indices: Sequence[np.ndarray]) -> 
         assert isinstance(column, ListColumn)
         return column.values
 
+    def gather_arrays(arrays: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        return {
+            name: np.concatenate([of_window[name][i] for of_window, i in zip(arrays, indices, strict=True)])
+            for name in arrays[0]
+        }
+
     return PreparedColumns(
         examples=sum(map(len, indices)),
-        numbers={
-            name: np.concatenate([p.numbers[name][i] for p, i in zip(prepared, indices, strict=True)])
-            for name in prepared[0].numbers
-        },
+        numbers=gather_arrays([p.numbers for p in prepared]),
+        extras=gather_arrays([p.extras for p in prepared]),
         ids={name: gather(name) for name in prepared[0].ids},
         weights={name: gather_weights(name) for name in prepared[0].weights},
     )
@@ -162,6 +175,27 @@ def _numbers(name: str, column: Any) -> np.ndarray:
             " fill missing numbers"
         )
     return _plain(values, np.float32)
+
+
+def _extra(name: str, column: Any) -> np.ndarray:
+    """An array in the types that JAX holds without 64 bits: float64 becomes float32, and integers int32."""
+    values = array_of(name, column)
+    if not values.ndim or not (jnp.issubdtype(values.dtype, np.number) or values.dtype == bool):
+        raise ValueError(
+            f"extra {name!r} must be numbers, (examples, ...), but is {values.dtype}{list(values.shape)}; cast it,"
+            " number its texts, and pad its lists to one length"
+        )
+    if values.dtype == np.float64:
+        return values.astype(np.float32)
+    if values.dtype.kind not in "iu" or values.dtype.itemsize < 4 or values.dtype == np.int32:
+        return values
+    if (bad := np.argwhere((values < -(2**31)) | (values >= 2**31))).size:
+        place = tuple(bad[0].tolist())
+        raise DatasetError(
+            f"extra {name!r} is {values[place]} in example {place[0]}, which does not fit int32; number its values from"
+            " 0 on, or give them as floats"
+        )
+    return values.astype(np.int32)
 
 
 def _plain(values: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jrec.batch import Batch
@@ -28,6 +29,9 @@ def gathered(layout: EmbeddingLayout, pieces: Sequence[tuple[Batch, int, int]]) 
             stack.name: (_padded_bags if stack.padded_length is not None else _ragged_bags)(stack, pieces)
             for stack in layout.members
         },
+        extras={
+            name: _joined([np.asarray(batch.extras[name])[s] for batch, s in batches]) for name in batches[0][0].extras
+        },
     )
 
 
@@ -50,11 +54,12 @@ def blank(layout: EmbeddingLayout, like: Batch, examples: int) -> Batch:
             None if bags_like.weights is None else np.zeros(shape, np.float32),
         )
         bags[stack.name] = Bags(ids=made[0], offsets=made[1], weights=made[2])
-    columns: Any = {
-        name: np.zeros((examples, *np.shape(array)[1:]), np.asarray(array).dtype)
-        for name, array in (("dense", like.dense), ("labels", like.labels), ("mask", like.mask))
-    }
-    return Batch(bags=bags, **columns)
+    columns: dict[str, Any] = {"dense": like.dense, "labels": like.labels, "mask": like.mask, "extras": like.extras}
+    return Batch(bags=bags, **jax.tree.map(lambda array: _zeros(array, examples), columns))
+
+
+def _zeros(like: Any, examples: int) -> np.ndarray:
+    return np.zeros((examples, *np.shape(like)[1:]), np.asarray(like).dtype)
 
 
 def _padded_bags(stack: Stack, pieces: Sequence[tuple[Batch, int, int]]) -> Bags:
