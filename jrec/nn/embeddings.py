@@ -13,6 +13,7 @@ from flax import nnx
 
 from jrec.mesh.communication import Communication
 from jrec.mesh.step import StepOptions
+from jrec.nn.feature_lookup import lookup_feature
 from jrec.nn.tt_stack import TTOptions, TTStack
 from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation
@@ -203,6 +204,28 @@ class EmbeddingCollection(nnx.Module):
           ValueError: If a stack has no bags, or its rows are not in here.
         """
         return look_up(self.with_own({}, bags=bags), bags, {}, self.contexts(), self.implementation)
+
+    def lookup_feature(self, name: str, ids: jax.Array, *, weights: jax.Array | None = None) -> jax.Array:
+        """One feature looked up alone, as for serving. Not differentiable: train with ``lookup``.
+
+        Args:
+          name: The feature.
+          ids: Row numbers of the feature's table, integers of any type, NumPy's or JAX's: (batch,) for one id an
+            example, or (batch, length) of any length; negative ids are absent.
+          weights: float32 of the ids' shape, or None.
+
+        Returns:
+          (batch, dim) float32, pooled as the feature is; of pooling "none" (batch, length, dim), zeros for absent ids.
+          Inside jit, an id past the table gives NaN.
+
+        Raises:
+          ValueError: If there is no such feature, its rows are in host memory or on several devices, shapes or dtypes
+            do not fit, or, outside jit, an id is past the table.
+
+        Example:
+          >>> vectors = nnx.jit(lambda model, ids: model.embeddings.lookup_feature("user", ids))(model, users)
+        """
+        return lookup_feature(self, name, ids, weights)
 
     def _unique_capacity(self, name: str, rows: jax.Array, bags: Bags) -> int:
         stack = self.layout.stacks[name]
