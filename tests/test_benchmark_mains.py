@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import casting, embedding, workloads
+from benchmarks import casting, embedding, startup, workloads
 
 TINY = workloads.Workload(
     name="tiny", rows=(90, 70), dim=8, ids_per_bag=(3, 3), batch=16, num_dense=0, bottom=(), top=()
@@ -68,3 +68,12 @@ def test_casting_counts_bytes_and_draws_the_papers_figures(monkeypatch, run, tmp
     assert sorted(path.name for path in figures.iterdir()) == [
         "figure06_traffic.png", "figure12_latency.png", "figure16_batch.png", "figure17_dim.png",
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_startup_times_whole_processes_of_two_checkouts(monkeypatch, run):
+    monkeypatch.setattr(startup, "ROWS", 4000)
+    results = run(startup.main, "--case", "imports", "resume", "--against", str(startup.harness.ROOT))
+    medians = [r for r in results if r["metric"].endswith(", median")]
+    assert [r["metric"].split(",")[0] for r in medians] == ["what jrec eval imports", "jrec train --resume"]
+    assert all(r["value"] > 0 and r["ratio"] > 0 for r in medians)
