@@ -9,6 +9,7 @@ Exit codes: 0 success, 1 a defect (with its trace), 2 a mistake that the message
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
+from jrec import compile_cache
 from jrec.errors import JrecError
 
 
@@ -53,6 +55,9 @@ COMMANDS = (
     ),
     Command(name="compress", module="jrec.commands.compress", help="compress trained tables into tensor trains"),
 )
+
+COMPILING = ("train", "eval", "compress")
+"""Commands whose compiled programs are kept for later runs (``jrec.compile_cache``)."""
 
 EXAMPLES = """\
 examples:
@@ -111,7 +116,14 @@ def _run(arguments: list[str], commands: Sequence[Command]) -> int:
         parser.print_help(sys.stderr)
         return 2
     module = importlib.import_module(by_name[name].module)
-    return int(module.run(_command_options(by_name[name], module, arguments[at + 1 :])) or 0)
+    options = _command_options(by_name[name], module, arguments[at + 1 :])
+    with compile_cache.enabled() if name in COMPILING and _alone(options) else contextlib.nullcontext():
+        return int(module.run(options) or 0)
+
+
+def _alone(options: argparse.Namespace) -> bool:
+    """Whether no other process takes part: GPUs that tune a program together wait for one that finds it compiled."""
+    return not (getattr(options, "distributed", False) or getattr(options, "coordinator", None))
 
 
 class _OneLine(argparse.ArgumentParser):

@@ -1,12 +1,23 @@
-"""What a run ran on: versions of the libraries that matter, and the devices."""
+"""What a run ran on: versions of the libraries that matter, the devices, and the user's cache folder."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
+import pathlib
 import platform
 
 PACKAGES = ("jrec", "jax", "jaxlib", "flax", "optax", "numpy", "numba", "grain")
+CACHE_VARIABLE = "JREC_CACHE"
+
+
+def cache_folder() -> pathlib.Path:
+    """$JREC_CACHE, else $XDG_CACHE_HOME/jrec, else ~/.cache/jrec."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return pathlib.Path(chosen)
+    if chosen := os.environ.get("XDG_CACHE_HOME"):
+        return pathlib.Path(chosen) / "jrec"
+    return pathlib.Path("~/.cache/jrec").expanduser()
 
 
 def versions() -> dict[str, str]:

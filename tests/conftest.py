@@ -1,23 +1,31 @@
 """Strictness for every test: 4 CPU devices, no silent dtype or rank promotion, real data where it is present."""
 
+import contextlib
 import os
 import pathlib
+import tempfile
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 
-import compile_cache
 import hypothesis
 import jax
 import pytest
 
+from jrec import compile_cache
+
 # Tests compile the same few programs again and again: the workers of a run, all that they start, and later runs do so
 # once.
-COMPILED = None
+COMPILED = contextlib.ExitStack()
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    COMPILED = compile_cache.open_run_folder(compile_cache.lasting_folder())
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
+    cache_home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    try:
+        lasting = compile_cache.run_folder(cache_home / "jrec-tests" / compile_cache.machine_kind(), limit=2 << 30)
+        folder = str(COMPILED.enter_context(lasting))
+    except OSError:  # a home that cannot be written to
+        folder = COMPILED.enter_context(tempfile.TemporaryDirectory(prefix="jrec-tests-"))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-    jax.config.update("jax_compilation_cache_dir", str(COMPILED))
+    jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -60,8 +68,7 @@ def _compiled_variants(request, record_property):
 
 def pytest_unconfigure():
     """Keeps what was compiled; only in the first process of a run."""
-    if COMPILED is not None:
-        compile_cache.close_run_folder(COMPILED, compile_cache.lasting_folder())
+    COMPILED.close()
 
 
 def pytest_terminal_summary(terminalreporter):

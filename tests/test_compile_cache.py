@@ -1,37 +1,143 @@
-"""What tests compiled is kept for the next run, but never half an entry."""
+"""What was compiled is kept for the next process, but never half an entry, and never for another kind of machine."""
 
+import os
+import pathlib
+import subprocess
+import sys
 import zlib
 
-from compile_cache import close_run_folder, open_run_folder
+import pytest
+from run_cases import CONFIG, quickstart
+
+from jrec import compile_cache
+from jrec.compile_cache import enabled, machine_kind, run_folder
+from jrec.errors import ConfigError
+
+LIMIT = 1 << 20
+WHOLE = zlib.compress(b"a program" * 100)
 
 
-def test_whole_entries_outlive_a_run_and_halves_do_not(tmp_path):
-    lasting, whole = tmp_path / "lasting", zlib.compress(b"a program" * 100)
-    run = open_run_folder(lasting)
-    (run / "one-cache").write_bytes(whole)
-    (run / "killed-cache").write_bytes(whole[:-3])
-    close_run_folder(run, lasting)
+def _entries(folder):
+    return sorted(entry.name for entry in folder.glob("*-cache"))
+
+
+def test_whole_entries_outlive_a_process_and_halves_do_not(tmp_path):
+    with run_folder(tmp_path / "lasting", limit=LIMIT) as run:
+        (run / "one-cache").write_bytes(WHOLE)
+        (run / "torn-cache").write_bytes(WHOLE[:-3])
+        assert not _entries(tmp_path / "lasting")
     assert not run.exists()
-    assert [entry.name for entry in lasting.iterdir()] == ["one-cache"]
-    again = open_run_folder(lasting)
-    assert (again / "one-cache").read_bytes() == whole
-    close_run_folder(again, lasting)
-    assert (lasting / "one-cache").read_bytes() == whole
+    assert _entries(tmp_path / "lasting") == ["one-cache"]
+    with run_folder(tmp_path / "lasting", limit=LIMIT) as run:
+        assert (run / "one-cache").read_bytes() == WHOLE
+    assert (tmp_path / "lasting" / "one-cache").read_bytes() == WHOLE
 
 
-def test_the_oldest_entries_make_room(tmp_path, monkeypatch):
-    lasting = tmp_path / "lasting"
-    monkeypatch.setattr("compile_cache.KEEP_BYTES", 250)
-    for number in range(4):
-        run = open_run_folder(lasting)
-        (run / f"{number}-cache").write_bytes(zlib.compress(bytes([number]) * 10) + bytes(80))
-        close_run_folder(run, lasting)
-    assert sorted(entry.name for entry in lasting.iterdir()) == ["2-cache", "3-cache"]
+def test_a_killed_process_leaves_its_whole_entries_to_the_next(tmp_path):
+    code = f"""
+import os, pathlib, signal
+from jrec.compile_cache import run_folder
+with run_folder(pathlib.Path({str(tmp_path)!r}), limit=1000) as run:
+    (run / "one-cache").write_bytes({WHOLE!r})
+    (run / "torn-cache").write_bytes({WHOLE[:-3]!r})
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code], check=False)
+    (left,) = tmp_path.glob("run-*")
+    with run_folder(tmp_path, limit=LIMIT) as run, run_folder(tmp_path, limit=LIMIT) as other:
+        assert not left.exists()
+        assert run.exists()  # the second one does not take a living one's
+        assert _entries(run) == _entries(other) == ["one-cache"]
 
 
-def test_a_folder_that_cannot_be_made_stops_nothing(tmp_path):
+def test_what_was_not_used_for_the_longest_time_makes_room(tmp_path):
+    with run_folder(tmp_path, limit=LIMIT) as run:
+        for number in range(4):
+            (run / f"{number}-cache").write_bytes(zlib.compress(bytes(1)) + bytes(89))
+    for number, read in enumerate((10, 40, 20, 30)):
+        os.utime(tmp_path / f"{number}-cache", (read, 5))
+    with run_folder(tmp_path, limit=2 * 98):
+        pass
+    assert _entries(tmp_path) == ["1-cache", "3-cache"]
+
+
+def test_each_kind_of_machine_has_a_folder_of_its_own(tmp_path):
+    info = tmp_path / "cpuinfo"
+    kinds = set()
+    for model, flags in (("A", "avx2 fma"), ("A", "avx2 avx512f fma"), ("B", "avx2 fma")):
+        info.write_text(f"processor : 0\nmodel name\t: {model}\ncpu MHz : {len(kinds)}\nflags\t\t: {flags}\n")
+        kinds.add(machine_kind(info))
+    info.write_text("processor : 0\nmodel name\t: B\ncpu MHz : 9\nflags\t\t: fma avx2\n")
+    assert machine_kind(info) in kinds
+    assert len(kinds) == 3
+
+
+@pytest.fixture
+def no_jax(monkeypatch, tmp_path):
+    """As a process has it that did not import JAX yet."""
+    monkeypatch.setenv("JREC_CACHE", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.delitem(sys.modules, "jax")
+    return monkeypatch
+
+
+def test_jax_is_told_of_the_folder(no_jax, tmp_path):
+    with enabled():
+        folder = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+        assert folder.parent == tmp_path / "jax" / machine_kind()
+        (folder / "one-cache").write_bytes(WHOLE)
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+    assert _entries(folder.parent) == ["one-cache"]
+
+
+def test_what_the_user_chose_stays(no_jax, tmp_path):
+    no_jax.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
+    with enabled():
+        assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "elsewhere"
+    no_jax.delenv("JAX_COMPILATION_CACHE_DIR")
+    no_jax.setenv("JREC_COMPILE_CACHE_MIB", "0")
+    with enabled():
+        assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_stops_nothing(no_jax, tmp_path):
     (tmp_path / "file").touch()
-    run = open_run_folder(tmp_path / "file" / "lasting")
-    (run / "one-cache").write_bytes(zlib.compress(b"x"))
-    close_run_folder(run, tmp_path / "file" / "lasting")
-    assert not run.exists()
+    no_jax.setenv("JREC_CACHE", str(tmp_path / "file" / "cache"))
+    with enabled():
+        assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+
+
+@pytest.mark.parametrize("size", ["many", "-1", "1.5"])
+def test_a_size_that_is_none_is_refused(no_jax, size):
+    no_jax.setenv("JREC_COMPILE_CACHE_MIB", size)
+    with pytest.raises(ConfigError, match=f"JREC_COMPILE_CACHE_MIB is '{size}'"), enabled():
+        pass
+
+
+@pytest.mark.slow
+def test_programs_from_the_cache_compute_the_same_bits(tmp_path):
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+    data = quickstart(tmp_path)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment["JREC_CACHE"] = str(tmp_path / "cache")
+
+    def train(out, mib):
+        arguments = ["train", "tiny.toml", f"data.path={data}", f"out={out}", "max_steps=7"]
+        subprocess.run(
+            [sys.executable, "-m", "jrec", *arguments],
+            cwd=tmp_path,
+            env={**environment, "PYTHONPATH": str(pathlib.Path(compile_cache.__file__).parents[1]), **mib},
+            check=True,
+            capture_output=True,
+        )
+        saved = tmp_path / out / "checkpoints" / "7"
+        bits = {str(file.relative_to(saved)): file.read_bytes() for file in saved.rglob("*") if file.is_file()}
+        return bits, {e.name: e.stat().st_mtime_ns for e in (tmp_path / "cache").rglob("*-cache")}
+
+    uncached = train("uncached", {"JREC_COMPILE_CACHE_MIB": "0"})
+    cold, warm = train("cold", {}), train("warm", {})
+    assert not uncached[1]
+    assert warm[1] == cold[1]  # nothing was compiled
+    assert any("train" in name for name in cold[1])
+    assert uncached[0] == cold[0] == warm[0]

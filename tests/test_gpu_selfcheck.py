@@ -3,6 +3,7 @@
 import pytest
 from gpu_cases import _has_gpu
 
+from jrec.environment import CACHE_VARIABLE
 from jrec.ops import verdicts
 from jrec.ops.local_gpu import expected_gpu, local_gpu
 from jrec.ops.verdicts import KernelClass
@@ -18,7 +19,7 @@ def test_the_device_is_known_before_and_after_jax_starts_under_one_name():
 
 
 def test_a_check_gives_verdicts_that_hold(tmp_path, monkeypatch):
-    monkeypatch.setenv(verdicts.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     monkeypatch.delenv(verdicts.KERNELS_VARIABLE, raising=False)
     classes = [
         KernelClass(kernel="gather_reduce", dtype="float32", dim=64),

@@ -17,6 +17,7 @@ import reference as plain
 
 from jrec import cli, ops
 from jrec.commands import kernel_check
+from jrec.environment import CACHE_VARIABLE
 from jrec.ops import verdicts
 from jrec.ops.local_gpu import Gpu
 from jrec.ops.verdicts import CAST, KernelClass, Machine, Verdict, gpu_choice
@@ -47,7 +48,7 @@ def update(dim=4, dtype="float32", optimizer="SGD", kernel="casted_update"):
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """A cache folder of the test's own, and a machine whose GPU is its CPU."""
-    monkeypatch.setenv(verdicts.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.delenv(verdicts.KERNELS_VARIABLE, raising=False)
     monkeypatch.setattr(verdicts, "local_gpu", lambda: GPU)
     verdicts.reread()

@@ -11,6 +11,7 @@ from jrec import cli
 from jrec.commands import kernel_check
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
+from jrec.environment import CACHE_VARIABLE
 from jrec.errors import ConfigError
 from jrec.ops import verdicts
 from jrec.ops.local_gpu import Gpu
@@ -59,7 +60,7 @@ def train(config_file, tmp_path, monkeypatch):
             right = of.kernel != "casted_update"
             yield Verdict(kernel_class=of, right=right, reason="faster" if right else "wrong", detail="row 3")
 
-    monkeypatch.setenv(verdicts.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.delenv(verdicts.KERNELS_VARIABLE, raising=False)
     monkeypatch.setattr(kernel_check, "local_gpu", lambda: GPU)
     monkeypatch.setattr(verdicts, "local_gpu", lambda: GPU)
@@ -109,7 +110,7 @@ def test_a_resumed_run_keeps_its_kernels(config_file, tmp_path, monkeypatch, cap
     gather = KernelClass(kernel="gather_reduce", dtype="float32", dim=8)
     update = KernelClass(kernel="row_update", dtype="float32", dim=8, optimizer="RowWiseAdagrad")
     config = load_config(config_file, [f"out={str(tmp_path / 'run')!r}"])
-    monkeypatch.setenv(verdicts.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.delenv(verdicts.KERNELS_VARIABLE, raising=False)
     monkeypatch.setattr(verdicts, "local_gpu", lambda: GPU)
 
@@ -171,7 +172,7 @@ def test_the_check_comes_before_jax_takes_the_gpu(config_file, tmp_path):
     print(len(kernel_check.check_before_training(load_config({str(config_file)!r}))))
     assert not xla_bridge.backends_are_initialized()
     """
-    environment = {verdicts.CACHE_VARIABLE: str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"}
+    environment = {CACHE_VARIABLE: str(tmp_path / "cache"), "PATH": "/usr/bin:/bin"}
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jrec import ops
+from jrec.environment import CACHE_VARIABLE
 from jrec.errors import ConfigError
 from jrec.ops import dispatch, local_gpu, verdicts
 from jrec.ops.local_gpu import Gpu
@@ -37,7 +38,7 @@ def make_verdict(of=GATHER, reason="faster"):
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     """A cache folder of the test's own, and a process that knows nothing yet."""
-    monkeypatch.setenv(verdicts.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.delenv(verdicts.KERNELS_VARIABLE, raising=False)
     verdicts.reread()
     yield tmp_path / "cache"

@@ -22,6 +22,7 @@ from typing import Any, Literal, Self, get_args
 
 import jax
 
+from jrec.environment import cache_folder
 from jrec.errors import ConfigError, JrecError
 from jrec.files import load_json
 from jrec.ops.local_gpu import Gpu, local_gpu
@@ -31,7 +32,6 @@ Mode = Literal["auto", "xla", "pallas"]
 Reason = Literal["faster", "slower", "wrong", "crashed", "timed out", "does not compile", "not covered", "not timed"]
 
 KERNELS_VARIABLE = "JREC_KERNELS"
-CACHE_VARIABLE = "JREC_CACHE"
 FILE = "kernels.json"
 FORMAT, VERSION = "jrec-kernel-verdicts", 1
 COMMAND = "jrec kernels check"
@@ -167,15 +167,6 @@ def sources_digest() -> str:
     for path in sorted([*root.glob("pallas/**/*.py"), *root.glob("ops/**/*.py")]):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
-
-
-def cache_folder() -> pathlib.Path:
-    """$JREC_CACHE, else $XDG_CACHE_HOME/jrec, else ~/.cache/jrec."""
-    if chosen := os.environ.get(CACHE_VARIABLE):
-        return pathlib.Path(chosen)
-    if chosen := os.environ.get("XDG_CACHE_HOME"):
-        return pathlib.Path(chosen) / "jrec"
-    return pathlib.Path("~/.cache/jrec").expanduser()
 
 
 def verdict_file() -> pathlib.Path:
