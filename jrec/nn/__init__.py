@@ -9,6 +9,7 @@ from jrec.nn.interaction import dot_interaction as dot_interaction
 from jrec.nn.mlp import MLP as MLP
 from jrec.nn.optimizer import SparseOptimizer as SparseOptimizer
 from jrec.nn.optimizer import binary_cross_entropy as binary_cross_entropy
+from jrec.nn.step import accumulated_step as accumulated_step
 from jrec.nn.step import train_step as train_step
 from jrec.nn.tbsm import TBSM as TBSM
 from jrec.nn.tbsm import TBSMConfig as TBSMConfig

@@ -142,7 +142,7 @@ class EmbeddingCollection(nnx.Module):
         return stores | {name: stack.store(dict(by_stack.get(name, {}))) for name, stack in self.tt.items()}
 
     def with_own(
-        self, other_stores: Stores, slots: Mapping[str, Slots] | None = None, *, bags: Mapping[str, Bags]
+        self, other_stores: Stores, slots: Mapping[str, Slots] | None = None, *, bags: Mapping[str, Bags] | None
     ) -> dict[str, Any]:
         """The stores of all stacks of the layout: the collection's own (``stores``), and ``other_stores``.
 

@@ -13,10 +13,12 @@ from flax import nnx
 
 from jrec.batch import Batch
 from jrec.nn.embeddings import EmbeddingCollection
+from jrec.nn.update import apply_gradients, joined_bags, step_contexts, step_stores
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.rounding import derived_key
 from jrec.ops.types import Bags
 from jrec.row_optimizers import RowOptimizer
+from jrec.tiers.store import look_up
 
 Loss = Callable[[Any, Batch], jax.Array]
 """Of what the model's ``logits`` returns, an array or a tree of them, and the batch; a mean over the examples."""
@@ -81,6 +83,7 @@ class SparseOptimizer(nnx.Module):
     ):
         if max_global_norm is not None and not max_global_norm > 0:
             raise ValueError(f"max_global_norm is {max_global_norm}, but must be above 0, or None for no clipping")
+        _check_every_step(dense, model)
         self.max_global_norm = max_global_norm
         self.rounding_seed = rounding_seed
         self.dense = nnx.Optimizer(model, dense, wrt=nnx.Param)
@@ -120,6 +123,97 @@ class SparseOptimizer(nnx.Module):
         """The row optimizer of the cores of a tensor-train table; None where they are frozen."""
         return None if self.of(stack) is None else dict(self._cores)[stack]
 
+    def update(
+        self,
+        model: Any,
+        residuals: Mapping[str, Any],
+        dense_gradients: Any,
+        activation_gradients: Mapping[str, jax.Array],
+        *,
+        gradient_scale: jax.Array | float | None = None,
+    ) -> jax.Array | None:
+        """Steps dense parameters, rows and cores together, in place on ``model`` and on itself, in a loop of one's own.
+
+          >>> activations, residuals = model.embeddings.lookup(batch.bags)
+          >>> ...
+          >>> optimizer.update(model, residuals, dense_gradients, activation_gradients)
+
+        Args:
+          model: The optimizer's model, which holds all of its rows.
+          residuals: By stack, from ``EmbeddingCollection.lookup``.
+          dense_gradients: The gradients of ``nnx.Param``, as from ``nnx.grad``.
+          activation_gradients: (num_bags, dim) float32 by stack: the loss's gradient of the activations.
+          gradient_scale: A factor of all gradients before they are clipped, such as one over the loss scale; None for
+            one.
+
+        Returns:
+          The norm of all gradients before they were clipped, () float32; None without ``max_global_norm``.
+
+        Raises:
+          ValueError: If rows of the model are in host memory or on several devices (``jrec.distribute``).
+        """
+        return self._update(model, None, residuals, dense_gradients, activation_gradients, gradient_scale)
+
+    def update_accumulated(
+        self,
+        model: Any,
+        bags: Sequence[Mapping[str, Bags]],
+        dense_gradients: Any,
+        activation_gradients: Sequence[Mapping[str, jax.Array]],
+        *,
+        gradient_scale: jax.Array | float | None = None,
+    ) -> jax.Array | None:
+        """``update`` on the sums of the gradients of several micro-batches, as of one batch with all their bags.
+
+        A row that several of them read takes one step, on the sum of its gradients, as dense parameters do. The bags
+        are cast together, and tensor-train rows contracted again, which micro-batches in one step each would not need.
+
+        Args:
+          model: The optimizer's model, which holds all of its rows; unchanged since the lookups.
+          bags: The bags of the micro-batches.
+          dense_gradients: The sum of the micro-batches' gradients of ``nnx.Param``.
+          activation_gradients: By micro-batch, as in ``update``.
+          gradient_scale: A factor of all gradients: one over their number, where their losses are means.
+
+        Returns:
+          As ``update``.
+
+        Raises:
+          ValueError: If there are not as many bags as gradients, or their forms differ.
+        """
+        if len(bags) != len(activation_gradients) or not bags:
+            raise ValueError(
+                f"there are bags of {len(bags)} micro-batches, but gradients of {len(activation_gradients)}"
+            )
+        joined = joined_bags(model.embeddings.layout, bags)
+        gradients = {name: jnp.concatenate([one[name] for one in activation_gradients]) for name in joined}
+        return self._update(model, joined, {}, dense_gradients, gradients, gradient_scale)
+
+    def _update(
+        self,
+        model: Any,
+        bags: Mapping[str, Bags] | None,
+        residuals: Mapping[str, Any],
+        dense_gradients: Any,
+        activation_gradients: Mapping[str, jax.Array],
+        gradient_scale: jax.Array | float | None,
+    ) -> jax.Array | None:
+        embeddings = model.embeddings
+        contexts, stores = step_contexts(embeddings, self), step_stores(embeddings, self, {}, bags)
+        if bags is not None:
+            _, residuals = look_up(stores, bags, {}, contexts, embeddings.implementation)
+        _, norm = apply_gradients(
+            model,
+            self,
+            stores,
+            residuals,
+            dense_gradients,
+            activation_gradients,
+            contexts=contexts,
+            gradient_scale=gradient_scale,
+        )
+        return norm
+
     @property
     def step(self) -> jax.Array:
         """() uint32, steps taken."""
@@ -134,6 +228,21 @@ class SparseOptimizer(nnx.Module):
             return None
         seed = jax.random.key_data(jax.random.key(self.rounding_seed, impl="threefry2x32"))
         return derived_key(derived_key(seed, _ROUNDING), self.step)
+
+
+def _check_every_step(dense: optax.GradientTransformation, model: Any) -> None:
+    """Refuses a transformation that steps only now and then: rows would step every time."""
+    state = jax.eval_shape(dense.init, nnx.state(model, nnx.Param))
+
+    def waits(node: Any) -> bool:
+        return isinstance(node, optax.MultiStepsState)
+
+    if any(map(waits, jax.tree.leaves(state, is_leaf=waits))):
+        raise ValueError(
+            "dense is optax.MultiSteps, which steps dense parameters only after several micro-batches, but rows would"
+            " step after each; give the optimizer inside it, and accumulate both by jrec.nn.accumulated_step or"
+            " SparseOptimizer.update_accumulated"
+        )
 
 
 def _by_stack(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,8 @@ from jrec.batch import Batch
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import Route
 from jrec.nn.optimizer import Loss, SparseOptimizer, binary_cross_entropy
-from jrec.tiers.store import Stores, Update, apply_updates, look_up, updates
+from jrec.nn.update import apply_gradients, step_contexts, step_stores
+from jrec.tiers.store import Stores, look_up
 
 Activations = Mapping[str, jax.Array]
 _NONE: Mapping[str, Any] = {}
@@ -90,56 +91,61 @@ def train_step_on(
       communication: The other devices; the step is then inside ``shard_map``. None on a single device.
     """
     embeddings = model.embeddings
-    contexts = embeddings.contexts(
-        optimizer=optimizer.of,
-        cores=optimizer.cores_of,
-        step=optimizer.step.astype(jnp.int32),
-        rounding_key=optimizer.rounding_key(),
-        communication=communication,
-    )
-    slots = {stack: {name: slot[...] for name, slot in own.items()} for stack, own in optimizer.slots.items()}
-    every = embeddings.with_own(stores, slots, bags=batch.bags)
+    contexts = step_contexts(embeddings, optimizer, communication)
+    every = step_stores(embeddings, optimizer, stores, batch.bags)
     activations, residuals = look_up(every, batch.bags, routes, contexts, embeddings.implementation)
     (value, logits), (dense_gradients, gradients) = _gradients(model, activations, batch, loss, communication)
-    pending, scale, norm = updates(every, residuals, gradients, routes, contexts), None, None
-    if (limit := optimizer.max_global_norm) is not None:
-        dense_gradients = _of_all_devices(dense_gradients, communication)
-        norm = _gradient_norm(dense_gradients, pending, communication)
-        scale = limit / jnp.maximum(norm, limit)
-        dense_gradients = jax.tree.map(lambda gradient: gradient * scale.astype(gradient.dtype), dense_gradients)
-    updated = apply_updates(every, pending, contexts, embeddings.implementation, gradient_scale=scale)
-    for stack, of_stack in embeddings.put(updated).items():
-        for name, slot in of_stack.items():
-            optimizer.slots[stack][name][...] = slot
+    updated, norm = apply_gradients(
+        model,
+        optimizer,
+        every,
+        residuals,
+        dense_gradients,
+        gradients,
+        contexts=contexts,
+        routes=routes,
+        communication=communication,
+    )
     if communication is not None:
         value = jax.lax.psum(value, communication.axis)
-    if scale is None:
-        dense_gradients = _of_all_devices(dense_gradients, communication)
-    optimizer.dense.update(model, dense_gradients)
     value = jnp.where(embeddings.rows_left_out(residuals) > 0, jnp.nan, value)
     stores = {name: updated[name] for name in stores}
     return StepOutputs(stores=stores, loss=value, logits=logits, gradient_norm=norm)
 
 
-def _of_all_devices(dense_gradients: Any, communication: Communication | None) -> Any:
-    return dense_gradients if communication is None else communication.summed(dense_gradients)
+def accumulated_step(
+    model: Any, optimizer: SparseOptimizer, batches: Sequence[Batch], *, loss: Loss = binary_cross_entropy
+) -> tuple[jax.Array, list[Any]]:
+    """One step on several micro-batches, in place: the step of one batch with all their examples.
 
-
-def _gradient_norm(
-    dense_gradients: Any, pending: Mapping[str, Update[Any]], communication: Communication | None
-) -> jax.Array:
-    """The Euclidean norm of all gradients together, () float32, the same on all devices.
+    The dense model sees one micro-batch at a time, so that its activations take the memory of one. Dense parameters and
+    rows take one step each, from the gradients of all.
 
     Args:
-      dense_gradients: The whole batch's.
-      pending: By stack.
-      communication: The other devices, or None.
+      model: A ``SparseModel`` that holds all of its rows.
+      optimizer: The model's optimizer.
+      batches: Micro-batches whose bags fit the model's layout.
+      loss: A function of logits and batch to a mean over the examples; micro-batches count by theirs (``mask``).
+
+    Returns:
+      The loss of all examples, () float32, and what ``logits`` returned for each micro-batch.
     """
-    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(dense_gradients)]
-    total = functools.reduce(jnp.add, squares, jnp.float32(0))
-    total = total if communication is None else communication.once(total)
-    total = functools.reduce(jnp.add, [update.squares() for update in pending.values()], total)
-    return jnp.sqrt(total if communication is None else jax.lax.psum(total, communication.axis))
+    if not batches:
+        raise ValueError("there are no micro-batches; give one at least")
+    embeddings, counts = model.embeddings, [jnp.sum(batch.mask) for batch in batches]
+    total = jnp.maximum(functools.reduce(jnp.add, counts), 1)
+    value, outputs, dense_gradients, activation_gradients = jnp.float32(0), [], None, []
+    for batch, count in zip(batches, counts, strict=True):
+        share = count / total
+        activations, residuals = embeddings.lookup(batch.bags)
+        (own, logits), (dense, gradients) = _gradients(model, activations, batch, loss, None)
+        own = jnp.where(embeddings.rows_left_out(residuals) > 0, jnp.nan, own)
+        value, outputs = value + own * share, [*outputs, logits]
+        dense = jax.tree.map(lambda leaf, share=share: leaf * share.astype(leaf.dtype), dense)
+        dense_gradients = dense if dense_gradients is None else jax.tree.map(jnp.add, dense_gradients, dense)
+        activation_gradients.append({name: array * share for name, array in gradients.items()})
+    optimizer.update_accumulated(model, [batch.bags for batch in batches], dense_gradients, activation_gradients)
+    return value, outputs
 
 
 def predict_on(

@@ -1,0 +1,147 @@
+"""The second half of a step: from gradients to new dense parameters, rows and cores."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrec.mesh.communication import Communication
+from jrec.mesh.route import Route
+from jrec.ops.layout import EmbeddingLayout
+from jrec.ops.types import Bags
+from jrec.tiers.store import Context, Stores, Update, apply_updates, updates
+
+NO_ROUTES: Mapping[str, Route] = {}
+
+
+def step_contexts(embeddings: Any, optimizer: Any, communication: Communication | None = None) -> dict[str, Context]:
+    """What the stores know of the optimizer's next step, by stack."""
+    return embeddings.contexts(
+        optimizer=optimizer.of,
+        cores=optimizer.cores_of,
+        step=optimizer.step.astype(jnp.int32),
+        rounding_key=optimizer.rounding_key(),
+        communication=communication,
+    )
+
+
+def step_stores(embeddings: Any, optimizer: Any, stores: Stores, bags: Mapping[str, Bags] | None) -> dict[str, Any]:
+    """The stores of all stacks with their slots, ``stores`` among them; ``bags`` are looked up, unless None."""
+    slots = {stack: {name: slot[...] for name, slot in own.items()} for stack, own in optimizer.slots.items()}
+    return embeddings.with_own(stores, slots, bags=bags)
+
+
+def apply_gradients(
+    model: Any,
+    optimizer: Any,
+    stores: Stores,
+    residuals: Mapping[str, Any],
+    dense_gradients: Any,
+    activation_gradients: Mapping[str, jax.Array],
+    *,
+    contexts: Mapping[str, Context],
+    routes: Mapping[str, Route] = NO_ROUTES,
+    communication: Communication | None = None,
+    gradient_scale: jax.Array | float | None = None,
+) -> tuple[dict[str, Any], jax.Array | None]:
+    """Steps dense parameters, rows and cores, in place on ``model`` and ``optimizer``.
+
+    Args:
+      model: A ``SparseModel``.
+      optimizer: The model's ``SparseOptimizer``.
+      stores: The stores of all stacks (``step_stores``).
+      residuals: By stack, from their lookup.
+      dense_gradients: Of ``nnx.Param``; on a mesh of the device's part.
+      activation_gradients: (num_bags, dim) float32 by stack.
+      contexts: By stack (``step_contexts``).
+      routes: By stack that needs one.
+      communication: The other devices, or None.
+      gradient_scale: A factor of all gradients; None for one.
+
+    Returns:
+      The stores after the step, and the norm of all gradients before they were clipped, () float32; None where nothing
+      clips them.
+    """
+    pending, norm = updates(stores, residuals, activation_gradients, routes, contexts), None
+    scale = None if gradient_scale is None else jnp.asarray(gradient_scale, jnp.float32)
+    limit = optimizer.max_global_norm
+    if limit is not None:
+        dense_gradients = _of_all_devices(dense_gradients, communication)
+        norm = _gradient_norm(dense_gradients, pending, communication)
+        norm = norm if scale is None else norm * jnp.abs(scale)
+        clip = limit / jnp.maximum(norm, limit)
+        scale = clip if scale is None else scale * clip
+    if scale is not None:
+        dense_gradients = jax.tree.map(lambda gradient: gradient * scale.astype(gradient.dtype), dense_gradients)
+    embeddings = model.embeddings
+    updated = apply_updates(stores, pending, contexts, embeddings.implementation, gradient_scale=scale)
+    for stack, of_stack in embeddings.put(updated).items():
+        for name, slot in of_stack.items():
+            optimizer.slots[stack][name][...] = slot
+    if limit is None:
+        dense_gradients = _of_all_devices(dense_gradients, communication)
+    optimizer.dense.update(model, dense_gradients)
+    return updated, norm
+
+
+def joined_bags(layout: EmbeddingLayout, bags: Sequence[Mapping[str, Bags]]) -> dict[str, Bags]:
+    """The bags of several batches, one batch behind the other, without casts.
+
+    Raises:
+      ValueError: If some of them have weights and others not, or other stacks.
+    """
+    joined = {}
+    for name in layout.stacks:
+        of_stack = [batch[name] for batch in bags]
+        if len({(one.weights is None, one.offsets is None) for one in of_stack}) > 1:
+            raise ValueError(f"the bags of stack {name} are not all of one form: padded or ragged, weighted or not")
+        ids = jnp.concatenate([one.ids for one in of_stack])
+        weights = None
+        if of_stack[0].weights is not None:
+            weights = jnp.concatenate([one.weights for one in of_stack if one.weights is not None])
+        if of_stack[0].offsets is None:
+            joined[name] = Bags(ids=ids, weights=weights)
+        else:
+            joined[name] = _joined_ragged(of_stack, ids, weights)
+    return joined
+
+
+def _joined_ragged(of_stack: Sequence[Bags], ids: jax.Array, weights: jax.Array | None) -> Bags:
+    """Lookups moved together: what lies past a batch's last bag is padding."""
+    begins, places, offsets = jnp.int32(0), [], [jnp.zeros(1, jnp.int32)]
+    for one in of_stack:
+        assert one.offsets is not None
+        number = jnp.arange(one.capacity, dtype=jnp.int32)
+        places.append(jnp.where(number < one.offsets[-1], begins + number, ids.size))
+        offsets.append(begins + one.offsets[1:])
+        begins = begins + one.offsets[-1]
+    place = jnp.concatenate(places)
+    moved = jnp.full(ids.shape, -1, ids.dtype).at[place].set(ids, mode="drop")
+    if weights is not None:
+        weights = jnp.zeros(weights.shape, weights.dtype).at[place].set(weights, mode="drop")
+    return Bags(ids=moved, offsets=jnp.concatenate(offsets), weights=weights)
+
+
+def _of_all_devices(dense_gradients: Any, communication: Communication | None) -> Any:
+    return dense_gradients if communication is None else communication.summed(dense_gradients)
+
+
+def _gradient_norm(
+    dense_gradients: Any, pending: Mapping[str, Update[Any]], communication: Communication | None
+) -> jax.Array:
+    """The Euclidean norm of all gradients together, () float32, the same on all devices.
+
+    Args:
+      dense_gradients: The whole batch's.
+      pending: By stack.
+      communication: The other devices, or None.
+    """
+    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(dense_gradients)]
+    total = functools.reduce(jnp.add, squares, jnp.float32(0))
+    total = total if communication is None else communication.once(total)
+    total = functools.reduce(jnp.add, [update.squares() for update in pending.values()], total)
+    return jnp.sqrt(total if communication is None else jax.lax.psum(total, communication.axis))
