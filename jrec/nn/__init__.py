@@ -13,6 +13,8 @@ from jrec.nn.step import accumulated_step as accumulated_step
 from jrec.nn.step import train_step as train_step
 from jrec.nn.tbsm import TBSM as TBSM
 from jrec.nn.tbsm import TBSMConfig as TBSMConfig
+from jrec.nn.tt import TTEmbed as TTEmbed
 from jrec.nn.tt import TTEmbeddingBag as TTEmbeddingBag
+from jrec.nn.tt_stack import CacheHits as CacheHits
 from jrec.nn.tt_stack import TTCore as TTCore
 from jrec.nn.tt_stack import TTOptions as TTOptions

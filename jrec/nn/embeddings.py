@@ -14,7 +14,7 @@ from flax import nnx
 from jrec.mesh.communication import Communication
 from jrec.mesh.step import StepOptions
 from jrec.nn.feature_lookup import lookup_feature
-from jrec.nn.tt_stack import TTOptions, TTStack
+from jrec.nn.tt_stack import CacheHits, TTOptions, TTStack
 from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, Stack
@@ -204,6 +204,21 @@ class EmbeddingCollection(nnx.Module):
           ValueError: If a stack has no bags, or its rows are not in here.
         """
         return look_up(self.with_own({}, bags=bags), bags, {}, self.contexts(), self.implementation)
+
+    def cache_hits(self, slots: Mapping[str, Mapping[str, Any]]) -> dict[str, CacheHits]:
+        """Hits and lookups in training of each tensor-train table with a cache, by table; waits for the device.
+
+        Args:
+          slots: By stack, such as ``SparseOptimizer.slots``, or what ``init_slots`` or ``apply_gradients`` returned.
+
+        Example:
+          >>> model.embeddings.cache_hits(optimizer.slots)["item"].rate
+          0.83
+        """
+        cached = {name: stack for name, stack in self.tt.items() if stack.cache_config is not None}
+        return {
+            self.layout.stacks[name].tables[0].name: stack.cache_hits(slots[name]) for name, stack in cached.items()
+        }
 
     def lookup_feature(self, name: str, ids: jax.Array, *, weights: jax.Array | None = None) -> jax.Array:
         """One feature looked up alone, as for serving. Not differentiable: train with ``lookup``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ from jrec.ops.row_init import table_key
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.tt import TTCacheConfig, TTShape, tt_init
 from jrec.ops.tt.init import Initializer
-from jrec.tiers.cores import Cores, init_slots
+from jrec.tiers.cores import COUNTERS, Cores, init_slots
+from jrec.tiers.counter import counted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,18 @@ class TTOptions:
 
     initializer: Initializer = "sampled_gaussian"
     caches: Mapping[str, TTCacheConfig] = dataclasses.field(default_factory=dict)
+
+
+class CacheHits(NamedTuple):
+    """How many lookups in training a table's cache has answered, of how many there were."""
+
+    hits: int
+    lookups: int
+
+    @property
+    def rate(self) -> float | None:
+        """Hits by lookups; None without lookups."""
+        return self.hits / self.lookups if self.lookups else None
 
 
 class TTCore(nnx.Variable):
@@ -95,3 +109,17 @@ class TTStack(nnx.Module):
           cores: The optimizer of the cores, to which a slice is a row; None for the same.
         """
         return init_slots(optimizer, self.arrays(), self.shape, self.cache_config, of_cores=cores)
+
+    def cache_hits(self, slots: Mapping[str, Any]) -> CacheHits:
+        """The hits of the table's cache since its slots were made; waits for the device.
+
+        Args:
+          slots: The table's slots, from ``init_slots`` or a step.
+
+        Raises:
+          ValueError: If the table has no cache, or the slots are not its own.
+        """
+        if self.cache_config is None or (missing := sorted(set(COUNTERS) - set(slots))):
+            problem = "it has no cache" if self.cache_config is None else f"the slots lack {', '.join(missing)}"
+            raise ValueError(f"no hits are counted: {problem}; give the table a cache (TTOptions), and its own slots")
+        return CacheHits(**{name: counted(slots[name][...]) for name in COUNTERS})
