@@ -100,6 +100,7 @@ def test_ids_that_do_not_fit_are_never_other_rows(door):
         (np.zeros(3, int), {"offsets": np.array([0.0, 3.0])}, "offsets must be integers, but are float64"),
         (np.zeros(3, int), {"weights": np.ones((3, 1), np.float32)}, r"weights must have the ids' shape \(3,\)"),
         (np.zeros(3, int), {"weights": np.ones(3)}, "weights must be float32"),
+        ([0, 1], {"weights": [0.5, 1.5]}, "weights must be float32"),
     ],
 )
 def test_what_is_no_form_of_ids(door, ids, options, message):
@@ -131,5 +132,7 @@ def test_two_phases_take_one_id_a_bag():
     np.testing.assert_allclose(whole(given)[0]["t"], rows_of(ids) * weights[:, None], rtol=1e-6)
     past = ops.lookup(tables, {"t": ops.Bags(ids=np.array([3, 2**32 + 3]))})[0]["t"]
     assert np.isnan(past).any(1).tolist() == [False, True]
+    with pytest.raises(ValueError, match=r"indices must have .*; give offsets, or indices\[:, None\] for one id a bag"):
+        ops.gather_reduce(tables["t"], jnp.zeros(3, jnp.int32))
     with pytest.raises(ValueError, match=r"have shape \(2, 3, 4\); reshape them, such as by indices.reshape\(-1, len"):
         ops.lookup(tables, {"t": ops.Bags(ids=np.zeros((2, 3, 4), int))})

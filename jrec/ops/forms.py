@@ -45,7 +45,7 @@ def formed(ids: Any, offsets: Any, weights: Any, num_rows: int) -> FormedBags:
       ValueError: On other shapes or dtypes, or, outside jit, malformed offsets or an id past the table.
     """
     given = _array(ids)
-    narrow = narrowed(given)
+    narrow, weights = narrowed(given), None if weights is None else _array(weights)
     bounds = None if offsets is None else narrowed(_array(offsets), name="offsets")
     axes = (narrow.shape[0],) if narrow.ndim == 1 else narrow.shape[:-1]
     if bounds is None and narrow.ndim not in (0, 2):

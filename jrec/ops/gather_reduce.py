@@ -79,7 +79,8 @@ def check_segments(
     """
     expected = "(num_bags, length)" if offsets is None else "(capacity,) beside offsets"
     if indices.ndim != (2 if offsets is None else 1):
-        remedy = "flatten them, or leave the offsets out" if offsets is not None else "give offsets"
+        one_id = f"give offsets, or {name}[:, None] for one id a bag"
+        remedy = "flatten them, or leave the offsets out" if offsets is not None else one_id
         if offsets is None and indices.ndim != 1:
             remedy = f"reshape them, such as by {name}.reshape(-1, length)"
         raise ValueError(f"{name} must have shape {expected}, but have shape {indices.shape}; {remedy}")
