@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from jrec import compile_cache
 from jrec.errors import JrecError
 
 
@@ -57,7 +56,7 @@ COMMANDS = (
 )
 
 COMPILING = ("train", "eval", "compress")
-"""Commands whose compiled programs are kept for later runs (``jrec.compile_cache``)."""
+"""Commands that import and compile much: a quick start (``jrec.lean``), and programs that outlive it."""
 
 EXAMPLES = """\
 examples:
@@ -80,7 +79,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
     arguments = [a for a in arguments if a != "--traceback"]  # so that it may stand anywhere
     try:
         try:
-            return _run(arguments, commands)
+            return _run(arguments, commands, own_process=argv is None)
         finally:
             sys.stdout.flush()  # here, where a closed pipe can still be answered
     except KeyboardInterrupt:
@@ -97,7 +96,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
         return 2
 
 
-def _run(arguments: list[str], commands: Sequence[Command]) -> int:
+def _run(arguments: list[str], commands: Sequence[Command], *, own_process: bool) -> int:
     name = next((a for a in arguments if not a.startswith("-")), None)
     by_name = {command.name: command for command in commands}
     if name is not None and name not in by_name:
@@ -117,7 +116,14 @@ def _run(arguments: list[str], commands: Sequence[Command]) -> int:
         return 2
     module = importlib.import_module(by_name[name].module)
     options = _command_options(by_name[name], module, arguments[at + 1 :])
-    with compile_cache.enabled() if name in COMPILING and _alone(options) else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if name in COMPILING:
+            from jrec import compile_cache, lean
+
+            if own_process:
+                stack.enter_context(lean.start())
+            if _alone(options):
+                stack.enter_context(compile_cache.enabled())
         return int(module.run(options) or 0)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jrec import lean
 from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.identity import Identity
@@ -250,6 +251,7 @@ def restore_run(
         state, progress = restore_state(saved, run.state, layout, slots=slots)
         run.restore(saved, state)
         model, optimizer = run.modules()
+    lean.over()
     known = {field.name: getattr(opened, field.name) for field in dataclasses.fields(opened)}
     return RestoredRun(**known, model=model, optimizer=optimizer, run=run, progress=progress)
 

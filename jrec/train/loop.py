@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jrec import lean
 from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.schema import Schema
@@ -98,6 +99,7 @@ def train(
         with contextlib.closing(run):
             if resume:
                 run.restore()
+            lean.over()
             with run.rescuing_checkpoint():
                 return run.go(AgreedStop(stop))
 
