@@ -30,7 +30,7 @@ def start() -> Iterator[None]:
 
 
 def over() -> None:
-    """Collects garbage again, but never what there is now: modules, programs, the model. Does nothing without ``start``."""
+    """Collects garbage again, but never what there is now: modules, programs, the model; nothing without ``start``."""
     global _starting
     if _starting:
         _starting = False

@@ -50,7 +50,8 @@ class Batches(Protocol):
 class PackedBatches:
     """The items of an iterable, packed side by side in threads, in their order. Use it from one thread.
 
-    One thread reads the iterable; ``workers`` pack. An iterator with ``get_state`` and ``set_state``, as grain's, or
+    One thread reads the iterable; ``workers`` pack. Batches that are packed and need no ``transform`` are taken as they
+    come, since a thread would only hand them on. An iterator with ``get_state`` and ``set_state``, as grain's, or
     with ``state`` and ``restore``, as ``jrec.data.Loader``, can be restored; of others the caller skips what was taken.
 
     Args:
@@ -114,6 +115,9 @@ class PackedBatches:
           StopIteration: If there is none.
           Exception: What the iterable or ``pack`` raised for this batch.
         """
+        if self._threads is None and self._workers and self._transform is None:
+            self._held = self._held or collections.deque([self._read()])
+            self._workers = 0 if isinstance(self._held[0][0], Batch) else self._workers
         if not self._workers:
             item, state = self._held.popleft() if self._held else self._read()
             made = self._made(item)
