@@ -1,0 +1,39 @@
+"""One of two processes of a run by ``jrec.distribute``: PORT PROCESS FOLDER."""
+
+import pathlib
+import sys
+
+import jax
+import numpy as np
+from distribute_cases import DENSE, ROWS, STEPS, columns, layout_of, modules, three_tiers
+
+import jrec
+
+
+def part(step, process):
+    """This process's half of a batch."""
+    return {name: np.split(column, 2)[process] for name, column in columns(step).items()}
+
+
+def main():
+    """Trains half of the steps, saves, restores into another run, and trains the rest."""
+    port, process, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
+    mesh, half, losses = jax.make_mesh((4,), ("x",)), STEPS // 2, []
+    for steps in (range(half), range(half, STEPS)):
+        with jrec.distribute(*modules(layout_of()), mesh=mesh, plan=three_tiers(4, layout_of())) as run:
+            if steps.start:
+                assert run.restore(folder / "c") == {"of": "half"}
+            step = run.compile()
+            feed = run.feed((part(n, process) for n in steps), dense=DENSE)
+            losses += [float(step(batch)[0]) for batch in feed]
+            run.save(folder / "c", meta={"of": "half"})
+            tables = {name: run.table(name) for name in ROWS}
+            logits = run.predict(columns(99), dense=DENSE)
+    np.savez(folder / f"{process}.npz", losses=losses, logits=logits, **tables)
+
+
+if __name__ == "__main__":
+    main()
