@@ -295,3 +295,43 @@ def test_a_steps_time_does_not_grow_with_the_rows(rows):
             jax.block_until_ready(step(batch))
             times[size].append(time.perf_counter() - start)
     assert np.median(times[rows][20:]) < 1.5 * np.median(times[100_000][20:])
+
+
+def mixed_layout(*, planned=False):
+    """A tensor-train table, 16-bit rows, a frozen table, and one in two parts."""
+    shape = jrec.TTShape.search(90, 8, ranks=4)
+    tail = jrec.TTShape.search(280, 8, ranks=4)
+    tables = [
+        jrec.TableConfig(name="user", rows=20, dim=8, of_rows=300),
+        jrec.TableConfig(name="user", rows=280, dim=8, tier="tt", tt_shape=tail, first_row=20, of_rows=300),
+        jrec.TableConfig(name="item", rows=40, dim=8, dtype="bfloat16", group="fixed"),
+        jrec.TableConfig(name="tag", rows=90, dim=8, tier="tt", tt_shape=shape),
+    ]
+    features = [
+        jrec.FeatureConfig(name="user", table="user"),
+        jrec.FeatureConfig(name="item", table="item"),
+        jrec.FeatureConfig(name="tags", table="tag", max_length=4, pooling="mean"),
+    ]
+    return jrec.EmbeddingLayout.build(tables, features, planned=planned)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_cores_16_bit_rows_frozen_tables_and_parts_on_a_mesh(planned):
+    frozen = {"item": None}
+    model, optimizer = modules(mixed_layout(), tables=frozen)
+    step, expected = nnx.jit(nn.train_step), []
+    for number in range(STEPS):
+        batch = pack_batch(mixed_layout(), columns(number), dense=DENSE)
+        expected.append(float(step(model, optimizer, batch)[0]))
+    with (
+        jrec.distribute(*modules(mixed_layout(planned=planned), tables=frozen), mesh=mesh_of(4)) as run,
+        jrec.distribute(model, optimizer) as one,
+    ):
+        go = run.compile()
+        losses = [float(go(batch)[0]) for batch in run.feed(map(columns, range(STEPS)), dense=DENSE)]
+        np.testing.assert_allclose(losses, expected, **CLOSE)
+        assert run.table("item").dtype == jnp.bfloat16
+        for name in ROWS:
+            np.testing.assert_allclose(
+                run.table(name).astype(np.float32), one.table(name).astype(np.float32), err_msg=name, **CLOSE
+            )
