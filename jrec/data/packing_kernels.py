@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jrec.data.compiled import compiled
+from jrec.kernel_cache import compiled
 
 RAISE, CLIP, OOV = 0, 1, 2  # what to do with an id outside of its table
 SUM, MEAN, SQRTN = 0, 1, 2  # how weights are scaled by the bag's length

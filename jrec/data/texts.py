@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pathlib
 
-import numba
 import numpy as np
 
 from jrec.data.readers.keys import is_text, mix64
 from jrec.data.readers.parse import LongTexts
 from jrec.data.schema import DatasetError
+from jrec.kernel_cache import compiled
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _insert(keys, fingerprints, table_keys, table_fingerprints, table_ordinals, next_ordinal, start, fresh):
     """Inserts keys from ``start`` on until the table is half full.
 
@@ -39,7 +39,7 @@ def _insert(keys, fingerprints, table_keys, table_fingerprints, table_ordinals, 
     return keys.shape[0], next_ordinal, -1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _rehash(old_keys, old_fingerprints, old_ordinals, keys, fingerprints, ordinals):
     mask = np.uint64(keys.shape[0] - 1)
     for i in range(old_keys.shape[0]):
@@ -52,7 +52,7 @@ def _rehash(old_keys, old_fingerprints, old_ordinals, keys, fingerprints, ordina
             ordinals[slot] = old_ordinals[i]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _ordinals_of(keys, table_keys, table_ordinals):
     mask = np.uint64(table_keys.shape[0] - 1)
     out = np.empty(keys.shape[0], np.int64)

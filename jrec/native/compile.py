@@ -20,6 +20,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from jrec.kernel_cache import cache_of
+
 # No "nnan", "ninf": NaN marks an index past the table. "reassoc" vectorizes the sums over a row's elements; the order
 # it picks is fixed at compile time, so results still do not depend on threads.
 FASTMATH = {"contract", "reassoc", "nsz", "arcp"}
@@ -47,14 +49,7 @@ class Kernel:
         with _LOCK:
             for kernel in self._requires:
                 binding.add_symbol(kernel.symbol, kernel.address)
-            options: dict[str, Any] = {"nopython": True, "error_model": "numpy", "fastmath": FASTMATH}
-            try:
-                callback = _cached(self._function, self._signature, options)
-            except RuntimeError as error:
-                if "no locator available" not in str(error):
-                    raise
-                callback = numba.cfunc(self._signature, **options)(self._function)
-            return callback
+            return _compiled(self._function, self._signature)
 
     @property
     def address(self) -> int:
@@ -72,7 +67,7 @@ def kernel(signature: Any, *, requires: tuple[Kernel, ...] = ()) -> Callable[[Ca
     return lambda function: Kernel(function, signature, requires)
 
 
-def _cached(function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> Any:
+def _compiled(function: Callable[..., Any], signature: Any) -> Any:
     """As ``numba.cfunc(cache=True)``, but the cache is stale as soon as *any* source file here changes.
 
     numba looks only at the function's own file, though helpers of other files are compiled into it.
@@ -80,10 +75,10 @@ def _cached(function: Callable[..., Any], signature: Any, options: dict[str, Any
     from numba.core.ccallback import CFunc
     from numba.core.sigutils import normalize_signature
 
-    options.pop("nopython")
-    callback: Any = CFunc(function, normalize_signature(signature), {}, options)
-    callback.enable_caching()
-    callback._cache._cache_file._source_stamp = _source_stamp()
+    callback: Any = CFunc(function, normalize_signature(signature), {}, {"error_model": "numpy", "fastmath": FASTMATH})
+    if (cache := cache_of(function)) is not None:
+        cache._cache_file._source_stamp = _source_stamp()
+        callback._cache = cache
     callback.compile()
     return callback
 

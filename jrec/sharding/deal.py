@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jrec.data.compiled import compiled
+from jrec.kernel_cache import compiled
 
 
 @compiled

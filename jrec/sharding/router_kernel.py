@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jrec.data.compiled import compiled
+from jrec.kernel_cache import compiled
 
 
 @compiled

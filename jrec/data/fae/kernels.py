@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jrec.data.compiled import compiled
+from jrec.kernel_cache import compiled
 
 NO_FAULT = -1
 

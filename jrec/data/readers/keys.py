@@ -16,6 +16,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from jrec.kernel_cache import compiled
+
 MISSING = np.uint64(0)
 _TAG_SHIFT = np.uint64(56)
 _TAG_HEX = np.uint64(8) << _TAG_SHIFT
@@ -47,7 +49,7 @@ def mix64(x):
     return x ^ (x >> _S31)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def hash_text(buffer, start, end, seed):
     """The (key, fingerprint) of a text too long to be its own key; both uint64, the key with the text tag."""
     length = np.uint64(end - start)
@@ -64,7 +66,7 @@ def hash_text(buffer, start, end, seed):
     return mix64(key) | _TAG_TEXT, fingerprint
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def hex8_key(buffer, start, end):
     """(is it 8 hexadecimal digits of either case, the key of their lower-case form)."""
     if end - start != 8:
@@ -78,7 +80,7 @@ def hex8_key(buffer, start, end):
     return digits <= _NIBBLE, _TAG_HEX | value
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def short_key(buffer, start, end):
     """(does the text have an exact key, that key)."""
     length = end - start
@@ -108,7 +110,7 @@ def short_key(buffer, start, end):
     return False, MISSING
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _write_decimal(value, negative, out, start):
     """Writes a number's digits at ``out[start:]``; returns where they end."""
     digits = 1
@@ -127,7 +129,7 @@ def _write_decimal(value, negative, out, start):
     return end
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def integer_keys(values):
     """Keys of integers, the same as their decimal texts have.
 
@@ -149,7 +151,7 @@ def integer_keys(values):
     return keys
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def hash_texts(buffer, ends, seed):
     """(n,) keys and, of texts whose keys are hashes, fingerprints of the texts between successive ``ends``."""
     keys = np.empty(ends.shape[0] - 1, np.uint64)
@@ -174,7 +176,7 @@ def is_text(keys: np.ndarray) -> np.ndarray:
     return keys >= _TAG_TEXT
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def decode_keys(keys, text_ends, text_bytes):
     """The texts of keys.
 
@@ -216,13 +218,13 @@ def decode_keys(keys, text_ends, text_bytes):
     return offsets, out[:at]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _bucket(key, modulus):
     """The bucket of one key, see ``buckets``; ``modulus`` is the number of buckets less one."""
     return np.uint32(0) if key == MISSING else np.uint32(_ONE + mix64(key) % modulus)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def buckets(keys, num_buckets):
     """The stable hash bucket of each key: 0 for the missing value, else 1 + mix64(key) mod (num_buckets - 1).
 
@@ -240,7 +242,7 @@ def buckets(keys, num_buckets):
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def count_buckets(keys, counts):
     """Adds how often each hash bucket occurs among keys, in place; takes time per key, not per bucket.
 

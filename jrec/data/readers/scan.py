@@ -6,10 +6,10 @@ and the careful one are the same code, and the error that a user sees names the 
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from jrec.data.readers.keys import MISSING, hash_text, hex8_key, short_key
+from jrec.kernel_cache import compiled
 
 # What a field is.
 SKIP, NUMBER, INTEGER, HEX, TEXT, MULTI, WEIGHTS = range(7)
@@ -25,7 +25,7 @@ _POWERS = 10.0 ** np.arange(23)  # exact in float64
 _INT_LIMIT = (1 << 62) // 10
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _word_is_not_finite(buffer, start, end):
     """Whether the text is nan, inf or infinity in any case, with a sign or without."""
     if start < end and (buffer[start] == 43 or buffer[start] == 45):
@@ -39,7 +39,7 @@ def _word_is_not_finite(buffer, start, end):
     return a == 105 and b == 110 and c == 102 and (length == 3 or (buffer[start + 7] | 32) == 121)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def parse_number(buffer, start, end):
     """(code, value) of a decimal number: OK, NOT_NUMBER, NOT_FINITE, or -1 where the caller has to convert it exactly.
 
@@ -91,7 +91,7 @@ def parse_number(buffer, start, end):
     return OK, (-value if negative else value)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def parse_integer(buffer, start, end):
     """(code, value) of a decimal integer below 2^62 in magnitude."""
     at = start
@@ -109,7 +109,7 @@ def parse_integer(buffer, start, end):
     return OK, (-value if negative else value)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def check_text(buffer, start, end):
     """OK, HAS_NUL or NOT_UTF8 (overlong forms, surrogates and values past U+10FFFF included)."""
     at = start
@@ -137,7 +137,7 @@ def check_text(buffer, start, end):
     return OK
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _is_at(buffer, at, mark):
     for i in range(mark.shape[0]):  # noqa: SIM110 (numba takes no generator)
         if buffer[at + i] != mark[i]:
@@ -145,7 +145,7 @@ def _is_at(buffer, at, mark):
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _unquote(buffer, at, limit, tail):
     """Reads a quoted field that opens at ``at``.
 
@@ -176,7 +176,7 @@ def _unquote(buffer, at, limit, tail):
     return True, tail_start, tail, at + 1, tail
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _parse_number_field(buffer, start, end, row, slot, numbers, slow, counts):
     code, value = parse_number(buffer, start, end)
     if code == _SLOW:
@@ -188,7 +188,7 @@ def _parse_number_field(buffer, start, end, row, slot, numbers, slow, counts):
     return code
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _parse_text(buffer, start, end, feature, seed, long, long_keys, counts):
     """(code, key) of a text; one without an exact key is listed among the long ones."""
     code = check_text(buffer, start, end)
@@ -204,7 +204,7 @@ def _parse_text(buffer, start, end, feature, seed, long, long_keys, counts):
     return OK, key
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _parse_list(buffer, start, end, separator, kind, row, slot, feature, seed, lists, pool, weights, slow, long,
                 long_keys, counts):  # fmt: skip
     """Appends the elements of a list field to the pool; a blank field is an empty list."""
@@ -233,7 +233,7 @@ def _parse_list(buffer, start, end, separator, kind, row, slot, feature, seed, l
     return OK
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def parse_lines(buffer, length, delimiter, quoting, kinds, slots, blanks, separators, separator_ends, seed, numbers,
                 integers, keys, lists, pool, weights, slow, long, long_keys, row_places, bad):  # fmt: skip
     """Parses whole lines.

@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 
-from jrec.data.compiled import compiled
 from jrec.data.readers.keys import mix64
 from jrec.data.readers.parse import ListField
+from jrec.kernel_cache import compiled
 
 _MERGE = 1 << 20  # distinct items of blocks, at least, that wait to be merged into the catalogue
 _ATTEMPTS = 100  # draws of one negative, before the next candidate that the user never touched is taken

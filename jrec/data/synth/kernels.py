@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from jrec.data.compiled import compiled
+from jrec.kernel_cache import compiled
 
 LATENT = 2  # elements of a row's planted vector
 CLUSTERS = 8
