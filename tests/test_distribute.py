@@ -1,5 +1,6 @@
 """``jrec.distribute``: one loop over any placement, against the plain step on one device."""
 
+import dataclasses
 import functools
 import itertools
 import pathlib
@@ -335,3 +336,37 @@ def test_cores_16_bit_rows_frozen_tables_and_parts_on_a_mesh(planned):
             np.testing.assert_allclose(
                 run.table(name).astype(np.float32), one.table(name).astype(np.float32), err_msg=name, **CLOSE
             )
+
+
+class TwoTower(nnx.Module):
+    """Users and items as vectors; ``logits`` returns both."""
+
+    def __init__(self, layout, rngs):
+        self.embeddings = nn.EmbeddingCollection(layout, rngs=rngs)
+        self.user, self.item = nnx.Linear(8, 4, rngs=rngs), nnx.Linear(8, 4, rngs=rngs)
+
+    def logits(self, dense, activations, bags):
+        features = self.embeddings.features(activations, bags)
+        return {"user": self.user(features["user"]), "item": self.item(features["item"] + features["tags"])}
+
+
+def test_a_tree_of_outputs_comes_from_all_devices_in_the_order_of_examples():
+    def pairs(outputs, batch):
+        scores = jnp.sum(outputs["user"] * outputs["item"], axis=1)
+        return jnp.sum(jax.nn.softplus(-scores) * batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)
+
+    found = []
+    layout = layout_of()
+    hardware = dataclasses.replace(jrec.sharding.load_hardware("h200x8", devices=4), tables_on=(2, 3))
+    apart = jrec.sharding.plan(layout, hardware=hardware, batch_size=16)
+    for options in ({}, {"mesh": mesh_of(4)}, {"mesh": mesh_of(4), "plan": apart}):
+        model = TwoTower(layout, nnx.Rngs(0))
+        optimizer = nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=ops.SGD(learning_rate=0.1))
+        with jrec.distribute(model, optimizer, **options) as run:
+            step = run.compile(loss=pairs)
+            outputs = [step(batch) for batch in run.feed(map(columns, range(3)), dense=DENSE)]
+            predicted = run.predict(columns(5), dense=DENSE, batch_size=12)
+            found.append(([float(loss) for loss, _ in outputs], outputs[-1][1].logits, predicted))
+    assert found[0][1]["user"].shape == (16, 4)
+    for other in found[1:]:
+        jax.tree.map(lambda one, another: np.testing.assert_allclose(one, another, **CLOSE), found[0], other)

@@ -58,11 +58,12 @@ class Communication:
         return jax.lax.all_gather(values, self.axis, tiled=True)
 
     def of_examples(self, values: jax.Array) -> jax.Array:
-        """(batch,) on every device, from the (examples,) of each device that computes, in their order."""
+        """(batch, ...) on every device, from the (examples, ...) of each device that computes, in their order."""
         every = self.gathered(values)
         if self.computes is None:
             return every
-        return every.reshape(len(self.computes), -1)[np.flatnonzero(self.computes)].reshape(-1)
+        by_device = every.reshape(len(self.computes), *values.shape)
+        return by_device[np.flatnonzero(self.computes)].reshape(-1, *values.shape[1:])
 
     def where_computed(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, which gives zeros at no cost on devices that do not compute."""

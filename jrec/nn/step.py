@@ -52,8 +52,15 @@ def train_step(
 ) -> tuple[jax.Array, jax.Array]:
     """One training step, in place on ``model`` and ``optimizer``: lookup, dense gradients, casted update of the rows.
 
-    Run it under ``nnx.jit``, or on a split state under ``jax.jit`` with donation (``jrec.train``), where tables and
-    slots are updated without a copy.
+    ``jrec.distribute`` compiles it so that tables and slots are updated without a copy. Under ``nnx.jit`` alone every
+    step copies them, which takes time that grows with their rows; split the modules and donate the state instead:
+
+      >>> graph, state = nnx.split((model, optimizer))
+      >>> @functools.partial(jax.jit, donate_argnums=0)
+      ... def step(state, batch):
+      ...     model, optimizer = nnx.merge(graph, state)
+      ...     loss, logits = train_step(model, optimizer, batch)
+      ...     return nnx.state((model, optimizer)), loss
 
     Args:
       model: A ``SparseModel`` that holds all of its rows, as ``DLRM`` on one device.

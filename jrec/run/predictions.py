@@ -88,7 +88,7 @@ class Predictions:
         shapes = self._of(setup, examples)
         shapes.fit(dealt, range(setup.plan.devices))
         local = Dealt(batch=batch, parts=tuple(dealt.parts[number] for number in setup.local), host=dealt.host)
-        return self._of_parts(setup, local, shapes)[:wanted]
+        return jax.tree.map(lambda array: array[:wanted], self._of_parts(setup, local, shapes))
 
     def _shares(self, setup: MeshSetup) -> bool:
         """Whether all processes have as many devices that compute, so that they can share every batch equally."""
