@@ -52,7 +52,7 @@ def train_step(
 ) -> tuple[jax.Array, jax.Array]:
     """One training step, in place on ``model`` and ``optimizer``: lookup, dense gradients, casted update of the rows.
 
-    ``jrec.distribute`` compiles it so that tables and slots are updated without a copy. Under ``nnx.jit`` alone every
+    ``jrec.distribute`` compiles it so that tables and slots are updated without a copy. Under plain ``nnx.jit`` every
     step copies them, which takes time that grows with their rows; split the modules and donate the state instead:
 
       >>> graph, state = nnx.split((model, optimizer))

@@ -47,8 +47,8 @@ def placed_plan(
     if not planned:
         return _nothing(devices)
     tables = [table for stack in planned for table in stack.tables]
-    given = dealt(layout, devices, slots) if plan is None else plan
-    placed = given
+    whole_plan = dealt(layout, devices, slots) if plan is None else plan
+    placed = whole_plan
     for tier in WHOLE:
         whole = {table.name: np.array([[0, table.rows]]) for table in tables if table.tier == tier}
         placed = overlaid(placed, whole, TIER_NAMES.index(tier))
@@ -56,14 +56,14 @@ def placed_plan(
     shared = {name: ranges_of(rows) for name, rows in (everywhere or {}).items() if name in names}
     placed = overlaid(placed, shared, REPLICATED)
     held = planned_part(placed, layout, slots)
-    if (memory := dict(given.info.get("hardware", {})).get("memory")) is not None:
-        cores = dataclasses.replace(held, info={"core_bytes": given.info.get("core_bytes", 0.0)})
+    if (memory := dict(whole_plan.info.get("hardware", {})).get("memory")) is not None:
+        cores = dataclasses.replace(held, info={"core_bytes": whole_plan.info.get("core_bytes", 0.0)})
         check_budget(cores, memory)
     return held
 
 
 def check_tables(plan: Plan, layout: EmbeddingLayout) -> None:
-    """Refuses a plan whose tables are not those of the layout.
+    """Refuses a plan of other tables than the layout's.
 
     Raises:
       ConfigError: If a table has other rows there, or lies in tensor-train cores, which a layout says itself.

@@ -264,7 +264,7 @@ class Run:
           dense: Names of the float features, in the order the model takes them.
           label: Name of the labels, or None to fill them with 0.
           batch_size: The static number of examples of a batch; fewer are padded. None for as many as the first has,
-            and in any case so many that the devices can share them equally.
+            and in any case a multiple of the devices that share them.
           hot: Whether the batches read only rows that every device has by the plan (FAE's hot batches), so that no row
             travels. Another batch is refused.
           on_bad_id: See ``pack_batch``.
@@ -326,8 +326,8 @@ class Run:
         parts = []
         for begin in range(0, max(1, prepared.examples), size):
             chosen = np.arange(begin, min(begin + size, prepared.examples), dtype=np.int32)
-            found = self._predictions.of_batch(packer.pack(prepared, chosen, size))
-            parts.append(jax.tree.map(lambda array, count=chosen.size: np.asarray(array)[:count], found))
+            logits = self._predictions.of_batch(packer.pack(prepared, chosen, size))
+            parts.append(jax.tree.map(lambda array, count=chosen.size: np.asarray(array)[:count], logits))
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
     def table(self, name: str) -> np.ndarray:

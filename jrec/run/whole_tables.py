@@ -52,15 +52,15 @@ def read_rows(state: RunState, name: str, ids: np.ndarray) -> np.ndarray:
     if ids.size and not 0 <= ids.min() <= ids.max() < rows:
         worst = ids[(ids < 0) | (ids >= rows)][0]
         raise ValueError(f"table {name!r} has no row {worst}; its rows are 0 to {rows - 1:,}")
-    found: list[tuple[np.ndarray, np.ndarray]] = []
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
     for stack in state.layout.members:
         for table, base in zip(stack.tables, stack.bases, strict=True):
             if table.name != name:
                 continue
             here = (ids >= table.first_row) & (ids < table.first_row + table.rows)
-            found.append((here, _of_stack(state, stack, name, ids[here] - table.first_row, base)))
-    out = np.empty((ids.size, found[0][1].shape[1]), np.result_type(*(part.dtype for _, part in found)))
-    for here, part in found:
+            parts.append((here, _of_stack(state, stack, name, ids[here] - table.first_row, base)))
+    out = np.empty((ids.size, parts[0][1].shape[1]), np.result_type(*(part.dtype for _, part in parts)))
+    for here, part in parts:
         out[here] = part
     return out
 
@@ -85,14 +85,14 @@ def _of_stack(state: RunState, stack: Stack, table: str, rows: np.ndarray, base:
 
 def _of_cores(state: RunState, stack: Stack, rows: np.ndarray) -> np.ndarray:
     cores = state.modules()[0].embeddings.tt[stack.name]
-    found = np.array(tt_rows(cores.arrays(), cores.shape, rows))
+    values = np.array(tt_rows(cores.arrays(), cores.shape, rows))
     if cores.cache_config is not None:  # a cached row has changed since it was in the cores
-        numbers, values = (np.asarray(cores.cached[key][...]) for key in ("ids", "rows"))
+        numbers, changed = (np.asarray(cores.cached[key][...]) for key in ("ids", "rows"))
         order = np.argsort(numbers, kind="stable")
         at = np.minimum(np.searchsorted(numbers, rows, sorter=order), numbers.size - 1)
         cached = numbers[order[at]] == rows
-        found[cached] = values[order[at[cached]]]
-    return found
+        values[cached] = changed[order[at[cached]]]
+    return values
 
 
 def _planned(
@@ -116,9 +116,9 @@ def _planned(
         assert host is not None  # the plan has rows there
         addresses = (rows[on_host] + base).astype(stack.address_dtype)
         own = setup.owners.of(stack, addresses) == setup.owners.process
-        found = np.zeros((addresses.size, stack.dim), out.dtype)
-        found[own] = host.read(addresses[own])
-        out[on_host] = _from_owners(found, own)
+        own_rows = np.zeros((addresses.size, stack.dim), out.dtype)
+        own_rows[own] = host.read(addresses[own])
+        out[on_host] = _from_owners(own_rows, own)
     return out
 
 
@@ -127,12 +127,12 @@ def _gather(everywhere: NamedSharding) -> jax.stages.Wrapped:
     return jax.jit(lambda rows, numbers: rows[numbers], out_shardings=everywhere)
 
 
-def _from_owners(found: np.ndarray, own: np.ndarray) -> np.ndarray:
+def _from_owners(rows: np.ndarray, own: np.ndarray) -> np.ndarray:
     """Rows of all processes, each of which has some of them."""
     if jax.process_count() == 1:
-        return found
+        return rows
     from jax.experimental import multihost_utils
 
-    every, owned = multihost_utils.process_allgather((found.view(np.uint8), own))
+    every, owned = multihost_utils.process_allgather((rows.view(np.uint8), own))
     bits = np.sum(np.where(np.asarray(owned)[:, :, None], np.asarray(every), 0), axis=0, dtype=np.uint8)
-    return bits.view(found.dtype).reshape(found.shape)
+    return bits.view(rows.dtype).reshape(rows.shape)

@@ -48,7 +48,7 @@ def plan(
         rows in ``examples`` examples. None for rows that are all accessed alike.
       examples: The examples that ``counts`` by table were counted in.
       hardware: A preset of ``jrec.sharding.PRESETS``, a TOML file as `jrec plan --help` shows it, or the description.
-      devices: Only so many of the hardware's devices, the first ones; None for all.
+      devices: The number of the hardware's devices to use, the first ones; None for all.
       memory: Bytes for tables on each device; None for what the hardware says.
       batch_size: Examples of one step over all devices together.
       optimizer: The optimizer of the rows, whose slots take memory where the row lives; None for one without slots.

@@ -13,7 +13,7 @@ from jrec.train.config.typed_toml import Range, Section
 class MeshConfig(Section, MeshOptions):
     """``[mesh]``: several devices train one model: dense parameters on all of them, every row where the plan says.
 
-    No key changes a result, beyond the order in which float32 sums are taken. The others are those of ``MeshOptions``.
+    No key changes a result, beyond the order of float32 sums. ``MeshOptions`` explains the other keys.
 
     Attributes:
       devices: The number of devices of all processes together; 0 or 1 trains on one device, without a mesh.
