@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from jrec.ops.layout import EmbeddingLayout as EmbeddingLayout
     from jrec.ops.layout import FeatureConfig as FeatureConfig
     from jrec.ops.layout import TableConfig as TableConfig
+    from jrec.run.options import HostOptions as HostOptions
+    from jrec.run.options import MeshOptions as MeshOptions
     from jrec.run.run import Run as Run
     from jrec.run.run import distribute as distribute
 
@@ -56,6 +58,7 @@ __getattr__, __dir__ = attach(
         **{name: f"jrec.{name}" for name in _PACKAGES},
         "Batch": "jrec.batch",
         **dict.fromkeys(_OPS, "jrec.ops"),
+        **dict.fromkeys(("HostOptions", "MeshOptions"), "jrec.run.options"),
         **dict.fromkeys(("Run", "distribute"), "jrec.run.run"),
         **dict.fromkeys(("EmbeddingLayout", "FeatureConfig", "TableConfig"), "jrec.ops.layout"),
     },
@@ -66,6 +69,8 @@ __all__ = [
     "Cast",
     "EmbeddingLayout",
     "FeatureConfig",
+    "HostOptions",
+    "MeshOptions",
     "Run",
     "TTShape",
     "TableConfig",

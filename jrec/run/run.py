@@ -22,6 +22,7 @@ from jrec.data.blocks import LABEL
 from jrec.data.packing import OnBadId, Packer
 from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
+from jrec.host import HostTable
 from jrec.mesh.route import AXIS
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss
@@ -53,6 +54,7 @@ def distribute(
     *,
     mesh: Mesh | None = None,
     plan: Plan | None = None,
+    everywhere: Mapping[str, np.ndarray] | None = None,
     key: jax.Array | None = None,
     mesh_options: MeshOptions | None = None,
     host: HostOptions | None = None,
@@ -77,6 +79,7 @@ def distribute(
       mesh: The devices, whatever its axes; None for JAX's first device.
       plan: Where the rows live, such as from ``jrec.sharding.plan``. None deals them to the mesh's devices in turn, and
         leaves them on the one device without a mesh. Tables of tiers "host" and "replicated" are there as a whole.
+      everywhere: By table, ascending rows that every device has, whatever the plan says: the hot rows of FAE.
       key: The key of initial rows that the model does not hold; None for the one that its embeddings remember.
       mesh_options: How rows travel between devices.
       host: How rows in host memory are kept and travel.
@@ -90,7 +93,7 @@ def distribute(
     first_key: jax.Array = model.embeddings.table_key() if key is None else key
     held: HeldRows | None = None
     setup: MeshSetup | None = None
-    if mesh is not None or plan is not None or layout.planned:
+    if mesh is not None or plan is not None or everywhere is not None or layout.planned:
         devices = np.array(jax.devices()[:1]) if mesh is None else mesh.devices.reshape(-1)
         if not layout.planned:
             model, optimizer, held = without_rows(model, optimizer)
@@ -102,7 +105,7 @@ def distribute(
         def slots_of(table: str) -> Mapping[str, Any]:
             return {} if (own := optimizer.of(slots[table])) is None else own.slots
 
-        placed = placed_plan(plan, layout, len(devices), slots_of)
+        placed = placed_plan(plan, layout, len(devices), slots_of, everywhere=_checked_rows(layout, everywhere or {}))
         options = mesh_options or MeshOptions()
         setup = open_setup(layout, Mesh(devices, (AXIS,)), placed, options=options)
     elif jax.process_count() > 1:
@@ -113,6 +116,25 @@ def distribute(
     return Run(
         RunState(model, optimizer, key=first_key, host=host, setup=setup, held=held), model, optimizer, host=host
     )
+
+
+def _checked_rows(layout: EmbeddingLayout, everywhere: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The rows that every device has, by table.
+
+    Raises:
+      ConfigError: If there is no such table or row, or rows do not ascend.
+    """
+    checked = {}
+    sizes = {table.name: table.rows for stack in layout.planned_stacks for table in stack.tables}
+    for name, given_rows in everywhere.items():
+        rows = np.asarray(given_rows)
+        if name not in sizes:
+            raise ConfigError(f"everywhere names table {name!r}; uncompressed are {', '.join(sorted(sizes))}")
+        fits = rows.ndim == 1 and (not rows.size or np.issubdtype(rows.dtype, np.integer))
+        if not fits or (np.diff(rows) <= 0).any() or (rows.size and not 0 <= rows[0] <= rows[-1] < sizes[name]):
+            raise ConfigError(f"everywhere[{name!r}] must be ascending rows of 0 to {sizes[name] - 1:,}; sort them")
+        checked[name] = rows
+    return checked
 
 
 def _check_plan(plan: Plan, layout: EmbeddingLayout, devices: int) -> None:
@@ -334,7 +356,7 @@ class Run:
         """All rows of a table as the last step left them, (rows, dim); see ``rows``."""
         return self.rows(name, np.arange(table_rows(self.layout, name)))
 
-    def rows(self, name: str, ids: np.ndarray) -> np.ndarray:
+    def rows(self, name: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Rows of a table as the last step left them, wherever they live; every process gets them.
 
         Args:
@@ -348,7 +370,12 @@ class Run:
           ValueError: If there is no such table or row.
         """
         self._settle()
-        return read_rows(self._state, name, ids)
+        return read_rows(self._state, name, np.asarray(ids, None if len(ids) else np.int64))
+
+    @property
+    def host_tables(self) -> Mapping[str, HostTable]:
+        """The rows in host memory, by stack, such as how many of them take memory: ``num_made``, ``nbytes``."""
+        return dict(self._state.tables)
 
     def modules(self) -> tuple[Any, SparseOptimizer]:
         """Model and optimizer as the last step left them; planned rows are not in them.

@@ -1,0 +1,93 @@
+"""How do I train a two-tower retrieval model with an in-batch softmax? Outputs are two arrays, the loss is one's own.
+
+python examples/two_tower.py
+"""
+
+from collections.abc import Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import jrec
+
+USERS, ITEMS, TASTES, BATCH = 2_000, 400, 8, 256
+
+
+class TwoTower(nnx.Module):
+    """Vectors of users and of items, whose product scores a pair."""
+
+    def __init__(self, layout: jrec.EmbeddingLayout, *, rngs: nnx.Rngs):
+        self.embeddings = jrec.nn.EmbeddingCollection(layout, rngs=rngs)
+        self.user = nnx.Linear(16, 16, rngs=rngs)
+        self.item = nnx.Linear(16, 16, rngs=rngs)
+
+    def logits(
+        self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, jrec.Bags]
+    ) -> tuple[jax.Array, jax.Array]:
+        """(batch, 16) vectors of users and of items, of length one."""
+        del dense
+        features = self.embeddings.features(activations, bags)
+        user = self.user(features["user"])
+        item = self.item(features["item"])
+        return user / jnp.linalg.norm(user, axis=1, keepdims=True), item / jnp.linalg.norm(item, axis=1, keepdims=True)
+
+
+def in_batch_softmax(vectors: tuple[jax.Array, jax.Array], batch: jrec.Batch) -> jax.Array:
+    """Each user's own item against all items of the batch, whose frequency is taken off (the logQ correction)."""
+    user, item = vectors
+    scores = 10 * user @ item.T - batch.extras["log_frequency"]
+    losses = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.arange(len(user)))
+    return jnp.sum(losses * batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)
+
+
+def pairs(count: int, seed: int) -> dict[str, np.ndarray]:
+    """Users with an item of their taste each."""
+    rng = np.random.default_rng(seed)
+    user = rng.integers(0, USERS, count)
+    item = rng.zipf(1.3, count) % (ITEMS // TASTES) * TASTES + user % TASTES
+    return {"user": user, "item": item}
+
+
+def main(steps: int = 300) -> dict[str, float]:
+    """Trains; returns the recall in 20 of later pairs: of the nearest items, and of the most frequent ones."""
+    tables = [
+        jrec.TableConfig(name="user", rows=USERS, dim=16),
+        jrec.TableConfig(name="item", rows=ITEMS, dim=16),
+    ]
+    features = [jrec.FeatureConfig(name=table.name, table=table.name) for table in tables]
+    layout = jrec.EmbeddingLayout.build(tables, features)
+    model = TwoTower(layout, rngs=nnx.Rngs(0))
+    rows = jrec.ops.Adagrad(learning_rate=0.1)
+    optimizer = jrec.nn.SparseOptimizer(model, dense=optax.adam(1e-3), embedding=rows)
+
+    log = pairs(steps * BATCH, seed=0)
+    frequency = np.bincount(log["item"], minlength=ITEMS) / len(log["item"])
+
+    def batches() -> Iterator[dict[str, np.ndarray]]:
+        for begin in range(0, steps * BATCH, BATCH):
+            batch = {name: column[begin : begin + BATCH] for name, column in log.items()}
+            yield batch | {"log_frequency": np.log(frequency[batch["item"]]).astype(np.float32)}
+
+    with jrec.distribute(model, optimizer) as run:
+        step = run.compile(loss=in_batch_softmax)
+        for batch in run.feed(batches(), label=None, extras=["log_frequency"]):
+            loss, _ = step(batch)
+            if run.steps % 100 == 0:
+                print(f"step {run.steps}: loss {float(loss):.3f}")
+        later = pairs(2_000, seed=1)
+        user, _ = run.predict(later)
+        _, items = run.predict({"user": np.zeros(ITEMS, np.int32), "item": np.arange(ITEMS)})
+
+    nearest = np.argsort(-(user @ items.T), axis=1)[:, :20]
+    frequent = np.argsort(-frequency)[:20]
+    return {
+        "recall in 20": float(np.mean(np.any(nearest == later["item"][:, None], axis=1))),
+        "of the most frequent": float(np.mean(np.isin(later["item"], frequent))),
+    }
+
+
+if __name__ == "__main__":
+    print({name: round(value, 3) for name, value in main().items()})
