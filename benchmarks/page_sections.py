@@ -247,6 +247,16 @@ slower they are meanwhile on cores that training and writing share; a run killed
 one; and steps against a model's with 1 M rows.""",
     ),
     Section(
+        title="Start-up",
+        files=("startup",),
+        text="""\
+`python -m benchmarks.startup --quick --against ../jrec-before`: whole processes on the quickstart's model, beside the
+last commit that neither kept compiled programs nor put garbage collection off until the model is made. "Warm" finds
+bytecode, native kernels and compiled programs where earlier runs left them. "Cold" finds no compiled programs, and
+pays for keeping them.""",
+        pattern=", median$",
+    ),
+    Section(
         title="Many tables",
         files=("many_tables",),
         text="""\
