@@ -19,5 +19,9 @@ if [ ! -x "$folder/bin/python" ]; then
     exit 1
   fi
 fi
+# Where Python writes no bytecode, every process would compile all that it imports: two seconds of each start.
+if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
+  export UV_COMPILE_BYTECODE=1
+fi
 "$UV" pip install --quiet --python "$folder/bin/python" --build-constraints requirements/build.txt \
   --requirement "$requirements" --editable .
