@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import types
 import typing
 
 import beartype
@@ -113,7 +112,6 @@ def test_what_the_annotations_do_not_allow_is_found():
 
 def test_a_result_of_another_shape_is_found(monkeypatch):
     module = importlib.import_module("jrec.ops.gather_reduce")
-    call = types.SimpleNamespace(dispatch=lambda *_: jnp.ones((3, DIM), jnp.bfloat16))
-    monkeypatch.setattr(module, "gather_reduce_call", lambda *_, **__: call)
+    monkeypatch.setattr(module, "gather_reduce_together", lambda *_: [jnp.ones((3, DIM), jnp.bfloat16)])
     with pytest.raises(jaxtyping.TypeCheckError):
         checked("gather_reduce")(jnp.ones((ROWS, DIM)), jnp.zeros((3, 2), jnp.int32))

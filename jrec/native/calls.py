@@ -25,10 +25,23 @@ def custom_call(
         has_side_effect=False,
     )
 
-    def call(*operands: Any, **attributes: Any) -> Any:  # JAX does not know over which axes of a mesh results vary
-        return varying_like(run(*operands, **attributes), operands)
+    def call(*operands: Any, **attributes: Any) -> Any:
+        @jax.custom_jvp
+        def without_derivative(*operands: Any) -> Any:  # JAX does not know over which axes of a mesh results vary
+            return varying_like(run(*operands, **attributes), operands)
+
+        without_derivative.defjvp(functools.partial(_refuse_derivative, name))
+        return without_derivative(*operands)
 
     return call
+
+
+def _refuse_derivative(name: str, primals: Any, tangents: Any) -> Any:
+    raise TypeError(
+        f"jrec's native kernel {name!r} has no derivative. Differentiate embedding_bag, gather_reduce or lookup, which"
+        " have all derivatives by tables and weights, or, for tensor-train tables, tt_embedding_bag(...,"
+        " contraction='naive')"
+    )
 
 
 @functools.cache

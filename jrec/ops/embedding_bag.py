@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Literal, get_args
 
@@ -12,10 +11,8 @@ import jax.numpy as jnp
 from jrec.ops.arrays import AnyBagged, AnyIds, AnyOffsets, AnyWeights, Table
 from jrec.ops.dispatch import Implementation
 from jrec.ops.forms import formed
-from jrec.ops.gather_reduce import gather_reduce, segment_of_entries, take_rows
+from jrec.ops.gather_reduce import gather_reduce, segment_of_entries
 from jrec.ops.offsets import nan_unless, whole_bags, within_bags
-from jrec.ops.row_update import casted_gather_reduce
-from jrec.ops.tensor_cast import tensor_cast
 
 Combiner = Literal["sum", "mean", "sqrtn", "max"]
 
@@ -35,7 +32,8 @@ def embedding_bag(
     ``max`` takes the elementwise maximum of ``weights * row``. Empty bags are zero.
 
     The table's gradient is an array of the table's size, as ``jax.grad`` promises, made by a casted gather-reduce.
-    For big tables use ``lookup`` and ``apply_gradients``, which never make one.
+    For big tables use ``lookup`` and ``apply_gradients``, which never make one. Forward mode (``jax.jvp``,
+    ``jax.linearize``) and derivatives of any order (``jax.hessian``) are lookups and casted gather-reduces, too.
 
     Args:
       table: (rows, dim), float32, bfloat16 or float16.
@@ -67,55 +65,16 @@ def embedding_bag(
     check_combiner(combiner)
     bags = formed(ids, offsets, weights, table.shape[0])
     if combiner == "max":
-        return bags.in_form(_bag_max(implementation, table, bags.ids, bags.offsets, bags.weights))
+
+        def single(ids: jax.Array, weights: jax.Array | None) -> jax.Array:
+            return gather_reduce(table, ids, weights=weights, implementation=implementation)
+
+        return bags.in_form(max_of_bags(single, bags.ids, bags.offsets, bags.weights))
     scaled = bags.weights
     if combiner != "sum":
         scaled = normalized_weights(bags.ids, bags.offsets, scaled, combiner)
-    return bags.in_form(_bag_sum(implementation, table, bags.ids, bags.offsets, scaled))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _bag_sum(
-    implementation: Implementation | None,
-    table: jax.Array,
-    ids: jax.Array,
-    offsets: jax.Array | None,
-    weights: jax.Array | None,
-) -> jax.Array:
-    return gather_reduce(table, ids, offsets, weights=weights, implementation=implementation)
-
-
-def _bag_sum_forward(implementation, table, ids, offsets, weights):
-    return _bag_sum(implementation, table, ids, offsets, weights), (table, ids, offsets, weights)
-
-
-def _bag_sum_backward(implementation, residuals, gradient):
-    table, ids, offsets, weights = residuals
-    num_rows = table.shape[0]
-    cast = tensor_cast(ids, offsets, num_rows=num_rows, implementation=implementation)
-    row_gradients = casted_gather_reduce(cast, gradient, weights, implementation=implementation)
-    rows = jnp.where(cast.rows < num_rows, cast.rows, num_rows + jnp.arange(cast.rows.shape[0], dtype=jnp.int32))
-    table_gradient = (
-        jnp.zeros(table.shape, jnp.float32)
-        .at[rows]
-        .set(row_gradients, mode="drop", unique_indices=True, indices_are_sorted=True)
-        .astype(table.dtype)
-    )
-    weight_gradient = None if weights is None else bag_weight_gradient(table, ids, offsets, gradient)
-    return table_gradient, None, None, weight_gradient
-
-
-_bag_sum.defvjp(_bag_sum_forward, _bag_sum_backward)
-
-
-def bag_weight_gradient(table: jax.Array, ids: jax.Array, offsets: jax.Array | None, gradient: jax.Array) -> jax.Array:
-    """Gradient of a summing bag's weights, float32 of the shape of ``ids``: each id's row by its bag's gradient."""
-    rows = take_rows(table, ids, None)
-    if offsets is None:
-        return jnp.sum(rows * gradient[:, None, :], axis=-1)
-    segments = segment_of_entries(offsets, ids.shape[0])
-    products = jnp.sum(rows * gradient.at[segments].get(mode="fill", fill_value=0), axis=-1)
-    return jnp.where(within_bags(offsets, segments), products, jnp.float32(0))
+    pooled = gather_reduce(table, bags.ids, bags.offsets, weights=scaled, implementation=implementation)
+    return bags.in_form(pooled)
 
 
 def normalized_weights(
@@ -138,16 +97,6 @@ def normalized_weights(
     if combiner == "sqrtn":
         norm = jnp.sqrt(norm)
     return 1 / norm if weights is None else weights / norm
-
-
-def _bag_max(
-    implementation: Implementation | None,
-    table: jax.Array,
-    ids: jax.Array,
-    offsets: jax.Array | None,
-    weights: jax.Array | None,
-) -> jax.Array:
-    return max_of_bags(lambda one, column: _bag_sum(implementation, table, one, None, column), ids, offsets, weights)
 
 
 def max_of_bags(

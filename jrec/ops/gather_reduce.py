@@ -5,11 +5,13 @@ Forward it sums table rows into bags; backward, with a cast's arguments, bag gra
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from jrec.ops.arrays import Bagged, Ids, Offsets, Table, Weights
 from jrec.ops.dispatch import Call, Implementation, dispatch_together
@@ -30,6 +32,8 @@ def gather_reduce(
 ) -> Bagged:
     """Sums (weighted) rows of ``source`` per segment: ``out[s] = sum_j weights[j] * source[indices[j]]``.
 
+    Differentiable in ``source`` and ``weights``, as ``embedding_bag``.
+
     Args:
       source: (rows, dim), float32, bfloat16 or float16.
       indices: int32, (num_segments, length) or, with ``offsets``, (capacity,). Negative entries are skipped; an entry
@@ -46,7 +50,7 @@ def gather_reduce(
       ValueError: On shapes or dtypes that do not fit together, or, outside jit, malformed offsets.
     """
     call = gather_reduce_call(source, indices, offsets, weights=weights)
-    return call.dispatch("gather_reduce", implementation, _together)
+    return gather_reduce_together([call], implementation)[0]
 
 
 def gather_reduce_call(
@@ -56,6 +60,36 @@ def gather_reduce_call(
     check_segments(indices, offsets, weights, name="indices")
     if source.ndim != 2 or not jnp.issubdtype(source.dtype, jnp.floating):
         raise ValueError(f"source must be a (rows, dim) float array, but is {source.dtype}{list(source.shape)}")
+    return _call(source, indices, offsets, weights)
+
+
+def gather_reduce_together(calls: Sequence[Call], implementation: Implementation | None) -> list[jax.Array]:
+    """What ``gather_reduce`` returns for each call; on a GPU, kernels of all of them share launches."""
+    sums: Any = _reduced(implementation, [call.args for call in calls])
+    return sums
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _reduced(implementation: Implementation | None, several: list[tuple[Any, ...]]) -> list[jax.Array]:
+    return dispatch_together("gather_reduce", implementation, [_call(*args) for args in several], _together)
+
+
+@functools.partial(_reduced.defjvp, symbolic_zeros=True)
+def _reduced_jvp(implementation: Implementation | None, primals: Any, tangents: Any) -> Any:
+    from jrec.ops.bag_sums import BagSums  # which is made of this module's function
+
+    (several,), (changes,) = primals, tangents
+    sums: Any = _reduced(implementation, several)
+    of_sums = []
+    for args, change, out in zip(several, changes, sums, strict=True):
+        source, _, offsets, weights = args
+        bags = BagSums.of(source, offsets, weights, implementation)
+        tangent = bags.tangent(args, change, SymbolicZero)
+        of_sums.append(jnp.zeros_like(out) if tangent is None else tangent)
+    return sums, of_sums
+
+
+def _call(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> Call:
     return Call(
         args=(source, indices, offsets, weights),
         xla=run_in_xla,
@@ -63,11 +97,6 @@ def gather_reduce_call(
         request=_request,
         kernel=KernelClass(kernel="gather_reduce", dtype=source.dtype.name, dim=source.shape[1]),
     )
-
-
-def gather_reduce_together(calls: Sequence[Call], implementation: Implementation | None) -> list[jax.Array]:
-    """What ``gather_reduce`` returns for each call; on a GPU, kernels of all of them share launches."""
-    return dispatch_together("gather_reduce", implementation, calls, _together)
 
 
 def check_segments(
@@ -103,13 +132,16 @@ def _native(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, we
     return native.gather_reduce(source, indices, offsets, weights)
 
 
-def _request(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> Any:
-    from jrec.pallas.gather_reduce import Request
-
-    return Request(source=source, indices=indices, offsets=offsets, weights=weights)
+def _request(*args: Any) -> tuple[Any, ...]:
+    return args
 
 
-def _together(requests: Sequence[Any]) -> list[jax.Array]:
-    from jrec.pallas.gather_reduce import gather_reduce_many
+def _together(requests: Sequence[tuple[Any, ...]]) -> list[jax.Array]:
+    from jrec.pallas.closed import closed
+    from jrec.pallas.gather_reduce import Request, gather_reduce_many
 
-    return gather_reduce_many(requests)
+    def run(requests: Sequence[tuple[Any, ...]]) -> list[jax.Array]:
+        names = "source", "indices", "offsets", "weights"
+        return gather_reduce_many([Request(**dict(zip(names, args, strict=True))) for args in requests])
+
+    return closed(run, list(requests))

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from jrec.ops.arrays import AnyBagged, AnyIds, AnyOffsets, AnyWeights, Bagged, RoundingKey, Scale, Slots, Step
+from jrec.ops.bag_sums import bag_weight_gradient
 from jrec.ops.dispatch import IMPLEMENTATIONS, Implementation, native_unavailable
 from jrec.ops.embedding_bag import (
     Combiner,
-    bag_weight_gradient,
     check_combiner,
     max_of_bags,
     normalized_weights,
@@ -66,6 +66,8 @@ def tt_embedding_bag(
     implementation: Implementation | None = None,
 ) -> AnyBagged:
     """Pools rows of a tensor-train table into bags, differentiable in ``cores`` and ``weights``.
+
+    Gradients are made in reverse mode, once; for forward mode and second order take contraction "naive".
 
     Args:
       cores: float32 or bfloat16, ``shape.core_shapes`` each (``tt_init``, ``tt_svd``). Products and sums are float32.

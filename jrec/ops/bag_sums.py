@@ -1,0 +1,181 @@
+"""Derivatives of weighted bag sums, of any order and in either direction, without a scatter-add.
+
+With rows ``t``, weights ``w`` and a vector ``g`` for each bag, ``sum_b g_b . sum_j w_j t[ids_j]`` is linear in each of
+the three. Its partial derivatives are the ops of an embedding: by ``g`` the bags' sums, by ``t`` the table's dense
+gradient (a casted gather-reduce) and by ``w`` the weights' gradient. Each of them is linear in the other two, and its
+transpose by one of these is the op of the third. So they are closed under differentiation: one JAX primitive, whose
+tangents and transposes are calls of itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jrec.ops.dispatch import Implementation
+from jrec.ops.gather_reduce import gather_reduce, segment_of_entries, take_rows
+from jrec.ops.offsets import within_bags
+from jrec.ops.row_update import casted_gather_reduce
+from jrec.ops.tensor_cast import tensor_cast
+from jrec.varying import varying_like
+
+Part = Literal["bags", "table", "weights"]
+_Batch = tuple[tuple[bool, ...], ...]  # by vmap, outermost first, and operand: whether it has a leading axis for it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BagSums:
+    """Bag sums of one shape: what their derivatives must know besides arrays.
+
+    Attributes:
+      num_rows: Rows of the table.
+      dtype: The table's dtype; the bags' sums and the weights are float32.
+      weighted: Whether there are weights.
+      ragged: Whether bags are ragged, so that offsets stand behind the ids.
+      implementation: As for ``gather_reduce``.
+    """
+
+    num_rows: int
+    dtype: Any
+    weighted: bool
+    ragged: bool
+    implementation: Implementation | None
+
+    @staticmethod
+    def of(
+        table: jax.Array, offsets: jax.Array | None, weights: jax.Array | None, implementation: Implementation | None
+    ) -> BagSums:
+        """The description of the bag sums of these arguments of ``gather_reduce``."""
+        return BagSums(
+            num_rows=table.shape[0],
+            dtype=table.dtype,
+            weighted=weights is not None,
+            ragged=offsets is not None,
+            implementation=implementation,
+        )
+
+    def tangent(
+        self,
+        primals: tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None],
+        tangents: tuple[Any, Any, Any, Any],
+        unchanged: type,
+    ) -> jax.Array | None:
+        """The bags' tangent, (num_bags, dim) float32, or None where neither table nor weights change.
+
+        Args:
+          primals: Table, ids, offsets and weights.
+          tangents: Theirs; those of table and weights are used.
+          unchanged: The type of a tangent that is zero.
+        """
+        table, ids, offsets, weights = primals
+        places = (ids,) if offsets is None else (ids, offsets)
+        terms = []
+        if not isinstance(tangents[0], unchanged):
+            terms.append(self._bind("bags", {"table": tangents[0], "weights": weights}, places))
+        if weights is not None and not isinstance(tangents[3], unchanged):
+            terms.append(self._bind("bags", {"table": table, "weights": tangents[3]}, places))
+        return sum(terms[1:], terms[0]) if terms else None
+
+    def linear_in(self, part: Part) -> list[Part]:
+        """The parts that ``part`` is linear in, in the order of its operands."""
+        parts: tuple[Part, ...] = ("bags", "table", "weights")
+        return [other for other in parts if other != part and (other != "weights" or self.weighted)]
+
+    def run(self, part: Part, *operands: jax.Array) -> jax.Array:
+        """``part`` from the parts that it is linear in, ids and, of ragged bags, offsets."""
+        named = dict(zip(self.linear_in(part), operands, strict=False))
+        ids, *rest = operands[len(named) :]
+        offsets = rest[0] if rest else None
+        if part == "bags":
+            table, weights = named["table"], named.get("weights")
+            return gather_reduce(table, ids, offsets, weights=weights, implementation=self.implementation)
+        if part == "weights":
+            return bag_weight_gradient(named["table"], ids, offsets, named["bags"])
+        return self._table_part(named["bags"], ids, offsets, named.get("weights"))
+
+    def _table_part(
+        self, bags: jax.Array, ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
+    ) -> jax.Array:
+        num_rows = self.num_rows
+        cast = tensor_cast(ids, offsets, num_rows=num_rows, implementation=self.implementation)
+        of_rows = casted_gather_reduce(cast, bags, weights, implementation=self.implementation)
+        rows = jnp.where(cast.rows < num_rows, cast.rows, num_rows + jnp.arange(cast.rows.shape[0], dtype=jnp.int32))
+        dense = jnp.zeros((num_rows, bags.shape[1]), jnp.float32)
+        dense = dense.at[rows].set(of_rows, mode="drop", unique_indices=True, indices_are_sorted=True)
+        return dense.astype(self.dtype)
+
+    def _bind(self, part: Part, named: dict[Part, Any], places: tuple[jax.Array, ...], batch: _Batch = ()) -> jax.Array:
+        operands = [named[other] for other in self.linear_in(part)] + list(places)
+        return _part_p.bind(*varying_like(operands, operands), sums=self, part=part, batch=batch)
+
+
+def bag_weight_gradient(table: jax.Array, ids: jax.Array, offsets: jax.Array | None, gradient: jax.Array) -> jax.Array:
+    """Gradient of a summing bag's weights, float32 of the shape of ``ids``: each id's row by its bag's gradient."""
+    rows = take_rows(table, ids, None)
+    if offsets is None:
+        return jnp.sum(rows * gradient[:, None, :], axis=-1)
+    segments = segment_of_entries(offsets, ids.shape[0])
+    products = jnp.sum(rows * gradient.at[segments].get(mode="fill", fill_value=0), axis=-1)
+    return jnp.where(within_bags(offsets, segments), products, jnp.float32(0))
+
+
+_part_p = Primitive("jrec_bag_sums")
+
+
+def _run(*operands: jax.Array, sums: BagSums, part: Part, batch: _Batch) -> jax.Array:
+    if not batch:
+        return sums.run(part, *operands)
+    axes = tuple(0 if batched else None for batched in batch[0])
+    return jax.vmap(lambda *inner: _run(*inner, sums=sums, part=part, batch=batch[1:]), in_axes=axes)(*operands)
+
+
+def _abstract(*avals: Any, **params: Any) -> tuple[Any, Any]:
+    jaxpr = jax.make_jaxpr(lambda *operands: _run(*operands, **params))(*avals)
+    return jaxpr.out_avals[0], jaxpr.effects
+
+
+def _jvp(primals: Any, tangents: Any, *, sums: BagSums, part: Part, batch: _Batch) -> tuple[jax.Array, Any]:
+    def bind(*operands: jax.Array) -> jax.Array:
+        return _part_p.bind(*operands, sums=sums, part=part, batch=batch)
+
+    places = [i for i in range(len(sums.linear_in(part))) if not isinstance(tangents[i], ad.Zero)]
+    terms = [bind(*primals[:i], tangents[i], *primals[i + 1 :]) for i in places]
+    return bind(*primals), sum(terms[1:], terms[0])
+
+
+def _transpose(cotangent: Any, *operands: Any, sums: BagSums, part: Part, batch: _Batch) -> list[Any]:
+    names = sums.linear_in(part)
+    place = next(i for i, operand in enumerate(operands) if ad.is_undefined_primal(operand))
+    none: list[Any] = [None] * len(operands)
+    if isinstance(cotangent, ad.Zero):
+        none[place] = ad.Zero(operands[place].aval)
+        return none
+    named: dict[Part, Any] = {**dict(zip(names, operands, strict=False)), part: cotangent}
+    of, wanted = dict.fromkeys(named, ()), names[place]
+    levels = []
+    for flags in batch:
+        of = {**dict(zip(names, flags, strict=False)), part: True}
+        levels.append((*(of[other] for other in sums.linear_in(wanted)), *flags[len(names) :]))
+    out = sums._bind(wanted, named, operands[len(names) :], tuple(levels))
+    shared = tuple(level for level, flags in enumerate(batch) if not flags[place])
+    none[place] = jnp.sum(out, axis=shared) if shared else out
+    return none
+
+
+def _batched(operands: Any, axes: Any, *, batch: _Batch, **params: Any) -> tuple[jax.Array, int]:
+    flags = tuple(axis is not None for axis in axes)
+    moved = [jnp.moveaxis(x, axis, 0) if flag else x for x, axis, flag in zip(operands, axes, flags, strict=True)]
+    return _part_p.bind(*moved, batch=(flags, *batch), **params), 0
+
+
+_part_p.def_impl(_run)
+_part_p.def_effectful_abstract_eval(_abstract)
+ad.primitive_jvps[_part_p] = _jvp
+ad.primitive_transposes[_part_p] = _transpose
+batching.primitive_batchers[_part_p] = _batched
+mlir.register_lowering(_part_p, mlir.lower_fun(_run, multiple_results=False))

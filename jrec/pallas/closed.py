@@ -1,0 +1,42 @@
+"""Kernels that write to a mutable array of their own, as one primitive from outside.
+
+``jax.custom_jvp`` must not hold such arrays: JAX resolves them when it lowers a program, and has no rule for
+``custom_jvp`` there. Inside a primitive's own lowering it resolves them first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import batching, mlir
+
+
+def closed(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls ``function``, which is traced by itself, with pytrees of arrays; it has no derivative."""
+    jaxpr, out = jax.make_jaxpr(function, return_shape=True)(*args)
+    return jax.tree.unflatten(jax.tree.structure(out), _closed_p.bind(*jax.tree.leaves(args), jaxpr=jaxpr))
+
+
+def _run(*operands: jax.Array, jaxpr: ClosedJaxpr) -> list[jax.Array]:
+    return jaxpr_as_fun(jaxpr)(*operands)
+
+
+def _abstract(*_: Any, jaxpr: ClosedJaxpr) -> tuple[Any, Any]:
+    internal = "InternalMutableArrayEffect"  # resolved by the lowering; JAX exports no name for it
+    return jaxpr.out_avals, {effect for effect in jaxpr.effects if type(effect).__name__ != internal}
+
+
+def _batched(operands: Any, axes: Any, *, jaxpr: ClosedJaxpr) -> tuple[Any, Any]:
+    out = closed(jax.vmap(jaxpr_as_fun(jaxpr), in_axes=tuple(axes)), *operands)
+    return out, [0] * len(out)
+
+
+_closed_p = Primitive("jrec_kernels")
+_closed_p.multiple_results = True
+_closed_p.def_impl(lambda *operands, jaxpr: jax.jit(jaxpr_as_fun(jaxpr))(*operands))
+_closed_p.def_effectful_abstract_eval(_abstract)
+batching.primitive_batchers[_closed_p] = _batched
+mlir.register_lowering(_closed_p, mlir.lower_fun(_run, multiple_results=True))
