@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import jax
 
+from jrec.ops.sizes import all_static
 from jrec.ops.verdicts import KernelClass, gpu_choice
 
 Implementation = Literal["xla", "native", "pallas"]
@@ -59,6 +60,12 @@ def dispatch(
       ValueError: For an unknown name.
       NotImplementedError: Where the named implementation does not cover this op or cannot run here.
     """
+    if not all_static(args):
+        if implementation in ("native", "pallas"):
+            raise NotImplementedError(
+                f"{op}: {implementation} kernels need static shapes; export 'xla' or None instead"
+            )
+        implementation = "xla" if implementation is None else implementation
     if implementation is None:
         per_platform: dict[str, Callable[..., Any]] = {}
         if native is not None and native_unavailable() is None:
@@ -130,9 +137,10 @@ def dispatch_together(
       ValueError: For an unknown name.
       NotImplementedError: Where the named implementation does not cover the op or cannot run here.
     """
-    if implementation == "pallas":
+    if implementation == "pallas" and all_static([call.args for call in calls]):
         return together([call.request(*call.args) for call in calls])
     chosen = [i for i, call in enumerate(calls) if implementation is None and gpu_choice(call.kernel) == "pallas"]
+    chosen = [i for i in chosen if all_static(calls[i].args)]
     if len(chosen) < 2:
         return [call.dispatch(op, implementation, together) for call in calls]
     alone = [i for i in range(len(calls)) if i not in chosen]

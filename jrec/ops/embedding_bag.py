@@ -13,6 +13,7 @@ from jrec.ops.dispatch import Implementation
 from jrec.ops.forms import formed
 from jrec.ops.gather_reduce import gather_reduce, segment_of_entries
 from jrec.ops.offsets import nan_unless, whole_bags, within_bags
+from jrec.ops.sizes import larger
 
 Combiner = Literal["sum", "mean", "sqrtn", "max"]
 
@@ -89,7 +90,7 @@ def normalized_weights(
         num_bags = offsets.shape[0] - 1
         segments = segment_of_entries(offsets, ids.shape[0])
         count = jax.ops.segment_sum(real.astype(jnp.float32), segments, num_bags, indices_are_sorted=True, mode="drop")[
-            jnp.minimum(segments, max(0, num_bags - 1))
+            jnp.minimum(segments, larger(0, num_bags - 1))
         ]
         # Bags that share ids, as malformed offsets make them, have no count that one weight an id could carry.
         count = jnp.where((segments == num_bags) | within_bags(offsets, segments), count, jnp.float32(jnp.nan))

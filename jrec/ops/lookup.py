@@ -25,11 +25,11 @@ from jrec.ops.forms import formed_bags
 from jrec.ops.gather_reduce import gather_reduce_call, gather_reduce_together
 from jrec.ops.row_update import casted_gather_reduce, casted_update_call, casted_update_together
 from jrec.ops.tensor_cast import tensor_cast
-from jrec.ops.types import Bags, Cast
+from jrec.ops.types import Bags, Cast, array_record
 from jrec.row_optimizers import RowOptimizers, optimizer_of
 
 
-@jax.tree_util.register_dataclass
+@array_record
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Residuals:
     """What a lookup leaves for its backward pass: the cast of the ids, and their weights."""

@@ -20,6 +20,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jrec.ops.sizes import is_static, surely_at_most
+
 # XLA reduces a middle axis of fewer than 32 elements within the kernel that gathers them. For a longer one it first
 # writes all that is gathered to memory, transposed.
 MAX_SUMMED = 31
@@ -61,11 +63,16 @@ def segment_sums(rows_at: Rows, capacity: int, offsets: jax.Array) -> jax.Array:
     return total
 
 
+MOST = 2**31 - 1  # lookups, whose positions are int32
+
+
 def level_sizes(capacity: int) -> list[int]:
-    """How many runs each level above the lookups has, lowest first."""
+    """How many runs each level above the lookups has, lowest first; a symbolic capacity as many levels as any needs."""
     sizes: list[int] = []
-    while capacity > _TOP:
-        capacity //= _run(len(sizes))
+    spare = 0 if is_static(capacity) else 1  # so that no level of a symbolic capacity is empty; nothing reads the last
+    most = MOST
+    while most > _TOP and not surely_at_most(capacity, _TOP):
+        capacity, most = capacity // _run(len(sizes)) + spare, most // _run(len(sizes)) + spare
         sizes.append(capacity)
     return sizes
 

@@ -12,6 +12,7 @@ from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.gather_reduce import check_segments, segment_of_entries
 from jrec.ops.offsets import well_formed, within_bags
 from jrec.ops.platforms import cpu_or_other
+from jrec.ops.sizes import larger, smaller
 from jrec.ops.types import Cast
 from jrec.ops.verdicts import CAST
 
@@ -45,19 +46,18 @@ def tensor_cast(
       ValueError: On shapes or dtypes that do not fit, or, outside jit, malformed offsets.
     """
     check_segments(ids, offsets, None)
-    if unique_capacity is None:
-        unique_capacity = min(ids.size, num_rows)
+    room: Any = smaller(ids.size, num_rows) if unique_capacity is None else unique_capacity
 
     def xla(ids: jax.Array, offsets: jax.Array | None) -> Cast:
-        return _xla(ids, offsets, num_rows, unique_capacity)
+        return _xla(ids, offsets, num_rows, room)
 
     def native(ids: jax.Array, offsets: jax.Array | None) -> Cast:
         from jrec.native import xla as kernels
 
-        return kernels.tensor_cast(ids, offsets, num_rows=num_rows, unique_capacity=unique_capacity)
+        return kernels.tensor_cast(ids, offsets, num_rows=num_rows, unique_capacity=room)
 
     def pallas(ids: jax.Array, offsets: jax.Array | None) -> Cast:
-        return _pallas(ids, offsets, num_rows, unique_capacity)
+        return _pallas(ids, offsets, num_rows, room)
 
     return dispatch("tensor_cast", implementation, (ids, offsets), xla=xla, native=native, pallas=pallas, kernel=CAST)
 
@@ -67,7 +67,7 @@ def _xla(ids: jax.Array, offsets: jax.Array | None, num_rows: int, unique_capaci
     inside: jax.Array | bool = True
     if offsets is None:
         num_bags = ids.shape[0]
-        bags = jnp.arange(capacity, dtype=jnp.int32) // jnp.int32(max(1, ids.shape[1]))
+        bags = jnp.arange(capacity, dtype=jnp.int32) // jnp.int32(larger(1, ids.shape[1]))
     else:
         num_bags = offsets.shape[0] - 1
         bags = segment_of_entries(offsets, capacity)
@@ -76,7 +76,7 @@ def _xla(ids: jax.Array, offsets: jax.Array | None, num_rows: int, unique_capaci
     keys = keys.astype(jnp.int32)
     real = keys < num_rows
     total = jnp.sum(real, dtype=jnp.int32)
-    first = jnp.concatenate([jnp.ones(min(1, capacity), bool), keys[1:] != keys[:-1]])
+    first = jnp.concatenate([jnp.ones(smaller(1, capacity), bool), keys[1:] != keys[:-1]])
     segment = jnp.cumsum(first, dtype=jnp.int32) - 1
     starts = jnp.where(first & real, segment, unique_capacity)
     iota = jnp.arange(capacity, dtype=jnp.int32)

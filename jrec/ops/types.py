@@ -5,9 +5,23 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.export
 
 
-@jax.tree_util.register_dataclass
+def array_record[T](cls: type[T]) -> type[T]:
+    """Registers a dataclass of arrays as a pytree, which ``jax.export`` serializes by the class's name."""
+    names = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
+    jax.tree_util.register_dataclass(cls, data_fields=names, meta_fields=())
+    return jax.export.register_pytree_node_serialization(
+        cls,
+        serialized_name=f"jrec.{cls.__name__}",
+        serialize_auxdata=lambda _: b"",
+        deserialize_auxdata=lambda _: (),
+        from_children=lambda aux_data, children: cls(**dict(zip(names, children, strict=True))),
+    )
+
+
+@array_record
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cast:
     """The lookups of a batch sorted by row (Tensor Casting, Algorithm 2): the backward gather-reduce's indices.
@@ -32,7 +46,7 @@ class Cast:
     num_unique: jax.Array
 
 
-@jax.tree_util.register_dataclass
+@array_record
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bags:
     """Ids grouped in bags, in one of two static shapes.

@@ -34,7 +34,7 @@ from jrec.ops.tt.cost import Contraction, TTTraffic
 from jrec.ops.tt.init import Cores
 from jrec.ops.tt.lookup import tt_lookup
 from jrec.ops.tt.shape import TTShape
-from jrec.ops.types import Bags, Cast
+from jrec.ops.types import Bags, Cast, array_record
 
 OnEvict = Literal["discard", "fold"]
 ON_EVICT: tuple[str, ...] = get_args(OnEvict)
@@ -93,7 +93,7 @@ class TTCacheConfig:
         return min(wanted, rows)
 
 
-@jax.tree_util.register_dataclass
+@array_record
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TTCache:
     """State of a cache: arrays only.

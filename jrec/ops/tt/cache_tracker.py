@@ -14,12 +14,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jrec.ops.types import Cast
+from jrec.ops.sizes import is_static, search_sorted
+from jrec.ops.types import Cast, array_record
 
 _HALVED_FROM = 1 << 30
 
 
-@jax.tree_util.register_dataclass
+@array_record
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TTTracker:
     """Frequencies of at most T rows.
@@ -120,6 +121,8 @@ def count_below(keys: jax.Array, queries: jax.Array) -> jax.Array:
     The shorter list is searched for in the longer one.
     """
     n, q = keys.shape[0], queries.shape[0]
+    if not (is_static(n) and is_static(q)):
+        return search_sorted(keys, queries, "left")
     if q * max(1, n).bit_length() <= n * max(1, q).bit_length():
         return jnp.searchsorted(keys, queries, side="left").astype(jnp.int32)
     reached = jnp.searchsorted(queries, keys, side="right").astype(jnp.int32)

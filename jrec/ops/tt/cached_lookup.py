@@ -18,6 +18,7 @@ from jrec.ops.forms import formed_bags
 from jrec.ops.gather_reduce import check_segments, gather_reduce
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import casted_gather_reduce, row_update
+from jrec.ops.sizes import smaller
 from jrec.ops.tensor_cast import tensor_cast
 from jrec.ops.tt.cache import TTCache, check_cache, lookup_rows
 from jrec.ops.tt.cache_tracker import compact, find, lookups_of_rows, take
@@ -27,10 +28,10 @@ from jrec.ops.tt.index import unique_row_of_lookups
 from jrec.ops.tt.init import Cores
 from jrec.ops.tt.lookup import tt_apply_gradients
 from jrec.ops.tt.shape import TTShape
-from jrec.ops.types import Bags, Cast
+from jrec.ops.types import Bags, Cast, array_record
 
 
-@jax.tree_util.register_dataclass
+@array_record
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TTCachedResiduals:
     """What a cached lookup leaves for its backward pass and for ``tt_cache_step``, and its hit rate.
@@ -216,5 +217,5 @@ def cached_places(residuals: TTCachedResiduals, cache: TTCache) -> tuple[jax.Arr
     Both ascend; padding holds cache_rows and unique_capacity.
     """
     cached, size = cache.ids.shape[0], residuals.places.shape[0]
-    hits = compact(residuals.places < cached, min(cached, size))
+    hits = compact(residuals.places < cached, smaller(cached, size))
     return take(residuals.places, hits, cached), hits

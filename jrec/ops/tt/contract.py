@@ -11,10 +11,12 @@ import jax.numpy as jnp
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import gather_reduce, segment_of_entries
 from jrec.ops.offsets import nan_unless, whole_bags
+from jrec.ops.sizes import larger, search_sorted, smaller
 from jrec.ops.tt.index import Level, TTIndex
 from jrec.ops.tt.init import Cores
 from jrec.ops.tt.products import Method, expand, expand_transpose
 from jrec.ops.tt.shape import TTShape
+from jrec.ops.types import array_record
 
 
 def unique_rows(
@@ -147,7 +149,7 @@ def bags_by_shared_prefix(
     level, capacity, whole = index.levels[-1], index.sources.size, None
     if offsets is None:
         num_bags = index.sources.shape[0]
-        bags = jnp.arange(capacity, dtype=jnp.int32) // jnp.int32(max(1, index.sources.shape[1]))
+        bags = jnp.arange(capacity, dtype=jnp.int32) // jnp.int32(larger(1, index.sources.shape[1]))
     else:
         num_bags = offsets.shape[0] - 1
         bags = segment_of_entries(offsets, capacity)
@@ -159,7 +161,7 @@ def bags_by_shared_prefix(
     real = bags < num_bags
     parents = level.parents.at[sources].get(mode="fill", fill_value=below.shape[0], wrap_negative_indices=False)
     changed = (bags[1:] != bags[:-1]) | (parents[1:] != parents[:-1])
-    first = real & jnp.concatenate([jnp.ones(min(1, capacity), bool), changed])
+    first = real & jnp.concatenate([jnp.ones(smaller(1, capacity), bool), changed])
     pair = jnp.cumsum(first, dtype=jnp.int32) - 1
     place = jnp.where(first, pair, jnp.int32(capacity))
     total = jnp.sum(real, dtype=jnp.int32)
@@ -183,7 +185,7 @@ def bags_by_shared_prefix(
     )
     rows = products.reshape(capacity, below.shape[1] * n)
     pair_bags = of_pairs(bags, num_bags)
-    ends = jnp.searchsorted(pair_bags, jnp.arange(num_bags + 1, dtype=jnp.int32), side="left").astype(jnp.int32)
+    ends = search_sorted(pair_bags, jnp.arange(num_bags + 1, dtype=jnp.int32), "left")
     sums = gather_reduce(rows, jnp.arange(capacity, dtype=jnp.int32), ends, implementation=implementation)
     return sums if whole is None else nan_unless(whole, sums)
 
@@ -219,7 +221,7 @@ def _first(cores: Cores, shape: TTShape) -> jax.Array:
     return cores[0].astype(jnp.float32).reshape(m, n, right)
 
 
-@jax.tree_util.register_dataclass
+@array_record
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TTResiduals:
     """What a lookup leaves for its backward pass.

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 
 from jrec.ops.dispatch import Implementation
 from jrec.ops.gather_reduce import segment_of_entries
+from jrec.ops.sizes import smaller
 from jrec.ops.tensor_cast import tensor_cast
 from jrec.ops.tt.shape import TTShape
-from jrec.ops.types import Cast
+from jrec.ops.types import Cast, array_record
 
 
-@jax.tree_util.register_dataclass
+@array_record
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Level:
     """The unique products of the first ``k`` cores that a batch needs: entry ``u`` is ``parents[u]`` by one slice.
@@ -41,7 +42,7 @@ class Level:
         return self.parents.shape[0]
 
 
-@jax.tree_util.register_dataclass
+@array_record
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TTIndex:
     """Which lookups need which products; depends only on ids.
@@ -102,14 +103,14 @@ def unique_row_of_lookups(cast: Cast, ids: jax.Array) -> jax.Array:
 def _level(shape: TTShape, core: int, entries: jax.Array, count: jax.Array) -> tuple[Level, jax.Array, jax.Array]:
     """The level of a (0-based) core with these sorted unique entries; then the sorted unique prefixes of it."""
     capacity, factor = entries.shape[0], shape.row_factors[core]
-    below = shape.row_factors[0] if core == 1 else min(capacity, shape.prefixes(core))
+    below = shape.row_factors[0] if core == 1 else smaller(capacity, shape.prefixes(core))
     real = jnp.arange(capacity, dtype=jnp.int32) < count
     prefixes = entries // jnp.int32(factor)
     digits = jnp.where(real, entries % jnp.int32(factor), jnp.int32(factor))
     if core == 1:
         parents = jnp.where(real, prefixes, jnp.int32(below))
         return Level(parents=parents, digits=digits, count=count), entries, count
-    first = real & jnp.concatenate([jnp.ones(min(1, capacity), bool), prefixes[1:] != prefixes[:-1]])
+    first = real & jnp.concatenate([jnp.ones(smaller(1, capacity), bool), prefixes[1:] != prefixes[:-1]])
     ranks = jnp.cumsum(first, dtype=jnp.int32) - 1
     parents = jnp.where(real, ranks, jnp.int32(below))
     unique = jnp.zeros(below, jnp.int32).at[jnp.where(first, ranks, below)].set(prefixes, mode="drop")

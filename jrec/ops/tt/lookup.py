@@ -23,6 +23,7 @@ from jrec.ops.forms import formed, formed_bags
 from jrec.ops.gather_reduce import check_segments, gather_reduce
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import casted_gather_reduce
+from jrec.ops.sizes import is_static
 from jrec.ops.tt.contract import (
     TTResiduals,
     bags_by_shared_prefix,
@@ -362,6 +363,8 @@ def _by_platform(
     if config.contraction is not None:
         return run(config.contraction)(*args)
     lookups = index.sources.size
+    if not is_static(lookups):
+        return run("unique")(*args)
 
     def chosen(platform: Literal["cpu", "gpu"], native: bool) -> str:
         choice = explain(config.shape, lookups, platform=platform, native=native, traffic=config.traffic)

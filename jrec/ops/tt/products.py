@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jrec.ops.dispatch import Implementation, dispatch
+from jrec.ops.segment_sums import segment_sums
+from jrec.ops.sizes import is_static, larger, search_sorted, smaller
 from jrec.ops.tt.index import Level, digit_cast
 from jrec.ops.verdicts import KernelClass
 from jrec.varying import varying_like
@@ -125,7 +127,7 @@ def _native_transpose(
 
 def _pieces(level: Level, floats: int) -> tuple[int, jax.Array]:
     """Entries a piece has, and how many pieces hold the real ones."""
-    size = max(1, min(level.capacity, _PIECE_FLOATS // max(1, floats)))
+    size = larger(1, smaller(level.capacity, _PIECE_FLOATS // larger(1, floats)))
     return size, (level.count + jnp.int32(size - 1)) // jnp.int32(size)
 
 
@@ -223,6 +225,9 @@ def _segmented_transpose(
 
 def _segment_sums(values: jax.Array, segments: jax.Array, count: int) -> jax.Array:
     """Sums of rows of ascending segments, (count, width); rows of segment ``count`` are left out."""
+    if not is_static(values.shape[0]):  # JAX's scan is made of as many passes as the number of rows takes
+        bounds = search_sorted(segments, jnp.arange(count + 1, dtype=jnp.int32), "left")
+        return segment_sums(lambda positions: _take(values, positions), values.shape[0], bounds)
 
     def join(one: tuple[jax.Array, jax.Array], two: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         same = one[0] == two[0]
