@@ -223,9 +223,9 @@ def test_the_tables_gradient_is_a_casted_gather_reduce():
     def product(table):
         return jax.jvp(jax.grad(loss), (table,), (case.table_dot,))
 
-    jaxpr = str(jax.make_jaxpr(product)(case.table))
-    assert "jrec_bag_sums" in jaxpr
-    assert "scatter" not in jaxpr.replace("jrec_bag_sums", "")
+    names = {equation.primitive.name for equation in jax.make_jaxpr(product)(case.table).eqns}
+    assert "jrec_bag_sums" in names
+    assert not any("scatter" in name for name in names)
 
 
 def test_a_native_update_says_that_it_has_no_derivative():

@@ -26,14 +26,19 @@ def custom_call(
     )
 
     def call(*operands: Any, **attributes: Any) -> Any:
-        @jax.custom_jvp
-        def without_derivative(*operands: Any) -> Any:  # JAX does not know over which axes of a mesh results vary
+        def varying(*operands: Any) -> Any:  # JAX does not know over which axes of a mesh results vary
             return varying_like(run(*operands, **attributes), operands)
 
-        without_derivative.defjvp(functools.partial(_refuse_derivative, name))
-        return without_derivative(*operands)
+        return without_derivative(name, varying)(*operands)
 
     return call
+
+
+def without_derivative(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose differentiation raises a TypeError that says what to use instead."""
+    refusing = jax.custom_jvp(lambda *operands: run(*operands))
+    refusing.defjvp(functools.partial(_refuse_derivative, name))
+    return refusing
 
 
 def _refuse_derivative(name: str, primals: Any, tangents: Any) -> Any:

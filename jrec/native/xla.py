@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrec.native.calls import custom_call, threads_attribute
+from jrec.native.calls import custom_call, threads_attribute, without_derivative
 from jrec.native.hyper import hyperparameters, kind_of
+from jrec.native.partition import lookup_plan, partitioned, update_plan, update_rule
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.types import Cast
 
@@ -58,14 +59,22 @@ def gather_reduce(
     source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None
 ) -> jax.Array:
     """See ``jrec.ops.gather_reduce``."""
-    from jrec.native import segment_kernels as kernels
+    padded, weighted = offsets is None, weights is not None
 
-    dim = source.shape[1]
-    segments, longest = indices.shape if offsets is None else (offsets.shape[0] - 1, indices.shape[0])
-    chunks, pieces = _split(indices.size, segments, longest, kernels.GATHER_COST)
-    results = [_f32(segments, dim), _f32(pieces, dim), _i32(chunks if pieces else 0)]
-    operands = _supported(source), indices, _or_empty(offsets, jnp.int32), _or_empty(weights, jnp.float32)
-    return custom_call("handlers", "gather_reduce", results)(*operands, threads=threads_attribute())[0]
+    def run(source: jax.Array, indices: jax.Array, offsets: jax.Array, weights: jax.Array) -> jax.Array:
+        from jrec.native import segment_kernels as kernels
+
+        dim = source.shape[1]
+        segments, longest = indices.shape if padded else (offsets.shape[0] - 1, indices.shape[0])
+        chunks, pieces = _split(indices.size, segments, longest, kernels.GATHER_COST)
+        results = [_f32(segments, dim), _f32(pieces, dim), _i32(chunks if pieces else 0)]
+        operands = source, indices, offsets, weights
+        return custom_call("handlers", "gather_reduce", results)(*operands, threads=threads_attribute())[0]
+
+    ids, out = ("b l", "b d") if padded else ("c", "s d")
+    rule = f"r d, {ids}, o, {ids if weighted else 'w'} -> {out}"
+    call = without_derivative("gather_reduce", partitioned(run, lookup_plan(run, not padded, weighted), rule))
+    return call(_supported(source), indices, _or_empty(offsets, jnp.int32), _or_empty(weights, jnp.float32))
 
 
 def tensor_cast(ids: jax.Array, offsets: jax.Array | None, *, num_rows: int, unique_capacity: int) -> Cast:
@@ -137,12 +146,21 @@ def _update(
     scratch: list[jax.ShapeDtypeStruct],
     rounding_rows: jax.Array | None,
 ) -> tuple[jax.Array, Slots]:
+    casted, kept = name == "casted_update", len(optimizer.slots)
     state = [table, *(slots[slot] for slot in optimizer.slots)]
-    results = [*scratch, *(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in state)]
-    aliases = {len(operands) + i: len(scratch) + i for i in range(len(state))}
-    call = custom_call("handlers", name, results, aliases)
     last = [] if rounding_rows is None else [rounding_rows]
-    new = call(*operands, *state, *last, kind=np.int64(kind_of(optimizer)), threads=threads_attribute())[len(scratch) :]
+
+    def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        held = arrays[len(operands) : len(operands) + len(state)]
+        results = [*scratch, *(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in held)]
+        aliases = {len(operands) + i: len(scratch) + i for i in range(len(state))}
+        call = custom_call("handlers", name, results, aliases)
+        return tuple(call(*arrays, kind=np.int64(kind_of(optimizer)), threads=threads_attribute())[len(scratch) :])
+
+    arrays = [*operands, *state, *last]
+    call = partitioned(run, update_plan(run, casted, kept), update_rule(arrays, casted, kept))
+    call = without_derivative(name, call)
+    new = call(*arrays)
     return new[0], dict(zip(optimizer.slots, new[1:], strict=True))
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from jrec.ops.dispatch import Implementation
@@ -111,7 +111,7 @@ class BagSums:
 
     def _bind(self, part: Part, named: dict[Part, Any], places: tuple[jax.Array, ...], batch: _Batch = ()) -> jax.Array:
         operands = [named[other] for other in self.linear_in(part)] + list(places)
-        return _part_p.bind(*varying_like(operands, operands), sums=self, part=part, batch=batch)
+        return _bind(*varying_like(operands, operands), sums=self, part=part, batch=batch)
 
 
 def bag_weight_gradient(table: jax.Array, ids: jax.Array, offsets: jax.Array | None, gradient: jax.Array) -> jax.Array:
@@ -134,21 +134,29 @@ def _run(*operands: jax.Array, sums: BagSums, part: Part, batch: _Batch) -> jax.
     return jax.vmap(lambda *inner: _run(*inner, sums=sums, part=part, batch=batch[1:]), in_axes=axes)(*operands)
 
 
-def _abstract(*avals: Any, **params: Any) -> tuple[Any, Any]:
-    jaxpr = jax.make_jaxpr(lambda *operands: _run(*operands, **params))(*avals)
-    return jaxpr.out_avals[0], jaxpr.effects
+def _bind(*operands: jax.Array, **params: Any) -> jax.Array:
+    # The program is a parameter, so that JAX finds what is in it: partitioning rules need devices to be lowered.
+    jaxpr = jax.make_jaxpr(lambda *inner: _run(*inner, **params))(*operands)
+    return _part_p.bind(*operands, jaxpr=jaxpr, **params)
 
 
-def _jvp(primals: Any, tangents: Any, *, sums: BagSums, part: Part, batch: _Batch) -> tuple[jax.Array, Any]:
+def _lowered(*operands: jax.Array, jaxpr: ClosedJaxpr, **_: Any) -> list[jax.Array]:
+    return jaxpr_as_fun(jaxpr)(*operands)
+
+
+def _jvp(primals: Any, tangents: Any, *, sums: BagSums, part: Part, **params: Any) -> tuple[jax.Array, Any]:
     def bind(*operands: jax.Array) -> jax.Array:
-        return _part_p.bind(*operands, sums=sums, part=part, batch=batch)
+        return _part_p.bind(*operands, sums=sums, part=part, **params)
 
     places = [i for i in range(len(sums.linear_in(part))) if not isinstance(tangents[i], ad.Zero)]
     terms = [bind(*primals[:i], tangents[i], *primals[i + 1 :]) for i in places]
     return bind(*primals), sum(terms[1:], terms[0])
 
 
-def _transpose(cotangent: Any, *operands: Any, sums: BagSums, part: Part, batch: _Batch) -> list[Any]:
+def _transpose(
+    cotangent: Any, *operands: Any, sums: BagSums, part: Part, batch: _Batch, jaxpr: ClosedJaxpr
+) -> list[Any]:
+    del jaxpr
     names = sums.linear_in(part)
     place = next(i for i, operand in enumerate(operands) if ad.is_undefined_primal(operand))
     none: list[Any] = [None] * len(operands)
@@ -167,15 +175,16 @@ def _transpose(cotangent: Any, *operands: Any, sums: BagSums, part: Part, batch:
     return none
 
 
-def _batched(operands: Any, axes: Any, *, batch: _Batch, **params: Any) -> tuple[jax.Array, int]:
+def _batched(operands: Any, axes: Any, *, batch: _Batch, jaxpr: ClosedJaxpr, **params: Any) -> tuple[jax.Array, int]:
+    del jaxpr
     flags = tuple(axis is not None for axis in axes)
     moved = [jnp.moveaxis(x, axis, 0) if flag else x for x, axis, flag in zip(operands, axes, flags, strict=True)]
-    return _part_p.bind(*moved, batch=(flags, *batch), **params), 0
+    return _bind(*moved, batch=(flags, *batch), **params), 0
 
 
-_part_p.def_impl(_run)
-_part_p.def_effectful_abstract_eval(_abstract)
+_part_p.def_impl(lambda *operands, jaxpr, **params: _run(*operands, **params))
+_part_p.def_effectful_abstract_eval(lambda *_, jaxpr, **__: (jaxpr.out_avals[0], jaxpr.effects))
 ad.primitive_jvps[_part_p] = _jvp
 ad.primitive_transposes[_part_p] = _transpose
 batching.primitive_batchers[_part_p] = _batched
-mlir.register_lowering(_part_p, mlir.lower_fun(_run, multiple_results=False))
+mlir.register_lowering(_part_p, mlir.lower_fun(_lowered, multiple_results=True))

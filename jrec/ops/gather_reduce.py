@@ -60,6 +60,7 @@ def gather_reduce_call(
     check_segments(indices, offsets, weights, name="indices")
     if source.ndim != 2 or not jnp.issubdtype(source.dtype, jnp.floating):
         raise ValueError(f"source must be a (rows, dim) float array, but is {source.dtype}{list(source.shape)}")
+    _check_rows_not_explicit(source)
     return _call(source, indices, offsets, weights)
 
 
@@ -124,6 +125,15 @@ def check_segments(
         )
     if offsets is not None:
         check_concrete_offsets(offsets, indices.shape[0], name=name)
+
+
+def _check_rows_not_explicit(source: jax.Array) -> None:
+    """Raises ValueError where the array's type says that a mesh's explicit axes divide its rows."""
+    if any(axes is not None for axes in jax.typeof(source).sharding.spec[:1]):
+        raise ValueError(
+            f"the rows are divided over explicit axes, {jax.typeof(source)}, which jrec's ops do not follow; call them"
+            " inside jax.shard_map, or divide the rows over axes of jax.sharding.AxisType.Auto"
+        )
 
 
 def _native(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:

@@ -1,0 +1,179 @@
+"""Native kernels under plain ``jit`` over several devices: rows of a table stay where they are.
+
+XLA knows nothing of a custom call and gathers all operands of one on every device, a table among them. These rules say
+instead what each device does with the rows that it has: a lookup sums its own rows, and the devices' sums are added up;
+an update steps its own rows by the replicated cast. Programs of one device, and those inside ``shard_map``, are what
+they are without rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+Run = Callable[..., Any]
+_Plan = tuple[Run, Any, Sequence[PartitionSpec]]  # what a device does, its results' and its operands' shardings
+
+
+def partitioned(run: Run, plan: Callable[[Mesh, Any, Any], _Plan], rule: str, **factors: Any) -> Run:
+    """``run`` as a function that XLA partitions by ``plan``.
+
+    Args:
+      run: Of arrays, without captured ones.
+      plan: From the mesh and the shardings (as PartitionSpecs) and shapes of operands and results, what a device does.
+      rule: Shardy's sharding rule.
+      **factors: Of the rule, as for ``def_partition``.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def call(*operands: Any) -> Any:
+        meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(operand).sharding.mesh for operand in operands)]
+        if any(mesh.manual_axes or mesh.explicit_axes for mesh in meshes):
+            return run(*operands)  # rules speak neither of the other axes of a shard_map, nor of explicit ones
+        ruled = custom_partitioning(lambda *inner: run(*inner))
+
+        def partition(mesh: Mesh, arguments: Any, results: Any) -> Any:
+            many = isinstance(results, (tuple, list))
+            of_results = tuple(results) if many else (results,)
+            if mesh.empty or not all(isinstance(a.sharding, NamedSharding) for a in (*arguments, *of_results)):
+                raise ValueError("jrec's native kernels know no mesh here; run them inside jax.shard_map")
+            device, outs, ins = plan(mesh, tuple(arguments), of_results)
+            outs = tuple(NamedSharding(mesh, spec) for spec in outs)
+            return mesh, device, outs if many else outs[0], tuple(NamedSharding(mesh, spec) for spec in ins)
+
+        def replicated(mesh: Mesh, arguments: Any, results: Any) -> Any:
+            return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), results)
+
+        ruled.def_partition(partition, infer_sharding_from_operands=replicated, sharding_rule=rule, **factors)
+        return ruled(*operands)
+
+    @call.def_vmap
+    def batched(size: int, flags: Any, *operands: Any) -> Any:
+        out = jax.vmap(run, in_axes=tuple(0 if flag else None for flag in flags), axis_size=size)(*operands)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return call
+
+
+def axes_of(argument: Any, dimension: int) -> tuple[str, ...]:
+    """The mesh axes that a dimension of an argument is divided over, where they divide it evenly; else none."""
+    spec = argument.sharding.spec
+    entry = spec[dimension] if dimension < len(spec) else None
+    axes = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+    parts = 1
+    for axis in axes:
+        parts *= argument.sharding.mesh.shape[axis]
+    return tuple(axes) if argument.shape[dimension] % parts == 0 else ()
+
+
+def _refusal(what: str, how: str, table: Any) -> str:
+    how = f"evenly {how}".rstrip()
+    return (
+        f"jrec's native kernels {what} tables that are divided {how}, not {table.sharding.spec} of {table.shape}; call"
+        " the op inside jax.shard_map, or name implementation='xla'"
+    )
+
+
+def first_row(axes: tuple[str, ...], rows: int) -> jax.Array:
+    """The number of a device's first row, () int32, where it has ``rows`` of them."""
+    return jax.lax.axis_index(axes) * jnp.int32(rows)
+
+
+def lookup_plan(run: Run, ragged: bool, weighted: bool) -> Callable[[Mesh, Any, Any], _Plan]:
+    """How ``gather_reduce`` of (source, indices, offsets, weights) is divided.
+
+    By rows of the source, whose sums are added up; else by padded bags; and by columns.
+    """
+
+    def plan(mesh: Mesh, arguments: Any, results: Any) -> _Plan:
+        source, indices, *_ = arguments
+        rows, columns = axes_of(source, 0), axes_of(source, 1)
+        if len(rows + columns) == 0 and any(entry is not None for entry in source.sharding.spec):
+            raise ValueError(_refusal("look up", "", source))
+        bags = () if ragged else axes_of(indices, 0)
+        bags = tuple(axis for axis in bags if axis not in (*rows, *columns))
+        wanted = () if ragged else axes_of(results[0], 0)
+        scattered = rows if rows and wanted == rows and not bags else ()
+        of_ids = PartitionSpec() if ragged else PartitionSpec(bags or None)
+        num_rows = source.shape[0]
+
+        def device(source: jax.Array, indices: jax.Array, offsets: jax.Array, weights: jax.Array) -> jax.Array:
+            if not rows:
+                return run(source, indices, offsets, weights)
+            held = source.shape[0]
+            local = indices - first_row(rows, held)
+            local = jnp.where((indices >= 0) & (local >= 0) & (local < held), local, -1)
+            local = jnp.where(indices >= num_rows, jnp.int32(held), local)  # past the table: NaN
+            sums = run(source, local, offsets, weights)
+            if scattered:
+                return jax.lax.psum_scatter(sums, rows, scatter_dimension=0, tiled=True)
+            return jax.lax.psum(sums, rows)
+
+        out = PartitionSpec(bags or scattered or None, columns or None)
+        ins = (
+            PartitionSpec(rows or None, columns or None),
+            of_ids,
+            PartitionSpec(),
+            of_ids if weighted else PartitionSpec(),
+        )
+        return device, (out,), ins
+
+    return plan
+
+
+def update_plan(run: Run, casted: bool, slots: int) -> Callable[[Mesh, Any, Any], _Plan]:
+    """How an update of (hyperparameters, rows, ..., table, slots, rounding rows) is divided: by rows of the table.
+
+    Args:
+      run: The kernel.
+      casted: Whether a cast stands before the table, else gradients of rows.
+      slots: How many slots there are.
+    """
+    before = 8 if casted else 3
+
+    def plan(mesh: Mesh, arguments: Any, results: Any) -> _Plan:
+        table, num_after = arguments[before], len(arguments) - before - 1 - slots
+        axes = axes_of(table, 0)
+        if not axes and any(entry is not None for entry in table.sharding.spec):
+            raise ValueError(_refusal("update", "by rows", table))
+
+        def device(*operands: jax.Array) -> Any:
+            if not axes:
+                return run(*operands)
+            hyper, rows, *rest = operands[:before]
+            state, numbers = operands[before : before + 1 + slots], operands[before + 1 + slots :]
+            held = state[0].shape[0]
+            first = first_row(axes, held)
+            low, high = (jnp.sum(rows < bound, dtype=jnp.int32) for bound in (first, first + held))
+            place = jnp.arange(rows.shape[0], dtype=jnp.int32)
+            own = jnp.where(place < high - low, jnp.roll(rows, -low) - first, jnp.int32(held))
+            if casted:
+                offsets, sources, positions, gradients, weights, _ = rest
+                begin = offsets[low]
+                ends = jnp.minimum(jnp.arange(offsets.shape[0], dtype=jnp.int32) + low, high)
+                moved = [jnp.roll(array, -begin) for array in (sources, positions)]
+                rest = [offsets[ends] - begin, *moved, gradients, weights, high - low]
+            else:
+                rest = [jnp.roll(rest[0], -low, axis=0)]
+            # Rounding hashes the numbers that the rows have in the whole table.
+            return run(hyper, own, *rest, *state, jnp.roll(numbers[0] if numbers else rows, -low))
+
+        of_rows = (PartitionSpec(axes or None),) * (1 + slots)
+        return device, of_rows, ((PartitionSpec(),) * before + of_rows + (PartitionSpec(),) * num_after)
+
+    return plan
+
+
+def update_rule(operands: Sequence[Any], casted: bool, slots: int) -> str:
+    """Shardy's rule of an update: table and slots have the dimensions of their results, others have their own."""
+    before = 8 if casted else 3
+    names = []
+    for number, operand in enumerate(operands):
+        held = before <= number <= before + slots
+        names.append(" ".join(f"d{i}" if held else f"o{number}_{i}" for i in range(operand.ndim)))
+    return f"{', '.join(names)} -> {', '.join(names[before : before + 1 + slots])}"
