@@ -15,7 +15,7 @@ from flax import nnx
 
 import jrec
 
-USERS, ITEMS, DIM, MICRO, MICRO_BATCHES, LOSS_SCALE = 1_000, 300, 16, 64, 4, 1024.0
+USERS, ITEMS, DIM, MICRO, MICRO_BATCHES, LOSS_SCALE = 200, 60, 16, 64, 4, 1024.0
 
 
 class DCN(nnx.Module):

@@ -1,82 +1,78 @@
-"""The programs of ``examples/`` learn what they say they learn."""
+"""The programs in examples/: each runs, and its model is better than the baseline it names."""
 
 import importlib.util
 import pathlib
 
+import jax
 import pytest
 
-pytestmark = [
-    pytest.mark.filterwarnings("default::DeprecationWarning"),
-    pytest.mark.usefixtures("quick_compilation"),
-    pytest.mark.slow,
-]
-EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+pytestmark = pytest.mark.slow
 
-
-def run(name, **options):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main(**options)
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "examples"
 
 
 @pytest.fixture(autouse=True)
-def ordinary_promotion():
-    """As a user's program has it; the tests' strict promotion refuses some of optax and Flax."""
-    import jax
-
+def _promotion_as_users_have_it():
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
-def test_every_program_is_here_and_short():
-    programs = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py")}
-    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    assert programs.keys() <= tested
+def run(name, **sizes):
+    """What ``main`` of a program returns; the program is loaded from its file, as nothing imports examples."""
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", FOLDER / f"{name}.py")
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    return program.main(**sizes)
+
+
+def test_every_program_is_tested_and_short():
+    programs = {path.stem: path.read_text() for path in FOLDER.glob("*.py")}
+    tested = {name.removeprefix("test_") for name in globals()}
     assert len(programs) >= 8
-    for name, text in programs.items():
-        assert text.count("\n") <= 120, name
+    assert not programs.keys() - tested
+    assert max(text.count("\n") for text in programs.values()) <= 120
 
 
 def test_dlrm_dataframe():
-    losses = run("dlrm_dataframe", examples=20_000)
-    assert losses["model"] < losses["constant"] - 0.05
+    figures = run("dlrm_dataframe")
+    assert figures["model"] < figures["constant"] - 0.08
 
 
 def test_dcn_own_loop():
-    losses = run("dcn_own_loop", steps=120)
-    assert losses["model"] < losses["constant"] - 0.02
+    figures = run("dcn_own_loop")
+    assert figures["model"] < figures["constant"] - 0.08
 
 
 def test_two_tower():
-    recalls = run("two_tower", steps=200)
-    assert recalls["recall in 20"] > recalls["of the most frequent"] + 0.15
+    figures = run("two_tower")
+    assert figures["recall in 20"] > figures["of the most frequent"] + 0.2
 
 
 def test_sequence_model():
-    assert run("sequence_model", steps=200)["next above another"] > 0.8
+    assert run("sequence_model")["next above another"] > 0.85
 
 
 def test_tt_in_flax():
-    found = run("tt_in_flax", steps=100)
-    assert found["jrec.nn.TTEmbed"]["parameters"] < found["nnx.Embed"]["parameters"] / 50
-    assert min(figures["accuracy"] for figures in found.values()) > 0.95
+    figures = run("tt_in_flax")
+    whole, train = figures["nnx.Embed"], figures["jrec.nn.TTEmbed"]
+    assert train["parameters"] < whole["parameters"] / 50
+    assert train["accuracy"] > 0.95
 
 
 def test_multi_device():
-    found = run("multi_device", steps=60)
-    assert found["largest difference from one device"] < 1e-4
-    assert found["last losses"] < found["first loss"] - 0.05
-    assert min(found[f"{tier} rows"] for tier in ("replicated", "sharded", "host")) > 0
+    figures = run("multi_device")
+    assert min(figures[f"{tier} rows"] for tier in ("replicated", "sharded", "host")) > 0
+    assert figures["largest difference from one device"] < 1e-4
+    assert figures["last losses"] < figures["first loss"]
 
 
 def test_host_tables():
-    found = run("host_tables", steps=100)
-    assert found["last losses"] < found["first losses"] - 0.05
-    assert 0 < found["rows that memory holds"] <= 20_000
+    figures = run("host_tables")
+    assert figures["last losses"] < figures["first losses"] - 0.1
+    assert 0 < figures["rows that memory holds"] <= 20_000 < figures["rows"]
 
 
 def test_hot_cold():
-    found = run("hot_cold", examples=30_000)
-    assert found["last losses"] < found["first losses"] - 0.05
-    assert 0.5 < found["hot examples"] < 1
+    figures = run("hot_cold")
+    assert 0.5 < figures["hot examples"] < 1
+    assert figures["last losses"] < figures["first losses"] - 0.1
