@@ -70,6 +70,7 @@ def test_host_tables():
     figures = run("host_tables")
     assert figures["last losses"] < figures["first losses"] - 0.1
     assert 0 < figures["rows that memory holds"] <= 20_000 < figures["rows"]
+    assert figures["megabytes of the rows that memory holds"] < figures["megabytes of all rows"] / 1000
 
 
 def test_hot_cold():
