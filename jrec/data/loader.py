@@ -93,9 +93,10 @@ def make_loader(
 
     Example:
       >>> loader = make_loader("data", None, layout, "train", LoaderConfig(batch_size=2048), epochs=3)
+      >>> examples = 0
       >>> for batch in loader:
-      ...     step(batch)
-      ...     checkpoint(loader.state())
+      ...     examples += int(batch.mask.sum())
+      ...     position = loader.state()  # for a checkpoint
     """
     if not 0 <= process_index < process_count:
         raise ValueError(

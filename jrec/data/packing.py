@@ -79,8 +79,8 @@ def pack_batch(
       ValueError: Arrays of unequal lengths or of the wrong shape, or more examples than ``batch_size``.
 
     Example:
-      >>> tables = [TableConfig(name="user", rows=1000, dim=16)]
-      >>> layout = EmbeddingLayout.build(tables, [FeatureConfig(name="user", table="user")])
+      >>> tables = [jrec.TableConfig(name="user", rows=1000, dim=16)]
+      >>> layout = jrec.EmbeddingLayout.build(tables, [jrec.FeatureConfig(name="user", table="user")])
       >>> batch = pack_batch(layout, {"label": np.ones(2), "user": np.array([5, 7])})
       >>> batch.bags["d16_float32"].ids
       array([[5],

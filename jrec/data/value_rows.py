@@ -140,7 +140,8 @@ def load_vocabularies(folder: str | os.PathLike[str], *, key_seed: int = 0) -> d
 
     Example:
       >>> vocabularies = load_vocabularies("data")
-      >>> pack_batch(layout, {"user": ["u17", "u4"]}, label=None, vocabularies=vocabularies, on_bad_id="oov")
+      >>> columns = {"user": ["u17", "u4"], "item": ["i2", "i6"]}
+      >>> batch = jrec.data.pack_batch(layout, columns, label=None, vocabularies=vocabularies, on_bad_id="oov")
     """
     folder, found = pathlib.Path(folder), {}
     for table in Schema.load(folder).tables:

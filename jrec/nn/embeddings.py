@@ -212,8 +212,8 @@ class EmbeddingCollection(nnx.Module):
           slots: By stack, such as ``SparseOptimizer.slots``, or what ``init_slots`` or ``apply_gradients`` returned.
 
         Example:
-          >>> model.embeddings.cache_hits(optimizer.slots)["item"].rate
-          0.83
+          >>> tt_model.embeddings.cache_hits(tt_optimizer.slots)["item"]  # before the first step
+          CacheHits(hits=0, lookups=0)
         """
         cached = {name: stack for name, stack in self.tt.items() if stack.cache_config is not None}
         return {

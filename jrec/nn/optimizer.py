@@ -47,8 +47,11 @@ class SparseOptimizer(nnx.Module):
 
       >>> user = jrec.TableConfig(name="user", rows=1000, dim=16, group="fixed")
       >>> item = jrec.TableConfig(name="item", rows=1000, dim=16)
-      >>> ...
-      >>> SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.SGD(learning_rate=0.1), tables={"user": None})
+      >>> features = [jrec.FeatureConfig(name=name, table=name) for name in ("user", "item")]
+      >>> config = jrec.nn.DLRMConfig(num_dense=1, bottom_mlp=(32, 16), top_mlp=(1,))
+      >>> model = jrec.nn.DLRM(config, jrec.EmbeddingLayout.build([user, item], features), rngs=nnx.Rngs(0))
+      >>> rows = jrec.ops.SGD(learning_rate=0.1)
+      >>> optimizer = SparseOptimizer(model, dense=optax.sgd(0.1), embedding=rows, tables={"user": None})
 
     Args:
       model: The model whose ``nnx.Param`` variables and tables are trained.
@@ -135,7 +138,9 @@ class SparseOptimizer(nnx.Module):
         """Steps dense parameters, rows and cores together, in place on ``model`` and on itself, in a loop of one's own.
 
           >>> activations, residuals = model.embeddings.lookup(batch.bags)
-          >>> ...
+          >>> def loss(model, activations):
+          ...     return binary_cross_entropy(model.logits(batch.dense, activations, batch.bags), batch)
+          >>> dense_gradients, activation_gradients = nnx.grad(loss, argnums=(0, 1))(model, activations)
           >>> optimizer.update(model, residuals, dense_gradients, activation_gradients)
 
         Args:

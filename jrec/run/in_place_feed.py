@@ -80,10 +80,8 @@ class HostPooling:
       tables: The tables in host memory, by stack.
       frozen: Stacks of tables that no step updates; their rows are only read.
 
-    Example:
-      >>> prepared = pooling.pooled(batch)  # NumPy arrays, cast on the host
-      >>> state, _, host, results = run.step_on(state, {}, {}, prepared)
-      >>> pooling.update(batch, host)
+    A step is ``pooled`` of a batch of NumPy arrays that were cast on the host, ``CompiledRun.step_on`` of what that
+    returns, and ``update`` with the step's host outputs.
     """
 
     def __init__(self, tables: Mapping[str, HostTable], *, frozen: Collection[str] = ()):

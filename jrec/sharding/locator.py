@@ -21,7 +21,7 @@ class Locator:
 
     Example:
       >>> locator = Locator(plan)
-      >>> tier, owner, offset = locator.locate("C3", ids)
+      >>> tier, owner, offset = locator.locate("user", ids)
     """
 
     def __init__(self, plan: Plan) -> None:

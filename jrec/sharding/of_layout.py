@@ -39,8 +39,8 @@ def plan(
 ) -> Plan:
     """Where every uncompressed row of a layout's tables lives, near the optimum (OPER, sections 3 and 4).
 
-      >>> plan = jrec.sharding.plan(layout, counts=counts, hardware="h200x8", devices=8, batch_size=65_536)
-      >>> run = jrec.distribute(model, optimizer, mesh=jax.make_mesh((8,), ("devices",)), plan=plan)
+      >>> plan = jrec.sharding.plan(layout, counts=counts, hardware="h200x8", devices=4, batch_size=65_536)
+      >>> run = jrec.distribute(model, optimizer, mesh=jax.make_mesh((4,), ("devices",)), plan=plan)
 
     Args:
       layout: The tables and features.

@@ -96,7 +96,7 @@ def tt_embedding_bag(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> shape = TTShape.search(1000, 8, ranks=4)
-      >>> cores = tt_init(shape, jax.random.key(0))
+      >>> cores = jrec.ops.tt_init(shape, jax.random.key(0))
       >>> tt_embedding_bag(cores, shape, jnp.array([[0, 999], [5, -1]], jnp.int32)).shape
       (2, 8)
     """
