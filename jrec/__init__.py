@@ -59,6 +59,7 @@ __getattr__, __dir__ = attach(
         "Batch": "jrec.batch",
         **dict.fromkeys(_OPS, "jrec.ops"),
         **dict.fromkeys(("HostOptions", "MeshOptions"), "jrec.run.options"),
+        **dict.fromkeys(("HostOptions", "MeshOptions"), "jrec.run.options"),
         **dict.fromkeys(("Run", "distribute"), "jrec.run.run"),
         **dict.fromkeys(("EmbeddingLayout", "FeatureConfig", "TableConfig"), "jrec.ops.layout"),
     },

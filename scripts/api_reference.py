@@ -1,0 +1,149 @@
+"""Writes docs/api.md from the docstrings of jrec's public names: ``python -m scripts.api_reference``.
+
+Public is what a package's ``__init__`` imports under its own name, and of classes every method without an underscore.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "api.md"
+PACKAGES = (
+    "jrec",
+    "jrec.nn",
+    "jrec.ops",
+    "jrec.data",
+    "jrec.sharding",
+    "jrec.access",
+    "jrec.host",
+    "jrec.checkpoint",
+)
+SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields|Example):")
+ENTRY = re.compile(r"(\*{0,2}\w+(?:, \w+)*): (.*)")
+
+
+def public_names(package: str) -> list[str]:
+    """The names that a package imports under their own names, without modules."""
+    module = importlib.import_module(package)
+    names = re.findall(r"^\s*from [\w.]+ import (\w+) as \1$", pathlib.Path(str(module.__file__)).read_text(), re.M)
+    return sorted({name for name in names if not inspect.ismodule(getattr(module, name))})
+
+
+def methods(of: type) -> Iterator[tuple[str, Any]]:
+    """The public methods and properties that a class itself defines, as functions."""
+    for name, member in vars(of).items():
+        function = getattr(member, "fget", None) or getattr(member, "func", None) or inspect.unwrap(member)
+        function = getattr(function, "__func__", function)
+        if not name.startswith("_") and inspect.isfunction(function):
+            yield name, function
+
+
+def documented(of: Any) -> str:
+    """The docstring, "" where there is none, or only the one that Python gives dataclasses and instances."""
+    own = inspect.getdoc(of) or ""
+    made = inspect.isclass(of) and own.startswith(f"{of.__name__}(")
+    instance = not inspect.isclass(of) and own == inspect.getdoc(type(of))
+    return "" if made or instance else own
+
+
+def markdown(text: str) -> str:
+    """A Google-style docstring as Markdown: sections as lists, examples as code."""
+    lines, section, code = [], "", False
+    for line in text.splitlines():
+        bare = line.strip()
+        if bare.startswith(">>> ") and not code:
+            lines += ["", "```pycon"]
+            code, indent = True, len(line) - len(line.lstrip())
+        elif code and not bare:
+            lines.append("```")
+            code = False
+        if code:
+            lines.append(line[indent:])
+        elif head := SECTION.fullmatch(line):
+            section = head[1]
+            lines += [f"**{section}**", ""]
+        else:
+            section = section if line.startswith(" ") or not bare else ""
+            entry = ENTRY.fullmatch(bare) if section and re.match(r"  \S", line) else None
+            bare = f"- `{entry[1]}`: {entry[2]}" if entry and section != "Returns" else bare
+            continued = bool(section) and line.startswith("    ")
+            lines.append(("  " if continued else "") + bare.replace("``", "`"))
+    return "\n".join([*lines, "```"] if code else lines)
+
+
+class Bare(str):
+    """An annotation that is shown without quotes."""
+
+    __repr__ = str.__str__
+
+
+def bare(annotation: Any) -> Any:
+    """Annotations of modules that postpone them are texts."""
+    return Bare(annotation) if isinstance(annotation, str) else annotation
+
+
+def shown_argument(text: str) -> str:
+    """An argument without addresses: a default function by its name, another object as "..."."""
+    text = re.sub(r"<function (?:\w+\.)*(\w+) at 0x\w+>", r"\1", text)
+    return re.sub(r"<[^<>]* at 0x\w+>", "...", text)
+
+
+def signature(name: str, of: Any) -> str:
+    """NAME(ARGUMENTS) -> RESULT, one argument a line where it is long."""
+    try:
+        found = inspect.signature(of)
+    except (TypeError, ValueError):
+        return name
+    found = found.replace(
+        parameters=[one.replace(annotation=bare(one.annotation)) for one in found.parameters.values()],
+        return_annotation=bare(found.return_annotation),
+    )
+    line = name + shown_argument(str(found))
+    if len(line) <= 100:
+        return line
+    result = (
+        "" if found.return_annotation is found.empty else f" -> {inspect.formatannotation(found.return_annotation)}"
+    )
+    shown, starred = [], False
+    for parameter in found.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            shown.append("*")
+        starred = starred or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        shown.append(shown_argument(str(parameter)))
+    return name + "(\n" + "".join(f"    {one},\n" for one in shown) + ")" + result
+
+
+def page() -> str:
+    """The whole page."""
+    parts = ["# API reference\n\nWritten by `python -m scripts.api_reference` from the docstrings; do not edit."]
+    homes: dict[int, str] = {}
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        parts.append(f"## {package}\n\n{markdown(inspect.getdoc(module) or '')}")
+        for name in public_names(package):
+            of = getattr(module, name)
+            home = homes.setdefault(id(of), f"{package}.{name}")
+            if home != f"{package}.{name}":
+                parts.append(f"### {package}.{name}\n\nSee [{home}](#{home.replace('.', '').lower()}).")
+                continue
+            if not callable(of):
+                keys = f": {', '.join(map(repr, of))}" if isinstance(of, dict) else ""
+                parts.append(f"### {package}.{name}\n\nA `{type(of).__name__}`{keys}.")
+                continue
+            parts.append(f"### {package}.{name}\n\n```python\n{signature(name, of)}\n```\n\n{markdown(documented(of))}")
+            for method, function in methods(of) if inspect.isclass(of) else ():
+                text = markdown(documented(function))
+                property_of = not inspect.isroutine(inspect.getattr_static(of, method))
+                head = method if property_of else signature(method, function)
+                parts.append(f"#### {name}.{method}\n\n```python\n{head}\n```\n\n{text}")
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

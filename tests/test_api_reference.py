@@ -1,0 +1,33 @@
+"""docs/api.md is what the docstrings say, and every public name has one."""
+
+import importlib
+import inspect
+
+import pytest
+
+from scripts import api_reference
+
+
+def test_the_page_is_what_the_docstrings_say():
+    written = api_reference.PAGE.read_text()
+    assert written == api_reference.page(), "run `python -m scripts.api_reference`"
+    assert " at 0x" not in written
+    assert written.count("```") % 2 == 0
+
+
+@pytest.mark.parametrize("package", api_reference.PACKAGES)
+def test_every_public_name_has_a_docstring(package):
+    module = importlib.import_module(package)
+    missing = []
+    for name in api_reference.public_names(package):
+        of = getattr(module, name)
+        missing += [name] if callable(of) and not api_reference.documented(of) else []
+        if inspect.isclass(of):
+            missing += [f"{name}.{m}" for m, f in api_reference.methods(of) if not api_reference.documented(f)]
+    assert not missing
+
+
+def test_sections_and_examples_become_markdown():
+    text = "One.\n\nArgs:\n  x: An ``int``,\n    of any size.\n\nExample:\n  >>> f(1)\n  2"
+    wanted = "One.\n\n**Args**\n\n- `x`: An `int`,\n  of any size.\n\n**Example**\n\n\n```pycon\n>>> f(1)\n2\n```"
+    assert api_reference.markdown(text) == wanted
