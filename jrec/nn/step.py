@@ -52,15 +52,10 @@ def train_step(
 ) -> tuple[jax.Array, jax.Array]:
     """One training step, in place on ``model`` and ``optimizer``: lookup, dense gradients, casted update of the rows.
 
-    ``jrec.distribute`` compiles it so that tables and slots are updated without a copy. Under plain ``nnx.jit`` every
-    step copies them, which takes time that grows with their rows; split the modules and donate the state instead:
+    ``jrec.distribute`` compiles it so that tables and slots are updated without a copy; so does ``nnx.jit`` where it
+    may overwrite the modules. Elsewhere every step copies the tables, which takes time that grows with their rows:
 
-      >>> graph, state = nnx.split((model, optimizer))
-      >>> @functools.partial(jax.jit, donate_argnums=0)
-      ... def step(state, batch):
-      ...     model, optimizer = nnx.merge(graph, state)
-      ...     loss, logits = train_step(model, optimizer, batch)
-      ...     return nnx.state((model, optimizer)), loss
+      >>> step = nnx.jit(train_step, donate_argnames=("model", "optimizer"))
 
     Args:
       model: A ``SparseModel`` that holds all of its rows, as ``DLRM`` on one device.
