@@ -263,6 +263,13 @@ pays for keeping them.""",
 `python -m benchmarks.many_tables`: 500 tables of 10,000 rows against 26 of them.""",
     ),
     Section(
+        title="A program of one's own",
+        files=("library_step",),
+        text="""\
+`python -m benchmarks.library_step`: steps of `jrec.distribute` beside a `jax.jit` step on a split state that may be
+overwritten, written by hand; and the same lookups in tables of more rows, of the same 4,096 rows ("scan") or of all.""",
+    ),
+    Section(
         title="Accuracy on real clicks",
         files=("accuracy",),
         text="""\

@@ -53,7 +53,7 @@ class SharedCache(FunctionCache):
         end = time.monotonic() + WAIT_SECONDS
         try:
             self._impl.locator.ensure_cache_path()
-            lock = self._lock_path.open("ab")
+            self._lock = lock = self._lock_path.open("ab")
             while True:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,9 +62,8 @@ class SharedCache(FunctionCache):
                         time.sleep(_POLL_SECONDS)
                         continue
                 break
-        except OSError:  # a file system without locks: as numba alone does it
-            return
-        self._lock = lock
+        except OSError:  # a file system without locks: as numba does it without this class
+            self._release()
 
     def _release(self) -> None:
         if self._lock is not None:
