@@ -267,7 +267,7 @@ pays for keeping them.""",
         files=("library_step",),
         text="""\
 `python -m benchmarks.library_step`: steps of `jrec.distribute` beside a `jax.jit` step on a split state that may be
-overwritten, written by hand; and the same lookups in tables of more rows, of the same 4,096 rows ("scan") or of all.""",
+overwritten, written by hand; and the same lookups in tables of more rows, of the same 4,096 ("scan") or of all.""",
     ),
     Section(
         title="Accuracy on real clicks",

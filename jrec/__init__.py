@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from jrec.ops.layout import EmbeddingLayout as EmbeddingLayout
     from jrec.ops.layout import FeatureConfig as FeatureConfig
     from jrec.ops.layout import TableConfig as TableConfig
+    from jrec.run.distribute import distribute as distribute
     from jrec.run.options import HostOptions as HostOptions
     from jrec.run.options import MeshOptions as MeshOptions
     from jrec.run.run import Run as Run
-    from jrec.run.run import distribute as distribute
 
 __version__ = "0.1.0"
 
@@ -60,7 +60,8 @@ __getattr__, __dir__ = attach(
         **dict.fromkeys(_OPS, "jrec.ops"),
         **dict.fromkeys(("HostOptions", "MeshOptions"), "jrec.run.options"),
         **dict.fromkeys(("HostOptions", "MeshOptions"), "jrec.run.options"),
-        **dict.fromkeys(("Run", "distribute"), "jrec.run.run"),
+        "Run": "jrec.run.run",
+        "distribute": "jrec.run.distribute",
         **dict.fromkeys(("EmbeddingLayout", "FeatureConfig", "TableConfig"), "jrec.ops.layout"),
     },
 )

@@ -238,7 +238,7 @@ def test_a_step_updates_tables_in_place():
     found = {"label": np.zeros(8, np.float32), "price": np.zeros(8, np.float32), "user": np.arange(8)}
     with jrec.distribute(model, optimizer) as run:
         state, batch = run._state, next(run.feed([found], dense=["price"], workers=0))
-        memory = state.compiled.step_on.lower(state.state, {}, {}, batch._ready.prepared).compile().memory_analysis()
+        memory = state.compiled.step_on.lower(state.state, {}, {}, batch.ready.prepared).compile().memory_analysis()
     rows = 4 * 200_000 * 16
     assert memory.alias_size_in_bytes >= 2 * rows
     assert memory.temp_size_in_bytes < rows / 20

@@ -1,4 +1,4 @@
-"""``jrec.distribute``: a model and its optimizer over devices and host memory, and the loop around them."""
+"""A model in training, wherever its rows live: its steps, batches, predictions, rows and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,205 +9,36 @@ import json
 import os
 import pathlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints
 from jrec.data.blocks import LABEL
 from jrec.data.packing import OnBadId, Packer
-from jrec.data.schema import DatasetError
 from jrec.errors import ConfigError
 from jrec.host import HostTable
-from jrec.mesh.route import AXIS
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss
 from jrec.ops.layout import EmbeddingLayout
 from jrec.run.batches import PackedBatches
 from jrec.run.checkpoint import dense_arrays, restore_state
-from jrec.run.feed import Feed, Ready
+from jrec.run.feed import Feed
 from jrec.run.feeds import open_feed
-from jrec.run.held import HeldRows, without_rows
 from jrec.run.in_place_feed import HostCasts, needs_pipeline
-from jrec.run.mesh_batch import Dealt
 from jrec.run.mesh_feed import MeshFeed
-from jrec.run.mesh_plan import check_tables, placed_plan
-from jrec.run.mesh_setup import MeshSetup, open_setup
-from jrec.run.options import HostOptions, MeshOptions
+from jrec.run.options import HostOptions
 from jrec.run.predictions import Predictions
 from jrec.run.processes import wait_for_all
+from jrec.run.run_feed import FedBatch, ItemPacker, RunFeed, hot_parts
 from jrec.run.state import RunState
 from jrec.run.step import Seen, StepOn
 from jrec.run.whole_tables import read_rows, table_rows
-from jrec.sharding.plans import Plan
 
-Step = Callable[["FedBatch"], tuple[jax.Array, Seen]]
-
-
-def distribute(
-    model: Any,
-    optimizer: SparseOptimizer,
-    *,
-    mesh: Mesh | None = None,
-    plan: Plan | None = None,
-    everywhere: Mapping[str, np.ndarray] | None = None,
-    key: jax.Array | None = None,
-    mesh_options: MeshOptions | None = None,
-    host: HostOptions | None = None,
-) -> Run:
-    """Places a model's tables, and takes its steps from there on: on one device or many, with rows in host memory.
-
-    On a mesh dense parameters and tensor-train cores are on all devices, every device computes its part of a batch, and
-    every row lives where the plan says. With several processes each one calls this, and all methods of the run, in
-    the same order, after ``jax.distributed.initialize``.
-
-      >>> run = jrec.distribute(model, optimizer)
-      >>> step = run.compile()
-      >>> for batch in run.feed(batches, dense=["price"]):
-      ...     loss, outputs = step(batch)
-
-    Args:
-      model: A ``SparseModel``. The run takes its arrays, which ``step`` then updates in place: read them with
-        ``Run.modules``. Tables larger than a device's memory are of tier "host", or in a layout with ``planned=True``,
-        so that the model does not hold their rows. A model may be abstract (``nnx.eval_shape``) where a checkpoint
-        will be restored.
-      optimizer: The model's optimizer.
-      mesh: The devices, whatever its axes; None for JAX's first device.
-      plan: Where the rows live, such as from ``jrec.sharding.plan``. None deals them to the mesh's devices in turn, and
-        leaves them on the one device without a mesh. Tables of tiers "host" and "replicated" are there as a whole.
-      everywhere: By table, ascending rows that every device has, whatever the plan says: the hot rows of FAE.
-      key: The key of initial rows that the model does not hold; None for the one that its embeddings remember.
-      mesh_options: How rows travel between devices.
-      host: How rows in host memory are kept and travel.
-
-    Raises:
-      ConfigError: If plan, mesh and tables do not go together, or ``host.pipeline`` is "off", but the run needs it.
-      PlanError: If the devices cannot hold the plan.
-      ProcessError: If another process cannot be reached.
-    """
-    host, layout = host or HostOptions(), model.embeddings.layout
-    first_key: jax.Array = model.embeddings.table_key() if key is None else key
-    held: HeldRows | None = None
-    setup: MeshSetup | None = None
-    if mesh is not None or plan is not None or everywhere is not None or layout.planned:
-        devices = np.array(jax.devices()[:1]) if mesh is None else mesh.devices.reshape(-1)
-        if not layout.planned:
-            model, optimizer, held = without_rows(model, optimizer)
-            layout = model.embeddings.layout
-        if plan is not None:
-            _check_plan(plan, layout, len(devices))
-        slots = {table.name: stack.name for stack in layout.planned_stacks for table in stack.tables}
-
-        def slots_of(table: str) -> Mapping[str, Any]:
-            return {} if (own := optimizer.of(slots[table])) is None else own.slots
-
-        placed = placed_plan(plan, layout, len(devices), slots_of, everywhere=_checked_rows(layout, everywhere or {}))
-        options = mesh_options or MeshOptions()
-        setup = open_setup(layout, Mesh(devices, (AXIS,)), placed, options=options)
-    elif jax.process_count() > 1:
-        raise ConfigError(
-            f"{jax.process_count()} processes run, but distribute was given no mesh; give one of all devices:"
-            " jax.make_mesh((jax.device_count(),), ('devices',))"
-        )
-    return Run(
-        RunState(model, optimizer, key=first_key, host=host, setup=setup, held=held), model, optimizer, host=host
-    )
-
-
-def _checked_rows(layout: EmbeddingLayout, everywhere: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The rows that every device has, by table.
-
-    Raises:
-      ConfigError: If there is no such table or row, or rows do not ascend.
-    """
-    checked = {}
-    sizes = {table.name: table.rows for stack in layout.planned_stacks for table in stack.tables}
-    for name, given_rows in everywhere.items():
-        rows = np.asarray(given_rows)
-        if name not in sizes:
-            raise ConfigError(f"everywhere names table {name!r}; uncompressed are {', '.join(sorted(sizes))}")
-        fits = rows.ndim == 1 and (not rows.size or np.issubdtype(rows.dtype, np.integer))
-        if not fits or (np.diff(rows) <= 0).any() or (rows.size and not 0 <= rows[0] <= rows[-1] < sizes[name]):
-            raise ConfigError(f"everywhere[{name!r}] must be ascending rows of 0 to {sizes[name] - 1:,}; sort them")
-        checked[name] = rows
-    return checked
-
-
-def _check_plan(plan: Plan, layout: EmbeddingLayout, devices: int) -> None:
-    if plan.devices != devices:
-        raise ConfigError(
-            f"the plan is for {plan.devices} devices, but the mesh has {devices}; plan for {devices}, or give a mesh of"
-            f" {plan.devices}"
-        )
-    if plan.purpose != "training":
-        raise ConfigError(f"the plan is for {plan.purpose}: its copies of rows would not follow the updates")
-    check_tables(plan, layout)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class FedBatch:
-    """A batch of a ``RunFeed``, ready for one step.
-
-    Attributes:
-      batch: The examples as they were packed, NumPy arrays; with several processes, this process's.
-    """
-
-    batch: Batch
-    _ready: Ready
-    _feed: RunFeed
-
-
-class RunFeed:
-    """Batches of a run, packed and routed in threads ahead of their steps; an iterator. Use it from one thread.
-
-    ``Run.feed`` makes it. Take the step of a batch before you ask for the next one.
-    """
-
-    def __init__(self, feed: Feed):
-        self._feed, self._out, self._closed = feed, False, False
-
-    def __iter__(self) -> Iterator[FedBatch]:
-        return self
-
-    def __next__(self) -> FedBatch:
-        if self._closed:
-            raise StopIteration
-        if self._out:
-            raise RuntimeError("take the step of the last batch before you ask for the next one: rows depend on it")
-        try:
-            ready = self._feed.next()
-        except StopIteration:
-            self._feed.settle()
-            self.close()
-            raise
-        self._out = True
-        return FedBatch(ready.batch, ready, self)
-
-    def position(self) -> Any:
-        """The position after the last step, in JSON types, for ``Run.save`` and ``Run.feed(..., position=...)``."""
-        return self._feed.position()
-
-    def settle(self) -> None:
-        """Waits until host memory holds every row as the last step left it."""
-        if not self._closed:
-            self._feed.settle()
-
-    def close(self) -> None:
-        """Ends the threads; a feed whose batches are all taken is closed."""
-        if not self._closed:
-            self._closed = True
-            self._feed.close()
-
-    def __enter__(self) -> RunFeed:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.settle()
-        self.close()
+Step = Callable[[FedBatch], tuple[jax.Array, Seen]]
 
 
 class Run:
@@ -253,14 +84,13 @@ class Run:
         return lambda batch: self._take(batch, step_on)
 
     def _take(self, batch: FedBatch, step_on: StepOn) -> tuple[jax.Array, Seen]:
-        feed = batch._feed
-        if feed not in self._feeds or not feed._out:
-            raise ValueError("a step takes a batch of this run's feed, and each batch once")
+        if batch.feed not in self._feeds:
+            raise ValueError("a step takes a batch of this run's feed; this one is of another run")
+        batch.feed.check(batch)
         if self._checkpoints is not None:
             self._checkpoints.between_steps()
-        host, outputs = self._state.step(batch._ready, step_on)
-        feed._feed.stepped(batch._ready, host, outputs)
-        feed._out = False
+        host, outputs = self._state.step(batch.ready, step_on)
+        batch.feed.stepped(batch, host, outputs)
         self.steps += 1
         return outputs.loss, outputs
 
@@ -305,13 +135,13 @@ class Run:
         setup = dataclasses.replace(setup, hot=True) if hot and setup is not None else setup
         transform: Callable[[Batch], Any] | None = None
         if setup is not None:
-            transform = functools.partial(_hot_parts, setup) if hot else setup.parts
+            transform = functools.partial(hot_parts, setup) if hot else setup.parts
         if self._in_place:
             transform = HostCasts(self.layout.host_stacks)
         cast = "host" if setup is None else "none"
         packer = Packer(self.layout, dense=dense, label=label, on_bad_id=on_bad_id, cast=cast, **packing)
         shared = 1 if setup is None else sum(number in setup.local for number in setup.plan.askers)
-        pack = _Pack(packer, batch_size, shared)
+        pack = ItemPacker(packer, batch_size, shared)
         packed = PackedBatches(batches, pack, transform=transform, workers=workers, prefetch=prefetch, look=pack.look)
         if hot and setup is not None:
             feed: Feed = MeshFeed(packed, setup=setup, total=None)
@@ -431,7 +261,7 @@ class Run:
           CheckpointError: If there is none, or it is damaged, or of another model.
           RuntimeError: If a feed of the run is open: it has read ahead of rows that change now.
         """
-        if any(not feed._closed for feed in self._feeds):
+        if any(not feed.closed for feed in self._feeds):
             raise RuntimeError("close the run's feeds before a checkpoint is restored, and make new ones after it")
         self._finish()
         self._checkpoints = self._open(pathlib.Path(folder).absolute(), keep=2)
@@ -475,47 +305,6 @@ class Run:
         """The features whose lookups are sent, where that is decided."""
         setup = self._state.setup
         return None if setup is None or not setup.forms.decided else sorted(setup.forms.send)
-
-
-class _Pack:
-    """Packs the items of a feed into batches of one size."""
-
-    def __init__(self, packer: Packer, batch_size: int | None, shared: int):
-        self._packer, self._size, self._shared = packer, batch_size, shared
-
-    def look(self, item: Any) -> None:
-        """Sees the items in their order: the first one has the size of all, unless it was given."""
-        if self._size is None and not isinstance(item, Batch):
-            self._size = self._packer.prepare(item).examples
-
-    def __call__(self, item: Any) -> Batch:
-        if isinstance(item, Batch):
-            return item
-        prepared = self._packer.prepare(item)
-        size = -(-(self._size or prepared.examples) // self._shared) * self._shared
-        return self._packer.pack(prepared, np.arange(prepared.examples, dtype=np.int32), size)
-
-
-def _hot_parts(setup: MeshSetup, batch: Batch) -> Dealt:
-    """The parts of a batch that may read only rows of every device.
-
-    Raises:
-      DatasetError: If it reads another row.
-    """
-    dealt = setup.parts(batch)
-    for part in dealt.parts:
-        for name, routed in part.routes.items():
-            everywhere = np.zeros(routed.addresses.size, bool)
-            everywhere[routed.of(setup.plan.devices)[1]] = True
-            if everywhere.all():
-                continue
-            stack, address = setup.layout.stacks[name], int(routed.addresses[~everywhere][0])
-            number = int(np.searchsorted(stack.bases, address, side="right")) - 1
-            raise DatasetError(
-                f"a hot batch reads row {address - stack.bases[number]} of table {stack.tables[number].name!r}, which"
-                " the plan does not put on every device; give such examples to a feed without hot=True"
-            )
-    return dealt
 
 
 def _fingerprint(layout: EmbeddingLayout, optimizer: SparseOptimizer) -> dict[str, Any]:

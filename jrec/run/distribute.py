@@ -1,0 +1,122 @@
+"""``jrec.distribute``: places a model and its optimizer over devices and host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jrec.errors import ConfigError
+from jrec.mesh.route import AXIS
+from jrec.nn import SparseOptimizer
+from jrec.ops.layout import EmbeddingLayout
+from jrec.run.held import HeldRows, without_rows
+from jrec.run.mesh_plan import check_tables, placed_plan
+from jrec.run.mesh_setup import MeshSetup, open_setup
+from jrec.run.options import HostOptions, MeshOptions
+from jrec.run.run import Run
+from jrec.run.state import RunState
+from jrec.sharding.plans import Plan
+
+
+def distribute(
+    model: Any,
+    optimizer: SparseOptimizer,
+    *,
+    mesh: Mesh | None = None,
+    plan: Plan | None = None,
+    everywhere: Mapping[str, np.ndarray] | None = None,
+    key: jax.Array | None = None,
+    mesh_options: MeshOptions | None = None,
+    host: HostOptions | None = None,
+) -> Run:
+    """Places a model's tables, and takes its steps from there on: on one device or many, with rows in host memory.
+
+    On a mesh dense parameters and tensor-train cores are on all devices, every device computes its part of a batch, and
+    every row lives where the plan says. With several processes each one calls this, and all methods of the run, in
+    the same order, after ``jax.distributed.initialize``.
+
+      >>> run = jrec.distribute(model, optimizer)
+      >>> step = run.compile()
+      >>> for batch in run.feed(batches, dense=["price"]):
+      ...     loss, outputs = step(batch)
+
+    Args:
+      model: A ``SparseModel``. The run takes its arrays, which ``step`` then updates in place: read them with
+        ``Run.modules``. Tables larger than a device's memory are of tier "host", or in a layout with ``planned=True``,
+        so that the model does not hold their rows. A model may be abstract (``nnx.eval_shape``) where a checkpoint
+        will be restored.
+      optimizer: The model's optimizer.
+      mesh: The devices, whatever its axes; None for JAX's first device.
+      plan: Where the rows live, such as from ``jrec.sharding.plan``. None deals them to the mesh's devices in turn, and
+        leaves them on the one device without a mesh. Tables of tiers "host" and "replicated" are there as a whole.
+      everywhere: By table, ascending rows that every device has, whatever the plan says: the hot rows of FAE.
+      key: The key of initial rows that the model does not hold; None for the one that its embeddings remember.
+      mesh_options: How rows travel between devices.
+      host: How rows in host memory are kept and travel.
+
+    Raises:
+      ConfigError: If plan, mesh and tables do not go together, or ``host.pipeline`` is "off", but the run needs it.
+      PlanError: If the devices cannot hold the plan.
+      ProcessError: If another process cannot be reached.
+    """
+    host, layout = host or HostOptions(), model.embeddings.layout
+    first_key: jax.Array = model.embeddings.table_key() if key is None else key
+    held: HeldRows | None = None
+    setup: MeshSetup | None = None
+    if mesh is not None or plan is not None or everywhere is not None or layout.planned:
+        devices = np.array(jax.devices()[:1]) if mesh is None else mesh.devices.reshape(-1)
+        if not layout.planned:
+            model, optimizer, held = without_rows(model, optimizer)
+            layout = model.embeddings.layout
+        if plan is not None:
+            _check_plan(plan, layout, len(devices))
+        slots = {table.name: stack.name for stack in layout.planned_stacks for table in stack.tables}
+
+        def slots_of(table: str) -> Mapping[str, Any]:
+            return {} if (own := optimizer.of(slots[table])) is None else own.slots
+
+        placed = placed_plan(plan, layout, len(devices), slots_of, everywhere=_checked_rows(layout, everywhere or {}))
+        options = mesh_options or MeshOptions()
+        setup = open_setup(layout, Mesh(devices, (AXIS,)), placed, options=options)
+    elif jax.process_count() > 1:
+        raise ConfigError(
+            f"{jax.process_count()} processes run, but distribute was given no mesh; give one of all devices:"
+            " jax.make_mesh((jax.device_count(),), ('devices',))"
+        )
+    return Run(
+        RunState(model, optimizer, key=first_key, host=host, setup=setup, held=held), model, optimizer, host=host
+    )
+
+
+def _checked_rows(layout: EmbeddingLayout, everywhere: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The rows that every device has, by table.
+
+    Raises:
+      ConfigError: If there is no such table or row, or rows do not ascend.
+    """
+    checked = {}
+    sizes = {table.name: table.rows for stack in layout.planned_stacks for table in stack.tables}
+    for name, given_rows in everywhere.items():
+        rows = np.asarray(given_rows)
+        if name not in sizes:
+            raise ConfigError(f"everywhere names table {name!r}; uncompressed are {', '.join(sorted(sizes))}")
+        fits = rows.ndim == 1 and (not rows.size or np.issubdtype(rows.dtype, np.integer))
+        if not fits or (np.diff(rows) <= 0).any() or (rows.size and not 0 <= rows[0] <= rows[-1] < sizes[name]):
+            raise ConfigError(f"everywhere[{name!r}] must be ascending rows of 0 to {sizes[name] - 1:,}; sort them")
+        checked[name] = rows
+    return checked
+
+
+def _check_plan(plan: Plan, layout: EmbeddingLayout, devices: int) -> None:
+    if plan.devices != devices:
+        raise ConfigError(
+            f"the plan is for {plan.devices} devices, but the mesh has {devices}; plan for {devices}, or give a mesh of"
+            f" {plan.devices}"
+        )
+    if plan.purpose != "training":
+        raise ConfigError(f"the plan is for {plan.purpose}: its copies of rows would not follow the updates")
+    check_tables(plan, layout)

@@ -1,0 +1,139 @@
+"""Batches of a program's own iterable, ready for the steps of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from jrec.batch import Batch
+from jrec.data.packing import Packer
+from jrec.data.schema import DatasetError
+from jrec.run.feed import Feed, Ready
+from jrec.run.mesh_batch import Dealt
+from jrec.run.mesh_setup import MeshSetup
+from jrec.run.step import HostResults, Seen
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FedBatch:
+    """A batch of a ``RunFeed``, ready for one step.
+
+    Attributes:
+      batch: The examples as they were packed, NumPy arrays; with several processes, this process's.
+      ready: The batch as the step takes it.
+      feed: The batch's feed.
+    """
+
+    batch: Batch
+    ready: Ready
+    feed: RunFeed
+
+
+class RunFeed:
+    """Batches of a run, packed and routed in threads ahead of their steps; an iterator. Use it from one thread.
+
+    ``Run.feed`` makes it. Take the step of a batch before you ask for the next one.
+    """
+
+    def __init__(self, feed: Feed):
+        self._feed, self._closed = feed, False
+        self._out: FedBatch | None = None  # whose step is not taken yet
+
+    def __iter__(self) -> Iterator[FedBatch]:
+        return self
+
+    def __next__(self) -> FedBatch:
+        if self._closed:
+            raise StopIteration
+        if self._out is not None:
+            raise RuntimeError("take the step of the last batch before you ask for the next one: rows depend on it")
+        try:
+            ready = self._feed.next()
+        except StopIteration:
+            self._feed.settle()
+            self.close()
+            raise
+        self._out = FedBatch(ready.batch, ready, self)
+        return self._out
+
+    def check(self, batch: FedBatch) -> None:
+        """Raises ValueError unless this is the batch whose step is to be taken."""
+        if batch is not self._out:
+            raise ValueError("a step takes a batch of this run's feed, and each batch once")
+
+    def stepped(self, batch: FedBatch, host: HostResults, outputs: Seen) -> None:
+        """Takes back a batch after its step; see ``Feed``."""
+        self._feed.stepped(batch.ready, host, outputs)
+        self._out = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether all batches are taken, or the feed was closed."""
+        return self._closed
+
+    def position(self) -> Any:
+        """The position after the last step, in JSON types, for ``Run.save`` and ``Run.feed(..., position=...)``."""
+        return self._feed.position()
+
+    def settle(self) -> None:
+        """Waits until host memory holds every row as the last step left it."""
+        if not self._closed:
+            self._feed.settle()
+
+    def close(self) -> None:
+        """Ends the threads; a feed whose batches are all taken is closed."""
+        if not self._closed:
+            self._closed = True
+            self._feed.close()
+
+    def __enter__(self) -> RunFeed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.settle()
+        self.close()
+
+
+class ItemPacker:
+    """Packs the items of a feed into batches of one size."""
+
+    def __init__(self, packer: Packer, batch_size: int | None, shared: int):
+        self._packer, self._size, self._shared = packer, batch_size, shared
+
+    def look(self, item: Any) -> None:
+        """Sees the items in their order: the first one has the size of all, unless it was given."""
+        if self._size is None and not isinstance(item, Batch):
+            self._size = self._packer.prepare(item).examples
+
+    def __call__(self, item: Any) -> Batch:
+        """The item's batch; an item that is one stays as it is."""
+        if isinstance(item, Batch):
+            return item
+        prepared = self._packer.prepare(item)
+        size = -(-(self._size or prepared.examples) // self._shared) * self._shared
+        return self._packer.pack(prepared, np.arange(prepared.examples, dtype=np.int32), size)
+
+
+def hot_parts(setup: MeshSetup, batch: Batch) -> Dealt:
+    """The parts of a batch that may read only rows of every device.
+
+    Raises:
+      DatasetError: If it reads another row.
+    """
+    dealt = setup.parts(batch)
+    for part in dealt.parts:
+        for name, routed in part.routes.items():
+            everywhere = np.zeros(routed.addresses.size, bool)
+            everywhere[routed.of(setup.plan.devices)[1]] = True
+            if everywhere.all():
+                continue
+            stack, address = setup.layout.stacks[name], int(routed.addresses[~everywhere][0])
+            number = int(np.searchsorted(stack.bases, address, side="right")) - 1
+            raise DatasetError(
+                f"a hot batch reads row {address - stack.bases[number]} of table {stack.tables[number].name!r}, which"
+                " the plan does not put on every device; give such examples to a feed without hot=True"
+            )
+    return dealt
