@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import itertools
 import pathlib
 import socket
@@ -370,3 +371,24 @@ def test_a_tree_of_outputs_comes_from_all_devices_in_the_order_of_examples():
     assert found[0][1]["user"].shape == (16, 4)
     for other in found[1:]:
         jax.tree.map(lambda one, another: np.testing.assert_allclose(one, another, **CLOSE), found[0], other)
+
+
+@pytest.mark.parametrize("name", ["host-pipeline", "plan-four"])
+def test_rows_of_a_feed_that_is_left_are_stored(name):
+    """A loop that breaks out, and whose feed nobody keeps."""
+
+    def some(run):
+        step = run.compile()
+        for batch in run.feed(map(columns, range(STEPS)), dense=DENSE):
+            step(batch)
+            if run.steps == 3:
+                break
+
+    with placed(name) as run, placed("device") as other:
+        some(run)
+        some(other)
+        gc.collect()
+        for table in ROWS:
+            np.testing.assert_allclose(run.table(table), other.table(table), **CLOSE)
+        with pytest.raises(RuntimeError, match="reads rows in host memory ahead of its steps"):
+            run.feed([])

@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import pathlib
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -61,7 +60,7 @@ class Run:
             raise ConfigError(f"HostOptions.pipeline is 'off', but {reason}; leave it at 'auto'")
         self._in_place = bool(self.layout.host_stacks) and host.pipeline != "on" and reason is None
         self._fingerprint = _fingerprint(self.layout, optimizer)
-        self._feeds: weakref.WeakSet[RunFeed] = weakref.WeakSet()
+        self._feeds: list[RunFeed] = []  # those that are open: what their steps left may not be stored yet
         self._checkpoints: Checkpoints | None = None
         self._predictions = Predictions(state)
         step = optimizer.dense.step.get_value()
@@ -128,7 +127,15 @@ class Run:
 
         Raises:
           ConfigError: If ``hot``, but there is no plan.
+          RuntimeError: If another feed is open that reads rows in host memory ahead of its steps, as this one would.
         """
+        self._feeds = [feed for feed in self._feeds if not feed.closed]
+        reads_ahead = bool(self._state.tables) and not (self._in_place or hot)
+        if reads_ahead and any(feed.reads_ahead for feed in self._feeds):
+            raise RuntimeError(
+                "another feed of the run reads rows in host memory ahead of its steps, which steps of this one would"
+                " change; take all of its batches, or close it first"
+            )
         setup = self._state.setup
         if hot and setup is None:
             raise ConfigError("hot batches read the rows that every device has by a plan; give distribute a plan")
@@ -149,8 +156,8 @@ class Run:
             feed = open_feed(self._state, packed, host=self._host, in_place=self._in_place)
         if position is not None:
             feed.restore(position)
-        opened = RunFeed(feed)
-        self._feeds.add(opened)
+        opened = RunFeed(feed, reads_ahead=reads_ahead)
+        self._feeds.append(opened)
         return opened
 
     def predict(

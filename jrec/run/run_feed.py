@@ -36,10 +36,14 @@ class RunFeed:
     """Batches of a run, packed and routed in threads ahead of their steps; an iterator. Use it from one thread.
 
     ``Run.feed`` makes it. Take the step of a batch before you ask for the next one.
+
+    Attributes:
+      reads_ahead: Whether it reads rows in host memory ahead of the steps, so that no other steps may change them.
     """
 
-    def __init__(self, feed: Feed):
+    def __init__(self, feed: Feed, *, reads_ahead: bool):
         self._feed, self._closed = feed, False
+        self.reads_ahead = reads_ahead
         self._out: FedBatch | None = None  # whose step is not taken yet
 
     def __iter__(self) -> Iterator[FedBatch]:
@@ -53,7 +57,6 @@ class RunFeed:
         try:
             ready = self._feed.next()
         except StopIteration:
-            self._feed.settle()
             self.close()
             raise
         self._out = FedBatch(ready.batch, ready, self)
@@ -84,16 +87,18 @@ class RunFeed:
             self._feed.settle()
 
     def close(self) -> None:
-        """Ends the threads; a feed whose batches are all taken is closed."""
+        """Stores what the last step left, and ends the threads; a feed whose batches are all taken is closed."""
         if not self._closed:
             self._closed = True
-            self._feed.close()
+            try:
+                self._feed.settle()
+            finally:
+                self._feed.close()
 
     def __enter__(self) -> RunFeed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.settle()
         self.close()
 
 
