@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 from fae_cases import packed, records_of, rows_of
+from flax import nnx
 from host_runs import pipeline_threads
 
 from jrec.data.synth.generate import SynthOptions, synthesize
@@ -200,7 +201,8 @@ def test_the_all_reduces_of_a_hot_step(four):
     state, rows, host, batch = four.shapes
     assert not host
     (name,) = rows
-    dense = [leaf.size for leaf in jax.tree.leaves(four.run.compiled.merge(four.run.state)[0])]
+    model, _ = four.run.compiled.merge(four.run.state)
+    dense = [leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
     hot, dim = rows[name].replicated.shape
     route = batch.routes[name]
     assert route.own is None
