@@ -35,9 +35,9 @@ def layout_of():
 LAYOUT = layout_of()
 
 
-def modules(*, dense=None, **options):
+def modules(*, dense=None, unique_capacities=None, **options):
     config = nn.DLRMConfig(num_dense=1, bottom_mlp=(8,), top_mlp=(1,))
-    model = nn.DLRM(config, LAYOUT, rngs=nnx.Rngs(1))
+    model = nn.DLRM(config, LAYOUT, unique_capacities=unique_capacities, rngs=nnx.Rngs(1))
     dense = optax.sgd(0.1, momentum=0.9) if dense is None else dense
     return model, nn.SparseOptimizer(model, dense=dense, embedding=ops.Adam(learning_rate=0.05), **options)
 
@@ -143,3 +143,14 @@ def test_bags_and_gradients_that_do_not_go_together_are_refused():
         optimizer.update_accumulated(model, [parts[0].bags], {}, [])
     with pytest.raises(ValueError, match="there are no micro-batches"):
         nn.accumulated_step(model, optimizer, [])
+
+
+def test_all_rows_of_micro_batches_fit_where_those_of_each_fit():
+    """A bound on the unique rows of a batch (``unique_capacities``) holds for a micro-batch, not for all together."""
+    room = {"d8_float32": 8}  # as many as a micro-batch reads at most; three of them read more
+    found, expected = modules(unique_capacities=room), modules()
+    parts, whole = batches(5, [8, 8, 8])
+    assert len(np.unique(np.concatenate([part.bags["d8_float32"].ids for part in parts]))) > 8
+    loss, _ = nnx.jit(nn.accumulated_step)(*found, parts)
+    np.testing.assert_allclose(loss, nnx.jit(nn.train_step)(*expected, whole)[0], **CLOSE)
+    agree(found, expected)
