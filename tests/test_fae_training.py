@@ -31,7 +31,6 @@ from jrec.train.config import load_config
 from jrec.train.dataset import evaluation_config, open_data
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.fae_data import FaeLoaders
-from jrec.train.hot_cold_feed import hot_setup
 from jrec.train.loaders import train_loader
 from jrec.train.loop import train
 from jrec.train.open_mesh import open_mesh
@@ -105,7 +104,7 @@ def loaders_of(config):
     data = open_data(config)
     layout = build_layout(data.config, data.schema)
     cold = open_mesh(data.config, data.schema, layout, packed=data.packed)
-    return FaeLoaders(data.config, data.packed, cold=cold, hot=hot_setup(cold))
+    return FaeLoaders(data.config, data.packed, cold=cold, hot=cold.for_hot_batches())
 
 
 def close(loaders):

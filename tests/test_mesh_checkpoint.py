@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from mesh_plans import some_plan
 from mesh_run_cases import CONFIG
 from mesh_runs import OPTIMIZERS
+from whole_stacks import whole_stack
 
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.synth.generate import SynthOptions, synthesize
@@ -18,7 +19,6 @@ from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError
 from jrec.run.checkpoint import flatten
 from jrec.run.mesh_checkpoint import MeshSource, saved_rows
-from jrec.run.mesh_table import whole_stack
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train

@@ -14,6 +14,7 @@ from mesh_plans import scattered, some_plan
 from mesh_run_cases import CONFIG
 from mesh_runs import OPTIMIZERS
 from run_cases import configuring, quickstart
+from whole_stacks import whole_stack
 
 from jrec.checkpoint import Checkpoints, HostRows
 from jrec.checkpoint.writer import Writer
@@ -25,7 +26,6 @@ from jrec.run.mesh_checkpoint import MeshSource, saved_rows
 from jrec.run.mesh_host_rows import load_host_rows, planned_host_tables
 from jrec.run.mesh_plan import dealt
 from jrec.run.mesh_rows import based
-from jrec.run.mesh_table import whole_stack
 from jrec.run.options import HostOptions
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_addresses, host_ranges

@@ -120,10 +120,10 @@ def dealt_again(plan, devices):
 def test_initial_rows_are_those_of_one_device():
     from flax import nnx
     from jax.sharding import Mesh
+    from whole_stacks import whole_stack
 
     from jrec.nn.embeddings import init_stack
     from jrec.run.mesh_rows import initial_rows
-    from jrec.run.mesh_table import whole_stack
 
     layout, plan = mesh_runs.layout(), some_plan(4, seed=0, replicate=0.3)
     key = nnx.Rngs(params=0).params()

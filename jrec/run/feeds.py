@@ -31,7 +31,7 @@ def open_feed(
       run: The run's state.
       batches: On a mesh cut by ``setup.parts``; with casts of the stacks in host memory where rows stay in place.
       host: How rows in host memory travel.
-      in_place: Whether they do not (``needs_pipeline``).
+      in_place: Whether they do not (``reads_in_place``).
       total: The number of batches that the run takes; None for all.
       trace: Where to write the trace of the stages of rows in host memory; None for none.
       on_growth: See ``MeshFeed``.

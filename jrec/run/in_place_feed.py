@@ -18,20 +18,50 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
+from jrec.errors import ConfigError
 from jrec.host import HostTable
 from jrec.host.pipeline_batch import on_device
 from jrec.host.timeline import Timeline
 from jrec.ops.dispatch import native_unavailable
 from jrec.ops.host_cast import with_cast
-from jrec.ops.layout import Stack
+from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
 from jrec.run.batches import Batches
 from jrec.run.feed import LoaderFeed, Ready
+from jrec.run.options import HostOptions
 from jrec.run.step import HostResults, Seen, StepBatch
 from jrec.tiers.pooled import PooledRows, PooledUpdate
 
 READ, LOOKUP, STEP, UPDATE = "read", "lookup", "device step", "update"
 _ALIGNMENT = 64  # bytes: a jitted function takes a NumPy array without a copy where it begins at a multiple of them
+
+
+def reads_in_place(
+    layout: EmbeddingLayout, host: HostOptions, *, planned: bool, implementation: str | None, key: str
+) -> bool:
+    """Whether a run pools and updates its rows in host memory in place, as ``host.pipeline`` says.
+
+    Args:
+      layout: The run's tables.
+      host: How its rows in host memory travel.
+      planned: See ``needs_pipeline``.
+      implementation: See ``needs_pipeline``.
+      key: What ``host.pipeline`` is called in messages.
+
+    Raises:
+      ConfigError: If the pipeline is "off", but the run needs it.
+    """
+    check_pipeline(host, planned=planned, implementation=implementation, key=key)
+    wanted = bool(layout.host_stacks) and host.pipeline != "on"
+    return wanted and needs_pipeline(planned=planned, implementation=implementation) is None
+
+
+def check_pipeline(host: HostOptions, *, planned: bool, implementation: str | None, key: str) -> None:
+    """Raises ConfigError if the pipeline is "off", but the run needs it. Starts JAX's devices only where it is off."""
+    if host.pipeline != "off":
+        return
+    if (reason := needs_pipeline(planned=planned, implementation=implementation)) is not None:
+        raise ConfigError(f"{key} is 'off', but {reason}; set it to 'auto' or leave it out")
 
 
 def needs_pipeline(*, planned: bool, implementation: str | None) -> str | None:

@@ -65,6 +65,10 @@ class MeshSetup:
         """Numbers of the process's own devices."""
         return local_numbers(self.mesh)
 
+    def for_hot_batches(self) -> MeshSetup:
+        """The same mesh and plan for batches that read only rows that every device has."""
+        return dataclasses.replace(self, hot=True)
+
     @property
     def communication(self) -> Communication:
         """How the devices work together in a step."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -27,7 +26,7 @@ from jrec.run.batches import PackedBatches
 from jrec.run.checkpoint import dense_arrays, restore_state
 from jrec.run.feed import Feed
 from jrec.run.feeds import open_feed
-from jrec.run.in_place_feed import HostCasts, needs_pipeline
+from jrec.run.in_place_feed import HostCasts, reads_in_place
 from jrec.run.mesh_feed import MeshFeed
 from jrec.run.options import HostOptions
 from jrec.run.predictions import Predictions
@@ -54,11 +53,9 @@ class Run:
         self._state, self._host = state, host
         self.layout = state.layout
         self.mesh, self.plan = (None, None) if state.setup is None else (state.setup.mesh, state.setup.plan)
-        embeddings = model.embeddings
-        reason = needs_pipeline(planned=self.plan is not None, implementation=embeddings.implementation)
-        if host.pipeline == "off" and reason is not None:
-            raise ConfigError(f"HostOptions.pipeline is 'off', but {reason}; leave it at 'auto'")
-        self._in_place = bool(self.layout.host_stacks) and host.pipeline != "on" and reason is None
+        planned, implementation = self.plan is not None, model.embeddings.implementation
+        named: Any = {"planned": planned, "implementation": implementation, "key": "HostOptions.pipeline"}
+        self._in_place = reads_in_place(self.layout, host, **named)
         self._fingerprint = _fingerprint(self.layout, optimizer)
         self._feeds: list[RunFeed] = []  # those that are open: what their steps left may not be stored yet
         self._checkpoints: Checkpoints | None = None
@@ -139,7 +136,7 @@ class Run:
         setup = self._state.setup
         if hot and setup is None:
             raise ConfigError("hot batches read the rows that every device has by a plan; give distribute a plan")
-        setup = dataclasses.replace(setup, hot=True) if hot and setup is not None else setup
+        setup = setup.for_hot_batches() if hot and setup is not None else setup
         transform: Callable[[Batch], Any] | None = None
         if setup is not None:
             transform = functools.partial(hot_parts, setup) if hot else setup.parts

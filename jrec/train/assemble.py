@@ -24,7 +24,7 @@ from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData
 from jrec.train.fae_data import FaeLoaders
 from jrec.train.host_pipeline import reads_in_place
-from jrec.train.hot_cold_feed import HotColdFeed, hot_setup
+from jrec.train.hot_cold_feed import HotColdFeed
 from jrec.train.loaders import train_loader
 from jrec.train.open_mesh import open_mesh
 from jrec.train.report.logs import log_growth
@@ -71,7 +71,7 @@ def assemble(data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, re
     loaders = loader = None
     if data.packed is not None:
         assert setup is not None  # separate hot rows need a plan
-        loaders = FaeLoaders(config, data.packed, cold=setup, hot=hot_setup(setup))
+        loaders = FaeLoaders(config, data.packed, cold=setup, hot=setup.for_hot_batches())
         total = loaders.total_batches
     else:
         transform: Callable[[Batch], Any] | None = None if setup is None else setup.parts

@@ -26,7 +26,7 @@ class FaeLoaders:
       config: The run's configuration.
       packed: The FAE folder.
       cold: Mesh and plan of the run.
-      hot: Mesh and plan of the hot batches (``jrec.train.hot_cold_feed.hot_setup``).
+      hot: Mesh and plan of the hot batches (``MeshSetup.for_hot_batches``).
 
     Attributes:
       hot: Batches that read only hot rows; None where no example is hot.

@@ -8,13 +8,11 @@ on the same batches under another plan, except for the order of sums over device
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from jrec.batch import Batch
 from jrec.run.feed import Feed, Ready
-from jrec.run.mesh_setup import MeshSetup
 from jrec.run.step import HostRows, Seen
 from jrec.train.fae_data import FaeLoaders
 
@@ -115,12 +113,3 @@ class HotColdFeed:
 
     def _present(self) -> list[Feed]:
         return [feed for feed in self._feeds.values() if feed is not None]
-
-
-def hot_setup(setup: MeshSetup) -> MeshSetup:
-    """The same mesh and plan for hot batches, which read rows that every device has.
-
-    Args:
-      setup: The run's mesh and plan, which has the hot rows on every device.
-    """
-    return dataclasses.replace(setup, hot=True)
