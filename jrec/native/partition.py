@@ -32,9 +32,8 @@ def partitioned(run: Run, plan: Callable[[Mesh, Any, Any], _Plan], rule: str, **
 
     @jax.custom_batching.custom_vmap
     def call(*operands: Any) -> Any:
-        meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(operand).sharding.mesh for operand in operands)]
-        if any(mesh.manual_axes or mesh.explicit_axes for mesh in meshes):
-            return run(*operands)  # rules speak neither of the other axes of a shard_map, nor of explicit ones
+        if not rules_apply(operands):
+            return run(*operands)
         ruled = custom_partitioning(lambda *inner: run(*inner))
 
         def partition(mesh: Mesh, arguments: Any, results: Any) -> Any:
@@ -58,6 +57,12 @@ def partitioned(run: Run, plan: Callable[[Mesh, Any, Any], _Plan], rule: str, **
         return out, jax.tree.map(lambda _: True, out)
 
     return call
+
+
+def rules_apply(operands: Sequence[Any]) -> bool:
+    """Whether partitioning rules may be given here: they know neither a shard_map's axes nor explicit ones."""
+    meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(operand).sharding.mesh for operand in operands)]
+    return not any(mesh.manual_axes or mesh.explicit_axes for mesh in meshes)
 
 
 def axes_of(argument: Any, dimension: int) -> tuple[str, ...]:

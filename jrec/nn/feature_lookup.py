@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jrec.ops.embedding_bag import normalized_weights
 from jrec.ops.forms import FormedBags, formed
-from jrec.ops.gather_reduce import gather_reduce
+from jrec.ops.gather_reduce import lookup_of_table
 from jrec.ops.layout import FeatureConfig, Stack, StackedFeature
 from jrec.ops.storage import strip
 from jrec.ops.types import Bags
@@ -70,7 +70,7 @@ def _rows_in(collection: EmbeddingCollection, stack: Stack, feature: StackedFeat
     bags = Bags(ids=jnp.where(bags.ids < feature.table_rows, addresses, jnp.int32(_NO_ROW)), weights=bags.weights)
     if stack.name in collection.stacks:
         table = collection.stacks[stack.name].get_value()
-        pooled = gather_reduce(table, bags.ids, weights=bags.weights, implementation=collection.implementation)
+        pooled = lookup_of_table(table, bags.ids, weights=bags.weights, implementation=collection.implementation)
         return strip(pooled, stack.dim)
     store = collection.tt[stack.name].store({})
     pooled, _ = store.lookup(bags, None, collection.contexts()[stack.name]).finish(None)

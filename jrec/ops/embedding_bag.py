@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jrec.ops.arrays import AnyBagged, AnyIds, AnyOffsets, AnyWeights, Table
 from jrec.ops.dispatch import Implementation
 from jrec.ops.forms import formed
-from jrec.ops.gather_reduce import gather_reduce, segment_of_entries
+from jrec.ops.gather_reduce import lookup_of_table, segment_of_entries
 from jrec.ops.offsets import nan_unless, whole_bags, within_bags
 from jrec.ops.sizes import larger
 
@@ -68,13 +68,13 @@ def embedding_bag(
     if combiner == "max":
 
         def single(ids: jax.Array, weights: jax.Array | None) -> jax.Array:
-            return gather_reduce(table, ids, weights=weights, implementation=implementation)
+            return lookup_of_table(table, ids, weights=weights, implementation=implementation)
 
         return bags.in_form(max_of_bags(single, bags.ids, bags.offsets, bags.weights))
     scaled = bags.weights
     if combiner != "sum":
         scaled = normalized_weights(bags.ids, bags.offsets, scaled, combiner)
-    pooled = gather_reduce(table, bags.ids, bags.offsets, weights=scaled, implementation=implementation)
+    pooled = lookup_of_table(table, bags.ids, bags.offsets, weights=scaled, implementation=implementation)
     return bags.in_form(pooled)
 
 

@@ -19,6 +19,7 @@ from jrec.ops.gather_reduce_xla import run_in_xla
 from jrec.ops.gather_reduce_xla import segment_of_entries as segment_of_entries
 from jrec.ops.gather_reduce_xla import take_rows as take_rows
 from jrec.ops.offsets import check_concrete_offsets
+from jrec.ops.undivided import undivided
 from jrec.ops.verdicts import KernelClass
 
 
@@ -53,6 +54,19 @@ def gather_reduce(
     return gather_reduce_together([call], implementation)[0]
 
 
+def lookup_of_table(
+    table: jax.Array,
+    ids: jax.Array,
+    offsets: jax.Array | None = None,
+    *,
+    weights: jax.Array | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """``gather_reduce`` of a table, which a GPU's kernel refuses where ``jit`` divides it over devices."""
+    call = gather_reduce_call(table, ids, offsets, weights=weights)
+    return gather_reduce_together([call], implementation, tables=True)[0]
+
+
 def gather_reduce_call(
     source: jax.Array, indices: jax.Array, offsets: jax.Array | None = None, *, weights: jax.Array | None = None
 ) -> Call:
@@ -64,38 +78,53 @@ def gather_reduce_call(
     return _call(source, indices, offsets, weights)
 
 
-def gather_reduce_together(calls: Sequence[Call], implementation: Implementation | None) -> list[jax.Array]:
-    """What ``gather_reduce`` returns for each call; on a GPU, kernels of all of them share launches."""
-    sums: Any = _reduced(implementation, [call.args for call in calls])
+def gather_reduce_together(
+    calls: Sequence[Call], implementation: Implementation | None, *, tables: bool = False
+) -> list[jax.Array]:
+    """What ``gather_reduce`` returns for each call; on a GPU, kernels of all of them share launches.
+
+    Args:
+      calls: Made by ``gather_reduce_call``.
+      implementation: As for ``gather_reduce``.
+      tables: Whether the sources are tables; a GPU's kernel refuses those that ``jit`` divides over devices.
+    """
+    sums: Any = _reduced((implementation, tables), [call.args for call in calls])
     return sums
 
 
+_How = tuple[Implementation | None, bool]  # the implementation, and whether sources are tables
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _reduced(implementation: Implementation | None, several: list[tuple[Any, ...]]) -> list[jax.Array]:
-    return dispatch_together("gather_reduce", implementation, [_call(*args) for args in several], _together)
+def _reduced(how: _How, several: list[tuple[Any, ...]]) -> list[jax.Array]:
+    implementation, tables = how
+    calls = [_call(*args, table=tables) for args in several]
+    return dispatch_together("gather_reduce", implementation, calls, _together)
 
 
 @functools.partial(_reduced.defjvp, symbolic_zeros=True)
-def _reduced_jvp(implementation: Implementation | None, primals: Any, tangents: Any) -> Any:
+def _reduced_jvp(how: _How, primals: Any, tangents: Any) -> Any:
     from jrec.ops.bag_sums import BagSums  # which is made of this module's function
 
     (several,), (changes,) = primals, tangents
-    sums: Any = _reduced(implementation, several)
+    sums: Any = _reduced(how, several)
     of_sums = []
     for args, change, out in zip(several, changes, sums, strict=True):
         source, _, offsets, weights = args
-        bags = BagSums.of(source, offsets, weights, implementation)
+        bags = BagSums.of(source, offsets, weights, how[0])
         tangent = bags.tangent(args, change, SymbolicZero)
         of_sums.append(jnp.zeros_like(out) if tangent is None else tangent)
     return sums, of_sums
 
 
-def _call(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> Call:
+def _call(
+    source: jax.Array, indices: jax.Array, offsets: jax.Array | None, weights: jax.Array | None, *, table: bool = False
+) -> Call:
     return Call(
         args=(source, indices, offsets, weights),
         xla=run_in_xla,
         native=_native if source.dtype in (jnp.float32, jnp.bfloat16, jnp.float16) else None,
-        request=_request,
+        request=_of_table if table else _request,
         kernel=KernelClass(kernel="gather_reduce", dtype=source.dtype.name, dim=source.shape[1]),
     )
 
@@ -144,6 +173,10 @@ def _native(source: jax.Array, indices: jax.Array, offsets: jax.Array | None, we
 
 def _request(*args: Any) -> tuple[Any, ...]:
     return args
+
+
+def _of_table(source: jax.Array, *rest: Any) -> tuple[Any, ...]:
+    return undivided(source), *rest
 
 
 def _together(requests: Sequence[tuple[Any, ...]]) -> list[jax.Array]:

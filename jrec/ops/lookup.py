@@ -73,7 +73,7 @@ def lookup(
         gather_reduce_call(table, bags[name].ids, bags[name].offsets, weights=bags[name].weights)
         for name, table in tables.items()
     ]
-    activations = dict(zip(tables, gather_reduce_together(calls, implementation), strict=True))
+    activations = dict(zip(tables, gather_reduce_together(calls, implementation, tables=True), strict=True))
     residuals = {}
     for name, table in tables.items():
         bag = bags[name]

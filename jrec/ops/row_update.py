@@ -15,6 +15,7 @@ from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_update_xla import update_rows
 from jrec.ops.storage import real_dim
 from jrec.ops.types import Cast
+from jrec.ops.undivided import undivided
 from jrec.ops.verdicts import KernelClass
 from jrec.row_optimizers import RowOptimizer, Slots
 
@@ -77,7 +78,7 @@ def row_update(
 
         return kernel(
             optimizer,
-            table,
+            undivided(table),
             slots,
             rows,
             _widened(gradients, table),
@@ -195,7 +196,7 @@ def casted_update_call(
 
         return UpdateRequest(
             optimizer=optimizer,
-            table=table,
+            table=undivided(table),
             slots=slots,
             rows=cast.rows,
             offsets=cast.offsets,

@@ -135,7 +135,7 @@ def look_up(
       implementation: See ``gather_reduce``.
     """
     pending = {name: store.lookup(bags[name], routes.get(name), contexts[name]) for name, store in stores.items()}
-    run = functools.partial(gather_reduce_together, implementation=implementation)
+    run = functools.partial(gather_reduce_together, implementation=implementation, tables=True)
     completed: dict[str, tuple[jax.Array, Residuals]] = _complete(pending, run)
     return {n: activations for n, (activations, _) in completed.items()}, {
         n: left for n, (_, left) in completed.items()
