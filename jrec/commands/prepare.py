@@ -18,10 +18,12 @@ EPILOG = """examples:
   jrec prepare movielens --input ratings.dat --users users.dat --movies movies.dat --out data/ml1m
   jrec prepare csv --schema clicks.toml --input monday.csv tuesday.csv.gz --out data/clicks
   jrec prepare avazu --input <(zstdcat train.zst) --out data/avazu
+  jrec prepare csv --schema clicks.toml --input friday.csv --vocabulary-from data/clicks --split 0,0,1 --out data/friday
 
 The output folder appears when it is complete. An interrupted run is started anew by the same command. A pipe is copied
 to disk beside DIR first, since it can be read only once.
 """
+_LEARNED = ("min_count", "max_rows", "key_seed")
 FORMATS = {
     "criteo-kaggle": "Criteo's Kaggle challenge: train.txt",
     "criteo-terabyte": "Criteo's Terabyte log: day_0.gz to day_23.gz",
@@ -98,7 +100,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         help="fractions of the examples, in order of time, for train, valid and test (default 0.8,0.1,0.1)",
     )  # fmt: skip
     parser.add_argument(
-        "--min-count", type=COUNT, default=default.min_count, metavar="N",
+        "--min-count", type=COUNT, metavar="N",
         help="values seen less often in training share the out-of-vocabulary row (default 2)",
     )  # fmt: skip
     parser.add_argument(
@@ -107,6 +109,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="hash the values of tables that would have more rows",
     )
+    parser.add_argument(
+        "--vocabulary-from", metavar="DATASET",
+        help="give values the rows that they have in this earlier dataset, new ones its out-of-vocabulary rows or hash"
+        " buckets; what is of its rows (runs, plans) fits the result. Allows --split 0,0,1",
+    )  # fmt: skip
     parser.add_argument(
         "--on-bad-line", choices=("error", "skip"), default=default.on_bad_line,
         help="stop at a malformed line (default), or count such lines and keep them aside in DIR/bad_lines.tsv",
@@ -123,7 +130,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--key-seed",
         type=integer(0, 2**64 - 1),
-        default=0,
         metavar="N",
         help="seed of the hash of long values (default 0)",
     )
@@ -137,26 +143,30 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prepares the dataset and says what is in it."""
     from jrec.data.prepare import prepare
-    from jrec.data.prepare_options import PrepareOptions
+    from jrec.data.prepare_options import PrepareOptions, refuse_learned
+    from jrec.data.vocabulary_load import dataset_key_seed
     from jrec.progress import Progress
 
     shard_examples = args.shard_examples
     if shard_examples is None:
         shard_examples = max((1 << 20) // args.block_size, 1) * args.block_size
+    learned = {name: value for name in _LEARNED if (value := getattr(args, name)) is not None}
+    if args.vocabulary_from is not None and learned:
+        raise refuse_learned(next(iter(learned)), args.vocabulary_from)
+    key_seed = learned.get("key_seed", 0) if args.vocabulary_from is None else dataset_key_seed(args.vocabulary_from)
     options = PrepareOptions(
         split=args.split,
-        min_count=args.min_count,
-        max_rows=args.max_rows,
+        **learned,
+        vocabulary_from=args.vocabulary_from,
         on_bad_line=args.on_bad_line,
         block_size=args.block_size,
         shard_examples=shard_examples,
         keep_order=args.keep_order,
-        key_seed=args.key_seed,
         threads=args.threads,
         overwrite=args.overwrite,
     )
     schema = prepare(
-        _source(args),
+        _source(args, key_seed),
         args.input,
         args.out,
         options,
@@ -170,7 +180,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _source(args: argparse.Namespace):
+def _source(args: argparse.Namespace, key_seed: int):
     from jrec.data import readers
 
     if args.format == "csv":
@@ -179,7 +189,7 @@ def _source(args: argparse.Namespace):
         options = readers.MovieLensOptions(
             users=args.users, movies=args.movies, negatives=args.negatives, seed=args.seed
         )
-        return readers.MovieLens(options, args.key_seed)
+        return readers.MovieLens(options, key_seed)
     if args.format == "avazu":
         return readers.Avazu()
     if args.format == "taobao":

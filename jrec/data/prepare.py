@@ -29,6 +29,7 @@ from jrec.data.spill import ListColumn, PlainColumn, Spill
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, build_table
 from jrec.data.vocabulary_file import file_digests, save_table
+from jrec.data.vocabulary_from import EarlierDataset, Usage
 from jrec.data.workspace import workspace
 from jrec.progress import Progress
 
@@ -68,15 +69,24 @@ def prepare(
     progress = progress or Progress(show=False)
     inputs = [named(str(path)) for path in inputs]
     check_inputs(inputs, keep_order=options.keep_order)
+    earlier = None if options.vocabulary_from is None else EarlierDataset(options.vocabulary_from)
+    if earlier is not None:
+        source = earlier.source(source)
+    learned = {} if earlier is None else earlier.learned
+    stated = {k: v for k, v in dataclasses.asdict(options).items() if k not in ("threads", "overwrite")}
+    if earlier is None:
+        del stated["vocabulary_from"]
     provenance = {
         "command": command,
         "format": source.name,
         "inputs": [{"file": p, "stream": True} if is_stream(p) else Input(name=p, file=p).describe() for p in inputs],
-        "options": {k: v for k, v in dataclasses.asdict(options).items() if k not in ("threads", "overwrite")},
+        "options": stated | learned,
         "jrec": _version(),
     }
     with workspace(out, provenance, overwrite=options.overwrite, report=report) as folder:
-        schema = _Preparation(source, inputs, folder, options, progress, report).run(provenance)
+        schema = _Preparation(source, inputs, folder, options, earlier, progress, report).run(provenance)
+        if earlier is not None:
+            earlier.check_made(schema)
         schema.save(folder)
     return Schema.load(out)
 
@@ -93,8 +103,13 @@ class _Preparation:
     inputs: list[str]
     folder: pathlib.Path
     options: PrepareOptions
+    earlier: EarlierDataset | None
     progress: Progress
     report: Callable[[str], None]
+
+    @property
+    def _key_seed(self) -> int:
+        return self.options.key_seed if self.earlier is None else self.earlier.key_seed
 
     def run(self, provenance: dict[str, Any]) -> Schema:
         """All passes; returns the schema of what lies in the folder."""
@@ -108,10 +123,13 @@ class _Preparation:
         spill = self._ingest(inputs, work, texts, bad)
         shutil.rmtree(work / "streams", ignore_errors=True)
         bounds = split_bounds(spill.rows, self.options.split)
-        if bounds[0] == 0:
+        if self.earlier is not None:
+            features = self.earlier.features(spill)
+        elif bounds[0] == 0:
             raise DatasetError(f"{spill.rows} example(s) leave none to train on with --split {self.options.split}")
-        tables, ids = self._encode(spill, work, texts, bounds[0])
-        features = tuple(_feature(s, spill) for s in self.source.categorical)
+        else:
+            features = tuple(_feature(s, spill) for s in self.source.categorical)
+        tables, ids, usage = self._encode(spill, work, texts, bounds[0])
         splits = self._write(spill, ids, bounds, features)
         shutil.rmtree(work)
         return Schema(
@@ -121,7 +139,13 @@ class _Preparation:
             categorical=features,
             tables=tables,
             splits=splits,
-            provenance={**provenance, "inputs": read, "format_options": self.source.options(), "bad_lines": bad.count},
+            provenance={
+                **provenance,
+                "inputs": read,
+                "format_options": self.source.options(),
+                "bad_lines": bad.count,
+                **({} if self.earlier is None else {"vocabulary": {**self.earlier.provenance(), "tables": usage}}),
+            },
             files=file_digests(self.folder, tables, self.options.threads),
         )
 
@@ -140,7 +164,9 @@ class _Preparation:
     def _ingest(self, inputs: list[Input], work: pathlib.Path, texts: dict[str, TextStore], bad: BadLines) -> Spill:
         spill = new_spill(self.source, work / "columns")
         try:
-            log = Log(self.source, inputs, key_seed=self.options.key_seed, threads=self.options.threads)
+            if self.earlier is not None:
+                self.earlier.add_texts(texts)
+            log = Log(self.source, inputs, key_seed=self._key_seed, threads=self.options.threads)
             with self.progress.stage("surveying", log.bytes) as advance:
                 self.source.survey(lambda: log.converted(advance, None))
             with self.progress.stage("reading", log.bytes * self.source.passes) as advance:
@@ -166,29 +192,47 @@ class _Preparation:
 
     def _encode(
         self, spill: Spill, work: pathlib.Path, texts: dict[str, TextStore], train_rows: int
-    ) -> tuple[tuple[Table, ...], dict[str, PlainColumn]]:
-        """Builds every table and replaces keys by row numbers; the columns of ids are by feature."""
+    ) -> tuple[tuple[Table, ...], dict[str, PlainColumn], dict[str, dict[str, int]]]:
+        """Builds every table, or takes it from the earlier dataset, and replaces keys by row numbers.
+
+        Returns:
+          The tables, the columns of ids by feature, and by table how often it, and its OOV row, is accessed; the last
+          only of an earlier dataset's tables.
+        """
         names = list(dict.fromkeys(s.table for s in self.source.categorical))
+        if self.earlier is not None:
+            names = [table.name for table in self.earlier.schema.tables]
         ids: dict[str, PlainColumn] = {}
+        usage: dict[str, dict[str, int]] = {name: {} for name in names}
 
         def build(index: int, name: str) -> Table:
             specs = [s for s in self.source.categorical if s.table == name]
             columns = [spill.columns[keys_name(s.name)] for s in specs]
-            built = build_table(
-                name,
-                lambda: (chunk for column in columns for chunk in _keys(column, train_rows)),
-                min_count=self.options.min_count,
-                max_rows=self.options.max_rows,
-            )
-            encode = built.encoder()
+            if self.earlier is not None:
+                built = self.earlier.table(name)
+            else:
+                built = build_table(
+                    name,
+                    lambda: (chunk for column in columns for chunk in _keys(column, train_rows)),
+                    min_count=self.options.min_count,
+                    max_rows=self.options.max_rows,
+                )
+            encode, use = built.encoder(), None if self.earlier is None else Usage(built)
             for number, (spec, column) in enumerate(zip(specs, columns, strict=True)):
                 path = work / f"ids-{index:04d}-{number:04d}"
-                ids[spec.name] = encoded = PlainColumn(path, blocks.id_dtype(len(built.counts)))
+                ids[spec.name] = encoded = PlainColumn(path, blocks.id_dtype(built.rows))
+                trained = _values(column, train_rows)
                 for chunk in _keys(column, spill.rows):
-                    encoded.append(encode(chunk))
+                    rows = encode(chunk)
+                    if use is not None:
+                        use.add(rows, rows[: max(trained - encoded.rows, 0)])
+                    encoded.append(rows)
                 encoded.finish()
                 (column.values if isinstance(column, ListColumn) else column).remove()
-            table = save_table(self.folder, name, built, texts.get(name), key_seed=self.options.key_seed)
+            if self.earlier is not None and use is not None:
+                usage[name] = use.stated()
+                return self.earlier.save_table(self.folder, name, use.counts)
+            table = save_table(self.folder, name, built, texts.get(name), key_seed=self._key_seed)
             if isinstance(built, HashedTable):
                 self.report(f"table {name!r} is capped at {table.rows:,} rows by hashing")
             return table
@@ -205,7 +249,12 @@ class _Preparation:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return tables, ids
+        for name in names if self.earlier is not None else ():
+            if oov := usage[name].get("oov"):
+                accesses = usage[name]["accesses"]
+                share = f"{oov:,} of {accesses:,} accesses ({oov / accesses:.1%})"
+                self.report(f"table {name!r}: {share} are to values without a row of their own")
+        return tables, ids, usage
 
     def _write(
         self,
@@ -240,10 +289,14 @@ def split_bounds(rows: int, fractions: tuple[float, float, float]) -> tuple[int,
     return train, min(valid, rows), rows
 
 
+def _values(column: PlainColumn | ListColumn, rows: int) -> int:
+    """How many keys the first ``rows`` examples have."""
+    return int(column.ends.read(rows, rows + 1)[0]) if isinstance(column, ListColumn) else rows
+
+
 def _keys(column: PlainColumn | ListColumn, rows: int) -> Iterator[np.ndarray]:
     """All keys of the first ``rows`` examples."""
-    values = column.values if isinstance(column, ListColumn) else column
-    stop = int(column.ends.read(rows, rows + 1)[0]) if isinstance(column, ListColumn) else rows
+    values, stop = column.values if isinstance(column, ListColumn) else column, _values(column, rows)
     for start in range(0, stop, _READ_ROWS):
         yield values.read(start, min(start + _READ_ROWS, stop))
 

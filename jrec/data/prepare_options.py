@@ -23,6 +23,8 @@ class PrepareOptions:
       key_seed: The seed of long values' hashes; another one helps where two values collide.
       threads: How many cores to use.
       overwrite: Replace a finished dataset.
+      vocabulary_from: An earlier dataset, whose rows values get instead of rows of their own: see docs/data.md. It
+        decides ``min_count``, ``max_rows`` and ``key_seed``, which must not be given.
     """
 
     split: tuple[float, float, float] = (0.8, 0.1, 0.1)
@@ -35,12 +37,20 @@ class PrepareOptions:
     key_seed: int = 0
     threads: int = dataclasses.field(default_factory=lambda: min(8, len(os.sched_getaffinity(0))))
     overwrite: bool = False
+    vocabulary_from: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.split) != 3 or not all(0 <= f <= 1 for f in self.split) or abs(sum(self.split) - 1) > 1e-6:
             raise DatasetError(f"--split is {self.split}; give three fractions that add up to 1, like 0.8,0.1,0.1")
-        if self.split[0] == 0:
-            raise DatasetError("--split leaves nothing to train on; its first fraction must be above 0")
+        if self.split[0] == 0 and self.vocabulary_from is None:
+            raise DatasetError(
+                "--split leaves nothing to train on; its first fraction must be above 0, unless rows come from"
+                " --vocabulary-from"
+            )
+        if self.vocabulary_from is not None:
+            for name, default in (("min_count", 2), ("max_rows", None), ("key_seed", 0)):
+                if getattr(self, name) != default:
+                    raise refuse_learned(name, self.vocabulary_from)
         for name, least in (("min_count", 1), ("max_rows", 1), ("block_size", 1), ("threads", 1), ("key_seed", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -56,3 +66,12 @@ class PrepareOptions:
                 f"--shard-examples is {self.shard_examples}; it must be a positive multiple of --block-size,"
                 f" {self.block_size}"
             )
+
+
+def refuse_learned(name: str, vocabulary_from: str) -> DatasetError:
+    """The error about an option of which the earlier dataset decides."""
+    option = f"--{name.replace('_', '-')}"
+    return DatasetError(
+        f"{option} and --vocabulary-from cannot be given together: rows are those of {vocabulary_from}; leave {option}"
+        " out"
+    )

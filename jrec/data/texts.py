@@ -65,10 +65,15 @@ def _ordinals_of(keys, table_keys, table_ordinals):
 
 
 class TextStore:
-    """The distinct long texts of one table. Up to 96 bytes of memory a text; the text itself is on disk."""
+    """The distinct long texts of one table. Up to 96 bytes of memory a text; the text itself is on disk.
+
+    Attributes:
+      remedy: What to do where two texts have one hash, for the message.
+    """
 
     def __init__(self, path: pathlib.Path, table: str):
         self._table = table
+        self.remedy = "run again with another --key-seed"
         self._path = path
         self._file = path.open("wb")
         self._ends: list[np.ndarray] = [np.zeros(1, np.int64)]
@@ -97,8 +102,7 @@ class TextStore:
             if clash >= 0:
                 text = texts.buffer[texts.starts[clash] : texts.ends[clash]].tobytes().decode("utf-8", "replace")
                 raise DatasetError(
-                    f"two values of table {self._table!r}, one of them {text!r}, have the same hash; run again with"
-                    " another --key-seed"
+                    f"two values of table {self._table!r}, one of them {text!r}, have the same hash; {self.remedy}"
                 )
             if at == len(keys):
                 break

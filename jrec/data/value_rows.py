@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -13,9 +12,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from jrec.data.column_forms import Form
-from jrec.data.readers.keys import buckets, hash_texts, integer_keys
+from jrec.data.readers.keys import buckets
 from jrec.data.schema import DatasetError, Schema
-from jrec.data.vocabulary import Vocabulary
+from jrec.data.value_keys import value_keys
+from jrec.data.vocabulary import HashedTable, Vocabulary
+from jrec.data.vocabulary_load import load_table
 from jrec.ops.layout import FeatureConfig
 
 UNKNOWN = -1
@@ -105,10 +106,12 @@ class DatasetVocabulary:
     Attributes:
       keys: (rows,) uint64 in order of rows (``jrec.data.readers.keys``); the OOV row's means nothing.
       oov_row: The row of rare and unknown values.
+      key_seed: The seed of the hash of long texts among the keys.
     """
 
     keys: np.ndarray
     oov_row: int | None
+    key_seed: int = 0
     complete: bool = False
 
     @functools.cached_property
@@ -121,7 +124,7 @@ class DatasetVocabulary:
 
     def rows(self, values: Any) -> np.ndarray:
         """(n,) int64 rows of integers or texts, -1 for rare and unknown ones."""
-        found = self._encode(value_keys(values, 0)).astype(np.int64)
+        found = self._encode(value_keys(values, self.key_seed)).astype(np.int64)
         return np.where(found == self._other, UNKNOWN, found)
 
 
@@ -144,25 +147,14 @@ def load_vocabularies(folder: str | os.PathLike[str], *, key_seed: int = 0) -> d
       >>> batch = jrec.data.pack_batch(layout, columns, label=None, vocabularies=vocabularies, on_bad_id="oov")
     """
     folder, found = pathlib.Path(folder), {}
-    for table in Schema.load(folder).tables:
-        hashed = folder / "buckets" / f"{table.name}.npy"
-        if table.vocabulary is not None:
-            found[table.name] = _of_file(folder / table.vocabulary, table.name, table.oov_row)
-        elif hashed.is_file():
-            row_of_bucket = np.load(hashed, allow_pickle=False)
-            digest = hashlib.sha256(f"buckets, key seed {key_seed}\n".encode())
-            digest.update(np.ascontiguousarray(row_of_bucket, "<u4").data)
-            if table.numbering and digest.hexdigest() != table.numbering:
-                raise DatasetError(
-                    f"{hashed} is not what the schema says for key seed {key_seed}; give the --key-seed of the"
-                    " preparation as key_seed, or copy the file again"
-                )
-            found[table.name] = HashVocabulary(num_rows=table.rows, row_of_bucket=row_of_bucket, key_seed=key_seed)
+    schema = Schema.load(folder)
+    for table in schema.tables:
+        loaded = load_table(folder, schema, table, key_seed)
+        if isinstance(loaded, HashedTable):
+            rows_of = loaded.row_of_bucket
+            found[table.name] = HashVocabulary(num_rows=table.rows, row_of_bucket=rows_of, key_seed=key_seed)
         else:
-            raise DatasetError(
-                f"table {table.name!r} of {folder} has no vocabulary: synthetic data has none, and a damaged copy may"
-                " lack it; prepare a log with `jrec prepare`, or copy the folder again"
-            )
+            found[table.name] = DatasetVocabulary(keys=loaded.keys, oov_row=table.oov_row, key_seed=key_seed)
     return found
 
 
@@ -231,37 +223,6 @@ def vocabulary_of(table: str, given: AnyVocabulary, rows: int) -> TableVocabular
         f"the vocabulary of table {table!r} is {given!r}; give 'hash', a mapping from values to rows, or one of"
         " load_vocabularies(dataset)"
     )
-
-
-def value_keys(values: Any, seed: int) -> np.ndarray:
-    """(n,) uint64 keys of integers or texts, as ``jrec prepare`` has for a log's text (``jrec.data.readers.keys``)."""
-    if isinstance(values, np.ndarray):
-        if not values.size or (int(values.min()) > -1_000_000 and int(values.max()) < 2**56):
-            return integer_keys(values.astype(np.int64))
-        import pyarrow as pa
-
-        values = pa.array(values).cast(pa.large_string()).cast(pa.large_binary())
-    _, ends, texts = values.buffers()
-    bounds = np.frombuffer(ends, np.int64)[values.offset : values.offset + len(values) + 1] if len(values) else [0]
-    bounds = np.array(bounds, np.int64)
-    text = np.zeros(1, np.uint8) if texts is None else np.frombuffer(texts, np.uint8)[bounds[0] : bounds[-1]].copy()
-    return hash_texts(text, bounds - bounds[0], np.uint64(seed))[0]
-
-
-def _of_file(path: pathlib.Path, table: str, oov_row: int | None) -> DatasetVocabulary:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        values = pq.read_table(path, columns=["value"]).column("value")
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{path} cannot be read ({error}); copy it again, or prepare the dataset again") from error
-    values = pa.concat_arrays([chunk.cast(pa.large_string()) for chunk in values.chunks])
-    keys = value_keys(values.fill_null("").cast(pa.large_binary()), 0)
-    known = np.delete(keys, oov_row) if oov_row is not None else keys
-    if len(np.unique(known)) < len(known):
-        raise DatasetError(f"{path} has a value twice, or two of one hash; prepare table {table!r} again")
-    return DatasetVocabulary(keys=keys, oov_row=oov_row)
 
 
 def _texts(values: Any) -> list[str]:

@@ -81,6 +81,13 @@ def _look_up(keys, index_keys, index_rows, oov_row):
     return out
 
 
+@numba.njit(cache=True, nogil=True)
+def count_rows(rows, counts):
+    """Adds how often each of (n,) rows occurs to (table rows,) int64 counts, in place."""
+    for i in range(rows.shape[0]):
+        counts[rows[i]] += 1
+
+
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
     """A row for every frequent value and one for all others.
@@ -94,6 +101,11 @@ class Vocabulary:
     keys: np.ndarray
     counts: np.ndarray
     oov_row: int
+
+    @property
+    def rows(self) -> int:
+        """The table's rows."""
+        return len(self.keys)
 
     def encoder(self) -> Callable[[np.ndarray], np.ndarray]:
         """A function from (n,) uint64 keys to (n,) uint32 rows."""
@@ -119,11 +131,16 @@ class HashedTable:
     counts: np.ndarray
     oov_row: None = None
 
+    @property
+    def rows(self) -> int:
+        """The table's rows."""
+        return len(self.row_of_bucket)
+
     def encoder(self) -> Callable[[np.ndarray], np.ndarray]:
         """A function from (n,) uint64 keys to (n,) uint32 rows."""
-        if len(self.counts) == 1:
+        if self.rows == 1:
             return lambda keys: np.zeros(len(keys), np.uint32)
-        return lambda keys: self.row_of_bucket[buckets(keys, len(self.counts))]
+        return lambda keys: self.row_of_bucket[buckets(keys, self.rows)]
 
 
 def build_table(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jrec.data.readers.keys import decode_keys
-from jrec.data.schema import Table
+from jrec.data.schema import DatasetError, Table
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, Vocabulary
 from jrec.files import sha256_of
@@ -41,6 +41,23 @@ def save_table(
         vocabulary=vocabulary,
         numbering=numbering,
     )
+
+
+def copy_vocabulary(source: pathlib.Path, target: pathlib.Path, counts: np.ndarray) -> None:
+    """Copies a vocabulary with other counts, (rows,) int64."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(source) as file, pq.ParquetWriter(target, file.schema_arrow, compression="zstd") as writer:
+            at = 0
+            for batch in file.iter_batches(_ROWS):
+                stop = at + batch.num_rows
+                columns = [batch.column("value"), batch.column("row"), pa.array(counts[at:stop])]
+                writer.write_table(pa.table(columns, schema=file.schema_arrow))
+                at = stop
+    except (KeyError, pa.ArrowException) as error:
+        raise DatasetError(f"{source} cannot be read ({error}); copy it again, or prepare the dataset again") from error
 
 
 def file_digests(folder: pathlib.Path, tables: Sequence[Table], threads: int) -> dict[str, str]:

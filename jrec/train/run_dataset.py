@@ -56,8 +56,8 @@ def check_evaluated(folder: pathlib.Path, dataset: Identity) -> Identity:
     """
     trained = run_dataset(folder)
     remedy = (
-        "evaluate it on the dataset that it was trained on, or a copy: a log that was prepared by its own numbers rows"
-        " by its own frequencies"
+        "evaluate it on the dataset that it was trained on, a copy, or a log that was prepared with --vocabulary-from"
+        " that dataset: one prepared by its own numbers rows by its own frequencies"
     )
     trained.check(dataset, subject=f"the run in {folder}", remedy=remedy, error=CheckpointError)
     return trained

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,10 +25,18 @@ class Delimited(Source):
 
     def __init__(self, schema: DelimitedSchema):
         self._schema = schema
+        self._limits: dict[str, int] = {}
         self.name = schema.name
         self.timed = schema.time is not None
         self.dense = tuple(DenseFeature(name=d.feature, transform=d.transform) for d in schema.dense)
         self.categorical = tuple(_spec(c) for c in schema.categorical)
+
+    def limited(self, lengths: Mapping[str, int]) -> Delimited:
+        """Bounds lists whose longest the log would decide."""
+        limited = copy.copy(self)
+        open_lists = [c.feature for c in self._schema.categorical if c.separator and c.max_length is None]
+        limited._limits = {name: lengths[name] for name in open_lists if name in lengths}
+        return limited
 
     def options(self) -> dict[str, Any]:
         """The whole schema."""
@@ -87,6 +97,8 @@ class Delimited(Source):
         for feature in schema.categorical:
             if feature.separator:
                 _reject_lists(parsed, feature)
+                if (limit := self._limits.get(feature.feature)) is not None:
+                    _reject_longer(parsed, feature.column, limit)
         keys, weights = {}, {}
         for feature in schema.categorical:
             if not feature.separator:
@@ -139,6 +151,15 @@ def _reject_lists(parsed: ParsedBlock, feature: CategoricalColumn) -> None:
     if feature.fixed_length:
         wrong = lengths(feature.column) < (feature.max_length or 0)
         parsed.reject(wrong, feature.column, f"has fewer than {feature.max_length} values, but fixed_length is set")
+
+
+def _reject_longer(parsed: ParsedBlock, column: str, limit: int) -> None:
+    """Rejects rows whose list is longer than any of the dataset whose vocabulary is used."""
+    wrong = np.diff(parsed.lists(column).offsets) > limit
+    parsed.reject(
+        wrong, column, f"has more than {limit} values, the most that the dataset with the vocabulary has; to cut such"
+        f' lists, set max_length = {limit} and too_long = "last" (or "first") in the schema',
+    )  # fmt: skip
 
 
 def _cut(lists: ListField, feature: CategoricalColumn) -> ListField:

@@ -53,6 +53,7 @@ class MovieLens(Source):
 
     def __init__(self, options: MovieLensOptions, key_seed: int = 0):
         self._options = options
+        self.key_seed = key_seed
         self._users = Users(options.users, key_seed) if options.users else None
         self._movies = Movies(options.movies, key_seed) if options.movies else None
         self.categorical = one_hot("user_id", "movie_id", *(USER_FEATURES if self._users else ()))

@@ -58,6 +58,7 @@ class Source:
       timed: Whether chunks carry times, so that examples are sorted by them.
       passes: How often ``assemble`` passes over the log; with 2 it reads all before it yields.
       columns: The parsed column (by name) that each categorical feature's long texts come from.
+      key_seed: The seed of the hash of long values in files that are joined to the log; None where there are none.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Source:
     categorical: tuple[CategoricalSpec, ...] = ()
     timed: bool = False
     passes: int = 1
+    key_seed: int | None = None
 
     def dialect(self, path: str) -> Dialect:
         """How the lines of a file split into fields; may look at the file's first line."""
@@ -83,6 +85,10 @@ class Source:
     def assemble(self, converted: Iterator[Any]) -> Iterator[Chunk]:
         """Chunks from what ``convert`` returned, in the order of the files; called from one thread."""
         return converted
+
+    def limited(self, lengths: Mapping[str, int]) -> Source:
+        """The same log, where lists of no given ``max_length`` have at most these lengths, by feature."""
+        return self
 
     def options(self) -> dict[str, Any]:
         """The format's own options, for the dataset's provenance."""
