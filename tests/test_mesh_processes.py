@@ -261,6 +261,18 @@ def test_a_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_to_th
     assert logs[0] == logs[1]
 
 
+def test_processes_end_early_together_and_score_the_best_step(run, tmp_path):
+    early = ("evaluate.every_steps=5", "evaluate.early_stopping.patience=2", "checkpoint.keep_best=true")
+    finish(run(2, "epochs=40", "optimizer.embedding.learning_rate=0.3", *early))
+    folder = tmp_path / "many"
+    training = json.loads((folder / "report" / "metrics.json").read_text())["training"]
+    values = {r["step"]: r["auc"] for r in read_records(folder / "metrics.jsonl") if r["split"] == "valid"}
+    best = max(values, key=lambda step: values[step])
+    assert training["stopped_early"]
+    assert (training["scored_step"], training["steps"]) == (best, best + 10)
+    assert {best, best + 10} <= {int(p.name) for p in (folder / "checkpoints").iterdir()}
+
+
 def test_a_resumed_run_of_fewer_processes_takes_the_same_batches(run, config, tmp_path):
     finish(run(2, "max_steps=20"))
     finish(run(1, "max_steps=40", devices=2, resume=True))

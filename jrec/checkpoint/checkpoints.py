@@ -154,6 +154,7 @@ class Checkpoints:
         meta: Mapping[str, Any] | None = None,
         full: bool | None = None,
         wait: bool = True,
+        protected: int | None = None,
     ) -> None:
         """Writes a checkpoint.
 
@@ -168,6 +169,7 @@ class Checkpoints:
             that came in many pieces.
           wait: Whether to return only when it is written. Otherwise call ``between_steps`` before every step, and
             ``finish`` at the end; while several processes train it is written at once in any case.
+          protected: A step whose checkpoint stays, though it is not among the latest; None for none.
 
         Raises:
           CheckpointError: If it cannot be written, such as on a full disk; older checkpoints stay. Where it is not
@@ -176,7 +178,7 @@ class Checkpoints:
         if step < 0:
             raise ValueError(f"step is {step}; it must be at least 0")
         self.finish()
-        self._save = save = Save(self._settings, self._base, step, copy.deepcopy(dict(meta or {})))
+        self._save = save = Save(self._settings, self._base, step, copy.deepcopy(dict(meta or {})), protected=protected)
         with self._failing(), save.blocking():
             save.start(arrays, sources, full)
         if wait or self._settings.barrier is not None:

@@ -81,10 +81,20 @@ class Save:
       base: The checkpoint that the sources' changes are counted from.
       step: Its number.
       meta: JSON.
+      protected: An earlier step whose checkpoint stays, though it is not among the latest.
     """
 
-    def __init__(self, settings: Settings, base: Manifest | None, step: int, meta: dict[str, Any]):
+    def __init__(
+        self,
+        settings: Settings,
+        base: Manifest | None,
+        step: int,
+        meta: dict[str, Any],
+        *,
+        protected: int | None = None,
+    ):
         self.step, self.manifest = step, None
+        self._protected = protected
         self._settings, self._base, self._meta = settings, base, meta
         self._target = settings.folder / f"{step}.partial"
         self._sources: Sequence[Source] = ()
@@ -250,7 +260,8 @@ class Save:
         replaced = [withdrawn(folder, later) for later in reversed(complete_steps(folder)) if later >= self.step]
         target.rename(folder / str(self.step))
         sync(folder)
-        replaced += [withdrawn(folder, step) for step in complete_steps(folder)[: -settings.keep or None]]
+        old = complete_steps(folder)[: -settings.keep or None]
+        replaced += [withdrawn(folder, step) for step in old if step != self._protected]
         for path in replaced:
             shutil.rmtree(path)
 

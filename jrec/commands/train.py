@@ -87,6 +87,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.ops.verdicts import choices, local_verdicts
     from jrec.selfcheck.report import record
     from jrec.train.build import build_layout
+    from jrec.train.comparisons import comparison_sections
     from jrec.train.host_pipeline import check_pipeline
     from jrec.train.loop import train
     from jrec.train.report import summary, write_report
@@ -119,7 +120,13 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         seconds=outcome.seconds or None,
         examples=outcome.examples or None,
         history=outcome.folder / METRICS_FILE,
-        sections=merged(outcome.sections, {"kernels": kernels} if kernels else {}),
+        scored_step=outcome.scored_step,
+        stopped_early=outcome.stopped_early,
+        sections=merged(
+            outcome.sections,
+            {"kernels": kernels} if kernels else {},
+            comparison_sections(config, outcome.schema, outcome.scores),
+        ),
     )
     print(summary(content))
     print(f"{outcome.step:,} steps; report: {report}")

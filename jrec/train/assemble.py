@@ -84,7 +84,7 @@ def assemble(data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, re
     parameters = parameter_counts(model)
     if setup is not None:
         parameters = with_host_rows(parameters, layout, setup.plan)
-    saves = config.checkpoint.every_steps > 0
+    saves = config.checkpoint.every_steps > 0 or config.checkpoint.keep_best
     run = RunState(model, optimizer, key=table_key(config), host=config.tables.host, setup=setup, saves=saves)
     hot_cold = None
     if loaders is not None:

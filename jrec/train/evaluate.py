@@ -118,6 +118,7 @@ class CheckpointScores:
     step: int
     scores: Scores
     schema: Schema
+    trained_on: Identity
     config: TrainConfig
     parameters: dict[str, dict[str, Any]]
 
@@ -281,6 +282,7 @@ def evaluate_checkpoint(
         step=run.saved.step,
         scores=run.scores(split, limit=limit),
         schema=run.schema,
+        trained_on=run.trained_on,
         config=run.config,
         parameters=parameter_counts(run.model),
     )

@@ -26,7 +26,7 @@ from jrec.train.assemble import assemble
 from jrec.train.build import build_layout, fingerprint
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data
-from jrec.train.evaluate import score_split
+from jrec.train.evaluate import restore_run, score_split
 from jrec.train.interrupt import StopRequest, stop_on_signals
 from jrec.train.mesh_processes import AgreedStop, SilentLog, one_of_many, shared_run_folder
 from jrec.train.progress import TrainingProgress
@@ -37,6 +37,7 @@ from jrec.train.report.running_auc import RunningAuc
 from jrec.train.report.sections import merged
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER
+from jrec.train.watch import BestStep, plan_evaluations
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,8 @@ class Outcome:
       step: Steps taken.
       finished: False where a signal stopped the run; it can be resumed.
       scores: The scores of the final splits, by name; empty if not finished.
+      scored_step: The step that was scored: the last, or with ``checkpoint.keep_best`` the best.
+      stopped_early: Whether ``evaluate.early_stopping`` ended training.
       parameters: Counts and bytes, see ``parameter_counts``.
       schema: The dataset's schema.
       seconds, examples: Training time and examples of this process, without evaluations and checkpoints.
@@ -59,6 +62,8 @@ class Outcome:
     step: int
     finished: bool
     scores: dict[str, Scores]
+    scored_step: int
+    stopped_early: bool
     parameters: dict[str, dict[str, Any]]
     schema: Schema
     seconds: float
@@ -101,7 +106,21 @@ def train(
                 run.restore()
             lean.over()
             with run.rescuing_checkpoint():
-                return run.go(AgreedStop(stop))
+                outcome = run.go(AgreedStop(stop))
+        del run
+        if outcome.finished and outcome.scored_step < outcome.step:
+            outcome = dataclasses.replace(outcome, scores=_scores_of(config, data.schema, folder, outcome.scored_step))
+        return outcome
+
+
+def _scores_of(config: TrainConfig, schema: Schema, folder: pathlib.Path, step: int) -> dict[str, Scores]:
+    """The scores of the final splits by an earlier checkpoint."""
+    saved = restore_run(folder / CHECKPOINT_FOLDER / str(step), devices=max(1, config.mesh.devices), plan=config.plan)
+    return {split: saved.scores(split) for split in _final_splits(config, schema)}
+
+
+def _final_splits(config: TrainConfig, schema: Schema) -> list[str]:
+    return [split for split in config.evaluate.final_splits if split in schema.splits]
 
 
 class _Run:
@@ -125,6 +144,9 @@ class _Run:
         self.log = MetricLog(folder, tensorboard=config.log.tensorboard) if first() else SilentLog()
         self.auc = RunningAuc()
         self.hits = HitRates(self.layout, lambda: self.trainer.run.state)
+        self.plan = plan_evaluations(config, schema, self.total)
+        self.best = BestStep(config.evaluate.early_stopping.metric, config.evaluate.early_stopping.patience)
+        self.evaluations, self.evaluating = 0, 0.0  # during training: how many, and their seconds
         self.losses: list[float] = []  # since the last log record, as the norms are
         self.norms: list[float] = []  # of all gradients, where these are clipped
         self.step = 0
@@ -161,6 +183,7 @@ class _Run:
         self.hits.restore(saved.manifest.meta.get("hits", {}))
         self.losses = list(saved.manifest.meta["losses"])
         self.norms = list(saved.manifest.meta.get("norms", []))
+        self.best.restore(saved.manifest.meta.get("best", {}))
         self.step = self.saved = saved.step
         self.log.truncate_after(self.step)
         self.saved_run = None
@@ -174,12 +197,15 @@ class _Run:
             stopped = self._train(stop, progress)
             self.save()
             self._finish_saving()
-            scores = {} if stopped else self._final_scores(progress)
+            scored = self._scored_step()
+            scores = {} if stopped or scored < self.step else self._final_scores(progress)
         return Outcome(
             folder=self.folder,
             step=self.step,
             finished=not stopped,
             scores=scores,
+            scored_step=scored,
+            stopped_early=not stopped and self.step < self.total,
             parameters=self.parameters,
             schema=self.schema,
             seconds=self.seconds,
@@ -190,14 +216,30 @@ class _Run:
 
     def _sections(self) -> dict[str, Any]:
         of_plan = {} if self.setup is None else self.setup.sections(self.folder)
-        return merged(self.trainer.feed.sections(self.seconds), of_plan, self.hits.sections())
+        evaluations = {}
+        if self.evaluations:
+            evaluations = {
+                "every_steps": self.plan.every_steps,
+                "batches": self.plan.batches,
+                "count": self.evaluations,
+                "seconds": self.evaluating,
+                "share": self.evaluating / (self.seconds + self.evaluating),
+            }
+        of_evaluations = {"evaluations": evaluations} if evaluations else {}
+        return merged(self.trainer.feed.sections(self.seconds), of_plan, self.hits.sections(), of_evaluations)
+
+    def _scored_step(self) -> int:
+        """The step to score at the end."""
+        best = self.best.step
+        kept = self.config.checkpoint.keep_best and best is not None and best in self.checkpoints.steps()
+        return best if kept and best is not None else self.step
 
     def _train(self, stop: StopRequest, progress: TrainingProgress) -> bool:
         config = self.config
         pending: tuple[Seen, Batch] | None = None
         clock = time.perf_counter()
         with contextlib.closing(self.trainer):
-            while self.step < self.total and not stop:
+            while self.step < self.total and not self.best.over and not stop:
                 self.checkpoints.between_steps()
                 self._note_saved()
                 outputs, batch = self.trainer.step()
@@ -209,7 +251,7 @@ class _Run:
                 progress.advance(batch.labels.shape[0], self.losses[-1] if self.losses else None, self.auc.value)
                 due = [
                     every and self.step % every == 0
-                    for every in (config.log.every_steps, config.evaluate.every_steps, config.checkpoint.every_steps)
+                    for every in (config.log.every_steps, self.plan.every_steps, config.checkpoint.every_steps)
                 ]
                 awaited = self.fae is not None and self.fae.scheduler.awaits_loss
                 if any(due) or awaited:
@@ -225,19 +267,26 @@ class _Run:
             self.trainer.settle()
             if pending is not None:
                 self._count_time(clock)
-        return self.step < self.total
+        return self.step < self.total and not self.best.over
 
     def _do(self, due: list[bool | int], progress: TrainingProgress) -> None:
         log, evaluation, checkpoint = due
         if log:
             self._write_log()
-        if evaluation:
-            for split in self.config.evaluate.splits:
-                if split in self.schema.splits:
-                    scores = self._score(split, self.config.evaluate.batches, progress)
-                    self.log.write(self.step, evaluate(scores).to_dict(), split=split)
-        if checkpoint:
+        improved = bool(evaluation) and self._evaluate(progress)
+        if checkpoint or (improved and self.config.checkpoint.keep_best):
             self.save()
+
+    def _evaluate(self, progress: TrainingProgress) -> bool:
+        """Evaluates the model as it is; returns whether it is the best so far."""
+        begin, improved = time.perf_counter(), False
+        for number, split in enumerate(self.plan.splits):
+            evaluation = evaluate(self._score(split, self.plan.batches, progress))
+            self.log.write(self.step, evaluation.to_dict(), split=split)
+            if number == 0:
+                improved = self.best.observe(self.step, evaluation)
+        self.evaluations, self.evaluating = self.evaluations + 1, self.evaluating + time.perf_counter() - begin
+        return improved
 
     def _decide(self, progress: TrainingProgress) -> None:
         """Tells the Shuffle Scheduler the loss after a schedule, and logs its decision."""
@@ -282,12 +331,19 @@ class _Run:
         begin = time.perf_counter()
         meta = {"loader": self.trainer.position(), "losses": self.losses, "hits": self.hits.position()}
         meta |= {"norms": self.norms} if self.norms else {}
+        meta |= {"best": self.best.state()} if self._watches else {}
+        protected = self.best.step if self.config.checkpoint.keep_best else None
         sources = self.trainer.sources()
         arrays = dense_arrays(self.trainer.run.state, self.auc.state(), self.layout)
         wait, self.preparing = self.trainer.run.waits_for_checkpoints, time.perf_counter() - begin
-        self.checkpoints.save(self.step, arrays=arrays, sources=sources, meta=meta, wait=wait)
+        self.checkpoints.save(self.step, arrays=arrays, sources=sources, meta=meta, wait=wait, protected=protected)
         self.saved = self.step
         self._note_saved()
+
+    @property
+    def _watches(self) -> bool:
+        """Whether anything depends on which step is the best."""
+        return self.config.checkpoint.keep_best or self.config.evaluate.early_stopping.patience > 0
 
     @contextlib.contextmanager
     def rescuing_checkpoint(self) -> Iterator[None]:
@@ -320,8 +376,7 @@ class _Run:
         )
 
     def _final_scores(self, progress: TrainingProgress) -> dict[str, Scores]:
-        splits = [s for s in self.config.evaluate.final_splits if s in self.schema.splits]
-        return {split: self._score(split, 0, progress) for split in splits}
+        return {split: self._score(split, 0, progress) for split in _final_splits(self.config, self.schema)}
 
     def close(self) -> None:
         """Releases threads and files."""

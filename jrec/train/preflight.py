@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import json
 import os
 import pathlib
@@ -140,7 +141,7 @@ def _existing(folder: pathlib.Path) -> pathlib.Path:
 def _check_evaluated(config: TrainConfig, schema: Schema) -> None:
     """Refuses splits of the dataset that will be evaluated but have no examples."""
     wanted: list[tuple[str, Iterable[str]]] = [("evaluate.final_splits", config.evaluate.final_splits)]
-    if config.evaluate.every_steps:
+    if config.evaluate.every_steps:  # "auto" leaves out splits without examples
         wanted.append(("evaluate.splits", config.evaluate.splits))
     if config.schedule == "fae":
         wanted.append(("fae.split", [config.fae.split]))
@@ -151,6 +152,45 @@ def _check_evaluated(config: TrainConfig, schema: Schema) -> None:
                     f"{key} names {split!r}, but that split of {config.data.path} has no examples; leave it out of"
                     f" {key}, or prepare more rows or other split fractions"
                 )
+    _check_compared(config, schema)
+
+
+def _check_compared(config: TrainConfig, schema: Schema) -> None:
+    """Refuses a best step by a split that is not there, groups by an unfit feature, and baselines of hot batches."""
+    wanted = config.evaluate
+    keys = {
+        "evaluate.early_stopping.patience": wanted.early_stopping.patience,
+        "checkpoint.keep_best": config.checkpoint.keep_best,
+    }
+    for key, value in keys.items():
+        first = wanted.splits[0] if wanted.splits else ""
+        if value and (first not in schema.splits or not schema.splits[first].examples):
+            raise ConfigError(
+                f"{key} is {str(value).lower()}, but {config.data.path} has no examples in split {first!r}, the first"
+                " of evaluate.splits, by which steps are compared; name another, or prepare other split fractions"
+            )
+    check_group(wanted.group, schema, key="evaluate.group")
+    if config.schedule == "fae" and wanted.baselines == "on":
+        raise ConfigError(
+            "evaluate.baselines is 'on', but with schedule 'fae' the training split lies in hot and cold parts, to"
+            " which no baseline is fitted; train on the dataset that was packed, or set evaluate.baselines=auto"
+        )
+
+
+def check_group(group: str, schema: Schema, *, key: str) -> None:
+    """Refuses groups by what is no categorical feature with one id an example; "" groups nothing.
+
+    Raises:
+      ConfigError: Names ``key``, its value and the features that fit.
+    """
+    fitting = [feature.name for feature in schema.categorical if feature.one_hot]
+    if group and group not in fitting:
+        near = difflib.get_close_matches(group, fitting, n=1)
+        advice = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"{key} is {group!r}, but the dataset's categorical features with one id an example are"
+            f" {', '.join(fitting) or 'none'}{advice}"
+        )
 
 
 def _steps(data: RunData) -> int:
@@ -187,7 +227,17 @@ def _finished(data: RunData, folder: pathlib.Path, steps: int) -> bool:
     if not isinstance(training, dict) or not isinstance(scored, dict):
         return False
     wanted = {split for split in data.config.evaluate.final_splits if split in data.schema.splits}
-    return training.get("steps") == steps and wanted <= scored.keys()
+    took_all = training.get("steps") == steps or _ended_early(report, data.config)
+    return took_all and wanted <= scored.keys()
+
+
+def _ended_early(report: Mapping[str, Any], config: TrainConfig) -> bool:
+    """Whether the run ended before its last step by the rule that it has now."""
+    rule: Any = report.get("config", {})
+    for key in ("evaluate", "early_stopping"):
+        rule = rule.get(key, {}) if isinstance(rule, dict) else {}
+    same = rule == config.evaluate.early_stopping.to_dict()
+    return same and report["training"].get("stopped_early") is True
 
 
 def _planned_host_rows(config: TrainConfig, layout: EmbeddingLayout) -> dict[str, int]:

@@ -11,6 +11,7 @@ from jrec.train.config.tables import TTCacheSection as TTCacheSection
 from jrec.train.config.tables import TTSection as TTSection
 from jrec.train.config.train import CheckpointConfig as CheckpointConfig
 from jrec.train.config.train import DataConfig as DataConfig
+from jrec.train.config.train import EarlyStoppingSection as EarlyStoppingSection
 from jrec.train.config.train import EvaluateConfig as EvaluateConfig
 from jrec.train.config.train import FeatureOverride as FeatureOverride
 from jrec.train.config.train import LogConfig as LogConfig

@@ -22,7 +22,7 @@ from jrec.train.config.optimizer import LRScheduleConfig, OptimizerConfig
 from jrec.train.config.overrides import read_tables
 from jrec.train.config.tables import TablesConfig
 from jrec.train.config.tbsm import TBSMSection
-from jrec.train.config.typed_toml import Range, Section, describe
+from jrec.train.config.typed_toml import Auto, Range, Section, describe
 
 Count = Annotated[int, Range(minimum=0)]
 Positive = Annotated[int, Range(minimum=1)]
@@ -134,23 +134,51 @@ class ModelConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(Section):
-    """``[evaluate]``: when the model is evaluated, and on which splits.
+class EarlyStoppingSection(Section):
+    """``[evaluate.early_stopping]``: when training ends before its last step, and which step is the best.
 
     Attributes:
-      every_steps: Steps between evaluations during training; 0 evaluates only at the end.
+      metric: The metric of the first of ``evaluate.splits`` by which steps are compared.
+      patience: Evaluations in a row without a better one after which training ends; 0 never ends it early.
+    """
+
+    metric: Literal["auc", "log_loss"] = "auc"
+    patience: Count = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(Section):
+    """``[evaluate]``: when the model is evaluated, on which splits, and what its scores are compared with.
+
+    Attributes:
+      every_steps: Steps between evaluations during training; 0 evaluates only at the end. "auto" evaluates up to 16
+        times, on at most 8 batches each, as often as costs a few per cent of training; never with schedule "fae",
+        whose schedules report a split's loss themselves.
       splits: The splits for evaluations during training.
       batches: The most batches of each split that they read; 0 for all.
       final_splits: The splits for the evaluation at the end, read in full; splits that the dataset lacks are left out.
+      early_stopping: When to end training early.
+      baselines: Whether the report compares the model with logistic regression and with popularity, which are fitted to
+        the training split on the CPU; "auto" does up to 10 million training examples.
+      group: A categorical feature of one id an example, such as a user: the report then has AUC by its values (GAUC).
     """
 
-    every_steps: Count = 0
+    every_steps: Annotated[int, Range(minimum=0), Auto()] | None = None
     splits: tuple[SplitName, ...] = ("valid",)
     batches: Count = 0
     final_splits: tuple[SplitName, ...] = ("valid", "test")
+    early_stopping: EarlyStoppingSection = dataclasses.field(default_factory=EarlyStoppingSection)
+    baselines: Literal["auto", "on", "off"] = "auto"
+    group: str = ""
 
     @override
     def check(self) -> None:
+        if self.early_stopping.patience and not (self.splits and self.every_steps != 0):
+            raise ConfigError(
+                f"evaluate.early_stopping.patience is {self.early_stopping.patience}, but evaluate.every_steps is"
+                f" {self.every_steps} and evaluate.splits {list(self.splits)}; training can end early only by"
+                " evaluations: give evaluate.every_steps, or leave it out"
+            )
         if self.every_steps and not self.splits:
             raise ConfigError(f"evaluate.every_steps is {self.every_steps}, but evaluate.splits is empty")
         for name, splits in (("splits", self.splits), ("final_splits", self.final_splits)):
@@ -160,10 +188,18 @@ class EvaluateConfig(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Section):
-    """``[checkpoint]``: steps between checkpoints (0: only one at the end), and how many of the latest are kept."""
+    """``[checkpoint]``: when checkpoints are written, and which are kept.
+
+    Attributes:
+      every_steps: Steps between checkpoints; 0 writes only one at the end.
+      keep: How many of the latest are kept.
+      keep_best: Whether to write one at every evaluation that is the best so far by
+        ``evaluate.early_stopping.metric``, and keep the best besides the latest; the final scores are then its own.
+    """
 
     every_steps: Count = 0
     keep: Positive = 2
+    keep_best: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -231,6 +267,12 @@ class TrainConfig(Section):
             object.__setattr__(self, "tables", dataclasses.replace(self.tables, tier="host"))
         if not self.out:
             object.__setattr__(self, "out", f"runs/{self.name}")
+        if self.checkpoint.keep_best and not (self.evaluate.splits and self.evaluate.every_steps != 0):
+            raise ConfigError(
+                f"checkpoint.keep_best is true, but evaluate.every_steps is {self.evaluate.every_steps} and"
+                f" evaluate.splits {list(self.evaluate.splits)}; evaluations decide which checkpoint is the best: give"
+                " evaluate.every_steps, or leave it out"
+            )
 
     @property
     def planned(self) -> bool:

@@ -34,6 +34,11 @@ class Choices(tuple[str, ...]):
 
 
 @dataclasses.dataclass(frozen=True)
+class Auto:
+    """Marks a key that also takes "auto", which is None in code and its default."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Formerly:
     """An older name of one of a key's strings, and today's: files of older runs have it."""
 
@@ -135,7 +140,8 @@ def describe(cls: type[Section], prefix: str = "") -> Iterator[tuple[str, str, s
             yield from describe(element, f"{place}.") if _is_section(element) else [(place, type_name(element), "")]
         else:
             known = field.default is not dataclasses.MISSING and field.default is not None
-            yield f"{prefix}{field.name}", type_name(hint), toml_value(field.default) if known else ""
+            default = toml_value(field.default) if known else toml_value("auto") if _automatic(hint) else ""
+            yield f"{prefix}{field.name}", type_name(hint), default
 
 
 def type_name(hint: Any) -> str:
@@ -147,7 +153,7 @@ def type_name(hint: Any) -> str:
     if typing.get_origin(base) is tuple:
         return "an array, each element " + type_name(typing.get_args(base)[0])
     names = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
-    return names.get(base, "a table") + suffix
+    return names.get(base, "a table") + suffix + (' or "auto"' if _automatic(hint) else "")
 
 
 def toml_value(value: Any) -> str:
@@ -186,6 +192,13 @@ def _optional(hint: Any) -> bool:
     return typing.get_origin(hint) in (Union, types.UnionType) and type(None) in typing.get_args(hint)
 
 
+def _automatic(hint: Any) -> bool:
+    """Whether the key takes "auto"."""
+    if typing.get_origin(hint) is Annotated:
+        return any(isinstance(m, Auto) for m in hint.__metadata__)
+    return _optional(hint) and _automatic(typing.get_args(hint)[0])
+
+
 def _is_section(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, Section)
 
@@ -216,7 +229,7 @@ def _build[S: Section](cls: type[S], content: Mapping[str, Any], prefix: str, or
 
 def _convert(value: Any, hint: Any, key: str, origins: Origins, known: list[str]) -> Any:
     base, bounds = _strip(hint)
-    if value is None and _optional(hint):
+    if (value is None and _optional(hint)) or (value == "auto" and _automatic(hint)):
         return None
     if isinstance(value, str):
         value = _current_name(value, hint)

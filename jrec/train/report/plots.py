@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,16 @@ if TYPE_CHECKING:
 COLORS = {"train": "#0072B2", "valid": "#E69F00", "test": "#009E73"}  # Okabe and Ito: apart for the colour-blind too
 GREY = "#666666"
 CURVE_POINTS = 2000
+_DASHES = ("-.", (0, (1, 1)))
 
 
 def plot_loss(
-    records: Iterable[Mapping[str, Any]], *, title: str, ceiling: Mapping[str, Mapping[str, float]], batch_size: int
+    records: Iterable[Mapping[str, Any]],
+    *,
+    title: str,
+    ceiling: Mapping[str, Mapping[str, float]],
+    batch_size: int,
+    baselines: Mapping[str, Mapping[str, float]] = types.MappingProxyType({}),
 ) -> Figure:
     """Training loss, log loss of the evaluations, and where known the log loss of the planted teacher.
 
@@ -28,6 +35,7 @@ def plot_loss(
       title: The plot's title.
       ceiling: The teacher's metrics by split.
       batch_size: Examples in a step, for the axis.
+      baselines: By split and baseline, its log loss.
     """
     figure, axes = new_figure(9, 5)
     records = list(records)
@@ -51,6 +59,11 @@ def plot_loss(
             label = f"{split}, teacher's own ({metrics['log_loss']:.4f})"
             axes.axhline(metrics["log_loss"], color=_color(split), linestyle=":", linewidth=1.5, label=label)
             shown.append(np.array([metrics["log_loss"]]))
+    for split, losses in baselines.items():
+        for number, (name, loss) in enumerate(losses.items()):
+            label = f"{split}, {name} ({loss:.4f})"
+            axes.axhline(loss, color=GREY, linestyle=_DASHES[number % 2], linewidth=1, label=label)
+            shown.append(np.array([loss]))
     _limit_to_bulk(axes, np.concatenate(shown))
     finish(axes, f"{title}: loss", f"step of {batch_size:,} examples", "log loss (nats per example)")
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -60,8 +73,14 @@ def plot_loss(
     return figure
 
 
-def plot_roc(scores: Mapping[str, Scores], *, title: str, ceiling: Mapping[str, Mapping[str, float]]) -> Figure:
-    """ROC curves of the splits, their AUC, and where known the AUC of the planted teacher."""
+def plot_roc(
+    scores: Mapping[str, Scores],
+    *,
+    title: str,
+    ceiling: Mapping[str, Mapping[str, float]],
+    baselines: Mapping[str, Mapping[str, float]] = types.MappingProxyType({}),
+) -> Figure:
+    """ROC curves of the splits, their AUC, and where known the AUC of the planted teacher and of the baselines."""
     figure, axes = new_figure(6.5, 6.5)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="chance: AUC 0.5")
     for split, one in scores.items():
@@ -75,6 +94,7 @@ def plot_roc(scores: Mapping[str, Scores], *, title: str, ceiling: Mapping[str, 
         label = f"{split}: AUC {auc(one.logits, one.labels):.4f}"
         if "auc" in ceiling.get(split, {}):
             label += f" (teacher's ceiling {ceiling[split]['auc']:.4f})"
+        label += "".join(f"\n   {name}: AUC {value:.4f}" for name, value in baselines.get(split, {}).items())
         axes.plot(curve[0][keep], curve[1][keep], color=_color(split), linewidth=2, label=label)
     axes.set_aspect("equal")
     axes.set_xlim(-0.01, 1.01)
@@ -113,6 +133,26 @@ def plot_calibration(scores: Mapping[str, Scores], *, title: str) -> Figure:
     finish(top, f"{title}: calibration", "predicted click rate (mean of bin)", "observed click rate", loc="upper left")
     finish(bottom, "", "predicted click rate", "share of examples")
     bottom.set_xlim(edges[0], edges[-1])
+    return figure
+
+
+def plot_groups(groups: Mapping[str, Any], *, title: str) -> Figure:
+    """How AUC within a group is spread over the examples of groups with both labels.
+
+    Args:
+      groups: The report's section ``groups``.
+      title: The plot's title.
+    """
+    figure, axes = new_figure(7, 4.5)
+    for split, one in groups["splits"].items():
+        shares = np.array(one["histogram"], float)
+        if shares.sum() == 0:
+            continue
+        label = f"{split}: GAUC {one['gauc']:.4f}, of {100 * one['coverage']:.1f} % of the examples"
+        edges = np.linspace(0, 1, len(shares) + 1)
+        axes.stairs(shares / shares.sum(), edges, color=_color(split), linewidth=1.5, label=label)
+        axes.axvline(one["gauc"], color=_color(split), linestyle=":", linewidth=1.5)
+    finish(axes, f"{title}: groups by {groups['feature']}", "AUC within the group", "share of examples", "upper left")
     return figure
 
 

@@ -5,6 +5,7 @@ REPORT/metrics.json      metrics, units, the teacher's ceiling, data, parameters
 REPORT/loss.png          where the run logged its loss
 REPORT/schedule.png      of a run on hot and cold batches: rate and loss by schedule
 REPORT/roc.png, calibration.png
+REPORT/groups.png        with evaluate.group: how AUC within a group is spread
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from jrec.data.schema import Schema
 from jrec.files import write_atomically
 from jrec.train import determinism
 from jrec.train.config import TrainConfig
+from jrec.train.report.comparison import baseline_lines, metric_by_split, step_lines, verdict
 from jrec.train.report.fae_plots import plot_schedule
+from jrec.train.report.groups import group_lines
 from jrec.train.report.logs import SCHEDULE, read_records
 from jrec.train.report.metrics import UNITS, Scores, evaluate
-from jrec.train.report.plots import plot_calibration, plot_loss, plot_roc
+from jrec.train.report.plots import plot_calibration, plot_groups, plot_loss, plot_roc
 from jrec.train.report.sections import merged
 from jrec.train.tables import describe_tables, tables_total
 
@@ -46,6 +49,10 @@ _UNITS = {
     "host_bytes": "bytes of these",
     "compression": "elements of the whole table by those that are stored",
     "steps": "count",
+    "scored_step": "the step of the checkpoint that was scored, where it is not the last",
+    "gauc": "AUC within the values of evaluate.group, weighted by examples; of values with both labels",
+    "coverage": "share of a split's examples in groups with both labels",
+    "share": "evaluations' seconds during training by these and training's",
     "seconds": "seconds of training, without evaluations and checkpoints",
     "examples_per_second": "examples per second of training",
     "busy_seconds": "seconds that a stage of the host tier's pipeline worked",
@@ -77,6 +84,8 @@ def write_report(
     seconds: float | None = None,
     examples: int | None = None,
     history: str | os.PathLike[str] | None = None,
+    scored_step: int | None = None,
+    stopped_early: bool = False,
     sections: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> dict[str, Any]:
     """Computes the metrics of the final scores and writes the report, each file atomically, ``metrics.json`` last.
@@ -90,6 +99,8 @@ def write_report(
       steps: The number of steps that the model was trained for.
       seconds, examples: Training time of this process and the examples it covers; None where nothing was trained.
       history: The ``metrics.jsonl`` of the run, for the loss plot.
+      scored_step: The step whose checkpoint was scored, where it is not the last.
+      stopped_early: Whether early stopping ended training.
       sections: Further sections by name, in JSON types; see ``jrec.train.report.sections``.
 
     Returns:
@@ -111,7 +122,9 @@ def write_report(
         "units": _UNITS,
         "data": _data(schema, config),
         "parameters": _with_total(parameters),
-        "training": _training(steps, seconds, examples),
+        "training": _training(steps, seconds, examples)
+        | ({} if scored_step in (None, steps) else {"scored_step": scored_step})
+        | ({"stopped_early": True} if stopped_early else {}),
         "device": environment.devices(),
         "bits": determinism.promise(str(environment.devices()["platform"])),
         "versions": environment.versions(),
@@ -121,13 +134,21 @@ def write_report(
     content = merged(content, {"tables": described, "tables_total": tables_total(described)}, sections)
     if (fae := content.get("fae")) is not None:
         content["data"]["examples"]["train"] = fae["hot_examples"] + fae["cold_examples"]
+    records = [] if history is None else list(read_records(history))
+    if (baselines := content.get("baselines")) is not None:
+        content["baselines"] = {**baselines, "verdict": verdict(content, records)}
     title = f"{config.name} on {schema.name}"
+    if (groups := content.get("groups")) is not None and any(one["groups"] for one in groups["splits"].values()):
+        _save(plot_groups(groups, title=title), folder / "groups.png")
     if scores:
-        _save(plot_roc(scores, title=title, ceiling=schema.ceiling), folder / "roc.png")
+        roc = plot_roc(scores, title=title, ceiling=schema.ceiling, baselines=metric_by_split(content, "auc"))
+        _save(roc, folder / "roc.png")
         _save(plot_calibration(scores, title=title), folder / "calibration.png")
-    if history is not None and (records := list(read_records(history))):
+    if records:
         ceiling = {s: m for s, m in schema.ceiling.items() if any(r["split"] == s for r in records)}
-        figure = plot_loss(records, title=title, ceiling=ceiling, batch_size=config.data.batch_size)
+        own = {s: m for s, m in metric_by_split(content, "log_loss").items() if any(r["split"] == s for r in records)}
+        batch_size = config.data.batch_size
+        figure = plot_loss(records, title=title, ceiling=ceiling, batch_size=batch_size, baselines=own)
         _save(figure, folder / "loss.png")
         if fae is not None and (schedules := [r for r in records if r["split"] == SCHEDULE]):
             _save(plot_schedule(schedules, title=title, split=fae["test_split"]), folder / "schedule.png")
@@ -152,6 +173,7 @@ def summary(content: Mapping[str, Any]) -> str:
         ]
         lines.append("".join(cells))
         lines += [f"  {name} is undefined: {reason}" for name, reason in metrics.get("undefined", {}).items()]
+    lines += [*step_lines(content), *baseline_lines(content), *group_lines(content)]
     for name, group in content["parameters"].items():
         if "host_rows" in group:
             rows, size = group["host_rows"], group["host_bytes"]

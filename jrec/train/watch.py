@@ -1,0 +1,115 @@
+"""Evaluations during training: when they take place, which step is the best so far, and when that ends the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from typing import Any
+
+from jrec.checkpoint import Checkpoints, Saved
+from jrec.data.schema import Schema
+from jrec.errors import CheckpointError
+from jrec.train.config import TrainConfig
+from jrec.train.report.metrics import Evaluation
+from jrec.train.run_folder import CHECKPOINT_FOLDER
+
+_MOST, _LEAST, _BATCHES = 16, 5, 8
+_SHARE = 0.1
+"""Examples that evaluations may score, by those that are trained on. Scoring one takes about a third of a step's time
+an example, so this keeps their time below 5 per cent of training's, except in runs of a few seconds."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """When the model is evaluated during training.
+
+    Attributes:
+      every_steps: Steps between evaluations; 0 for none.
+      batches: The most batches of each split; 0 for all.
+      splits: The splits, those that the dataset has.
+    """
+
+    every_steps: int
+    batches: int
+    splits: tuple[str, ...]
+
+
+def plan_evaluations(config: TrainConfig, schema: Schema, total: int) -> EvaluationPlan:
+    """The evaluations of a run of ``total`` steps; for "auto" a function of sizes alone, so that resumed runs agree."""
+    wanted = config.evaluate
+    splits = tuple(s for s in wanted.splits if s in schema.splits and schema.splits[s].examples)
+    if wanted.every_steps is not None or not splits or config.schedule == "fae":
+        every = wanted.every_steps or 0
+        return EvaluationPlan(every_steps=every if splits else 0, batches=wanted.batches, splits=splits)
+    each = config.data.eval_batch_size * len(splits)
+    budget = int(_SHARE * total * config.data.batch_size)
+    whole = max(-(-schema.splits[s].examples // config.data.eval_batch_size) for s in splits)
+    batches = min(whole, wanted.batches or max(1, min(_BATCHES, budget // _MOST // each)))
+    count = max(_LEAST, min(_MOST, budget // (batches * each)))
+    return EvaluationPlan(every_steps=max(1, -(-total // count)), batches=batches, splits=splits)
+
+
+def best_checkpoint(run: str | os.PathLike[str]) -> pathlib.Path:
+    """The checkpoint of the best step of a run with ``checkpoint.keep_best``.
+
+    Args:
+      run: The run's folder.
+
+    Raises:
+      CheckpointError: If the folder has no checkpoint, or the run did not keep its best one.
+    """
+    checkpoints = Checkpoints(pathlib.Path(run) / CHECKPOINT_FOLDER)
+    if (latest := checkpoints.latest_step()) is None:
+        raise CheckpointError(f"{run} is no run folder with a checkpoint; --best takes RUN, without checkpoints/STEP")
+    best = Saved(checkpoints.folder / str(latest)).manifest.meta.get("best", {}).get("step")
+    if best is None or best not in checkpoints.steps():
+        raise CheckpointError(
+            f"{run} keeps no best checkpoint"
+            f"{'' if best is None else f' (its best step was {best:,})'}: it was trained without checkpoint.keep_best,"
+            " or begun again from an earlier step; name a checkpoint, or leave out --best for the latest"
+        )
+    return checkpoints.folder / str(best)
+
+
+class BestStep:
+    """The best evaluation so far, and how many have been no better since.
+
+    Args:
+      metric: "auc" or "log_loss".
+      patience: Evaluations in a row without a better one after which training ends; 0 for no end.
+
+    Attributes:
+      step: The best step; None before the first evaluation.
+    """
+
+    def __init__(self, metric: str, patience: int):
+        self._metric, self._patience = metric, patience
+        self.step: int | None = None
+        self._value, self._since = 0.0, 0
+
+    @property
+    def over(self) -> bool:
+        """Whether training ends here."""
+        return 0 < self._patience <= self._since
+
+    def observe(self, step: int, evaluation: Evaluation) -> bool:
+        """Whether this evaluation is the best so far. One whose metric is undefined does not count."""
+        value = getattr(evaluation, self._metric)
+        if value is None:
+            return False
+        better = value < self._value if self._metric == "log_loss" else value > self._value
+        if self.step is None or better:
+            self.step, self._value, self._since = step, value, 0
+            return True
+        self._since += 1
+        return False
+
+    def state(self) -> dict[str, Any]:
+        """For checkpoints, in JSON types."""
+        return {"metric": self._metric, "step": self.step, "value": self._value, "since": self._since}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a ``state()``; one of another metric does not count."""
+        if state.get("metric") == self._metric:
+            self.step, self._value, self._since = state["step"], state["value"], state["since"]

@@ -1,0 +1,116 @@
+"""GAUC and log loss by group against scores of each group by itself, and in a run's report."""
+
+import json
+
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+from prepared_logs import prepared
+from train_command import train_command
+
+from jrec.cli import main
+from jrec.train.report import metrics
+from jrec.train.report.groups import describe_groups, score_groups
+from jrec.train.report.metrics import Scores
+
+TEXT = """
+[data]
+batch_size = 64
+[model]
+embedding_dim = 4
+bottom_mlp = []
+top_mlp = [1]
+[evaluate]
+group = "a"
+baselines = "off"
+[log]
+tensorboard = false
+"""
+
+
+@st.composite
+def grouped(draw):
+    size = draw(st.integers(0, 60))
+    logits = draw(hnp.arrays(np.float32, size, elements=st.sampled_from([-3.0, -0.5, 0.0, 0.5, 2.0, 80.0])))
+    groups = draw(hnp.arrays(np.int64, size, elements=st.integers(0, 5)))
+    return Scores(logits=logits, labels=draw(hnp.arrays(np.bool_, size))), groups
+
+
+@given(grouped())
+def test_every_group_is_scored_as_if_it_stood_alone(data):
+    scores, groups = data
+    found = score_groups(scores, groups)
+    np.testing.assert_array_equal(found.groups, np.unique(groups))
+    total = weight = 0.0
+    for at, group in enumerate(found.groups):
+        own = groups == group
+        auc = metrics.auc(scores.logits[own], scores.labels[own])
+        assert found.examples[at] == own.sum()
+        assert found.positives[at] == scores.labels[own].sum()
+        assert found.log_loss[at] == pytest.approx(metrics.log_loss(scores.logits[own], scores.labels[own]))
+        assert found.defined[at] == (auc is not None)
+        if auc is not None:
+            assert found.auc[at] == auc
+            total, weight = total + auc * own.sum(), weight + own.sum()
+    assert found.gauc == (pytest.approx(total / weight) if weight else None)
+
+
+def test_what_is_reported_of_a_split():
+    groups = np.repeat([0, 1, 2, 9], [10, 20, 5, 65])
+    labels = np.zeros(100, bool)
+    labels[[3, 12, 30]] = True
+    logits = np.arange(100, dtype=np.float32) % 10
+    named = []
+
+    def names(rows):
+        named.append(rows)
+        return [f"user {row}" for row in rows]
+
+    found = describe_groups(Scores(logits=logits, labels=labels), groups, names, none=9)
+    assert (found["groups"], found["groups_of_one_label"], found["coverage"]) == (3, 0, 0.35)
+    alone = [metrics.auc(logits[groups == g], labels[groups == g]) for g in (0, 1, 2)]
+    assert found["gauc"] == pytest.approx((10 * alone[0] + 20 * alone[1] + 5 * alone[2]) / 35)
+    assert found["mean_auc"] == pytest.approx(np.mean(alone))
+    assert sum(found["histogram"]) == 35
+    assert [row["group"] for row in found["worst"]] == [f"user {g}" for g in np.argsort(alone[:2])]  # of 10 or more
+    assert [row["group"] for row in found["best"]] == [row["group"] for row in reversed(found["worst"])]
+    assert json.dumps(found, allow_nan=False)
+    empty = describe_groups(Scores(logits=logits[:5], labels=labels[5:10]), groups[:5], names)
+    assert (empty["gauc"], empty["groups"], empty["best"]) == (None, 0, [])
+    with pytest.raises(ValueError, match=r"groups have shape \(3,\), but there are 5 scores"):
+        score_groups(Scores(logits=logits[:5], labels=labels[:5]), groups[:3])
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    random, folder = np.random.default_rng(0), tmp_path_factory.mktemp("grouped")
+    lines = [f"{int(random.random() < 0.4)},{'xyz'[i % 3]},{random.integers(5)}\n" for i in range(600)]
+    schema = prepared(folder, "label,a,b\n" + "".join(lines), "log")
+    return folder / "log", schema
+
+
+def test_a_run_reports_the_groups_of_a_feature_by_name(tmp_path, log, capsys):
+    data, _ = log
+    run = train_command(tmp_path, data, text=TEXT)
+    report = json.loads((run / "report" / "metrics.json").read_text())
+    printed = capsys.readouterr().out
+    test = report["groups"]["splits"]["test"]
+    assert report["groups"]["feature"] == "a"
+    assert (test["groups"], test["coverage"]) == (3, 1.0)
+    assert {row["group"] for row in test["best"]} == {"x", "y", "z"}
+    assert sum(row["examples"] for row in test["best"]) == report["splits"]["test"]["examples"] == 60
+    assert (run / "report" / "groups.png").stat().st_size > 1000
+    assert f"test, by a: GAUC {test['gauc']:.4f} of 3 groups" in printed
+    assert main(["eval", str(run), str(data), "--group", "b", "--batches", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["groups"]["feature"] == "b"
+
+
+def test_a_group_that_the_dataset_lacks_is_refused_with_the_nearest(tmp_path, log, capsys):
+    (tmp_path / "tiny.toml").write_text(TEXT)
+    run = [str(tmp_path / "tiny.toml"), f"data.path={log[0]}", f"out={tmp_path / 'run'}"]
+    assert main(["train", *run, "evaluate.group=aa"]) == 2
+    said = capsys.readouterr().err
+    assert "evaluate.group is 'aa', but the dataset's categorical features with one id an example are a, b" in said
+    assert "did you mean 'a'?" in said
