@@ -200,8 +200,8 @@ def test_bad_content(tmp_path, schema, content, message):
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("label = 3", "label must be a table, but is 3"),
-        ("", "label is missing"),
+        ("label = 3", "label must be a table or nothing, but is 3"),
+        ("", "there is no feature"),
         ("[label]", "label.column is missing"),
         ("label.column = 1", "label.column must be a string, but is 1"),
         ("x = [", "not valid TOML"),

@@ -5,6 +5,10 @@ from typing import TYPE_CHECKING
 from jrec.lazy import attach
 
 if TYPE_CHECKING:
+    from jrec.data.dataset_packer import dataset_packer as dataset_packer
+    from jrec.data.dataset_packer import pack_encoded as pack_encoded
+    from jrec.data.encoder import EncodedColumns as EncodedColumns
+    from jrec.data.encoder import Encoder as Encoder
     from jrec.data.loader import Loader as Loader
     from jrec.data.loader import LoaderConfig as LoaderConfig
     from jrec.data.loader import make_loader as make_loader
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = attach(
     __name__,
     {
+        **dict.fromkeys(("dataset_packer", "pack_encoded"), "jrec.data.dataset_packer"),
+        **dict.fromkeys(("EncodedColumns", "Encoder"), "jrec.data.encoder"),
         **dict.fromkeys(("Loader", "LoaderConfig", "make_loader"), "jrec.data.loader"),
         "pack_batch": "jrec.data.packing",
         **dict.fromkeys(("DatasetError", "Schema"), "jrec.data.schema"),

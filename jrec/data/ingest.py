@@ -13,7 +13,7 @@ import numpy as np
 
 from jrec.data.readers.lines import read_blocks
 from jrec.data.readers.parse import BadLine, Column, Dialect, ParsedBlock, Parser, remap, sort_bad_lines
-from jrec.data.readers.source import Chunk, Source
+from jrec.data.readers.source import Chunk, Source, has_label
 from jrec.data.readers.streams import Input
 from jrec.data.schema import DatasetError
 from jrec.data.spill import Spill
@@ -40,10 +40,11 @@ def weights_name(feature: str) -> str:
 
 
 class BadLines:
-    """What to do with bad lines: raise at the first, or count them and write them aside."""
+    """What to do with bad lines: raise at the first, saying ``remedy``, or count them and write them aside."""
 
     def __init__(self, path: pathlib.Path, skip: bool):
         self.count = 0
+        self.remedy = "Fix the line, or pass --on-bad-line skip to leave such lines out"
         self._path = path
         self._skip = skip
         self.first: BadLine | None = None
@@ -56,10 +57,7 @@ class BadLines:
         """
         for bad in sort_bad_lines(lines):
             if not self._skip:
-                raise DatasetError(
-                    f"{bad.path}:{bad.line}: {bad.reason}. Fix the line, or pass --on-bad-line skip to leave such"
-                    " lines out"
-                )
+                raise DatasetError(f"{bad.path}:{bad.line}: {bad.reason}. {self.remedy}")
             self.first = self.first or bad
             self.count += 1
             with self._path.open("ab") as file:
@@ -84,6 +82,11 @@ class Log:
             with one.errors_by_name():
                 self._dialects.append(source.dialect(one.file))
         self.bytes = sum(one.bytes for one in inputs)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every file has labels, as all files of most formats do."""
+        return not self._source.label or all(has_label(dialect, self._source.label) for dialect in self._dialects)
 
     def converted(self, advance: Advance, bad: BadLines | None) -> Iterator[Any]:
         """What the source makes of every block, in the order of the files; parses in several threads.

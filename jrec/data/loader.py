@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from jrec.batch import Batch
-from jrec.data.loader_checks import check_layout, check_split
+from jrec.data.dataset_packer import dataset_packer
+from jrec.data.loader_checks import check_split
 from jrec.data.loader_order import OrderConfig
 from jrec.data.loader_source import BatchSource, SharesSource, windows_needed
-from jrec.data.packing import CastPlace, OnBadId, Packer
-from jrec.data.reorder.file import load_orders, table_checksums
+from jrec.data.packing import CastPlace, OnBadId
+from jrec.data.reorder.file import table_checksums
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
 from jrec.ops.layout import EmbeddingLayout
@@ -105,17 +106,8 @@ def make_loader(
     if epochs is not None and epochs < 1:
         raise ValueError(f"epochs is {epochs}; it must be at least 1, or None for no end")
     schema = Schema.load(folder) if schema is None else schema
-    orders = dict(orders or {})
-    check_layout(schema, layout, config.on_bad_id, {name: order.size for name, order in orders.items()})
+    packer = dataset_packer(folder, schema, layout, on_bad_id=config.on_bad_id, cast=config.cast, orders=orders)
     check_split(folder, schema, split, config.batch_size * process_count if config.drop_remainder else 1)
-    packer = Packer(
-        layout,
-        dense=[f.name for f in schema.dense],
-        on_bad_id=config.on_bad_id,
-        oov_rows={t.name: t.oov_row for t in schema.tables},
-        orders=load_orders(folder, schema, {t.name for stack in layout.members for t in stack.tables}) | orders,
-        cast=config.cast,
-    )
 
     def share(index: int, count: int, batch_size: int) -> BatchSource:
         return BatchSource(

@@ -16,9 +16,10 @@ import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.blocks import Column, ShardReader
+from jrec.data.columns import concatenate, count_examples, cut
 from jrec.data.loader_order import EpochOrder, OrderConfig, epoch_order
 from jrec.data.packing import Packer
-from jrec.data.packing_columns import PreparedColumns, concatenate, count_examples, cut, take
+from jrec.data.packing_columns import PreparedColumns, take
 from jrec.data.regroup import gathered
 from jrec.data.schema import DatasetError, Schema
 from jrec.ops.host_cast import with_cast

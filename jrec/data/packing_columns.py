@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from jrec.data.blocks import WEIGHT_SUFFIX, Column, ListColumn
 from jrec.data.column_forms import Form, array_of, by_name, form_of
+from jrec.data.columns import concatenate, count_examples
 from jrec.data.schema import DatasetError
 from jrec.data.value_rows import ValueRows
 from jrec.ops.layout import FeatureConfig
@@ -95,29 +96,6 @@ def prepare_columns(
     return PreparedColumns(examples=examples, numbers=found_numbers, ids=ids, weights=weights, extras=found_extras)
 
 
-def concatenate(columns: list[Column]) -> Column:
-    """One column after the other, as a fresh array or list column; all of one kind."""
-    first = columns[0]
-    if not isinstance(first, ListColumn):
-        return np.concatenate(columns)
-    lists = [column for column in columns if isinstance(column, ListColumn)]
-    offsets = np.zeros(1 + sum(map(count_examples, lists)), np.int64)
-    start = 0
-    for column in lists:
-        stop = start + count_examples(column)
-        offsets[start + 1 : stop + 1] = column.offsets[1:] + offsets[start]
-        start = stop
-    return ListColumn(offsets, np.concatenate([column.values for column in lists]))
-
-
-def cut(column: Column, start: int, stop: int) -> Column:
-    """The examples from ``start`` to ``stop``."""
-    if not isinstance(column, ListColumn):
-        return column[start:stop]
-    offsets = column.offsets[start : stop + 1]
-    return ListColumn(offsets - offsets[0], column.values[offsets[0] : offsets[-1]])
-
-
 def take(prepared: Sequence[PreparedColumns], indices: Sequence[np.ndarray]) -> PreparedColumns:
     """The examples ``indices[i]`` of ``prepared[i]``, one after the other, for batches that span several windows."""
 
@@ -158,11 +136,6 @@ def _gather(column: Column, indices: np.ndarray) -> Column:
     np.cumsum(lengths, out=offsets[1:])
     positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
     return ListColumn(offsets, column.values[positions])
-
-
-def count_examples(column: Column) -> int:
-    """How many examples a column has."""
-    return len(column.offsets) - 1 if isinstance(column, ListColumn) else len(column)
 
 
 def _numbers(name: str, column: Any) -> np.ndarray:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from jrec.data.blocks import LABEL, Column, ListColumn, ShardReader, ShardWriter, shard_file
+from jrec.data.columns import concatenate
 from jrec.data.fae.manifest import COLD, HOT
 from jrec.data.fae.rows import RowSet, check_columns, content, hot_examples, take
-from jrec.data.packing_columns import concatenate
 from jrec.data.packing_kernels import permutation
 from jrec.data.schema import DatasetError, Schema, Shard
 from jrec.files import sha256_of, write_atomically

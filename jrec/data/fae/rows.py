@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from jrec.data.blocks import LABEL, Column, ListColumn, column_names, id_dtype, weight_column
+from jrec.data.columns import count_examples
 from jrec.data.fae import kernels
-from jrec.data.packing_columns import count_examples
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema
 
 _NO_ROWS = np.empty(0, np.uint32)

@@ -6,7 +6,15 @@ import numpy as np
 
 from jrec.data.readers.lines import first_line
 from jrec.data.readers.parse import Dialect, Field, ParsedBlock
-from jrec.data.readers.source import Chunk, Source, calendar_keys, one_hot, reject_labels, texts_by_feature
+from jrec.data.readers.source import (
+    Chunk,
+    Source,
+    calendar_keys,
+    labels_of,
+    one_hot,
+    reject_labels,
+    texts_by_feature,
+)
 from jrec.data.schema import DatasetError
 
 CATEGORICALS = (
@@ -22,18 +30,24 @@ class Avazu(Source):
     name = "avazu"
     categorical = one_hot("hour_of_day", "weekday", *CATEGORICALS)
     timed = True
+    label = "click"
 
     def dialect(self, path: str) -> Dialect:
         """Follows the header's order of columns."""
         names = first_line(path).decode("utf-8", errors="replace").split(",")
         expected = {*_KINDS, *CATEGORICALS}
-        if lacking := sorted(expected - set(names)):
-            hint = " (the challenge's test file has no clicks and cannot be prepared)" if lacking == ["click"] else ""
+        kinds = {**_KINDS, "click": "skip"} if self.labels == "none" else _KINDS
+        if lacking := sorted(expected - set(names) - ({"click"} if self.labels != "required" else set())):
+            hint = " (the challenge's test file has no clicks and needs --no-labels)" if lacking == ["click"] else ""
             raise DatasetError(f"{path}:1: the header lacks {', '.join(lacking)}; Avazu's train.csv has them{hint}")
         if odd := sorted(set(names) - expected) or sorted({n for n in names if names.count(n) > 1}):
             raise DatasetError(f"{path}:1: the header has unexpected or repeated columns: {', '.join(odd)}")
-        fields = (Field(name=n, kind=_KINDS.get(n, "text"), blank=n not in ("click", "hour")) for n in names)  # pyright: ignore[reportArgumentType]
+        fields = (Field(name=n, kind=kinds.get(n, "text"), blank=n not in ("click", "hour")) for n in names)  # pyright: ignore[reportArgumentType]
         return Dialect(fields=tuple(fields), skip_lines=1)
+
+    def raw_fields(self) -> tuple[Field, ...]:
+        """The hour, and 21 categoricals."""
+        return (Field(name="hour", kind="integer", blank=False), *(Field(name=n, kind="text") for n in CATEGORICALS))
 
     def convert(self, parsed: ParsedBlock) -> Chunk:
         """Labels, keys, and times in seconds."""
@@ -41,7 +55,7 @@ class Avazu(Source):
         parsed.reject(_seconds(parsed.numbers("hour"))[1], "hour", "is not an hour as YYMMDDHH")
         seconds, _ = _seconds(parsed.numbers("hour"))
         return Chunk(
-            labels=parsed.numbers("click").astype("float32"),
+            labels=labels_of(parsed, "click"),
             dense={},
             keys={**calendar_keys(seconds), **{n: parsed.columns[n] for n in CATEGORICALS}},
             times=seconds,

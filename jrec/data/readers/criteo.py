@@ -6,8 +6,9 @@ Tab-separated, no header: the label, 13 integer counts, 26 categoricals of 8 hex
 from __future__ import annotations
 
 from jrec.data.readers.dense import dense_column
+from jrec.data.readers.lines import first_line
 from jrec.data.readers.parse import Dialect, Field, ParsedBlock
-from jrec.data.readers.source import Chunk, Source, one_hot, reject_labels
+from jrec.data.readers.source import Chunk, Source, labels_of, one_hot, reject_labels
 from jrec.data.schema import DenseFeature
 
 COUNTS = tuple(f"I{i}" for i in range(1, 14))
@@ -19,28 +20,34 @@ class Criteo(Source):
 
     dense = tuple(DenseFeature(name=n, transform="log1p") for n in COUNTS)
     categorical = one_hot(*CATEGORICALS)
+    label = "label"
 
     def __init__(self, name: str):
         self.name = name
 
     def dialect(self, path: str) -> Dialect:
-        """The same for every file."""
+        """The same for every file, but for the label where files may lack it."""
+        fields = self.raw_fields()
+        label = Field(name="label", kind="number", blank=False)
+        if self.labels == "required" or first_line(path).count(b"\t") >= len(fields):
+            fields = (label if self.labels != "none" else Field(name="label", kind="skip"), *fields)
         return Dialect(
             delimiter="\t",
-            fields=(
-                Field(name="label", kind="number", blank=False),
-                *(Field(name=n, kind="number") for n in COUNTS),
-                *(Field(name=n, kind="hex") for n in CATEGORICALS),
-            ),
+            fields=fields,
             hint=" (label, 13 counts, 26 categoricals, separated by tabs; the challenge's test files, of 39 fields,"
-            " have no label and cannot be prepared)",
+            " have no label and need --no-labels)",
         )
+
+    def raw_fields(self) -> tuple[Field, ...]:
+        """13 counts and 26 categoricals."""
+        counts = (Field(name=n, kind="number") for n in COUNTS)
+        return (*counts, *(Field(name=n, kind="hex") for n in CATEGORICALS))
 
     def convert(self, parsed: ParsedBlock) -> Chunk:
         """Labels, log-transformed counts, keys."""
         reject_labels(parsed, "label")
         return Chunk(
-            labels=parsed.numbers("label").astype("float32"),
+            labels=labels_of(parsed, "label"),
             dense={n: dense_column(parsed, n, "log1p", 0.0) for n in COUNTS},
             keys={n: parsed.columns[n] for n in CATEGORICALS},
         )

@@ -14,7 +14,7 @@ from jrec.data.readers.delimited_schema import CategoricalColumn, DelimitedSchem
 from jrec.data.readers.dense import dense_column, reject_dense
 from jrec.data.readers.lines import first_line
 from jrec.data.readers.parse import Dialect, Field, Kind, ListField, ParsedBlock, any_of_list
-from jrec.data.readers.source import CategoricalSpec, Chunk, Source, reject_labels, texts_by_feature
+from jrec.data.readers.source import CategoricalSpec, Chunk, Source, labels_of, reject_labels, texts_by_feature
 from jrec.data.schema import DatasetError, DenseFeature
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -27,6 +27,7 @@ class Delimited(Source):
         self._schema = schema
         self._limits: dict[str, int] = {}
         self.name = schema.name
+        self.label = schema.label.column if schema.label else "label"
         self.timed = schema.time is not None
         self.dense = tuple(DenseFeature(name=d.feature, transform=d.transform) for d in schema.dense)
         self.categorical = tuple(_spec(c) for c in schema.categorical)
@@ -45,17 +46,15 @@ class Delimited(Source):
     def dialect(self, path: str) -> Dialect:
         """Reads the header, unless the schema names the columns."""
         schema = self._schema
+        if schema.label is None and self.labels == "required":
+            raise DatasetError("the schema has no [label]; add one, or pass --no-labels for a log without labels")
         names = list(schema.columns)
+        if self.label in names and self.labels != "required" and len(self._split(path)) == len(names) - 1:
+            names.remove(self.label)
         if not names:
-            line = first_line(path).decode("utf-8", errors="replace").removeprefix("\ufeff")
-            simple = not schema.quoting or '"' not in line
-            if simple:
-                names = line.split(schema.delimiter)
-            elif len(schema.delimiter) == 1:
-                names = next(csv.reader([line], delimiter=schema.delimiter), [])
-            else:
-                raise DatasetError(f"{path}:1: a quoted header needs a delimiter of one character")
-            if lacking := [c for c in schema.used_columns() if c not in names]:
+            names = self._split(path)
+            optional = {self.label} if self.labels != "required" else set()
+            if lacking := [c for c in schema.used_columns() if c not in names and c not in optional]:
                 raise DatasetError(
                     f"{path}:1: the header lacks column(s) {', '.join(lacking)}; it has {', '.join(names)[:200]}. If"
                     " the file has no header, name its columns in the schema (columns = [...])"
@@ -69,12 +68,27 @@ class Delimited(Source):
             skip_lines=0 if schema.columns else 1,
         )
 
+    def _split(self, path: str) -> list[str]:
+        """The fields of a file's first line."""
+        schema = self._schema
+        line = first_line(path).decode("utf-8", errors="replace").removeprefix("\ufeff")
+        if not schema.quoting or '"' not in line:
+            return line.split(schema.delimiter)
+        if len(schema.delimiter) == 1:
+            return next(csv.reader([line], delimiter=schema.delimiter), [])
+        raise DatasetError(f"{path}:1: a quoted header needs a delimiter of one character")
+
+    def raw_fields(self) -> tuple[Field, ...]:
+        """Every column that something reads but the label and the time."""
+        time = self._schema.time.column if self._schema.time else ""
+        return tuple(self._field(name) for name in self._schema.used_columns() if name not in (self.label, time))
+
     def _field(self, name: str) -> Field:
         schema = self._schema
         kind: Kind = "skip"
         blank, separator = True, "|"
-        if name == schema.label.column:
-            kind, blank = "number", False
+        if schema.label and name == schema.label.column:
+            kind, blank = ("skip", True) if self.labels == "none" else ("number", False)
         elif schema.time and name == schema.time.column:
             kind, blank = "integer", False
         for dense in schema.dense:
@@ -90,8 +104,8 @@ class Delimited(Source):
     def convert(self, parsed: ParsedBlock) -> Chunk:
         """Labels, dense values, keys, weights and times."""
         schema = self._schema
-        if schema.label.positive_at_least is None:
-            reject_labels(parsed, schema.label.column)
+        if schema.label and schema.label.positive_at_least is None:
+            reject_labels(parsed, self.label)
         for dense in schema.dense:
             reject_dense(parsed, dense.column, dense.transform)
         for feature in schema.categorical:
@@ -108,15 +122,15 @@ class Delimited(Source):
             if feature.weights:
                 read = _cut(parsed.lists(feature.weights), feature)
                 weights[feature.feature] = ListField(read.offsets, read.values.astype(np.float32))
-        labels = parsed.numbers(schema.label.column)
-        if schema.label.positive_at_least is not None:
-            labels = labels >= schema.label.positive_at_least
+        labels = labels_of(parsed, self.label)
+        if schema.label and schema.label.positive_at_least is not None and self.label in parsed.columns:
+            labels = (parsed.numbers(self.label) >= schema.label.positive_at_least).astype(np.float32)
         return Chunk(
-            labels=labels.astype(np.float32),
+            labels=labels,
             dense={d.feature: dense_column(parsed, d.column, d.transform, d.missing) for d in schema.dense},
             keys=keys,
             weights=weights,
-            times=parsed.numbers(schema.time.column) if schema.time else None,
+            times=parsed.numbers(schema.time.column) if schema.time and schema.time.column in parsed.columns else None,
             texts=texts_by_feature(parsed, {c.column: c.feature for c in schema.categorical}),
         )
 

@@ -72,9 +72,11 @@ class CategoricalColumn:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DelimitedSchema:
-    """A whole schema file. ``columns`` names the columns of files without a header."""
+    """A whole schema file. ``columns`` names the columns of files without a header; ``label`` may be left out of logs
+    that are prepared without labels.
+    """
 
-    label: LabelColumn
+    label: LabelColumn | None = None
     dense: tuple[DenseColumn, ...] = ()
     categorical: tuple[CategoricalColumn, ...] = ()
     time: TimeColumn | None = None
@@ -85,7 +87,11 @@ class DelimitedSchema:
 
     def used_columns(self) -> list[str]:
         """Every column that something reads, as often as it is read."""
-        used = [self.label.column, *(d.column for d in self.dense), *(c.column for c in self.categorical)]
+        used = [
+            *([self.label.column] if self.label else []),
+            *(d.column for d in self.dense),
+            *(c.column for c in self.categorical),
+        ]
         return used + [c.weights for c in self.categorical if c.weights] + ([self.time.column] if self.time else [])
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from jrec.data.readers.keys import integer_keys
-from jrec.data.readers.parse import Column, Dialect, ListField, LongTexts, ParsedBlock
-from jrec.data.schema import DenseFeature
+from jrec.data.readers.parse import Column, Dialect, Field, ListField, LongTexts, ParsedBlock
+from jrec.data.schema import DatasetError, DenseFeature
 
+Labels = Literal["required", "optional", "none"]
 MAX_INTEGER_ID = 2**56 - 1
 
 
@@ -33,7 +35,7 @@ class Chunk:
     """Examples of a log.
 
     Attributes:
-      labels: (n,) float32 in {0, 1}.
+      labels: (n,) float32 in {0, 1}; zeros where the log has none.
       dense: By feature, (n,) float32, transformed and finite.
       keys: By feature, (n,) uint64, or a list of them for features with ``many``.
       weights: By weighted feature, lists of finite float32 of the lengths of its keys.
@@ -58,6 +60,8 @@ class Source:
       timed: Whether chunks carry times, so that examples are sorted by them.
       passes: How often ``assemble`` passes over the log; with 2 it reads all before it yields.
       columns: The parsed column (by name) that each categorical feature's long texts come from.
+      labels: Whether the log must have labels; "optional" takes them where a file has them, "none" ignores them.
+      label: The field of the label, of formats of which there can be logs without it; "" of the others.
       key_seed: The seed of the hash of long values in files that are joined to the log; None where there are none.
     """
 
@@ -66,7 +70,25 @@ class Source:
     categorical: tuple[CategoricalSpec, ...] = ()
     timed: bool = False
     passes: int = 1
+    labels: Labels = "required"
+    label: str = ""
     key_seed: int | None = None
+
+    def with_labels(self, labels: Labels) -> Self:
+        """The same log, whose labels are required, optional, or none.
+
+        Raises:
+          DatasetError: If all logs of this format have labels.
+        """
+        if labels != "required" and not self.label:
+            raise DatasetError(f"{self.name} makes labels of what every line says; leave --no-labels out")
+        other = copy.copy(self)
+        other.labels = labels
+        return other
+
+    def raw_fields(self) -> tuple[Field, ...]:
+        """The fields that features are made of, where a line makes an example; without the label."""
+        raise NotImplementedError
 
     def dialect(self, path: str) -> Dialect:
         """How the lines of a file split into fields; may look at the file's first line."""
@@ -101,9 +123,21 @@ def one_hot(*names: str) -> tuple[CategoricalSpec, ...]:
 
 
 def reject_labels(parsed: ParsedBlock, name: str) -> None:
-    """Rejects rows whose label is neither 0 nor 1."""
+    """Rejects rows whose label is neither 0 nor 1, where the log has labels."""
+    if name not in parsed.columns:
+        return
     values = parsed.numbers(name)
     parsed.reject((values != 0) & (values != 1), name, "is neither 0 nor 1")
+
+
+def has_label(dialect: Dialect, name: str) -> bool:
+    """Whether a file has labels in the field of that name."""
+    return any(field.name == name and field.kind != "skip" for field in dialect.fields)
+
+
+def labels_of(parsed: ParsedBlock, name: str) -> np.ndarray:
+    """(rows,) float32 labels; zeros where the log has none."""
+    return parsed.numbers(name).astype(np.float32) if name in parsed.columns else np.zeros(parsed.rows, np.float32)
 
 
 def reject_ids(parsed: ParsedBlock, *names: str) -> None:

@@ -1,0 +1,251 @@
+"""Raw values to rows by a prepared dataset's vocabulary, without preparing a dataset: for predictions.
+
+    encoder = Encoder(Schema.load("data/clicks", check_files=False))
+    encoded = encoder.columns({"user": ["u17"], "item": ["i2"], "price": [3.5]})
+
+This module imports no JAX. ``jrec.data.dataset_packer.pack_encoded`` makes batches of what is encoded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrec.data.blocks import WEIGHT_SUFFIX, Column, ListColumn
+from jrec.data.columns import concatenate, cut
+from jrec.data.ingest import BadLines, Log
+from jrec.data.raw_columns import parsed_columns
+from jrec.data.raw_source import FeatureColumns, log_source
+from jrec.data.readers.lines import check_inputs
+from jrec.data.readers.parse import ListField
+from jrec.data.readers.source import Chunk, Source
+from jrec.data.readers.streams import Input, is_stream, named, spool
+from jrec.data.reorder.file import load_order
+from jrec.data.schema import CategoricalFeature, DatasetError, Schema
+from jrec.data.vocabulary_load import key_seed_of, load_table
+
+_THREADS = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodedColumns:
+    """Examples in the form in which a dataset's blocks hold them.
+
+    Attributes:
+      dense_names: The dense features, in order.
+      dense: (examples, dense features) float32, transformed.
+      ids: By categorical feature, (examples,) uint32 stored rows of its table, or a ``ListColumn`` of them.
+      weights: By weighted feature, float32 values parallel to those of its ``ListColumn``.
+      labels: (examples,) float32 in {0, 1}; None where the examples have none.
+    """
+
+    dense_names: tuple[str, ...]
+    dense: np.ndarray
+    ids: Mapping[str, Column]
+    weights: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    labels: np.ndarray | None = None
+
+    @property
+    def examples(self) -> int:
+        """How many there are."""
+        return len(self.dense)
+
+    def by_name(self) -> dict[str, Column]:
+        """The columns of a dataset's block by name, without labels."""
+        found: dict[str, Column] = {name: self.dense[:, k] for k, name in enumerate(self.dense_names)}
+        found |= self.ids
+        for name, values in self.weights.items():
+            column = self.ids[name]
+            assert isinstance(column, ListColumn)  # weights are of lists
+            found[name + WEIGHT_SUFFIX] = ListColumn(column.offsets, values)
+        return found
+
+    def cut(self, start: int, stop: int) -> EncodedColumns:
+        """The examples from ``start`` to ``stop``."""
+        weights = {}
+        for name, values in self.weights.items():
+            column = self.ids[name]
+            assert isinstance(column, ListColumn)  # weights are of lists
+            weights[name] = values[column.offsets[start] : column.offsets[stop]]
+        return dataclasses.replace(
+            self,
+            dense=self.dense[start:stop],
+            ids={name: cut(column, start, stop) for name, column in self.ids.items()},
+            weights=weights,
+            labels=None if self.labels is None else self.labels[start:stop],
+        )
+
+
+class Encoder:
+    """Gives raw values the rows that they have in a prepared dataset.
+
+    Args:
+      schema: The dataset's schema, read from its folder, in which only ``schema.json``, ``vocabulary/``, ``buckets/``
+        and ``reorder/`` need to be (``Schema.load(folder, check_files=False)``).
+
+    Values without a row go to their table's OOV row, or to their hash bucket. Tables are read when they are first used.
+
+    Raises:
+      DatasetError: If the schema was not read from a folder.
+    """
+
+    def __init__(self, schema: Schema):
+        if schema.folder is None:
+            raise DatasetError("the schema was not read from a folder, so that there is no vocabulary; use Schema.load")
+        self.schema = schema
+        self._folder: pathlib.Path = schema.folder
+        self._key_seed = key_seed_of(schema)
+        self._log = log_source(schema)
+        self._columns: Source = FeatureColumns(schema) if self._log is None or not _has_fields(self._log) else self._log
+        self._encoders: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
+
+    @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """The names of the columns that ``columns`` needs."""
+        return tuple(field.name for field in self._columns.raw_fields())
+
+    @functools.cached_property
+    def orders(self) -> dict[str, np.ndarray]:
+        """By table that was reordered (``jrec reorder``), (rows,) uint32: the model's row of every stored one."""
+        found = {table.name: load_order(self._folder, table) for table in self.schema.tables}
+        return {name: order for name, order in found.items() if order is not None}
+
+    def columns(self, columns: Any) -> EncodedColumns:
+        """Encodes columns of raw values.
+
+        Args:
+          columns: A mapping by column name, an Arrow table, or a DataFrame of at least ``raw_columns``: those of the
+            log that the dataset was prepared from, or those of its features where its format makes examples of
+            several lines (sequences, drawn negatives, joined files). Each is an (examples,) array or list of numbers
+            or texts; lists of values are ragged, or texts with the log's separator. Missing is null, None, NaN or "".
+
+        Returns:
+          The examples, without labels.
+
+        Raises:
+          DatasetError: If a column is missing, or a value is none that a log may have; names column, example and value.
+          ValueError: If a column has no such form, or columns are of unequal lengths.
+
+        Example:
+          >>> encoder = jrec.data.Encoder(jrec.data.Schema.load("data", check_files=False))
+          >>> encoded = encoder.columns({"user": ["u17", None], "item": ["i2", "i6"]})
+          >>> encoded.ids["user"].shape
+          (2,)
+        """
+        parsed = parsed_columns(self._columns.raw_fields(), columns, self._key_seed)
+        return dataclasses.replace(self._encoded(self._columns.convert(parsed)), labels=None)
+
+    def stream(
+        self, inputs: str | Sequence[str], *, batch_size: int, threads: int = _THREADS
+    ) -> Iterator[EncodedColumns]:
+        """Encodes a raw log of the dataset's format, in the order of its lines and in bounded memory.
+
+        Args:
+          inputs: Files or pipes, plain or gzip; "-" is standard input. A pipe is copied to a temporary file first.
+          batch_size: Examples in each piece but the last.
+          threads: Threads that parse.
+
+        Yields:
+          The examples, with labels where all files have them; lines may lack them where the format allows it.
+
+        Raises:
+          DatasetError: If the format makes examples of several lines, an input cannot be read, or a line is malformed.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+        if self._log is None:
+            raise DatasetError(
+                f"{self.schema.name!r} was prepared from a format that makes examples of several lines or files;"
+                " prepare the log with --vocabulary-from, and predict that dataset"
+            )
+        paths = [named(path) for path in ([inputs] if isinstance(inputs, str) else inputs)]
+        check_inputs(paths, keep_order=True)
+        return self._stream(self._log, paths, batch_size, threads)
+
+    def _stream(self, source: Source, paths: list[str], batch_size: int, threads: int) -> Iterator[EncodedColumns]:
+        with tempfile.TemporaryDirectory(prefix="jrec-") as folder:
+            places = [pathlib.Path(folder) / str(number) for number in range(len(paths))]
+            files = [
+                spool(path, place) if is_stream(path) else Input(name=path, file=path)
+                for path, place in zip(paths, places, strict=True)
+            ]
+            log = Log(source, files, key_seed=self._key_seed, threads=threads)
+            bad = BadLines(pathlib.Path(folder) / "bad", skip=False)
+            bad.remedy = "Fix the line: every line gets a prediction"
+            chunks = source.assemble(log.converted(lambda _: None, bad))
+            encoded = (self._encoded(chunk, labelled=log.labelled) for chunk in chunks if len(chunk.labels))
+            yield from _of_size(encoded, batch_size)
+
+    def _encoded(self, chunk: Chunk, *, labelled: bool = False) -> EncodedColumns:
+        names = tuple(f.name for f in self.schema.dense)
+        dense = np.empty((len(chunk.labels), len(names)), np.float32, order="F")
+        for k, name in enumerate(names):
+            dense[:, k] = chunk.dense[name]
+        return EncodedColumns(
+            dense_names=names,
+            dense=dense,
+            ids={f.name: self._ids(f, chunk.keys[f.name]) for f in self.schema.categorical},
+            weights={name: lists.values.astype(np.float32) for name, lists in chunk.weights.items()},
+            labels=chunk.labels if labelled else None,
+        )
+
+    def _ids(self, feature: CategoricalFeature, keys: np.ndarray | ListField) -> Column:
+        encode = self._encoder(feature.table)
+        if isinstance(keys, np.ndarray):
+            return encode(keys)
+        lengths = np.diff(keys.offsets)
+        wrong = lengths != feature.max_length if feature.fixed_length else lengths > feature.max_length
+        if wrong.any():
+            k = int(wrong.argmax())
+            bound = "must have" if feature.fixed_length else "may have up to"
+            raise DatasetError(
+                f"feature {feature.name!r} has {lengths[k]:,} values in example {k}, but {bound} {feature.max_length:,}"
+            )
+        return ListColumn(keys.offsets, encode(keys.values))
+
+    def _encoder(self, table: str) -> Callable[[np.ndarray], np.ndarray]:
+        if (encode := self._encoders.get(table)) is None:
+            loaded = load_table(self._folder, self.schema, self.schema.table(table), self._key_seed)
+            encode = self._encoders[table] = loaded.encoder()
+        return encode
+
+
+def _has_fields(source: Source) -> bool:
+    return type(source).raw_fields is not Source.raw_fields
+
+
+def _of_size(pieces: Iterator[EncodedColumns], size: int) -> Iterator[EncodedColumns]:
+    """The same examples in pieces of ``size``, the last one shorter."""
+    waiting: list[EncodedColumns] = []
+    count = 0
+    for piece in pieces:
+        at = 0
+        while count + piece.examples - at >= size:
+            stop = at + size - count
+            yield _joined([*waiting, piece.cut(at, stop)])
+            waiting, count, at = [], 0, stop
+        if at < piece.examples:
+            waiting.append(piece.cut(at, piece.examples))
+            count += piece.examples - at
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(pieces: Sequence[EncodedColumns]) -> EncodedColumns:
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    labels = [piece.labels for piece in pieces if piece.labels is not None]
+    return dataclasses.replace(
+        first,
+        dense=np.asfortranarray(np.concatenate([piece.dense for piece in pieces])),
+        ids={name: concatenate([piece.ids[name] for piece in pieces]) for name in first.ids},
+        weights={name: np.concatenate([piece.weights[name] for piece in pieces]) for name in first.weights},
+        labels=np.concatenate(labels) if labels else None,
+    )

@@ -1,0 +1,173 @@
+"""Columns of raw values, as a service or a DataFrame has them, in the form in which a parsed log has them.
+
+So what a format does to a log's lines (transforms, missing values, cut lists, derived features), it does to columns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jrec.data.column_forms import Form, by_name, form_of
+from jrec.data.readers.keys import MISSING
+from jrec.data.readers.lines import Block
+from jrec.data.readers.parse import Column, Dialect, Field, ListField, ParsedBlock
+from jrec.data.schema import DatasetError
+from jrec.data.value_keys import value_keys
+
+_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_HEX_TAG = 8
+_NO_BLOCK = Block(path="", line=0, text=np.empty(0, np.uint8), bytes_read=0)
+
+
+class RawColumns(ParsedBlock):
+    """A parsed block of columns: what a format rejects raises."""
+
+    def reject(self, wrong: np.ndarray, name: str, reason: str) -> None:
+        """Raises DatasetError for the first example where ``wrong`` is true."""
+        if wrong.any():
+            raise DatasetError(f"column {name!r} of example {int(wrong.argmax())} {reason}")
+
+
+def parsed_columns(fields: Sequence[Field], columns: Any, key_seed: int) -> RawColumns:
+    """Reads columns as a format's fields.
+
+    Args:
+      fields: The fields that features are made of, by column name; others are ignored.
+      columns: A mapping by column name, an Arrow table, or a DataFrame. Numbers and texts are (examples,) arrays or
+        lists; lists of values are ragged, or texts with the field's separator. Missing is null, None, NaN or "".
+      key_seed: The seed of the hash of long values.
+
+    Raises:
+      DatasetError: If a column is missing, or a value cannot be what its field is.
+      ValueError: If a column has no such form, or columns are of unequal lengths.
+    """
+    given = by_name(columns)
+    if lacking := [f.name for f in fields if f.name not in given]:
+        raise DatasetError(
+            f"column(s) {', '.join(lacking)} are missing; there are {', '.join(map(str, given)) or 'none'}. Give every"
+            " column that the dataset's features are made of"
+        )
+    read = {f.name: _read(f, form_of(f.name, given[f.name]), key_seed) for f in fields}
+    lengths = {n: len(c.offsets) - 1 if isinstance(c, ListField) else len(c) for n, c in read.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"columns must be equally long, but have {lengths}")
+    return RawColumns(
+        dialect=Dialect(fields=tuple(fields)),
+        columns=read,
+        places=np.empty((next(iter(lengths.values()), 0), 3), np.int64),
+        bad=[],
+        long_texts=None,
+        block=_NO_BLOCK,
+    )
+
+
+def _read(field: Field, form: Form, key_seed: int) -> Column:
+    many = field.kind in ("texts", "weights")
+    if many and form.offsets is None:
+        form = _split(field, form)
+    if not many and form.offsets is not None:
+        raise DatasetError(f"column {field.name!r} holds lists, but it has one value an example")
+    if field.kind in ("number", "weights"):
+        values = _numbers(field, form)
+    elif field.kind == "integer":
+        values = _integers(field, form)
+    else:
+        values = _keys(field, form, key_seed)
+    return ListField(form.bounds, values) if many else values
+
+
+def _split(field: Field, form: Form) -> Form:
+    """Lists that are texts with separators; a blank is the empty list."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    if not form.is_text:
+        raise DatasetError(
+            f"column {field.name!r} holds one {form.values.dtype} an example, but lists are wanted: give ragged lists,"
+            f" or texts with the separator {field.separator!r}"
+        )
+    compute: Any = pyarrow.compute  # whose functions exist at run time only
+    texts = form.values.fill_null(b"")
+    lists = compute.split_pattern(texts, pattern=field.separator.encode())
+    filled = compute.binary_length(texts).to_numpy(zero_copy_only=False) > 0
+    offsets = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum(compute.list_value_length(lists).to_numpy(zero_copy_only=False) * filled, out=offsets[1:])
+    return Form(lists.filter(pa.array(filled)).flatten().cast(pa.large_binary()), offsets)
+
+
+def _numbers(field: Field, form: Form) -> np.ndarray:
+    """(values,) float64, NaN where missing."""
+    if form.is_text:
+        texts = form.values.fill_null(b"").to_pylist()
+        if (bad := next((k for k, t in enumerate(texts) if t and not _NUMBER.fullmatch(t)), None)) is not None:
+            raise _refused(field, form, bad, texts[bad], "is not a finite number")
+        values = np.array([float(t) if t else np.nan for t in texts], np.float64)
+    elif form.values.dtype.kind not in "fiub":
+        raise DatasetError(f"column {field.name!r} holds {form.values.dtype}, but numbers are wanted; cast it")
+    else:
+        values = form.values.astype(np.float64)
+        if form.present is not None:
+            values[~form.present] = np.nan
+    if (infinite := np.isinf(values)).any():
+        k = int(infinite.argmax())
+        raise _refused(field, form, k, values[k], "is not a finite number")
+    if (not field.blank or field.kind == "weights") and (missing := np.isnan(values)).any():
+        raise _refused(field, form, int(missing.argmax()), "no value", "is missing; give one")
+    return values
+
+
+def _integers(field: Field, form: Form) -> np.ndarray:
+    """(values,) int64."""
+    values = _numbers(Field(name=field.name, kind="number", blank=False), form)
+    if not form.is_text and form.values.dtype.kind in "iu":
+        return form.values.astype(np.int64)
+    whole = (values == np.floor(values)) & (np.abs(values) < 2**53)
+    if not whole.all():
+        k = int((~whole).argmax())
+        raise _refused(field, form, k, values[k], "is not an integer")
+    return values.astype(np.int64)
+
+
+def _keys(field: Field, form: Form, key_seed: int) -> np.ndarray:
+    """(values,) uint64 keys; those of integers are those of their decimal texts."""
+    values = form.values
+    if form.is_text:
+        values = values.fill_null(b"")
+    elif values.dtype.kind not in "iu":
+        raise DatasetError(
+            f"column {field.name!r} holds {values.dtype}, whose text the log need not have; give texts as the log has"
+            " them, or integers, and null for missing ones (pandas: .astype('Int64'))"
+        )
+    if field.kind == "hex":
+        return _hex_keys(field, form, values, key_seed)
+    keys = value_keys(values, key_seed)
+    if form.present is not None:
+        keys[~form.present] = MISSING
+    return keys
+
+
+def _hex_keys(field: Field, form: Form, values: Any, key_seed: int) -> np.ndarray:
+    import pyarrow as pa
+    import pyarrow.compute
+
+    if isinstance(values, np.ndarray):
+        if form.present is None or form.present.any():
+            raise DatasetError(
+                f"column {field.name!r} holds integers; give texts of 8 hexadecimal digits, as the log has"
+            )
+        return np.full(len(values), MISSING, np.uint64)
+    compute: Any = pyarrow.compute  # whose functions exist at run time only
+    keys = value_keys(compute.ascii_lower(values.cast(pa.large_string())), key_seed)
+    if (wrong := (keys != MISSING) & (keys >> np.uint64(56) != _HEX_TAG)).any():
+        k = int(wrong.argmax())
+        raise _refused(field, form, k, values[k].as_py().decode(errors="replace"), "is not 8 hexadecimal digits")
+    return keys
+
+
+def _refused(field: Field, form: Form, k: int, value: Any, reason: str) -> DatasetError:
+    shown = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return DatasetError(f"column {field.name!r} holds {shown!r} in example {form.example_of(k)}, which {reason}")
