@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jrec import host as host
     from jrec import nn as nn
     from jrec import ops as ops
+    from jrec import serving as serving
     from jrec import sharding as sharding
     from jrec import train as train
     from jrec.batch import Batch as Batch
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
     from jrec.run.options import HostOptions as HostOptions
     from jrec.run.options import MeshOptions as MeshOptions
     from jrec.run.run import Run as Run
+    from jrec.train.predict import load_run as load_run
 
 __version__ = "0.1.0"
 
-_PACKAGES = ("access", "checkpoint", "data", "host", "nn", "ops", "sharding", "train")
+_PACKAGES = ("access", "checkpoint", "data", "host", "nn", "ops", "serving", "sharding", "train")
 _OPS = (
     "Bags",
     "Cast",
@@ -59,9 +61,9 @@ __getattr__, __dir__ = attach(
         "Batch": "jrec.batch",
         **dict.fromkeys(_OPS, "jrec.ops"),
         **dict.fromkeys(("HostOptions", "MeshOptions"), "jrec.run.options"),
-        **dict.fromkeys(("HostOptions", "MeshOptions"), "jrec.run.options"),
         "Run": "jrec.run.run",
         "distribute": "jrec.run.distribute",
+        "load_run": "jrec.train.predict",
         **dict.fromkeys(("EmbeddingLayout", "FeatureConfig", "TableConfig"), "jrec.ops.layout"),
     },
 )
@@ -86,9 +88,11 @@ __all__ = [
     "gather_reduce",
     "host",
     "init_slots",
+    "load_run",
     "lookup",
     "nn",
     "ops",
+    "serving",
     "sharding",
     "tensor_cast",
     "train",

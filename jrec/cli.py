@@ -49,13 +49,15 @@ COMMANDS = (
     Command(name="replan", module="jrec.commands.replan", help="compare a plan with present accesses; make a new one"),
     Command(name="train", module="jrec.commands.train", help="train and evaluate a model, write a report"),
     Command(name="eval", module="jrec.commands.eval", help="evaluate a checkpoint on a dataset"),
+    Command(name="predict", module="jrec.commands.predict", help="score a raw log, a Parquet file or a dataset"),
     Command(
         name="kernels", module="jrec.commands.kernels", help="check GPU kernels on this machine; show what is used"
     ),
+    Command(name="export", module="jrec.commands.export", help="export a trained model for serving"),
     Command(name="compress", module="jrec.commands.compress", help="compress trained tables into tensor trains"),
 )
 
-COMPILING = ("train", "eval", "compress")
+COMPILING = ("train", "eval", "predict", "compress", "export")
 """Commands that import and compile much: a quick start (``jrec.lean``), and programs that outlive it."""
 
 EXAMPLES = """\

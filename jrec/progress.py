@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import rich.progress as rich_progress
@@ -52,3 +52,18 @@ class Progress:
             task = progress.add_task(name, total=total)
             yield lambda done: progress.update(task, completed=done)
             progress.update(task, completed=total)
+
+
+@contextlib.contextmanager
+def counted(name: str, total: int | None, *, show: bool | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar of examples whose number may be unknown; gives a function of how many more are done."""
+    if not is_shown(show):
+        yield lambda more: None
+        return
+    import rich.progress as columns
+
+    parts: list[Any] = [columns.TextColumn("{task.description:<24}"), columns.BarColumn(), columns.MofNCompleteColumn()]
+    parts += [columns.TimeElapsedColumn()] + ([] if total is None else [columns.TimeRemainingColumn()])
+    with bars(*parts, show=show) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda more: progress.advance(task, more)

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrec.ops.sizes import all_static
+
 _WHOLE_BYTES, _CHUNK_BYTES = 64 << 20, 4 << 20
 """On a CPU, products of all pairs that are larger than the first are made by the second. 500 features of 2,048 examples
 have 2 GiB of products, whose pages the system would hand out anew for every step; chunks stay in caches."""
@@ -58,7 +60,7 @@ def _by_chunks(function: Callable[..., jax.Array], vectors: jax.Array, *rest: ja
     """``function`` of all examples, which must not depend on each other; the same bits."""
     batch, num_features = vectors.shape[:2]
     each = num_features**2 * vectors.dtype.itemsize
-    if batch * each <= _WHOLE_BYTES:
+    if not all_static(vectors) or batch * each <= _WHOLE_BYTES:
         return function(vectors, *rest)
 
     def chunked(*arrays: jax.Array) -> jax.Array:

@@ -81,7 +81,7 @@ def core_arrays(layout: EmbeddingLayout, table: str, cores: Sequence[Any]) -> di
 
 
 def restore_state(
-    saved: Saved, like: Any, layout: EmbeddingLayout, *, slots: bool = True
+    saved: Saved, like: Any, layout: EmbeddingLayout, *, slots: bool = True, rows: bool = True
 ) -> tuple[Any, dict[str, np.ndarray]]:
     """The state of a checkpoint, and running metrics.
 
@@ -90,6 +90,7 @@ def restore_state(
       like: The expected state, arrays or ``jax.ShapeDtypeStruct``.
       layout: The tables.
       slots: Whether to read the slots of rows too; otherwise empty arrays stand for them, which is enough to predict.
+      rows: Whether to read rows at all; otherwise empty arrays stand for them and their slots.
 
     Raises:
       CheckpointError: If the checkpoint is damaged or belongs to another model.
@@ -99,7 +100,8 @@ def restore_state(
     leaves = []
     for path, leaf, where in _leaves(like, layout):
         if where is not None:
-            leaves.append(_rows(saved, layout, *where, leaf) if slots or where[1] == VALUES else jnp.zeros(0))
+            read = rows and (slots or where[1] == VALUES)
+            leaves.append(_rows(saved, layout, *where, leaf) if read else jnp.zeros(0))
         elif path == _KEY:  # a run knows it from its seed; a restored one makes no row by it
             leaves.append(_placed(saved, path, np.zeros(leaf.shape, leaf.dtype), leaf) if _abstract(leaf) else leaf)
         elif (array := dense.pop(_STATE + path, None)) is None:

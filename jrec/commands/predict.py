@@ -1,0 +1,136 @@
+"""``jrec predict``: the scores of a trained model on a raw log, a Parquet file or a dataset; labels are not needed."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from jrec.commands.arguments import DEVICES
+from jrec.commands.processes import Company, add_process_arguments, in_company
+
+if TYPE_CHECKING:
+    from jrec.train.predict import LoadedRun, Scored
+
+DESCRIPTION = """\
+Score examples with a trained model.
+
+CHECKPOINT is a run folder (its latest checkpoint is taken) or one checkpoint in it, RUN/checkpoints/STEP. INPUT is a
+raw log of the format that the training data was prepared from (plain or gzip text, - for standard input), a Parquet
+file of its columns, or a dataset whose rows mean the same (`jrec prepare --vocabulary-from`). Values that training did
+not see are scored as unknown. Scores come in the order of the input: row (its number from 0), score (the probability)
+and logit; label where the input has one; split where it is a dataset. Memory does not grow with the input."""
+EPILOG = """examples:
+  jrec predict runs/kaggle test.txt.gz --out scores.parquet
+  jrec predict runs/clicks tomorrow.parquet --out scores.csv
+  jrec predict runs/kaggle data/kaggle_tuesday --split test --out scores.parquet
+  jrec predict runs/terabyte day_23.gz --devices 8 --plan serving_plan --out scores.parquet
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one of its checkpoints")
+    parser.add_argument("input", metavar="INPUT", nargs="+", help="files of a raw log, Parquet files, or one dataset")
+    parser.add_argument("--out", required=True, metavar="FILE", help="scores.parquet or scores.csv")
+    parser.add_argument("--split", action="append", metavar="SPLIT", help="of a dataset: only this split (repeatable)")
+    parser.add_argument(
+        "--data", metavar="DATA", help="the training data, if it is no longer where the run says, for its vocabulary"
+    )
+    parser.add_argument(
+        "--devices", type=DEVICES, default=1, metavar="N", help="predict on N devices, however many trained (default 1)"
+    )
+    parser.add_argument("--plan", default="", metavar="FILE", help="where rows live on N devices, by `jrec plan`")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    add_process_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predicts; returns 0."""
+    with in_company(args) as company:
+        return _run(args, company)
+
+
+def _run(args: argparse.Namespace, company: Company) -> int:
+    from jrec.errors import ConfigError
+    from jrec.train.same_run import evaluation_facts
+    from jrec.train.score_file import check_score_file
+
+    out = pathlib.Path(args.out)
+    options = {"split": args.split, "devices": args.devices, "inputs": len(args.input)}
+    company.meet(evaluation_facts(args.checkpoint, args.input[0], args.plan, **options))
+    company.join()
+
+    from jrec.run.processes import first
+    from jrec.train.mesh_processes import one_of_many
+    from jrec.train.predict import is_dataset, load_run
+    from jrec.train.score_file import score_file
+
+    dataset = is_dataset(args.input[0])
+    if dataset and len(args.input) > 1:
+        raise ConfigError(f"{args.input[0]} is a dataset; give one dataset, or files of a raw log")
+    if args.split and not dataset:
+        raise ConfigError(f"--split is of datasets, but {args.input[0]} is none; leave it out")
+    check_score_file(out, overwrite=args.overwrite)
+    begin = time.perf_counter()
+    with one_of_many():
+        loaded = load_run(
+            args.checkpoint, args.input[0] if dataset else args.data, devices=args.devices, plan=args.plan
+        )
+        count = 0
+        if first():
+            with score_file(out, splits=dataset, overwrite=args.overwrite) as file:
+                for scored in _shown(_scored(args, loaded, dataset), loaded, args, dataset):
+                    file.write(scored)
+                    count += scored.logits.size
+        else:
+            for _ in _scored(args, loaded, dataset):
+                pass
+    if first():
+        seconds = time.perf_counter() - begin
+        print(f"{out}: {count:,} scores of step {loaded.restored.saved.step:,} in {seconds:.1f} s", file=sys.stderr)
+    return 0
+
+
+def _scored(args: argparse.Namespace, loaded: LoadedRun, dataset: bool) -> Iterator[Scored]:
+    if dataset:
+        return loaded.of_dataset(args.split or ())
+    if all(path.endswith(".parquet") for path in args.input):
+        return loaded.of_columns(_parquet(args.input, loaded))
+    return loaded.of_log(args.input)
+
+
+def _parquet(paths: list[str], loaded: LoadedRun) -> Iterator[Any]:
+    """The raw columns of Parquet files, in pieces of a batch."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from jrec.data.schema import DatasetError
+
+    for path in paths:
+        try:
+            with pq.ParquetFile(path) as file:
+                wanted = [name for name in loaded.encoder.raw_columns if name in file.schema_arrow.names]
+                for batch in file.iter_batches(loaded.batch_size, columns=wanted):
+                    yield pa.Table.from_batches([batch])
+        except (OSError, pa.ArrowException) as error:
+            raise DatasetError(f"{path} cannot be read as Parquet ({error})") from error
+
+
+def _shown(scored: Iterator[Scored], loaded: LoadedRun, args: argparse.Namespace, dataset: bool) -> Iterator[Scored]:
+    """The same scores; a bar shows how many there are, of a dataset out of how many."""
+    from jrec.progress import counted
+
+    total = None
+    if dataset:
+        splits = loaded.restored.schema.splits
+        total = sum(split.examples for name, split in splits.items() if not args.split or name in args.split)
+    with counted("predicting", total, show=False if args.quiet else None) as advance:
+        for one in scored:
+            advance(one.logits.size)
+            yield one

@@ -1,0 +1,185 @@
+"""An exported model in memory: raw columns to probabilities."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrec.data.encoder import Encoder
+from jrec.data.schema import Schema
+from jrec.serving.encode import model_inputs
+from jrec.serving.format import MODEL, ExportError, Manifest, check_follows, load_manifest, verify
+from jrec.serving.tables import Ids, ServedTables, masks
+
+BATCH_SIZES = (1, 4, 16, 64, 256, 1024, 4096)
+"""Sizes that batches are padded to, one compiled program each; larger ones are cut."""
+
+
+class Model:
+    """An exported model: ``model(columns)`` gives probabilities. Made by ``load``; any thread may call it.
+
+    Rows are looked up in host memory, from memory-mapped files, whatever their number; the dense part runs on JAX's
+    default device.
+
+    Attributes:
+      manifest: What is loaded: of the last delta, where some were applied.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        manifest: Manifest,
+        *,
+        batch_sizes: Sequence[int] = BATCH_SIZES,
+        threads: int | None = None,
+    ):
+        self.manifest, self._folder, self._threads = manifest, folder, threads
+        self._sizes = tuple(sorted(set(batch_sizes)))
+        if not self._sizes or self._sizes[0] < 1:
+            raise ValueError(f"batch_sizes are {list(batch_sizes)}; give sizes of at least 1")
+        self._tables = ServedTables(folder, manifest)
+        self._program = _program(folder)
+        self._lock = threading.Lock()  # a delta changes rows and program together
+        self._encoder: Encoder | None = None
+
+    def __call__(self, columns: Any) -> np.ndarray:
+        """Probabilities, (examples,) float32.
+
+        Args:
+          columns: Raw columns by name, as the log has them that the dataset was made of: NumPy arrays, lists, Arrow or
+            polars columns; ragged lists for features of several ids. Unknown values read their table's row for them, as
+            in ``jrec prepare``.
+
+        Raises:
+          DatasetError: If a column is missing or holds what the feature cannot have; the message names it.
+        """
+        logits = self.logits(columns)
+        return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+
+    def logits(self, columns: Any) -> np.ndarray:
+        """Logits, (examples,) float32; see ``__call__``."""
+        dense, ids = self.encode(columns)
+        return self.logits_of(dense, ids)
+
+    def encode(self, columns: Any) -> tuple[np.ndarray, dict[str, Ids]]:
+        """Dense features, (examples, num_dense) float32, and ids by feature, of raw columns."""
+        if self._encoder is None:
+            self._encoder = Encoder(Schema.load(self._folder, check_files=False))
+        encoded = self._encoder.columns(columns)
+        return model_inputs(encoded.by_name(), self.manifest.dense, self.manifest.features, self._encoder.orders)
+
+    def logits_of(self, dense: np.ndarray, ids: Mapping[str, Ids]) -> np.ndarray:
+        """Logits, (examples,) float32, of dense features and rows of tables.
+
+        Args:
+          dense: (examples, num_dense) float32, transformed.
+          ids: By feature.
+
+        Raises:
+          ValueError: If shapes do not fit, or an id is past its table.
+        """
+        count = dense.shape[0]
+        with self._lock:
+            vectors = self._tables.vectors(ids, threads=self._threads)
+            program = self._program
+        held = masks(self.manifest.features, ids)
+        inputs = (np.ascontiguousarray(dense, np.float32), vectors, held)
+        out = [self._run(program, inputs, begin, count) for begin in range(0, count, self._sizes[-1])]
+        return np.concatenate(out) if out else np.zeros(0, np.float32)
+
+    def vectors(self, ids: Mapping[str, Ids]) -> dict[str, np.ndarray]:
+        """Vectors by feature, as the dense part takes them: (examples, dim) float32; see ``ServedTables.vectors``."""
+        with self._lock:
+            return self._tables.vectors(ids, threads=self._threads)
+
+    def apply(self, delta: str | os.PathLike[str]) -> None:
+        """Takes the next delta, while other threads go on: rows and dense part change at once.
+
+        Raises:
+          ExportError: If it does not follow what is loaded, or is damaged; nothing has changed then.
+        """
+        folder = pathlib.Path(delta)
+        manifest = load_manifest(folder)
+        check_follows(self.manifest, folder, manifest)
+        verify(folder, manifest)
+        program = _program(folder)
+        with self._lock:
+            self._tables.apply(folder, manifest)
+            self._program, self.manifest = program, manifest
+
+    def warm_up(self) -> None:
+        """Compiles the program for every size of a batch, so that no request waits for it."""
+        features = self.manifest.features
+        for size in self._sizes:
+            ids = {f.name: Ids(values=np.full((size, 1), -1, np.int32)) for f in features}
+            self.logits_of(np.zeros((size, len(self.manifest.dense)), np.float32), ids)
+
+    def _run(self, program: Any, inputs: Any, begin: int, count: int) -> np.ndarray:
+        import jax
+
+        stop = min(begin + self._sizes[-1], count)
+        size = next(size for size in self._sizes if size >= stop - begin)
+
+        def part(array: np.ndarray) -> np.ndarray:
+            some = array[begin:stop]
+            return (
+                some
+                if len(some) == size
+                else np.concatenate([some, np.zeros((size - len(some), *some.shape[1:]), some.dtype)])
+            )
+
+        return np.asarray(program(*jax.tree.map(part, inputs)))[: stop - begin]
+
+
+def load(
+    folder: str | os.PathLike[str],
+    deltas: Sequence[str | os.PathLike[str]] = (),
+    *,
+    check: bool = True,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    threads: int | None = None,
+) -> Model:
+    """Loads what ``jrec export`` wrote.
+
+    Args:
+      folder: A whole export.
+      deltas: The deltas that follow it, in order.
+      check: Whether all files are read for their checksums first; rows are read only as they are looked up otherwise.
+      batch_sizes: Sizes that batches are padded to: each costs a compilation at its first use (``Model.warm_up``).
+      threads: Threads of lookups; None for all cores.
+
+    Raises:
+      ExportError: If a folder is no export, is damaged, is of another version, or a delta is missing in between.
+
+    Example:
+      >>> model = jrec.serving.load("exports/clicks")  # doctest: +SKIP
+      >>> model({"user": ["u1", "u2"], "item": ["i7", "i9"], "price": [1.5, 20.0]})  # doctest: +SKIP
+      array([0.0312, 0.271], dtype=float32)
+    """
+    path = pathlib.Path(folder)
+    manifest = load_manifest(path)
+    if manifest.follows:
+        raise ExportError(f"{path} is a delta; load the export that it follows, and give this one in deltas")
+    if check:
+        verify(path, manifest)
+    model = Model(path, manifest, batch_sizes=batch_sizes, threads=threads)
+    for delta in deltas:
+        model.apply(delta)
+    return model
+
+
+def _program(folder: pathlib.Path) -> Any:
+    """The jitted dense part of an export."""
+    import jax
+    from jax import export
+
+    try:
+        exported = export.deserialize(bytearray((folder / MODEL).read_bytes()))
+    except (OSError, ValueError) as problem:
+        raise ExportError(f"{folder / MODEL} cannot be read ({problem}); export the run again") from problem
+    return jax.jit(exported.call)

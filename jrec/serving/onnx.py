@@ -1,0 +1,50 @@
+"""The dense part of a model for onnxruntime."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrec.ops.layout import EmbeddingLayout
+from jrec.serving.format import ExportError
+from jrec.serving.program import dense_program
+
+
+def onnx_program(model: Any, layout: EmbeddingLayout, num_dense: int) -> bytes:
+    """``dense_program`` as an ONNX model of any batch size.
+
+    Its inputs are "dense", (batch, num_dense) float32, unless there are no dense features, and the vectors of each
+    feature under the feature's name, (batch, dim) float32. Its output is "logits", (batch,) float32.
+
+    Raises:
+      ExportError: If jax2onnx is not installed, or the model has features of pooling "none", whose masks ONNX lacks.
+    """
+    try:
+        import jax2onnx
+    except ImportError as problem:
+        raise ExportError("--onnx needs jax2onnx; install it: pip install 'jrec[onnx]'") from problem
+    if unpooled := [feature.name for feature, _ in layout.features if feature.pooling == "none"]:
+        raise ExportError(f"feature {unpooled[0]} is not pooled; --onnx is for models whose features all are")
+    names, program = [feature.name for feature, _ in layout.features], dense_program(model, layout)
+
+    def logits(*inputs: jax.Array) -> jax.Array:
+        *dense, vectors = [inputs[:1], inputs[1:]] if num_dense else [inputs]
+        numbers = dense[0][0] if dense else jnp.zeros((inputs[0].shape[0], 0), jnp.float32)
+        return program(numbers, dict(zip(names, vectors, strict=True)), {})
+
+    shapes = [("batch", num_dense)] if num_dense else []
+    shapes += [("batch", dim) for _, dim in layout.features]
+    inputs = (["dense"] if num_dense else []) + names
+    talkative = logging.getLogger("onnx_ir")
+    level = talkative.level
+    talkative.setLevel(logging.ERROR)  # it warns of every value without a name of its own
+    try:
+        made = jax2onnx.to_onnx(logits, shapes, model_name="jrec", input_names=inputs, output_names=["logits"])
+    except NotImplementedError as problem:
+        raise ExportError(f"the model cannot be written as ONNX: {problem}") from problem
+    finally:
+        talkative.setLevel(level)
+    return made.SerializeToString()  # pyright: ignore[reportAttributeAccessIssue]

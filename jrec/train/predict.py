@@ -1,0 +1,191 @@
+"""Scores of examples with or without labels: a dataset's, a raw log's, or columns in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrec.batch import Batch
+from jrec.data.dataset_packer import dataset_packer, pack_encoded
+from jrec.data.encoder import EncodedColumns, Encoder
+from jrec.data.packing import Packer
+from jrec.data.schema import SCHEMA_FILE, DatasetError
+from jrec.run.predictions import Predictions
+from jrec.train.evaluate import RestoredRun, restore_run
+from jrec.train.loaders import eval_loader
+from jrec.train.report.metrics import check_finite
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scored:
+    """The scores of some examples that follow each other.
+
+    Attributes:
+      split: Of a dataset, the split that they are in; "" otherwise.
+      first: The number of the first of them, from 0: in its split, or in the log.
+      logits: (n,) float32.
+      labels: (n,) float32, or None where the examples have none.
+    """
+
+    split: str
+    first: int
+    logits: np.ndarray
+    labels: np.ndarray | None
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """(n,) float32."""
+        return probabilities(self.logits)
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """The probabilities of logits, float32."""
+    return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+
+
+def load_run(
+    checkpoint: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    *,
+    devices: int = 1,
+    plan: str = "",
+) -> LoadedRun:
+    """Loads a trained run for predictions.
+
+    Args:
+      checkpoint: A run folder (its latest checkpoint is taken), or one checkpoint in it.
+      data: A dataset whose rows mean the same as the training data's, if that has moved; its vocabularies are used.
+      devices: How many devices predict, however many trained.
+      plan: The file of a plan for these devices; "" for none.
+
+    Raises:
+      CheckpointError: If there is no such checkpoint, or its model is for a dataset whose rows mean other values.
+      DatasetError: If the dataset cannot be used.
+
+    Example:
+      >>> run = jrec.load_run("runs/clicks")  # doctest: +SKIP
+      >>> run.predict({"user": ["u17"], "item": ["i2"], "price": [3.5]})  # doctest: +SKIP
+      array([0.0312], dtype=float32)
+    """
+    return LoadedRun(restore_run(checkpoint, data, devices=devices, plan=plan))
+
+
+class LoadedRun:
+    """A trained run that predicts; ``jrec.load_run`` makes it. With several processes each makes the same calls.
+
+    Batches are as large as those of ``jrec eval``, data.eval_batch_size of the run: the same examples in the same
+    batches have the same scores to the bit.
+
+    Attributes:
+      restored: The run, as its checkpoint has it.
+    """
+
+    def __init__(self, restored: RestoredRun):
+        self.restored = restored
+        self._predictions = Predictions(restored.run)
+
+    @functools.cached_property
+    def encoder(self) -> Encoder:
+        """Gives raw values their rows."""
+        return Encoder(self.restored.schema)
+
+    @functools.cached_property
+    def _packer(self) -> Packer:
+        run = self.restored
+        return dataset_packer(run.config.data.path, run.schema, run.layout, on_bad_id=run.config.data.on_bad_id)
+
+    @property
+    def batch_size(self) -> int:
+        """Examples that are predicted at once."""
+        config = self.restored.config
+        multiple = max(1, config.mesh.devices)
+        return -(-config.data.eval_batch_size // multiple) * multiple
+
+    def predict(self, columns: Any) -> np.ndarray:
+        """Probabilities, (examples,) float32, of raw columns.
+
+        Args:
+          columns: By name, as the raw log has them: NumPy arrays, lists, Arrow or polars columns; ragged lists for
+            features of several ids (``jrec.data.Encoder.columns``). Labels and other columns are not read.
+
+        Raises:
+          DatasetError: If a column is missing, or a value is none that a log may have; names column, example, value.
+        """
+        return probabilities(self.logits(columns))
+
+    def logits(self, columns: Any) -> np.ndarray:
+        """Logits, (examples,) float32, of raw columns; see ``predict``."""
+        return self._logits(self.encoder.columns(columns))
+
+    def of_columns(self, pieces: Iterator[Any]) -> Iterator[Scored]:
+        """Scores of raw columns that come in pieces; see ``predict``."""
+        first = 0
+        for piece in pieces:
+            logits = self.logits(piece)
+            yield Scored(split="", first=first, logits=logits, labels=None)
+            first += logits.size
+
+    def of_log(self, inputs: str | Sequence[str]) -> Iterator[Scored]:
+        """Scores of a raw log of the format of the training data, in the order of its lines and in bounded memory.
+
+        Args:
+          inputs: Files or pipes, plain or gzip.
+
+        Raises:
+          DatasetError: If the format makes examples of several lines, or a line is malformed.
+        """
+        first = 0
+        for encoded in self.encoder.stream(inputs, batch_size=self.batch_size):
+            yield Scored(split="", first=first, logits=self._logits(encoded), labels=encoded.labels)
+            first += encoded.examples
+
+    def of_dataset(self, splits: Sequence[str] = ()) -> Iterator[Scored]:
+        """Scores of the dataset's examples, in their order.
+
+        Args:
+          splits: Which; () for all that it has.
+
+        Raises:
+          DatasetError: If it has no such split.
+        """
+        run = self.restored
+        there = [name for name in SPLITS if name in run.schema.splits and run.schema.splits[name].examples]
+        if missing := [name for name in splits if name not in there]:
+            raise DatasetError(
+                f"{run.config.data.path} has no examples in split {missing[0]!r}, only in {', '.join(there)}"
+            )
+        for split in splits or there:
+            first = 0
+            with eval_loader(run.config, run.schema, run.layout, split) as loader:
+                for batch in loader:
+                    count = int(batch.mask.sum())
+                    logits = self._of_batch(batch, count)
+                    labels = np.asarray(batch.labels)[:count]
+                    yield Scored(split=split, first=first, logits=logits, labels=labels)
+                    first += count
+
+    def _logits(self, encoded: EncodedColumns) -> np.ndarray:
+        parts = [np.zeros(0, np.float32)]
+        for begin in range(0, encoded.examples, self.batch_size):
+            piece = encoded.cut(begin, min(begin + self.batch_size, encoded.examples))
+            parts.append(self._of_batch(pack_encoded(self._packer, piece, self.batch_size), piece.examples))
+        return np.concatenate(parts)
+
+    def _of_batch(self, batch: Batch, count: int) -> np.ndarray:
+        logits = np.asarray(jax.device_get(self._predictions.of_batch(batch)))[:count]
+        check_finite(logits)
+        return logits
+
+
+def is_dataset(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a dataset's folder."""
+    return (pathlib.Path(path) / SCHEMA_FILE).is_file()

@@ -1,0 +1,152 @@
+"""Predictions of a run on raw logs, Parquet files, columns and datasets: the scores of ``jrec eval``, to the bit."""
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+import shop_logs
+
+import jrec
+from jrec import cli, serving
+from jrec.data.schema import DatasetError
+from jrec.train.evaluate import restore_run
+from jrec.train.export import export_run
+
+TIERS = {
+    "device": (),
+    "host": ("tables.tier='host'",),
+    "tensor train": ("tables.tt.min_rows=20", "tables.tt.rank=2"),
+}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    """Monday's dataset and Tuesday's log, with and without labels, and Tuesday's dataset on Monday's rows."""
+    folder = tmp_path_factory.mktemp("shop")
+    shop_logs.write_log(folder / "monday.csv")
+    monday = shop_logs.prepare(folder, folder / "monday.csv", "monday")
+    lines = shop_logs.write_log(folder / "tuesday.csv", 300, seed=1)
+    shop_logs.write_log(folder / "unlabelled.csv", 300, seed=1, label=False)
+    options = ("--vocabulary-from", str(monday), "--split", "0,0,1")
+    tuesday = shop_logs.prepare(folder, folder / "tuesday.csv", "tuesday", *options)
+    return folder, monday, tuesday, lines
+
+
+def _predict(*arguments):
+    return cli.main(["predict", *map(str, arguments), "--quiet"])
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_all_inputs_have_the_scores_of_the_evaluation(tier, shop, tmp_path):
+    folder, monday, tuesday, lines = shop
+    run = shop_logs.trained(tmp_path, monday, *TIERS[tier])
+    want = restore_run(run, tuesday).scores("test").logits
+    assert len(want) == 300
+
+    assert _predict(run, tuesday, "--out", tmp_path / "dataset.parquet") == 0
+    table = pq.read_table(tmp_path / "dataset.parquet")
+    np.testing.assert_array_equal(table["logit"], want)
+    assert set(table["split"].to_pylist()) == {"test"}
+    np.testing.assert_array_equal(table["label"], [float(line["click"]) for line in lines])
+
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress((folder / "unlabelled.csv").read_bytes()))
+    for log, labelled in ((folder / "tuesday.csv", True), (tmp_path / "log.csv.gz", False)):
+        assert _predict(run, log, "--out", tmp_path / "log.csv", "--overwrite") == 0
+        table = pyarrow.csv.read_csv(tmp_path / "log.csv")
+        np.testing.assert_array_equal(np.float32(table["logit"]), want)
+        assert table.column_names == ["row", *(["label"] if labelled else []), "score", "logit"]
+        np.testing.assert_array_equal(table["row"], np.arange(300))
+
+    columns = {name: [line[name] for line in lines] for name in lines[0] if name != "click"}
+    pq.write_table(pa.table(columns), tmp_path / "columns.parquet")
+    assert _predict(run, tmp_path / "columns.parquet", "--out", tmp_path / "columns.out.parquet") == 0
+    np.testing.assert_array_equal(pq.read_table(tmp_path / "columns.out.parquet")["logit"], want)
+
+    loaded = jrec.load_run(run)
+    np.testing.assert_array_equal(loaded.logits(columns), want)
+    scores = loaded.predict(columns)
+    np.testing.assert_allclose(scores, 1 / (1 + np.exp(-want.astype(np.float64))), rtol=1e-6)
+    lists = columns | {
+        "history": [text.split("|") if text else [] for text in columns["history"]],
+        "strengths": [[float(x) for x in text.split("|")] if text else [] for text in columns["strengths"]],
+        "price": [float(text) if text else None for text in columns["price"]],
+    }
+    np.testing.assert_array_equal(loaded.logits(lists), want)
+
+    export_run(run, tmp_path / "export")
+    model = serving.load(tmp_path / "export")
+    np.testing.assert_allclose(model.logits(columns), want, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(model(lists), scores, rtol=1e-5)
+
+
+def test_a_reordered_dataset_keeps_its_rows(shop, tmp_path):
+    folder, monday, _, lines = shop
+    reorder = ["reorder", str(monday), "--tables", "item", "user", "--always", "--out", str(tmp_path / "reordered")]
+    assert cli.main([*reorder, "--quiet"]) == 0
+    run = shop_logs.trained(tmp_path, tmp_path / "reordered")
+    options = ("--vocabulary-from", str(tmp_path / "reordered"), "--split", "0,0,1")
+    tuesday = shop_logs.prepare(tmp_path, folder / "tuesday.csv", "tuesday", *options)
+    want = restore_run(run, tuesday).scores("test").logits
+    columns = {name: [line[name] for line in lines] for name in lines[0]}
+    np.testing.assert_array_equal(jrec.load_run(run).logits(columns), want)
+    export_run(run, tmp_path / "export")
+    np.testing.assert_allclose(serving.load(tmp_path / "export").logits(columns), want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_several_devices_give_the_evaluation_s_scores(shop, tmp_path):
+    folder, monday, tuesday, _ = shop
+    run = shop_logs.trained(tmp_path, monday)
+    want = restore_run(run, tuesday, devices=4).scores("test").logits
+    for source in (tuesday, folder / "unlabelled.csv"):
+        out = tmp_path / "scores.parquet"
+        assert _predict(run, source, "--out", out, "--devices", 4, "--overwrite") == 0
+        np.testing.assert_array_equal(pq.read_table(out)["logit"], want)
+
+
+def test_mistakes_are_one_line_and_leave_nothing(shop, tmp_path, capsys):
+    folder, monday, tuesday, _ = shop
+    run = shop_logs.trained(tmp_path, monday)
+
+    def fails(words, *arguments):
+        capsys.readouterr()
+        assert _predict(*arguments) == 2
+        error = capsys.readouterr().err.strip()
+        assert error.count("\n") == 0
+        assert words in error, error
+        assert not (tmp_path / "x.parquet").exists()
+        assert not (tmp_path / "x.parquet.partial").exists()
+
+    out = ("--out", tmp_path / "x.parquet")
+    fails(".parquet or .csv", run, tuesday, "--out", tmp_path / "x.txt")
+    fails("no examples in split 'train'", run, tuesday, *out, "--split", "train")
+    fails("--split is of datasets", run, folder / "tuesday.csv", *out, "--split", "test")
+    other = shop_logs.prepare(tmp_path, folder / "tuesday.csv", "other")
+    fails("--vocabulary-from", run, other, *out)
+    (tmp_path / "bad.csv").write_text((folder / "tuesday.csv").read_text() + "1,abc,u1,i1,,\n")
+    fails("bad.csv:302", run, tmp_path / "bad.csv", *out)
+    fails("nothing.csv", run, tmp_path / "nothing.csv", *out)
+    pq.write_table(pa.table({"user": ["u1"]}), tmp_path / "few.parquet")
+    fails("item", run, tmp_path / "few.parquet", *out)
+    (tmp_path / "no.parquet").write_bytes(b"no")
+    fails("no.parquet cannot be read", run, tmp_path / "no.parquet", *out)
+    (tmp_path / "x.parquet").write_bytes(b"mine")
+    capsys.readouterr()
+    assert _predict(run, tuesday, *out) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (tmp_path / "x.parquet").read_bytes() == b"mine"
+    with pytest.raises(DatasetError, match="item"):
+        jrec.load_run(run).predict({"user": ["u1"], "price": [1.0]})
+
+
+def test_no_examples_make_an_empty_file(shop, tmp_path):
+    _, monday, _, lines = shop
+    run = shop_logs.trained(tmp_path, monday)
+    pq.write_table(pa.table({name: pa.array([], pa.string()) for name in lines[0]}), tmp_path / "empty.parquet")
+    assert _predict(run, tmp_path / "empty.parquet", "--out", tmp_path / "out.parquet") == 0
+    assert pq.read_table(tmp_path / "out.parquet").num_rows == 0
+    assert json.dumps(jrec.load_run(run).predict({name: [] for name in lines[0]}).tolist()) == "[]"
