@@ -88,6 +88,28 @@ def dlrm(_: dict[str, np.ndarray], options: dict[str, Any]) -> dict[str, Callabl
     return {"step": step, "loss": lambda: {"loss": last.numpy()}}
 
 
+def predict(arrays: dict[str, np.ndarray], _: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """Sets up predictions of a DLRM with dot interaction from its arrays: tables, "bottom0_weight", "dense", "ids"."""
+    tables = [embedding_bag(arrays[name]) for name in sorted(arrays) if name.startswith("table")]
+    mlps = {}
+    for name, last_relu in (("bottom", True), ("top", False)):
+        count = sum(key.startswith(name) and key.endswith("_weight") for key in arrays)
+        layers = [(arrays[f"{name}{k}_weight"].T, arrays[f"{name}{k}_bias"]) for k in range(count)]
+        mlps[name] = _mlp(layers, last_relu=last_relu)
+    pairs = torch.tril_indices(len(tables) + 1, len(tables) + 1, offset=-1)
+    dense = torch.from_numpy(arrays["dense"])
+    ids = [torch.from_numpy(column.astype(np.int64))[:, None] for column in arrays["ids"].T]
+
+    @torch.inference_mode()
+    def logits() -> torch.Tensor:
+        bottom = mlps["bottom"](dense)
+        vectors = torch.stack([bottom, *(bag(i) for bag, i in zip(tables, ids, strict=True))], dim=1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2))[:, pairs[0], pairs[1]]
+        return mlps["top"](torch.cat([bottom, products], dim=1)).squeeze(1)
+
+    return {"predict": lambda: logits() is None, "logits": lambda: {"logits": logits().numpy()}}
+
+
 def _batch(workload: workloads.Workload, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     dense, labels = workloads.dense_batch(workload, seed=seed)
     ids = [torch.from_numpy(table_ids.astype(np.int64)) for table_ids in workloads.table_ids(workload, seed=seed)]
@@ -95,4 +117,4 @@ def _batch(workload: workloads.Workload, seed: int) -> tuple[torch.Tensor, torch
 
 
 if __name__ == "__main__":
-    protocol.serve({"dlrm": dlrm}, distributions=("torch",))
+    protocol.serve({"dlrm": dlrm, "predict": predict}, distributions=("torch",))
