@@ -144,7 +144,9 @@ def lookup_many(lookups: Sequence[Lookup], *, threads: int | None = None) -> lis
     if chunks:
         every = np.ascontiguousarray(np.concatenate(chunks), np.int64)
         work = np.array([pointer(every), pointer(jobs)], np.int64)
-        thread_pool.run(lookup_chunks, pointer(work), len(every), thread_count(threads))
+        cost = sum(job[CAPACITY] + len(out) for job, out in zip(jobs, outs, strict=True))
+        used = thread_count(threads) if cost > _COST else 1  # waking a thread costs more than a chunk does
+        thread_pool.run(lookup_chunks, pointer(work), len(every), used)
     del kept
     return outs
 
