@@ -50,7 +50,9 @@ class Assembled:
     hot_cold: HotColdFeed | None
 
 
-def assemble(data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, restored: bool) -> Assembled:
+def assemble(
+    data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, restored: bool, first_step: int = 0
+) -> Assembled:
     """Makes all of a run but its log and its checkpoints.
 
     Args:
@@ -58,6 +60,7 @@ def assemble(data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, re
       layout: The run's tables.
       folder: The run's folder.
       restored: Whether a checkpoint will be restored: then no initial values are made.
+      first_step: Steps that the optimizer took before the run.
 
     Raises:
       ConfigError: If parts of the configuration do not go together, such as a run that needs the pipeline of host
@@ -80,7 +83,7 @@ def assemble(data: RunData, layout: EmbeddingLayout, folder: pathlib.Path, *, re
         loader = train_loader(config, schema, layout, transform=transform)
         total = loader.total_batches or 0
     total = min(total, config.max_steps) if config.max_steps else total
-    model, optimizer = build_modules(config, schema, layout, total, abstract=restored)
+    model, optimizer = build_modules(config, schema, layout, total, first_step=first_step, abstract=restored)
     parameters = parameter_counts(model)
     if setup is not None:
         parameters = with_host_rows(parameters, layout, setup.plan)

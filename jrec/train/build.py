@@ -86,16 +86,23 @@ def table_key(config: TrainConfig) -> jax.Array:
     return nnx.Rngs(params=config.seed).params()
 
 
-def build_optimizer(config: TrainConfig, model: DLRM | TBSM, total_steps: int) -> SparseOptimizer:
-    """Dense and row optimizers; learning rates follow ``[lr_schedule]``, or a table's own, over ``total_steps``."""
-    factor = config.lr_schedule.build(total_steps)
+def build_optimizer(
+    config: TrainConfig, model: DLRM | TBSM, total_steps: int, *, first_step: int = 0
+) -> SparseOptimizer:
+    """Dense and row optimizers; learning rates follow ``[lr_schedule]``, or a table's own, over ``total_steps``.
+
+    Steps before ``first_step``, which a run has that begins with another's optimizer, do not count.
+    """
+    factor = config.lr_schedule.build(total_steps, first_step=first_step)
     rows, tt = config.optimizer.embedding, config.tables.tt
     embedding, cores = rows.build(factor), _of_cores(rows, tt).build(factor)
     groups: dict[str, ops.RowOptimizer | None] = {"": embedding}  # one object per group: a schedule equals only itself
     own_cores: dict[str, ops.RowOptimizer] = {}
     for table, own in rows.tables.items():
         key = f"optimizer.embedding.tables.{table}.lr_schedule"
-        schedule = factor if own.lr_schedule is None else own.lr_schedule.build(total_steps, key=key)
+        schedule = (
+            factor if own.lr_schedule is None else own.lr_schedule.build(total_steps, first_step=first_step, key=key)
+        )
         trained, group = rows.of(table), rows.group(table)
         if group not in groups:
             groups[group] = None if trained is None else trained.build(schedule)
@@ -114,7 +121,13 @@ def build_optimizer(config: TrainConfig, model: DLRM | TBSM, total_steps: int) -
 
 
 def build_modules(
-    config: TrainConfig, schema: Schema, layout: EmbeddingLayout, total_steps: int, *, abstract: bool = False
+    config: TrainConfig,
+    schema: Schema,
+    layout: EmbeddingLayout,
+    total_steps: int,
+    *,
+    first_step: int = 0,
+    abstract: bool = False,
 ) -> tuple[DLRM | TBSM, SparseOptimizer]:
     """The model and its optimizer (``build_model``, ``build_optimizer``).
 
@@ -123,6 +136,7 @@ def build_modules(
       schema: The dataset's schema.
       layout: The tables (``build_layout``).
       total_steps: Steps over which learning rates follow ``[lr_schedule]``.
+      first_step: Steps that the optimizer took before the run.
       abstract: Whether to make no values: every array is a ``jax.ShapeDtypeStruct``, to be filled from a checkpoint.
         Tables and slots then take neither time nor memory, and a state split from these modules (``compile_run``) has
         the structure that the compiled functions expect.
@@ -133,7 +147,7 @@ def build_modules(
 
     def build() -> tuple[DLRM | TBSM, SparseOptimizer]:
         model = build_model(config, schema, layout)
-        return model, build_optimizer(config, model, total_steps)
+        return model, build_optimizer(config, model, total_steps, first_step=first_step)
 
     return nnx.eval_shape(build) if abstract else build()
 

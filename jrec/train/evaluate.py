@@ -18,7 +18,7 @@ from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
-from jrec.errors import CheckpointError, ConfigError
+from jrec.errors import ConfigError
 from jrec.nn import DLRM, TBSM, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
 from jrec.run.checkpoint import restore_state
@@ -36,7 +36,7 @@ from jrec.train.open_mesh import open_mesh
 from jrec.train.progress import TrainingProgress
 from jrec.train.report.metrics import ScoreAccumulator, Scores
 from jrec.train.run_dataset import check_evaluated
-from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE
+from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, find_checkpoint
 from jrec.train.tables import on_devices
 
 
@@ -199,7 +199,7 @@ def open_run(
     plan: str = "",
 ) -> OpenedRun:
     """Opens a checkpoint and reads its configuration, dataset and layout; arguments as in ``restore_run``."""
-    folder, step = _find(pathlib.Path(checkpoint))
+    folder, step = find_checkpoint(pathlib.Path(checkpoint))
     config = load_config(folder / CONFIG_FILE, [] if data is None else [f"data.path={str(data)!r}"])
     if config.deterministic:
         determinism.request(required=False)
@@ -285,16 +285,4 @@ def evaluate_checkpoint(
         trained_on=run.trained_on,
         config=run.config,
         parameters=parameter_counts(run.model),
-    )
-
-
-def _find(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
-    """The run folder, and the step where the path is one checkpoint of it."""
-    if (path / CONFIG_FILE).is_file():
-        return path, None
-    run = path.parent.parent
-    if path.parent.name == CHECKPOINT_FOLDER and path.name.isdigit() and (run / CONFIG_FILE).is_file():
-        return run, int(path.name)
-    raise CheckpointError(
-        f"{path} is neither a run folder (with {CONFIG_FILE}) nor a checkpoint of one (RUN/{CHECKPOINT_FOLDER}/STEP)"
     )

@@ -27,6 +27,7 @@ from jrec.train.build import build_layout, fingerprint
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data
 from jrec.train.evaluate import restore_run, score_split
+from jrec.train.initial import Initial, initial_of
 from jrec.train.interrupt import StopRequest, stop_on_signals
 from jrec.train.mesh_processes import AgreedStop, SilentLog, one_of_many, shared_run_folder
 from jrec.train.progress import TrainingProgress
@@ -100,10 +101,13 @@ def train(
     folder = shared_run_folder(config, resume=resume, overwrite=overwrite)
     with one_of_many(), folder as folder, stop_on_signals() as stop:
         keep_dataset(folder, data.schema.identity, resume=resume)
-        run = _Run(data, folder, resume=resume, resume_from=resume_from)
+        initial = initial_of(config, folder, data.schema.identity, resume=resume)
+        run = _Run(data, folder, initial, resume=resume, resume_from=resume_from)
         with contextlib.closing(run):
             if resume:
                 run.restore()
+            if run.begins_from is not None:
+                run.take_over(run.begins_from)
             lean.over()
             with run.rescuing_checkpoint():
                 outcome = run.go(AgreedStop(stop))
@@ -126,7 +130,15 @@ def _final_splits(config: TrainConfig, schema: Schema) -> list[str]:
 class _Run:
     """The moving parts of one training run."""
 
-    def __init__(self, data: RunData, folder: pathlib.Path, *, resume: bool, resume_from: int | None):
+    def __init__(
+        self,
+        data: RunData,
+        folder: pathlib.Path,
+        initial: Initial | None,
+        *,
+        resume: bool,
+        resume_from: int | None,
+    ):
         config, schema = data.config, data.schema
         self.config, self.schema, self.folder = config, schema, folder
         self.layout = build_layout(config, schema)
@@ -137,7 +149,13 @@ class _Run:
             barrier=wait_for_all,
         )
         self.saved_run = self._open_saved(resume_from) if resume else None
-        assembled = assemble(data, self.layout, folder, restored=self.saved_run is not None)
+        self.begins_from: Saved | None = None
+        if self.saved_run is None and initial is not None:
+            of_initial = fingerprint(config, self.layout, schema, trained_on=initial.trained_on)
+            self.begins_from = Checkpoints(initial.checkpoints, fingerprint=of_initial).open(initial.step)
+        restored = self.saved_run is not None or self.begins_from is not None
+        first_step = 0 if initial is None else initial.optimizer_step
+        assembled = assemble(data, self.layout, folder, restored=restored, first_step=first_step)
         self.setup, self.total, self.parameters = assembled.setup, assembled.total, assembled.parameters
         self.trainer, self.fae = assembled.trainer, assembled.hot_cold
         self.predictions = Predictions(self.trainer.run)
@@ -187,6 +205,12 @@ class _Run:
         self.step = self.saved = saved.step
         self.log.truncate_after(self.step)
         self.saved_run = None
+
+    def take_over(self, saved: Saved) -> None:
+        """Begins with model, rows and slots of another run's checkpoint."""
+        state, _ = restore_state(saved, self.trainer.run.state, self.layout)
+        self.trainer.run.restore(saved, state)
+        self.begins_from = None
 
     def go(self, stop: StopRequest) -> Outcome:
         """Trains to the end or to a stop request, then evaluates."""

@@ -21,6 +21,7 @@ from jrec.errors import ConfigError
 from jrec.row_optimizers import SlotShape, slot_bytes
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data
+from jrec.train.initial import check_initial
 from jrec.train.run_dataset import check_resumed
 from jrec.train.run_folder import REPORT_FOLDER, RUN_FOLDERS, began, check_run_folder
 
@@ -66,6 +67,8 @@ def check_start(config: TrainConfig, *, resume: bool, overwrite: bool, writes: b
     goes_on = resume and began(folder)
     if goes_on:
         check_resumed(folder, data.schema.identity)
+    else:
+        check_initial(config, data.schema.identity)
     _check_evaluated(data.config, data.schema)
     steps = _steps(data)
     config.lr_schedule.check_length(steps)

@@ -44,7 +44,10 @@ def check_resumed(folder: pathlib.Path, dataset: Identity) -> None:
       ConfigError: If the run began with other rows or other examples.
       CheckpointError: If the run does not record its dataset.
     """
-    remedy = "resume with the dataset that the run began with, or choose another folder with out="
+    remedy = (
+        "resume with the dataset that the run began with; a new run, in another folder (out=), goes on with its model"
+        f" on other examples of the same rows (init_from={folder})"
+    )
     run_dataset(folder).check(dataset, subject=f"the run in {folder}", remedy=remedy, error=ConfigError, examples=True)
 
 

@@ -2,6 +2,7 @@
 
 RUN/config.toml     the resolved configuration
 RUN/dataset.json    the identity of the dataset, see jrec.train.run_dataset
+RUN/initial.json    the checkpoint that it began from, see jrec.train.initial
 RUN/kernels.json    which GPU kernels it uses, see jrec.commands.kernel_check
 RUN/checkpoints/    see jrec.checkpoint
 RUN/metrics.jsonl, timing.jsonl, tensorboard/
@@ -16,12 +17,13 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
-from jrec.errors import ConfigError
+from jrec.errors import CheckpointError, ConfigError
 from jrec.train.config import TrainConfig, differences, load_config, save_config
 from jrec.train.report.logs import METRICS_FILE, TENSORBOARD_FOLDER, TIMING_FILE
 
 CONFIG_FILE = "config.toml"
 DATASET_FILE = "dataset.json"
+INITIAL_FILE = "initial.json"
 KERNELS_FILE = "kernels.json"
 CHECKPOINT_FOLDER = "checkpoints"
 OLD_FOLDERS = ("host_checkpoints", "mesh_checkpoints")  # of earlier versions
@@ -106,11 +108,28 @@ def began(folder: pathlib.Path) -> bool:
     return (metrics.is_file() and metrics.stat().st_size > 0) or (checkpoints.is_dir() and any(checkpoints.iterdir()))
 
 
+def find_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
+    """The run folder, and the step where the path is one checkpoint of it.
+
+    Raises:
+      CheckpointError: If it is neither.
+    """
+    if (path / CONFIG_FILE).is_file():
+        return path, None
+    run = path.parent.parent
+    if path.parent.name == CHECKPOINT_FOLDER and path.name.isdigit() and (run / CONFIG_FILE).is_file():
+        return run, int(path.name)
+    raise CheckpointError(
+        f"{path} is neither a run folder (with {CONFIG_FILE}) nor a checkpoint of one (RUN/{CHECKPOINT_FOLDER}/STEP)"
+    )
+
+
 def _clear(folder: pathlib.Path) -> None:
     """Deletes a run's own files, and no others."""
     for name in RUN_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (CONFIG_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE):  # and kernels.json is of the run that begins
+    # kernels.json is of the run that begins.
+    for name in (CONFIG_FILE, INITIAL_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE):
         (folder / name).unlink(missing_ok=True)
 
 

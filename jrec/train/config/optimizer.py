@@ -140,11 +140,12 @@ class LRScheduleConfig(Section):
                 f" {total_steps:,} steps; lower {key}.warmup_steps or {key}.decay_start, or set {key}.decay_steps"
             )
 
-    def build(self, total_steps: int, *, key: str = "lr_schedule") -> optax.Schedule:
+    def build(self, total_steps: int, *, first_step: int = 0, key: str = "lr_schedule") -> optax.Schedule:
         """The factor as a function of the step, counted from 0, for host integers and traced arrays alike.
 
         Args:
           total_steps: Steps of the whole run.
+          first_step: Steps that the optimizer took before the run, which do not count.
           key: See ``check_length``.
 
         Returns:
@@ -160,7 +161,7 @@ class LRScheduleConfig(Section):
         length = self.decay_steps or total_steps - start
 
         def factor(step: Any) -> Any:
-            count = jnp.asarray(step, jnp.float32) + 1
+            count = jnp.asarray(step, jnp.float32) + (1 - first_step)
             up = jnp.minimum(count / max(self.warmup_steps, 1), 1.0)
             if self.kind == "constant":
                 return up

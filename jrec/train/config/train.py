@@ -236,6 +236,8 @@ class TrainConfig(Section):
       deterministic: Whether a GPU must compute the same bits every time. Tables' rows do so by default; this also makes
         XLA keep to one algorithm for the products of dense layers, and to sums in a fixed order, which may cost speed.
         On a CPU all bits are the same anyway.
+      init_from: A run folder, or one checkpoint in it, whose model, rows and optimizer slots the run begins with, on a
+        dataset whose rows mean the same; "" begins with fresh ones.
       plan: The file of the plan that assigns rows to devices (``jrec plan``), for a mesh; without one, the rows of
         every table are dealt to the devices in turn.
     """
@@ -248,6 +250,7 @@ class TrainConfig(Section):
     out: str = ""
     schedule: Literal["plain", "fae"] = "plain"
     deterministic: bool = False
+    init_from: str = ""
     plan: str = ""
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     tables: TablesConfig = dataclasses.field(default_factory=TablesConfig)
