@@ -1,4 +1,4 @@
-"""How do I write the loop myself? DCN-v2 with micro-batches, bfloat16 compute and a loss scale, under plain jax.jit.
+"""How do I write model and loop myself? DCN-v2 with micro-batches, bfloat16 and a loss scale, under plain jax.jit.
 
 python examples/dcn_own_loop.py
 """
@@ -19,13 +19,13 @@ USERS, ITEMS, DIM, MICRO, MICRO_BATCHES, LOSS_SCALE = 200, 60, 16, 64, 4, 1024.0
 
 
 class DCN(nnx.Module):
-    """Deep and cross network, version 2: x0 * (W x + b) + x twice, then an MLP; computed in bfloat16."""
+    """Deep and cross network, version 2: two cross layers of low rank, then an MLP; computed in bfloat16."""
 
     def __init__(self, layout: jrec.EmbeddingLayout, num_dense: int, *, rngs: nnx.Rngs):
         self.embeddings = jrec.nn.EmbeddingCollection(layout, rngs=rngs)
         width = num_dense + sum(dim for _, dim in layout.features)
         linear = functools.partial(nnx.Linear, dtype=jnp.bfloat16, rngs=rngs)  # parameters stay float32
-        self.crosses = nnx.List([linear(width, width), linear(width, width)])
+        self.cross = jrec.nn.CrossNetwork(width, layers=2, rank=8, dtype=jnp.bfloat16, rngs=rngs)
         self.hidden, self.out = linear(width, 32), linear(32, 1)
 
     def logits(
@@ -33,10 +33,7 @@ class DCN(nnx.Module):
     ) -> jax.Array:
         """(batch,) float32."""
         features = self.embeddings.features(activations, bags)
-        x0 = jnp.concatenate([dense, *features.values()], axis=1).astype(jnp.bfloat16)
-        x = x0
-        for cross in self.crosses:
-            x = x0 * cross(x) + x
+        x = self.cross(jnp.concatenate([dense, *features.values()], axis=1))
         return self.out(jax.nn.relu(self.hidden(x)))[:, 0].astype(jnp.float32)
 
 

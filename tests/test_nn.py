@@ -380,7 +380,7 @@ def test_concat_joins_dims_that_dot_cannot_and_no_dense_features_are_fine():
     [
         ({"top_mlp": (4, 2)}, "must end in 1"),
         ({"bottom_mlp": ()}, "bottom_mlp is empty"),
-        ({"interaction": "cross"}, "choose dot or concat"),
+        ({"interaction": "cross"}, "choose dot, concat, fm or dcn"),
     ],
 )
 def test_impossible_dlrm_configurations_are_refused(change, message):

@@ -314,7 +314,7 @@ def row_settings(config: Any, table: str | None = None) -> dict[str, Any]:
     """
     from jrec.row_optimizers import slot_bytes
 
-    dim = config.model.embedding_dim
+    dim = config.model.table_dim
     slots = config.optimizer.embedding.slots("" if table is None else table)
     return {"dim": dim, "dtype": config.model.table_dtype, "slot_bytes": slot_bytes(slots, dim)}
 

@@ -75,6 +75,7 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
         rngs = nnx.Rngs(params=config.seed)
         embeddings["key"] = rngs.params()  # the first of the stream, as ``table_key`` draws it
         if model.kind == "dlrm":
+            dense |= {key: getattr(model, key) for key in ("wide", "cross_layers", "cross_rank", "dot_with")}
             return DLRM(DLRMConfig(**dense), layout, **embeddings, rngs=rngs)
         own = {f.name: getattr(model.tbsm, f.name) for f in dataclasses.fields(model.tbsm)}
         own["histories"] = tuple(model.tbsm.histories.items())
@@ -175,11 +176,8 @@ def fingerprint(
     options, rows = tt_options(config, layout), config.optimizer.embedding
     own = {table: rows.of(table) for table in rows.tables}
     by_table = {table: "frozen" if trained is None else trained.name for table, trained in own.items()}
-    model = dataclasses.asdict(config.model)
-    if config.model.kind == "dlrm":
-        del model["tbsm"]
     return {
-        "model": model,
+        "model": _model_fingerprint(config.model, len(schema.dense)),
         "optimizer": {
             "dense": config.optimizer.name,
             "embedding": config.optimizer.embedding.name,
@@ -194,6 +192,23 @@ def fingerprint(
         },
         "dataset": (trained_on or schema.identity).digests,
     }
+
+
+def _model_fingerprint(model: ModelConfig, num_dense: int) -> dict[str, Any]:
+    """The model's keys, less those that it does not read, which checkpoints of earlier versions lack."""
+    keys = dataclasses.asdict(model)
+    if model.kind == "dlrm":
+        del keys["tbsm"]
+    if not model.wide:
+        del keys["wide"]
+    if model.interaction != "dcn":
+        del keys["cross_layers"], keys["cross_rank"]
+    of_products = model.kind == "dlrm" and model.interaction == "dot"
+    joins_embeddings = model.dot_with == "embeddings" or (model.dot_with == "auto" and not num_dense)
+    keys["dot_with"] = "embeddings" if of_products and joins_embeddings else "bottom"
+    if keys["dot_with"] == "bottom":
+        del keys["dot_with"]
+    return keys
 
 
 def _table_fingerprint(table: TableConfig, options: TTOptions) -> Any:

@@ -25,12 +25,12 @@ from jrec.progress import Progress
 from jrec.run.checkpoint import core_arrays, dense_arrays
 from jrec.run.step import compile_run
 from jrec.train.build import build_layout, build_modules, fingerprint
-from jrec.train.config import TrainConfig, load_config
+from jrec.train.config import TrainConfig
 from jrec.train.config.typed_toml import MOST
 from jrec.train.evaluate import OpenedRun, open_run, restore_run
 from jrec.train.report.metrics import Scores
 from jrec.train.run_dataset import keep_dataset
-from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, open_run_folder
+from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, load_run_config, open_run_folder
 from jrec.train.tables import train_override
 
 
@@ -288,7 +288,7 @@ def _configuration(
     compressed: Mapping[str, CompressedTable],
 ) -> TrainConfig:
     """The run's configuration with the shapes of its compressed tables."""
-    config = load_config(run.folder / CONFIG_FILE, [] if data is None else [f"data.path={str(data)!r}"])
+    config = load_run_config(run.folder, [] if data is None else [f"data.path={str(data)!r}"])
     overrides = {
         name: train_override(shape, whole_rows=table.whole_rows)
         for name, table in compressed.items()

@@ -27,7 +27,7 @@ from jrec.run.processes import first
 from jrec.run.state import RunState
 from jrec.train import determinism
 from jrec.train.build import build_layout, build_modules, fingerprint, parameter_counts, table_key
-from jrec.train.config import LRScheduleConfig, TrainConfig, load_config
+from jrec.train.config import LRScheduleConfig, TrainConfig
 from jrec.train.config.typed_toml import MOST
 from jrec.train.dataset import evaluation_config
 from jrec.train.loaders import eval_loader
@@ -36,7 +36,7 @@ from jrec.train.open_mesh import open_mesh
 from jrec.train.progress import TrainingProgress
 from jrec.train.report.metrics import ScoreAccumulator, Scores
 from jrec.train.run_dataset import check_evaluated
-from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, find_checkpoint
+from jrec.train.run_folder import CHECKPOINT_FOLDER, find_checkpoint, load_run_config
 from jrec.train.tables import on_devices
 
 
@@ -200,7 +200,7 @@ def open_run(
 ) -> OpenedRun:
     """Opens a checkpoint and reads its configuration, dataset and layout; arguments as in ``restore_run``."""
     folder, step = find_checkpoint(pathlib.Path(checkpoint))
-    config = load_config(folder / CONFIG_FILE, [] if data is None else [f"data.path={str(data)!r}"])
+    config = load_run_config(folder, [] if data is None else [f"data.path={str(data)!r}"])
     if config.deterministic:
         determinism.request(required=False)
     if devices == 1 and (processes := jax.process_count()) > 1:

@@ -12,12 +12,14 @@ RUN/report/         metrics.json and plots, written at the end
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from jrec.errors import CheckpointError, ConfigError
+from jrec.files import load_toml
 from jrec.train.config import TrainConfig, differences, load_config, save_config
 from jrec.train.report.logs import METRICS_FILE, TENSORBOARD_FOLDER, TIMING_FILE
 
@@ -36,6 +38,7 @@ RUN_FOLDERS = (CHECKPOINT_FOLDER, *OLD_FOLDERS, REPORT_FOLDER, TENSORBOARD_FOLDE
 # Keys that a resumed run may change: how it is logged and saved, not what it computes.
 FREE = (
     "log.", "evaluate.", "checkpoint.", "tables.host.", "mesh.", "plan",
+    "model.dot_with",  # the checkpoint knows what it came to
     "data.workers", "data.prefetch", "data.eval_batch_size", "data.path", "out",
 )  # fmt: skip
 LENGTH = ("epochs", "max_steps")
@@ -71,8 +74,26 @@ def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> It
         check_run_folder(config, resume=resume, overwrite=overwrite)
         if overwrite and _holds_run(folder):
             _clear(folder)
+        if _holds_run(folder):
+            stored = load_run_config(folder).model.dot_with
+            config = dataclasses.replace(config, model=dataclasses.replace(config.model, dot_with=stored))
         save_config(config, folder / CONFIG_FILE)
         yield folder
+
+
+def load_run_config(folder: pathlib.Path, overrides: Iterable[str] = ()) -> TrainConfig:
+    """The configuration that a run was begun with.
+
+    Runs of earlier versions, which know no ``model.dot_with``, had nothing but dot products where they had no dense
+    features: "bottom".
+
+    Raises:
+      ConfigError: If the file cannot be read, or is not valid.
+    """
+    path = folder / CONFIG_FILE
+    model = load_toml(path, error=ConfigError).get("model", {})
+    earlier = "dot_with" not in model and (model.get("kind"), model.get("interaction")) == ("dlrm", "dot")
+    return load_config(path, [*(["model.dot_with='bottom'"] if earlier else []), *overrides])
 
 
 def check_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> None:
@@ -95,7 +116,7 @@ def check_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> N
             f"{folder} holds a run already; go on with --resume, replace it with --overwrite, or choose another"
             " folder with out="
         )
-    _check_same_run(load_config(folder / CONFIG_FILE), config, folder)
+    _check_same_run(load_run_config(folder), config, folder)
 
 
 def _holds_run(folder: pathlib.Path) -> bool:

@@ -173,7 +173,7 @@ def tables_total(described: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def _parts(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier | None) -> list[TableConfig]:
     """The table, or its uncompressed first rows and its other rows in cores of ``shape``."""
-    dim, dtype = config.model.embedding_dim, config.model.table_dtype
+    dim, dtype = config.model.table_dim, config.model.table_dtype
     tier = config.tables.tier if named in (None, "tt") else named
     group = config.optimizer.embedding.group(table.name)
     whole: dict[str, Any] = {"name": table.name, "dim": dim, "dtype": dtype, "tier": tier, "group": group}
@@ -212,7 +212,7 @@ def _whole_rows(config: TrainConfig, table: Table, override: TableOverride) -> i
 
 def _factored(config: TrainConfig, rows: int, override: TableOverride) -> TTShape:
     """The shape of the rows in cores, with ranks of one."""
-    dim, cores = config.model.embedding_dim, override.cores or config.tables.tt.cores
+    dim, cores = config.model.table_dim, override.cores or config.tables.tt.cores
     if override.row_factors is None or override.dim_factors is None:
         return TTShape.search(rows, dim, num_cores=cores, ranks=1)
     ranks = (1,) * (len(override.row_factors) - 1)
@@ -234,7 +234,7 @@ def _named_shape(config: TrainConfig, table: Table, override: TableOverride) -> 
 
 def _planned_shape(config: TrainConfig, table: Table, planned: PlannedTrain) -> TTShape:
     """The shape that `jrec plan` assumed: ranks capped at the greatest useful ones."""
-    shape = TTShape.search(table.rows - planned.first_row, config.model.embedding_dim, ranks=1)
+    shape = TTShape.search(table.rows - planned.first_row, config.model.table_dim, ranks=1)
     return shape.with_ranks(tuple(min(planned.rank, bound) for bound in shape.max_ranks))
 
 

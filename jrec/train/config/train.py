@@ -80,10 +80,17 @@ class ModelConfig(Section):
     Attributes:
       kind: "dlrm", or "tbsm", a DLRM tower on every step of a history with attention over them.
       embedding_dim: Elements of an embedding.
-      bottom_mlp: Widths of the layers over the dense features, without the input. Under dot interaction the last
-        must equal ``embedding_dim``. Empty for a dataset without dense features.
+      bottom_mlp: Widths of the layers over the dense features, without the input. Under interaction "dot" and "fm" the
+        last must equal ``embedding_dim``. Empty for a dataset without dense features.
       top_mlp: Widths of the layers over the interaction; the last is 1, the logit.
-      interaction: "dot" products of all pairs (strict lower triangle), or plain "concat"enation.
+      interaction: "dot" products of all pairs (strict lower triangle), plain "concat"enation, "fm" (DeepFM), or "dcn"
+        (DCN-v2); see ``jrec.nn.DLRMConfig``.
+      wide: Whether first-order terms, a weight of every id and of every dense feature, join the logit. Rows then have
+        one more element than ``embedding_dim``.
+      cross_layers: Cross layers of "dcn".
+      cross_rank: Rank of their weight matrices; 0 for full ones.
+      dot_with: What the top MLP reads beside dot products: the "bottom" MLP's output, or also the concatenated
+        "embeddings". "auto" is "bottom", or "embeddings" where the dataset has no dense features.
       pooling: How the ids of a multi-hot feature are combined, unless ``features`` overrides it. "none" keeps one
         vector per id: a DLRM sees such a feature as as many features as its longest list has ids.
       table_dtype: The dtype of stored rows. Sums always accumulate in float32.
@@ -96,7 +103,11 @@ class ModelConfig(Section):
     embedding_dim: Annotated[int, Range(minimum=1, maximum=4096)] = 16
     bottom_mlp: tuple[Width, ...] = (64, 16)
     top_mlp: tuple[Width, ...] = (64, 1)
-    interaction: Literal["dot", "concat"] = "dot"
+    interaction: Literal["dot", "concat", "fm", "dcn"] = "dot"
+    wide: bool = False
+    cross_layers: Annotated[int, Range(minimum=1, maximum=64)] = 3
+    cross_rank: Annotated[int, Range(minimum=0, maximum=65536)] = 0
+    dot_with: Literal["auto", "bottom", "embeddings"] = "auto"
     pooling: Pooling = "sum"
     table_dtype: Dtype = "float32"
     compute_dtype: Dtype = "float32"
@@ -105,11 +116,15 @@ class ModelConfig(Section):
 
     @override
     def check(self) -> None:
-        if self.interaction == "dot" and self.bottom_mlp and self.bottom_mlp[-1] != self.embedding_dim:
+        one_dim = self.interaction in ("dot", "fm")
+        if one_dim and self.bottom_mlp and self.bottom_mlp[-1] != self.embedding_dim:
             raise ConfigError(
-                f"model.bottom_mlp is {list(self.bottom_mlp)}, but under dot interaction its last width must equal"
-                f" model.embedding_dim = {self.embedding_dim}"
+                f"model.bottom_mlp is {list(self.bottom_mlp)}, but under {self.interaction} interaction its last width"
+                f" must equal model.embedding_dim = {self.embedding_dim}"
             )
+        if self.wide and self.embedding_dim == 4096:
+            raise ConfigError("model.embedding_dim is 4096, but the greatest with model.wide = true is 4095")
+        self._check_interaction()
         if not self.top_mlp or self.top_mlp[-1] != 1:
             raise ConfigError(f"model.top_mlp is {list(self.top_mlp)}, but its last width must be 1, the logit")
         if self.kind == "dlrm" and self.tbsm != TBSMSection():
@@ -117,7 +132,30 @@ class ModelConfig(Section):
         if self.kind == "tbsm":
             self._check_tbsm()
 
+    @property
+    def table_dim(self) -> int:
+        """Elements of a table's row: of an embedding, and the first-order weight of a wide model."""
+        return self.embedding_dim + self.wide
+
+    def _check_interaction(self) -> None:
+        """Refuses keys that the interaction does not read."""
+        for key, default, interaction in (
+            ("cross_layers", 3, "dcn"),
+            ("cross_rank", 0, "dcn"),
+            ("dot_with", "auto", "dot"),
+        ):
+            if getattr(self, key) != default and self.interaction != interaction:
+                raise ConfigError(
+                    f"model.{key} is {getattr(self, key)!r}, but model.interaction is {self.interaction!r}; set it to"
+                    f" {interaction!r}, or leave model.{key} out"
+                )
+
     def _check_tbsm(self) -> None:
+        if self.interaction not in ("dot", "concat") or self.wide or self.dot_with != "auto":
+            raise ConfigError(
+                f"model.kind is 'tbsm', but model.interaction is {self.interaction!r}, model.wide {self.wide} and"
+                f" model.dot_with {self.dot_with!r}; a TBSM has interaction 'dot' or 'concat' and none of the others"
+            )
         if not self.tbsm.histories:
             raise ConfigError(
                 "model.kind is 'tbsm', but model.tbsm.histories is empty; name the history of a feature, as"
