@@ -279,11 +279,6 @@ class _Base:
             if was != now:
                 what = "rows mean other values (another dataset)" if name == "rows" else f"{name} is {now}, not {was}"
                 raise ExportError(f"a delta of {self._folder} needs its model: {what}; make a whole export")
-        if manifest.step < self.manifests[-1].step:
-            raise ExportError(
-                f"the checkpoint is of step {manifest.step:,}, before step {self.manifests[-1].step:,} of what the"
-                " delta would follow; make a whole export"
-            )
 
 
 def _is_export(folder: pathlib.Path) -> bool:
