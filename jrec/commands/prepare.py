@@ -118,6 +118,10 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--on-bad-line", choices=("error", "skip"), default=default.on_bad_line,
         help="stop at a malformed line (default), or count such lines and keep them aside in DIR/bad_lines.tsv",
     )  # fmt: skip
+    parser.add_argument(
+        "--no-labels", action="store_true",
+        help="for `jrec predict`: the log has no labels, or its labels do not matter (Criteo's, Avazu's and csv logs)",
+    )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace a finished dataset at DIR")
     parser.add_argument("--keep-order", action="store_true", help="accept inputs whose numbers are not ascending")
     parser.add_argument(
@@ -158,6 +162,7 @@ def run(args: argparse.Namespace) -> int:
         split=args.split,
         **learned,
         vocabulary_from=args.vocabulary_from,
+        labels=not args.no_labels,
         on_bad_line=args.on_bad_line,
         block_size=args.block_size,
         shard_examples=shard_examples,

@@ -86,7 +86,8 @@ class Log:
     @property
     def labelled(self) -> bool:
         """Whether every file has labels, as all files of most formats do."""
-        return not self._source.label or all(has_label(dialect, self._source.label) for dialect in self._dialects)
+        label = self._source.label
+        return label is None or all(has_label(dialect, label) for dialect in self._dialects)
 
     def converted(self, advance: Advance, bad: BadLines | None) -> Iterator[Any]:
         """What the source makes of every block, in the order of the files; parses in several threads.

@@ -69,6 +69,7 @@ def prepare(
     progress = progress or Progress(show=False)
     inputs = [named(str(path)) for path in inputs]
     check_inputs(inputs, keep_order=options.keep_order)
+    source = source if options.labels else source.with_labels("none")
     earlier = None if options.vocabulary_from is None else EarlierDataset(options.vocabulary_from)
     if earlier is not None:
         source = earlier.source(source)
@@ -139,6 +140,7 @@ class _Preparation:
             categorical=features,
             tables=tables,
             splits=splits,
+            labels=self.options.labels,
             provenance={
                 **provenance,
                 "inputs": read,

@@ -17,6 +17,7 @@ class PrepareOptions:
       min_count: A rarer value in training goes to the out-of-vocabulary row. At 1 that row would never be
         trained, so the default is 2.
       max_rows: Tables that would have more rows are hashed to this many.
+      labels: Whether examples have labels; False ignores those of the log, if it has any.
       on_bad_line: "error", or "skip" to write bad lines aside.
       block_size, shard_examples: Examples per block, and at most per shard (a multiple of it).
       keep_order: Take the inputs as given even if the numbers in their names are in another order.
@@ -30,6 +31,7 @@ class PrepareOptions:
     split: tuple[float, float, float] = (0.8, 0.1, 0.1)
     min_count: int = 2
     max_rows: int | None = None
+    labels: bool = True
     on_bad_line: str = "error"
     block_size: int = 8192
     shard_examples: int = 1 << 20

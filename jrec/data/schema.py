@@ -151,6 +151,7 @@ class Schema:
       ceiling: For synthetic data, the teacher's own metrics on each split, e.g. {"test": {"auc": 0.81}}.
       files: SHA-256 of files of counts and vocabularies, by path relative to the folder.
       folder: Where it was read from; None where it was not.
+      labels: Whether the examples have labels; where they have none, the blocks' labels are zeros.
     """
 
     name: str
@@ -163,6 +164,7 @@ class Schema:
     ceiling: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     folder: pathlib.Path | None = dataclasses.field(default=None, compare=False, repr=False)
+    labels: bool = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_size <= MAX_LENGTH:
@@ -189,6 +191,11 @@ class Schema:
         """The table called ``name``."""
         return next(t for t in self.tables if t.name == name)
 
+    def check_labels(self) -> None:
+        """Raises DatasetError where the examples have no labels, for what cannot do without."""
+        if not self.labels:
+            raise DatasetError(f"{self.folder or self.name} has no labels; prepare it with them, or use `jrec predict`")
+
     def check_file(self, folder: str | os.PathLike[str], file: str) -> pathlib.Path:
         """The path of a file of counts or a vocabulary, after comparing its checksum where the schema has one.
 
@@ -209,6 +216,8 @@ class Schema:
         path = pathlib.Path(folder) / SCHEMA_FILE
         content = dataclasses.asdict(dataclasses.replace(self, folder=None))
         del content["folder"]
+        if self.labels:
+            del content["labels"]
         save_json(path, content, kind=FORMAT, version=VERSION, sealed=True)
 
     @staticmethod
@@ -235,6 +244,7 @@ class Schema:
             sealed=True,
         )
         content["folder"] = None
+        content.setdefault("labels", True)
         try:
             schema = decode(content, Schema, where=str(path), error=DatasetError, remedy=_REMEDY)
         except DatasetError as error:

@@ -86,7 +86,7 @@ class EarlierDataset:
         specs = [_of_spec(s, lengths) for s in source.categorical]
         self._check(_kinds("categorical feature", features), _kinds("categorical feature", specs))
         earlier, later = _csv_columns(self.schema.provenance.get("format_options")), _csv_columns(source.options())
-        both = earlier.keys() & later.keys()
+        both = (earlier.keys() & later.keys()) - (set() if source.labels == "required" else {"the label"})
         self._check(*({name: columns[name] for name in sorted(both)} for columns in (earlier, later)))
         if source.key_seed not in (None, self.key_seed):
             raise DatasetError(

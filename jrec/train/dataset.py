@@ -40,7 +40,9 @@ def open_data(config: TrainConfig) -> RunData:
                 f"data.path is {config.data.path}, hot and cold examples apart (`jrec fae pack`), but schedule is"
                 " 'plain'; set schedule=fae, or give the dataset that was packed"
             )
-        return RunData(config=config, schema=Schema.load(config.data.path))
+        schema = Schema.load(config.data.path)
+        schema.check_labels()
+        return RunData(config=config, schema=schema)
     if not packed:
         raise ConfigError(
             f"schedule is 'fae', but data.path is {config.data.path}, which does not have hot and cold examples apart;"

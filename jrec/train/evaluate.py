@@ -16,6 +16,7 @@ import numpy as np
 from jrec import lean
 from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
+from jrec.data.fae import is_fae_folder
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
@@ -68,6 +69,7 @@ def score_split(
       DatasetError: If the split cannot be used.
       DivergedError: If a logit is NaN or infinite.
     """
+    schema.check_labels()
     loading = predictions.loading
     with (
         eval_loader(config, schema, layout, split, limit=limit, **loading) as loader,
@@ -277,6 +279,8 @@ def evaluate_checkpoint(
     plan: str = "",
 ) -> CheckpointScores:
     """Scores a split with a checkpoint's model; see ``restore_run`` and ``RestoredRun.scores``."""
+    if not is_fae_folder(data):
+        Schema.load(data).check_labels()
     run = restore_run(checkpoint, data, devices=devices, plan=plan)
     return CheckpointScores(
         step=run.saved.step,

@@ -169,7 +169,7 @@ class LoadedRun:
                 for batch in loader:
                     count = int(batch.mask.sum())
                     logits = self._of_batch(batch, count)
-                    labels = np.asarray(batch.labels)[:count]
+                    labels = np.asarray(batch.labels)[:count] if run.schema.labels else None
                     yield Scored(split=split, first=first, logits=logits, labels=labels)
                     first += count
 

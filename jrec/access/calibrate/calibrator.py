@@ -135,6 +135,7 @@ def calibrate_and_count(
     start = time.perf_counter()
     asked = options or CalibrateOptions()
     schema = Schema.load(folder) if schema is None else schema
+    schema.check_labels()
     _check_small(schema, asked)
     tiny = not asked.exact and len(sample_blocks(schema, "train", fraction=asked.fraction, seed=0)) < _FEW_BLOCKS
     options = dataclasses.replace(asked, exact=True, fraction=1.0) if tiny else asked

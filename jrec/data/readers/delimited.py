@@ -27,7 +27,7 @@ class Delimited(Source):
         self._schema = schema
         self._limits: dict[str, int] = {}
         self.name = schema.name
-        self.label = schema.label.column if schema.label else "label"
+        self.label = self._label = schema.label.column if schema.label else ""
         self.timed = schema.time is not None
         self.dense = tuple(DenseFeature(name=d.feature, transform=d.transform) for d in schema.dense)
         self.categorical = tuple(_spec(c) for c in schema.categorical)
@@ -49,15 +49,17 @@ class Delimited(Source):
         if schema.label is None and self.labels == "required":
             raise DatasetError("the schema has no [label]; add one, or pass --no-labels for a log without labels")
         names = list(schema.columns)
-        if self.label in names and self.labels != "required" and len(self._split(path)) == len(names) - 1:
-            names.remove(self.label)
+        may_lack = self.labels != "required" and schema.label is not None and self._label in names
+        if may_lack and len(self._split(path)) == len(names) - 1:
+            names.remove(self._label)
         if not names:
             names = self._split(path)
-            optional = {self.label} if self.labels != "required" else set()
+            optional = {self._label} if self.labels != "required" else set()
             if lacking := [c for c in schema.used_columns() if c not in names and c not in optional]:
+                hint = "; a log without labels needs --no-labels" if lacking == [self._label] else ""
                 raise DatasetError(
                     f"{path}:1: the header lacks column(s) {', '.join(lacking)}; it has {', '.join(names)[:200]}. If"
-                    " the file has no header, name its columns in the schema (columns = [...])"
+                    f" the file has no header, name its columns in the schema (columns = [...]){hint}"
                 )
             if repeated := sorted({n for n in names if names.count(n) > 1}):
                 raise DatasetError(f"{path}:1: the header has column(s) {', '.join(repeated)} more than once")
@@ -81,7 +83,7 @@ class Delimited(Source):
     def raw_fields(self) -> tuple[Field, ...]:
         """Every column that something reads but the label and the time."""
         time = self._schema.time.column if self._schema.time else ""
-        return tuple(self._field(name) for name in self._schema.used_columns() if name not in (self.label, time))
+        return tuple(self._field(name) for name in self._schema.used_columns() if name not in (self._label, time))
 
     def _field(self, name: str) -> Field:
         schema = self._schema
@@ -105,7 +107,7 @@ class Delimited(Source):
         """Labels, dense values, keys, weights and times."""
         schema = self._schema
         if schema.label and schema.label.positive_at_least is None:
-            reject_labels(parsed, self.label)
+            reject_labels(parsed, self._label)
         for dense in schema.dense:
             reject_dense(parsed, dense.column, dense.transform)
         for feature in schema.categorical:
@@ -122,9 +124,9 @@ class Delimited(Source):
             if feature.weights:
                 read = _cut(parsed.lists(feature.weights), feature)
                 weights[feature.feature] = ListField(read.offsets, read.values.astype(np.float32))
-        labels = labels_of(parsed, self.label)
-        if schema.label and schema.label.positive_at_least is not None and self.label in parsed.columns:
-            labels = (parsed.numbers(self.label) >= schema.label.positive_at_least).astype(np.float32)
+        labels = labels_of(parsed, self._label)
+        if schema.label and schema.label.positive_at_least is not None and self._label in parsed.columns:
+            labels = (parsed.numbers(self._label) >= schema.label.positive_at_least).astype(np.float32)
         return Chunk(
             labels=labels,
             dense={d.feature: dense_column(parsed, d.column, d.transform, d.missing) for d in schema.dense},

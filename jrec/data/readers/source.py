@@ -61,7 +61,8 @@ class Source:
       passes: How often ``assemble`` passes over the log; with 2 it reads all before it yields.
       columns: The parsed column (by name) that each categorical feature's long texts come from.
       labels: Whether the log must have labels; "optional" takes them where a file has them, "none" ignores them.
-      label: The field of the label, of formats of which there can be logs without it; "" of the others.
+      label: The field of the label, of formats of which there can be logs without one; "" where this log has none, and
+        None for formats that make labels themselves.
       key_seed: The seed of the hash of long values in files that are joined to the log; None where there are none.
     """
 
@@ -71,7 +72,7 @@ class Source:
     timed: bool = False
     passes: int = 1
     labels: Labels = "required"
-    label: str = ""
+    label: str | None = None
     key_seed: int | None = None
 
     def with_labels(self, labels: Labels) -> Self:
@@ -80,7 +81,7 @@ class Source:
         Raises:
           DatasetError: If all logs of this format have labels.
         """
-        if labels != "required" and not self.label:
+        if labels != "required" and self.label is None:
             raise DatasetError(f"{self.name} makes labels of what every line says; leave --no-labels out")
         other = copy.copy(self)
         other.labels = labels
