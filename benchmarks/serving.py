@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _inputs(model: Any, data: pathlib.Path) -> tuple[Any, Any, np.ndarray]:
+def test_inputs(model: Any, data: pathlib.Path) -> tuple[Any, Any, np.ndarray]:
     """Dense features, ids and labels of the test split."""
     from jrec.data.blocks import LABEL, ShardReader
     from jrec.data.columns import concatenate
@@ -80,7 +80,7 @@ def _quality(report: harness.Report, log: str, folder: pathlib.Path, data: pathl
     exact: float | None = None
     for dtype in DTYPES:
         model = serving.load(folder / dtype)
-        dense, ids, labels = _inputs(model, data)
+        dense, ids, labels = test_inputs(model, data)
         found = evaluate(Scores(logits=model.logits_of(dense, ids), labels=labels > 0.5))
         auc = found.auc or 0.0
         exact = auc if exact is None else exact
@@ -97,7 +97,7 @@ def _latency(
     from jrec.serving import Ids
 
     model = serving.load(folder / dtype)
-    dense, ids, _ = _inputs(model, data)
+    dense, ids, _ = test_inputs(model, data)
     for size in BATCHES:
         some = {name: Ids(values=np.ascontiguousarray(of.values[:size])) for name, of in ids.items()}
         numbers = np.ascontiguousarray(dense[:size])
