@@ -1,5 +1,7 @@
 """Training goes on with another run's model on a later log of the same rows, as if both logs had been one."""
 
+import json
+
 import numpy as np
 import pytest
 from checkpoint_state import final_arrays
@@ -73,6 +75,21 @@ def test_a_run_that_begins_from_another_is_one_long_run(logs, tmp_path, kind):
     train(configured(logs, tmp_path, "monday", "third", at, "max_steps=1"))
     train(configured(logs, tmp_path, "whole", "again", f"init_from={str(tmp_path / 'whole')!r}", "max_steps=1"))
     assert arrays(tmp_path / "third") == arrays(tmp_path / "again")
+
+
+def test_runs_plans_and_profiles_fit_the_later_log(logs, tmp_path, capsys):
+    train(configured_run(logs, tmp_path, "monday", "monday", "max_steps=2"))
+    assert cli.main(["access", str(logs / "monday"), "--out", str(tmp_path / "profile"), "--quiet"]) == 0
+    capsys.readouterr()
+    assert cli.main(["eval", str(tmp_path / "monday"), str(logs / "tuesday"), "--split", "train"]) == 0
+    assert json.loads(capsys.readouterr().out)["examples"] == 512
+    assert cli.main(["eval", str(tmp_path / "monday"), str(logs / "apart"), "--split", "train"]) == 2
+    assert "or a log that was prepared with --vocabulary-from that dataset" in capsys.readouterr().err
+    hardware = ("--hardware", "dgx-a100", "--devices", "2", "--dim", "4", "--figure", "none")
+    for profile in ((), ("--profile", str(tmp_path / "profile"))):
+        plan = str(tmp_path / "plan")
+        assert cli.main(["plan", str(logs / "tuesday"), *hardware, *profile, "--out", plan]) == 0
+    assert cli.main(["replan", plan, str(tmp_path / "profile")]) == 0
 
 
 def test_a_schedule_counts_the_runs_own_steps(logs, tmp_path):

@@ -14,6 +14,7 @@ from jrec.data.prepare_options import PrepareOptions
 from jrec.data.readers import Avazu, Criteo, Delimited, MovieLens, MovieLensOptions, load_schema
 from jrec.data.reorder.file import load_order, save_order
 from jrec.data.schema import DatasetError, Schema
+from jrec.data.vocabulary_load import long_texts
 
 SMALL = PrepareOptions(block_size=64, shard_examples=512, threads=2)
 LATER = {"block_size": 64, "shard_examples": 512, "threads": 2}
@@ -211,6 +212,21 @@ def test_damaged_vocabularies_are_named(tmp_path, monday):
     with pytest.raises(DatasetError, match=r"user.parquet cannot be read"):
         after(tmp_path, monday, lines)
     assert not (tmp_path / "later").exists()
+
+
+def test_a_new_value_with_the_hash_of_a_known_one_is_an_error(tmp_path, monday, monkeypatch):
+    """Two such texts cannot be found by trying, so the known ones get other second hashes."""
+
+    def forged(*arguments):
+        for texts in long_texts(*arguments):
+            yield texts._replace(fingerprints=texts.fingerprints + np.uint64(1))
+
+    monkeypatch.setattr("jrec.data.vocabulary_from.long_texts", forged)
+    message = (
+        "two values of table '(user|item)', .* have the same hash; prepare .*monday and this log again with another"
+    )
+    with pytest.raises(DatasetError, match=message):
+        after(tmp_path, monday, log(np.random.default_rng(1), 20, 9))
 
 
 def test_rows_of_another_format_or_seed_are_refused(tmp_path, monday, shared_data):
