@@ -47,6 +47,7 @@ COMMANDS = (
     ),
     Command(name="plan", module="jrec.commands.plan", help="decide which device keeps which rows"),
     Command(name="replan", module="jrec.commands.replan", help="compare a plan with present accesses; make a new one"),
+    Command(name="init", module="jrec.commands.init", help="write a configuration that fits a dataset"),
     Command(name="train", module="jrec.commands.train", help="train and evaluate a model, write a report"),
     Command(name="eval", module="jrec.commands.eval", help="evaluate a checkpoint on a dataset"),
     Command(name="predict", module="jrec.commands.predict", help="score a raw log, a Parquet file or a dataset"),
@@ -57,15 +58,16 @@ COMMANDS = (
     Command(name="compress", module="jrec.commands.compress", help="compress trained tables into tensor trains"),
 )
 
-COMPILING = ("train", "eval", "predict", "compress", "export")
+COMPILING = ("init", "train", "eval", "predict", "compress", "export")
 """Commands that import and compile much: a quick start (``jrec.lean``), and programs that outlive it."""
 
 EXAMPLES = """\
 examples:
   jrec synth --like quickstart --rows 1000000 --out data/quickstart
-  jrec train configs/quickstart.toml
-  jrec prepare criteo-kaggle --input train.txt --out data/criteo_kaggle
-  jrec train configs/criteo_kaggle.toml optimizer.learning_rate=0.02
+  jrec train quickstart
+  jrec prepare csv --schema clicks.toml --input clicks.csv --out data/clicks
+  jrec init data/clicks --out train_clicks.toml
+  jrec train train_clicks.toml optimizer.learning_rate=0.02
   jrec COMMAND --help
 """
 

@@ -67,6 +67,35 @@ def error_of(path, *overrides):
     return str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["criteo-kaggle", "criteo_kaggle"])
+def test_a_configuration_that_comes_with_jrec_is_found_by_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load_config(name, ["data.path=d"])
+    assert config == load_config(next(path for path in SHIPPED if path.stem == "criteo_kaggle"), ["data.path=d"])
+    assert (config.name, config.out) == ("criteo_kaggle", "runs/criteo_kaggle")
+    assert sorted(configs.shipped_configs().values()) == SHIPPED
+    (tmp_path / name).write_text("[data]\npath = 'own'\n")  # a file of this name goes first
+    assert load_config(name).data.path == "own"
+
+
+def test_an_unknown_name_is_answered_with_the_nearest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "none of this name comes with jrec; did you mean 'criteo-kaggle'? jrec has avazu," in error_of(
+        "critio-kagle"
+    )
+    assert "there is no such configuration file" in error_of("critio-kagle.toml")
+
+
+def test_auto_is_a_default_that_can_be_written(full):
+    assert load_config(full).evaluate.every_steps is None
+    assert load_config(full, ["evaluate.every_steps=auto"]) == load_config(full)
+    assert "every_steps" not in load_config(full).to_dict()["evaluate"]
+    assert load_config(full, ["evaluate.every_steps=0"]).evaluate.every_steps == 0
+    message = error_of(full, "evaluate.every_steps=often")
+    assert "evaluate.every_steps must be an integer at least 0 or \"auto\", but is 'often'" in message
+    assert 'evaluate.every_steps = "auto"' in configs.key_help()
+
+
 def test_file_and_defaults(full):
     config = load_config(full)
     assert (config.name, config.seed, config.epochs, config.max_steps, config.out) == ("trial", 7, 2, 100, "elsewhere")

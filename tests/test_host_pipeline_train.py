@@ -62,8 +62,8 @@ def test_a_run_on_the_host_is_the_run_on_the_device(configure):
     again = evaluate_checkpoint(host.folder, configure().data.path, split="test")
     np.testing.assert_array_equal(again.scores.logits, device.scores["test"].logits)
 
-    assert device.sections == {}
-    assert host.sections.keys() == {"pipeline"}
+    assert device.sections.keys() == {"evaluations"}
+    assert host.sections.keys() == {"evaluations", "pipeline"}
     assert host.sections["pipeline"]["stages"]["host store"]["batches"] == 14
     assert len(json.loads((host.folder / "trace.json").read_text())["traceEvents"]) > 100
     report = write_report(
@@ -77,7 +77,7 @@ def test_a_run_on_the_host_is_the_run_on_the_device(configure):
     assert kept(in_place.folder) == kept(host.folder)
     for split, scores in device.scores.items():
         np.testing.assert_array_equal(in_place.scores[split].logits, scores.logits)
-    assert in_place.sections.keys() == {"in_place"}
+    assert in_place.sections.keys() == {"evaluations", "in_place"}
     found = in_place.sections["in_place"]
     stages = [found[f"{stage}_seconds"] for stage in ("read", "lookup", "step", "update")]
     assert min(stages) > 0

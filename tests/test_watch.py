@@ -123,6 +123,7 @@ def test_a_run_that_gets_worse_ends_early_and_its_best_step_is_scored(configure)
     assert train(config, resume=True).step == outcome.step
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_early_at_the_same_step_with_the_same_bits(configure, monkeypatch):
     whole = train(configure(*OVERFITS, out="whole"))
     config, absorb = configure(*OVERFITS, out="killed"), loop._Run._absorb

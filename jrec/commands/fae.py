@@ -94,7 +94,7 @@ def _add_calibration(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--raw-counts", action="store_true", help="do not average neighbours that are counted rarely")
     group.add_argument("--no-tighten", action="store_true", help="keep the threshold of the Rand-Em Box's bounds")
     group.add_argument("--small", type=size(0), metavar="SIZE", help="all rows of smaller tables are hot (default 1MB)")
-    group.add_argument("--config", metavar="CONFIG.toml", help="take dim, dtype and slots from this configuration")
+    group.add_argument("--config", metavar="CONFIG", help="take dim, dtype and slots from this configuration")
     group.add_argument("--dim", type=DIM, metavar="N", help="elements of a row (default 16)")
     group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of a row (default float32)")
     group.add_argument(

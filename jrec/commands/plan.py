@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     model = parser.add_argument_group("tables")
     model.add_argument(
-        "--config", metavar="CONFIG.toml", help="take dim, dtype, batch size, slots and tables from this configuration"
+        "--config", metavar="CONFIG", help="take dim, dtype, batch size, slots and tables from this configuration"
     )
     model.add_argument("--dim", type=DIM, metavar="N", help="elements of a row")
     model.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of a row (default float32)")

@@ -9,7 +9,7 @@ from jrec.commands.arguments import COUNT_OR_ZERO
 from jrec.commands.processes import Company, add_process_arguments, in_company
 
 DESCRIPTION = """\
-Train a model as CONFIG.toml says, evaluate it, and write a report.
+Train a model as CONFIG says, evaluate it, and write a report.
 
 Keys given as section.key=value win over the file. The run folder (out=, runs/NAME by default) receives checkpoints,
 metrics.jsonl, TensorBoard files and report/ with metrics.json and plots. SIGINT (Ctrl-C) and SIGTERM stop the run after
@@ -22,8 +22,9 @@ evaluate, and the steps of the learning rates.
 On an NVIDIA GPU the kernels that the model needs are first checked and timed against XLA, once for a GPU, driver and
 versions, a minute at most (see jrec kernels). JREC_KERNELS=xla or pallas in the environment chooses without."""
 EPILOG = """examples:
-  jrec train configs/quickstart.toml
-  jrec train configs/criteo_kaggle.toml data.path=data/kaggle
+  jrec train quickstart
+  jrec train criteo-kaggle data.path=data/kaggle
+  jrec init data/clicks --out clicks.toml && jrec train clicks.toml
   jrec train configs/criteo_kaggle.toml data.path=data/kaggle seed=1 out=runs/kaggle_seed1
   jrec train configs/rm1.toml optimizer.embedding.name=adam optimizer.embedding.learning_rate=0.001 max_steps=500
   jrec train configs/criteo_kaggle.toml data.path=data/kaggle_fae schedule=fae
@@ -34,13 +35,15 @@ EPILOG = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    from jrec.train.config import key_help
+    from jrec.train.config import key_help, shipped_configs
 
     parser.description = DESCRIPTION
     parser.epilog = (
         f"{EPILOG}\nkeys, their defaults (of hyperparameters, by optimizer) and what they take:\n{key_help()}"
     )
-    parser.add_argument("config", metavar="CONFIG.toml", help="the run's configuration")
+    parser.add_argument(
+        "config", metavar="CONFIG", help=f"a TOML file, or one that comes with jrec: {', '.join(shipped_configs())}"
+    )
     parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="what to change in it")
     add_process_arguments(parser)
     existing = parser.add_mutually_exclusive_group()

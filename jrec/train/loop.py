@@ -277,6 +277,8 @@ class _Run:
                     every and self.step % every == 0
                     for every in (config.log.every_steps, self.plan.every_steps, config.checkpoint.every_steps)
                 ]
+                if self.step == self.total and self.plan.every_steps and config.checkpoint.keep_best:
+                    due[1] = True  # the last step may be the best
                 awaited = self.fae is not None and self.fae.scheduler.awaits_loss
                 if any(due) or awaited:
                     self._absorb(self.step, *pending)

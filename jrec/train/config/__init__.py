@@ -5,6 +5,7 @@ from jrec.train.config.mesh import MeshConfig as MeshConfig
 from jrec.train.config.optimizer import EmbeddingOptimizerConfig as EmbeddingOptimizerConfig
 from jrec.train.config.optimizer import LRScheduleConfig as LRScheduleConfig
 from jrec.train.config.optimizer import OptimizerConfig as OptimizerConfig
+from jrec.train.config.shipped import shipped_configs as shipped_configs
 from jrec.train.config.tables import TableOverride as TableOverride
 from jrec.train.config.tables import TablesConfig as TablesConfig
 from jrec.train.config.tables import TTCacheSection as TTCacheSection

@@ -20,6 +20,7 @@ from jrec.train.config.fae import FAEConfig
 from jrec.train.config.mesh import MeshConfig
 from jrec.train.config.optimizer import LRScheduleConfig, OptimizerConfig
 from jrec.train.config.overrides import read_tables
+from jrec.train.config.shipped import find_config
 from jrec.train.config.tables import TablesConfig
 from jrec.train.config.tbsm import TBSMSection
 from jrec.train.config.typed_toml import Auto, Range, Section, describe
@@ -328,7 +329,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     """Reads a run's configuration.
 
     Args:
-      path: A TOML file.
+      path: A TOML file, or the name of one that comes with jrec (``shipped_configs``).
       overrides: ``section.key=value`` texts that win over the file; see ``jrec.train.config.overrides.read_tables``.
 
     Returns:
@@ -338,6 +339,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
       ConfigError: If the file cannot be read, or a key is unknown, ill-typed, missing or out of range. The message
         names the file or the override, the key, its valid values, and for unknown keys the nearest valid one.
     """
+    path = find_config(path)
     content, origins = read_tables(path, overrides)
     if isinstance(content.get("schedule"), Mapping):
         raise ConfigError(f"{origins['schedule']}: the section [schedule] is called [lr_schedule]; rename it")

@@ -241,18 +241,19 @@ def _convert(value: Any, hint: Any, key: str, origins: Origins, known: list[str]
     elif typing.get_origin(base) is collections.abc.Mapping:
         if isinstance(value, Mapping):
             element = typing.get_args(base)[1]
-            return {k: _convert(v, element, f"{key}.{_toml_key(k)}", origins, known) for k, v in value.items()}
+            return {k: _convert(v, element, f"{key}.{toml_key(k)}", origins, known) for k, v in value.items()}
     elif typing.get_origin(base) is tuple:
         if isinstance(value, list | tuple):
             element = typing.get_args(base)[0]
             return tuple(_convert(v, element, key, origins, known) for v in value)
     else:
-        return _convert_scalar(value, base, bounds, key, origins)
+        return _convert_scalar(value, base, bounds, key, origins, automatic=_automatic(hint))
     return _ill_typed(value, hint, key, origins)
 
 
-def _convert_scalar(value: Any, base: Any, bounds: Range | None, key: str, origins: Origins) -> Any:
+def _convert_scalar(value: Any, base: Any, bounds: Range | None, key: str, origins: Origins, *, automatic: bool) -> Any:
     hint = base if bounds is None else Annotated[base, bounds]
+    hint = Annotated[hint, Auto()] if automatic else hint
     if base is str or typing.get_origin(base) is Literal:
         value = value if isinstance(value, str) else origins.raw.get(key, value)
         if not isinstance(value, str) or (base is not str and value not in typing.get_args(base)):
@@ -281,7 +282,7 @@ def _ill_typed(value: Any, hint: Any, key: str, origins: Origins) -> NoReturn:
 
 
 def _unknown_key(name: str, prefix: str, siblings: list[str], origins: Origins, known: list[str]) -> NoReturn:
-    key = f"{prefix}{_toml_key(name)}"
+    key = f"{prefix}{toml_key(name)}"
     section = f"[{prefix.rstrip('.')}]" if prefix else "the top level"
     nearest = nearest_key(name, prefix, siblings, known)
     raise ConfigError(
@@ -317,12 +318,13 @@ def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
     """Dotted keys and values of nested tables."""
     for name, value in content.items():
         if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{_toml_key(name)}.")
+            yield from leaves(value, f"{prefix}{toml_key(name)}.")
         else:
-            yield f"{prefix}{_toml_key(name)}", value
+            yield f"{prefix}{toml_key(name)}", value
 
 
-def _toml_key(name: str) -> str:
+def toml_key(name: str) -> str:
+    """A key as TOML, quoted where it has to be."""
     return name if _BARE_KEY.fullmatch(name) else toml_value(name)
 
 
@@ -330,11 +332,11 @@ def _toml_lines(content: Mapping[str, Any], prefix: str) -> Iterator[str]:
     tables = {name: value for name, value in content.items() if isinstance(value, Mapping)}
     for name, value in content.items():
         if name not in tables:
-            yield f"{_toml_key(name)} = {toml_value(value)}"
+            yield f"{toml_key(name)} = {toml_value(value)}"
     for name, table in tables.items():
         if not table:
             continue
-        path = f"{prefix}{_toml_key(name)}"
+        path = f"{prefix}{toml_key(name)}"
         if any(not isinstance(value, Mapping) for value in table.values()):
             yield from ("", f"[{path}]")
         yield from _toml_lines(table, f"{path}.")

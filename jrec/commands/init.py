@@ -1,0 +1,63 @@
+"""``jrec init``: a first configuration for a dataset."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+DESCRIPTION = """\
+Write a configuration that fits a dataset: dims, layers, batch size, optimizers, learning rates, epochs and early
+stopping by its numbers of examples, features and rows, each with its reason in a comment. Of the few kinds of model
+that may suit a dataset of up to 5 million training examples, each is trained for a short while, and the best on the
+valid split is taken; --quick goes by the numbers alone.
+
+Dense features that no MLP learns well from as they are, such as a year, are named with the remedy. Edit the file as you
+like; `jrec train CONFIG` trains it, and the report compares the model with logistic regression."""
+EPILOG = """examples:
+  jrec init data/clicks --out clicks.toml
+  jrec train clicks.toml
+  jrec train clicks.toml seed=1 out=runs/clicks_seed1
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("data", metavar="DATASET", help="a dataset made by jrec prepare or jrec synth")
+    parser.add_argument("--out", required=True, metavar="CONFIG.toml", help="the file to write")
+    parser.add_argument("--quick", action="store_true", help="train nothing; choose the kind of model by a rule")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file, if it exists")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the configuration; returns 0."""
+    from jrec.data.schema import Schema
+    from jrec.errors import ConfigError
+    from jrec.files import write_atomically
+    from jrec.train.config import load_config
+    from jrec.train.first_config import LARGE, candidates, facts_of, first_config, render, warnings
+
+    out = pathlib.Path(args.out)
+    if out.exists() and not args.overwrite:
+        raise ConfigError(f"{out} exists already; choose another --out, or replace it with --overwrite")
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out.parent}, the folder of --out, does not exist; make it, or choose another")
+    schema = Schema.load(args.data)
+    facts = facts_of(args.data, schema)
+    for line in warnings(facts):
+        print(f"jrec: {line}", file=sys.stderr)
+    chosen, notes = candidates(facts), []
+    if not args.quick and facts.valid and facts.examples < LARGE:
+        from jrec.train.first_trials import Trial, notes_of, try_all
+
+        def say(trial: Trial) -> None:
+            print(f"jrec: {trial.candidate.name}: valid AUC {trial.auc:.4f}", file=sys.stderr)
+
+        trials = try_all(args.data, facts, chosen, on_trial=say)
+        chosen, notes = [trial.candidate for trial in trials], notes_of(trials)
+    text = render(schema.name, first_config(args.data, facts, chosen[0]), facts, notes)
+    write_atomically(out, text.encode())
+    load_config(out)
+    print(f"{out}: train it by `jrec train {out}`")
+    return 0

@@ -1,0 +1,280 @@
+"""A first configuration for a dataset: sizes and rates by its numbers, each with the reason beside it.
+
+The rules were found on samples of Criteo Kaggle, MovieLens-1M (users and movies) and Taobao, by AUC on their valid
+splits; `python -m benchmarks.init_quality` judges them on others, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrec.data.schema import CategoricalFeature, Schema
+from jrec.errors import ConfigError
+from jrec.train.baselines.examples import Split, lists_of
+from jrec.train.config.typed_toml import toml_key, toml_value
+
+_SAMPLE = 16  # blocks of the training split that are read, evenly spread
+_UNSCALED = 30.0  # standard deviations, or distance of the mean from 0, from which an MLP's first layer suffers
+_OFTEN = 100.0  # lookups of a row, on average, from which Adam's own rate for every element of a row pays
+_LARGE = 1 << 30  # bytes of rows, from which Adam's two slots of a row's size are left out
+LARGE = 5_000_000
+"""Training examples from which layers are wide, one pass is enough, and nothing is tried."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the rules depend on.
+
+    Attributes:
+      examples: Training examples.
+      valid: Examples in the valid split.
+      tables: Rows of the tables that features read, by name.
+      lookups: Ids of an example, on average.
+      dense: Dense features.
+      unscaled: By name, mean and standard deviation of dense features far from zero mean and unit variance.
+      histories: By feature with one id, the list feature of the same table, such as the ids before it.
+      history_tables: The tables that these features read.
+    """
+
+    examples: int
+    valid: int
+    tables: dict[str, int]
+    lookups: float
+    dense: int
+    unscaled: dict[str, tuple[float, float]]
+    histories: dict[str, str]
+    history_tables: dict[str, str]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all tables."""
+        return sum(self.tables.values())
+
+    @property
+    def visits(self) -> float:
+        """Lookups of a row in an epoch, on average."""
+        return self.examples * self.lookups / max(1, self.rows)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Key:
+    """One key of a configuration: its section ("" for the top level), name, value and the reason for it."""
+
+    section: str
+    name: str
+    value: Any
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A kind of model with rates that suit it.
+
+    Attributes:
+      name: What it is, in words.
+      interaction: "dot" or "concat".
+      dim: Elements of an embedding.
+      top: Widths of the hidden layers over the interaction.
+      rows: The row optimizer and its learning rate.
+      frozen: Tables whose rows keep their small first values, so that their features hardly count.
+    """
+
+    name: str
+    interaction: str
+    dim: int
+    top: tuple[int, ...]
+    rows: tuple[str, float]
+    frozen: tuple[str, ...] = ()
+
+
+def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
+    """Reads what the rules depend on: the schema, and some blocks of the training split.
+
+    Raises:
+      ConfigError: If the dataset has no training examples.
+      DatasetError: If a block cannot be read.
+    """
+    train = schema.splits.get("train")
+    if train is None or not train.examples:
+        raise ConfigError(f"{folder} has no examples in a 'train' split, so there is nothing to train on")
+    blocks = Split(folder, schema, "train")
+    stride = -(-len(blocks.blocks) // _SAMPLE)
+    columns = list(blocks.read(blocks.blocks[::stride]))
+    examples = sum(len(block["label"]) for block in columns)
+    lookups = sum(len(lists_of(block, feature)[1]) for block in columns for feature in schema.categorical)
+    unscaled = {}
+    for feature in schema.dense:
+        values = np.concatenate([np.asarray(block[feature.name], np.float64) for block in columns])
+        mean, deviation = float(values.mean()), float(values.std())
+        if max(abs(mean), deviation) > _UNSCALED:
+            unscaled[feature.name] = (mean, deviation)
+    read = {feature.table for feature in schema.categorical}
+    histories = _histories(schema.categorical)
+    valid = schema.splits.get("valid")
+    return Facts(
+        examples=train.examples,
+        valid=0 if valid is None else valid.examples,
+        tables={table.name: table.rows for table in schema.tables if table.name in read},
+        lookups=lookups / examples,
+        dense=len(schema.dense),
+        unscaled=unscaled,
+        histories=histories,
+        history_tables={feature.name: feature.table for feature in schema.categorical if feature.name in histories},
+    )
+
+
+def _histories(features: Sequence[CategoricalFeature]) -> dict[str, str]:
+    """Pairs of a feature with one id and a list of the same table; a list of another length is in no pair."""
+    found: dict[str, str] = {}
+    lengths = set()
+    for feature in features:
+        lists = [f for f in features if f.table == feature.table and f.max_length > 1 and not f.weighted]
+        if feature.one_hot and len(lists) == 1 and lists[0].name not in found.values():
+            found[feature.name] = lists[0].name
+            lengths.add(lists[0].max_length)
+    return found if len(lengths) == 1 else {}
+
+
+def candidates(facts: Facts) -> list[Candidate]:
+    """The kinds of model that may suit a dataset, first the one that the rules alone would choose."""
+    large, often = facts.examples >= LARGE, facts.visits >= _OFTEN
+    dim = 32 if facts.examples >= 100_000_000 else 16
+    top = (512, 256) if large else (64, 32)
+    products = "products of all pairs of features"
+    adagrad = Candidate(
+        name=f"{products}, rare rows in large steps",
+        interaction="dot",
+        dim=dim,
+        top=top,
+        rows=("rowwise_adagrad", 0.05),
+    )
+    adam = Candidate(name=f"{products}, rows by Adam", interaction="dot", dim=dim, top=top, rows=("adam", 0.002))
+    linear = Candidate(
+        name="a linear model of the ids", interaction="concat", dim=4, top=(), rows=("rowwise_adagrad", 0.02)
+    )
+    if facts.rows * dim * 4 >= _LARGE:
+        return [adagrad, linear]
+    found = [adam, adagrad, linear] if often else [adagrad, adam, linear]
+    if facts.histories:
+        coarsest = min(facts.histories, key=lambda feature: facts.tables[facts.history_tables[feature]])
+        kept = facts.history_tables[coarsest]
+        frozen = tuple(name for name in facts.tables if name != kept)
+        name = f"products with the history of {coarsest}, whose rows alone are trained"
+        found.append(
+            Candidate(name=name, interaction="dot", dim=64, top=top, rows=("rowwise_adagrad", 0.1), frozen=frozen)
+        )
+    return found
+
+
+def first_config(path: str, facts: Facts, candidate: Candidate) -> list[Key]:
+    """The keys of a configuration for a dataset.
+
+    Args:
+      path: The dataset's folder, for ``data.path``.
+      facts: What the rules depend on.
+      candidate: The kind of model.
+    """
+    n = facts.examples
+    batch = next(size for limit, size in _BATCHES if n < limit)
+    epochs, why = (5, "early stopping ends it sooner") if n < 200_000 else (3, "early stopping may end it sooner")
+    if n >= LARGE:
+        epochs, why = 1, "so many examples overfit in a second pass"
+    steps = -(-n // batch)
+    size = f"of {n:,} training examples: {steps:,} steps an epoch"
+    keys = [
+        Key(section="", name="epochs", value=epochs, reason=why),
+        Key(section="data", name="path", value=path),
+        Key(section="data", name="batch_size", value=batch, reason=size),
+        *_model(facts, candidate),
+        *_rates(facts, candidate),
+    ]
+    return [*keys, *(_watch(facts, steps) if facts.valid else ())]
+
+
+_BATCHES = ((150_000, 128), (500_000, 256), (3_000_000, 1024), (30_000_000, 2048), (float("inf"), 8192))
+
+
+def _model(facts: Facts, candidate: Candidate) -> Iterator[Key]:
+    dim = candidate.dim
+    yield Key(section="model", name="interaction", value=candidate.interaction, reason=candidate.name)
+    yield Key(section="model", name="embedding_dim", value=dim)
+    if facts.dense:
+        last = dim if candidate.interaction == "dot" else 16
+        bottom = [512, 256, 64, last] if facts.examples >= LARGE else [64, last]
+        yield Key(section="model", name="bottom_mlp", value=bottom, reason=f"over the {facts.dense} dense features")
+    else:
+        yield Key(section="model", name="bottom_mlp", value=[], reason="the dataset has no dense feature")
+    why = "" if facts.examples >= LARGE or not candidate.top else "wider layers learn such a log by heart"
+    yield Key(section="model", name="top_mlp", value=[*candidate.top, 1], reason=why)
+    yield Key(section="model", name="pooling", value="mean", reason="of lists: their length says nothing by itself")
+
+
+def _rates(facts: Facts, candidate: Candidate) -> Iterator[Key]:
+    name, rate = candidate.rows
+    yield Key(section="optimizer", name="name", value="adam")
+    yield Key(section="optimizer", name="learning_rate", value=0.001)
+    visits = f"a row is looked up {facts.visits:,.0f} times in an epoch on average"
+    yield Key(section="optimizer.embedding", name="name", value=name, reason=visits)
+    yield Key(section="optimizer.embedding", name="learning_rate", value=rate)
+    for table in candidate.frozen:
+        key = f"optimizer.embedding.tables.{toml_key(table)}"
+        yield Key(
+            section=key, name="frozen", value=True, reason="small first values, so that its feature hardly counts"
+        )
+
+
+def _watch(facts: Facts, steps: int) -> Iterator[Key]:
+    every = max(1, steps // 6) if facts.examples < LARGE else max(1, steps // 16)
+    batches = min(-(-facts.valid // 8192), 25)
+    yield Key(section="evaluate", name="every_steps", value=every)
+    yield Key(
+        section="evaluate", name="batches", value=batches, reason=f"of the valid split's {facts.valid:,} examples"
+    )
+    stop = {"metric": "auc", "patience": 3}
+    yield Key(section="evaluate", name="early_stopping", value=stop, reason="ends before the model overfits")
+    yield Key(section="checkpoint", name="keep_best", value=True, reason="the report is of the best step")
+
+
+def render(name: str, keys: Sequence[Key], facts: Facts, notes: Sequence[str] = ()) -> str:
+    """The configuration as TOML with comments.
+
+    Args:
+      name: The dataset's name.
+      keys: The configuration.
+      facts: What it depends on.
+      notes: Lines for the comment at the top.
+    """
+    lines = [
+        f"A first configuration for {name}, by `jrec init`: {facts.examples:,} training examples,",
+        f"{facts.lookups:,.1f} ids each, {facts.rows:,} rows, {facts.dense} dense features.",
+        *notes,
+        *warnings(facts),
+    ]
+    lines = [f"# {line}" for line in lines]
+    section = ""
+    for key in keys:
+        if key.section != section:
+            section = key.section
+            lines += ["", f"[{section}]"]
+        value = key.value
+        text = toml_value(value)
+        if isinstance(value, dict):
+            text = "{ " + ", ".join(f"{name} = {toml_value(one)}" for name, one in value.items()) + " }"
+        lines.append(f"{key.name} = {text}" + (f"  # {key.reason}" if key.reason else ""))
+    return "\n".join(lines) + "\n"
+
+
+def warnings(facts: Facts) -> Iterator[str]:
+    """What no configuration can make good, and its remedy."""
+    for name, (mean, deviation) in facts.unscaled.items():
+        yield (
+            f"Dense feature {name!r} has mean {mean:,.4g} and standard deviation {deviation:,.4g}: an MLP learns badly"
+            ' from such values. Prepare the dataset with transform = "standardize" for it, or make it categorical.'
+        )
+    if not facts.valid:
+        yield "The dataset has no valid split, so nothing can stop training early; prepare it with --split 0.8,0.1,0.1."

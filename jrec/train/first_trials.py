@@ -1,0 +1,69 @@
+"""Short trainings of the kinds of model that may suit a dataset, to choose one by AUC on the valid split."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Callable, Sequence
+
+from jrec.train.config import TrainConfig, load_config
+from jrec.train.first_config import Candidate, Facts, first_config, render
+from jrec.train.loop import train
+from jrec.train.report.logs import METRICS_FILE, read_records
+
+EXAMPLES = 1_000_000
+"""Training examples that a trial reads at most."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A kind of model, and the greatest AUC on the valid split that it reached; 0 where that is undefined."""
+
+    candidate: Candidate
+    auc: float
+
+
+def try_all(
+    path: str, facts: Facts, some: Sequence[Candidate], *, on_trial: Callable[[Trial], None] = lambda trial: None
+) -> list[Trial]:
+    """Trains every candidate on the dataset, as its first configuration says, and at most on ``EXAMPLES`` examples.
+
+    Args:
+      path: The dataset's folder.
+      facts: What the configurations depend on.
+      some: The candidates.
+      on_trial: Called after each.
+
+    Returns:
+      The trials, the best first.
+
+    Raises:
+      ConfigError: If the dataset cannot be trained on.
+      DatasetError: If the dataset cannot be used.
+    """
+    trials = []
+    with tempfile.TemporaryDirectory(prefix="jrec-init-") as folder:
+        for number, candidate in enumerate(some):
+            config = _config(path, facts, candidate, pathlib.Path(folder) / str(number))
+            outcome = train(config)
+            records = read_records(outcome.folder / METRICS_FILE)
+            scores = [r["auc"] or 0.0 for r in records if r["split"] == "valid"]
+            trials.append(Trial(candidate=candidate, auc=max(scores, default=0.0)))
+            on_trial(trials[-1])
+    return sorted(trials, key=lambda trial: -trial.auc)
+
+
+def _config(path: str, facts: Facts, candidate: Candidate, out: pathlib.Path) -> TrainConfig:
+    file = out.with_suffix(".toml")
+    keys = first_config(path, facts, candidate)
+    file.write_text(render("a trial", keys, facts), encoding="utf-8")
+    batch = next(key.value for key in keys if key.name == "batch_size")
+    watch = ("log.progress=off", "log.tensorboard=false", "evaluate.final_splits=[]", "checkpoint.keep_best=false")
+    return load_config(file, [f"out={str(out)!r}", f"max_steps={-(-EXAMPLES // batch)}", *watch])
+
+
+def notes_of(trials: Sequence[Trial]) -> list[str]:
+    """Lines that say how the trials went."""
+    head = f"Each was trained on up to {EXAMPLES:,} examples, and reached on the valid split the AUC"
+    return [head, *(f"  {trial.auc:.4f}  {trial.candidate.name}" for trial in trials)]

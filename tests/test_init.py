@@ -1,0 +1,141 @@
+"""`jrec init`: its configurations load, fit their dataset, and choose what is best on the valid split."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from run_cases import quickstart
+
+from jrec.cli import main
+from jrec.data.blocks import ListColumn, ShardWriter
+from jrec.data.schema import CategoricalFeature, DenseFeature, Schema, Split, Table
+from jrec.errors import ConfigError
+from jrec.train.build import build_layout, build_modules
+from jrec.train.config import load_config
+from jrec.train.first_config import LARGE, candidates, facts_of, first_config, render, warnings
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return quickstart(tmp_path_factory.mktemp("data"), rows=3000)
+
+
+@pytest.fixture(scope="module")
+def sequences(tmp_path_factory):
+    """Two one-hot features with histories, one without, and a year as it is. Names need quoting in TOML."""
+    folder, random = tmp_path_factory.mktemp("sequences"), np.random.default_rng(0)
+    splits = {}
+    for name, size in (("train", 400), ("valid", 100)):
+        offsets = np.arange(0, 3 * size + 1, 3, dtype=np.int32)
+        items, kinds = (random.integers(0, rows, 3 * size).astype(np.uint8) for rows in (90, 9))
+        with ShardWriter(folder / f"{name}-00000-of-00001.array_record", 100) as writer:
+            writer.write(
+                {
+                    "label": random.integers(0, 2, size).astype(np.float32),
+                    "year": (1990 + random.integers(0, 30, size)).astype(np.float32),
+                    "share": random.random(size).astype(np.float32),
+                    "user id": random.integers(0, 50, size).astype(np.uint8),
+                    "item": random.integers(0, 90, size).astype(np.uint8),
+                    "kind": random.integers(0, 9, size).astype(np.uint8),
+                    "items": ListColumn(offsets, items),
+                    "kinds": ListColumn(offsets, kinds),
+                }
+            )
+        splits[name] = Split(shards=(writer.shard,))
+    one_hot = {"fixed_length": True}
+    schema = Schema(
+        name="sequences",
+        block_size=100,
+        dense=(DenseFeature(name="year"), DenseFeature(name="share")),
+        categorical=(
+            CategoricalFeature(name="user id", table="user id", **one_hot),
+            CategoricalFeature(name="item", table="item", **one_hot),
+            CategoricalFeature(name="kind", table="kind", **one_hot),
+            CategoricalFeature(name="items", table="item", max_length=3),
+            CategoricalFeature(name="kinds", table="kind", max_length=3),
+        ),
+        tables=(Table(name="user id", rows=50), Table(name="item", rows=90), Table(name="kind", rows=9)),
+        splits=splits,
+        provenance={},
+    )
+    schema.save(folder)
+    return folder
+
+
+def test_facts_and_warnings(sequences):
+    facts = facts_of(sequences, Schema.load(sequences))
+    assert (facts.examples, facts.valid, facts.rows, facts.lookups, facts.dense) == (400, 100, 149, 9.0, 2)
+    assert facts.histories == {"item": "items", "kind": "kinds"}
+    assert facts.visits == pytest.approx(400 * 9 / 149)
+    assert list(facts.unscaled) == ["year"]
+    (line,) = warnings(facts)
+    assert line.startswith("Dense feature 'year' has mean 2,00")
+    assert 'transform = "standardize"' in line
+
+
+@pytest.mark.parametrize("examples", [400, 1_000_000, LARGE, 200_000_000])
+def test_every_candidate_loads_and_builds_a_model_of_the_dataset(sequences, tmp_path, examples):
+    schema = Schema.load(sequences)
+    facts = dataclasses.replace(facts_of(sequences, schema), examples=examples)
+    for number, candidate in enumerate(candidates(facts)):
+        (tmp_path / f"{number}.toml").write_text(render("x", first_config(str(sequences), facts, candidate), facts))
+        config = load_config(tmp_path / f"{number}.toml")
+        model, _ = build_modules(config, schema, build_layout(config, schema), total_steps=1, abstract=True)
+        assert model.embeddings.layout.features[0][1] == candidate.dim
+        assert {name for name, own in config.optimizer.embedding.tables.items() if own.frozen} == set(candidate.frozen)
+        assert config.checkpoint.keep_best
+        assert (config.epochs == 1) == (examples >= LARGE)
+    of_history = [c for c in candidates(facts) if c.frozen]
+    assert [c.frozen for c in of_history] == [("user id", "item")]
+    assert "Adam" in candidates(dataclasses.replace(facts, examples=10_000_000))[0].name
+    huge = dataclasses.replace(facts, tables={"user id": 300_000_000})
+    assert not any("Adam" in c.name for c in candidates(huge))
+
+
+def test_the_rates_follow_how_often_rows_are_looked_up(dataset):
+    facts = facts_of(dataset, Schema.load(dataset))
+    rare = dataclasses.replace(facts, tables={"C1": 10_000_000})
+    assert candidates(rare)[0].rows[0] == "rowwise_adagrad"
+    assert candidates(dataclasses.replace(facts, tables={"C1": 10}))[0].rows[0] == "adam"
+
+
+def test_without_a_valid_split_nothing_is_tried_or_watched(sequences, tmp_path, capsys):
+    schema = Schema.load(sequences)
+    facts = dataclasses.replace(facts_of(sequences, schema), valid=0)
+    sections = {key.section for key in first_config(str(sequences), facts, candidates(facts)[0])}
+    assert not sections & {"evaluate", "checkpoint"}
+    assert any("no valid split" in line for line in warnings(facts))
+    empty = dataclasses.replace(schema, splits={"valid": schema.splits["valid"]})
+    with pytest.raises(ConfigError, match="has no examples in a 'train' split"):
+        facts_of(sequences, empty)
+
+
+@pytest.mark.slow
+def test_the_command_tries_the_candidates_and_writes_the_best(dataset, tmp_path, capsys):
+    out = tmp_path / "init.toml"
+    assert main(["init", str(dataset), "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    tried = {line.rpartition(": valid AUC ")[0].removeprefix("jrec: "): float(line.rpartition(" ")[2])
+             for line in said.err.splitlines() if "valid AUC" in line}  # fmt: skip
+    assert len(tried) == 3
+    best = max(tried, key=tried.__getitem__)
+    text = out.read_text()
+    assert f"  # {best}" in text
+    assert f"#   {tried[best]:.4f}  {best}" in text
+    assert f"jrec train {out}" in said.out
+    assert load_config(out).data.path == str(dataset)
+
+
+def test_the_command_by_rules_alone(sequences, tmp_path, capsys):
+    out = tmp_path / "init.toml"
+    assert main(["init", str(sequences), "--out", str(out), "--quick"]) == 0
+    said = capsys.readouterr()
+    assert f"jrec train {out}" in said.out
+    assert "Dense feature 'year'" in said.err
+    assert "Dense feature 'year'" in out.read_text()
+    assert load_config(out).data.path == str(sequences)
+    assert main(["init", str(sequences), "--out", str(out), "--quick"]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["init", str(sequences), "--out", str(out), "--overwrite", "--quick"]) == 0
+    assert main(["init", str(sequences), "--out", str(tmp_path / "no" / "x.toml")]) == 2
+    assert "the folder of --out, does not exist" in capsys.readouterr().err
