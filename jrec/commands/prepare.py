@@ -30,7 +30,7 @@ FORMATS = {
     "avazu": "Avazu's Kaggle challenge: train.gz",
     "taobao": "Taobao UserBehavior.csv: the next item after a history, or purchase intent",
     "movielens": "MovieLens ratings.dat, ratings.csv, or a CSV of user and movie ids",
-    "csv": "any delimited text, described by --schema",
+    "csv": "any delimited text or Parquet, described by --schema",
 }
 
 
@@ -92,7 +92,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         required=True,
         nargs="+",
         metavar="FILE",
-        help="files or pipes, plain or gzip, in order of time; - is standard input",
+        help="files or pipes, plain or gzip (csv: Parquet too), in order of time; - is standard input",
     )
     parser.add_argument("--out", required=True, metavar="DIR", help="the dataset folder to make")
     parser.add_argument(

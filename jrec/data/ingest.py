@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from jrec.data.readers.lines import read_blocks
+from jrec.data.readers.lines import Block, read_blocks
+from jrec.data.readers.parquet import Rows, read_rows
 from jrec.data.readers.parse import BadLine, Column, Dialect, ParsedBlock, Parser, remap, sort_bad_lines
 from jrec.data.readers.source import Chunk, Source, has_label
 from jrec.data.readers.streams import Input
@@ -114,12 +115,18 @@ class Log:
         for one, dialect in zip(self._inputs, self._dialects, strict=True):
             parser = Parser(dialect, self._key_seed)
             with one.errors_by_name():
-                for block in read_blocks(one.file, skip_lines=dialect.skip_lines):
+                blocks: Iterator[Block | Rows]
+                blocks = (
+                    read_rows(one.file, dialect)
+                    if dialect.table
+                    else read_blocks(one.file, skip_lines=dialect.skip_lines)
+                )
+                for block in blocks:
                     yield done, parser, dataclasses.replace(block, path=one.name)
             done += one.bytes
 
-    def _parse(self, parser: Parser, block: Any) -> tuple[Any, list[BadLine]]:
-        parsed: ParsedBlock = parser(block)
+    def _parse(self, parser: Parser, block: Block | Rows) -> tuple[Any, list[BadLine]]:
+        parsed: ParsedBlock = parser(block if isinstance(block, Block) else block.block())
         converted = self._source.convert(parsed)
         return converted, parsed.bad
 

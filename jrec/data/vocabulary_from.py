@@ -25,7 +25,7 @@ from jrec.data.workspace import link
 
 _LEARNED = ("min_count", "max_rows", "key_seed")
 # Of a csv schema's tables: where values stand in a file, not what they become.
-_PLACES = {"column", "name", "separator", "max_length", "too_long", "fixed_length", "weights", "table"}
+_PLACES = {"column", "name", "separator", "max_length", "too_long", "fixed_length", "weights", "table", "lists"}
 
 
 class Usage:

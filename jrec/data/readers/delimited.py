@@ -13,6 +13,7 @@ import numpy as np
 from jrec.data.readers.delimited_schema import CategoricalColumn, DelimitedSchema
 from jrec.data.readers.dense import dense_column, reject_dense
 from jrec.data.readers.lines import first_line
+from jrec.data.readers.parquet import column_types, dialect_of, is_parquet
 from jrec.data.readers.parse import Dialect, Field, Kind, ListField, ParsedBlock, any_of_list
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source, labels_of, reject_labels, texts_by_feature
 from jrec.data.schema import DatasetError, DenseFeature
@@ -35,7 +36,7 @@ class Delimited(Source):
     def limited(self, lengths: Mapping[str, int]) -> Delimited:
         """Bounds lists whose longest the log would decide."""
         limited = copy.copy(self)
-        open_lists = [c.feature for c in self._schema.categorical if c.separator and c.max_length is None]
+        open_lists = [c.feature for c in self._schema.categorical if c.many and c.max_length is None]
         limited._limits = {name: lengths[name] for name in open_lists if name in lengths}
         return limited
 
@@ -48,19 +49,23 @@ class Delimited(Source):
         schema = self._schema
         if schema.label is None and self.labels == "required":
             raise DatasetError("the schema has no [label]; add one, or pass --no-labels for a log without labels")
+        if is_parquet(path):
+            names = [name for name in column_types(path) if name in schema.used_columns()]
+            self._check_columns(f"{path}: the file", names)
+            return dialect_of(path, [self._field(name) for name in names])
+        if bare := [c.column for c in schema.categorical if c.lists and not c.separator]:
+            raise DatasetError(
+                f"{path} is text, in which the lists of {', '.join(map(repr, bare))} need a separator; name it in the"
+                " schema"
+            )
         names = list(schema.columns)
         may_lack = self.labels != "required" and schema.label is not None and self._label in names
         if may_lack and len(self._split(path)) == len(names) - 1:
             names.remove(self._label)
         if not names:
             names = self._split(path)
-            optional = {self._label} if self.labels != "required" else set()
-            if lacking := [c for c in schema.used_columns() if c not in names and c not in optional]:
-                hint = "; a log without labels needs --no-labels" if lacking == [self._label] else ""
-                raise DatasetError(
-                    f"{path}:1: the header lacks column(s) {', '.join(lacking)}; it has {', '.join(names)[:200]}. If"
-                    f" the file has no header, name its columns in the schema (columns = [...]){hint}"
-                )
+            remedy = ". If the file has no header, name its columns in the schema (columns = [...])"
+            self._check_columns(f"{path}:1: the header", names, remedy)
             if repeated := sorted({n for n in names if names.count(n) > 1}):
                 raise DatasetError(f"{path}:1: the header has column(s) {', '.join(repeated)} more than once")
         return Dialect(
@@ -69,6 +74,13 @@ class Delimited(Source):
             quoting=schema.quoting,
             skip_lines=0 if schema.columns else 1,
         )
+
+    def _check_columns(self, subject: str, names: list[str], remedy: str = "") -> None:
+        optional = {self._label} if self.labels != "required" else set()
+        if lacking := [c for c in self._schema.used_columns() if c not in names and c not in optional]:
+            held = ", ".join(names)[:200]
+            hint = "; a log without labels needs --no-labels" if lacking == [self._label] else ""
+            raise DatasetError(f"{subject} lacks column(s) {', '.join(lacking)}; it has {held}{remedy}{hint}")
 
     def _split(self, path: str) -> list[str]:
         """The fields of a file's first line."""
@@ -98,9 +110,9 @@ class Delimited(Source):
                 kind, blank = "number", dense.missing is not None
         for feature in schema.categorical:
             if name == feature.column:
-                kind, separator = ("texts" if feature.separator else "text"), feature.separator or "|"
+                kind, separator = ("texts" if feature.many else "text"), feature.separator or "|"
             elif name == feature.weights:
-                kind, separator = "weights", feature.separator
+                kind, separator = "weights", feature.separator or "|"
         return Field(name=name, kind=kind, blank=blank, separator=separator)
 
     def convert(self, parsed: ParsedBlock) -> Chunk:
@@ -111,13 +123,13 @@ class Delimited(Source):
         for dense in schema.dense:
             reject_dense(parsed, dense.column, dense.transform)
         for feature in schema.categorical:
-            if feature.separator:
+            if feature.many:
                 _reject_lists(parsed, feature)
                 if (limit := self._limits.get(feature.feature)) is not None:
                     _reject_longer(parsed, feature.column, limit)
         keys, weights = {}, {}
         for feature in schema.categorical:
-            if not feature.separator:
+            if not feature.many:
                 keys[feature.feature] = parsed.numbers(feature.column)
                 continue
             keys[feature.feature] = _cut(parsed.lists(feature.column), feature)
@@ -138,7 +150,7 @@ class Delimited(Source):
 
 
 def _spec(column: CategoricalColumn) -> CategoricalSpec:
-    many = bool(column.separator)
+    many = column.many
     return CategoricalSpec(
         name=column.feature,
         table=column.table or column.feature,

@@ -49,7 +49,7 @@ class DenseColumn:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CategoricalColumn:
-    """A column of values, or of lists of values where there is a ``separator``.
+    """A column of values, or of lists of values where there is a ``separator`` or, in Parquet files, ``lists`` is set.
 
     ``weights`` names the column of their weights; lists longer than ``max_length`` are bad lines, or keep their first
     or last values (``too_long``); ``fixed_length`` demands ``max_length`` values everywhere.
@@ -63,11 +63,17 @@ class CategoricalColumn:
     too_long: str = "error"
     fixed_length: bool = False
     weights: str = ""
+    lists: bool = False
 
     @property
     def feature(self) -> str:
         """The feature's name."""
         return self.name or self.column
+
+    @property
+    def many(self) -> bool:
+        """Whether the column has lists."""
+        return self.lists or bool(self.separator)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,8 +155,10 @@ def _check(schema: DelimitedSchema, path: str) -> None:
         if feature.max_length is not None and feature.max_length < 1:
             raise wrong(f"{subject}: max_length is {feature.max_length}; it must be at least 1")
         listy = [k for k in ("max_length", "fixed_length", "weights") if getattr(feature, k)]
-        if not feature.separator and listy:
-            raise wrong(f"{subject}: {', '.join(listy)} is for lists; give a separator too")
+        if not feature.many and listy:
+            raise wrong(
+                f"{subject}: {', '.join(listy)} is for lists; give a separator too (of Parquet files, lists = true)"
+            )
         if feature.too_long != "error" and feature.max_length is None:
             raise wrong(f"{subject}: too_long = {feature.too_long!r} needs a max_length")
         if feature.fixed_length and feature.max_length is None:

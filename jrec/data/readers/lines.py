@@ -25,7 +25,6 @@ _UNSUPPORTED = {
     b"BZh": "bzip2-compressed",
     b"\xfd7zXZ": "xz-compressed",
     b"7z\xbc\xaf": "a 7z archive",
-    b"PAR1": "a Parquet file",
     b"\xff\xfe": "UTF-16 text",
     b"\xfe\xff": "UTF-16 text",
 }
@@ -107,6 +106,10 @@ def read_blocks(path: str, *, skip_lines: int = 0, block_bytes: int | None = Non
             for magic, kind in _UNSUPPORTED.items():
                 if start.startswith(magic):
                     raise DatasetError(f"{path} is {kind}; unpack it first (plain and gzip text files are read)")
+            if start.startswith(b"PAR1"):
+                raise DatasetError(
+                    f"{path} is a Parquet file, which only the format csv reads; describe it by a schema"
+                )
             if not start.startswith(b"\x1f\x8b"):
                 yield from _cut(path, raw, raw.tell, skip_lines, block_bytes)
                 return

@@ -52,13 +52,17 @@ class Field:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """How lines split into fields. ``hint`` ends the message about a wrong number of fields."""
+    """How lines split into fields. ``hint`` ends the message about a wrong number of fields.
+
+    Lines of a ``table`` are the rows of a Parquet file (``jrec.data.readers.parquet``).
+    """
 
     fields: tuple[Field, ...]
     delimiter: str = ","
     quoting: bool = False
     skip_lines: int = 0
     hint: str = ""
+    table: bool = False
 
 
 class BadLine(NamedTuple):
