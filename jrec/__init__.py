@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jrec import checkpoint as checkpoint
     from jrec import data as data
     from jrec import host as host
+    from jrec import imports as imports
     from jrec import nn as nn
     from jrec import ops as ops
     from jrec import serving as serving
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PACKAGES = ("access", "checkpoint", "data", "host", "nn", "ops", "serving", "sharding", "train")
+_PACKAGES = ("access", "checkpoint", "data", "host", "imports", "nn", "ops", "serving", "sharding", "train")
 _OPS = (
     "Bags",
     "Cast",
@@ -87,6 +88,7 @@ __all__ = [
     "embedding_bag",
     "gather_reduce",
     "host",
+    "imports",
     "init_slots",
     "load_run",
     "lookup",

@@ -55,10 +55,11 @@ COMMANDS = (
         name="kernels", module="jrec.commands.kernels", help="check GPU kernels on this machine; show what is used"
     ),
     Command(name="export", module="jrec.commands.export", help="export a trained model for serving"),
+    Command(name="import-dlrm", module="jrec.commands.import_dlrm", help="make a run of a DLRM that PyTorch trained"),
     Command(name="compress", module="jrec.commands.compress", help="compress trained tables into tensor trains"),
 )
 
-COMPILING = ("init", "train", "eval", "predict", "compress", "export")
+COMPILING = ("init", "train", "eval", "predict", "compress", "export", "import-dlrm")
 """Commands that import and compile much: a quick start (``jrec.lean``), and programs that outlive it."""
 
 EXAMPLES = """\

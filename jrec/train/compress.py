@@ -314,13 +314,13 @@ def _write(run: OpenedRun, config: TrainConfig, trains: Mapping[str, Sequence[ja
         own = fingerprint(alone, layout, run.schema, trained_on=run.trained_on)
         Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=own).save(
             run.saved.step,
-            arrays={**_fresh(alone, run.schema, layout), **learned},
+            arrays={**fresh_arrays(alone, run.schema, layout), **learned},
             sources=[CopiedRows(run.saved, uncompressed)],
             meta=run.saved.manifest.meta,
         )
 
 
-def _fresh(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> dict[str, jax.Array]:
+def fresh_arrays(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> dict[str, jax.Array]:
     """The dense arrays of a checkpoint before the first step. Compiled, so that no rows are made for them."""
 
     def make() -> dict[str, jax.Array]:

@@ -1,0 +1,227 @@
+"""Makes a run folder of a DLRM's weights, for ``jrec eval``, ``jrec export`` and ``jrec train --resume``."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrec.checkpoint import Checkpoints
+from jrec.checkpoint.manifest import VALUES, TableShape
+from jrec.checkpoint.sources import Piece
+from jrec.data.schema import Schema
+from jrec.errors import ConfigError
+from jrec.imports.dlrm import DLRMWeights, Joined, read_dlrm
+from jrec.imports.torch_file import read_state_dict
+from jrec.ops.layout import EmbeddingLayout
+from jrec.row_optimizers import RowOptimizer
+from jrec.run.checkpoint import dense_arrays
+from jrec.train.build import build_layout, fingerprint
+from jrec.train.compress import fresh_arrays
+from jrec.train.config import DataConfig, ModelConfig, TrainConfig, load_config, save_config
+from jrec.train.loaders import train_loader
+from jrec.train.report.running_auc import RunningAuc
+from jrec.train.run_dataset import keep_dataset
+from jrec.train.run_folder import CHECKPOINT_FOLDER, open_run_folder
+
+_STATE = "state.0."
+
+
+def import_dlrm(
+    path: str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    overrides: Sequence[str] = (),
+    rows: str | os.PathLike[str] | None = None,
+    interaction: Joined | None = None,
+    overwrite: bool = False,
+) -> TrainConfig:
+    """Makes a run of a DLRM that facebookresearch/dlrm or TorchRec trained; its logits are PyTorch's.
+
+    Table ``N`` of the checkpoint is that of the dataset's ``N``-th categorical feature, unless the checkpoint names its
+    tables as the dataset does. Row ``i`` of a table is PyTorch's id ``i``, unless ``rows`` says otherwise. Tables go
+    from file to file in pieces, and are never in memory whole.
+
+    Args:
+      path: What ``torch.save`` wrote; see ``read_state_dict``. Nothing in it is run.
+      data: A dataset with the model's features, each with a table of its own.
+      out: The run's folder, with a checkpoint of step 0.
+      overrides: ``section.key=value`` of the run's configuration, such as its optimizers; not of ``[model]``.
+      rows: A folder with ``TABLE.npy`` for tables whose rows are numbered differently: (rows,) integers, the row of the
+        checkpoint's table for each row of the dataset's, or -1 for zeros.
+      interaction: "dot" or "concat" where the widths of the layers do not tell.
+      overwrite: Replaces an existing run in ``out``.
+
+    Returns:
+      The run's configuration.
+
+    Raises:
+      CheckpointError: If the file cannot be read or holds no such model, or the run cannot be written.
+      ConfigError: If model and dataset do not fit, or ``out`` holds a run.
+      DatasetError: If the dataset cannot be used.
+    """
+    weights = read_dlrm(read_state_dict(path), interaction=interaction)
+    schema = Schema.load(data)
+    config = _configuration(weights, data, out, overrides)
+    layout = build_layout(config, schema)
+    if layout.tt_stacks:
+        raise ConfigError("tables.tt asks for tensor trains; import whole tables, then use `jrec compress`")
+    numbers = _tables(weights, schema)
+    given = {table: _rows(rows, table) for table in numbers}
+    sources = []
+    for table, number in numbers.items():
+        source = list(weights.tables.values())[number]
+        _check_rows(table, source, schema.table(table).rows, given[table])
+        sources.append(source)
+    order = [numbers[feature.table] for feature, _ in layout.features]
+    learned = {f"{_STATE}{name}.value": array for name, array in weights.parameters(order).items()}
+    arrays = {**fresh_arrays(config, schema, layout), **dense_arrays({}, RunningAuc().state(), layout)}
+    if other := [name for name in learned if name not in arrays or arrays[name].shape != learned[name].shape]:
+        raise ConfigError(
+            f"the model has another {other[0].removeprefix(_STATE)} than the checkpoint; leave out [model]"
+        )
+    held = dict(zip(numbers, sources, strict=True))
+    with open_run_folder(config, resume=False, overwrite=overwrite) as folder:
+        keep_dataset(folder, schema.identity, resume=False)
+        loader = train_loader(config, schema, layout)
+        Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=fingerprint(config, layout, schema)).save(
+            0,
+            arrays={**arrays, **learned},
+            sources=[_Tables(config, layout, held, given)],
+            meta={"loader": loader.state(), "losses": [], "hits": {}},
+        )
+    return config
+
+
+def _configuration(
+    weights: DLRMWeights, data: str | os.PathLike[str], out: str | os.PathLike[str], overrides: Sequence[str]
+) -> TrainConfig:
+    dtypes = {str(table.dtype) for table in weights.tables.values()}
+    stored = dtypes.pop() if len(dtypes) == 1 else "float32"
+    dtype: Any = stored if stored in ("bfloat16", "float16") else "float32"
+    model = ModelConfig(**weights.model(), table_dtype=dtype)
+    config = TrainConfig(data=DataConfig(path=str(data)), name="imported", out=str(out), model=model)
+    with tempfile.TemporaryDirectory() as folder:
+        save_config(config, path := pathlib.Path(folder) / "imported.toml")
+        return load_config(path, overrides)
+
+
+def _tables(weights: DLRMWeights, schema: Schema) -> dict[str, int]:
+    """By the dataset's table, the number of the checkpoint's.
+
+    Raises:
+      ConfigError: If features or tables do not fit.
+    """
+    if len(schema.dense) != weights.num_dense:
+        raise ConfigError(f"the dataset has {len(schema.dense)} dense features, but the model {weights.num_dense}")
+    tables = [feature.table for feature in schema.categorical]
+    if len(set(tables)) < len(tables) or len(tables) != len(weights.tables):
+        raise ConfigError(
+            f"the dataset's {len(tables)} categorical features have {len(set(tables))} tables, but the model has"
+            f" {len(weights.tables)}, one a feature"
+        )
+    names = list(weights.tables)
+    if set(names) == set(tables):
+        return {table: names.index(table) for table in tables}
+    if names != [str(number) for number in range(len(names))]:
+        raise ConfigError(f"the model's tables are {', '.join(names)}, but the dataset's {', '.join(tables)}")
+    return {table: number for number, table in enumerate(tables)}
+
+
+def _rows(folder: str | os.PathLike[str] | None, table: str) -> np.ndarray | None:
+    if folder is None or not (path := pathlib.Path(folder) / f"{table}.npy").is_file():
+        return None
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as a NumPy array: {error}") from error
+
+
+def _check_rows(table: str, source: np.ndarray, rows: int, given: np.ndarray | None) -> None:
+    if given is None:
+        if len(source) != rows:
+            raise ConfigError(
+                f"table {table!r} has {rows:,} rows in the dataset and {len(source):,} in the checkpoint; row i is"
+                f" PyTorch's id i. Prepare the dataset with the same ids, or say in {table}.npy of a folder of --rows"
+                " which row of the checkpoint each row of the dataset is"
+            )
+        return
+    if given.shape != (rows,) or given.dtype.kind not in "iu":
+        raise ConfigError(f"{table}.npy of --rows is {given.dtype} of {given.shape}; give integers of shape ({rows},)")
+    if rows and not (given.min() >= -1 and given.max() < len(source)):
+        raise ConfigError(
+            f"{table}.npy of --rows has values from {given.min()} to {given.max()}, but the checkpoint's table has"
+            f" {len(source):,} rows (-1 stands for none)"
+        )
+
+
+class _Tables:
+    """Tables of memory-mapped rows with fresh slots; see ``jrec.checkpoint.sources.Source``."""
+
+    undo_bytes = 0  # nothing changes meanwhile
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        layout: EmbeddingLayout,
+        sources: Mapping[str, np.ndarray],
+        given: Mapping[str, np.ndarray | None],
+    ):
+        self._sources, self._given = sources, given
+        self._optimizers: dict[str, RowOptimizer | None] = {}
+        self.tables: dict[str, TableShape] = {}
+        factor = config.lr_schedule.build(1)
+        for stack in layout.members:
+            for t in stack.tables:
+                trained = config.optimizer.embedding.of(t.name)
+                optimizer = self._optimizers[t.name] = None if trained is None else trained.build(factor)
+                slots: dict[str, str] = {} if optimizer is None else dict(optimizer.slots)
+                self.tables[t.name] = TableShape(name=t.name, rows=t.rows, dim=t.dim, dtype=t.dtype, slots=slots)
+
+    def changed(self) -> dict[str, tuple[int, int]]:
+        """Nothing: all rows are written."""
+        return {}
+
+    def begin(self, full: Collection[str]) -> list[Piece]:
+        """One piece a table, whatever ``full`` names."""
+        del full
+        return [
+            _Rows(shape, self._sources[name], self._given[name], self._optimizers[name])
+            for name, shape in self.tables.items()
+        ]
+
+    def end(self) -> None:
+        """Does nothing: the rows do not change."""
+
+
+class _Rows:
+    """All rows of a table; see ``jrec.checkpoint.sources.Piece``."""
+
+    rows, folder = None, ""
+
+    def __init__(self, shape: TableShape, source: np.ndarray, given: np.ndarray | None, optimizer: RowOptimizer | None):
+        self.table, self.count = shape.name, shape.rows
+        self._shape, self._source, self._given, self._optimizer = shape, source, given, optimizer
+
+    def begin(self, start: int, stop: int) -> Any:
+        """Rows are read by the writing thread."""
+
+    def finish(self, begun: Any, start: int, stop: int) -> dict[str, np.ndarray]:
+        """Rows ``start`` to ``stop`` and their fresh slots."""
+        del begun
+        if self._given is None:
+            rows = self._source[start:stop]
+        else:
+            numbers = np.asarray(self._given[start:stop], np.int64)
+            rows = self._source[np.maximum(numbers, 0)] * (numbers >= 0)[:, None].astype(self._source.dtype)
+        arrays = {VALUES: np.ascontiguousarray(rows, self._shape.array(VALUES)[1])}
+        for slot in self._shape.slots:
+            assert self._optimizer is not None  # whose slots they are
+            shape, dtype = self._shape.array(slot)
+            arrays[slot] = np.full((stop - start, *shape), self._optimizer.initial_slot(slot), dtype)
+        return arrays

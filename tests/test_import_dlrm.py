@@ -1,0 +1,330 @@
+"""Weights of PyTorch's DLRMs: files are read without being run, and the runs made of them give the same logits."""
+
+import os
+import pathlib
+import subprocess
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch_files
+from run_cases import quickstart
+from torch_files import dictionary, name, tensor, text, write
+
+from jrec.cli import main
+from jrec.data.schema import Schema
+from jrec.errors import CheckpointError, ConfigError
+from jrec.imports import import_dlrm, read_dlrm, read_state_dict
+from jrec.train.evaluate import restore_run
+from jrec.train.loaders import eval_loader
+from jrec.train.loop import train
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+DIM = 4
+PEERS = pathlib.Path(os.environ.get("JREC_PEERS_PYTHON", pathlib.Path(__file__).parents[1] / ".venv-peers/bin/python"))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return quickstart(tmp_path_factory.mktemp("data"), rows=600)
+
+
+def layer(rng, inputs, outputs):
+    return rng.normal(0, 0.3, (outputs, inputs)).astype("f4"), rng.normal(0, 0.3, outputs).astype("f4")
+
+
+def weights_of(dataset, kind, dtype="f4"):
+    """Tables, bottom MLP, top MLP and cross layers of a random model on the dataset, in PyTorch's orientation."""
+    rng, schema = np.random.default_rng(0), Schema.load(dataset)
+    tables = [rng.normal(size=(schema.table(f.table).rows, DIM)).astype(dtype) for f in schema.categorical]
+    count = len(tables) + 1
+    width = DIM + count * (count - 1) // 2 if kind == "dot" else DIM * count
+    bottom = [layer(rng, len(schema.dense), 6), layer(rng, 6, DIM)]
+    top = [layer(rng, width, 5), layer(rng, 5, 1)]
+    crosses = [(*layer(rng, width, 3)[:1], layer(rng, 3, width)[0], layer(rng, 3, width)[1]) for _ in range(2)]
+    return tables, bottom, top, crosses if kind == "dcn" else []
+
+
+def facebook(tables, bottom, top, crosses):
+    assert not crosses
+    named = {f"emb_l.{n}.weight": table for n, table in enumerate(tables)}
+    for mlp, layers in (("bot_l", bottom), ("top_l", top)):
+        for n, (weight, bias) in enumerate(layers):
+            named |= {f"{mlp}.{2 * n}.weight": weight, f"{mlp}.{2 * n}.bias": bias}
+    return named
+
+
+def torchrec(tables, bottom, top, crosses):
+    named = {
+        f"module.model.sparse_arch.embedding_bag_collection.embedding_bags.t_cat_{n}.weight": table
+        for n, table in reversed(list(enumerate(tables)))
+    }
+    for n, (weight, bias) in enumerate(bottom):
+        prefix = f"module.model.dense_arch.model._mlp.{n}._linear"
+        named |= {f"{prefix}.weight": weight, f"{prefix}.bias": bias}
+    for n, (down, up, bias) in enumerate(crosses):
+        prefix = "module.model.inter_arch.crossnet"
+        named |= {f"{prefix}.V_kernels.{n}": down, f"{prefix}.W_kernels.{n}": up, f"{prefix}.bias.{n}": bias[:, None]}
+    for n, (weight, bias) in enumerate(top[:-1]):
+        prefix = f"module.model.over_arch.model.0._mlp.{n}._linear"
+        named |= {f"{prefix}.weight": weight, f"{prefix}.bias": bias}
+    return named | {
+        "module.model.over_arch.model.1.weight": top[-1][0],
+        "module.model.over_arch.model.1.bias": top[-1][1],
+    }
+
+
+def logits_of(weights, kind, source, dense, ids):
+    """The model's logits in float64, by the authors' formulas and orders."""
+    tables, bottom, top, crosses = weights
+
+    def mlp(x, layers, last):
+        for n, (weight, bias) in enumerate(layers):
+            x = x @ weight.astype("f8").T + bias
+            x = np.maximum(x, 0) if last or n + 1 < len(layers) else x
+        return x
+
+    x = mlp(dense.astype("f8"), bottom, True)
+    vectors = np.stack([x, *(table.astype("f8")[rows] for table, rows in zip(tables, ids, strict=True))], axis=1)
+    count = vectors.shape[1]
+    if kind == "dot" and source == "facebook":  # interact_features: li, lj = i, j for i in range(ni) for j in range(i)
+        pairs = [(i, j) for i in range(count) for j in range(i)]
+    else:  # InteractionArch: triu_indices(F + 1, F + 1, offset=1)
+        pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
+    joined = vectors.reshape(len(x), -1)
+    if kind == "dot":
+        joined = np.concatenate([x, *((vectors[:, i] * vectors[:, j]).sum(1)[:, None] for i, j in pairs)], axis=1)
+    first = joined
+    for down, up, bias in crosses:
+        joined = first * (joined @ down.astype("f8").T @ up.astype("f8").T + bias) + joined
+    return mlp(joined, top, False)[:, 0]
+
+
+def examples_of(run):
+    """Dense features and ids by feature of the test split, in the schema's order."""
+    dense, ids, masks = [], [], []
+    loader = eval_loader(run.config, run.schema, run.layout, "test")
+    order = [feature.name for feature in run.schema.categorical]
+    for batch in loader:
+        found = {}
+        for stack in run.layout.members:
+            size = len(batch.labels)
+            for feature in stack.features:
+                begin = feature.first_bag * size
+                found[feature.config.name] = (
+                    np.asarray(batch.bags[stack.name].ids)[begin : begin + size, 0] - feature.base
+                )
+        dense.append(batch.dense)
+        ids.append([found[name] for name in order])
+        masks.append(np.asarray(batch.mask) > 0)
+    mask = np.concatenate(masks)
+    return np.concatenate(dense)[mask], np.concatenate(ids, axis=1)[:, mask]
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        ("facebook", "dot"),
+        pytest.param("facebook", "concat", marks=pytest.mark.slow),
+        pytest.param("torchrec", "dot", marks=pytest.mark.slow),
+        ("torchrec", "dcn"),
+    ],
+)
+def test_imported_models_give_the_authors_logits(tmp_path, dataset, source, kind):
+    weights = weights_of(dataset, kind)
+    named = (facebook if source == "facebook" else torchrec)(*weights)
+    file = torch_files.save(tmp_path / "dlrm.pt", named, inside="state_dict" if source == "facebook" else None)
+    config = import_dlrm(file, dataset, tmp_path / "run")
+    assert config.model.interaction == kind
+    run = restore_run(tmp_path / "run")
+    expected = logits_of(weights, kind, source, *examples_of(run))
+    np.testing.assert_allclose(run.scores("test").logits, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [(), ("tables.tier='host'",), ("optimizer.embedding.name='rowwise_adagrad'",)])
+def test_imported_runs_train_on(tmp_path, dataset, overrides):
+    file = torch_files.save(tmp_path / "dlrm.pt", facebook(*weights_of(dataset, "dot")))
+    config = import_dlrm(file, dataset, tmp_path / "run", overrides=[*overrides, "log.tensorboard=false"])
+    before = restore_run(tmp_path / "run").scores("test").logits
+    outcome = train(config, resume=True)
+    assert outcome.step > 0
+    assert np.abs(outcome.scores["test"].logits - before).max() > 0
+
+
+def test_rows_of_other_numbers_and_dtypes(tmp_path, dataset, capsys):
+    schema = Schema.load(dataset)
+    tables, bottom, top, _ = weights_of(dataset, "dot", dtype="f2")
+    table = schema.categorical[0].table
+    rows = len(tables[0])
+    numbers = np.random.default_rng(1).permutation(rows + 3)[:rows]
+    numbers[2] = -1
+    larger = np.zeros((rows + 3, DIM), "f2")
+    larger[numbers] = tables[0]
+    tables[0][2] = 0
+    np.save(tmp_path / f"{table}.npy", numbers)
+    file = torch_files.save(tmp_path / "dlrm.pt", facebook([larger, *tables[1:]], bottom, top, []))
+    with pytest.raises(
+        ConfigError, match=rf"'{table}' has {rows} rows in the dataset and {rows + 3} in the checkpoint"
+    ):
+        import_dlrm(file, dataset, tmp_path / "run")
+    out = str(tmp_path / "run")
+    assert main(["import-dlrm", str(file), str(dataset), "--out", out, "--rows", str(tmp_path)]) == 0
+    assert "rows of 4 float16" in capsys.readouterr().out
+    run = restore_run(out)
+    expected = logits_of((tables, bottom, top, []), "dot", "facebook", *examples_of(run))
+    np.testing.assert_allclose(run.scores("test").logits, expected, rtol=2e-4, atol=2e-4)
+    np.save(tmp_path / f"{table}.npy", numbers + 9)
+    with pytest.raises(ConfigError, match=r"values from 8 to"):
+        import_dlrm(file, dataset, tmp_path / "other", rows=tmp_path)
+
+
+# What is refused.
+
+
+def refused(path, match):
+    with pytest.raises(CheckpointError, match=match):
+        read_state_dict(path)
+
+
+@pytest.mark.parametrize(
+    ("module", "attribute"),
+    [("os", "system"), ("builtins", "eval"), ("posix", "system"), ("torch", "load"), ("numpy", "load")],
+)
+def test_a_pickle_that_would_run_code_is_refused_and_not_run(tmp_path, module, attribute):
+    target = tmp_path / "touched"
+    attack = name(module, attribute) + b"(" + text(f"touch {target}") + b"tR"
+    refused(write(tmp_path / "a.pt", attack, {}), rf"asks for {module}.{attribute}, which is not run")
+    inside = dictionary({"emb_l.0.weight": attack})
+    refused(write(tmp_path / "b.pt", inside, {}), "which is not run")
+    assert not target.exists()
+
+
+def test_a_dotted_name_does_not_pass(tmp_path):
+    stacked = b"\x80\x04\x8c\x0bcollections\x8c\x1dOrderedDict.__init__.__self__\x93"
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", stacked + b".")
+    refused(tmp_path / "a.pt", "which is not run")
+
+
+def test_damaged_files_are_refused(tmp_path):
+    array = np.ones((3, 4), np.float32)
+    whole = {"0": array}
+
+    def of(opcodes, storages=whole, **options):
+        return write(tmp_path / "a.pt", dictionary({"a": opcodes}), storages, **options)
+
+    np.testing.assert_array_equal(read_state_dict(of(tensor("0", array)))["a"], array)
+    refused(of(tensor("0", array, count=13)), "cut off")
+    refused(of(tensor("0", array, first=1)), "passes a storage of 12")
+    refused(of(tensor("0", array, strides=[1, 3])), "save contiguous tensors")
+    refused(of(tensor("1", array)), "damaged")
+    refused(of(tensor("0", array), {"0": array[:2]}), "cut off")
+    refused(of(tensor("0", array), compression=zipfile.ZIP_DEFLATED), "compressed")
+    refused(of(b"K\x01"), "no dictionary of tensors")
+    refused(write(tmp_path / "a.pt", b"R", {}), "damaged")
+    (tmp_path / "a.pt").write_bytes(b"\x80\x02}.")
+    refused(tmp_path / "a.pt", "no zip archive")
+    refused(tmp_path / "absent.pt", "cannot be read")
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("notes.txt", "")
+    refused(tmp_path / "a.pt", "without one data.pkl")
+
+
+def test_stored_dtypes_are_kept(tmp_path):
+    arrays = {dtype: np.arange(6).reshape(2, 3).astype(dtype) for dtype in ("float32", "float64", "float16")}
+    arrays["bfloat16"] = arrays["float32"].astype(ml_dtypes.bfloat16)
+    found = read_state_dict(torch_files.save(tmp_path / "a.pt", arrays))
+    assert list(found) == list(arrays)
+    for key, array in arrays.items():
+        assert found[key].dtype == array.dtype
+        np.testing.assert_array_equal(found[key], array)
+
+
+def test_other_models_are_refused(dataset):
+    named = facebook(*weights_of(dataset, "dot"))
+    tables, bottom, top, _ = weights_of(dataset, "dot")
+    for changes, match in (
+        ({"emb_l.0.weight_q": tables[0]}, "has emb_l.0.weight_q, which no DLRM"),
+        ({"v_W_l.0": tables[0]}, "weighted-pooling"),
+        ({"emb_l.12.weight": tables[0]}, "some are missing"),
+        ({"emb_l.0.weight": tables[0][:, :2]}, "must have one dim"),
+        ({"top_l.0.weight": top[0][0][:, :-1]}, "inputs, but 11 vectors of 4 give 59 by dot and 44 by concat"),
+        ({"top_l.0.weight": np.zeros((5, 70), "f4")}, "arch-interaction-itself"),
+        ({"top_l.2.weight": np.zeros((2, 5), "f4"), "top_l.2.bias": np.zeros(2, "f4")}, "has 2 outputs"),
+        ({"bot_l.0.bias": bottom[0][1][:2]}, "layer 0 of the bottom MLP lacks"),
+        ({"bot_l.2.weight": np.zeros((4, 9), "f4")}, "does not take what the one before it gives"),
+    ):
+        with pytest.raises(CheckpointError, match=match):
+            read_dlrm(named | changes)
+    with pytest.raises(CheckpointError, match="no weights of a DLRM's tables and bottom MLP"):
+        read_dlrm({"over_arch.model.1.weight": top[1][0], "over_arch.model.1.bias": top[1][1]})
+
+
+def test_models_that_do_not_fit_the_dataset_are_refused(tmp_path, dataset):
+    tables, bottom, top, _ = weights_of(dataset, "concat")
+    fewer = facebook(tables[:-1], bottom, [(top[0][0][:, DIM:], top[0][1]), top[1]], [])
+    with pytest.raises(ConfigError, match="10 categorical features have 10 tables, but the model has 9"):
+        import_dlrm(torch_files.save(tmp_path / "a.pt", fewer), dataset, tmp_path / "run")
+    named = facebook(tables, bottom, top, [])
+    file = torch_files.save(tmp_path / "a.pt", named)
+    with pytest.raises(ConfigError, match="leave out"):
+        import_dlrm(file, dataset, tmp_path / "run", overrides=["model.top_mlp=[3,1]"])
+    with pytest.raises(ConfigError, match="jrec compress"):
+        import_dlrm(file, dataset, tmp_path / "run", overrides=["tables.tt.largest=1", "tables.tt.rank=2"])
+    named["bot_l.0.weight"] = named["bot_l.0.weight"][:, 1:]
+    with pytest.raises(ConfigError, match="8 dense features, but the model 7"):
+        import_dlrm(torch_files.save(tmp_path / "a.pt", named), dataset, tmp_path / "run")
+
+
+TORCH = """
+import sys, numpy as np, torch
+from torch import nn
+folder = sys.argv[1]
+rows, seed = np.load(f"{folder}/rows.npy").tolist(), torch.manual_seed(0)
+def mlp(*sizes):
+    layers = []
+    for a, b in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return layers
+class DLRM(nn.Module):
+    def __init__(self):
+        super().__init__()
+        n = len(rows) + 1
+        self.emb_l = nn.ModuleList(nn.EmbeddingBag(r, 4, mode="sum") for r in rows)
+        self.bot_l = nn.Sequential(*mlp(8, 6, 4))
+        self.top_l = nn.Sequential(*mlp(4 + n * (n - 1) // 2, 5, 1)[:-1], nn.Sigmoid())
+    def forward(self, dense, ids):
+        x = self.bot_l(dense)
+        z = torch.stack([x, *(e(i[:, None]) for e, i in zip(self.emb_l, ids))], 1)
+        zz, n = torch.bmm(z, z.transpose(1, 2)), z.shape[1]
+        li = torch.tensor([i for i in range(n) for j in range(i)])
+        lj = torch.tensor([j for i in range(n) for j in range(i)])
+        return self.top_l(torch.cat([x, zz[:, li, lj]], 1))
+model = DLRM()
+torch.save({"iter": 3, "train_loss": np.float64(0.5), "state_dict": model.state_dict(),
+            "opt_state_dict": torch.optim.SGD(model.parameters(), lr=0.1).state_dict()}, f"{folder}/dlrm.pt")
+if len(sys.argv) > 2:
+    given = np.load(f"{folder}/examples.npz")
+    with torch.no_grad():
+        p = model(torch.tensor(given["dense"]), torch.tensor(given["ids"]).long())[:, 0].double()
+    np.save(f"{folder}/logits.npy", torch.log(p / (1 - p)).numpy())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PEERS.exists(), reason="PyTorch is in .venv-peers; see benchmarks/peers/README.md")
+def test_a_file_of_pytorch_gives_its_logits(tmp_path, dataset):
+    schema = Schema.load(dataset)
+    np.save(tmp_path / "rows.npy", [schema.table(f.table).rows for f in schema.categorical])
+    (tmp_path / "torch_dlrm.py").write_text(TORCH)
+    command = [str(PEERS), str(tmp_path / "torch_dlrm.py"), str(tmp_path)]
+    subprocess.run(command, check=True)
+    import_dlrm(tmp_path / "dlrm.pt", dataset, tmp_path / "run")
+    run = restore_run(tmp_path / "run")
+    dense, ids = examples_of(run)
+    np.savez(tmp_path / "examples.npz", dense=dense, ids=ids)
+    subprocess.run([*command, "examples"], check=True)
+    np.testing.assert_allclose(run.scores("test").logits, np.load(tmp_path / "logits.npy"), rtol=1e-4, atol=1e-5)
