@@ -12,13 +12,13 @@ from jrec.cli import main
 from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
-from jrec.errors import CheckpointError, ConfigError
+from jrec.errors import ConfigError
 from jrec.train import loop
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
 from jrec.train.preflight import check_start
 from jrec.train.report.metrics import Scores, evaluate
-from jrec.train.watch import BestStep, best_checkpoint, plan_evaluations
+from jrec.train.watch import BestStep, chosen_step, plan_evaluations
 
 OVERFITS = (
     "epochs=12", "optimizer.embedding.learning_rate=0.1", "optimizer.learning_rate=0.1", "evaluate.batches=0",
@@ -117,8 +117,8 @@ def test_a_run_that_gets_worse_ends_early_and_its_best_step_is_scored(configure)
     assert outcome.scored_step == best < outcome.step == steps[-1] == steps[steps.index(best) + 3]
     assert evaluate(outcome.scores["valid"]).auc == pytest.approx(values[best], abs=1e-9)
     assert sorted(int(p.name) for p in (outcome.folder / "checkpoints").iterdir()) == [best, outcome.step]
-    assert best_checkpoint(outcome.folder).name == str(best)
-    by_hand = evaluate_checkpoint(best_checkpoint(outcome.folder), config.data.path, split="test")
+    assert chosen_step(outcome.folder) == best
+    by_hand = evaluate_checkpoint(outcome.folder, config.data.path, split="test")
     np.testing.assert_array_equal(by_hand.scores.logits, outcome.scores["test"].logits)
     assert train(config, resume=True).step == outcome.step
 
@@ -160,18 +160,14 @@ def test_the_command_reports_the_best_step_and_does_not_go_on(tmp_path, dataset,
     assert check_start(configure(*OVERFITS), resume=True, overwrite=False).finished
     patient = (*OVERFITS, "evaluate.early_stopping.patience=4")
     assert not check_start(configure(*patient), resume=True, overwrite=False).finished
-    assert main(["eval", str(run), str(dataset), "--best"]) == 0
+    assert main(["eval", str(run), str(dataset)]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == best
 
 
-def test_without_a_best_checkpoint_best_is_refused(configure, tmp_path):
+def test_without_a_best_checkpoint_a_run_is_its_latest(configure, tmp_path):
     folder = train(configure("max_steps=2")).folder
-    with pytest.raises(
-        CheckpointError, match=r"keeps no best checkpoint: it was trained without checkpoint\.keep_best"
-    ):
-        best_checkpoint(folder)
-    with pytest.raises(CheckpointError, match="is no run folder with a checkpoint"):
-        best_checkpoint(folder / "checkpoints" / "2")
+    assert chosen_step(folder) == 2
+    assert chosen_step(tmp_path) is None
 
 
 @pytest.mark.parametrize(

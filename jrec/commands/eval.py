@@ -12,14 +12,14 @@ from jrec.commands.processes import Company, add_process_arguments, in_company
 DESCRIPTION = """\
 Evaluate a checkpoint on a dataset whose rows mean the same as in training.
 
-CHECKPOINT is a run folder (its latest checkpoint is taken) or one checkpoint in it, RUN/checkpoints/STEP. The metrics
-go to standard output as JSON, and with --out into a folder with plots, beside those of baselines that are fitted to the
-training data (evaluate.baselines of the run's configuration)."""
+CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest) or one checkpoint in it,
+RUN/checkpoints/STEP. The metrics go to standard output as JSON, and with --out into a folder with plots, beside those
+of baselines that are fitted to the training data (evaluate.baselines of the run's configuration)."""
 EPILOG = """examples:
   jrec eval runs/quickstart data/quickstart
   jrec eval runs/kaggle data/kaggle --devices 4 --plan serving_plan
   jrec eval runs/kaggle/checkpoints/5000 data/kaggle --split valid --out reports/kaggle_5000
-  jrec eval runs/movielens data/movielens --best --group user_id
+  jrec eval runs/movielens data/movielens --group user_id
   srun jrec eval runs/terabyte data/terabyte --devices 8 --distributed
 """
 
@@ -32,9 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="test", help="train, valid or test (default test)")
     parser.add_argument(
         "--batches", type=COUNT_OR_ZERO, default=0, metavar="N", help="evaluate only the first N batches"
-    )
-    parser.add_argument(
-        "--best", action="store_true", help="evaluate the run's best checkpoint (checkpoint.keep_best), not the latest"
     )
     parser.add_argument(
         "--group", metavar="FEATURE", help="AUC within this feature's values (default: evaluate.group of the run)"
@@ -63,7 +60,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.data.schema import Schema
     from jrec.train.same_run import evaluation_facts
 
-    options = {"split": args.split, "batches": args.batches, "devices": args.devices, "best": args.best}
+    options = {"split": args.split, "batches": args.batches, "devices": args.devices}
     company.meet(evaluation_facts(args.checkpoint, args.data, args.plan, **options))
     company.join()
 
@@ -74,14 +71,12 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.train.preflight import check_group
     from jrec.train.report import write_report
     from jrec.train.report.metrics import evaluate
-    from jrec.train.watch import best_checkpoint
 
-    checkpoint = best_checkpoint(args.checkpoint) if args.best else args.checkpoint
     if args.group:
         check_group(args.group, Schema.load(args.data), key="--group")
     with one_of_many():
         result = evaluate_checkpoint(
-            checkpoint, args.data, split=args.split, limit=args.batches, devices=args.devices, plan=args.plan
+            args.checkpoint, args.data, split=args.split, limit=args.batches, devices=args.devices, plan=args.plan
         )
     if not first():
         return 0
@@ -91,7 +86,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         config = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, group=args.group))
     same = result.trained_on == result.schema.identity and not args.batches
     sections = comparison_sections(config, result.schema, scores, whole=same)
-    where = {"checkpoint": str(checkpoint), "data": args.data, "step": result.step, "split": args.split}
+    where = {"checkpoint": args.checkpoint, "data": args.data, "step": result.step, "split": args.split}
     print(json.dumps({**where, **metrics, **sections}, allow_nan=False))
     if args.out:
         write_report(

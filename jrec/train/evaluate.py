@@ -39,6 +39,7 @@ from jrec.train.report.metrics import ScoreAccumulator, Scores
 from jrec.train.run_dataset import check_evaluated
 from jrec.train.run_folder import CHECKPOINT_FOLDER, find_checkpoint, load_run_config
 from jrec.train.tables import on_devices
+from jrec.train.watch import chosen_step
 
 
 def score_split(
@@ -217,7 +218,7 @@ def open_run(
     layout = build_layout(config, schema)
     own = fingerprint(config, layout, schema, trained_on=trained_on)
     checkpoints = _checkpoints(folder, own)
-    step = checkpoints.latest_step() if step is None else step
+    step = chosen_step(folder) if step is None else step
     with checkpoints.reading(step or 0, functools.partial(_remedy, folder)):
         saved = checkpoints.open(step)
     return OpenedRun(folder=folder, config=config, schema=schema, trained_on=trained_on, layout=layout, saved=saved)

@@ -73,11 +73,11 @@ def initial_of(config: TrainConfig, folder: pathlib.Path, dataset: Identity, *, 
     if resume and began(folder):
         return _read(path)
     check_initial(config, dataset)
-    from jrec.checkpoint import Checkpoints  # loads JAX, which check_initial need not
-    from jrec.run.processes import first
+    from jrec.run.processes import first  # loads JAX, which check_initial need not
+    from jrec.train.watch import chosen_step
 
     run, step = find_checkpoint(pathlib.Path(config.init_from))
-    step = Checkpoints(run / CHECKPOINT_FOLDER).latest_step() if step is None else step
+    step = chosen_step(run) if step is None else step
     if step is None:
         raise CheckpointError(f"init_from: the run in {run} has no complete checkpoint; train it first")
     before = _read(run / INITIAL_FILE).optimizer_step if load_config(run / CONFIG_FILE).init_from else 0

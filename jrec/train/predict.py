@@ -62,7 +62,7 @@ def load_run(
     """Loads a trained run for predictions.
 
     Args:
-      checkpoint: A run folder (its latest checkpoint is taken), or one checkpoint in it.
+      checkpoint: A run folder (its best checkpoint where it keeps one, else the latest), or one checkpoint in it.
       data: A dataset whose rows mean the same as the training data's, if that has moved; its vocabularies are used.
       devices: How many devices predict, however many trained.
       plan: The file of a plan for these devices; "" for none.

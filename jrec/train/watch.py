@@ -9,10 +9,9 @@ from typing import Any
 
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.schema import Schema
-from jrec.errors import CheckpointError
 from jrec.train.config import TrainConfig
 from jrec.train.report.metrics import Evaluation
-from jrec.train.run_folder import CHECKPOINT_FOLDER
+from jrec.train.run_folder import CHECKPOINT_FOLDER, load_run_config
 
 _MOST, _LEAST, _BATCHES = 16, 5, 8
 _SHARE = 0.1
@@ -50,26 +49,21 @@ def plan_evaluations(config: TrainConfig, schema: Schema, total: int) -> Evaluat
     return EvaluationPlan(every_steps=max(1, -(-total // count)), batches=batches, splits=splits)
 
 
-def best_checkpoint(run: str | os.PathLike[str]) -> pathlib.Path:
-    """The checkpoint of the best step of a run with ``checkpoint.keep_best``.
+def chosen_step(run: str | os.PathLike[str]) -> int | None:
+    """The step of a run's best checkpoint where it keeps that (``checkpoint.keep_best``), else of its latest.
 
     Args:
       run: The run's folder.
 
-    Raises:
-      CheckpointError: If the folder has no checkpoint, or the run did not keep its best one.
+    Returns:
+      The step; None where there is no checkpoint.
     """
     checkpoints = Checkpoints(pathlib.Path(run) / CHECKPOINT_FOLDER)
     if (latest := checkpoints.latest_step()) is None:
-        raise CheckpointError(f"{run} is no run folder with a checkpoint; --best takes RUN, without checkpoints/STEP")
+        return None
     best = Saved(checkpoints.folder / str(latest)).manifest.meta.get("best", {}).get("step")
-    if best is None or best not in checkpoints.steps():
-        raise CheckpointError(
-            f"{run} keeps no best checkpoint"
-            f"{'' if best is None else f' (its best step was {best:,})'}: it was trained without checkpoint.keep_best,"
-            " or begun again from an earlier step; name a checkpoint, or leave out --best for the latest"
-        )
-    return checkpoints.folder / str(best)
+    kept = load_run_config(pathlib.Path(run)).checkpoint.keep_best and best in checkpoints.steps()
+    return best if kept else latest
 
 
 class BestStep:
