@@ -207,6 +207,8 @@ def test_published_formats(tmp_path, shared_data, name):
         names, *rows = rows
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
     assert any(columns.pop(names[label]))
+    if name == "criteo":  # digits of either case
+        columns["C3"] = [value.upper() for value in columns["C3"]]
     whole = Encoder(schema).columns(columns)
     assert whole.examples == 300
     for piece, start in zip(pieces, range(0, 300, 64), strict=True):

@@ -1,6 +1,7 @@
 """A later log on an earlier dataset's rows: the same values have the same rows, and all else is told."""
 
 import dataclasses
+import gzip
 import itertools
 import shutil
 
@@ -129,6 +130,25 @@ def test_the_log_itself_gives_the_same_bytes(tmp_path, shared_data):
             assert files(tmp_path / name, kind) == files(tmp_path / f"{name}2", kind)
         assert schema.provenance["options"]["key_seed"] == 7
         assert schema.provenance["options"]["max_rows"] == 60
+
+
+def test_a_log_in_two_is_the_log_as_a_whole(tmp_path, shared_data):
+    """Training on the first days and testing on the last ones: the same rows, and the same examples."""
+    with gzip.open(shared_data / "criteo_terabyte_1k.tsv.gz", "rb") as file:
+        lines = file.read().splitlines(keepends=True)
+    for name, part in (("whole", lines), ("first", lines[:800]), ("last", lines[800:])):
+        (tmp_path / name).write_bytes(b"".join(part))
+    source, common = Criteo("criteo-terabyte"), {**LATER, "shard_examples": 1024}
+
+    def made(name, **options):
+        return prepare(source, [str(tmp_path / name)], tmp_path / f"{name}_data", PrepareOptions(**common, **options))
+
+    whole = made("whole", split=(0.8, 0, 0.2), max_rows=300)
+    first = made("first", split=(1, 0, 0), max_rows=300)
+    last = made("last", split=(0, 0, 1), vocabulary_from=str(tmp_path / "first_data"))
+    assert whole.identity.rows == first.identity.rows == last.identity.rows
+    assert last.splits["test"].shards == whole.splits["test"].shards
+    assert first.splits["train"].shards == whole.splits["train"].shards
 
 
 def test_a_bijection_is_carried_over(tmp_path, monday):

@@ -103,12 +103,13 @@ class Encoder:
         self._key_seed = key_seed_of(schema)
         self._log = log_source(schema)
         self._columns: Source = FeatureColumns(schema) if self._log is None or not _has_fields(self._log) else self._log
+        self._fields = self._columns.raw_fields()
         self._encoders: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
 
     @property
     def raw_columns(self) -> tuple[str, ...]:
         """The names of the columns that ``columns`` needs."""
-        return tuple(field.name for field in self._columns.raw_fields())
+        return tuple(field.name for field in self._fields)
 
     @functools.cached_property
     def orders(self) -> dict[str, np.ndarray]:
@@ -138,7 +139,7 @@ class Encoder:
           >>> encoded.ids["user"].shape
           (2,)
         """
-        parsed = parsed_columns(self._columns.raw_fields(), columns, self._key_seed)
+        parsed = parsed_columns(self._fields, columns, self._key_seed)
         return dataclasses.replace(self._encoded(self._columns.convert(parsed)), labels=None)
 
     def stream(

@@ -131,6 +131,8 @@ class _Preparation:
         else:
             features = tuple(_feature(s, spill) for s in self.source.categorical)
         tables, ids, usage = self._encode(spill, work, texts, bounds[0])
+        if self.earlier is not None:
+            provenance = {**provenance, "vocabulary": self.earlier.provenance(usage, self.report)}
         splits = self._write(spill, ids, bounds, features)
         shutil.rmtree(work)
         return Schema(
@@ -146,7 +148,6 @@ class _Preparation:
                 "inputs": read,
                 "format_options": self.source.options(),
                 "bad_lines": bad.count,
-                **({} if self.earlier is None else {"vocabulary": {**self.earlier.provenance(), "tables": usage}}),
             },
             files=file_digests(self.folder, tables, self.options.threads),
         )
@@ -194,24 +195,25 @@ class _Preparation:
 
     def _encode(
         self, spill: Spill, work: pathlib.Path, texts: dict[str, TextStore], train_rows: int
-    ) -> tuple[tuple[Table, ...], dict[str, PlainColumn], dict[str, dict[str, int]]]:
+    ) -> tuple[tuple[Table, ...], dict[str, PlainColumn], dict[str, Usage]]:
         """Builds every table, or takes it from the earlier dataset, and replaces keys by row numbers.
 
         Returns:
-          The tables, the columns of ids by feature, and by table how often it, and its OOV row, is accessed; the last
-          only of an earlier dataset's tables.
+          The tables, the columns of ids by feature, and how the earlier dataset's tables are used, by table.
         """
         names = list(dict.fromkeys(s.table for s in self.source.categorical))
         if self.earlier is not None:
             names = [table.name for table in self.earlier.schema.tables]
         ids: dict[str, PlainColumn] = {}
-        usage: dict[str, dict[str, int]] = {name: {} for name in names}
+        usage: dict[str, Usage] = {}
 
         def build(index: int, name: str) -> Table:
             specs = [s for s in self.source.categorical if s.table == name]
             columns = [spill.columns[keys_name(s.name)] for s in specs]
+            use = None
             if self.earlier is not None:
                 built = self.earlier.table(name)
+                use = usage[name] = Usage(built)
             else:
                 built = build_table(
                     name,
@@ -219,7 +221,7 @@ class _Preparation:
                     min_count=self.options.min_count,
                     max_rows=self.options.max_rows,
                 )
-            encode, use = built.encoder(), None if self.earlier is None else Usage(built)
+            encode = built.encoder()
             for number, (spec, column) in enumerate(zip(specs, columns, strict=True)):
                 path = work / f"ids-{index:04d}-{number:04d}"
                 ids[spec.name] = encoded = PlainColumn(path, blocks.id_dtype(built.rows))
@@ -232,7 +234,6 @@ class _Preparation:
                 encoded.finish()
                 (column.values if isinstance(column, ListColumn) else column).remove()
             if self.earlier is not None and use is not None:
-                usage[name] = use.stated()
                 return self.earlier.save_table(self.folder, name, use.counts)
             table = save_table(self.folder, name, built, texts.get(name), key_seed=self._key_seed)
             if isinstance(built, HashedTable):
@@ -251,11 +252,6 @@ class _Preparation:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        for name in names if self.earlier is not None else ():
-            if oov := usage[name].get("oov"):
-                accesses = usage[name]["accesses"]
-                share = f"{oov:,} of {accesses:,} accesses ({oov / accesses:.1%})"
-                self.report(f"table {name!r}: {share} are to values without a row of their own")
         return tables, ids, usage
 
     def _write(

@@ -163,11 +163,17 @@ def _hex_keys(field: Field, form: Form, values: Any, key_seed: int) -> np.ndarra
             )
         return np.full(len(values), MISSING, np.uint64)
     compute: Any = pyarrow.compute  # whose functions exist at run time only
-    keys = value_keys(compute.ascii_lower(values.cast(pa.large_string())), key_seed)
-    if (wrong := (keys != MISSING) & (keys >> np.uint64(56) != _HEX_TAG)).any():
+    keys = value_keys(values, key_seed)
+    if _no_hex(keys).any():  # capitals are rare
+        keys = value_keys(compute.ascii_lower(values.cast(pa.large_string())), key_seed)
+    if (wrong := _no_hex(keys)).any():
         k = int(wrong.argmax())
         raise _refused(field, form, k, values[k].as_py().decode(errors="replace"), "is not 8 hexadecimal digits")
     return keys
+
+
+def _no_hex(keys: np.ndarray) -> np.ndarray:
+    return (keys != MISSING) & (keys >> np.uint64(56) != _HEX_TAG)
 
 
 def _refused(field: Field, form: Form, k: int, value: Any, reason: str) -> DatasetError:

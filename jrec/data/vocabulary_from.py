@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -179,9 +179,17 @@ class EarlierDataset:
                 f" {earlier.difference(schema.identity)}; prepare it without --vocabulary-from"
             )
 
-    def provenance(self) -> dict[str, Any]:
-        """Which dataset it is, for the later one's provenance."""
-        return {"dataset": self.schema.name, "folder": str(self.folder), **self.schema.identity.digests}
+    def provenance(self, usage: Mapping[str, Usage], report: Callable[[str], None]) -> dict[str, Any]:
+        """Which dataset it is and how its tables are used, for the later one's provenance; reports what went to OOV."""
+        tables = {}
+        for table in self.schema.tables:
+            tables[table.name] = stated = usage[table.name].stated()
+            if oov := stated.get("oov"):
+                accesses = stated["accesses"]
+                share = f"{oov:,} of {accesses:,} accesses ({oov / accesses:.1%})"
+                report(f"table {table.name!r}: {share} are to values without a row of their own")
+        digests = self.schema.identity.digests
+        return {"dataset": self.schema.name, "folder": str(self.folder), **digests, "tables": tables}
 
 
 def _of_dense(feature: DenseFeature) -> tuple[str, dict[str, Any]]:
