@@ -14,9 +14,11 @@ import numpy as np
 from jrec.data.column_forms import Form, by_name, form_of
 from jrec.data.readers.keys import MISSING
 from jrec.data.readers.lines import Block
-from jrec.data.readers.parse import Column, Dialect, Field, ListField, ParsedBlock
+from jrec.data.readers.parse import Column, Dialect, Field, ListField, ParsedBlock, without_missing
+from jrec.data.readers.scan import OK
+from jrec.data.readers.spans import time_reason, times_of
 from jrec.data.schema import DatasetError
-from jrec.data.value_keys import value_keys
+from jrec.data.value_keys import text_bounds, value_keys
 
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _HEX_TAG = 8
@@ -75,9 +77,12 @@ def _read(field: Field, form: Form, key_seed: int) -> Column:
         values = _numbers(field, form)
     elif field.kind == "integer":
         values = _integers(field, form)
+    elif field.kind == "time":
+        values = _times(field, form)
     else:
         values = _keys(field, form, key_seed)
-    return ListField(form.bounds, values) if many else values
+    column = ListField(form.bounds, values) if many else values
+    return without_missing(column, field, key_seed) if field.kind in ("text", "texts") and field.missing else column
 
 
 def _split(field: Field, form: Form) -> Form:
@@ -104,7 +109,8 @@ def _split(field: Field, form: Form) -> Form:
 def _numbers(field: Field, form: Form) -> np.ndarray:
     """(values,) float64, NaN where missing."""
     if form.is_text:
-        texts = form.values.fill_null(b"").to_pylist()
+        missing = {text.encode() for text in field.missing}
+        texts = [b"" if text in missing else text for text in form.values.fill_null(b"").to_pylist()]
         if (bad := next((k for k, t in enumerate(texts) if t and not _NUMBER.fullmatch(t)), None)) is not None:
             raise _refused(field, form, bad, texts[bad], "is not a finite number")
         values = np.array([float(t) if t else np.nan for t in texts], np.float64)
@@ -132,6 +138,26 @@ def _integers(field: Field, form: Form) -> np.ndarray:
         k = int((~whole).argmax())
         raise _refused(field, form, k, values[k], "is not an integer")
     return values.astype(np.int64)
+
+
+def _times(field: Field, form: Form) -> np.ndarray:
+    """(values,) int64 microseconds since 1970 of times in the field's unit, or of NumPy's datetimes."""
+    if not form.is_text and form.values.dtype.kind == "M":
+        values = form.values.astype("datetime64[us]")
+        if (absent := np.isnat(values)).any():
+            raise _refused(field, form, int(absent.argmax()), "no value", "is missing; give one")
+        return values.astype(np.int64)
+    texts = form.values
+    if not form.is_text:
+        import pyarrow as pa
+
+        texts = pa.array(form.values, mask=None if form.present is None else ~form.present).cast(pa.large_string())
+    content, bounds = text_bounds(texts.fill_null(b"" if form.is_text else ""))
+    codes, values = times_of(content, np.stack([bounds[:-1], bounds[1:]], 1), field.unit)
+    if (wrong := codes != OK).any():
+        k = int(wrong.argmax())
+        raise _refused(field, form, k, texts[k].as_py(), time_reason(field.unit))
+    return values
 
 
 def _keys(field: Field, form: Form, key_seed: int) -> np.ndarray:

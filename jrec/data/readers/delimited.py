@@ -5,19 +5,22 @@ from __future__ import annotations
 import copy
 import csv
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from jrec.data.readers.delimited_schema import CategoricalColumn, DelimitedSchema
+from jrec.data.readers.delimited_schema import PARTS, CategoricalColumn, DelimitedSchema
 from jrec.data.readers.dense import dense_column, reject_dense
 from jrec.data.readers.lines import first_line
 from jrec.data.readers.parquet import column_types, dialect_of, is_parquet
 from jrec.data.readers.parse import Dialect, Field, Kind, ListField, ParsedBlock, any_of_list
-from jrec.data.readers.source import CategoricalSpec, Chunk, Source, labels_of, reject_labels, texts_by_feature
+from jrec.data.readers.source import CategoricalSpec, Chunk, Source, calendar_keys, labels_of, texts_by_feature
 from jrec.data.schema import DatasetError, DenseFeature
 
+_MISSING_HINT = "; if it stands for a missing value, add it to missing_values in the schema"
+_INTEGER_HINT = '; for dates set format = "iso" in [time], for fractions format = "seconds"'
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -41,8 +44,8 @@ class Delimited(Source):
         return limited
 
     def options(self) -> dict[str, Any]:
-        """The whole schema."""
-        return {"schema": dataclasses.asdict(self._schema)}
+        """The whole schema, in the types of JSON."""
+        return {"schema": json.loads(json.dumps(dataclasses.asdict(self._schema)))}
 
     def dialect(self, path: str) -> Dialect:
         """Reads the header, unless the schema names the columns."""
@@ -52,7 +55,8 @@ class Delimited(Source):
         if is_parquet(path):
             names = [name for name in column_types(path) if name in schema.used_columns()]
             self._check_columns(f"{path}: the file", names)
-            return dialect_of(path, [self._field(name) for name in names])
+            dialect = dialect_of(path, [self._field(name) for name in names])
+            return dataclasses.replace(dialect, missing_hint=_MISSING_HINT, integer_hint=_INTEGER_HINT)
         if bare := [c.column for c in schema.categorical if c.lists and not c.separator]:
             raise DatasetError(
                 f"{path} is text, in which the lists of {', '.join(map(repr, bare))} need a separator; name it in the"
@@ -73,6 +77,8 @@ class Delimited(Source):
             delimiter=schema.delimiter,
             quoting=schema.quoting,
             skip_lines=0 if schema.columns else 1,
+            missing_hint=_MISSING_HINT,
+            integer_hint=_INTEGER_HINT,
         )
 
     def _check_columns(self, subject: str, names: list[str], remedy: str = "") -> None:
@@ -93,33 +99,44 @@ class Delimited(Source):
         raise DatasetError(f"{path}:1: a quoted header needs a delimiter of one character")
 
     def raw_fields(self) -> tuple[Field, ...]:
-        """Every column that something reads but the label and the time."""
-        time = self._schema.time.column if self._schema.time else ""
+        """Every column that features are made of."""
+        time = self._schema.time.column if self._schema.time and not self._parts else ""
         return tuple(self._field(name) for name in self._schema.used_columns() if name not in (self._label, time))
 
     def _field(self, name: str) -> Field:
         schema = self._schema
         kind: Kind = "skip"
-        blank, separator = True, "|"
+        blank, separator, missing = True, "|", ()
         if schema.label and name == schema.label.column:
-            kind, blank = ("skip", True) if self.labels == "none" else ("number", False)
-        elif schema.time and name == schema.time.column:
-            kind, blank = "integer", False
+            if self.labels == "none":
+                return Field(name=name, kind="skip")
+            kind = "label" if schema.label.positive_at_least is None else "number"
+            return Field(name=name, kind=kind, blank=False, positive=schema.label.positive_values)
+        if schema.time and name == schema.time.column:
+            kind = "integer" if schema.time.format == "integer" else "time"
+            return Field(name=name, kind=kind, blank=False, unit=schema.time.format)
         for dense in schema.dense:
             if name == dense.column:
-                kind, blank = "number", dense.missing is not None
+                kind, blank, missing = "number", dense.missing is not None, self._missing
         for feature in schema.categorical:
-            if name == feature.column:
+            if name == feature.column and not feature.part:
+                missing = self._missing
                 kind, separator = ("texts" if feature.many else "text"), feature.separator or "|"
             elif name == feature.weights:
                 kind, separator = "weights", feature.separator or "|"
-        return Field(name=name, kind=kind, blank=blank, separator=separator)
+        return Field(name=name, kind=kind, blank=blank, separator=separator, missing=missing)
+
+    @property
+    def _missing(self) -> tuple[str, ...]:
+        return tuple(text for text in self._schema.missing_values if text)
+
+    @property
+    def _parts(self) -> list[CategoricalColumn]:
+        return [c for c in self._schema.categorical if c.part]
 
     def convert(self, parsed: ParsedBlock) -> Chunk:
         """Labels, dense values, keys, weights and times."""
         schema = self._schema
-        if schema.label and schema.label.positive_at_least is None:
-            reject_labels(parsed, self._label)
         for dense in schema.dense:
             reject_dense(parsed, dense.column, dense.transform)
         for feature in schema.categorical:
@@ -127,8 +144,14 @@ class Delimited(Source):
                 _reject_lists(parsed, feature)
                 if (limit := self._limits.get(feature.feature)) is not None:
                     _reject_longer(parsed, feature.column, limit)
-        keys, weights = {}, {}
+        keys, weights, times = {}, {}, None
+        if schema.time and schema.time.column in parsed.columns:
+            times = parsed.numbers(schema.time.column)
         for feature in schema.categorical:
+            if feature.part:
+                assert times is not None  # the schema has checked it, and raw_fields names the column
+                keys[feature.feature] = calendar_keys(times // 1_000_000)[PARTS[feature.part]]
+                continue
             if not feature.many:
                 keys[feature.feature] = parsed.numbers(feature.column)
                 continue
@@ -144,9 +167,25 @@ class Delimited(Source):
             dense={d.feature: dense_column(parsed, d.column, d.transform, d.missing) for d in schema.dense},
             keys=keys,
             weights=weights,
-            times=parsed.numbers(schema.time.column) if schema.time and schema.time.column in parsed.columns else None,
-            texts=texts_by_feature(parsed, {c.column: c.feature for c in schema.categorical}),
+            times=times,
+            texts=texts_by_feature(parsed, {c.column: c.feature for c in schema.categorical if not c.part}),
         )
+
+    def assemble(self, converted: Iterator[Chunk]) -> Iterator[Chunk]:
+        """The same chunks, in whose labels -1 is 0.
+
+        Raises:
+          DatasetError: If the log has both, since -1 may then stand for something else.
+        """
+        zero = minus = False
+        for chunk in converted:
+            zero, minus = zero or bool((chunk.labels == 0).any()), minus or bool((chunk.labels < 0).any())
+            if zero and minus:
+                raise DatasetError(
+                    f"column {self._label!r} holds both 0 and -1 (or words for 0), so that jrec cannot tell what -1 is;"
+                    ' say which values are positive, such as positive_values = ["1"] in [label]'
+                )
+            yield dataclasses.replace(chunk, labels=np.maximum(chunk.labels, 0)) if minus else chunk
 
 
 def _spec(column: CategoricalColumn) -> CategoricalSpec:

@@ -15,21 +15,33 @@ from jrec.files import decode, load_toml, parse_json
 
 _REMEDY = "docs/data.md has every key"
 TOO_LONG = ("error", "first", "last")
+TIME_FORMATS = ("integer", "iso", "seconds", "milliseconds", "microseconds", "nanoseconds")
+PARTS = {"hour": "hour_of_day", "weekday": "weekday"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelColumn:
-    """The column of the label: 0 and 1, or any number that is a 1 from ``positive_at_least`` on."""
+    """The column of the label: 0 and 1, or any number that is a 1 from ``positive_at_least`` on, or texts.
+
+    Without more said, -1, true and false, yes and no, t and f, y and n in any case are read too. With
+    ``positive_values`` these texts are 1, all others 0.
+    """
 
     column: str
     positive_at_least: float | None = None
+    positive_values: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TimeColumn:
-    """The column of integers by which examples are ordered."""
+    """The column by which examples are ordered.
+
+    ``format`` says what it holds: "integer" (of any unit), "iso" (dates and datetimes), or numbers, with fractions or
+    without, of "seconds", "milliseconds", "microseconds" or "nanoseconds" since 1970.
+    """
 
     column: str
+    format: str = "integer"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +64,8 @@ class CategoricalColumn:
     """A column of values, or of lists of values where there is a ``separator`` or, in Parquet files, ``lists`` is set.
 
     ``weights`` names the column of their weights; lists longer than ``max_length`` are bad lines, or keep their first
-    or last values (``too_long``); ``fixed_length`` demands ``max_length`` values everywhere.
+    or last values (``too_long``); ``fixed_length`` demands ``max_length`` values everywhere. ``part`` takes the "hour"
+    (UTC, "0" to "23") or "weekday" ("0" is Monday) of the column of times.
     """
 
     column: str
@@ -64,11 +77,12 @@ class CategoricalColumn:
     fixed_length: bool = False
     weights: str = ""
     lists: bool = False
+    part: str = ""
 
     @property
     def feature(self) -> str:
         """The feature's name."""
-        return self.name or self.column
+        return self.name or (f"{self.column}_{self.part}" if self.part else self.column)
 
     @property
     def many(self) -> bool:
@@ -79,7 +93,8 @@ class CategoricalColumn:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DelimitedSchema:
     """A whole schema file. ``columns`` names the columns of files without a header; ``label`` may be left out of logs
-    that are prepared without labels.
+    that are prepared without labels. ``missing_values`` are the texts that stand for a missing value in dense and
+    categorical columns; a blank always does.
     """
 
     label: LabelColumn | None = None
@@ -90,13 +105,14 @@ class DelimitedSchema:
     delimiter: str = ","
     quoting: bool = True
     columns: tuple[str, ...] = ()
+    missing_values: tuple[str, ...] = ("",)
 
     def used_columns(self) -> list[str]:
         """Every column that something reads, as often as it is read."""
         used = [
             *([self.label.column] if self.label else []),
             *(d.column for d in self.dense),
-            *(c.column for c in self.categorical),
+            *(c.column for c in self.categorical if not c.part),
         ]
         return used + [c.weights for c in self.categorical if c.weights] + ([self.time.column] if self.time else [])
 
@@ -145,11 +161,25 @@ def _check(schema: DelimitedSchema, path: str) -> None:
             raise wrong(f"{name!r} cannot name a feature or table: files are called after them; set another name")
     if len(names) == 1:
         raise wrong("there is no feature; add a [[dense]] or a [[categorical]]")
+    if schema.label and schema.label.positive_values and schema.label.positive_at_least is not None:
+        raise wrong("[label] has positive_values and positive_at_least; give one of them")
+    if schema.time and schema.time.format not in TIME_FORMATS:
+        raise wrong(f"format of [time] is {schema.time.format!r}; choose one of {', '.join(TIME_FORMATS)}")
     for dense in schema.dense:
         if dense.transform not in TRANSFORMS:
             raise wrong(f"transform of {dense.feature!r} is {dense.transform!r}; choose one of {', '.join(TRANSFORMS)}")
     for feature in schema.categorical:
         subject = f"categorical {feature.feature!r}"
+        if feature.part:
+            if feature.part not in PARTS:
+                raise wrong(f"{subject}: part is {feature.part!r}; choose one of {', '.join(PARTS)}")
+            if schema.time is None or schema.time.column != feature.column or schema.time.format == "integer":
+                raise wrong(
+                    f"{subject}: part = {feature.part!r} is of the column of [time], whose format must say what it"
+                    f" holds, one of {', '.join(TIME_FORMATS[1:])}"
+                )
+            if feature.many:
+                raise wrong(f"{subject}: a part of a time is one value; leave out separator and lists")
         if feature.too_long not in TOO_LONG:
             raise wrong(f"{subject}: too_long is {feature.too_long!r}; choose one of {', '.join(TOO_LONG)}")
         if feature.max_length is not None and feature.max_length < 1:

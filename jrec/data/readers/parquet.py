@@ -76,8 +76,11 @@ def _field(path: str, field: Field, dtype: Any) -> Field:
         dtype = dtype.value_type
     if kinds.is_nested(dtype):
         raise DatasetError(f"{path}: column {field.name!r} holds {dtype}, which is no value; make columns of its parts")
+    temporal = kinds.is_timestamp(dtype) or kinds.is_date(dtype)
+    if temporal and field.kind == "integer":
+        raise DatasetError(f'{path}: column {field.name!r} holds {dtype}; set format = "iso" in [time] of the schema')
     if not many:
-        return field
+        return dataclasses.replace(field, unit="microseconds") if temporal and field.kind == "time" else field
     if field.kind not in ("texts", "weights"):
         raise DatasetError(
             f"{path}: column {field.name!r} holds lists, but the schema reads one value a row; for a categorical"
@@ -184,7 +187,7 @@ def _plain(column: Any, field: Field) -> Any:
     import pyarrow.compute
 
     compute: Any = pyarrow.compute
-    kinds, number = pa.types, field.kind in ("number", "weights", "label")
+    kinds, number = pa.types, field.kind in ("number", "weights")
     if kinds.is_dictionary(column.type):
         column = column.dictionary_decode()
     if kinds.is_floating(column.type):
@@ -193,6 +196,9 @@ def _plain(column: Any, field: Field) -> Any:
             return _whole(column).cast(pa.large_binary())
     if kinds.is_boolean(column.type) and number:
         column = column.cast(pa.int8())
+    if field.kind == "time" and (kinds.is_timestamp(column.type) or kinds.is_date(column.type)):
+        zone = column.type.tz if kinds.is_timestamp(column.type) else None
+        column = column.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
     if not (kinds.is_binary(column.type) or kinds.is_large_binary(column.type)):
         column = column.cast(pa.large_string())
     return column.cast(pa.large_binary())

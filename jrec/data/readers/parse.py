@@ -8,10 +8,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jrec.data.readers import scan
+from jrec.data.readers import scan, spans
+from jrec.data.readers.keys import MISSING, text_key
 from jrec.data.readers.lines import Block
 
-Kind = Literal["skip", "number", "integer", "hex", "text", "texts", "weights"]
+Kind = Literal["skip", "number", "integer", "hex", "text", "texts", "weights", "label", "time"]
 _KINDS: dict[Kind, int] = {
     "skip": scan.SKIP,
     "number": scan.NUMBER,
@@ -20,7 +21,11 @@ _KINDS: dict[Kind, int] = {
     "text": scan.TEXT,
     "texts": scan.MULTI,
     "weights": scan.WEIGHTS,
+    "label": scan.SPAN,
+    "time": scan.SPAN,
 }
+# Texts that often stand for missing values; an error about one of them says how to name it.
+_OFTEN_MISSING = {"nan", "na", "n/a", "null", "none", "\\n", "-", "?", "nil", "#n/a", "<na>", "missing"}
 _REASONS = {
     scan.NOT_NUMBER: "is not a number",
     scan.NOT_FINITE: "is not a finite number",
@@ -39,20 +44,30 @@ class Field:
     Attributes:
       name: The field's name, for messages and for the column that it becomes.
       kind: "number" (float64; a blank is NaN), "integer" (int64), "hex" (8 digits) and "text" (uint64 keys), "texts"
-        and "weights" (lists of keys and of float64), "skip".
+        and "weights" (lists of keys and of float64), "label" (float64 in {-1, 0, 1}), "time" (int64 microseconds since
+        1970), "skip".
       blank: Whether the field may be blank.
       separator: Between the elements of a list.
+      missing: Texts that stand for a missing value as a blank does, of numbers and texts.
+      positive: The texts of a label that are 1, all others being 0; without them 0, 1, -1 and words are read.
+      unit: Of a time: "iso", "seconds", "milliseconds", "microseconds" or "nanoseconds".
     """
 
     name: str
     kind: Kind
     blank: bool = True
     separator: str = "|"
+    missing: tuple[str, ...] = ()
+    positive: tuple[str, ...] = ()
+    unit: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """How lines split into fields. ``hint`` ends the message about a wrong number of fields.
+    """How lines split into fields.
+
+    ``hint`` ends the message about a wrong number of fields, ``missing_hint`` that about a number that may stand for a
+    missing value, ``integer_hint`` that about what is no integer.
 
     Lines of a ``table`` are the rows of a Parquet file (``jrec.data.readers.parquet``).
     """
@@ -62,6 +77,8 @@ class Dialect:
     quoting: bool = False
     skip_lines: int = 0
     hint: str = ""
+    missing_hint: str = ""
+    integer_hint: str = ""
     table: bool = False
 
 
@@ -169,7 +186,7 @@ class Parser:
     def __init__(self, dialect: Dialect, seed: int = 0):
         self.dialect = dialect
         self._seed = np.uint64(seed)
-        self._kinds = np.array([_KINDS[f.kind] for f in dialect.fields], np.int64)
+        self._kinds = np.array([_kind(f) for f in dialect.fields], np.int64)
         self._blanks = np.array([f.blank for f in dialect.fields], np.bool_)
         self._delimiter = np.frombuffer(dialect.delimiter.encode(), np.uint8).copy()
         marks = [f.separator.encode() if f.kind in ("texts", "weights") else b"" for f in dialect.fields]
@@ -179,7 +196,7 @@ class Parser:
         self._names: dict[str, list[str]] = {"number": [], "integer": [], "key": [], "list": []}
         slots = []
         for field in dialect.fields:
-            names = self._names[_group(field.kind)] if field.kind != "skip" else []
+            names = self._names[_group(field)] if field.kind != "skip" else []
             slots.append(len(names))
             names.append(field.name)
         self._slots = np.array(slots, np.int64)
@@ -215,9 +232,12 @@ class Parser:
             columns |= {name: arrays[i, :rows] for i, name in enumerate(self._names[group])}
         _resolve_slow(slow[:num_slow], buffer, numbers, weights)
         for field in self.dialect.fields:
-            if field.kind in ("texts", "weights"):
-                places_of_lists = lists[self._names["list"].index(field.name), :rows]
-                columns[field.name] = _gather_lists(places_of_lists, pool if field.kind == "texts" else weights)
+            if _group(field) == "list":
+                found = lists[self._names["list"].index(field.name), :rows]
+                if _kind(field) == scan.SPAN:
+                    columns[field.name] = found.copy()
+                else:
+                    columns[field.name] = _gather_lists(found, pool if field.kind == "texts" else weights)
         texts = None
         if num_long:
             long, long_keys = long[:num_long].copy(), long_keys[:num_long].copy()
@@ -230,6 +250,11 @@ class Parser:
             long_texts=texts,
             block=block,
         )
+        for field in self.dialect.fields:
+            if _kind(field) == scan.SPAN:
+                _read_spans(parsed, field, buffer)
+            elif field.missing:
+                parsed.columns[field.name] = without_missing(parsed.columns[field.name], field, int(self._seed))
         for name in self._names["number"] if num_slow else ():
             parsed.reject(np.isinf(parsed.numbers(name)), name, "is not a finite number")
         for field in self.dialect.fields if num_slow else ():
@@ -239,6 +264,13 @@ class Parser:
                     any_of_list(weight_list.offsets, np.isinf(weight_list.values)), field.name, "is not finite"
                 )
         return parsed
+
+    def _hint(self, code: int, value: bytes) -> str:
+        if code == scan.NOT_INTEGER:
+            return self.dialect.integer_hint
+        if code in (scan.NOT_NUMBER, scan.NOT_FINITE) and value.decode(errors="replace").lower() in _OFTEN_MISSING:
+            return self.dialect.missing_hint
+        return ""
 
     def _bad_line(self, block: Block, buffer: np.ndarray, where: np.ndarray) -> BadLine:
         line, start, end, code, field, field_start, field_end = (int(w) for w in where)
@@ -254,14 +286,55 @@ class Parser:
             elif code == scan.BLANK:
                 reason = f"field {name!r} is blank"
             else:
-                reason = (
-                    f"field {name!r} holds {_shown(buffer[field_start:field_end].tobytes())}, which {_REASONS[code]}"
-                )
+                value = buffer[field_start:field_end].tobytes()
+                reason = f"field {name!r} holds {_shown(value)}, which {_REASONS[code]}{self._hint(code, value)}"
         return BadLine(block.path, block.line + line, reason, text)
 
 
-def _group(kind: Kind) -> str:
-    return {"number": "number", "integer": "integer", "hex": "key", "text": "key"}.get(kind, "list")
+def _kind(field: Field) -> int:
+    return scan.SPAN if field.kind == "number" and field.missing else _KINDS[field.kind]
+
+
+def _group(field: Field) -> str:
+    if _kind(field) == scan.SPAN:
+        return "list"
+    groups = {"skip": "", "number": "number", "integer": "integer", "hex": "key", "text": "key"}
+    return groups.get(field.kind, "list")
+
+
+def _read_spans(parsed: ParsedBlock, field: Field, buffer: np.ndarray) -> None:
+    """Turns the places of a field into its values, and rejects rows of which it makes no sense."""
+    where = parsed.numbers(field.name)
+    reasons = spans.REASONS | {scan.NOT_UTF8: _REASONS[scan.NOT_UTF8], scan.HAS_NUL: _REASONS[scan.HAS_NUL]}
+    if field.kind == "label":
+        codes, values = spans.labels_of_texts(buffer, where, field.positive)
+    elif field.kind == "time":
+        codes, values = spans.times_of(buffer, where, field.unit)
+        reasons = {spans.NOT_TIME: spans.time_reason(field.unit)}
+    else:
+        codes, values = spans.numbers_of(buffer, where, field.missing)
+    parsed.columns[field.name] = values
+    for code in np.unique(codes[codes != scan.OK]).tolist():
+        wrong = codes == code
+        parsed.reject(wrong, field.name, reasons[code])
+        codes = codes[~wrong]
+    if field.kind == "number" and not field.blank:
+        parsed.reject(np.isnan(parsed.numbers(field.name)), field.name, "is a missing value; set missing for it")
+
+
+def without_missing(column: Column, field: Field, seed: int) -> Column:
+    """Keys of a field, in which the texts that stand for missing values are missing; a list of only one is empty."""
+    marks = np.array([text_key(text, seed) for text in field.missing], np.uint64)
+    if isinstance(column, np.ndarray):
+        return np.where(np.isin(column, marks), MISSING, column)
+    absent = np.isin(column.values, marks)
+    if not absent.any():
+        return column
+    lengths = np.diff(column.offsets)
+    empty = (lengths == 1) & absent[np.minimum(column.offsets[:-1], len(absent) - 1)]
+    values = np.where(absent, MISSING, column.values)
+    offsets = np.concatenate([[0], np.cumsum(np.where(empty, 0, lengths))])
+    return ListField(offsets, values[~np.repeat(empty, lengths)])
 
 
 def _shown(text: bytes) -> str:

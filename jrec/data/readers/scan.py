@@ -12,7 +12,8 @@ from jrec.data.readers.keys import MISSING, hash_text, hex8_key, short_key
 from jrec.kernel_cache import compiled
 
 # What a field is.
-SKIP, NUMBER, INTEGER, HEX, TEXT, MULTI, WEIGHTS = range(7)
+# SPAN only notes where the field is, for `spans`.
+SKIP, NUMBER, INTEGER, HEX, TEXT, MULTI, WEIGHTS, SPAN = range(8)
 
 # Why a line is bad.
 OK, WRONG_COUNT, BAD_QUOTE, NOT_NUMBER, NOT_FINITE, NOT_INTEGER, NOT_HEX, NOT_UTF8, HAS_NUL, BLANK = range(10)
@@ -312,6 +313,8 @@ def parse_lines(buffer, length, delimiter, quoting, kinds, slots, blanks, separa
                     code, integers[slot, row] = parse_integer(buffer, start, end)
                 elif kind == TEXT:
                     code, keys[slot, row] = _parse_text(buffer, start, end, field, seed, long, long_keys, counts)
+                elif kind == SPAN:
+                    lists[slot, row, 0], lists[slot, row, 1] = start, end
                 else:
                     separator = separators[(separator_ends[field - 1] if field else 0) : separator_ends[field]]
                     code = _parse_list(buffer, start, end, separator, kind, row, slot, field, seed, lists, pool,
