@@ -132,8 +132,8 @@ def test_mistakes_are_one_line_and_leave_nothing(shop, tmp_path, capsys):
     fails("nothing.csv", run, tmp_path / "nothing.csv", *out)
     pq.write_table(pa.table({"user": ["u1"]}), tmp_path / "few.parquet")
     fails("item", run, tmp_path / "few.parquet", *out)
-    (tmp_path / "no.parquet").write_bytes(b"no")
-    fails("no.parquet cannot be read", run, tmp_path / "no.parquet", *out)
+    (tmp_path / "no.parquet").write_bytes(b"PAR1 and no more")
+    fails("no.parquet", run, tmp_path / "no.parquet", *out)
     (tmp_path / "x.parquet").write_bytes(b"mine")
     capsys.readouterr()
     assert _predict(run, tuesday, *out) == 2
@@ -150,3 +150,26 @@ def test_no_examples_make_an_empty_file(shop, tmp_path):
     assert _predict(run, tmp_path / "empty.parquet", "--out", tmp_path / "out.parquet") == 0
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 0
     assert json.dumps(jrec.load_run(run).predict({name: [] for name in lines[0]}).tolist()) == "[]"
+
+
+def test_parquet_columns_of_a_log_that_is_text_otherwise(tmp_path):
+    rng = np.random.default_rng(0)
+    names = ["label", *(f"I{k}" for k in range(1, 14)), *(f"C{k}" for k in range(1, 27))]
+    lines = [
+        [
+            str(rng.integers(0, 2)),
+            *(str(rng.integers(0, 9)) for _ in range(13)),
+            *(f"{rng.integers(0, 4):08x}" for _ in range(26)),
+        ]
+        for _ in range(300)
+    ]
+    (tmp_path / "train.txt").write_text("\n".join("\t".join(line) for line in lines) + "\n")
+    prepare = ["prepare", "criteo-kaggle", "--input", str(tmp_path / "train.txt"), "--out", str(tmp_path / "data")]
+    assert cli.main([*prepare, "--quiet"]) == 0
+    run = shop_logs.trained(tmp_path, tmp_path / "data")
+    pq.write_table(pa.table(dict(zip(names, zip(*lines, strict=True), strict=True))), tmp_path / "train.parquet")
+    logits = []
+    for source in ("train.txt", "train.parquet"):
+        assert _predict(run, tmp_path / source, "--out", tmp_path / "scores.parquet", "--overwrite") == 0
+        logits.append(pq.read_table(tmp_path / "scores.parquet")["logit"].to_numpy())
+    np.testing.assert_array_equal(*logits)

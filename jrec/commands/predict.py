@@ -7,7 +7,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jrec.commands.arguments import DEVICES
 from jrec.commands.processes import Company, add_process_arguments, in_company
@@ -101,26 +101,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 def _scored(args: argparse.Namespace, loaded: LoadedRun, dataset: bool) -> Iterator[Scored]:
     if dataset:
         return loaded.of_dataset(args.split or ())
-    if all(path.endswith(".parquet") for path in args.input):
-        return loaded.of_columns(_parquet(args.input, loaded))
     return loaded.of_log(args.input)
-
-
-def _parquet(paths: list[str], loaded: LoadedRun) -> Iterator[Any]:
-    """The raw columns of Parquet files, in pieces of a batch."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from jrec.data.schema import DatasetError
-
-    for path in paths:
-        try:
-            with pq.ParquetFile(path) as file:
-                wanted = [name for name in loaded.encoder.raw_columns if name in file.schema_arrow.names]
-                for batch in file.iter_batches(loaded.batch_size, columns=wanted):
-                    yield pa.Table.from_batches([batch])
-        except (OSError, pa.ArrowException) as error:
-            raise DatasetError(f"{path} cannot be read as Parquet ({error})") from error
 
 
 def _shown(scored: Iterator[Scored], loaded: LoadedRun, args: argparse.Namespace, dataset: bool) -> Iterator[Scored]:

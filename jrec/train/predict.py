@@ -16,6 +16,7 @@ from jrec.batch import Batch
 from jrec.data.dataset_packer import dataset_packer, pack_encoded
 from jrec.data.encoder import EncodedColumns, Encoder
 from jrec.data.packing import Packer
+from jrec.data.readers.parquet import is_parquet
 from jrec.data.schema import SCHEMA_FILE, DatasetError
 from jrec.run.predictions import Predictions
 from jrec.train.evaluate import RestoredRun, restore_run
@@ -126,25 +127,22 @@ class LoadedRun:
         """Logits, (examples,) float32, of raw columns; see ``predict``."""
         return self._logits(self.encoder.columns(columns))
 
-    def of_columns(self, pieces: Iterator[Any]) -> Iterator[Scored]:
-        """Scores of raw columns that come in pieces; see ``predict``."""
-        first = 0
-        for piece in pieces:
-            logits = self.logits(piece)
-            yield Scored(split="", first=first, logits=logits, labels=None)
-            first += logits.size
-
     def of_log(self, inputs: str | Sequence[str]) -> Iterator[Scored]:
         """Scores of a raw log of the format of the training data, in the order of its lines and in bounded memory.
 
         Args:
-          inputs: Files or pipes, plain or gzip.
+          inputs: Files or pipes, plain, gzip or Parquet.
 
         Raises:
           DatasetError: If the format makes examples of several lines, or a line is malformed.
         """
-        first = 0
-        for encoded in self.encoder.stream(inputs, batch_size=self.batch_size):
+        paths, first = [inputs] if isinstance(inputs, str) else list(inputs), 0
+        reads_parquet = "schema" in self.restored.schema.provenance.get("format_options", {})  # the csv format
+        if not reads_parquet and any(is_parquet(path) for path in paths):
+            pieces = self._encoded_parquet(paths)
+        else:
+            pieces = self.encoder.stream(paths, batch_size=self.batch_size)
+        for encoded in pieces:
             yield Scored(split="", first=first, logits=self._logits(encoded), labels=encoded.labels)
             first += encoded.examples
 
@@ -172,6 +170,20 @@ class LoadedRun:
                     labels = np.asarray(batch.labels)[:count] if run.schema.labels else None
                     yield Scored(split=split, first=first, logits=logits, labels=labels)
                     first += count
+
+    def _encoded_parquet(self, paths: Sequence[str]) -> Iterator[EncodedColumns]:
+        """The columns of Parquet files of a format that is text otherwise, without labels."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        for path in paths:
+            try:
+                with pq.ParquetFile(path) as file:
+                    wanted = [name for name in self.encoder.raw_columns if name in file.schema_arrow.names]
+                    for batch in file.iter_batches(self.batch_size, columns=wanted):
+                        yield self.encoder.columns(pa.Table.from_batches([batch]))
+            except (OSError, pa.ArrowException) as error:
+                raise DatasetError(f"{path} cannot be read as Parquet ({error})") from error
 
     def _logits(self, encoded: EncodedColumns) -> np.ndarray:
         parts = [np.zeros(0, np.float32)]
