@@ -16,6 +16,9 @@ import pytest
 
 from jrec.data.dataset_packer import dataset_packer, pack_encoded
 from jrec.data.encoder import Encoder
+from jrec.data.fae import FaeManifest
+from jrec.data.fae.manifest import HotSet
+from jrec.data.fae.pack import pack
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.prepare import prepare
 from jrec.data.prepare_options import PrepareOptions
@@ -195,8 +198,9 @@ def test_published_formats(tmp_path, shared_data, name):
     header, first, second = lines[:1] if name == "avazu" else [], lines[-800:-300], lines[-300:]
     for part, content in (("first", first), ("second", second)):
         (tmp_path / part).write_text("".join([*header, *content]))
-    options = PrepareOptions(max_rows=90, key_seed=5, block_size=64, shard_examples=128)
+    options = PrepareOptions(max_rows=20, key_seed=5, block_size=64, shard_examples=128)
     schema = prepare(make(), [str(tmp_path / "first")], tmp_path / "data", options)
+    assert {table.vocabulary is None for table in schema.tables} == {True, False}
     made = later(schema, make(), [str(tmp_path / "second")], tmp_path / "later")
     pieces = list(Encoder(schema).stream(str(tmp_path / "second"), batch_size=64))
     assert_equal_batches(made, pieces, 64)
@@ -216,6 +220,24 @@ def test_published_formats(tmp_path, shared_data, name):
     bare = [*(["C1"] if name == "criteo" else ["hour"])]
     with pytest.raises(DatasetError, match=rf"column\(s\) {bare[0]} are missing; .* Give every column"):
         Encoder(schema).columns({k: v for k, v in columns.items() if k not in bare})
+
+
+def test_the_parts_that_fae_packs_encode_as_their_dataset(tmp_path, shared_data):
+    with gzip.open(shared_data / "criteo_terabyte_1k.tsv.gz", "rt") as file:
+        lines = file.readlines()
+    for name, part in (("first", lines[:600]), ("second", lines[600:])):
+        (tmp_path / name).write_text("".join(part))
+    options = PrepareOptions(max_rows=20, key_seed=5, block_size=64, shard_examples=128)
+    schema = prepare(Criteo("criteo-terabyte"), [str(tmp_path / "first")], tmp_path / "data", options)
+    assert any(table.vocabulary is None for table in schema.tables)
+    hot = HotSet(rows={table.name: np.arange(3, dtype=np.uint32) for table in schema.tables})
+    pack(tmp_path / "data", tmp_path / "packed", hot)
+    cold = Schema.load(FaeManifest.load(tmp_path / "packed").cold_folder)
+    for of_part, of_whole in zip(*(Encoder(s).stream(str(tmp_path / "second"), batch_size=99) for s in (cold, schema)),
+                                 strict=True):  # fmt: skip
+        jax.tree.map(np.testing.assert_array_equal, of_part.by_name(), of_whole.by_name())
+    made = later(cold, Criteo("criteo-terabyte"), [str(tmp_path / "second")], tmp_path / "later")
+    assert made.identity.rows == schema.identity.rows
 
 
 def test_formats_that_make_examples_take_columns_of_features(tmp_path):

@@ -8,6 +8,7 @@ from prepare_reference import read_dataset
 from small_run import CONFIG
 
 from jrec import cli
+from jrec.data.fae.manifest import HotSet
 from jrec.data.fae.pack import pack
 from jrec.data.prepare import prepare
 from jrec.data.prepare_options import PrepareOptions
@@ -96,7 +97,7 @@ def unlabelled(tmp_path):
 def test_what_needs_labels_refuses_in_one_line(tmp_path, unlabelled, capsys):
     (tmp_path / "tiny.toml").write_text(CONFIG)
     (tmp_path / "runs").mkdir()
-    hot = {table.name: np.arange(1, dtype=np.uint32) for table in Schema.load(unlabelled).tables}
+    hot = HotSet(rows={table.name: np.arange(1, dtype=np.uint32) for table in Schema.load(unlabelled).tables})
     for command in (
         ("train", tmp_path / "tiny.toml", f"data.path={unlabelled}", f"out={tmp_path / 'runs' / 'run'}"),
         ("eval", tmp_path / "runs", unlabelled),

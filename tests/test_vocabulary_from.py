@@ -107,7 +107,9 @@ def test_values_have_their_rows_and_new_ones_the_oov_row(tmp_path, monday):
         oov = every.count(schema.table(table).oov_row)
         assert schema.provenance["vocabulary"]["tables"][table] == {"accesses": len(every), "oov": oov}
         message = f"table {table!r}: {oov:,} of {len(every):,} accesses ({oov / len(every):.1%})"
-        assert any(one.startswith(message) for one in said) == (oov > 0)
+        counts = np.load(monday / earlier.table(table).counts)
+        before = f"; {counts[schema.table(table).oov_row] / counts.sum():.1%} in the training of {monday}"
+        assert any(one.startswith(message) and one.endswith(before) for one in said) == (oov > 0)
     assert seen["user"][0].count([schema.table("user").oov_row]) > 0
     again = after(tmp_path, tmp_path / "later", lines, overwrite=True)  # a later dataset serves as well
     assert again.identity == schema.identity

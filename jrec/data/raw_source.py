@@ -16,6 +16,7 @@ from jrec.data.readers.parse import Field, ListField, ParsedBlock
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source
 from jrec.data.readers.taobao import Taobao
 from jrec.data.schema import DatasetError, Schema
+from jrec.data.vocabulary_load import preparation
 from jrec.files import decode
 
 _REMEDY = "prepare the dataset again"
@@ -23,9 +24,9 @@ _REMEDY = "prepare the dataset again"
 
 def log_source(schema: Schema) -> Source | None:
     """The format of a dataset whose examples are the lines of its log; None where lines do not make examples."""
-    options = schema.provenance.get("format_options")
+    made = preparation(schema)
+    options, name = made.get("format_options"), made.get("format")
     options = options if isinstance(options, Mapping) else {}
-    name = schema.provenance.get("format")
     if "schema" in options:
         where = f"schema.json of {schema.name!r}: provenance.format_options.schema"
         columns = decode(

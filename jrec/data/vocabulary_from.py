@@ -20,7 +20,7 @@ from jrec.data.spill import ListColumn, Spill
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, Vocabulary, count_rows
 from jrec.data.vocabulary_file import copy_vocabulary
-from jrec.data.vocabulary_load import buckets_file, key_seed_of, load_table, long_texts
+from jrec.data.vocabulary_load import buckets_file, key_seed_of, load_table, long_texts, preparation
 from jrec.data.workspace import link
 
 _LEARNED = ("min_count", "max_rows", "key_seed")
@@ -70,7 +70,7 @@ class EarlierDataset:
     @property
     def learned(self) -> dict[str, Any]:
         """The options that the earlier dataset's rows were made by, which are the later one's too."""
-        stored = self.schema.provenance.get("options")
+        stored = preparation(self.schema).get("options")
         return {k: v for k, v in stored.items() if k in _LEARNED} if isinstance(stored, Mapping) else {}
 
     def source(self, source: Source) -> Source:
@@ -85,7 +85,7 @@ class EarlierDataset:
         lengths = {f.name: f.max_length for f in self.schema.categorical}
         specs = [_of_spec(s, lengths) for s in source.categorical]
         self._check(_kinds("categorical feature", features), _kinds("categorical feature", specs))
-        earlier, later = _csv_columns(self.schema.provenance.get("format_options")), _csv_columns(source.options())
+        earlier, later = _csv_columns(preparation(self.schema).get("format_options")), _csv_columns(source.options())
         both = (earlier.keys() & later.keys()) - (set() if source.labels == "required" else {"the label"})
         self._check(*({name: columns[name] for name in sorted(both)} for columns in (earlier, later)))
         if source.key_seed not in (None, self.key_seed):
@@ -185,11 +185,20 @@ class EarlierDataset:
         for table in self.schema.tables:
             tables[table.name] = stated = usage[table.name].stated()
             if oov := stated.get("oov"):
-                accesses = stated["accesses"]
+                accesses, before = stated["accesses"], self._trained_share(table)
                 share = f"{oov:,} of {accesses:,} accesses ({oov / accesses:.1%})"
-                report(f"table {table.name!r}: {share} are to values without a row of their own")
+                compared = "" if before is None else f"; {before:.1%} in the training of {self.folder}"
+                report(f"table {table.name!r}: {share} are to values without a row of their own{compared}")
         digests = self.schema.identity.digests
         return {"dataset": self.schema.name, "folder": str(self.folder), **digests, "tables": tables}
+
+    def _trained_share(self, table: Table) -> float | None:
+        """The share of the earlier dataset's training accesses that its OOV row has."""
+        if table.counts is None:
+            return None
+        counts = np.load(self.schema.check_file(self.folder, table.counts), mmap_mode="r", allow_pickle=False)
+        total = int(counts.sum())
+        return float(counts[table.oov_row] / total) if total else None
 
 
 def _of_dense(feature: DenseFeature) -> tuple[str, dict[str, Any]]:

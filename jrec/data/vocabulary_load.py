@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,18 @@ _ROWS = 1 << 17  # values of a vocabulary in memory at a time
 _AGAIN = "copy it again, or prepare the dataset again"
 
 
+def preparation(schema: Schema) -> Mapping[str, Any]:
+    """How a dataset was prepared; of a part of a dataset that `jrec fae pack` made, how that dataset was."""
+    made: Any = schema.provenance
+    while isinstance(made, Mapping) and "format" not in made and "source" in made:
+        made = made["source"]
+    return made if isinstance(made, Mapping) else {}
+
+
 def key_seed_of(schema: Schema) -> int:
     """The seed of the hash of long values that a dataset was prepared with."""
-    options = schema.provenance.get("options")
-    seed = options.get("key_seed") if isinstance(options, dict) else None
+    options = preparation(schema).get("options")
+    seed = options.get("key_seed") if isinstance(options, Mapping) else None
     return seed if isinstance(seed, int) else 0
 
 

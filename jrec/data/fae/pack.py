@@ -26,6 +26,7 @@ from jrec.data.identity import Identity, digest_of
 from jrec.data.packing_kernels import permutation
 from jrec.data.reorder.file import load_orders
 from jrec.data.schema import DatasetError, Schema, Shard, Split, Table
+from jrec.data.vocabulary_load import buckets_file
 from jrec.data.workspace import link, workspace
 from jrec.errors import ConfigError
 from jrec.progress import Progress
@@ -262,6 +263,7 @@ def _finish_cold(job: Job, train: Split, provenance: Mapping[str, Any]) -> Schem
     for table in schema.tables:
         files += [table.vocabulary] if table.vocabulary else []
         files += [table.bijection.file] if table.bijection else []
+        files += [file] if (job.source / (file := buckets_file(table.name))).is_file() else []
     for file in files:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         (target / file).unlink(missing_ok=True)  # of an interrupted run
