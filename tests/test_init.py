@@ -1,6 +1,7 @@
 """`jrec init`: its configurations load, fit their dataset, and choose what is best on the valid split."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from jrec.cli import main
 from jrec.data.blocks import ListColumn, ShardWriter
 from jrec.data.schema import CategoricalFeature, DenseFeature, Schema, Split, Table
 from jrec.errors import ConfigError
+from jrec.train import first_trials
 from jrec.train.build import build_layout, build_modules
 from jrec.train.config import load_config
 from jrec.train.first_config import LARGE, candidates, facts_of, first_config, render, warnings
@@ -86,7 +88,7 @@ def test_every_candidate_loads_and_builds_a_model_of_the_dataset(sequences, tmp_
         assert config.checkpoint.keep_best
         assert (config.epochs == 1) == (examples >= LARGE)
     of_history = [c for c in candidates(facts) if c.frozen]
-    assert [c.frozen for c in of_history] == [("user id", "item")]
+    assert [(c.kind, c.frozen) for c in of_history] == [(kind, ("user id", "item")) for kind in ("dlrm", "tbsm")]
     assert "Adam" in candidates(dataclasses.replace(facts, examples=10_000_000))[0].name
     huge = dataclasses.replace(facts, tables={"user id": 300_000_000})
     assert not any("Adam" in c.name for c in candidates(huge))
@@ -124,6 +126,22 @@ def test_the_command_tries_the_candidates_and_writes_the_best(dataset, tmp_path,
     assert f"#   {tried[best]:.4f}  {best}" in text
     assert f"jrec train {out}" in said.out
     assert load_config(out).data.path == str(dataset)
+
+
+def test_an_interrupt_ends_all_trials(dataset, monkeypatch):
+    facts = facts_of(dataset, Schema.load(dataset))
+    begun = []
+
+    def stopped(config):
+        begun.append(config)
+        return types.SimpleNamespace(finished=False)
+
+    monkeypatch.setattr(first_trials, "train", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        first_trials.try_all(str(dataset), facts, candidates(facts))
+    (config,) = begun
+    assert config.max_steps == first_trials.STEPS
+    assert config.evaluate.early_stopping.patience == 3
 
 
 def test_the_command_by_rules_alone(sequences, tmp_path, capsys):

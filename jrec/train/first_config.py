@@ -21,6 +21,7 @@ from jrec.train.config.typed_toml import toml_key, toml_value
 _SAMPLE = 16  # blocks of the training split that are read, evenly spread
 _UNSCALED = 30.0  # standard deviations, or distance of the mean from 0, from which an MLP's first layer suffers
 _OFTEN = 100.0  # lookups of a row, on average, from which Adam's own rate for every element of a row pays
+_STEPS = 50  # between evaluations at least: fewer change a model less than its score is uncertain
 _LARGE = 1 << 30  # bytes of rows, from which Adam's two slots of a row's size are left out
 LARGE = 5_000_000
 """Training examples from which layers are wide, one pass is enough, and nothing is tried."""
@@ -82,6 +83,8 @@ class Candidate:
       top: Widths of the hidden layers over the interaction.
       rows: The row optimizer and its learning rate.
       frozen: Tables whose rows keep their small first values, so that their features hardly count.
+      kind: "dlrm", or "tbsm" over the dataset's histories.
+      rate: The learning rate of dense parameters.
     """
 
     name: str
@@ -90,6 +93,8 @@ class Candidate:
     top: tuple[int, ...]
     rows: tuple[str, float]
     frozen: tuple[str, ...] = ()
+    kind: str = "dlrm"
+    rate: float = 0.001
 
 
 def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
@@ -165,9 +170,11 @@ def candidates(facts: Facts) -> list[Candidate]:
         kept = facts.history_tables[coarsest]
         frozen = tuple(name for name in facts.tables if name != kept)
         name = f"products with the history of {coarsest}, whose rows alone are trained"
-        found.append(
-            Candidate(name=name, interaction="dot", dim=64, top=top, rows=("rowwise_adagrad", 0.1), frozen=frozen)
-        )
+        rows = ("rowwise_adagrad", 0.1)
+        found.append(Candidate(name=name, interaction="dot", dim=64, top=top, rows=rows, frozen=frozen))
+        name = f"attention over the history (TBSM), where the rows of {coarsest} alone are trained"
+        own = {"kind": "tbsm", "interaction": "concat", "rate": 0.002, "frozen": frozen}
+        found.append(Candidate(name=name, dim=32, top=(32,), rows=rows, **own))
     return found
 
 
@@ -181,7 +188,7 @@ def first_config(path: str, facts: Facts, candidate: Candidate) -> list[Key]:
     """
     n = facts.examples
     batch = next(size for limit, size in _BATCHES if n < limit)
-    epochs, why = (5, "early stopping ends it sooner") if n < 200_000 else (3, "early stopping may end it sooner")
+    epochs, why = (10, "early stopping ends it sooner") if n < 200_000 else (3, "early stopping may end it sooner")
     if n >= LARGE:
         epochs, why = 1, "so many examples overfit in a second pass"
     steps = -(-n // batch)
@@ -196,28 +203,36 @@ def first_config(path: str, facts: Facts, candidate: Candidate) -> list[Key]:
     return [*keys, *(_watch(facts, steps) if facts.valid else ())]
 
 
-_BATCHES = ((150_000, 128), (500_000, 256), (3_000_000, 1024), (30_000_000, 2048), (float("inf"), 8192))
+_BATCHES = ((50_000, 64), (150_000, 128), (500_000, 256), (3_000_000, 1024), (30_000_000, 2048), (float("inf"), 8192))
 
 
 def _model(facts: Facts, candidate: Candidate) -> Iterator[Key]:
     dim = candidate.dim
+    if candidate.kind != "dlrm":
+        yield Key(section="model", name="kind", value=candidate.kind)
     yield Key(section="model", name="interaction", value=candidate.interaction, reason=candidate.name)
     yield Key(section="model", name="embedding_dim", value=dim)
     if facts.dense:
         last = dim if candidate.interaction == "dot" else 16
         bottom = [512, 256, 64, last] if facts.examples >= LARGE else [64, last]
         yield Key(section="model", name="bottom_mlp", value=bottom, reason=f"over the {facts.dense} dense features")
+    elif candidate.kind == "tbsm":
+        yield Key(section="model", name="bottom_mlp", value=[16], reason="over a step's place in time")
     else:
         yield Key(section="model", name="bottom_mlp", value=[], reason="the dataset has no dense feature")
     why = "" if facts.examples >= LARGE or not candidate.top else "wider layers learn such a log by heart"
     yield Key(section="model", name="top_mlp", value=[*candidate.top, 1], reason=why)
     yield Key(section="model", name="pooling", value="mean", reason="of lists: their length says nothing by itself")
+    if candidate.kind == "tbsm":
+        yield Key(section="model.tbsm", name="histories", value=facts.histories)
+        yield Key(section="model.tbsm", name="tower_mlp", value=[64], reason="over a step's embeddings")
+        yield Key(section="model.tbsm", name="attention_mlp", value=[16, 16])
 
 
 def _rates(facts: Facts, candidate: Candidate) -> Iterator[Key]:
     name, rate = candidate.rows
     yield Key(section="optimizer", name="name", value="adam")
-    yield Key(section="optimizer", name="learning_rate", value=0.001)
+    yield Key(section="optimizer", name="learning_rate", value=candidate.rate)
     visits = f"a row is looked up {facts.visits:,.0f} times in an epoch on average"
     yield Key(section="optimizer.embedding", name="name", value=name, reason=visits)
     yield Key(section="optimizer.embedding", name="learning_rate", value=rate)
@@ -229,7 +244,7 @@ def _rates(facts: Facts, candidate: Candidate) -> Iterator[Key]:
 
 
 def _watch(facts: Facts, steps: int) -> Iterator[Key]:
-    every = max(1, steps // 6) if facts.examples < LARGE else max(1, steps // 16)
+    every = max(_STEPS, steps // 6) if facts.examples < LARGE else steps // 16
     batches = min(-(-facts.valid // 8192), 25)
     yield Key(section="evaluate", name="every_steps", value=every)
     yield Key(
@@ -264,7 +279,7 @@ def render(name: str, keys: Sequence[Key], facts: Facts, notes: Sequence[str] = 
         value = key.value
         text = toml_value(value)
         if isinstance(value, dict):
-            text = "{ " + ", ".join(f"{name} = {toml_value(one)}" for name, one in value.items()) + " }"
+            text = "{ " + ", ".join(f"{toml_key(name)} = {toml_value(one)}" for name, one in value.items()) + " }"
         lines.append(f"{key.name} = {text}" + (f"  # {key.reason}" if key.reason else ""))
     return "\n".join(lines) + "\n"
 

@@ -12,8 +12,8 @@ from jrec.train.first_config import Candidate, Facts, first_config, render
 from jrec.train.loop import train
 from jrec.train.report.logs import METRICS_FILE, read_records
 
-EXAMPLES = 1_000_000
-"""Training examples that a trial reads at most."""
+EXAMPLES, STEPS = 1_000_000, 1_500
+"""Training examples that a trial reads at most, and steps that it takes at most."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Trial:
 def try_all(
     path: str, facts: Facts, some: Sequence[Candidate], *, on_trial: Callable[[Trial], None] = lambda trial: None
 ) -> list[Trial]:
-    """Trains every candidate on the dataset, as its first configuration says, and at most on ``EXAMPLES`` examples.
+    """Trains every candidate on the dataset, as its first configuration says, for at most ``STEPS`` steps.
 
     Args:
       path: The dataset's folder.
@@ -41,12 +41,15 @@ def try_all(
     Raises:
       ConfigError: If the dataset cannot be trained on.
       DatasetError: If the dataset cannot be used.
+      KeyboardInterrupt: On SIGINT or SIGTERM.
     """
     trials = []
     with tempfile.TemporaryDirectory(prefix="jrec-init-") as folder:
         for number, candidate in enumerate(some):
             config = _config(path, facts, candidate, pathlib.Path(folder) / str(number))
             outcome = train(config)
+            if not outcome.finished:  # a signal, which ends a run with a checkpoint
+                raise KeyboardInterrupt
             records = read_records(outcome.folder / METRICS_FILE)
             scores = [r["auc"] or 0.0 for r in records if r["split"] == "valid"]
             trials.append(Trial(candidate=candidate, auc=max(scores, default=0.0)))
@@ -60,10 +63,10 @@ def _config(path: str, facts: Facts, candidate: Candidate, out: pathlib.Path) ->
     file.write_text(render("a trial", keys, facts), encoding="utf-8")
     batch = next(key.value for key in keys if key.name == "batch_size")
     watch = ("log.progress=off", "log.tensorboard=false", "evaluate.final_splits=[]", "checkpoint.keep_best=false")
-    return load_config(file, [f"out={str(out)!r}", f"max_steps={-(-EXAMPLES // batch)}", *watch])
+    return load_config(file, [f"out={str(out)!r}", f"max_steps={min(STEPS, -(-EXAMPLES // batch))}", *watch])
 
 
 def notes_of(trials: Sequence[Trial]) -> list[str]:
     """Lines that say how the trials went."""
-    head = f"Each was trained on up to {EXAMPLES:,} examples, and reached on the valid split the AUC"
+    head = f"Each was trained for up to {STEPS:,} steps, and reached on the valid split the AUC"
     return [head, *(f"  {trial.auc:.4f}  {trial.candidate.name}" for trial in trials)]
