@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -66,6 +67,15 @@ def table_stack(workload: workloads.Workload, *, seed: int) -> np.ndarray:
     return stack
 
 
+def dense_part(workload: workloads.Workload) -> DLRMConfig:
+    """The workload's MLPs and interaction."""
+    config = DLRMConfig(num_dense=workload.num_dense, bottom_mlp=workload.bottom, top_mlp=workload.top)
+    if not workload.cross_layers:
+        return config
+    crosses = {"cross_layers": workload.cross_layers, "cross_rank": workload.cross_rank}
+    return dataclasses.replace(config, interaction="dcn", **crosses)
+
+
 def training_run(
     workload: workloads.Workload,
     optimizer: str,
@@ -78,8 +88,7 @@ def training_run(
 
     ``implementation`` is the embedding ops'; None takes the platform's default.
     """
-    config = DLRMConfig(num_dense=workload.num_dense, bottom_mlp=workload.bottom, top_mlp=workload.top)
-    model = DLRM(config, layout(workload), implementation=implementation, rngs=nnx.Rngs(params=seed))
+    model = DLRM(dense_part(workload), layout(workload), implementation=implementation, rngs=nnx.Rngs(params=seed))
     (name,) = model.embeddings.arrays()
     model.embeddings.set_arrays({name: jnp.asarray(table_stack(workload, seed=seed))})
     for which, mlp in (("bottom", model.bottom), ("top", model.top)):
@@ -87,6 +96,13 @@ def training_run(
         for layer, (kernel, bias) in zip(mlp.layers, workloads.initial_mlp(workload, which, seed=seed), strict=True):
             assert layer.bias is not None
             layer.kernel[...] = jnp.asarray(kernel)
+            layer.bias[...] = jnp.asarray(bias)
+    if (cross := model.cross) is not None:
+        for number, (down, up, bias) in enumerate(workloads.initial_cross(workload, seed=seed)):
+            layer = cross.layers[number]
+            assert layer.bias is not None
+            cross.down[number].kernel[...] = jnp.asarray(down)
+            layer.kernel[...] = jnp.asarray(up)
             layer.bias[...] = jnp.asarray(bias)
     dense, rows = _optimizers(optimizer, learning_rate)
     return compile_run(model, SparseOptimizer(model, dense=dense, embedding=rows))

@@ -42,7 +42,7 @@ def main() -> None:
             workload = workloads.WORKLOADS[name].with_rows_capped(cap)
             if arguments.batch:
                 workload = workload.with_batch(arguments.batch)
-            _measure(report, peer, workload, arguments.optimizer)
+            measure(report, peer, workload, arguments.optimizer)
             gc.collect()
 
 
@@ -60,7 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(report: harness.Report, peer: client.Peer | None, workload: workloads.Workload, optimizer: str) -> None:
+def measure(report: harness.Report, peer: client.Peer | None, workload: workloads.Workload, optimizer: str) -> None:
+    """Times the steps of one workload, by turns with the peer's."""
     num_batches = 2 if report.quick else 8
     state, run = models.training_run(workload, optimizer, learning_rate=LEARNING_RATE, seed=0)
     if peer is not None:

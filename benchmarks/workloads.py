@@ -40,6 +40,8 @@ class Workload:
       pooled: Whether the ids of a bag are summed; otherwise every id keeps its own output.
       num_dense: Dense features, the width of the bottom MLP's input.
       bottom, top: Widths of the MLPs' layers after their inputs; empty where only embeddings are measured.
+      cross_layers, cross_rank: A low-rank cross network between embeddings and top MLP (DCN-v2); without layers, dot
+        products of all pairs.
       source: Where the figures are from.
     """
 
@@ -53,6 +55,8 @@ class Workload:
     num_dense: int = 0
     bottom: tuple[int, ...] = ()
     top: tuple[int, ...] = ()
+    cross_layers: int = 0
+    cross_rank: int = 0
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -88,6 +92,10 @@ class Workload:
     def with_rows_capped(self, rows: int) -> Workload:
         """The same workload with no table above ``rows`` rows."""
         return dataclasses.replace(self, rows=tuple(min(r, rows) for r in self.rows))
+
+    def with_rows_divided(self, divisor: int) -> Workload:
+        """The same workload with tables of a ``divisor``-th of the rows, rounded up."""
+        return dataclasses.replace(self, rows=tuple(-(-r // divisor) for r in self.rows))
 
 
 def zipf_ids(rng: np.random.Generator, rows: int, count: int, exponent: float) -> np.ndarray:
@@ -184,8 +192,10 @@ def initial_table(workload: Workload, table: int, *, seed: int) -> np.ndarray:
 
 
 def interaction_width(workload: Workload) -> int:
-    """Width of the top MLP's input: the bottom MLP's output and the dot products of all pairs."""
+    """Width of the top MLP's input: all vectors side by side, crossed, or the bottom MLP's output and dot products."""
     vectors = workload.num_tables + 1
+    if workload.cross_layers:
+        return vectors * workload.dim
     return workload.dim + vectors * (vectors - 1) // 2
 
 
@@ -202,6 +212,18 @@ def initial_mlp(workload: Workload, which: str, *, seed: int) -> list[tuple[np.n
         kernel = rng.standard_normal((fan_in, fan_out), dtype=np.float32) * spread
         bias = rng.standard_normal(fan_out, dtype=np.float32) * np.float32(math.sqrt(1 / fan_out))
         layers.append((kernel, bias))
+    return layers
+
+
+def initial_cross(workload: Workload, *, seed: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Initial (V^T (width, rank), W^T (rank, width), bias (width,)) float32 of the layers x_0 * (W V x + b) + x."""
+    rng = np.random.default_rng((seed, workload.num_tables, 6))
+    width, rank = interaction_width(workload), workload.cross_rank
+    spread = np.float32(math.sqrt(2 / (width + rank)))
+    layers = []
+    for _ in range(workload.cross_layers):
+        down, up = (rng.standard_normal(shape, dtype=np.float32) * spread for shape in ((width, rank), (rank, width)))
+        layers.append((down, up, np.zeros(width, np.float32)))
     return layers
 
 
@@ -249,6 +271,19 @@ _WORKLOADS = (
         bottom=(512, 256, 128),
         top=(1024, 1024, 512, 256, 1),
         source="mlcommons/training, recommendation_v2/torchrec_dlrm (its cross network left out)",
+    ),
+    Workload(
+        name="mlperf-dcnv2",
+        rows=CRITEO_TERABYTE_ROWS,
+        dim=128,
+        ids_per_bag=MLPERF_IDS_PER_SAMPLE,
+        batch=55_296,
+        num_dense=13,
+        bottom=(512, 256, 128),
+        top=(1024, 1024, 512, 256, 1),
+        cross_layers=3,
+        cross_rank=512,
+        source="mlcommons/training, recommendation_v2/torchrec_dlrm; batch: NVIDIA's submissions on 8 GPUs",
     ),
     _rm("rm1", 10, 80, (256, 128, 64), (256, 64, 1)),
     _rm("rm2", 40, 80, (256, 128, 64), (512, 128, 1)),

@@ -61,7 +61,12 @@ def test_draws_depend_on_workload_and_seed_alone():
 
 @pytest.mark.parametrize(
     ("name", "config"),
-    [("kaggle", "criteo_kaggle"), ("terabyte", "criteo_terabyte"), *((f"rm{i}", f"rm{i}") for i in range(1, 5))],
+    [
+        ("kaggle", "criteo_kaggle"),
+        ("terabyte", "criteo_terabyte"),
+        *((f"rm{i}", f"rm{i}") for i in range(1, 5)),
+        ("mlperf-dcnv2", "mlperf_dlrm_dcnv2"),
+    ],
 )
 def test_workloads_have_the_mlps_of_the_configs(name, config):
     model = tomllib.loads((ROOT / "configs" / f"{config}.toml").read_text())["model"]
@@ -69,6 +74,7 @@ def test_workloads_have_the_mlps_of_the_configs(name, config):
     assert list(workload.bottom) == model["bottom_mlp"]
     assert list(workload.top) == model["top_mlp"]
     assert workload.dim == model["embedding_dim"]
+    assert (workload.cross_layers, workload.cross_rank) == (model.get("cross_layers", 0), model.get("cross_rank", 0))
 
 
 def test_workloads_have_the_published_table_sizes(shared_data):

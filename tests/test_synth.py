@@ -247,10 +247,28 @@ def test_shapes_are_whole():
         assert default_block_size(shape) * bytes_per_example(shape) <= 8 << 20
     sizes = {name: (len(shape_like(name).rows), shape_like(name).ids_per_example) for name in SHAPES}
     assert sizes == {
-        "criteo-kaggle": (26, 26), "criteo-terabyte": (26, 26), "avazu": (23, 23),
+        "criteo-kaggle": (26, 26), "criteo-terabyte": (26, 26), "mlperf-dlrm-dcnv2": (26, 214), "avazu": (23, 23),
         "taobao": (3, 43), "taobao-intent": (5, 5),
         "rm1": (10, 800), "rm2": (40, 3200), "rm3": (10, 200), "rm4": (10, 200), "quickstart": (10, 10),
     }  # fmt: skip
+
+
+def test_scaled_shapes_have_a_fraction_of_the_rows(tmp_path, capsys):
+    whole = shape_like("mlperf-dlrm-dcnv2")
+    assert sum(whole.rows.values()) == 204_184_588
+    scaled = shape_like("mlperf-dlrm-dcnv2", scale=1 / 64)
+    assert scaled.rows == {table: -(-rows // 64) for table, rows in whole.rows.items()}
+    assert [f.max_length for f in scaled.categorical][19:22] == [12, 100, 27]
+    folder = tmp_path / "twin"
+    arguments = ["--scale", "1/65536", "--rows", "300", "--seed", "1", "--out", str(folder), "--quiet"]
+    assert main(["synth", "--like", "mlperf-dlrm-dcnv2", *arguments]) == 0
+    assert {t.rows for t in Schema.load(folder).tables} == {1, 7, 10, 47, 611}
+    for wrong in ("0", "2", "1/0", "x"):
+        with pytest.raises(SystemExit):
+            main(["synth", "--like", "rm1", "--scale", wrong, "--rows", "9", "--out", str(folder)])
+        assert "no fraction above 0 and up to 1" in capsys.readouterr().err
+    with pytest.raises(DatasetError, match="--scale is 2"):
+        shape_like("rm1", scale=2)
 
 
 @pytest.mark.parametrize("like", ["avazu", "taobao", "taobao-intent", "criteo-kaggle"])

@@ -19,7 +19,7 @@ from benchmarks.peers import protocol, torch_optimizers
 
 
 class DLRM(torch.nn.Module):
-    """Bottom MLP, one EmbeddingBag per table, dot products of all pairs, top MLP."""
+    """Bottom MLP, one EmbeddingBag per table, dot products of all pairs or low-rank cross layers, top MLP."""
 
     def __init__(self, workload: workloads.Workload, seed: int) -> None:
         super().__init__()
@@ -28,6 +28,8 @@ class DLRM(torch.nn.Module):
         )
         self.bottom = _mlp(workloads.initial_mlp(workload, "bottom", seed=seed), last_relu=True)
         self.top = _mlp(workloads.initial_mlp(workload, "top", seed=seed), last_relu=False)
+        crosses = workloads.initial_cross(workload, seed=seed)
+        self.crosses = torch.nn.ParameterList(torch.from_numpy(array) for layer in crosses for array in layer)
         vectors = workload.num_tables + 1
         self.register_buffer("pairs", torch.tril_indices(vectors, vectors, offset=-1))
 
@@ -35,10 +37,19 @@ class DLRM(torch.nn.Module):
         """(batch,) logits of (batch, num_dense) features and per table (batch, length) ids."""
         bottom = self.bottom(dense)
         pooled = [bag(table_ids) for bag, table_ids in zip(self.bags, ids, strict=True)]
+        if len(self.crosses):
+            return self.top(self.crossed(torch.cat([bottom, *pooled], dim=1))).squeeze(1)
         vectors = torch.stack([bottom, *pooled], dim=1)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         interactions = products[:, self.pairs[0], self.pairs[1]]
         return self.top(torch.cat([bottom, interactions], dim=1)).squeeze(1)
+
+    def crossed(self, x0: torch.Tensor) -> torch.Tensor:
+        """(batch, width) through the cross layers."""
+        x, parameters = x0, iter(self.crosses)
+        for down, up, bias in zip(parameters, parameters, parameters, strict=True):
+            x = torch.addcmul(x, x0, torch.addmm(bias, x @ down, up))
+        return x
 
 
 def embedding_bag(table: np.ndarray) -> torch.nn.EmbeddingBag:
@@ -66,7 +77,7 @@ def dlrm(_: dict[str, np.ndarray], options: dict[str, Any]) -> dict[str, Callabl
     model = DLRM(workload, seed)
     optimizers = torch_optimizers.build(
         options["optimizer"],
-        dense=[*model.bottom.parameters(), *model.top.parameters()],
+        dense=[*model.bottom.parameters(), *model.crosses.parameters(), *model.top.parameters()],
         tables=list(model.bags.parameters()),
         learning_rate=options["learning_rate"],
     )

@@ -79,6 +79,18 @@ def fractions(text: str) -> tuple[float, ...]:
     return values
 
 
+def ratio(text: str) -> float:
+    """``1/64`` or ``0.25``: above 0 and up to 1."""
+    numerator, slash, denominator = text.partition("/")
+    try:
+        value = float(numerator) / (float(denominator) if slash else 1)
+    except (ValueError, ZeroDivisionError):
+        value = math.nan
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{_shown(text)} is no fraction above 0 and up to 1, such as 1/64")
+    return value
+
+
 def _shown(text: str) -> str:
     """A value in a message, which stays one line however long the value is."""
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}... ({len(text):,} characters)"

@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 
-from jrec.commands.arguments import COUNT, LARGE_COUNT, SEED, THREADS, fractions, integer, number
+from jrec.commands.arguments import COUNT, LARGE_COUNT, SEED, THREADS, fractions, integer, number, ratio
 
 DESCRIPTION = """\
 Make a synthetic dataset that `jrec train` reads: tables of published sizes, power-law ids whose popularity drifts from
@@ -17,6 +17,7 @@ EPILOG = """examples:
   jrec synth --like quickstart --rows 300000 --out data/quickstart
   jrec synth --like criteo-kaggle --rows 1000000 --seed 0 --out data/kaggle_like
   jrec synth --like criteo-terabyte --table-rows 1000000 --rows 5000000 --out data/terabyte_like
+  jrec synth --like mlperf-dlrm-dcnv2 --scale 1/64 --rows 500000 --out data/mlperf_dlrm_dcnv2
   jrec synth --like taobao --rows 2000000 --out data/taobao_like
   jrec synth --like rm1 --rows 100000 --table-rows 500000 --exponent 1.2 --out data/rm1
 
@@ -38,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--table-rows", type=integer(1, 2**31 - 2), metavar="N",
         help="for rm1 to rm4 the rows of every table (default 1,000,000), for the others a cap",
     )  # fmt: skip
+    parser.add_argument(
+        "--scale", type=ratio, metavar="A/B", help="multiply the rows of every table by this, such as 1/64"
+    )
     parser.add_argument(
         "--exponent", type=number(0, 10), metavar="A",
         help="rank k of a table is drawn in proportion to k**-A (default 1.05; quickstart 1.2)",
@@ -71,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         **threads,
     )
     schema = synthesize(
-        shape_like(args.like, table_rows=args.table_rows, exponent=args.exponent),
+        shape_like(args.like, table_rows=args.table_rows, scale=args.scale, exponent=args.exponent),
         args.out,
         options,
         command=shlex.join(["jrec", *sys.argv[1:]]),

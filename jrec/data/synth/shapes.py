@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -109,6 +110,16 @@ def _criteo(name: str, logit_std: float) -> Shape:
     return Shape(dense=13, features=tuple(map(one_hot, rows)), rows=rows, logit_std=logit_std, **_figures(name))
 
 
+def _mlperf() -> Shape:
+    shape, lengths = _criteo("criteo-terabyte", 1.2), _published()["criteo-terabyte-multi-hot"]["ids_per_example"]
+    features = [
+        SynthFeature(feature=dataclasses.replace(of.feature, max_length=length))
+        for of, length in zip(shape.features, lengths["C"], strict=True)
+    ]
+    sources = (*shape.sources, f"ids of an example: {lengths['source']}")
+    return dataclasses.replace(shape, name="mlperf-dlrm-dcnv2", features=tuple(features), sources=sources)
+
+
 _CALENDAR = (one_hot("hour_of_day", "hour"), one_hot("weekday", "weekday"))
 _CALENDAR_ROWS = {"hour_of_day": 24, "weekday": 7}
 
@@ -194,6 +205,7 @@ def _quickstart() -> Shape:
 SHAPES: Mapping[str, Callable[[], Shape]] = {
     "criteo-kaggle": lambda: _criteo("criteo-kaggle", 1.3),
     "criteo-terabyte": lambda: _criteo("criteo-terabyte", 1.2),
+    "mlperf-dlrm-dcnv2": _mlperf,
     "avazu": _avazu,
     "taobao": _taobao,
     "taobao-intent": _taobao_intent,
@@ -205,17 +217,24 @@ SHAPES: Mapping[str, Callable[[], Shape]] = {
 }
 
 
-def shape_like(name: str, *, table_rows: int | None = None, exponent: float | None = None) -> Shape:
+def shape_like(
+    name: str, *, table_rows: int | None = None, scale: float | None = None, exponent: float | None = None
+) -> Shape:
     """The named shape.
 
     Args:
       name: A key of ``SHAPES``.
       table_rows: For RM1 to RM4 the rows of every table, for the others a cap.
+      scale: What every table's rows are multiplied by, rounded up; before ``table_rows``.
       exponent: The power law's exponent, in place of the shape's own.
     """
     if name not in SHAPES:
         raise DatasetError(f"there is no shape {name!r}; choose one of {', '.join(SHAPES)}")
     shape = SHAPES[name]()
+    if scale is not None:
+        if not 0 < scale <= 1:
+            raise DatasetError(f"--scale is {scale:g}; choose one above 0 and up to 1, such as 1/64")
+        shape = dataclasses.replace(shape, rows={table: math.ceil(rows * scale) for table, rows in shape.rows.items()})
     if table_rows is not None:
         if table_rows < 1:
             raise DatasetError(f"--table-rows is {table_rows}; a table needs at least one row")
