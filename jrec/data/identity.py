@@ -82,7 +82,7 @@ class Identity:
 
 def identity_of(schema: Schema) -> Identity:
     """The identity of a dataset; see ``Schema.identity``."""
-    dense = [("feature " + f.name, dataclasses.asdict(f)) for f in schema.dense]
+    dense = [("feature " + f.name, _meaning_of_dense(f)) for f in schema.dense]
     categorical = [("feature " + f.name, _meaning_of_feature(f)) for f in schema.categorical]
     tables = [("table " + t.name, _meaning_of_table(t)) for t in schema.tables]
     orders = [("order of table " + t.name, t.bijection.sha256) for t in schema.tables if t.bijection is not None]
@@ -102,11 +102,18 @@ def digest_of(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
+def _meaning_of_dense(feature: Any) -> dict[str, Any]:
+    """All of a dense feature; without what it did not learn, so that older datasets keep their identity."""
+    return {key: value for key, value in dataclasses.asdict(feature).items() if value is not None}
+
+
 def _meaning_of_feature(feature: Any) -> dict[str, Any]:
     """All of a categorical feature but how long lists may get, which has no influence on what an id means."""
     content = dataclasses.asdict(feature)
     if not feature.fixed_length:
         del content["max_length"]
+    if feature.boundaries is None:
+        del content["boundaries"]
     return content
 
 

@@ -143,11 +143,11 @@ class Log:
 def new_spill(source: Source, folder: pathlib.Path) -> Spill:
     """An empty spill for the examples of a source."""
     plain: dict[str, np.dtype] = {LABEL: np.dtype(np.float32)} | {
-        dense_name(d.name): np.dtype(np.float32) for d in source.dense
+        dense_name(d.name): np.dtype(np.float64 if d.unfitted else np.float32) for d in source.dense
     }
     lists: dict[str, np.dtype] = {}
     for spec in source.categorical:
-        (lists if spec.many else plain)[keys_name(spec.name)] = np.dtype(np.uint64)
+        (lists if spec.many else plain)[keys_name(spec.name)] = np.dtype(np.float64 if spec.unfitted else np.uint64)
         if spec.weighted:
             lists[weights_name(spec.name)] = np.dtype(np.float32)
     if source.timed:

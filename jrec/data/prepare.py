@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from jrec.data import blocks
+from jrec.data.fit import fit
 from jrec.data.ingest import BAD_LINES_FILE, TIME, BadLines, Log, fill_spill, keys_name, new_spill
 from jrec.data.prepare_options import PrepareOptions
 from jrec.data.readers.lines import check_inputs
@@ -124,10 +125,11 @@ class _Preparation:
         spill = self._ingest(inputs, work, texts, bad)
         shutil.rmtree(work / "streams", ignore_errors=True)
         bounds = split_bounds(spill.rows, self.options.split)
+        if self.earlier is None and bounds[0] == 0:
+            raise DatasetError(f"{spill.rows} example(s) leave none to train on with --split {self.options.split}")
+        self.source = fit(self.source, spill, bounds[0])
         if self.earlier is not None:
             features = self.earlier.features(spill)
-        elif bounds[0] == 0:
-            raise DatasetError(f"{spill.rows} example(s) leave none to train on with --split {self.options.split}")
         else:
             features = tuple(_feature(s, spill) for s in self.source.categorical)
         tables, ids, usage = self._encode(spill, work, texts, bounds[0])
@@ -308,4 +310,5 @@ def _feature(spec: CategoricalSpec, spill: Spill) -> CategoricalFeature:
         max_length=spec.max_length or longest,
         fixed_length=spec.fixed_length,
         weighted=spec.weighted,
+        boundaries=spec.boundaries,
     )

@@ -13,7 +13,7 @@ from jrec.data.readers.delimited import Delimited
 from jrec.data.readers.delimited_schema import DelimitedSchema
 from jrec.data.readers.dense import dense_column, reject_dense
 from jrec.data.readers.parse import Field, ListField, ParsedBlock
-from jrec.data.readers.source import CategoricalSpec, Chunk, Source
+from jrec.data.readers.source import CategoricalSpec, Chunk, Source, learned_of
 from jrec.data.readers.taobao import Taobao
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.vocabulary_load import preparation
@@ -41,7 +41,8 @@ def log_source(schema: Schema) -> Source | None:
         return Taobao()
     else:
         return None
-    return source.with_labels("optional").limited({f.name: f.max_length for f in schema.categorical})
+    source = source.with_labels("optional").limited({f.name: f.max_length for f in schema.categorical})
+    return source.fitted(*learned_of(schema))
 
 
 class FeatureColumns(Source):
@@ -72,7 +73,7 @@ class FeatureColumns(Source):
         weights = {f.name: parsed.lists(f.name + WEIGHT_SUFFIX) for f in self._features if f.weighted}
         return Chunk(
             labels=np.zeros(parsed.rows, np.float32),
-            dense={f.name: dense_column(parsed, f.name, f.transform, None) for f in self.dense},
+            dense={f.name: dense_column(parsed, f.name, f, None) for f in self.dense},
             keys={f.name: parsed.columns[f.name] for f in self._features},
             weights={name: ListField(w.offsets, w.values.astype(np.float32)) for name, w in weights.items()},
         )

@@ -33,6 +33,8 @@ MAX_LENGTH = 2**31 - 1
 SCHEMA_FILE = "schema.json"
 
 
+# Keys of features that are written only where they say something.
+_LEARNED = {"dense": ("mean", "deviation"), "categorical": ("boundaries",)}
 _REMEDY = "copy it again, or prepare the dataset again"
 
 
@@ -42,21 +44,35 @@ class DatasetError(JrecError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DenseFeature:
-    """A float feature. ``transform`` names what preparation did to the raw value ("log1p", "none")."""
+    """A float feature. ``transform`` names what preparation did to the raw value ("log1p", "none", "standardize").
+
+    ``mean`` and ``deviation`` are those of the raw values in training, where they were standardized.
+    """
 
     name: str
     transform: str = "none"
+    mean: float | None = None
+    deviation: float | None = None
+
+    @property
+    def unfitted(self) -> bool:
+        """Whether its mean and deviation are yet to be learnt."""
+        return self.transform == "standardize" and self.mean is None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CategoricalFeature:
-    """Ids of ``table``: one an example, or up to ``max_length``; exactly that many where ``fixed_length``."""
+    """Ids of ``table``: one an example, or up to ``max_length``; exactly that many where ``fixed_length``.
+
+    ``boundaries``, if not None, lie between the buckets that its numbers fall into; the values are buckets' numbers.
+    """
 
     name: str
     table: str
     max_length: int = 1
     fixed_length: bool = False
     weighted: bool = False
+    boundaries: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_length <= MAX_LENGTH:
@@ -218,6 +234,8 @@ class Schema:
         del content["folder"]
         if self.labels:
             del content["labels"]
+        for kind, keys in _LEARNED.items():
+            content[kind] = [{k: v for k, v in f.items() if v is not None or k not in keys} for f in content[kind]]
         save_json(path, content, kind=FORMAT, version=VERSION, sealed=True)
 
     @staticmethod
@@ -245,6 +263,10 @@ class Schema:
         )
         content["folder"] = None
         content.setdefault("labels", True)
+        for kind, keys in _LEARNED.items():
+            for feature in content[kind] if isinstance(content.get(kind), list) else ():
+                if isinstance(feature, dict):
+                    feature |= {key: None for key in keys if key not in feature}
         try:
             schema = decode(content, Schema, where=str(path), error=DatasetError, remedy=_REMEDY)
         except DatasetError as error:

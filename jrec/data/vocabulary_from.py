@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jrec.data.ingest import keys_name
-from jrec.data.readers.source import CategoricalSpec, Source
+from jrec.data.readers.source import CategoricalSpec, Source, learned_of
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Table
 from jrec.data.spill import ListColumn, Spill
 from jrec.data.texts import TextStore
@@ -93,7 +93,7 @@ class EarlierDataset:
                 f"the log's joined files were read with key seed {source.key_seed}, but {self.folder} was prepared with"
                 f" {self.key_seed}; read them with that seed"
             )
-        return source.limited(lengths)
+        return source.limited(lengths).fitted(*learned_of(self.schema))
 
     def _check(self, earlier: Mapping[str, Mapping[str, Any]], later: Mapping[str, Mapping[str, Any]]) -> None:
         remedy = f"--vocabulary-from needs the features and tables of {self.folder}"

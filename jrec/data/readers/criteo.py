@@ -48,6 +48,6 @@ class Criteo(Source):
         reject_labels(parsed, "label")
         return Chunk(
             labels=labels_of(parsed, "label"),
-            dense={n: dense_column(parsed, n, "log1p", 0.0) for n in COUNTS},
+            dense={f.name: dense_column(parsed, f.name, f, 0.0) for f in self.dense},
             keys={n: parsed.columns[n] for n in CATEGORICALS},
         )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jrec.data.readers.delimited_schema import PARTS, CategoricalColumn, DelimitedSchema
-from jrec.data.readers.dense import dense_column, reject_dense
+from jrec.data.readers.dense import bucket_keys, dense_column, reject_dense
 from jrec.data.readers.lines import first_line
 from jrec.data.readers.parquet import column_types, dialect_of, is_parquet
 from jrec.data.readers.parse import Dialect, Field, Kind, ListField, ParsedBlock, any_of_list
@@ -42,6 +42,15 @@ class Delimited(Source):
         open_lists = [c.feature for c in self._schema.categorical if c.many and c.max_length is None]
         limited._limits = {name: lengths[name] for name in open_lists if name in lengths}
         return limited
+
+    def fitted(self, dense: Mapping[str, DenseFeature], boundaries: Mapping[str, tuple[float, ...]]) -> Delimited:
+        """Standardizes by these means and deviations, and puts numbers into these buckets."""
+        known = copy.copy(self)
+        known.dense = tuple(dense.get(f.name, f) for f in self.dense)
+        known.categorical = tuple(
+            dataclasses.replace(s, boundaries=boundaries.get(s.name)) if s.quantiles else s for s in self.categorical
+        )
+        return known
 
     def options(self) -> dict[str, Any]:
         """The whole schema, in the types of JSON."""
@@ -121,6 +130,9 @@ class Delimited(Source):
         for feature in schema.categorical:
             if name == feature.column and not feature.part:
                 missing = self._missing
+                if feature.quantiles:
+                    kind = "number"
+                    continue
                 kind, separator = ("texts" if feature.many else "text"), feature.separator or "|"
             elif name == feature.weights:
                 kind, separator = "weights", feature.separator or "|"
@@ -129,6 +141,10 @@ class Delimited(Source):
     @property
     def _missing(self) -> tuple[str, ...]:
         return tuple(text for text in self._schema.missing_values if text)
+
+    @property
+    def _boundaries(self) -> dict[str, tuple[float, ...]]:
+        return {s.name: s.boundaries for s in self.categorical if s.boundaries is not None}
 
     @property
     def _parts(self) -> list[CategoricalColumn]:
@@ -153,7 +169,9 @@ class Delimited(Source):
                 keys[feature.feature] = calendar_keys(times // 1_000_000)[PARTS[feature.part]]
                 continue
             if not feature.many:
-                keys[feature.feature] = parsed.numbers(feature.column)
+                keys[feature.feature] = values = parsed.numbers(feature.column)
+                if feature.quantiles and (bounds := self._boundaries.get(feature.feature)) is not None:
+                    keys[feature.feature] = bucket_keys(bounds, values)
                 continue
             keys[feature.feature] = _cut(parsed.lists(feature.column), feature)
             if feature.weights:
@@ -164,7 +182,10 @@ class Delimited(Source):
             labels = (parsed.numbers(self._label) >= schema.label.positive_at_least).astype(np.float32)
         return Chunk(
             labels=labels,
-            dense={d.feature: dense_column(parsed, d.column, d.transform, d.missing) for d in schema.dense},
+            dense={
+                feature.name: dense_column(parsed, d.column, feature, d.missing)
+                for d, feature in zip(schema.dense, self.dense, strict=True)
+            },
             keys=keys,
             weights=weights,
             times=times,
@@ -197,6 +218,7 @@ def _spec(column: CategoricalColumn) -> CategoricalSpec:
         weighted=bool(column.weights),
         max_length=column.max_length if many else 1,
         fixed_length=column.fixed_length if many else True,
+        quantiles=column.quantiles,
     )
 
 

@@ -9,13 +9,14 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from jrec.data.readers.dense import TRANSFORMS
+from jrec.data.readers.dense import STANDARDIZE, TRANSFORMS
 from jrec.data.schema import DatasetError
 from jrec.files import decode, load_toml, parse_json
 
 _REMEDY = "docs/data.md has every key"
 TOO_LONG = ("error", "first", "last")
 TIME_FORMATS = ("integer", "iso", "seconds", "milliseconds", "microseconds", "nanoseconds")
+MAX_QUANTILES = 10_000
 PARTS = {"hour": "hour_of_day", "weekday": "weekday"}
 
 
@@ -66,6 +67,7 @@ class CategoricalColumn:
     ``weights`` names the column of their weights; lists longer than ``max_length`` are bad lines, or keep their first
     or last values (``too_long``); ``fixed_length`` demands ``max_length`` values everywhere. ``part`` takes the "hour"
     (UTC, "0" to "23") or "weekday" ("0" is Monday) of the column of times.
+    ``quantiles`` puts numbers into that many buckets of about as many training values each.
     """
 
     column: str
@@ -78,6 +80,7 @@ class CategoricalColumn:
     weights: str = ""
     lists: bool = False
     part: str = ""
+    quantiles: int = 0
 
     @property
     def feature(self) -> str:
@@ -166,10 +169,14 @@ def _check(schema: DelimitedSchema, path: str) -> None:
     if schema.time and schema.time.format not in TIME_FORMATS:
         raise wrong(f"format of [time] is {schema.time.format!r}; choose one of {', '.join(TIME_FORMATS)}")
     for dense in schema.dense:
-        if dense.transform not in TRANSFORMS:
-            raise wrong(f"transform of {dense.feature!r} is {dense.transform!r}; choose one of {', '.join(TRANSFORMS)}")
+        if dense.transform not in (transforms := [*TRANSFORMS, STANDARDIZE]):
+            raise wrong(f"transform of {dense.feature!r} is {dense.transform!r}; choose one of {', '.join(transforms)}")
     for feature in schema.categorical:
         subject = f"categorical {feature.feature!r}"
+        if feature.quantiles and not 2 <= feature.quantiles <= MAX_QUANTILES:
+            raise wrong(f"{subject}: quantiles is {feature.quantiles}; it must be 2 to {MAX_QUANTILES:,}")
+        if feature.quantiles and (feature.many or feature.part):
+            raise wrong(f"{subject}: quantiles are of a column of numbers; leave out separator, lists and part")
         if feature.part:
             if feature.part not in PARTS:
                 raise wrong(f"{subject}: part is {feature.part!r}; choose one of {', '.join(PARTS)}")

@@ -12,7 +12,7 @@ import numpy as np
 
 from jrec.data.readers.keys import integer_keys
 from jrec.data.readers.parse import Column, Dialect, Field, ListField, LongTexts, ParsedBlock
-from jrec.data.schema import DatasetError, DenseFeature
+from jrec.data.schema import DatasetError, DenseFeature, Schema
 
 Labels = Literal["required", "optional", "none"]
 MAX_INTEGER_ID = 2**56 - 1
@@ -20,7 +20,10 @@ MAX_INTEGER_ID = 2**56 - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CategoricalSpec:
-    """A categorical feature before preparation: ``max_length`` None stands for the longest list of the log."""
+    """A categorical feature before preparation: ``max_length`` None stands for the longest list of the log.
+
+    ``quantiles``, if not 0, is the number of buckets that its numbers fall into, ``boundaries`` what lies between.
+    """
 
     name: str
     table: str
@@ -28,6 +31,13 @@ class CategoricalSpec:
     weighted: bool = False
     max_length: int | None = None
     fixed_length: bool = False
+    quantiles: int = 0
+    boundaries: tuple[float, ...] | None = None
+
+    @property
+    def unfitted(self) -> bool:
+        """Whether its values are numbers whose buckets are yet to be learnt."""
+        return self.quantiles > 0 and self.boundaries is None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +46,8 @@ class Chunk:
 
     Attributes:
       labels: (n,) float32 in {0, 1}; zeros where the log has none.
-      dense: By feature, (n,) float32, transformed and finite.
-      keys: By feature, (n,) uint64, or a list of them for features with ``many``.
+      dense: By feature, (n,) float32, transformed and finite; float64 raw values of unfitted features.
+      keys: By feature, (n,) uint64, or a list of them for features with ``many``; float64 numbers of unfitted features.
       weights: By weighted feature, lists of finite float32 of the lengths of its keys.
       times: (n,) int64 by which examples are ordered, or None where the order of the files is the order of time.
       texts: By feature, the texts whose keys are hashes.
@@ -113,9 +123,19 @@ class Source:
         """The same log, where lists of no given ``max_length`` have at most these lengths, by feature."""
         return self
 
+    def fitted(self, dense: Mapping[str, DenseFeature], boundaries: Mapping[str, tuple[float, ...]]) -> Source:
+        """The same log, whose features know what was learnt of the training examples, by feature."""
+        return self
+
     def options(self) -> dict[str, Any]:
         """The format's own options, for the dataset's provenance."""
         return {}
+
+
+def learned_of(schema: Schema) -> tuple[dict[str, DenseFeature], dict[str, tuple[float, ...]]]:
+    """What a dataset's features know of its training examples, as ``Source.fitted`` takes it."""
+    boundaries = {f.name: f.boundaries for f in schema.categorical if f.boundaries is not None}
+    return {f.name: f for f in schema.dense if f.mean is not None}, boundaries
 
 
 def one_hot(*names: str) -> tuple[CategoricalSpec, ...]:
