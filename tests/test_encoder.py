@@ -279,6 +279,18 @@ def test_events_of_taobao_are_streamed(tmp_path):
 ROW = {"price": [1.0], "age": [2], "user": ["u1"], "items": [["a"]], "strengths": [[0.5]], "tags": [[]]}
 
 
+def test_nothing_but_missing_values(shop):
+    encoder = Encoder(shop[0])
+    texts = encoder.columns({**dict.fromkeys(ROW, [""] * 2), "age": ["3", "4"]})
+    assert texts.ids["items"].offsets.tolist() == [0, 0, 0]
+    for missing in ([None, None], pa.nulls(2), pa.nulls(2, pa.string())):
+        encoded = encoder.columns({**dict.fromkeys(ROW, missing), "age": [3, 4]})
+        jax.tree.map(np.testing.assert_array_equal, encoded.by_name(), texts.by_name())
+    none = encoder.columns({name: [] for name in ROW})
+    assert none.examples == 0
+    assert none.ids["tags"].offsets.tolist() == [0]
+
+
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [

@@ -90,8 +90,8 @@ def _split(field: Field, form: Form) -> Form:
     import pyarrow as pa
     import pyarrow.compute
 
-    if not form.is_text and not form.values.size:
-        return Form(np.empty(0, np.int64), np.zeros(1, np.int64))  # an empty list has no type
+    if not form.is_text and (not form.values.size or (form.present is not None and not form.present.any())):
+        return Form(np.empty(0, np.int64), np.zeros(len(form.values) + 1, np.int64))  # nothing has no type
     if not form.is_text:
         raise DatasetError(
             f"column {field.name!r} holds one {form.values.dtype} an example, but lists are wanted: give ragged lists,"
