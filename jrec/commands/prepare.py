@@ -17,12 +17,14 @@ EPILOG = """examples:
   jrec prepare taobao --form intent --input UserBehavior.csv --on-bad-line skip --out data/taobao
   jrec prepare movielens --input ratings.dat --users users.dat --movies movies.dat --out data/ml1m
   jrec prepare csv --schema clicks.toml --input monday.csv tuesday.csv.gz --out data/clicks
+  jrec prepare csv --schema clicks.toml --train a.parquet --valid b.parquet --test c.parquet --out data/clicks
   jrec prepare avazu --input <(zstdcat train.zst) --out data/avazu
   jrec prepare csv --schema clicks.toml --input friday.csv --vocabulary-from data/clicks --split 0,0,1 --out data/friday
 
 The output folder appears when it is complete. An interrupted run is started anew by the same command. A pipe is copied
 to disk beside DIR first, since it can be read only once.
 """
+_SPLITS = ("train", "valid", "test")
 _LEARNED = ("min_count", "max_rows", "key_seed")
 FORMATS = {
     "criteo-kaggle": "Criteo's Kaggle challenge: train.txt",
@@ -89,16 +91,25 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     default = PrepareOptions()
     parser.add_argument(
         "--input",
-        required=True,
         nargs="+",
         metavar="FILE",
         help="files or pipes, plain or gzip (csv: Parquet too), in order of time; - is standard input",
     )
+    for name in _SPLITS:
+        what = "instead of --input: files of the training split" if name == "train" else f"files of the {name} split"
+        parser.add_argument(f"--{name}", nargs="+", metavar="FILE", help=what)
     parser.add_argument("--out", required=True, metavar="DIR", help="the dataset folder to make")
     parser.add_argument(
         "--split", type=fractions, default=default.split, metavar="A,B,C",
         help="fractions of the examples, in order of time, for train, valid and test (default 0.8,0.1,0.1)",
     )  # fmt: skip
+    parser.add_argument(
+        "--split-by", choices=("time", "random"), default=default.split_by,
+        help="split in order of time (default), or draw each example's split at random",
+    )  # fmt: skip
+    parser.add_argument(
+        "--split-seed", type=SEED, default=default.split_seed, help="seed of --split-by random (default 0)"
+    )
     parser.add_argument(
         "--min-count", type=COUNT, metavar="N",
         help="values seen less often in training share the out-of-vocabulary row (default 2)",
@@ -160,6 +171,8 @@ def run(args: argparse.Namespace) -> int:
     key_seed = learned.get("key_seed", 0) if args.vocabulary_from is None else dataset_key_seed(args.vocabulary_from)
     options = PrepareOptions(
         split=args.split,
+        split_by=args.split_by,
+        split_seed=args.split_seed,
         **learned,
         vocabulary_from=args.vocabulary_from,
         labels=not args.no_labels,
@@ -172,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
     )
     schema = prepare(
         _source(args, key_seed),
-        args.input,
+        _inputs(args),
         args.out,
         options,
         command=shlex.join(["jrec", *sys.argv[1:]]),
@@ -183,6 +196,17 @@ def run(args: argparse.Namespace) -> int:
     rows = sum(t.rows for t in schema.tables)
     print(f"{args.out}: {counts} examples; {len(schema.tables)} tables of {rows:,} rows")
     return 0
+
+
+def _inputs(args: argparse.Namespace) -> list[str] | dict[str, list[str]]:
+    from jrec.data.schema import DatasetError
+
+    by_split = {name: files for name in _SPLITS if (files := getattr(args, name))}
+    if bool(args.input) == bool(by_split):
+        raise DatasetError(
+            "give either --input, a log to split, or the files of each split as --train, --valid and --test"
+        )
+    return args.input or by_split
 
 
 def _source(args: argparse.Namespace, key_seed: int):

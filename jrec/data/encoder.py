@@ -102,7 +102,7 @@ class Encoder:
         self._folder: pathlib.Path = schema.folder
         self._key_seed = key_seed_of(schema)
         self._log = log_source(schema)
-        self._columns: Source = FeatureColumns(schema) if self._log is None or not _has_fields(self._log) else self._log
+        self._columns: Source = FeatureColumns(schema) if self._log is None or not self._log.has_fields else self._log
         self._fields = self._columns.raw_fields()
         self._encoders: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
 
@@ -215,10 +215,6 @@ class Encoder:
             loaded = load_table(self._folder, self.schema, self.schema.table(table), self._key_seed)
             encode = self._encoders[table] = loaded.encoder()
         return encode
-
-
-def _has_fields(source: Source) -> bool:
-    return type(source).raw_fields is not Source.raw_fields
 
 
 def _of_size(pieces: Iterator[EncodedColumns], size: int) -> Iterator[EncodedColumns]:

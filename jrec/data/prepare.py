@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import math
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from jrec.data.readers.streams import Input, is_stream, named, spool
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
 from jrec.data.shards import ShardRows, write_shards
 from jrec.data.spill import ListColumn, PlainColumn, Spill
+from jrec.data.splits import SPLITS, drawn_splits, flat, joined_splits, split_bounds
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, build_table
 from jrec.data.vocabulary_file import file_digests, save_table
@@ -34,13 +36,13 @@ from jrec.data.vocabulary_from import EarlierDataset, Usage
 from jrec.data.workspace import workspace
 from jrec.progress import Progress
 
-SPLITS = ("train", "valid", "test")
+WHOLE = "log"  # stands for all splits where one log is split
 _READ_ROWS = 1 << 18
 
 
 def prepare(
     source: Source,
-    inputs: list[str],
+    inputs: Sequence[str] | Mapping[str, Sequence[str]],
     out: str | os.PathLike[str],
     options: PrepareOptions | None = None,
     *,
@@ -53,7 +55,8 @@ def prepare(
     Args:
       source: The log's format.
       inputs: Its files or pipes, plain or gzip, in order of time; "-" is standard input. A pipe is read once, to a file
-        beside ``out``.
+        beside ``out``. Or the files of each split by its name, "train", "valid" and "test"; the format has to be one
+        whose lines are examples.
       out: The folder to make. Work is done in ``OUT.partial`` beside it, which is renamed at the end.
       options: how.
       command: What the user typed, for the provenance.
@@ -68,29 +71,54 @@ def prepare(
     """
     options = options or PrepareOptions()
     progress = progress or Progress(show=False)
-    inputs = [named(str(path)) for path in inputs]
-    check_inputs(inputs, keep_order=options.keep_order)
+    groups = {WHOLE: inputs} if not isinstance(inputs, Mapping) else {n: inputs[n] for n in SPLITS if inputs.get(n)}
+    groups = {name: [named(str(path)) for path in paths] for name, paths in groups.items()}
+    for paths in groups.values():
+        check_inputs(paths, keep_order=options.keep_order)
+    _check_groups(groups, source, options)
     source = source if options.labels else source.with_labels("none")
     earlier = None if options.vocabulary_from is None else EarlierDataset(options.vocabulary_from)
     if earlier is not None:
         source = earlier.source(source)
     learned = {} if earlier is None else earlier.learned
-    stated = {k: v for k, v in dataclasses.asdict(options).items() if k not in ("threads", "overwrite")}
-    if earlier is None:
-        del stated["vocabulary_from"]
+    left_out = {"threads", "overwrite"}
+    left_out |= {"vocabulary_from"} if earlier is None else set()
+    left_out |= {"split_by", "split_seed"} if options.split_by == "time" else set()
+    left_out |= set() if WHOLE in groups else {"split"}
+    stated = {k: v for k, v in dataclasses.asdict(options).items() if k not in left_out}
     provenance = {
         "command": command,
         "format": source.name,
-        "inputs": [{"file": p, "stream": True} if is_stream(p) else Input(name=p, file=p).describe() for p in inputs],
+        "inputs": [
+            {"file": p, "stream": True} if is_stream(p) else Input(name=p, file=p).describe() for p in flat(groups)
+        ],
         "options": stated | learned,
         "jrec": _version(),
     }
     with workspace(out, provenance, overwrite=options.overwrite, report=report) as folder:
-        schema = _Preparation(source, inputs, folder, options, earlier, progress, report).run(provenance)
+        schema = _Preparation(source, groups, folder, options, earlier, progress, report).run(provenance)
         if earlier is not None:
             earlier.check_made(schema)
         schema.save(folder)
     return Schema.load(out)
+
+
+def _check_groups(groups: Mapping[str, Sequence[str]], source: Source, options: PrepareOptions) -> None:
+    """Refuses files for each split that make no dataset."""
+    if WHOLE in groups:
+        return
+    paths = flat(groups)
+    if repeated := sorted({p for p in paths if paths.count(p) > 1}):
+        raise DatasetError(f"input(s) {', '.join(repeated)} given for more than one split; their examples would leak")
+    if "train" not in groups and options.vocabulary_from is None:
+        raise DatasetError("there is no file to train on; give --train, or --input for files to split")
+    if options.split_by != "time" or options.split != PrepareOptions().split:
+        raise DatasetError("--split and --split-by split one log; leave them out where each split has files of its own")
+    if not source.has_fields:
+        raise DatasetError(
+            f"{source.name} makes examples of several lines, which may not stand in files of different splits; give"
+            " the whole log as --input"
+        )
 
 
 def _version() -> str:
@@ -102,7 +130,7 @@ def _version() -> str:
 @dataclasses.dataclass
 class _Preparation:
     source: Source
-    inputs: list[str]
+    inputs: Mapping[str, Sequence[str]]
     folder: pathlib.Path
     options: PrepareOptions
     earlier: EarlierDataset | None
@@ -118,13 +146,16 @@ class _Preparation:
         work = self.folder / "work"
         work.mkdir()
         inputs = self._spooled(work / "streams")
-        read = [one.describe() for one in inputs]
+        read = [
+            one.describe() | ({"split": split} if split != WHOLE else {})
+            for split, group in inputs.items()
+            for one in group
+        ]
         names = dict.fromkeys(s.table for s in self.source.categorical)
         texts = {name: TextStore(work / f"{i:04d}.texts", name) for i, name in enumerate(names)}
         bad = BadLines(self.folder / BAD_LINES_FILE, skip=self.options.on_bad_line == "skip")
-        spill = self._ingest(inputs, work, texts, bad)
+        spill, bounds = self._ingest(inputs, work, texts, bad)
         shutil.rmtree(work / "streams", ignore_errors=True)
-        bounds = split_bounds(spill.rows, self.options.split)
         if self.earlier is None and bounds[0] == 0:
             raise DatasetError(f"{spill.rows} example(s) leave none to train on with --split {self.options.split}")
         self.source = fit(self.source, spill, bounds[0])
@@ -154,23 +185,56 @@ class _Preparation:
             files=file_digests(self.folder, tables, self.options.threads),
         )
 
-    def _spooled(self, folder: pathlib.Path) -> list[Input]:
-        """The inputs, pipes among them spooled to files of the folder."""
-        streams = [path for path in self.inputs if is_stream(path)]
-        if not streams:
-            return [Input(name=path, file=path) for path in self.inputs]
-        self.report(f"reading {', '.join(streams)} to disk first: a pipe can be read only once")
-        folder.mkdir()
-        return [
-            spool(path, folder / f"{i:04d}") if path in streams else Input(name=path, file=path)
-            for i, path in enumerate(self.inputs)
-        ]
+    def _spooled(self, folder: pathlib.Path) -> dict[str, list[Input]]:
+        """The inputs by split, pipes among them spooled to files of the folder."""
+        paths = flat(self.inputs)
+        streams = [path for path in paths if is_stream(path)]
+        if streams:
+            self.report(f"reading {', '.join(streams)} to disk first: a pipe can be read only once")
+            folder.mkdir()
+        found = {
+            path: spool(path, folder / f"{i:04d}") if path in streams else Input(name=path, file=path)
+            for i, path in enumerate(paths)
+        }
+        return {split: [found[path] for path in group] for split, group in self.inputs.items()}
 
-    def _ingest(self, inputs: list[Input], work: pathlib.Path, texts: dict[str, TextStore], bad: BadLines) -> Spill:
-        spill = new_spill(self.source, work / "columns")
+    def _ingest(
+        self, inputs: dict[str, list[Input]], work: pathlib.Path, texts: dict[str, TextStore], bad: BadLines
+    ) -> tuple[Spill, tuple[int, int, int]]:
+        """All examples in order of their splits, and where each split ends."""
         try:
             if self.earlier is not None:
                 self.earlier.add_texts(texts)
+            spills = {}
+            for split, group in inputs.items():
+                folder = work / split
+                folder.mkdir()
+                spills[split] = self._read(group, folder, texts, bad)
+        finally:
+            for store in texts.values():
+                store.close()
+        if bad.count:
+            assert bad.first is not None
+            self.report(
+                f"skipped {bad.count:,} bad line(s), kept aside in {BAD_LINES_FILE}; the first is"
+                f" {bad.first.path}:{bad.first.line}: {bad.first.reason}"
+            )
+        for split, spill in spills.items():
+            if not spill.rows:
+                raise DatasetError(f"no example in {', '.join(self.inputs[split])}: the input has no (good) line")
+        fractions, new = self.options.split, functools.partial(new_spill, self.source)
+        if WHOLE not in spills:
+            return joined_splits(new, work / "joined", spills)
+        spill = spills[WHOLE]
+        if self.options.split_by == "random":
+            with self.progress.stage("splitting", 1):
+                return drawn_splits(new, work / "drawn", spill, fractions, self.options.split_seed)
+        return spill, split_bounds(spill.rows, fractions)
+
+    def _read(self, inputs: list[Input], work: pathlib.Path, texts: dict[str, TextStore], bad: BadLines) -> Spill:
+        """The examples of some files, in order of time."""
+        spill = new_spill(self.source, work / "columns")
+        try:
             log = Log(self.source, inputs, key_seed=self._key_seed, threads=self.options.threads)
             with self.progress.stage("surveying", log.bytes) as advance:
                 self.source.survey(lambda: log.converted(advance, None))
@@ -180,16 +244,6 @@ class _Preparation:
                 ordered = fill_spill(self.source, chunks, spill, texts)
         finally:
             spill.close()
-            for store in texts.values():
-                store.close()
-        if bad.count:
-            assert bad.first is not None
-            self.report(
-                f"skipped {bad.count:,} bad line(s), kept aside in {BAD_LINES_FILE}; the first is"
-                f" {bad.first.path}:{bad.first.line}: {bad.first.reason}"
-            )
-        if not spill.rows:
-            raise DatasetError(f"no example in {', '.join(self.inputs)}: the input has no (good) line")
         if not ordered:
             with self.progress.stage("sorting by time", 1):
                 spill = spill.sorted_by_time(work / "sorted", TIME)
@@ -280,13 +334,6 @@ class _Preparation:
         for shard_rows, shard in zip(slices, shards, strict=True):
             by_split[shard_rows.split].append(shard)
         return {name: Split(shards=tuple(shards)) for name, shards in by_split.items()}
-
-
-def split_bounds(rows: int, fractions: tuple[float, float, float]) -> tuple[int, int, int]:
-    """Where train, valid and test end among ``rows`` examples in order of time."""
-    train = math.floor(rows * fractions[0] + 1e-6)
-    valid = math.floor(rows * (fractions[0] + fractions[1]) + 1e-6)
-    return train, min(valid, rows), rows
 
 
 def _values(column: PlainColumn | ListColumn, rows: int) -> int:

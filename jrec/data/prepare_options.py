@@ -14,6 +14,8 @@ class PrepareOptions:
 
     Attributes:
       split: The fractions of the examples, in order of time, for train, valid and test.
+      split_by: "time" for the first examples, the next and the last ones; "random" to draw each one by its number.
+      split_seed: Of what "random" draws.
       min_count: A rarer value in training goes to the out-of-vocabulary row. At 1 that row would never be
         trained, so the default is 2.
       max_rows: Tables that would have more rows are hashed to this many.
@@ -29,6 +31,8 @@ class PrepareOptions:
     """
 
     split: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    split_by: str = "time"
+    split_seed: int = 0
     min_count: int = 2
     max_rows: int | None = None
     labels: bool = True
@@ -44,6 +48,8 @@ class PrepareOptions:
     def __post_init__(self) -> None:
         if len(self.split) != 3 or not all(0 <= f <= 1 for f in self.split) or abs(sum(self.split) - 1) > 1e-6:
             raise DatasetError(f"--split is {self.split}; give three fractions that add up to 1, like 0.8,0.1,0.1")
+        if self.split_by not in ("time", "random"):
+            raise DatasetError(f"--split-by is {self.split_by!r}; choose time or random")
         if self.split[0] == 0 and self.vocabulary_from is None:
             raise DatasetError(
                 "--split leaves nothing to train on; its first fraction must be above 0, unless rows come from"
@@ -53,7 +59,14 @@ class PrepareOptions:
             for name, default in (("min_count", 2), ("max_rows", None), ("key_seed", 0)):
                 if getattr(self, name) != default:
                     raise refuse_learned(name, self.vocabulary_from)
-        for name, least in (("min_count", 1), ("max_rows", 1), ("block_size", 1), ("threads", 1), ("key_seed", 0)):
+        for name, least in (
+            ("min_count", 1),
+            ("max_rows", 1),
+            ("block_size", 1),
+            ("threads", 1),
+            ("key_seed", 0),
+            ("split_seed", 0),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise DatasetError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")

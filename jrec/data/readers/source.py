@@ -97,6 +97,11 @@ class Source:
         other.labels = labels
         return other
 
+    @property
+    def has_fields(self) -> bool:
+        """Whether a line makes an example, so that ``raw_fields`` says what of."""
+        return type(self).raw_fields is not Source.raw_fields
+
     def raw_fields(self) -> tuple[Field, ...]:
         """The fields that features are made of, where a line makes an example; without the label."""
         raise NotImplementedError
