@@ -1,0 +1,47 @@
+"""The commands and the snippet of docs/from_csv.md, as a reader would run them."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import shop_logs
+
+import jrec
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "from_csv.md"
+SCHEMA = """
+[label]
+column = "click"
+[[dense]]
+column = "price"
+transform = "log1p"
+missing = 0
+[[categorical]]
+column = "user"
+[[categorical]]
+column = "item"
+"""
+
+
+@pytest.mark.slow
+def test_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shop_logs.write_log(tmp_path / "monday.csv", 2000)
+    shop_logs.write_log(tmp_path / "tuesday.csv", 1000, seed=1)
+    (tmp_path / "clicks.toml").write_text(SCHEMA)
+    text = PAGE.read_text()
+    (script,) = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    assert len(script.splitlines()) <= 15
+    jrec_here = f'jrec() {{ "{sys.executable}" -m jrec "$@"; }}\nset -e\n'
+    done = subprocess.run(["bash", "-c", jrec_here + script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = {}
+    exec(compile(snippet, PAGE.name, "exec"), names)
+    assert names["scores"].shape == (2,)
+    assert ((names["scores"] > 0) & (names["scores"] < 1)).all()
+    columns = {"user": ["u1", "somebody new"], "item": ["i1", "i2"], "price": [9.5, None]}
+    np.testing.assert_allclose(names["scores"], jrec.load_run("runs/tuesday").predict(columns), rtol=1e-5)
