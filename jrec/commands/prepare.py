@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 import shlex
 import sys
 
@@ -51,7 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if name == "csv":
-            one.add_argument("--schema", required=True, metavar="FILE", help="TOML or JSON description of the columns")
+            one.add_argument(
+                "--schema", metavar="FILE",
+                help="TOML or JSON file of the columns; without it one is guessed, shown, and written beside DIR",
+            )  # fmt: skip
         if name == "taobao":
             _add_taobao(one)
         if name == "movielens":
@@ -157,6 +161,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prepares the dataset and says what is in it."""
+    if args.format == "csv" and args.schema is None:
+        return _guess(args)
     from jrec.data.prepare import prepare
     from jrec.data.prepare_options import PrepareOptions, refuse_learned
     from jrec.data.vocabulary_load import dataset_key_seed
@@ -196,6 +202,32 @@ def run(args: argparse.Namespace) -> int:
     rows = sum(t.rows for t in schema.tables)
     print(f"{args.out}: {counts} examples; {len(schema.tables)} tables of {rows:,} rows")
     return 0
+
+
+def _guess(args: argparse.Namespace) -> int:
+    """Writes a guessed schema beside the dataset to be, and shows it; prepares nothing."""
+    from jrec.data.readers.guess import guess_schema
+    from jrec.data.readers.lines import check_inputs
+    from jrec.data.readers.streams import named
+    from jrec.data.schema import DatasetError
+    from jrec.data.splits import flat
+
+    inputs = _inputs(args)
+    first = named((inputs if isinstance(inputs, list) else flat(inputs))[0])
+    path = pathlib.Path(f"{args.out.rstrip('/')}.schema.toml")
+    if path.exists():
+        raise DatasetError(f"--schema is not given, but {path} exists; pass it as --schema, or remove it to guess anew")
+    check_inputs([first], keep_order=True)
+    text = guess_schema(first)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+    print(text)
+    print(
+        f"jrec: nothing is prepared yet: this schema is only a guess, written to {path}. Look at it, change what is"
+        f" wrong, and run the same command with --schema {shlex.quote(str(path))}",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def _inputs(args: argparse.Namespace) -> list[str] | dict[str, list[str]]:

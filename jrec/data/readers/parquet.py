@@ -227,3 +227,26 @@ def _joined(columns: list[Any]) -> np.ndarray:
     _, places, content = joined.buffers()
     bounds = np.frombuffer(places, np.int64)[joined.offset : joined.offset + len(joined) + 1]
     return np.frombuffer(content, np.uint8)[bounds[0] : bounds[-1]]
+
+
+def sample(path: str, rows: int) -> list[tuple[str, list[str], bool]]:
+    """The first rows of a file's columns that can be read: name, values as texts, and whether they are of lists."""
+    found = []
+    types = {name: dtype for name, dtype in column_types(path).items() if _readable(dtype)}
+    with _opened(path) as file:
+        batch = next(file.iter_batches(rows, columns=list(types), use_threads=False), None)
+        if batch is None:
+            return [(name, [], _is_list(dtype)) for name, dtype in types.items()]
+        for name, dtype in types.items():
+            many = _is_list(dtype)
+            column = batch.column(name).flatten() if many else batch.column(name)
+            texts = _plain(column, Field(name=name, kind="text")).fill_null(b"")
+            found.append((name, [text.decode(errors="replace") for text in texts.to_pylist()], many))
+    return found
+
+
+def _readable(dtype: Any) -> bool:
+    import pyarrow as pa
+
+    dtype = dtype.value_type if _is_list(dtype) else dtype
+    return not pa.types.is_nested(dtype)

@@ -1,0 +1,108 @@
+"""Schemas guessed of a file's first lines: what is in them, and that they prepare the file."""
+
+import os
+import random
+
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from prepare_reference import read_dataset
+
+from jrec import cli
+from jrec.data.readers import load_schema
+from jrec.data.readers.guess import guess_schema
+from jrec.data.schema import DatasetError
+
+
+def clicks(rows=400):
+    draw = random.Random(1)
+    lines = ["id,event_time,user_id,age,price,year,tags,place,clicked"]
+    for i in range(rows):
+        hour, age = draw.randrange(24), draw.choice(["NA", "", str(draw.randrange(18, 90))])
+        tags = ";".join(draw.sample("abcd", draw.randrange(4)))
+        lines.append(
+            f"{i},2024-05-{1 + i // 100:02d} {hour:02d}:00:00,{draw.randrange(200)},{age},"
+            f'{draw.lognormvariate(2, 2):.2f},{draw.randrange(1990, 2024)},{tags},"here, there",'
+            f"{draw.choice(('yes', 'no'))}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def guessed(folder, path):
+    text = guess_schema(str(path))
+    (folder / "guess.toml").write_text(text)
+    return load_schema(str(folder / "guess.toml")), text
+
+
+@pytest.mark.parametrize("parquet", [False, True])
+def test_a_log_with_a_header(tmp_path, parquet):
+    path = tmp_path / "log"
+    path.write_text(clicks())
+    if parquet:
+        text_only = pyarrow.csv.ConvertOptions(column_types={"age": pyarrow.string()})
+        pq.write_table(pyarrow.csv.read_csv(path, convert_options=text_only), path)
+    schema, text = guessed(tmp_path, path)
+    assert schema.label.column == "clicked"
+    assert (schema.time.column, schema.time.format) == ("event_time", "iso")
+    assert schema.missing_values == ("", "NA")
+    dense = {d.column: (d.transform, d.missing is not None) for d in schema.dense}
+    assert dense == {"age": ("standardize", True), "price": ("log1p", False), "year": ("standardize", False)}
+    categorical = {c.feature: (c.part, c.separator) for c in schema.categorical}
+    assert categorical == {
+        "event_time_hour": ("hour", ""), "event_time_weekday": ("weekday", ""), "user_id": ("", ""), "tags": ("", ";"),
+    }  # fmt: skip
+    assert '"id" is left out: every line has another value' in text
+    assert '"place" is left out: it has 1 value(s)' in text
+
+
+def test_recbole(tmp_path):
+    draw = random.Random(2)
+    rows = [
+        f"{draw.randrange(90)}\t{draw.randrange(50)}\t{draw.randrange(1, 6)}\t{874724710 + draw.randrange(9**8)}"
+        f"\t{draw.choice('ab')} c\t.5 {i}"
+        for i in range(300)
+    ]
+    header = "user_id:token\titem_id:token\trating:float\ttimestamp:float\tgenre:token_seq\tvector:float_seq"
+    (tmp_path / "ml.inter").write_text("\n".join([header, *rows]) + "\n")
+    command = ["prepare", "csv", "--input", str(tmp_path / "ml.inter"), "--out", str(tmp_path / "out"), "--quiet"]
+    assert cli.main(command) == 1
+    assert not (tmp_path / "out").exists()
+    schema = load_schema(str(tmp_path / "out.schema.toml"))
+    assert (schema.delimiter, schema.label.positive_at_least, schema.time.format) == ("\t", 4, "seconds")
+    assert cli.main([*command, "--schema", str(tmp_path / "out.schema.toml")]) == 0
+    dataset, columns = read_dataset(tmp_path / "out")
+    features = ["timestamp_hour", "timestamp_weekday", "user_id", "item_id", "genre"]
+    assert [f.name for f in dataset.categorical] == features
+    assert {len(one) for one in columns["genre"]} == {2}
+
+
+def test_what_is_already_there_is_kept(tmp_path, capsys):
+    (tmp_path / "log").write_text(clicks())
+    (tmp_path / "out.schema.toml").write_text("mine")
+    assert cli.main(["prepare", "csv", "--input", str(tmp_path / "log"), "--out", str(tmp_path / "out")]) == 2
+    assert "out.schema.toml exists; pass it as --schema, or remove it" in capsys.readouterr().err
+    assert (tmp_path / "out.schema.toml").read_text() == "mine"
+
+
+def test_a_log_without_header_or_label(tmp_path):
+    draw = random.Random(3)
+    lines = [f"{draw.randrange(5)}|{draw.random():.3f}|x{draw.randrange(30)}" for _ in range(300)]
+    (tmp_path / "log").write_text("\n".join(lines) + "\n")
+    schema, text = guessed(tmp_path, tmp_path / "log")
+    assert (schema.delimiter, schema.columns, schema.label, schema.time) == ("|", ("c0", "c1", "c2"), None, None)
+    assert [d.column for d in schema.dense] == ["c1"]
+    assert [c.column for c in schema.categorical] == ["c0", "c2"]
+    assert "No column looks like a label" in text
+
+
+def test_what_cannot_be_guessed(tmp_path):
+    (tmp_path / "one").write_text("a\nb\nc\n")
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+    for name, message in (
+        ("one", "no delimiter splits its first line, 'a'"),
+        ("empty", "is empty"),
+        ("pipe", "the pipe"),
+    ):
+        with pytest.raises(DatasetError, match=message):
+            guess_schema(str(tmp_path / name))
