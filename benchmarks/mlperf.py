@@ -13,6 +13,8 @@ Examples:
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import optax
 from flax import nnx
@@ -50,6 +52,23 @@ def main() -> None:
 
 def measure_memory(report: harness.Report, workload: workloads.Workload) -> None:
     """Compiles the step for an H200 and reports its memory."""
+    memory = step_memory(workload)
+    case = f"{workload.name} on one H200, batch {workload.batch:,}, {sum(workload.rows):,} rows x {workload.dim}"
+    total = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
+    total -= memory.alias_size_in_bytes
+    for metric, size in (
+        ("tables", 4 * sum(workload.rows) * workload.dim),
+        ("arguments: tables, slots, dense parameters, batch", memory.argument_size_in_bytes),
+        ("arguments updated in place", memory.alias_size_in_bytes),
+        ("temporary", memory.temp_size_in_bytes),
+        ("all", total),
+        ("free of 141 GB", H200_BYTES - total),
+    ):
+        report.add(case, metric, size / 1e9, "GB")
+
+
+def step_memory(workload: workloads.Workload) -> Any:
+    """XLA's ``memory_analysis`` of a training step with row-wise Adagrad on one H200."""
 
     def modules() -> tuple[DLRM, SparseOptimizer]:
         model = DLRM(models.dense_part(workload), models.layout(workload), rngs=nnx.Rngs(params=0))
@@ -60,22 +79,9 @@ def measure_memory(report: harness.Report, workload: workloads.Workload) -> None
     given = StepBatch(batch=models.batch(workload, seed=0))
     state, given = (jax.tree.map(lambda x: ahead_of_time.shape(x.shape, x.dtype), x) for x in (state, given))
     compiled = run.step_on.trace(state, {}, {}, given).lower(lowering_platforms=("cuda",)).compile()
-    memory = compiled.memory_analysis()
-    if memory is None:
+    if (memory := compiled.memory_analysis()) is None:
         raise SystemExit("XLA does not say what memory the program takes")
-    case = f"{workload.name} on one H200, batch {workload.batch:,}, {sum(workload.rows):,} rows x {workload.dim}"
-    tables = 4 * sum(workload.rows) * workload.dim
-    total = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
-    total -= memory.alias_size_in_bytes
-    for metric, size in (
-        ("tables", tables),
-        ("arguments: tables, slots, dense parameters, batch", memory.argument_size_in_bytes),
-        ("arguments updated in place", memory.alias_size_in_bytes),
-        ("temporary", memory.temp_size_in_bytes),
-        ("all", total),
-        ("free of 141 GB", H200_BYTES - total),
-    ):
-        report.add(case, metric, size / 1e9, "GB")
+    return memory
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 import xla_ptx
 from flax import nnx
 
-from benchmarks import models, workloads
+from benchmarks import mlperf, models, workloads
 from jrec import ops
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.types import Cast
@@ -152,6 +152,16 @@ def test_a_whole_step(name):
     rows = sum(workload.rows)
     assert len(hlo.arrays(text, "f32", rows * workload.dim)) == 1  # the scatter into the donated table
     assert len(hlo.arrays(text, "f32", coalesced // 4)) <= 1
+
+
+def test_mlperfs_step_fits_one_gpu():
+    """204 million rows of 128 floats with row-wise Adagrad and a batch of 55,296: in place, and little beside."""
+    workload = workloads.WORKLOADS[mlperf.WORKLOAD]
+    memory = mlperf.step_memory(workload)
+    stored = 4 * sum(workload.rows) * (workload.dim + 1)
+    assert stored <= memory.alias_size_in_bytes <= memory.argument_size_in_bytes <= 1.002 * stored
+    assert memory.temp_size_in_bytes <= 10e9
+    assert memory.argument_size_in_bytes + memory.temp_size_in_bytes <= mlperf.H200_BYTES - 20e9
 
 
 def test_what_the_checks_would_see_in_a_segment_sum():

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import casting, embedding, startup, workloads
+from benchmarks import casting, embedding, mlperf, startup, workloads
 
 TINY = workloads.Workload(
     name="tiny", rows=(90, 70), dim=8, ids_per_bag=(3, 3), batch=16, num_dense=0, bottom=(), top=()
@@ -77,3 +77,12 @@ def test_startup_times_whole_processes_of_two_checkouts(monkeypatch, run):
     medians = [r for r in results if r["metric"].endswith(", median")]
     assert [r["metric"].split(",")[0] for r in medians] == ["what jrec eval imports", "jrec train --resume"]
     assert all(r["value"] > 0 and r["ratio"] > 0 for r in medians)
+
+
+@pytest.mark.slow
+def test_mlperf_times_steps_of_cross_layers(monkeypatch, run):
+    tiny = dataclasses.replace(TINY, num_dense=3, bottom=(8,), top=(4, 1), cross_layers=2, cross_rank=3)
+    monkeypatch.setitem(workloads.WORKLOADS, mlperf.WORKLOAD, tiny)
+    results = run(mlperf.main, "--batch", "16")
+    assert "step, median" in {r["metric"] for r in results}
+    assert all(r["value"] > 0 for r in results)

@@ -1,5 +1,7 @@
 """Interactions and first-order terms of a DLRM against float64 NumPy: logits, gradients, errors, whole runs."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,7 @@ from jrec.train.tables import plan_tables
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 BATCH, DIM = 6, 4
+MLPERF = pathlib.Path(__file__).parents[1] / "configs" / "mlperf_dlrm_dcnv2.toml"
 MODELS = {
     "fm": {"interaction": "fm"},
     "deepfm": {"interaction": "fm", "wide": True},
@@ -314,3 +317,13 @@ def test_earlier_runs_with_dense_features_go_on(configure):
     np.testing.assert_array_equal(resumed.scores["test"].logits, whole.scores["test"].logits)
     assert load_config(resumed.folder / CONFIG_FILE).model.dot_with == "bottom"
     train(configure("max_steps=8", out="parts"), resume=True)
+
+
+@pytest.mark.slow
+def test_mlperfs_configuration_trains_on_its_twin(tmp_path):
+    synthesize(shape_like("mlperf-dlrm-dcnv2", scale=2**-16), tmp_path / "twin", SynthOptions(rows=300, seed=1))
+    changes = [f"data.path={str(tmp_path / 'twin')!r}", f"out={str(tmp_path / 'run')!r}", "data.batch_size=64"]
+    small = ["data.eval_batch_size=64", "max_steps=2", "log.tensorboard=false"]
+    outcome = train(load_config(MLPERF, [*changes, *small]))
+    assert outcome.step == 2
+    assert outcome.parameters["dense"]["parameters"] == 16_044_545
