@@ -23,6 +23,7 @@ PACKAGES = (
     "jrec.access",
     "jrec.host",
     "jrec.checkpoint",
+    "jrec.serving",
 )
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Yields|Example):")
 ENTRY = re.compile(r"(\*{0,2}\w+(?:, \w+)*): (.*)")
