@@ -326,6 +326,19 @@ def test_weighted_lists_and_a_table_that_was_renumbered(configure, tmp_path, poo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("interaction", ["fm", "dcn"])
+def test_first_order_terms_and_other_interactions(configure, tmp_path, interaction):
+    data = write_dataset(tmp_path / "shop")
+    folder = pack(data, tmp_path / "packed", hot_set(data)).folder
+    overrides = ("data.batch_size=32", "log.every_steps=1", "evaluate.every_steps=0", "model.wide=true")
+    model = f"model.interaction={interaction!r}"
+    config = configure(f"data.path={str(folder)!r}", "schedule=fae", *overrides, model)
+    outcome = train(config)
+    assert len(set(kinds_of(outcome.folder))) == 2
+    check_against_plain(outcome, config)
+
+
+@pytest.mark.slow
 def test_histories_of_a_tbsm(tmp_path):
     """Without fused multiply-adds: which products are fused into sums is XLA's choice for each program as a whole."""
     if (flag := "--xla_cpu_max_isa=AVX") not in os.environ["XLA_FLAGS"]:
