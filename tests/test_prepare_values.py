@@ -100,7 +100,7 @@ def test_errors(tmp_path, schema, content, message):
 @pytest.mark.parametrize(
     ("texts", "labels"),
     [
-        ("1 0 1.0 0e0 +1", [1, 0, 1, 0, 1]),
+        ("1 0 1.0 0e0 +1 1.00000000000000000000", [1, 0, 1, 0, 1, 1]),
         ("1 -1 +1 -1.0", [1, 0, 1, 0]),
         ("yes no YES No y N", [1, 0, 1, 0, 1, 0]),
         ("true FALSE t F", [1, 0, 1, 0]),

@@ -235,7 +235,7 @@ class Parser:
             if _group(field) == "list":
                 found = lists[self._names["list"].index(field.name), :rows]
                 if _kind(field) == scan.SPAN:
-                    columns[field.name] = found.copy()
+                    columns[field.name] = found
                 else:
                     columns[field.name] = _gather_lists(found, pool if field.kind == "texts" else weights)
         texts = None
@@ -314,7 +314,7 @@ def _read_spans(parsed: ParsedBlock, field: Field, buffer: np.ndarray) -> None:
     else:
         codes, values = spans.numbers_of(buffer, where, field.missing)
     parsed.columns[field.name] = values
-    for code in np.unique(codes[codes != scan.OK]).tolist():
+    for code in np.unique(codes[codes != scan.OK]).tolist() if codes.any() else ():
         wrong = codes == code
         parsed.reject(wrong, field.name, reasons[code])
         codes = codes[~wrong]

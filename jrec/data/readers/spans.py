@@ -83,6 +83,24 @@ def check_texts(buffer, spans):
     return codes
 
 
+@compiled
+def _parse_labels(buffer, spans):
+    """(n,) int64 codes, OK or NOT_LABEL, and (n,) float64 values of labels that are numbers."""
+    codes = np.zeros(spans.shape[0], np.int64)
+    values = np.zeros(spans.shape[0], np.float64)
+    for i in range(spans.shape[0]):
+        start, end = spans[i, 0], spans[i, 1]
+        if end - start == 1 and (buffer[start] == 48 or buffer[start] == 49):
+            values[i] = buffer[start] - 48
+            continue
+        code, value = parse_number(buffer, start, end)
+        if code == OK and (value == 0.0 or value == 1.0 or value == -1.0):
+            values[i] = value
+        else:
+            codes[i] = NOT_LABEL
+    return codes, values
+
+
 def numbers_of(buffer: np.ndarray, spans: np.ndarray, missing: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Codes and values of numbers; those that are one of the texts ``missing``, or blank, are NaN."""
     codes, values = parse_numbers(buffer, spans)
@@ -109,9 +127,11 @@ def labels_of_texts(buffer: np.ndarray, spans: np.ndarray, positive: Sequence[st
     if positive:
         values = (match_texts(buffer, spans, *joined(positive), False) >= 0).astype(np.float64)
         return check_texts(buffer, spans), values
-    codes, values = numbers_of(buffer, spans, ())
-    codes = np.where((codes == OK) & ((values == 0) | (np.abs(values) == 1)), OK, NOT_LABEL)
-    if (codes == NOT_LABEL).any():
+    codes, values = _parse_labels(buffer, spans)
+    if codes.any():
+        exact, numbers = numbers_of(buffer, spans, ())  # such as 1.000000000000000000
+        number = (exact == OK) & ((numbers == 0) | (np.abs(numbers) == 1))
+        codes[number], values = OK, np.where(number, numbers, values)
         word = match_texts(buffer, spans, *joined(_WORDS), True)
         codes[word >= 0] = OK
         values = np.where(word >= 0, word < _POSITIVE_WORDS, values)
