@@ -58,13 +58,13 @@ class EncodedColumns:
 
     def by_name(self) -> dict[str, Column]:
         """The columns of a dataset's block by name, without labels."""
-        found: dict[str, Column] = {name: self.dense[:, k] for k, name in enumerate(self.dense_names)}
-        found |= self.ids
+        columns_by_name: dict[str, Column] = {name: self.dense[:, k] for k, name in enumerate(self.dense_names)}
+        columns_by_name |= self.ids
         for name, values in self.weights.items():
             column = self.ids[name]
             assert isinstance(column, ListColumn)  # weights are of lists
-            found[name + WEIGHT_SUFFIX] = ListColumn(column.offsets, values)
-        return found
+            columns_by_name[name + WEIGHT_SUFFIX] = ListColumn(column.offsets, values)
+        return columns_by_name
 
     def cut(self, start: int, stop: int) -> EncodedColumns:
         """The examples from ``start`` to ``stop``."""
@@ -114,8 +114,8 @@ class Encoder:
     @functools.cached_property
     def orders(self) -> dict[str, np.ndarray]:
         """By table that was reordered (``jrec reorder``), (rows,) uint32: the model's row of every stored one."""
-        found = {table.name: load_order(self._folder, table) for table in self.schema.tables}
-        return {name: order for name, order in found.items() if order is not None}
+        orders = {table.name: load_order(self._folder, table) for table in self.schema.tables}
+        return {name: order for name, order in orders.items() if order is not None}
 
     def columns(self, columns: Any) -> EncodedColumns:
         """Encodes columns of raw values.

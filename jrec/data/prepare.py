@@ -192,11 +192,11 @@ class _Preparation:
         if streams:
             self.report(f"reading {', '.join(streams)} to disk first: a pipe can be read only once")
             folder.mkdir()
-        found = {
+        by_path = {
             path: spool(path, folder / f"{i:04d}") if path in streams else Input(name=path, file=path)
             for i, path in enumerate(paths)
         }
-        return {split: [found[path] for path in group] for split, group in self.inputs.items()}
+        return {split: [by_path[path] for path in group] for split, group in self.inputs.items()}
 
     def _ingest(
         self, inputs: dict[str, list[Input]], work: pathlib.Path, texts: dict[str, TextStore], bad: BadLines

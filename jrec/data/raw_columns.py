@@ -47,13 +47,13 @@ def parsed_columns(fields: Sequence[Field], columns: Any, key_seed: int) -> RawC
       DatasetError: If a column is missing, or a value cannot be what its field is.
       ValueError: If a column has no such form, or columns are of unequal lengths.
     """
-    given = by_name(columns)
-    if lacking := [f.name for f in fields if f.name not in given]:
+    named = by_name(columns)
+    if lacking := [f.name for f in fields if f.name not in named]:
         raise DatasetError(
-            f"column(s) {', '.join(lacking)} are missing; there are {', '.join(map(str, given)) or 'none'}. Give every"
+            f"column(s) {', '.join(lacking)} are missing; there are {', '.join(map(str, named)) or 'none'}. Give every"
             " column that the dataset's features are made of"
         )
-    read = {f.name: _read(f, form_of(f.name, given[f.name]), key_seed) for f in fields}
+    read = {f.name: _read(f, form_of(f.name, named[f.name]), key_seed) for f in fields}
     lengths = {n: len(c.offsets) - 1 if isinstance(c, ListField) else len(c) for n, c in read.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns must be equally long, but have {lengths}")

@@ -70,8 +70,8 @@ class HashVocabulary:
     def rows(self, values: Any) -> np.ndarray:
         """(n,) int64 rows of integers or texts."""
         keys = value_keys(values, self.key_seed)
-        found = buckets(keys, self.num_rows) if self.num_rows > 1 else np.zeros(len(keys), np.uint32)
-        return (found if self.row_of_bucket is None else self.row_of_bucket[found]).astype(np.int64)
+        bucket = buckets(keys, self.num_rows) if self.num_rows > 1 else np.zeros(len(keys), np.uint32)
+        return (bucket if self.row_of_bucket is None else self.row_of_bucket[bucket]).astype(np.int64)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,13 +90,11 @@ class MappingVocabulary:
 
     def rows(self, values: Any) -> np.ndarray:
         """(n,) int64 rows of integers or texts, -1 for those that are no keys."""
-        given = values.tolist() if isinstance(values, np.ndarray) else _texts(values)
-        found = np.array([self.mapping.get(value, UNKNOWN) for value in given])
-        if found.size and found.dtype.kind not in "iu":
-            raise ValueError(
-                f"the vocabulary of table {self.table!r} must map values to row numbers, not {found.dtype}"
-            )
-        return found.astype(np.int64)
+        items = values.tolist() if isinstance(values, np.ndarray) else _texts(values)
+        rows = np.array([self.mapping.get(value, UNKNOWN) for value in items])
+        if rows.size and rows.dtype.kind not in "iu":
+            raise ValueError(f"the vocabulary of table {self.table!r} must map values to row numbers, not {rows.dtype}")
+        return rows.astype(np.int64)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -124,8 +122,8 @@ class DatasetVocabulary:
 
     def rows(self, values: Any) -> np.ndarray:
         """(n,) int64 rows of integers or texts, -1 for rare and unknown ones."""
-        found = self._encode(value_keys(values, self.key_seed)).astype(np.int64)
-        return np.where(found == self._other, UNKNOWN, found)
+        rows = self._encode(value_keys(values, self.key_seed)).astype(np.int64)
+        return np.where(rows == self._other, UNKNOWN, rows)
 
 
 def load_vocabularies(folder: str | os.PathLike[str], *, key_seed: int = 0) -> dict[str, TableVocabulary]:
@@ -146,16 +144,16 @@ def load_vocabularies(folder: str | os.PathLike[str], *, key_seed: int = 0) -> d
       >>> columns = {"user": ["u17", "u4"], "item": ["i2", "i6"]}
       >>> batch = jrec.data.pack_batch(layout, columns, label=None, vocabularies=vocabularies, on_bad_id="oov")
     """
-    folder, found = pathlib.Path(folder), {}
+    folder, vocabularies = pathlib.Path(folder), {}
     schema = Schema.load(folder)
     for table in schema.tables:
         loaded = load_table(folder, schema, table, key_seed)
         if isinstance(loaded, HashedTable):
             rows_of = loaded.row_of_bucket
-            found[table.name] = HashVocabulary(num_rows=table.rows, row_of_bucket=rows_of, key_seed=key_seed)
+            vocabularies[table.name] = HashVocabulary(num_rows=table.rows, row_of_bucket=rows_of, key_seed=key_seed)
         else:
-            found[table.name] = DatasetVocabulary(keys=loaded.keys, oov_row=table.oov_row, key_seed=key_seed)
-    return found
+            vocabularies[table.name] = DatasetVocabulary(keys=loaded.keys, oov_row=table.oov_row, key_seed=key_seed)
+    return vocabularies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,22 +203,22 @@ class ValueRows:
         return np.where(unknown, self.oov_rows[feature.table], rows)
 
 
-def vocabulary_of(table: str, given: AnyVocabulary, rows: int) -> TableVocabulary:
+def vocabulary_of(table: str, vocabulary: AnyVocabulary, rows: int) -> TableVocabulary:
     """A vocabulary from what a user gives for a table of ``rows`` rows.
 
     Raises:
       ValueError: If it is none, or the table has too many rows to hash.
     """
-    if isinstance(given, str) and given == "hash":
+    if isinstance(vocabulary, str) and vocabulary == "hash":
         if rows > _HASHED_ROWS:
             raise ValueError(f"table {table!r} has {rows:,} rows, but values are hashed to at most {_HASHED_ROWS:,}")
         return HashVocabulary(num_rows=rows)
-    if isinstance(given, Mapping):
-        return MappingVocabulary(table=table, mapping=given)
-    if isinstance(given, TableVocabulary):
-        return given
+    if isinstance(vocabulary, Mapping):
+        return MappingVocabulary(table=table, mapping=vocabulary)
+    if isinstance(vocabulary, TableVocabulary):
+        return vocabulary
     raise ValueError(
-        f"the vocabulary of table {table!r} is {given!r}; give 'hash', a mapping from values to rows, or one of"
+        f"the vocabulary of table {table!r} is {vocabulary!r}; give 'hash', a mapping from values to rows, or one of"
         " load_vocabularies(dataset)"
     )
 

@@ -225,11 +225,13 @@ def _csv_columns(options: Any) -> dict[str, dict[str, Any]]:
     schema = options.get("schema") if isinstance(options, Mapping) else None
     if not isinstance(schema, Mapping):
         return {}
-    found = {}
+    compared = {}
     if isinstance(label := schema.get("label"), Mapping):
-        found["the label"] = {k: v for k, v in label.items() if k not in _PLACES}
-    found["the schema"] = {"missing_values": schema.get("missing_values", [""])}
+        compared["the label"] = {k: v for k, v in label.items() if k not in _PLACES}
+    compared["the schema"] = {"missing_values": schema.get("missing_values", [""])}
     for kind in ("dense", "categorical"):
         for one in schema.get(kind, ()):
-            found[f"feature {one.get('name') or one['column']!r}"] = {k: v for k, v in one.items() if k not in _PLACES}
-    return found
+            compared[f"feature {one.get('name') or one['column']!r}"] = {
+                k: v for k, v in one.items() if k not in _PLACES
+            }
+    return compared

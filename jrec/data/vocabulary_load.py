@@ -97,10 +97,10 @@ def read_keys(path: pathlib.Path, table: Table, key_seed: int) -> np.ndarray:
     """
     keys, at = np.empty(table.rows, np.uint64), 0
     for texts in _texts(path):
-        found = hash_texts(*texts, np.uint64(key_seed))[0]
-        if at + len(found) <= table.rows:
-            keys[at : at + len(found)] = found
-        at += len(found)
+        hashed = hash_texts(*texts, np.uint64(key_seed))[0]
+        if at + len(hashed) <= table.rows:
+            keys[at : at + len(hashed)] = hashed
+        at += len(hashed)
     if at != table.rows:
         raise DatasetError(f"{path} has {at:,} values, but table {table.name!r} has {table.rows:,} rows; {_AGAIN}")
     known = keys.copy() if table.oov_row is None else np.delete(keys, table.oov_row)

@@ -85,17 +85,17 @@ class DLRMWeights:
           order: For each feature of the layout's order, the number of its table here.
         """
         columns = self._columns(order)
-        found = {}
+        arrays = {}
         for mlp, layers in (("bottom", self.bottom), ("top", self.top)):
             for number, (weight, bias) in enumerate(layers):
                 kernel = weight[:, columns] if (mlp, number) == ("top", 0) else weight
-                found[f"{mlp}.layers.{number}.kernel"] = kernel.T
-                found[f"{mlp}.layers.{number}.bias"] = bias
+                arrays[f"{mlp}.layers.{number}.kernel"] = kernel.T
+                arrays[f"{mlp}.layers.{number}.bias"] = bias
         for number, (down, up, bias) in enumerate(self.cross):
-            found[f"cross.down.{number}.kernel"] = down[:, columns].T
-            found[f"cross.layers.{number}.kernel"] = up[columns].T
-            found[f"cross.layers.{number}.bias"] = bias[columns]
-        return {path: np.ascontiguousarray(array, np.float32) for path, array in found.items()}
+            arrays[f"cross.down.{number}.kernel"] = down[:, columns].T
+            arrays[f"cross.layers.{number}.kernel"] = up[columns].T
+            arrays[f"cross.layers.{number}.bias"] = bias[columns]
+        return {path: np.ascontiguousarray(array, np.float32) for path, array in arrays.items()}
 
     def _columns(self, order: Sequence[int]) -> np.ndarray:
         """For each input of jrec's top MLP, or cross network, which input it is here."""
@@ -130,19 +130,21 @@ def read_dlrm(tensors: Mapping[str, np.ndarray], *, interaction: Joined | None =
         if match := _TABLE[source].fullmatch(name):
             tables[match[1]] = tensor
             continue
-        found = [(role, match) for role, pattern in patterns.items() if (match := pattern.fullmatch(name))]
-        if not found:
+        matches = [(role, match) for role, pattern in patterns.items() if (match := pattern.fullmatch(name))]
+        if not matches:
             raise CheckpointError(
                 f"the checkpoint has {name}, which no DLRM of facebookresearch/dlrm or TorchRec has that jrec knows;"
                 f" {_OTHER_EMBEDDINGS}, learned weights of pooling (--weighted-pooling) and other models are not taken"
             )
-        ((role, match),) = found
+        ((role, match),) = matches
         roles.setdefault(role, {})[match.groups()] = tensor
     tables = _ordered(tables)
     bottom = _layers("bottom", roles.get("bottom", {}))
     top = _layers("top", roles.get("top", {})) + (_layers("last", roles["last"]) if "last" in roles else [])
     if not bottom or not top or not tables:
-        missing = [name for name, found in (("tables", tables), ("bottom MLP", bottom), ("top MLP", top)) if not found]
+        missing = [
+            name for name, present in (("tables", tables), ("bottom MLP", bottom), ("top MLP", top)) if not present
+        ]
         raise CheckpointError(f"the checkpoint has no weights of a DLRM's {' and '.join(missing)}")
     cross = _cross_layers(roles.get("cross", {}))
     dims = {tensor.shape[1:] for tensor in tables.values()} | {(len(bottom[-1][1]),)}
@@ -187,8 +189,8 @@ def _layers(role: str, tensors: Mapping[tuple[str, ...], np.ndarray]) -> list[La
 def _cross_layers(tensors: Mapping[tuple[str, ...], np.ndarray]) -> list[CrossLayer]:
     layers = []
     for number in sorted({int(number) for _, number in tensors}):
-        found = [tensors.get((kind, str(number))) for kind in ("V_kernels", "W_kernels", "bias")]
-        down, up, bias = (None if tensor is None else np.asarray(tensor) for tensor in found)
+        parts = [tensors.get((kind, str(number))) for kind in ("V_kernels", "W_kernels", "bias")]
+        down, up, bias = (None if tensor is None else np.asarray(tensor) for tensor in parts)
         if down is None or up is None or bias is None or down.shape != up.shape[::-1] or bias.size != len(up):
             raise CheckpointError(f"cross layer {number} lacks V, W and bias of a low-rank cross network that fit")
         layers.append((down, up, bias.reshape(-1)))

@@ -72,11 +72,11 @@ def import_dlrm(
     if layout.tt_stacks:
         raise ConfigError("tables.tt asks for tensor trains; import whole tables, then use `jrec compress`")
     numbers = _tables(weights, schema)
-    given = {table: _rows(rows, table) for table in numbers}
+    row_numbers = {table: _rows(rows, table) for table in numbers}
     sources = []
     for table, number in numbers.items():
         source = list(weights.tables.values())[number]
-        _check_rows(table, source, schema.table(table).rows, given[table])
+        _check_rows(table, source, schema.table(table).rows, row_numbers[table])
         sources.append(source)
     order = [numbers[feature.table] for feature, _ in layout.features]
     learned = {f"{_STATE}{name}.value": array for name, array in weights.parameters(order).items()}
@@ -92,7 +92,7 @@ def import_dlrm(
         Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=fingerprint(config, layout, schema)).save(
             0,
             arrays={**arrays, **learned},
-            sources=[_Tables(config, layout, held, given)],
+            sources=[_Tables(config, layout, held, row_numbers)],
             meta={"loader": loader.state(), "losses": [], "hits": {}},
         )
     return config
@@ -142,8 +142,8 @@ def _rows(folder: str | os.PathLike[str] | None, table: str) -> np.ndarray | Non
         raise ConfigError(f"{path} cannot be read as a NumPy array: {error}") from error
 
 
-def _check_rows(table: str, source: np.ndarray, rows: int, given: np.ndarray | None) -> None:
-    if given is None:
+def _check_rows(table: str, source: np.ndarray, rows: int, row_numbers: np.ndarray | None) -> None:
+    if row_numbers is None:
         if len(source) != rows:
             raise ConfigError(
                 f"table {table!r} has {rows:,} rows in the dataset and {len(source):,} in the checkpoint; row i is"
@@ -151,12 +151,14 @@ def _check_rows(table: str, source: np.ndarray, rows: int, given: np.ndarray | N
                 " which row of the checkpoint each row of the dataset is"
             )
         return
-    if given.shape != (rows,) or given.dtype.kind not in "iu":
-        raise ConfigError(f"{table}.npy of --rows is {given.dtype} of {given.shape}; give integers of shape ({rows},)")
-    if rows and not (given.min() >= -1 and given.max() < len(source)):
+    if row_numbers.shape != (rows,) or row_numbers.dtype.kind not in "iu":
         raise ConfigError(
-            f"{table}.npy of --rows has values from {given.min()} to {given.max()}, but the checkpoint's table has"
-            f" {len(source):,} rows (-1 stands for none)"
+            f"{table}.npy of --rows is {row_numbers.dtype} of {row_numbers.shape}; give integers of shape ({rows},)"
+        )
+    if rows and not (row_numbers.min() >= -1 and row_numbers.max() < len(source)):
+        raise ConfigError(
+            f"{table}.npy of --rows has values from {row_numbers.min()} to {row_numbers.max()}, but the checkpoint's"
+            f" table has {len(source):,} rows (-1 stands for none)"
         )
 
 
@@ -170,9 +172,9 @@ class _Tables:
         config: TrainConfig,
         layout: EmbeddingLayout,
         sources: Mapping[str, np.ndarray],
-        given: Mapping[str, np.ndarray | None],
+        row_numbers: Mapping[str, np.ndarray | None],
     ):
-        self._sources, self._given = sources, given
+        self._sources, self._row_numbers = sources, row_numbers
         self._optimizers: dict[str, RowOptimizer | None] = {}
         self.tables: dict[str, TableShape] = {}
         factor = config.lr_schedule.build(1)
@@ -191,7 +193,7 @@ class _Tables:
         """One piece a table, whatever ``full`` names."""
         del full
         return [
-            _Rows(shape, self._sources[name], self._given[name], self._optimizers[name])
+            _Rows(shape, self._sources[name], self._row_numbers[name], self._optimizers[name])
             for name, shape in self.tables.items()
         ]
 
@@ -204,9 +206,11 @@ class _Rows:
 
     rows, folder = None, ""
 
-    def __init__(self, shape: TableShape, source: np.ndarray, given: np.ndarray | None, optimizer: RowOptimizer | None):
+    def __init__(
+        self, shape: TableShape, source: np.ndarray, row_numbers: np.ndarray | None, optimizer: RowOptimizer | None
+    ):
         self.table, self.count = shape.name, shape.rows
-        self._shape, self._source, self._given, self._optimizer = shape, source, given, optimizer
+        self._shape, self._source, self._row_numbers, self._optimizer = shape, source, row_numbers, optimizer
 
     def begin(self, start: int, stop: int) -> Any:
         """Rows are read by the writing thread."""
@@ -214,10 +218,10 @@ class _Rows:
     def finish(self, begun: Any, start: int, stop: int) -> dict[str, np.ndarray]:
         """Rows ``start`` to ``stop`` and their fresh slots."""
         del begun
-        if self._given is None:
+        if self._row_numbers is None:
             rows = self._source[start:stop]
         else:
-            numbers = np.asarray(self._given[start:stop], np.int64)
+            numbers = np.asarray(self._row_numbers[start:stop], np.int64)
             rows = self._source[np.maximum(numbers, 0)] * (numbers >= 0)[:, None].astype(self._source.dtype)
         arrays = {VALUES: np.ascontiguousarray(rows, self._shape.array(VALUES)[1])}
         for slot in self._shape.slots:

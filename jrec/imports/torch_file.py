@@ -65,12 +65,12 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-    found = content.get("state_dict", content) if isinstance(content, dict) else content
-    if not isinstance(found, dict) or not any(isinstance(value, np.ndarray) for value in found.values()):
+    tensors = content.get("state_dict", content) if isinstance(content, dict) else content
+    if not isinstance(tensors, dict) or not any(isinstance(value, np.ndarray) for value in tensors.values()):
         raise CheckpointError(
             f"{path} holds no dictionary of tensors, alone or as 'state_dict'; save model.state_dict()"
         )
-    return {str(name): value for name, value in found.items() if isinstance(value, np.ndarray)}
+    return {str(name): value for name, value in tensors.items() if isinstance(value, np.ndarray)}
 
 
 class _Inert:

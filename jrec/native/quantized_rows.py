@@ -57,8 +57,8 @@ def _sum_block(builder: Any, bits: int, width: int, at: Any, args: Any) -> None:
                 scale.align = bias.align = 1
                 weight = cgutils.alloca_once_value(builder, _FLOAT(1.0))
                 with builder.if_then(builder.icmp_signed("!=", weights, _I64(0))):
-                    given = builder.load(builder.gep(builder.inttoptr(weights, _FLOAT.as_pointer()), [j]))
-                    builder.store(given, weight)
+                    own_weight = builder.load(builder.gep(builder.inttoptr(weights, _FLOAT.as_pointer()), [j]))
+                    builder.store(own_weight, weight)
                 weight = builder.load(weight)
                 values = _load_values(builder, bits, builder.add(row, values_at), width)
                 scaled = builder.fmul(values, _splat(builder, builder.fmul(scale, weight), width), flags=("contract",))

@@ -72,9 +72,9 @@ def _values(path: pathlib.Path, rows: Sequence[int]) -> dict[int, str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for batch in pq.ParquetFile(path).iter_batches(columns=["value", "row"]):
         some = batch.filter(pa.array(np.isin(batch["row"].to_numpy(), rows)))
         pairs = zip(some["row"].to_pylist(), some["value"].to_pylist(), strict=True)
-        found |= {row: value for row, value in pairs if value is not None}
-    return found
+        texts |= {row: value for row, value in pairs if value is not None}
+    return texts

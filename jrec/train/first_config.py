@@ -135,14 +135,14 @@ def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
 
 def _histories(features: Sequence[CategoricalFeature]) -> dict[str, str]:
     """Pairs of a feature with one id and a list of the same table; a list of another length is in no pair."""
-    found: dict[str, str] = {}
+    histories: dict[str, str] = {}
     lengths = set()
     for feature in features:
         lists = [f for f in features if f.table == feature.table and f.max_length > 1 and not f.weighted]
-        if feature.one_hot and len(lists) == 1 and lists[0].name not in found.values():
-            found[feature.name] = lists[0].name
+        if feature.one_hot and len(lists) == 1 and lists[0].name not in histories.values():
+            histories[feature.name] = lists[0].name
             lengths.add(lists[0].max_length)
-    return found if len(lengths) == 1 else {}
+    return histories if len(lengths) == 1 else {}
 
 
 def candidates(facts: Facts) -> list[Candidate]:
@@ -164,18 +164,18 @@ def candidates(facts: Facts) -> list[Candidate]:
     )
     if facts.rows * dim * 4 >= _LARGE:
         return [adagrad, linear]
-    found = [adam, adagrad, linear] if often else [adagrad, adam, linear]
+    candidates = [adam, adagrad, linear] if often else [adagrad, adam, linear]
     if facts.histories:
         coarsest = min(facts.histories, key=lambda feature: facts.tables[facts.history_tables[feature]])
         kept = facts.history_tables[coarsest]
         frozen = tuple(name for name in facts.tables if name != kept)
         name = f"products with the history of {coarsest}, whose rows alone are trained"
         rows = ("rowwise_adagrad", 0.1)
-        found.append(Candidate(name=name, interaction="dot", dim=64, top=top, rows=rows, frozen=frozen))
+        candidates.append(Candidate(name=name, interaction="dot", dim=64, top=top, rows=rows, frozen=frozen))
         name = f"attention over the history (TBSM), where the rows of {coarsest} alone are trained"
         own = {"kind": "tbsm", "interaction": "concat", "rate": 0.002, "frozen": frozen}
-        found.append(Candidate(name=name, dim=32, top=(32,), rows=rows, **own))
-    return found
+        candidates.append(Candidate(name=name, dim=32, top=(32,), rows=rows, **own))
+    return candidates
 
 
 def first_config(path: str, facts: Facts, candidate: Candidate) -> list[Key]:

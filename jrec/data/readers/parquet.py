@@ -231,7 +231,7 @@ def _joined(columns: list[Any]) -> np.ndarray:
 
 def sample(path: str, rows: int) -> list[tuple[str, list[str], bool]]:
     """The first rows of a file's columns that can be read: name, values as texts, and whether they are of lists."""
-    found = []
+    read = []
     types = {name: dtype for name, dtype in column_types(path).items() if _readable(dtype)}
     with _opened(path) as file:
         batch = next(file.iter_batches(rows, columns=list(types), use_threads=False), None)
@@ -241,8 +241,8 @@ def sample(path: str, rows: int) -> list[tuple[str, list[str], bool]]:
             many = _is_list(dtype)
             column = batch.column(name).flatten() if many else batch.column(name)
             texts = _plain(column, Field(name=name, kind="text")).fill_null(b"")
-            found.append((name, [text.decode(errors="replace") for text in texts.to_pylist()], many))
-    return found
+            read.append((name, [text.decode(errors="replace") for text in texts.to_pylist()], many))
+    return read
 
 
 def _readable(dtype: Any) -> bool:

@@ -233,11 +233,11 @@ class Parser:
         _resolve_slow(slow[:num_slow], buffer, numbers, weights)
         for field in self.dialect.fields:
             if _group(field) == "list":
-                found = lists[self._names["list"].index(field.name), :rows]
+                entries = lists[self._names["list"].index(field.name), :rows]
                 if _kind(field) == scan.SPAN:
-                    columns[field.name] = found
+                    columns[field.name] = entries
                 else:
-                    columns[field.name] = _gather_lists(found, pool if field.kind == "texts" else weights)
+                    columns[field.name] = _gather_lists(entries, pool if field.kind == "texts" else weights)
         texts = None
         if num_long:
             long, long_keys = long[:num_long].copy(), long_keys[:num_long].copy()

@@ -40,7 +40,7 @@ def match_texts(buffer, spans, texts, ends, fold):
     Returns:
       (n,) int64, -1 where it is none of them.
     """
-    found = np.full(spans.shape[0], -1, np.int64)
+    matches = np.full(spans.shape[0], -1, np.int64)
     for i in range(spans.shape[0]):
         start, length = spans[i, 0], spans[i, 1] - spans[i, 0]
         for k in range(ends.shape[0] - 1):
@@ -55,9 +55,9 @@ def match_texts(buffer, spans, texts, ends, fold):
                     same = False
                     break
             if same:
-                found[i] = k
+                matches[i] = k
                 break
-    return found
+    return matches
 
 
 @compiled

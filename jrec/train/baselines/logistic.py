@@ -59,9 +59,9 @@ def fit(slots: int, training: BlocksOf, choosing: list[Examples], *, visits: int
     best: Logistic | None = None
     tries = 1 + min(len(_GRID) - 1, _VISITS // max(1, EPOCHS * visits))
     for alpha, l2 in _GRID[:tries]:
-        found = _fit(slots, training, choosing, alpha, l2, seed)
-        if best is None or found.loss < best.loss:
-            best = found
+        fitted = _fit(slots, training, choosing, alpha, l2, seed)
+        if best is None or fitted.loss < best.loss:
+            best = fitted
     assert best is not None
     return best
 

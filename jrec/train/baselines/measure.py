@@ -64,9 +64,10 @@ def measure(
         cached = False
     else:
         cached = True
-    found = {name: {**kept[name], "splits": {split: kept[name]["splits"][split] for split in splits}} for name in NAMES
+    metrics = {
+        name: {**kept[name], "splits": {split: kept[name]["splits"][split] for split in splits}} for name in NAMES
              if kept[name] is not None}  # fmt: skip
-    return {**found, "seconds": kept["seconds"], "cached": cached}
+    return {**metrics, "seconds": kept["seconds"], "cached": cached}
 
 
 def wanted(mode: str, schema: Schema) -> bool:
@@ -96,11 +97,11 @@ def _fitted(folder: str | os.PathLike[str], schema: Schema, splits: Sequence[str
         chosen_by = f"the last {len(training.blocks) - cut:,} of {len(training.blocks):,} blocks of train"
     else:
         choosing, chosen_by = list(training.read(blocks)), "train itself, which is one block"
-    found: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "logistic_regression": _logistic(folder, schema, training, blocks, choosing, splits),
         "popularity": _popularity(folder, schema, training, blocks, choosing, splits),
     }
-    return {**found, "splits": list(splits), "chosen_by": chosen_by, "seconds": time.perf_counter() - begin}
+    return {**metrics, "splits": list(splits), "chosen_by": chosen_by, "seconds": time.perf_counter() - begin}
 
 
 def _logistic(

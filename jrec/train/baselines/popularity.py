@@ -74,9 +74,9 @@ def fit(
         p = (clicked + _PRIOR * rate) / (seen + _PRIOR)
         one = Popularity(feature=feature, logits=_log_odds(p).astype(np.float32), base=float(_log_odds(rate)))
         scores = one.scores(choosing)
-        found = auc(scores.logits, scores.labels)
-        if best is None or (found is not None and found > best_auc):
-            best, best_auc = one, -1.0 if found is None else found
+        value = auc(scores.logits, scores.labels)
+        if best is None or (value is not None and value > best_auc):
+            best, best_auc = one, -1.0 if value is None else value
     return best
 
 

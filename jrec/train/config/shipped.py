@@ -32,8 +32,8 @@ def find_config(path: str | os.PathLike[str]) -> pathlib.Path:
     if file.exists() or file.suffix or len(file.parts) != 1:
         return file
     shipped = shipped_configs()
-    if (found := shipped.get(file.name.replace("_", "-"))) is not None:
-        return found
+    if (known := shipped.get(file.name.replace("_", "-"))) is not None:
+        return known
     near = difflib.get_close_matches(file.name.replace("_", "-"), shipped, n=1, cutoff=0.5)
     advice = f"did you mean {near[0]!r}? " if near else ""
     raise ConfigError(

@@ -13,12 +13,12 @@ _WORSE = 1.002  # times the best log loss, at which training is said to have gon
 
 def metric_by_split(content: Mapping[str, Any], metric: str) -> dict[str, dict[str, float]]:
     """A metric of every baseline, by split and by what texts call it; empty where none was computed."""
-    found: dict[str, dict[str, float]] = {}
+    by_split: dict[str, dict[str, float]] = {}
     for key, name in NAMES.items():
         for split, metrics in content.get("baselines", {}).get(key, {"splits": {}})["splits"].items():
             if metrics[metric] is not None:
-                found.setdefault(split, {})[name] = metrics[metric]
-    return found
+                by_split.setdefault(split, {})[name] = metrics[metric]
+    return by_split
 
 
 def verdict(content: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> list[str]:

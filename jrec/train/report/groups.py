@@ -100,36 +100,36 @@ def describe_groups(
       none: A number that is no group: of values that the dataset does not tell apart. None where all are groups.
     """
     known = np.ones(groups.size, bool) if none is None else groups != none
-    found = score_groups(Scores(logits=scores.logits[known], labels=scores.labels[known]), groups[known])
-    chosen = found.defined
-    weights = found.examples[chosen].astype(float)
-    histogram = np.histogram(found.auc[chosen], BINS, (0, 1), weights=weights)[0]
-    shown = np.flatnonzero(chosen & (found.examples >= _LEAST))
-    shown = shown[np.lexsort((-found.examples[shown], found.auc[shown]))]
+    by_group = score_groups(Scores(logits=scores.logits[known], labels=scores.labels[known]), groups[known])
+    chosen = by_group.defined
+    weights = by_group.examples[chosen].astype(float)
+    histogram = np.histogram(by_group.auc[chosen], BINS, (0, 1), weights=weights)[0]
+    shown = np.flatnonzero(chosen & (by_group.examples >= _LEAST))
+    shown = shown[np.lexsort((-by_group.examples[shown], by_group.auc[shown]))]
     worst, best = shown[:_SHOWN], shown[::-1][:_SHOWN]
     return {
         "groups": int(chosen.sum()),
-        "groups_of_one_label": int(len(found.groups) - chosen.sum()),
+        "groups_of_one_label": int(len(by_group.groups) - chosen.sum()),
         "coverage": float(weights.sum() / max(1, groups.size)),
-        "gauc": found.gauc,
-        "mean_auc": float(found.auc[chosen].mean()) if chosen.any() else None,
-        "mean_log_loss": float(found.log_loss.mean()) if found.log_loss.size else None,
+        "gauc": by_group.gauc,
+        "mean_auc": float(by_group.auc[chosen].mean()) if chosen.any() else None,
+        "mean_log_loss": float(by_group.log_loss.mean()) if by_group.log_loss.size else None,
         "histogram": histogram.tolist(),
-        "best": list(_table(found, best, names)),
-        "worst": list(_table(found, worst, names)),
+        "best": list(_table(by_group, best, names)),
+        "worst": list(_table(by_group, worst, names)),
     }
 
 
 def _table(
-    found: GroupScores, chosen: np.ndarray, names: Callable[[Sequence[int]], Sequence[str]]
+    by_group: GroupScores, chosen: np.ndarray, names: Callable[[Sequence[int]], Sequence[str]]
 ) -> Iterator[dict[str, Any]]:
-    for at, name in zip(chosen.tolist(), names(found.groups[chosen].tolist()), strict=True):
+    for at, name in zip(chosen.tolist(), names(by_group.groups[chosen].tolist()), strict=True):
         yield {
             "group": name,
-            "examples": int(found.examples[at]),
-            "positives": int(found.positives[at]),
-            "auc": float(found.auc[at]),
-            "log_loss": float(found.log_loss[at]),
+            "examples": int(by_group.examples[at]),
+            "positives": int(by_group.positives[at]),
+            "auc": float(by_group.auc[at]),
+            "log_loss": float(by_group.log_loss[at]),
         }
 
 
