@@ -8,7 +8,7 @@ from jrec import cli
 from jrec.train.config import load_config
 from jrec.train.loop import train
 
-SCHEMA = """
+TWO_FEATURES = """
 name = "shop"
 [label]
 column = "click"
@@ -20,6 +20,8 @@ missing = 0
 column = "user"
 [[categorical]]
 column = "item"
+"""
+SCHEMA = f"""{TWO_FEATURES}
 [[categorical]]
 column = "history"
 table = "item"

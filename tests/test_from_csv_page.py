@@ -12,18 +12,6 @@ import shop_logs
 import jrec
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "from_csv.md"
-SCHEMA = """
-[label]
-column = "click"
-[[dense]]
-column = "price"
-transform = "log1p"
-missing = 0
-[[categorical]]
-column = "user"
-[[categorical]]
-column = "item"
-"""
 
 
 @pytest.mark.slow
@@ -31,7 +19,7 @@ def test_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shop_logs.write_log(tmp_path / "monday.csv", 2000)
     shop_logs.write_log(tmp_path / "tuesday.csv", 1000, seed=1)
-    (tmp_path / "clicks.toml").write_text(SCHEMA)
+    (tmp_path / "clicks.toml").write_text(shop_logs.TWO_FEATURES)
     text = PAGE.read_text()
     (script,) = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     assert len(script.splitlines()) <= 15

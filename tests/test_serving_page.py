@@ -11,19 +11,6 @@ import jrec
 from jrec import cli
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "serving.md"
-TWO_FEATURES = """
-name = "clicks"
-[label]
-column = "click"
-[[dense]]
-column = "price"
-transform = "log1p"
-missing = 0
-[[categorical]]
-column = "user"
-[[categorical]]
-column = "item"
-"""
 
 
 @pytest.mark.usefixtures("quick_compilation")
@@ -33,7 +20,7 @@ def test_the_snippets_of_the_page_run(dtype, tmp_path, monkeypatch):
     predict, load, alone = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     lines = shop_logs.write_log(tmp_path / "log.csv")
     names = {"jrec": jrec}
-    for schema, snippets in ((shop_logs.SCHEMA, (predict, load)), (TWO_FEATURES, (alone,))):
+    for schema, snippets in ((shop_logs.SCHEMA, (predict, load)), (shop_logs.TWO_FEATURES, (alone,))):
         monkeypatch.setattr(shop_logs, "SCHEMA", schema)
         dataset = shop_logs.prepare(tmp_path, tmp_path / "log.csv", "data", "--overwrite")
         run = shop_logs.trained(tmp_path, dataset, out="runs/clicks", overwrite=True)
