@@ -141,7 +141,7 @@ def test_a_damaged_or_foreign_export_is_refused(shop, tmp_path):
     run = shop_logs.trained(tmp_path, dataset)
     export = tmp_path / "export"
     export_run(run, export)
-    with pytest.raises(JrecError, match="overwrite"):
+    with pytest.raises(JrecError, match="export is a finished export; pass --overwrite"):
         export_run(run, export)
     export_run(run, export, overwrite=True)
     table = export / "tables" / "user.npy"

@@ -27,6 +27,7 @@ def workspace(
     overwrite: bool = False,
     resume: bool = False,
     ours: Callable[[pathlib.Path], bool] | None = None,
+    kind: str = "dataset",
     report: Callable[[str], None] = lambda message: None,
 ) -> Iterator[pathlib.Path]:
     """A fresh folder beside ``out`` that becomes ``out`` when the block ends without an exception.
@@ -41,6 +42,7 @@ def workspace(
       overwrite: Whether a finished dataset at ``out`` may be replaced.
       resume: Whether to go on with the work that an interrupted run left.
       ours: Whether a folder is finished work of this kind; by default whether it is a dataset.
+      kind: What it is, for messages.
       report: Takes messages for the user.
 
     Raises:
@@ -54,7 +56,7 @@ def workspace(
         out.parent.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _recover(out, replaced, report)
-        _check_out(out, overwrite, ours)
+        _check_out(out, overwrite, ours, kind)
         text = json.dumps(manifest, indent=1)
         resumed = resume and _resumes(partial, text, report)
         if not resumed:
@@ -129,15 +131,15 @@ def _recover(out: pathlib.Path, replaced: pathlib.Path, report: Callable[[str], 
         replaced.rename(out)
 
 
-def _check_out(out: pathlib.Path, overwrite: bool, ours: Callable[[pathlib.Path], bool]) -> None:
+def _check_out(out: pathlib.Path, overwrite: bool, ours: Callable[[pathlib.Path], bool], kind: str) -> None:
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise DatasetError(f"{out} exists and is not a folder; choose another --out")
     if not out.exists() or not any(out.iterdir()):
         return
     if not ours(out):
-        raise DatasetError(f"{out} exists and holds something else than a jrec dataset; choose another --out")
+        raise DatasetError(f"{out} exists and holds something else than a jrec {kind}; choose another --out")
     if not overwrite:
-        raise DatasetError(f"{out} is a finished dataset; pass --overwrite to replace it, or choose another --out")
+        raise DatasetError(f"{out} is a finished {kind}; pass --overwrite to replace it, or choose another --out")
 
 
 def _is_dataset(folder: pathlib.Path) -> bool:

@@ -100,7 +100,7 @@ def export_run(
     if base is not None:
         base.check(manifest)
     about = {"command": "jrec export", "checkpoint": str(checkpoint)}
-    with workspace(out, about, overwrite=overwrite, ours=_is_export, report=report) as folder:
+    with workspace(out, about, overwrite=overwrite, ours=_is_export, kind="export", report=report) as folder:
         (folder / "tables").mkdir()
         (folder / MODEL).write_bytes(export_program(model, run.layout, len(run.schema.dense)))
         if onnx:
