@@ -272,7 +272,7 @@ def _remedy(folder: pathlib.Path, step: int | None) -> str:
 
 def evaluate_checkpoint(
     checkpoint: str | os.PathLike[str],
-    data: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None,
     *,
     split: str,
     limit: int = 0,
@@ -280,7 +280,7 @@ def evaluate_checkpoint(
     plan: str = "",
 ) -> CheckpointScores:
     """Scores a split with a checkpoint's model; see ``restore_run`` and ``RestoredRun.scores``."""
-    if not is_fae_folder(data):
+    if data is not None and not is_fae_folder(data):
         Schema.load(data).check_labels()
     run = restore_run(checkpoint, data, devices=devices, plan=plan)
     return CheckpointScores(
