@@ -282,6 +282,36 @@ pays for keeping them.""",
 overwritten, written by hand; and the same lookups in tables of more rows, of the same 4,096 ("scan") or of all.""",
     ),
     Section(
+        title="Lookups of INT8 and INT4 rows against FBGEMM",
+        files=("quantized",),
+        text="""\
+`python -m benchmarks.quantized`: all tables in one native call, against FBGEMM's quantized table-batched embedding for
+inference on the CPU, and against jrec's own lookups of float32 rows. FBGEMM keeps a row's scale and bias in float16,
+jrec in float32.""",
+        columns={
+            "forward, median": "forward",
+            "forward, against float32 rows, median": "beside float32 rows",
+            "error of outputs, jrec": "error",
+            "error of outputs, FBGEMM": "FBGEMM's error",
+        },
+    ),
+    Section(
+        title="Exported models: quality and latency",
+        files=("serving",),
+        text="""\
+`python -m benchmarks.serving`: exports of a DLRM trained on real clicks. "Rows to logits" is a request whose values are
+rows already, against PyTorch's EmbeddingBag and MLPs in inference mode; "raw columns" begins with texts.""",
+        pattern=r"test AUC|AUC lost|tables|median$",
+    ),
+    Section(
+        title="Two days of a model's life",
+        files=("lifecycle",),
+        text="""\
+`python -m benchmarks.lifecycle`: every command in a process of its own, and the greatest difference between scores that
+must be equal.""",
+        pattern=r"",
+    ),
+    Section(
         title="Accuracy on real clicks",
         files=("accuracy",),
         text="""\

@@ -165,8 +165,8 @@ def test_a_damaged_or_foreign_export_is_refused(shop, tmp_path):
 @pytest.mark.filterwarnings("ignore:'.value' access:DeprecationWarning")  # of jax2onnx, in Flax
 @pytest.mark.parametrize("interaction", ["dot", "concat"])
 def test_onnxruntime_gives_the_same_logits(interaction, shop, tmp_path):
-    import onnxruntime
-
+    pytest.importorskip("jax2onnx", reason="jax2onnx, of jrec[onnx], is not installed")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime, of jrec[onnx], is not installed")
     _, dataset = shop
     run = shop_logs.trained(tmp_path, dataset, f"model.interaction={interaction!r}")
     assert cli.main(["export", str(run), "--onnx", "--out", str(tmp_path / "export"), "--quiet"]) == 0
@@ -190,5 +190,6 @@ def test_a_sequence_model_is_exported_but_not_to_onnx(tmp_path):
     model = serving.load(tmp_path / "export")
     want = restore_run(run).scores("test").logits
     np.testing.assert_allclose(model.logits_of(*_inputs(model, dataset)), want, rtol=2e-5, atol=2e-6)
+    pytest.importorskip("jax2onnx", reason="jax2onnx, of jrec[onnx], is not installed")
     with pytest.raises(serving.ExportError, match=r"is not pooled; --onnx"):
         export_run(run, tmp_path / "onnx", onnx=True)
