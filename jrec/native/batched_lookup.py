@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ from jrec.native.accumulate import sum_bf16, sum_f16, sum_f32
 from jrec.native.compile import kernel, pointer
 from jrec.native.host_cast import checked_ids, thread_count
 from jrec.native.memory import get_i32, get_i64
-from jrec.native.quantized_rows import HEADER, sum_int4, sum_int8
+from jrec.native.quantized_rows import sum_int4, sum_int8
 
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "int4": 4}
 _COST = 4096  # lookups of a chunk, and bags count as one each: some ten microseconds
@@ -119,7 +120,7 @@ def lookup_many(lookups: Sequence[Lookup], *, threads: int | None = None) -> lis
     Raises:
       ValueError: On shapes or dtypes that do not fit.
     """
-    jobs, outs, kept, chunks = np.zeros((len(lookups), JOB_WORDS), np.int64), [], [], []
+    jobs, outs, kept, chunks, cost = np.zeros((len(lookups), JOB_WORDS), np.int64), [], [], [], 0
     for number, (job, one) in enumerate(zip(jobs, lookups, strict=True)):
         ids, offsets = checked_ids(one.ids, one.offsets)
         weights = None if one.weights is None else np.ascontiguousarray(one.weights)
@@ -138,13 +139,12 @@ def lookup_many(lookups: Sequence[Lookup], *, threads: int | None = None) -> lis
         )  # fmt: skip
         outs.append(out)
         kept.append((ids, offsets, weights))  # whose addresses the job holds
+        cost += ids.size + bags
         each = max(1, int(_COST / (1 + ids.size / max(bags, 1))))
-        firsts = np.arange(0, bags, each)
-        chunks.append(np.stack([np.full(firsts.size, number), firsts, np.minimum(firsts + each, bags)], axis=1))
+        chunks += [(number, begin, min(begin + each, bags)) for begin in range(0, bags, each)]
     if chunks:
-        every = np.ascontiguousarray(np.concatenate(chunks), np.int64)
+        every = np.array(chunks, np.int64)
         work = np.array([pointer(every), pointer(jobs)], np.int64)
-        cost = sum(job[CAPACITY] + len(out) for job, out in zip(jobs, outs, strict=True))
         used = thread_count(threads) if cost > _COST else 1  # waking a thread costs more than a chunk does
         thread_pool.run(lookup_chunks, pointer(work), len(every), used)
     del kept
@@ -155,12 +155,18 @@ def _kind(lookup: Lookup) -> tuple[int, int]:
     rows = lookup.rows
     if not rows.flags.c_contiguous:
         raise ValueError(f"rows must be C-contiguous, but have strides {rows.strides}")
-    for bits in (8, 4):
-        if rows.ndim == 1 and rows.dtype == quantized_dtype(bits, lookup.dim):
-            return KINDS[f"int{bits}"], HEADER + rows.dtype["values"].itemsize
-    if rows.ndim == 2 and rows.dtype.name in ("float32", "bfloat16", "float16") and rows.shape[1] == lookup.dim:
-        return KINDS[rows.dtype.name], rows.strides[0]
-    raise ValueError(
-        f"rows must be (rows, {lookup.dim}) float32, bfloat16 or float16, or (rows,) of quantized_dtype, but are"
-        f" {rows.dtype}{list(rows.shape)}"
-    )
+    code = _code(rows.dtype, rows.shape[1:], lookup.dim)
+    if code is None:
+        raise ValueError(
+            f"rows must be (rows, {lookup.dim}) float32, bfloat16 or float16, or (rows,) of quantized_dtype, but are"
+            f" {rows.dtype}{list(rows.shape)}"
+        )
+    return code, rows.dtype.itemsize * (lookup.dim if rows.ndim == 2 else 1)
+
+
+@functools.lru_cache
+def _code(dtype: np.dtype, tail: tuple[int, ...], dim: int) -> int | None:
+    """The kind of rows, of an array's shape but for their number; None where they are none."""
+    if tail == (dim,) and dtype.name in ("float32", "bfloat16", "float16"):
+        return KINDS[dtype.name]
+    return next((KINDS[f"int{bits}"] for bits in (8, 4) if not tail and dtype == quantized_dtype(bits, dim)), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import pathlib
 import threading
@@ -43,7 +45,7 @@ class Model:
         if not self._sizes or self._sizes[0] < 1:
             raise ValueError(f"batch_sizes are {list(batch_sizes)}; give sizes of at least 1")
         self._tables = ServedTables(folder, manifest)
-        self._program = _program(folder)
+        self._program = _program(folder, manifest)
         self._lock = threading.Lock()  # a delta changes rows and program together
         self._encoder: Encoder | None = None
 
@@ -87,9 +89,13 @@ class Model:
         with self._lock:
             vectors = self._tables.vectors(ids, threads=self._threads)
             program = self._program
+        parts = [np.ascontiguousarray(dense, np.float32)]
+        parts += [
+            vectors[feature.name].reshape(count, math.prod(vectors[feature.name].shape[1:]))
+            for feature in self.manifest.features
+        ]
         held = masks(self.manifest.features, ids)
-        inputs = (np.ascontiguousarray(dense, np.float32), vectors, held)
-        out = [self._run(program, inputs, begin, count) for begin in range(0, count, self._sizes[-1])]
+        out = [self._run(program, parts, held, begin, count) for begin in range(0, count, self._sizes[-1])]
         return np.concatenate(out) if out else np.zeros(0, np.float32)
 
     def vectors(self, ids: Mapping[str, Ids]) -> dict[str, np.ndarray]:
@@ -107,7 +113,7 @@ class Model:
         manifest = load_manifest(folder)
         check_follows(self.manifest, folder, manifest)
         verify(folder, manifest)
-        program = _program(folder)
+        program = _program(folder, manifest)
         with self._lock:
             self._tables.apply(folder, manifest)
             self._program, self.manifest = program, manifest
@@ -119,21 +125,18 @@ class Model:
             ids = {f.name: Ids(values=np.full((size, 1), -1, np.int32)) for f in features}
             self.logits_of(np.zeros((size, len(self.manifest.dense)), np.float32), ids)
 
-    def _run(self, program: Any, inputs: Any, begin: int, count: int) -> np.ndarray:
-        import jax
-
+    def _run(
+        self, program: Any, parts: Sequence[np.ndarray], held: Mapping[str, np.ndarray], begin: int, count: int
+    ) -> np.ndarray:
         stop = min(begin + self._sizes[-1], count)
         size = next(size for size in self._sizes if size >= stop - begin)
-
-        def part(array: np.ndarray) -> np.ndarray:
-            some = array[begin:stop]
-            return (
-                some
-                if len(some) == size
-                else np.concatenate([some, np.zeros((size - len(some), *some.shape[1:]), some.dtype)])
-            )
-
-        return np.asarray(program(*jax.tree.map(part, inputs)))[: stop - begin]
+        numbers = np.zeros((size, sum(part.shape[1] for part in parts)), np.float32)
+        np.concatenate([part[begin:stop] for part in parts], axis=1, out=numbers[: stop - begin])
+        padded = {}
+        for name, mask in held.items():
+            padded[name] = np.zeros((size, mask.shape[1]), bool)
+            padded[name][: stop - begin] = mask[begin:stop]
+        return np.asarray(program(numbers, padded))[: stop - begin]
 
 
 def load(
@@ -173,8 +176,8 @@ def load(
     return model
 
 
-def _program(folder: pathlib.Path) -> Any:
-    """The jitted dense part of an export."""
+def _program(folder: pathlib.Path, manifest: Manifest) -> Any:
+    """The jitted dense part of an export: of all its numbers side by side, one array to move, and of masks."""
     import jax
     from jax import export
 
@@ -182,4 +185,15 @@ def _program(folder: pathlib.Path) -> Any:
         exported = export.deserialize(bytearray((folder / MODEL).read_bytes()))
     except (OSError, ValueError) as problem:
         raise ExportError(f"{folder / MODEL} cannot be read ({problem}); export the run again") from problem
-    return jax.jit(exported.call)
+    shapes = [(f.max_length, f.dim) if f.pooling == "none" else (f.dim,) for f in manifest.features]
+    bounds = np.cumsum([len(manifest.dense), *(math.prod(shape) for shape in shapes)])
+
+    def logits(numbers: jax.Array, held: Mapping[str, jax.Array]) -> jax.Array:
+        dense, *rows = (numbers[:, begin:end] for begin, end in itertools.pairwise([0, *bounds.tolist()]))
+        vectors = {
+            feature.name: row.reshape(-1, *shape)
+            for feature, row, shape in zip(manifest.features, rows, shapes, strict=True)
+        }
+        return exported.call(dense, vectors, held)
+
+    return jax.jit(logits)

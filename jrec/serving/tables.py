@@ -152,7 +152,7 @@ class ServedTables:
         for feature in self._features:
             bags = self._bags(feature, ids[feature.name])
             for held in self._parts[feature.table]:
-                values, local = held.of(_within(bags.values, held.part))
+                values, local = held.of(_within(bags.values, held.part, self.rows_of(feature.table)))
                 one = Lookup(rows=values, dim=feature.dim, ids=local, offsets=bags.offsets, weights=bags.weights)
                 lookups.append(one)
                 placed.append(feature.name)
@@ -176,8 +176,10 @@ class ServedTables:
         return Ids(values=ids.values, offsets=ids.offsets, weights=_averaging(ids, root=feature.pooling == "sqrtn"))
 
 
-def _within(ids: np.ndarray, part: Part) -> np.ndarray:
-    """Ids as numbers within a part, absent where it has no such row."""
+def _within(ids: np.ndarray, part: Part, rows: int) -> np.ndarray:
+    """Ids as numbers within a part, absent where it has no such row of the table's ``rows``."""
+    if part.rows == rows:
+        return ids
     if part.first_row == 0:
         return np.where(ids < part.rows, ids, _ABSENT)
     local = ids - np.int32(part.first_row)
