@@ -106,14 +106,17 @@ def test_batches_of_any_size_give_the_same_scores(shop, tmp_path):
 def test_deltas_apply_in_order_and_a_gap_is_refused(shop, tmp_path):
     _, dataset = shop
     path = [tmp_path / name for name in ("whole", "delta1", "delta2")]
-    run = shop_logs.trained(tmp_path, dataset, "checkpoint.every_steps=5", "checkpoint.keep=10", "data.batch_size=32")
+    few = ("checkpoint.every_steps=1", "checkpoint.keep=20", "data.batch_size=8", "max_steps=20")
+    run = shop_logs.trained(tmp_path, dataset, *few)
     steps = sorted(int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdigit())
     first, second, third = (run / "checkpoints" / str(step) for step in (steps[0], steps[1], steps[-1]))
     export_run(first, path[0], dtype="int8")
     export_run(second, path[1], since=[path[0]])
     export_run(third, path[2], since=path[:2])
-    changed = np.load(path[1] / "tables" / "item.changed.npy")
-    assert 0 < changed.size < Schema.load(dataset).table("item").rows
+    changed = np.load(path[1] / "tables" / "user.changed.npy")
+    assert 0 < changed.size < Schema.load(dataset).table("user").rows
+    sizes = [sum(file.stat().st_size for file in (delta / "tables").iterdir()) for delta in path]
+    assert max(sizes[1:]) <= sizes[0] + 300  # where most rows changed, a delta has the whole table
     export_run(third, tmp_path / "again", dtype="int8")
 
     model = serving.load(path[0])

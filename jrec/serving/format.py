@@ -9,7 +9,8 @@
       schema.json, vocabulary/, buckets/, reorder/   how raw values become rows, as in the dataset
 
 A delta holds, of the tables, ``tables/TABLE.changed.npy``, the (n,) int64 rows that changed, beside their new values in
-``tables/TABLE.npy``; whole cores; and a whole model. It names the export or delta that it follows.
+``tables/TABLE.npy``, or the whole table where that is smaller; whole cores; and a whole model. It names the export or
+delta that it follows.
 """
 
 from __future__ import annotations

@@ -59,7 +59,10 @@ class _Rows:
         self.values = _mapped(folder / part.file)
 
     def apply(self, folder: pathlib.Path, part: Part) -> None:
-        self.values[np.load(folder / part.changed, allow_pickle=False)] = _loaded(folder / part.file)
+        if part.changed:
+            self.values[np.load(folder / part.changed, allow_pickle=False)] = _loaded(folder / part.file)
+        else:
+            self.values = _mapped(folder / part.file)
 
     def of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.values, ids

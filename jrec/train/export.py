@@ -231,9 +231,17 @@ class _Writer:
             numbers.append(np.flatnonzero(~same) + begin)
             values.append(piece[~same])
             begin += len(piece)
-        self._saved(part.changed, np.concatenate(numbers))
-        self._saved(part.file, np.concatenate(values))
-        return part
+        changed = np.concatenate(numbers)
+        if changed.size * (changed.itemsize + held.itemsize * held[:1].size) < held.nbytes:
+            self._saved(part.changed, changed)
+            self._saved(part.file, np.concatenate(values))
+            return part
+        out = np.lib.format.open_memmap(self._folder / part.file, mode="w+", dtype=held.dtype, shape=held.shape)
+        for begin in range(0, len(held), _AT_ONCE):
+            out[begin : begin + _AT_ONCE] = held[begin : begin + _AT_ONCE]
+        out[changed] = np.concatenate(values)
+        out.flush()
+        return dataclasses.replace(part, changed="")
 
     def _pieces(self, table: TableConfig, advance: Callable[[int], None]) -> Iterator[np.ndarray]:
         """A table's rows as they are exported, in order."""
