@@ -65,8 +65,10 @@ def measure(
     else:
         cached = True
     metrics = {
-        name: {**kept[name], "splits": {split: kept[name]["splits"][split] for split in splits}} for name in NAMES
-             if kept[name] is not None}  # fmt: skip
+        name: {**kept[name], "splits": {split: kept[name]["splits"][split] for split in splits}}
+        for name in NAMES
+        if kept[name] is not None
+    }
     return {**metrics, "seconds": kept["seconds"], "cached": cached}
 
 
