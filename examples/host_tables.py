@@ -30,7 +30,7 @@ def main(steps: int = 200) -> dict[str, float]:
     ]
     features = [jrec.FeatureConfig(name=table.name, table=table.name) for table in tables]
     layout = jrec.EmbeddingLayout.build(tables, features)
-    config = jrec.nn.DLRMConfig(num_dense=0, bottom_mlp=(), top_mlp=(32, 1), interaction="dot")
+    config = jrec.nn.DLRMConfig(num_dense=0, bottom_mlp=(), top_mlp=(32, 1), interaction="dot", dot_with="bottom")
     model = jrec.nn.DLRM(config, layout, rngs=nnx.Rngs(0))
     rows = jrec.ops.RowWiseAdagrad(learning_rate=0.1)
     optimizer = jrec.nn.SparseOptimizer(model, dense=optax.adagrad(0.05), embedding=rows)
