@@ -23,7 +23,7 @@ def onnx_program(model: Any, layout: EmbeddingLayout, num_dense: int) -> bytes:
       ExportError: If jax2onnx is not installed, or the model has features of pooling "none", whose masks ONNX lacks.
     """
     try:
-        import jax2onnx
+        import jax2onnx  # pyright: ignore[reportMissingImports]
     except ImportError as problem:
         raise ExportError("--onnx needs jax2onnx; install it: pip install 'jrec[onnx]'") from problem
     if unpooled := [feature.name for feature, _ in layout.features if feature.pooling == "none"]:
