@@ -40,6 +40,7 @@ def exact_profile(
       DatasetError: If the split is missing or empty, or counts do not fit the schema.
     """
     schema = Schema.load(folder) if schema is None else schema
+    schema.check_numbered("counting accesses of rows")
     examples = _examples(schema, split)
     stored = [(t, t.counts) for t in schema.tables]
     if split != "train" or any(counts is None for _, counts in stored):
@@ -95,6 +96,7 @@ def sampled_profile(
       ProfileError: On a fraction out of range.
     """
     schema = Schema.load(folder) if schema is None else schema
+    schema.check_numbered("counting accesses of rows")
     total = _examples(schema, split)
     sample = sample_blocks(schema, split, fraction=fraction, seed=seed)
     examples = sum(block_examples(schema, split, block) for block in sample)

@@ -147,6 +147,7 @@ def run(args: argparse.Namespace) -> int:
     from jrec.sharding.plans import build_plan
 
     schema, config = Schema.load(args.data, check_files=False), _config(args)
+    schema.check_numbered("`jrec plan`")
     problem = _problem(args, schema)
     check_shared(problem, _settings(args)["batch_size"])
     options = _options(args, problem, schema)

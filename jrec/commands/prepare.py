@@ -19,6 +19,7 @@ EPILOG = """examples:
   jrec prepare movielens --input ratings.dat --users users.dat --movies movies.dat --out data/ml1m
   jrec prepare csv --schema clicks.toml --input monday.csv tuesday.csv.gz --out data/clicks
   jrec prepare csv --schema clicks.toml --train a.parquet --valid b.parquet --test c.parquet --out data/clicks
+  jrec prepare csv --schema clicks.toml --input monday.csv --growing user,item --out data/monday
   jrec prepare avazu --input <(zstdcat train.zst) --out data/avazu
   jrec prepare csv --schema clicks.toml --input friday.csv --vocabulary-from data/clicks --split 0,0,1 --out data/friday
 
@@ -26,7 +27,7 @@ The output folder appears when it is complete. An interrupted run is started ane
 to disk beside DIR first, since it can be read only once.
 """
 _SPLITS = ("train", "valid", "test")
-_LEARNED = ("min_count", "max_rows", "key_seed")
+_LEARNED = ("min_count", "max_rows", "growing", "key_seed")
 FORMATS = {
     "criteo-kaggle": "Criteo's Kaggle challenge: train.txt",
     "criteo-terabyte": "Criteo's Terabyte log: day_0.gz to day_23.gz",
@@ -124,6 +125,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="hash the values of tables that would have more rows",
     )
+    parser.add_argument(
+        "--growing", type=_names, metavar="TABLE[,TABLE]",
+        help="store keys in the place of rows for these tables ('all' for all): training gives new values rows as they"
+        " come, and takes rows from old ones ([tables.growth])",
+    )  # fmt: skip
     parser.add_argument(
         "--vocabulary-from", metavar="DATASET",
         help="give values the rows that they have in this earlier dataset, new ones its out-of-vocabulary rows or hash"
@@ -228,6 +234,11 @@ def _guess(args: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return 1
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """A list of names with commas."""
+    return tuple(filter(None, (name.strip() for name in text.split(","))))
 
 
 def _inputs(args: argparse.Namespace) -> list[str] | dict[str, list[str]]:

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from jrec.data.dataset_packer import pack_encoded as pack_encoded
     from jrec.data.encoder import EncodedColumns as EncodedColumns
     from jrec.data.encoder import Encoder as Encoder
+    from jrec.data.growing import GrowingVocabulary as GrowingVocabulary
+    from jrec.data.growing import Growth as Growth
     from jrec.data.loader import Loader as Loader
     from jrec.data.loader import LoaderConfig as LoaderConfig
     from jrec.data.loader import make_loader as make_loader
@@ -22,6 +24,7 @@ __getattr__, __dir__ = attach(
     {
         **dict.fromkeys(("dataset_packer", "pack_encoded"), "jrec.data.dataset_packer"),
         **dict.fromkeys(("EncodedColumns", "Encoder"), "jrec.data.encoder"),
+        **dict.fromkeys(("GrowingVocabulary", "Growth"), "jrec.data.growing"),
         **dict.fromkeys(("Loader", "LoaderConfig", "make_loader"), "jrec.data.loader"),
         "pack_batch": "jrec.data.packing",
         **dict.fromkeys(("DatasetError", "Schema"), "jrec.data.schema"),

@@ -2,8 +2,8 @@
 
 A shard is an ArrayRecord file. One record is one block: an Arrow IPC stream that holds one record batch of up to
 ``block_size`` examples, one column a feature. Columns are ``label`` and dense features in float32, one-hot features in
-the narrowest unsigned integer that holds ``rows - 1``, other categorical features as lists of those, and their weights
-as lists of float32 under ``NAME:weight``.
+the narrowest unsigned integer that holds ``rows - 1`` (keys of tables that grow in uint64), other categorical features
+as lists of those, and their weights as lists of float32 under ``NAME:weight``.
 
 ArrayRecord tells damaged bytes, not that a record is another shard's. So each record ends in a tag, 16 bytes of the
 SHA-256 of its stream, and the last record lists the tags of all blocks; the schema has the digest of that list. A block
@@ -134,10 +134,8 @@ def _to_arrow(name: str, column: Any) -> pa.Array:
     if pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
     element = column.type.value_type if pa.types.is_list(column.type) else column.type
-    if element not in (pa.float32(), pa.uint8(), pa.uint16(), pa.uint32()):
-        raise ValueError(
-            f"column {name!r} is {column.type}; a block holds float32, uint8, uint16, uint32 or lists of them"
-        )
+    if element not in (pa.float32(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()):
+        raise ValueError(f"column {name!r} is {column.type}; a block holds float32, unsigned integers or lists of them")
     if column.null_count or (pa.types.is_list(column.type) and column.flatten().null_count):
         raise ValueError(f"column {name!r} has nulls; give missing values an id of their own")
     return column

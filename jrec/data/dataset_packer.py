@@ -13,7 +13,8 @@ from jrec.data.encoder import EncodedColumns
 from jrec.data.loader_checks import check_layout
 from jrec.data.packing import CastPlace, OnBadId, Packer
 from jrec.data.reorder.file import load_orders
-from jrec.data.schema import Schema
+from jrec.data.schema import DatasetError, Schema
+from jrec.data.value_rows import TableVocabulary
 from jrec.ops.layout import EmbeddingLayout
 
 
@@ -25,6 +26,7 @@ def dataset_packer(
     on_bad_id: OnBadId = "raise",
     cast: CastPlace = "none",
     orders: Mapping[str, np.ndarray] | None = None,
+    growing: Mapping[str, TableVocabulary] | None = None,
 ) -> Packer:
     """Packs batches of a layout from a dataset's stored rows.
 
@@ -36,18 +38,27 @@ def dataset_packer(
       cast: Where the cast is computed.
       orders: By table of which the dataset numbers only some rows, (numbered rows,) uint32: the row of the layout's
         table for each of them.
+      growing: By table that grows, the rows that keys have (``GrowingVocabulary.of_keys``).
 
     Raises:
-      DatasetError: If layout and dataset do not fit together, or a bijection is damaged.
+      DatasetError: If layout and dataset do not fit together, a bijection is damaged, or nothing gives a table's keys
+        their rows.
     """
-    own = dict(orders or {})
+    own, vocabularies = dict(orders or {}), dict(growing or {})
+    read = {table.name for stack in layout.members for table in stack.tables}
+    if lacking := sorted((schema.growing & read) - vocabularies.keys()):
+        raise DatasetError(
+            f"table {lacking[0]!r} of {schema.name!r} grows: the dataset holds keys, which get rows in training; give"
+            f" growing={{{lacking[0]!r}: GrowingVocabulary(...).of_keys()}}, or prepare it without --growing"
+        )
     check_layout(schema, layout, on_bad_id, {name: order.size for name, order in own.items()})
     return Packer(
         layout,
         dense=[f.name for f in schema.dense],
         on_bad_id=on_bad_id,
-        oov_rows={t.name: t.oov_row for t in schema.tables},
-        orders=load_orders(folder, schema, {t.name for stack in layout.members for t in stack.tables}) | own,
+        oov_rows={t.name: t.oov_row for t in schema.tables if not t.growing},
+        orders=load_orders(folder, schema, read) | own,
+        vocabularies=vocabularies,
         cast=cast,
     )
 

@@ -40,7 +40,8 @@ class EncodedColumns:
     Attributes:
       dense_names: The dense features, in order.
       dense: (examples, dense features) float32, transformed.
-      ids: By categorical feature, (examples,) uint32 stored rows of its table, or a ``ListColumn`` of them.
+      ids: By categorical feature, (examples,) uint32 stored rows of its table, uint64 keys if the table grows, or a
+        ``ListColumn`` of them.
       weights: By weighted feature, float32 values parallel to those of its ``ListColumn``.
       labels: (examples,) float32 in {0, 1}; None where the examples have none.
     """
@@ -88,6 +89,7 @@ class Encoder:
     Args:
       schema: The dataset's schema, read from its folder, in which only ``schema.json``, ``vocabulary/``, ``buckets/``
         and ``reorder/`` need to be (``Schema.load(folder, check_files=False)``).
+      growing: By table that grows, a function from (n,) uint64 keys to (n,) rows; keys of others stay keys.
 
     Values without a row go to their table's OOV row, or to their hash bucket. Tables are read when they are first used.
 
@@ -95,7 +97,7 @@ class Encoder:
       DatasetError: If the schema was not read from a folder.
     """
 
-    def __init__(self, schema: Schema):
+    def __init__(self, schema: Schema, *, growing: Mapping[str, Callable[[np.ndarray], np.ndarray]] | None = None):
         if schema.folder is None:
             raise DatasetError("the schema was not read from a folder, so that there is no vocabulary; use Schema.load")
         self.schema = schema
@@ -104,7 +106,7 @@ class Encoder:
         self._log = log_source(schema)
         self._columns: Source = FeatureColumns(schema) if self._log is None or not self._log.has_fields else self._log
         self._fields = self._columns.raw_fields()
-        self._encoders: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
+        self._encoders = dict(growing or {})
 
     @property
     def raw_columns(self) -> tuple[str, ...]:

@@ -118,4 +118,6 @@ def _meaning_of_feature(feature: Any) -> dict[str, Any]:
 
 
 def _meaning_of_table(table: Table) -> dict[str, Any]:
+    if table.growing:  # keys mean the same, however many there are
+        return {"growing": True, "numbering": table.numbering}
     return {"rows": table.rows, "oov_row": table.oov_row, "numbering": table.numbering}

@@ -15,9 +15,10 @@ from jrec.data.dataset_packer import dataset_packer
 from jrec.data.loader_checks import check_split
 from jrec.data.loader_order import OrderConfig
 from jrec.data.loader_source import BatchSource, SharesSource, windows_needed
-from jrec.data.packing import CastPlace, OnBadId
+from jrec.data.packing import CastPlace, OnBadId, Packer
 from jrec.data.reorder.file import table_checksums
 from jrec.data.schema import Schema
+from jrec.data.value_rows import TableVocabulary
 from jrec.errors import CheckpointError
 from jrec.ops.layout import EmbeddingLayout
 
@@ -73,6 +74,8 @@ def make_loader(
     process_count: int = 1,
     transform: Callable[[Batch], Any] | None = None,
     orders: Mapping[str, np.ndarray] | None = None,
+    growing: Mapping[str, TableVocabulary] | None = None,
+    packer: Callable[[Packer], Any] = lambda packer: packer,
 ) -> Loader:
     """Opens a split of a dataset.
 
@@ -88,6 +91,8 @@ def make_loader(
       transform: What becomes of every batch, in the threads that made it; the loader then gives out its results.
       orders: By table of which the dataset numbers only some rows, (numbered rows,) uint32: the row of the layout's
         table for each of them.
+      growing: By table that grows, the rows that keys have; see ``dataset_packer``.
+      packer: What packs batches in the place of the dataset's packer.
 
     Raises:
       DatasetError: If the split is missing or empty, or layout and dataset do not fit together.
@@ -106,7 +111,8 @@ def make_loader(
     if epochs is not None and epochs < 1:
         raise ValueError(f"epochs is {epochs}; it must be at least 1, or None for no end")
     schema = Schema.load(folder) if schema is None else schema
-    packer = dataset_packer(folder, schema, layout, on_bad_id=config.on_bad_id, cast=config.cast, orders=orders)
+    options: dict[str, Any] = {"on_bad_id": config.on_bad_id, "cast": config.cast, "orders": orders, "growing": growing}
+    packs = packer(dataset_packer(folder, schema, layout, **options))
     check_split(folder, schema, split, config.batch_size * process_count if config.drop_remainder else 1)
 
     def share(index: int, count: int, batch_size: int) -> BatchSource:
@@ -114,7 +120,7 @@ def make_loader(
             folder,
             schema,
             split,
-            packer,
+            packs,
             order=OrderConfig(
                 shuffle=config.shuffle,
                 seed=config.seed,
@@ -193,6 +199,10 @@ class Loader:
     def total_batches(self) -> int | None:
         """Batches in all passes, or None for no end."""
         return None if self.epochs is None else self.epochs * self.batches_per_epoch
+
+    @property
+    def aside(self) -> None:
+        """Nothing comes beside a loader's batches; see ``jrec.run.batches.Batches``."""
 
     @property
     def position(self) -> int:

@@ -27,7 +27,7 @@ class PreparedColumns:
     Attributes:
       examples: How many there are.
       numbers: Labels and dense features by name, (examples,) float32.
-      ids: By feature name, (examples,) integers or a ``ListColumn``.
+      ids: By feature name, (examples,) integers or a ``ListColumn``: rows, or uint64 keys that are yet to get rows.
       weights: Values by feature name, float32, parallel to the values of the feature's ``ListColumn``.
       extras: Further arrays by name, (examples, ...).
     """
@@ -184,9 +184,12 @@ def _ids(feature: FeatureConfig, column: Any, values: ValueRows) -> tuple[Column
         form = form._replace(present=~absent if form.present is None else form.present & ~absent)
     present = _present(form)
     rows = values.rows(feature, present)
-    if rows.dtype == np.uint64:  # what int64 does not hold stays too large
-        rows = np.minimum(rows, np.uint64(2**63 - 1))
-    rows = _plain(rows, rows.dtype if rows.dtype in _ID_DTYPES else np.int64)
+    if feature.table in values.keyed:
+        rows = _plain(rows, np.uint64)
+    else:
+        if rows.dtype == np.uint64:  # what int64 does not hold stays too large
+            rows = np.minimum(rows, np.uint64(2**63 - 1))
+        rows = _plain(rows, rows.dtype if rows.dtype in _ID_DTYPES else np.int64)
     return rows if present.offsets is None else ListColumn(present.offsets, rows), form
 
 

@@ -30,7 +30,7 @@ from jrec.data.shards import ShardRows, write_shards
 from jrec.data.spill import ListColumn, PlainColumn, Spill
 from jrec.data.splits import SPLITS, drawn_splits, flat, joined_splits, split_bounds
 from jrec.data.texts import TextStore
-from jrec.data.vocabulary import HashedTable, build_table
+from jrec.data.vocabulary import HashedTable, KeyTable, build_table, count_keys
 from jrec.data.vocabulary_file import file_digests, save_table
 from jrec.data.vocabulary_from import EarlierDataset, Usage
 from jrec.data.workspace import workspace
@@ -260,6 +260,7 @@ class _Preparation:
         names = list(dict.fromkeys(s.table for s in self.source.categorical))
         if self.earlier is not None:
             names = [table.name for table in self.earlier.schema.tables]
+        growing = self._growing(names)
         ids: dict[str, PlainColumn] = {}
         usage: dict[str, Usage] = {}
 
@@ -271,16 +272,17 @@ class _Preparation:
                 built = self.earlier.table(name)
                 use = usage[name] = Usage(built)
             else:
-                built = build_table(
-                    name,
-                    lambda: (chunk for column in columns for chunk in _keys(column, train_rows)),
-                    min_count=self.options.min_count,
-                    max_rows=self.options.max_rows,
-                )
+
+                def trained_keys() -> Iterator[np.ndarray]:
+                    return (chunk for column in columns for chunk in _keys(column, train_rows))
+
+                limits: dict[str, Any] = {"min_count": self.options.min_count, "max_rows": self.options.max_rows}
+                built = count_keys(trained_keys) if name in growing else build_table(name, trained_keys, **limits)
             encode = built.encoder()
             for number, (spec, column) in enumerate(zip(specs, columns, strict=True)):
                 path = work / f"ids-{index:04d}-{number:04d}"
-                ids[spec.name] = encoded = PlainColumn(path, blocks.id_dtype(built.rows))
+                dtype = np.dtype(np.uint64) if isinstance(built, KeyTable) else blocks.id_dtype(built.rows)
+                ids[spec.name] = encoded = PlainColumn(path, dtype)
                 trained = _values(column, train_rows)
                 for chunk in _keys(column, spill.rows):
                     rows = encode(chunk)
@@ -309,6 +311,18 @@ class _Preparation:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         return tables, ids, usage
+
+    def _growing(self, tables: Sequence[str]) -> Sequence[str]:
+        """The tables that grow."""
+        growing = self.options.growing
+        if growing == ("all",) and "all" not in tables:
+            return tables
+        if unknown := [name for name in growing if name not in tables]:
+            raise DatasetError(
+                f"--growing names {unknown[0]!r}, but the log's tables are {', '.join(tables)}; name one of them, or"
+                " 'all'"
+            )
+        return growing
 
     def _write(
         self,

@@ -19,6 +19,8 @@ class PrepareOptions:
       min_count: A rarer value in training goes to the out-of-vocabulary row. At 1 that row would never be
         trained, so the default is 2.
       max_rows: Tables that would have more rows are hashed to this many.
+      growing: Tables whose values the examples hold as 64-bit keys, for a run to give them rows as they come
+        (``jrec.data.growing``); ("all",) for all of them. ``min_count`` and ``max_rows`` do not concern these.
       labels: Whether examples have labels; False ignores those of the log, if it has any.
       on_bad_line: "error", or "skip" to write bad lines aside.
       block_size, shard_examples: Examples per block, and at most per shard (a multiple of it).
@@ -27,7 +29,7 @@ class PrepareOptions:
       threads: How many cores to use.
       overwrite: Replace a finished dataset.
       vocabulary_from: An earlier dataset, whose rows values get instead of rows of their own: see docs/data.md. It
-        decides ``min_count``, ``max_rows`` and ``key_seed``, which must not be given.
+        decides ``min_count``, ``max_rows``, ``growing`` and ``key_seed``, which must not be given.
     """
 
     split: tuple[float, float, float] = (0.8, 0.1, 0.1)
@@ -35,6 +37,7 @@ class PrepareOptions:
     split_seed: int = 0
     min_count: int = 2
     max_rows: int | None = None
+    growing: tuple[str, ...] = ()
     labels: bool = True
     on_bad_line: str = "error"
     block_size: int = 8192
@@ -56,7 +59,7 @@ class PrepareOptions:
                 " --vocabulary-from"
             )
         if self.vocabulary_from is not None:
-            for name, default in (("min_count", 2), ("max_rows", None), ("key_seed", 0)):
+            for name, default in (("min_count", 2), ("max_rows", None), ("growing", ()), ("key_seed", 0)):
                 if getattr(self, name) != default:
                     raise refuse_learned(name, self.vocabulary_from)
         for name, least in (

@@ -33,8 +33,8 @@ MAX_LENGTH = 2**31 - 1
 SCHEMA_FILE = "schema.json"
 
 
-# Keys of features that are written only where they say something.
-_LEARNED = {"dense": ("mean", "deviation"), "categorical": ("boundaries",)}
+# Keys of features and tables that are written only where they say something.
+_LEARNED = {"dense": ("mean", "deviation"), "categorical": ("boundaries",), "tables": ("growing",)}
 _REMEDY = "copy it again, or prepare the dataset again"
 
 
@@ -107,6 +107,8 @@ class Table:
       bijection: What the loader applies to every id, if anything.
       numbering: Digest of which value has which row: of the vocabulary's content, or of hash buckets and their seed;
         "" where the table's maker did not say.
+      growing: True where the examples hold 64-bit keys of values, which a run gives rows (``jrec.data.growing``);
+        ``rows`` is then how many values training has. None for row numbers.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Table:
     vocabulary: str | None = None
     bijection: Bijection | None = None
     numbering: str = ""
+    growing: bool | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= MAX_ROWS:
@@ -197,6 +200,23 @@ class Schema:
     def feature_names(self) -> list[str]:
         """Dense, then categorical feature names."""
         return [f.name for f in self.dense] + [f.name for f in self.categorical]
+
+    @property
+    def growing(self) -> frozenset[str]:
+        """The tables that grow."""
+        return frozenset(t.name for t in self.tables if t.growing)
+
+    def check_numbered(self, what: str) -> None:
+        """Raises DatasetError if a table grows, for what needs to know which row means what.
+
+        Args:
+          what: What needs it, as the beginning of a sentence: "`jrec reorder`".
+        """
+        if self.growing:
+            raise DatasetError(
+                f"{what} needs tables whose rows are known before training, but table {min(self.growing)!r} of"
+                f" {self.folder or self.name} grows; prepare it without --growing"
+            )
 
     @functools.cached_property
     def identity(self) -> Identity:

@@ -126,6 +126,25 @@ class DatasetVocabulary:
         return np.where(rows == self._other, UNKNOWN, rows)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keys:
+    """A table that grows: values become keys, which get rows batch by batch (``jrec.data.growing_tables``).
+
+    Attributes:
+      stored: Whether the values are keys already, as a dataset holds them.
+      key_seed: The seed of the hash of long texts.
+    """
+
+    stored: bool = False
+    key_seed: int = 0
+    oov_row: int | None = 0
+    complete: bool = True
+
+    def rows(self, values: Any) -> np.ndarray:
+        """(n,) uint64 keys of integers or texts, or of (n,) uint64 keys."""
+        return values.astype(np.uint64) if self.stored else value_keys(values, self.key_seed)
+
+
 def load_vocabularies(folder: str | os.PathLike[str], *, key_seed: int = 0) -> dict[str, TableVocabulary]:
     """The vocabularies of a prepared dataset by table, for ``pack_batch``: values get the rows that they have there.
 
@@ -137,7 +156,8 @@ def load_vocabularies(folder: str | os.PathLike[str], *, key_seed: int = 0) -> d
       key_seed: The ``--key-seed`` of its preparation.
 
     Raises:
-      DatasetError: If a table has no vocabulary, as in synthetic data, or its values were hashed with another seed.
+      DatasetError: If a table has no vocabulary, as in synthetic data and where it grows, or its values were hashed
+        with another seed.
 
     Example:
       >>> vocabularies = load_vocabularies("data")
@@ -146,12 +166,13 @@ def load_vocabularies(folder: str | os.PathLike[str], *, key_seed: int = 0) -> d
     """
     folder, vocabularies = pathlib.Path(folder), {}
     schema = Schema.load(folder)
+    schema.check_numbered("load_vocabularies")
     for table in schema.tables:
         loaded = load_table(folder, schema, table, key_seed)
         if isinstance(loaded, HashedTable):
             rows_of = loaded.row_of_bucket
             vocabularies[table.name] = HashVocabulary(num_rows=table.rows, row_of_bucket=rows_of, key_seed=key_seed)
-        else:
+        elif isinstance(loaded, Vocabulary):
             vocabularies[table.name] = DatasetVocabulary(keys=loaded.keys, oov_row=table.oov_row, key_seed=key_seed)
     return vocabularies
 
@@ -168,8 +189,13 @@ class ValueRows:
     vocabularies: Mapping[str, TableVocabulary] = dataclasses.field(default_factory=dict)
     oov_rows: Mapping[str, int] | None = None
 
+    @functools.cached_property
+    def keyed(self) -> frozenset[str]:
+        """The tables whose vocabularies give keys (``Keys``), not rows."""
+        return frozenset(name for name, own in self.vocabularies.items() if isinstance(own, Keys))
+
     def rows(self, feature: FeatureConfig, form: Form) -> np.ndarray:
-        """(n,) integers: the rows of a form's values, all of them present.
+        """(n,) integers: the rows of a form's values, all of them present; keys (uint64) of a table that grows.
 
         Raises:
           DatasetError: A value without a row, or texts of a table without a vocabulary.
@@ -191,6 +217,8 @@ class ValueRows:
                 )
             return np.zeros(0, np.int64) if form.is_text else form.values
         rows = vocabulary.rows(form.values)
+        if vocabulary.complete:
+            return rows
         unknown = rows == UNKNOWN
         if not unknown.any():
             return rows

@@ -143,6 +143,27 @@ class HashedTable:
         return lambda keys: self.row_of_bucket[buckets(keys, self.rows)]
 
 
+@dataclasses.dataclass(frozen=True)
+class KeyTable:
+    """A table that grows: the examples hold its values' keys.
+
+    Attributes:
+      rows: How many values training has; at least 1.
+    """
+
+    rows: int
+    oov_row: None = None
+
+    def encoder(self) -> Callable[[np.ndarray], np.ndarray]:
+        """The identity: (n,) uint64 keys."""
+        return lambda keys: keys
+
+
+def count_keys(keys: KeyChunks, *, slots: int = COUNT_SLOTS) -> KeyTable:
+    """Counts the values of a table that grows; arguments as of ``build_table``."""
+    return KeyTable(max(1, sum(len(part) for part, _ in _partitions(keys, slots))))
+
+
 def build_table(
     table: str, keys: KeyChunks, *, min_count: int, max_rows: int | None, slots: int = COUNT_SLOTS
 ) -> Vocabulary | HashedTable:

@@ -12,16 +12,24 @@ import numpy as np
 from jrec.data.readers.keys import decode_keys
 from jrec.data.schema import DatasetError, Table
 from jrec.data.texts import TextStore
-from jrec.data.vocabulary import HashedTable, Vocabulary
+from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary
 from jrec.files import sha256_of
 
 _ROWS = 1 << 17
 
 
 def save_table(
-    folder: pathlib.Path, name: str, built: Vocabulary | HashedTable, texts: TextStore | None, *, key_seed: int
+    folder: pathlib.Path,
+    name: str,
+    built: Vocabulary | HashedTable | KeyTable,
+    texts: TextStore | None,
+    *,
+    key_seed: int,
 ) -> Table:
     """Writes a table's files and returns its entry in the schema; ``key_seed`` is of the hash of long values."""
+    if isinstance(built, KeyTable):
+        digest = hashlib.sha256(f"keys, key seed {key_seed}\n".encode())
+        return Table(name=name, rows=built.rows, numbering=digest.hexdigest(), growing=True)
     for kind in ("counts", "vocabulary", "buckets"):
         (folder / kind).mkdir(exist_ok=True)
     counts = f"counts/{name}.npy"

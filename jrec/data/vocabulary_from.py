@@ -18,12 +18,12 @@ from jrec.data.readers.source import CategoricalSpec, Source, learned_of
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Table
 from jrec.data.spill import ListColumn, Spill
 from jrec.data.texts import TextStore
-from jrec.data.vocabulary import HashedTable, Vocabulary, count_rows
+from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary, count_rows
 from jrec.data.vocabulary_file import copy_vocabulary
 from jrec.data.vocabulary_load import buckets_file, key_seed_of, load_table, long_texts, preparation
 from jrec.data.workspace import link
 
-_LEARNED = ("min_count", "max_rows", "key_seed")
+_LEARNED = ("min_count", "max_rows", "growing", "key_seed")
 # Of a csv schema's tables: where values stand in a file, not what they become.
 _PLACES = {"column", "name", "separator", "max_length", "too_long", "fixed_length", "weights", "table", "lists"}
 
@@ -35,20 +35,21 @@ class Usage:
       counts: (rows,) int64, accesses of every row in training.
     """
 
-    def __init__(self, table: Vocabulary | HashedTable):
-        self.counts = np.zeros(table.rows, np.int64)
+    def __init__(self, table: Vocabulary | HashedTable | KeyTable):
+        self.counts = np.zeros(0 if isinstance(table, KeyTable) else table.rows, np.int64)
         self._oov_row = table.oov_row
         self._accesses = self._oov = 0
 
     def add(self, rows: np.ndarray, trained: np.ndarray) -> None:
         """Counts (n,) accesses, of which ``trained`` are those of training."""
-        count_rows(trained, self.counts)
+        if self.counts.size:
+            count_rows(trained, self.counts)
         self._accesses += len(rows)
         if self._oov_row is not None:
             self._oov += int(np.count_nonzero(rows == self._oov_row))
 
     def stated(self) -> dict[str, int]:
-        """For the provenance: all accesses, and those of the OOV row; hashed tables have none."""
+        """For the provenance: all accesses, and those of the OOV row, which other tables than vocabularies lack."""
         return {"accesses": self._accesses} | ({} if self._oov_row is None else {"oov": self._oov})
 
 
@@ -120,8 +121,8 @@ class EarlierDataset:
                 for texts in long_texts(self.folder / file, self.key_seed):
                     store.add(texts)
 
-    def table(self, name: str) -> Vocabulary | HashedTable:
-        """How a table's values got their rows, without counts."""
+    def table(self, name: str) -> Vocabulary | HashedTable | KeyTable:
+        """How a table's values got their rows, or keys if it grows, without counts."""
         return load_table(self.folder, self.schema, self.schema.table(name), self.key_seed)
 
     def save_table(self, folder: pathlib.Path, name: str, counts: np.ndarray) -> Table:
@@ -136,6 +137,8 @@ class EarlierDataset:
           The table's entry in the schema.
         """
         table, file = self.schema.table(name), f"counts/{name}.npy"
+        if table.growing:
+            return table
         kept = [] if table.bijection is None else [table.bijection.file]
         for place in (file, buckets_file(name), f"vocabulary/{name}", *kept):
             (folder / place).parent.mkdir(exist_ok=True)

@@ -13,7 +13,7 @@ from jrec.data.readers.keys import hash_texts, is_text
 from jrec.data.readers.parse import LongTexts
 from jrec.data.schema import DatasetError, Schema, Table
 from jrec.data.value_keys import text_bounds
-from jrec.data.vocabulary import HashedTable, Vocabulary
+from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary
 
 _ROWS = 1 << 17  # values of a vocabulary in memory at a time
 _AGAIN = "copy it again, or prepare the dataset again"
@@ -39,8 +39,10 @@ def dataset_key_seed(folder: str) -> int:
     return key_seed_of(Schema.load(folder, check_files=False))
 
 
-def load_table(folder: pathlib.Path, schema: Schema, table: Table, key_seed: int) -> Vocabulary | HashedTable:
-    """How a table's values got their rows, without counts.
+def load_table(
+    folder: pathlib.Path, schema: Schema, table: Table, key_seed: int
+) -> Vocabulary | HashedTable | KeyTable:
+    """How a table's values got their rows, or keys if it grows, without counts.
 
     Args:
       folder: The dataset's folder, of which only the file of this table's vocabulary or buckets is read.
@@ -52,6 +54,8 @@ def load_table(folder: pathlib.Path, schema: Schema, table: Table, key_seed: int
       DatasetError: If the table has neither vocabulary nor buckets, as in synthetic data, or the file is damaged or of
         another seed.
     """
+    if table.growing:
+        return KeyTable(table.rows)
     if table.vocabulary is not None:
         path = schema.check_file(folder, table.vocabulary)
         return Vocabulary(read_keys(path, table, key_seed), np.empty(0, np.int64), _oov_row(table))

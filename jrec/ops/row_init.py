@@ -39,6 +39,16 @@ def table_keys(key: jax.Array, names: Sequence[str]) -> jax.Array:
     return jax.vmap(lambda number: jax.random.key_data(jax.random.fold_in(key, number)))(numbers)
 
 
+def key_words(key: jax.Array) -> np.ndarray:
+    """The two words of a key of Threefry, (2,) uint32.
+
+    Raises:
+      ValueError: If it is of another generator.
+    """
+    table_keys(key, [])
+    return np.array(jax.random.key_data(_typed(key)))
+
+
 def is_threefry(key: jax.Array) -> bool:
     """Whether rows can be made one by one with this key."""
     return str(jax.random.key_impl(_typed(key))) == "threefry2x32"
@@ -123,6 +133,29 @@ def init_rows_at(
     high = (upper >> 16)[:, None] + (low < below).astype(jnp.uint32)
     words = jax.vmap(threefry_2x32)(keys, jnp.concatenate([high, low], axis=1))
     return _from_bits(words[:, :dim] ^ words[:, dim:], scales[:, None], tables[0].dtype)
+
+
+def init_rows_of_keys(tables: Sequence[TableConfig], key: jax.Array, numbers: jax.Array, words: jax.Array) -> jax.Array:
+    """First values of rows that belong to 64-bit keys, a function of nothing but (key, table, 64-bit key, column).
+
+    A key thus has the same first values in whatever row of a growing table it comes to lie.
+
+    Args:
+      tables: Tables of one dim and dtype.
+      key: The words of the key of the model's tables (``key_words``).
+      numbers: (n,) int32, which of the tables each row is of.
+      words: (n, 2) uint32, upper and lower half of each 64-bit key.
+
+    Returns:
+      (n, dim) of the tables' dtype, uniform in ±1/sqrt(rows).
+    """
+    dim = tables[0].dim
+    of_tables = table_keys(jax.random.wrap_key_data(key, impl="threefry2x32"), [t.name for t in tables])[numbers]
+    own = jax.vmap(threefry_2x32)(of_tables, words)
+    scales = jnp.asarray([_scale(t.table_rows) for t in tables], jnp.float32)[numbers]
+    counter = jnp.concatenate([jnp.zeros(dim, jnp.uint32), jnp.arange(dim, dtype=jnp.uint32)])
+    bits = jax.vmap(threefry_2x32, in_axes=(0, None))(own, counter)
+    return _from_bits(bits[:, :dim] ^ bits[:, dim:], scales[:, None], tables[0].dtype)
 
 
 def _typed(key: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jrec.batch import Batch
 from jrec.errors import CheckpointError
@@ -20,6 +20,11 @@ class Batches(Protocol):
     @property
     def position(self) -> int:
         """Batches given out so far."""
+        ...
+
+    @property
+    def aside(self) -> Any:
+        """What came with the last batch that was given out beside it (``PackedBatches``), or None."""
         ...
 
     def __next__(self) -> Any:
@@ -56,33 +61,40 @@ class PackedBatches:
 
     Args:
       items: The iterable.
-      pack: Makes a batch of an item.
+      pack: Makes a batch of what ``order`` returned for an item.
       transform: What becomes of a batch, which may change between two looks at it.
       workers: Threads that pack; 0 does all work when a batch is asked for.
       prefetch: Packed batches that may wait.
-      look: Called with each item, in their order, before it is packed.
+      order: Called with each item, in their order, before it is packed; returns what to pack, and what comes with the
+        batch beside it (``aside``).
     """
 
     def __init__(
         self,
         items: Iterable[Any],
-        pack: Callable[[Any], Batch],
+        pack: Callable[[Any], Any],
         *,
         transform: Callable[[Batch], Any] | None = None,
         workers: int = 2,
         prefetch: int = 2,
-        look: Callable[[Any], None] = lambda item: None,
+        order: Callable[[Any], tuple[Any, Any]] = lambda item: (item, None),
     ):
-        self._items, self._pack, self._transform, self._look = iter(items), pack, transform, look
+        self._items, self._pack, self._transform, self._order = iter(items), pack, transform, order
         self._workers, self._prefetch = workers, prefetch
-        self._held: collections.deque[tuple[Any, Any]] = collections.deque()  # read, but not given out
+        self._held: collections.deque[_Read] = collections.deque()  # read, but not given out
         self._threads: _Threads | None = None
         self._position, self._state = 0, _state_of(self._items)
+        self._aside: Any = None
 
     @property
     def position(self) -> int:
         """Batches given out so far."""
         return self._position
+
+    @property
+    def aside(self) -> Any:
+        """What ``order`` returned beside the last batch that was given out; None before the first."""
+        return self._aside
 
     def first(self, count: int) -> list[Any]:
         """The first batches; only while none is given out.
@@ -103,7 +115,7 @@ class PackedBatches:
                 self._held.append(self._read())
             except StopIteration:
                 break
-        return [self._made(item) for item, _ in list(self._held)[:count]]
+        return [self._made(read.item) for read in list(self._held)[:count]]
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -117,19 +129,19 @@ class PackedBatches:
         """
         if self._threads is None and self._workers and self._transform is None:
             self._held = self._held or collections.deque([self._read()])
-            self._workers = 0 if isinstance(self._held[0][0], Batch) else self._workers
+            self._workers = 0 if isinstance(self._held[0].item, Batch) else self._workers
         if not self._workers:
-            item, state = self._held.popleft() if self._held else self._read()
-            made = self._made(item)
+            read = self._held.popleft() if self._held else self._read()
+            made = self._made(read.item)
         else:
             if self._threads is None:
                 self._threads = _Threads(self._all(), self._made, self._workers, self._workers + self._prefetch)
             try:
-                made, state = self._threads.next()
+                made, read = self._threads.next()
             except BaseException:
                 self._threads.close()
                 raise
-        self._position, self._state = self._position + 1, state
+        self._position, self._state, self._aside = self._position + 1, read.state, read.aside
         return made
 
     def state(self) -> dict[str, Any]:
@@ -158,12 +170,11 @@ class PackedBatches:
         if self._threads is not None:
             self._threads.close()
 
-    def _read(self) -> tuple[Any, Any]:
-        item = next(self._items)
-        self._look(item)
-        return item, _state_of(self._items)
+    def _read(self) -> _Read:
+        item, aside = self._order(next(self._items))
+        return _Read(item, _state_of(self._items), aside)
 
-    def _all(self) -> Iterator[tuple[Any, Any]]:
+    def _all(self) -> Iterator[_Read]:
         while self._held:
             yield self._held.popleft()
         while True:
@@ -177,44 +188,52 @@ class PackedBatches:
         return batch if self._transform is None else self._transform(batch)
 
 
+class _Read(NamedTuple):
+    """An item in its turn: what to pack, the iterator's state after it, and what comes beside the batch."""
+
+    item: Any
+    state: Any
+    aside: Any
+
+
 class _Threads:
     """One thread that reads, and some that pack."""
 
-    def __init__(self, items: Iterator[tuple[Any, Any]], made: Callable[[Any], Any], workers: int, room: int):
+    def __init__(self, items: Iterator[_Read], made: Callable[[Any], Any], workers: int, room: int):
         self._made, self._closed = made, threading.Event()
         self._room = threading.Semaphore(room)
-        self._results: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Any]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], _Read]] = queue.SimpleQueue()
         self._pool = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="jrec-pack")
         self._thread = threading.Thread(target=self._read, args=(items,), name="jrec-read", daemon=True)
         self._thread.start()
 
-    def next(self) -> tuple[Any, Any]:
+    def next(self) -> tuple[Any, _Read]:
         if self._closed.is_set():
             raise StopIteration
-        future, state = self._results.get()
+        future, read = self._results.get()
         made = future.result()
         self._room.release()
-        return made, state
+        return made, read
 
     def close(self) -> None:
         self._closed.set()
         self._room.release()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _read(self, items: Iterator[tuple[Any, Any]]) -> None:
+    def _read(self, items: Iterator[_Read]) -> None:
         end: BaseException = StopIteration()
         try:
-            for item, state in items:
+            for read in items:
                 self._room.acquire()
                 if self._closed.is_set():
                     return
                 with contextlib.suppress(RuntimeError):  # the pool was closed meanwhile
-                    self._results.put((self._pool.submit(self._made, item), state))
+                    self._results.put((self._pool.submit(self._made, read.item), read))
         except BaseException as error:
             end = error
         last: concurrent.futures.Future[Any] = concurrent.futures.Future()
         last.set_exception(end)
-        self._results.put((last, None))
+        self._results.put((last, _Read(None, None, None)))
 
 
 def _state_of(iterator: Any) -> Any:

@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jrec.data.growing import GrowingVocabulary
+from jrec.data.growing_tables import GrowingTables
 from jrec.errors import ConfigError
 from jrec.mesh.route import AXIS
 from jrec.nn import SparseOptimizer
@@ -32,6 +34,7 @@ def distribute(
     key: jax.Array | None = None,
     mesh_options: MeshOptions | None = None,
     host: HostOptions | None = None,
+    growing: Mapping[str, GrowingVocabulary] | None = None,
 ) -> Run:
     """Places a model's tables, and takes its steps from there on: on one device or many, with rows in host memory.
 
@@ -57,9 +60,12 @@ def distribute(
       key: The key of initial rows that the model does not hold; None for the one that its embeddings remember.
       mesh_options: How rows travel between devices.
       host: How rows in host memory are kept and travel.
+      growing: By table that grows, its vocabulary, of as many rows as the table. ``feed`` then takes values (integers
+        or texts) for it, gives new ones rows, and takes rows from old ones; ``predict`` only looks them up.
 
     Raises:
-      ConfigError: If plan, mesh and tables do not go together, or ``host.pipeline`` is "off", but the run needs it.
+      ConfigError: If plan, mesh and tables do not go together, a table that grows is a tensor train or frozen, or
+        ``host.pipeline`` is "off", but the run needs it.
       PlanError: If the devices cannot hold the plan.
       ProcessError: If another process cannot be reached.
     """
@@ -87,9 +93,14 @@ def distribute(
             f"{jax.process_count()} processes run, but distribute was given no mesh; give one of all devices:"
             " jax.make_mesh((jax.device_count(),), ('devices',))"
         )
-    return Run(
-        RunState(model, optimizer, key=first_key, host=host, setup=setup, held=held), model, optimizer, host=host
-    )
+    if growing and jax.process_count() > 1:
+        raise ConfigError(
+            f"table {min(growing)!r} grows, but {jax.process_count()} processes run, whose batches would grow it"
+            " differently; start one process, or number its values beforehand"
+        )
+    tables = GrowingTables(layout, growing or {})
+    places: dict[str, Any] = {"key": first_key, "host": host, "setup": setup, "held": held}
+    return Run(RunState(model, optimizer, growing=tables, **places), model, optimizer, host=host)
 
 
 def _checked_rows(layout: EmbeddingLayout, everywhere: Mapping[str, Any]) -> dict[str, np.ndarray]:

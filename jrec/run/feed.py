@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Protocol
 
 from jrec.batch import Batch
+from jrec.data.growing_tables import Grown
 from jrec.run.batches import Batches
 from jrec.run.step import HostResults, HostRows, Seen, StepBatch
 
@@ -18,11 +19,14 @@ class Ready:
       batch: NumPy arrays, as the loader made them.
       prepared: The part of the batch that the step takes.
       host: The batch's rows from host memory, by stack; the step returns new ones.
+      grown: What the batch changed in tables that grow. Rows in host memory have their first values already; those on
+        devices get them before the step.
     """
 
     batch: Batch
     prepared: StepBatch
     host: HostRows = dataclasses.field(default_factory=dict)
+    grown: Grown | None = None
 
 
 class Feed(Protocol):
@@ -87,7 +91,7 @@ class LoaderFeed:
     def next(self) -> Ready:
         """The loader's next batch."""
         batch = next(self._loader)
-        return Ready(batch=batch, prepared=StepBatch(batch=batch))
+        return Ready(batch=batch, prepared=StepBatch(batch=batch), grown=self._loader.aside)
 
     def stepped(self, ready: Ready, host: HostResults, results: Seen) -> Batch:
         """The batch itself, since its rows are on the device."""

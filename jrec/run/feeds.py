@@ -42,5 +42,16 @@ def open_feed(
             return LoaderFeed(batches)
         return MeshFeed(batches, setup=setup, total=total, on_growth=on_growth)
     if in_place:
-        return InPlaceFeed(batches, tables=run.tables, total=total, frozen=run.frozen, trace=trace)
-    return HostFeed(batches, layout=run.layout, tables=run.tables, host=host, total=total, trace=trace, setup=setup)
+        return InPlaceFeed(
+            batches, tables=run.tables, total=total, frozen=run.frozen, trace=trace, first_rows=run.first_rows
+        )
+    return HostFeed(
+        batches,
+        layout=run.layout,
+        tables=run.tables,
+        host=host,
+        total=total,
+        trace=trace,
+        setup=setup,
+        first_rows=run.first_rows,
+    )

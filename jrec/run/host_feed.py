@@ -23,6 +23,7 @@ from jrec.mesh.route import AXIS
 from jrec.ops.layout import EmbeddingLayout
 from jrec.run.batches import Batches
 from jrec.run.feed import Ready
+from jrec.run.first_rows import FirstRows
 from jrec.run.mesh_arrays import Shapes, on_mesh, stacked
 from jrec.run.mesh_batch import Dealt
 from jrec.run.mesh_setup import MeshSetup
@@ -72,6 +73,7 @@ class HostFeed:
       total: How many batches the run takes, so that none is read that no step will take; None for all.
       trace: Where to write the trace of the stages; None for none.
       setup: Mesh and plan; None on one device without a plan.
+      first_rows: Makes the first values of rows of growing tables.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class HostFeed:
         total: int | None,
         trace: pathlib.Path | None = None,
         setup: MeshSetup | None = None,
+        first_rows: FirstRows | None = None,
     ):
         self.timeline = Timeline(trace=trace is not None)
         self._loader, self._total, self._trace, self._setup = loader, total, trace, setup
@@ -101,6 +104,7 @@ class HostFeed:
             device=None if setup is None else setup.mesh.devices.flat[setup.local[0]],
         )
         self._out: Any = None
+        self._first_rows = first_rows
 
     def next(self) -> Ready:
         """The next batch, ready for its step; see ``Feed``."""
@@ -109,10 +113,15 @@ class HostFeed:
         ready = self._out = self._pipeline.get()
         if ready is None:
             raise StopIteration
-        batch = ready.planned.batch
+        batch, (_, grown) = ready.planned.batch, ready.planned.position
+        tables = ready.tables
+        if grown is not None and self._first_rows is not None:
+            read = {name: plan.rows for name, plan in ready.planned.plans.items()}
+            tables = {name: self._first_rows.among(name, rows, read[name], grown) for name, rows in tables.items()}
+            self._out = dataclasses.replace(ready, tables=tables)
         if self._setup is None:
-            return Ready(batch=batch, prepared=StepBatch(batch=ready.batch), host=ready.tables)
-        return Ready(batch=batch, prepared=ready.batch, host=dealt_rows(ready.tables, self._setup.mesh))
+            return Ready(batch=batch, prepared=StepBatch(batch=ready.batch), host=tables, grown=grown)
+        return Ready(batch=batch, prepared=ready.batch, host=dealt_rows(tables, self._setup.mesh), grown=grown)
 
     def stepped(self, ready: Ready, host: HostRows, results: Seen) -> Batch:
         """Takes back a batch after its step; see ``Feed``."""
@@ -128,7 +137,7 @@ class HostFeed:
     def position(self) -> Any:
         """The position after the last step, JSON; the loader itself is ahead."""
         position = self._pipeline.position
-        return self._loader.state() if position is None else position
+        return self._loader.state() if position is None else position[0]
 
     def restore(self, position: Any) -> None:
         """Goes to a ``position()``; before the first batch."""
@@ -148,14 +157,14 @@ class HostFeed:
         if self._trace is not None:
             self.timeline.write_trace(self._trace)
 
-    def _batches(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+    def _batches(self) -> Iterator[tuple[Any, tuple[dict[str, Any], Any]]]:
         """The run's remaining batches; runs in a thread of the pipeline."""
         while self._total is None or self._loader.position < self._total:
             try:
                 batch = next(self._loader)
             except StopIteration:
                 return
-            yield batch, self._loader.state()
+            yield batch, (self._loader.state(), self._loader.aside)
 
 
 def dealt_rows(rows: HostRows, mesh: Mesh) -> dict[str, Rows]:

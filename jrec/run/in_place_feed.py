@@ -28,6 +28,7 @@ from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
 from jrec.run.batches import Batches
 from jrec.run.feed import LoaderFeed, Ready
+from jrec.run.first_rows import FirstRows
 from jrec.run.options import HostOptions
 from jrec.run.step import HostResults, Seen, StepBatch
 from jrec.tiers.pooled import PooledRows, PooledUpdate
@@ -169,6 +170,7 @@ class InPlaceFeed(LoaderFeed):
       total: The number of batches that the run takes; None for all.
       frozen: See ``HostPooling``.
       trace: Where to write the trace of the stages; None for none.
+      first_rows: Makes the first values of rows of growing tables.
     """
 
     def __init__(
@@ -179,12 +181,13 @@ class InPlaceFeed(LoaderFeed):
         total: int | None,
         frozen: Collection[str] = (),
         trace: pathlib.Path | None = None,
+        first_rows: FirstRows | None = None,
     ):
         self.timeline = Timeline(trace=trace is not None)
         super().__init__(loader)
         self._tables, self._total, self._trace = dict(tables), total, trace
         self._pooling = HostPooling(tables, frozen=frozen)
-        self._dispatched = 0.0
+        self._dispatched, self._first_rows = 0.0, first_rows
 
     def next(self) -> Ready:
         """The next batch, its rows pooled; see ``Feed``."""
@@ -193,10 +196,14 @@ class InPlaceFeed(LoaderFeed):
             raise StopIteration
         with self.timeline.working(READ, number):
             batch = next(self._loader)
+        grown = self._loader.aside
         with self.timeline.working(LOOKUP, number):
+            if grown is not None and self._first_rows is not None:
+                for table in self._tables.values():
+                    self._first_rows.store(table, grown)
             prepared = self._pooling.pooled(batch)
         self._dispatched = time.perf_counter()
-        return Ready(batch=batch, prepared=prepared)
+        return Ready(batch=batch, prepared=prepared, grown=grown)
 
     def stepped(self, ready: Ready, host: HostResults, results: Seen) -> Batch:
         """Waits for the step and updates the rows; see ``Feed``."""

@@ -54,7 +54,8 @@ class MeshFeed(LoaderFeed):
         grown = self._shapes.fit(dealt, setup.local, setup.peers)
         if grown and jax.process_index() == 0:
             self._on_growth(self._step, described(grown))
-        return Ready(batch=dealt.batch, prepared=on_mesh(stacked(dealt.parts, setup.local, self._shapes), setup.mesh))
+        prepared = on_mesh(stacked(dealt.parts, setup.local, self._shapes), setup.mesh)
+        return Ready(batch=dealt.batch, prepared=prepared, grown=self._loader.aside)
 
     def stepped(self, ready: Ready, host: HostRows, results: Seen) -> Batch:
         """Takes back a batch after its step; see ``Feed``."""

@@ -48,11 +48,11 @@ class Predictions:
     @property
     def loading(self) -> dict[str, Any]:
         """How ``eval_loader`` reads the batches."""
-        setup = self._run.setup
-        if setup is None:
-            return {}
-        multiple = len(setup.plan.askers)
-        return {"transform": setup.parts, "multiple": multiple, "shared": True} if self._shares(setup) else {}
+        setup, growing = self._run.setup, self._run.growing
+        loading: dict[str, Any] = {"growing": growing.rows_of_keys()} if growing else {}
+        if setup is not None and self._shares(setup):
+            loading |= {"transform": setup.parts, "multiple": len(setup.plan.askers), "shared": True}
+        return loading
 
     def of_split(self, loader: Loader) -> Iterator[Predicted]:
         """Predicts every batch of a loader that reads as ``loading`` says; of as many batches in every process."""

@@ -16,6 +16,7 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints
 from jrec.data.blocks import LABEL
+from jrec.data.growing import GrowingVocabulary
 from jrec.data.packing import OnBadId, Packer
 from jrec.errors import ConfigError
 from jrec.host import HostTable
@@ -126,7 +127,16 @@ class Run:
           ConfigError: If ``hot``, but there is no plan.
           RuntimeError: If another feed is open that reads rows in host memory ahead of its steps, as this one would.
         """
+        growing, packing = self._state.growing, dict(packing)
         self._feeds = [feed for feed in self._feeds if not feed.closed]
+        if growing:
+            if self._feeds or hot:
+                raise RuntimeError(
+                    "tables of the run grow with the order of its batches, so that it has one feed at a time, and no"
+                    " hot batches; take all batches of the other feed, or close it first"
+                )
+            growing.rewind()
+            packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.keys()}
         reads_ahead = bool(self._state.tables) and not (self._in_place or hot)
         if reads_ahead and any(feed.reads_ahead for feed in self._feeds):
             raise RuntimeError(
@@ -145,8 +155,8 @@ class Run:
         cast = "host" if setup is None else "none"
         packer = Packer(self.layout, dense=dense, label=label, on_bad_id=on_bad_id, cast=cast, **packing)
         shared = 1 if setup is None else sum(number in setup.local for number in setup.plan.askers)
-        pack = ItemPacker(packer, batch_size, shared)
-        packed = PackedBatches(batches, pack, transform=transform, workers=workers, prefetch=prefetch, look=pack.look)
+        pack = ItemPacker(packer, batch_size, shared, growing)
+        packed = PackedBatches(batches, pack, transform=transform, workers=workers, prefetch=prefetch, order=pack.order)
         if hot and setup is not None:
             feed: Feed = MeshFeed(packed, setup=setup, total=None)
         else:
@@ -176,6 +186,8 @@ class Run:
           **packing: Further arguments of ``pack_batch``.
         """
         self._settle()
+        if growing := self._state.growing:
+            packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.now()}
         packer = Packer(self.layout, dense=dense, label=None, on_bad_id=on_bad_id, **packing)
         prepared = packer.prepare(columns)
         size = batch_size or max(1, prepared.examples)
@@ -205,6 +217,11 @@ class Run:
         """
         self._settle()
         return read_rows(self._state, name, np.asarray(ids, None if len(ids) else np.int64))
+
+    @property
+    def growing(self) -> Mapping[str, GrowingVocabulary]:
+        """The vocabularies of the tables that grow, copies as of the last step, by table."""
+        return self._state.growing.now()
 
     @property
     def host_tables(self) -> Mapping[str, HostTable]:
@@ -247,7 +264,7 @@ class Run:
             self._checkpoints = self._open(target, keep)
         about = {"meta": json.loads(json.dumps(dict(meta or {}))), "forms": self._forms()}
         state = self._state
-        arrays = dense_arrays(state.state, {}, self.layout)
+        arrays = dense_arrays(state.state, state.growing.state(), self.layout)
         wait = wait or state.waits_for_checkpoints
         self._checkpoints.save(self.steps, arrays=arrays, sources=state.sources(), meta=about, wait=wait)
 
@@ -270,7 +287,8 @@ class Run:
         self._finish()
         self._checkpoints = self._open(pathlib.Path(folder).absolute(), keep=2)
         saved = self._checkpoints.open(step)
-        state, _ = restore_state(saved, self._state.state, self.layout)
+        state, progress = restore_state(saved, self._state.state, self.layout)
+        self._state.growing.restore(progress)
         self._state.restore(saved, state)
         if (setup := self._state.setup) is None:
             self._checkpoints.restored(saved)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from jrec.batch import Batch
+from jrec.data.growing_tables import GrowingTables, Grown
 from jrec.data.packing import Packer
+from jrec.data.packing_columns import PreparedColumns
 from jrec.data.schema import DatasetError
 from jrec.run.feed import Feed, Ready
 from jrec.run.mesh_batch import Dealt
@@ -105,19 +107,33 @@ class RunFeed:
 class ItemPacker:
     """Packs the items of a feed into batches of one size."""
 
-    def __init__(self, packer: Packer, batch_size: int | None, shared: int):
-        self._packer, self._size, self._shared = packer, batch_size, shared
+    def __init__(self, packer: Packer, batch_size: int | None, shared: int, growing: GrowingTables):
+        self._packer, self._size, self._shared, self._growing = packer, batch_size, shared, growing
 
-    def look(self, item: Any) -> None:
-        """Sees the items in their order: the first one has the size of all, unless it was given."""
+    def order(self, item: Any) -> tuple[Any, Grown | None]:
+        """Sees the items in their order: the first one has the size of all, unless it was given.
+
+        Returns:
+          What ``pack`` takes: the item, or its columns whose keys have rows; and what changed in tables that grow.
+
+        Raises:
+          ValueError: If tables grow, and the item is a packed batch.
+        """
+        if self._growing:
+            if isinstance(item, Batch):
+                raise ValueError("a packed batch has rows, but tables of the run grow; give the feed columns of values")
+            prepared, grown = self._growing.map(self._packer.prepare(item))
+            self._size = prepared.examples if self._size is None else self._size
+            return prepared, grown
         if self._size is None and not isinstance(item, Batch):
             self._size = self._packer.prepare(item).examples
+        return item, None
 
     def __call__(self, item: Any) -> Batch:
         """The item's batch; an item that is one stays as it is."""
         if isinstance(item, Batch):
             return item
-        prepared = self._packer.prepare(item)
+        prepared = item if isinstance(item, PreparedColumns) else self._packer.prepare(item)
         size = -(-(self._size or prepared.examples) // self._shared) * self._shared
         return self._packer.pack(prepared, np.arange(prepared.examples, dtype=np.int32), size)
 

@@ -10,6 +10,7 @@ import jax
 from jrec.checkpoint import HostRows as HostSource
 from jrec.checkpoint import Saved
 from jrec.checkpoint.sources import Source
+from jrec.data.growing_tables import GrowingTables
 from jrec.host import HostTable
 from jrec.mesh.communication import settled
 from jrec.mesh.route import MeshRows
@@ -17,6 +18,7 @@ from jrec.nn import SparseOptimizer
 from jrec.row_optimizers import optimizer_of
 from jrec.run.checkpoint import before_step, device_rows
 from jrec.run.feed import Ready
+from jrec.run.first_rows import FirstRows
 from jrec.run.held import HeldRows
 from jrec.run.host_tables import host_tables
 from jrec.run.mesh_checkpoint import MeshSource, saved_rows, saved_stack
@@ -39,9 +41,12 @@ class RunState:
       held: The rows of planned tables, where they are not to be initial ones.
       training: Whether rows have slots.
       saves: Whether checkpoints will be written while steps go on.
+      growing: The tables that grow; None where none does.
 
     Attributes:
       compiled: The compiled functions of the state.
+      growing: The tables that grow, if any.
+      first_rows: Makes the first values of their rows.
       tables: By stack, the rows in host memory that batches read.
     """
 
@@ -56,10 +61,13 @@ class RunState:
         held: HeldRows | None = None,
         training: bool = True,
         saves: bool = False,
+        growing: GrowingTables | None = None,
     ):
         self.layout, self.setup, self.training = model.embeddings.layout, setup, training
         layout, self._key = self.layout, key
         self._optimizer = optimizer.of if training else None
+        self.growing = GrowingTables(layout, {}) if growing is None else growing
+        self.first_rows = FirstRows(layout, self.growing.names, key=key, optimizer=self._optimizer, setup=setup)
         mesh, together = (None, None) if setup is None else (setup.mesh, setup.communication)
         state, self.compiled = compile_run(model, optimizer, mesh=mesh, communication=together, training=training)
         self._state: State = state if setup is None else setup.everywhere(state)
@@ -122,9 +130,14 @@ class RunState:
         """
         step_on = step_on or self.compiled.step_on
         before_step(self._device_sources, ready.batch)
+        if (grown := ready.grown) is not None and (new := self.first_rows.on_devices(grown)):
+            rows, self._rows = self.rows, None
+            self._state, self._rows = self.compiled.renew(self._state, rows, self.first_rows.words, new)
         rows, self._rows = self.rows, None
         self._state, self._rows, host, outputs = step_on(self._state, rows, ready.host, ready.prepared)
         self._behind = True
+        if grown is not None:
+            self.growing.taken(grown)
         return host, outputs
 
     def modules(self) -> tuple[Any, SparseOptimizer]:

@@ -19,6 +19,7 @@ from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss
 from jrec.nn.step import StepOutputs, predict_on, train_step_on
 from jrec.ops.types import Bags
+from jrec.run.new_lines import on_device, renewed_in
 from jrec.tiers.local_rows import of_batch
 from jrec.tiers.planned_rows import PlannedRows
 from jrec.tiers.pooled import PooledRows, PooledUpdate
@@ -77,12 +78,15 @@ class CompiledRun:
         tables and slots change in place. The second ``host`` also has a ``PooledUpdate`` of each stack of
         ``batch.pooled`` that is not frozen.
       with_loss: Another ``step_on``, of another loss.
+      renew: ``state, rows, words, new -> state, rows``, with first values and slots in the lines ``new`` (by stack,
+        ``NewLines``; on a mesh ``MeshLines``) by the key of initial rows (``key_words``). State and rows are donated.
       predict_on: ``state, rows, host, batch -> logits``, (batch,) float32.
       merge: The (model, optimizer) modules over a state.
     """
 
     step_on: StepOn
     with_loss: Callable[[Loss], StepOn]
+    renew: Callable[[State, StackRows, Any, Mapping[str, Any]], tuple[State, dict[str, MeshRows]]]
     predict_on: Callable[[State, StackRows, HostRows, StepBatch], Any]
     merge: Callable[[State], tuple[Any, SparseOptimizer]]
 
@@ -142,6 +146,17 @@ def compile_run(
         logits = predict_on(model, stores, batch, routes=prepared.routes, communication=together)
         return logits if together is None else jax.tree.map(together.of_examples, logits)
 
+    def renew(
+        state: State, rows: StackRows, words: jax.Array, new: Mapping[str, Any]
+    ) -> tuple[State, dict[str, MeshRows]]:
+        model, optimizer = nnx.merge(graph, state)
+        lines, stacks = new if mesh is None else local_view(new), model.embeddings.layout.stacks
+        renewed_in(model, optimizer, words, lines)
+        renewed = dict(rows)
+        for name in rows.keys() & lines.keys():
+            renewed[name] = on_device(rows[name], stacks[name], optimizer.of(name), words, lines[name])
+        return nnx.state((model, optimizer)), renewed
+
     options: dict[str, Any] = {}
     over, everywhere, specs = PartitionSpec(AXIS), PartitionSpec(), {}
     if mesh is not None:
@@ -149,6 +164,8 @@ def compile_run(
         specs = {name: MeshRows.specs(optimizer.of(name) if training else None) for name in planned}
         options = {"mesh": mesh, "in_specs": (everywhere, specs, over, over), "check_vma": False}
         infer = jax.shard_map(infer, out_specs=everywhere, **options)
+        placed = {**options, "in_specs": (everywhere, specs, everywhere, over)}
+        renew = jax.shard_map(renew, out_specs=(everywhere, specs), **placed)
 
     def with_loss(loss: Loss) -> StepOn:
         step: Any = functools.partial(train, loss)
@@ -159,6 +176,7 @@ def compile_run(
     return state, CompiledRun(
         step_on=with_loss(loss),
         with_loss=with_loss,
+        renew=jax.jit(renew, donate_argnums=(0, 1)),
         predict_on=jax.jit(infer),
         merge=lambda state: nnx.merge(graph, state),
     )

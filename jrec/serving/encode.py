@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jrec.data.blocks import WEIGHT_SUFFIX, ListColumn
-from jrec.serving.format import Feature
+from jrec.data.vocabulary import Vocabulary
+from jrec.serving.format import ExportError, Feature, keys_file
 from jrec.serving.tables import Ids
 
 
@@ -36,6 +38,20 @@ def model_inputs(
         column, weights = columns[feature.name], columns.get(feature.name + WEIGHT_SUFFIX)
         ids[feature.name] = _ids(column, weights, feature, (orders or {}).get(feature.table))
     return numbers, ids
+
+
+def rows_of_keys(folder: pathlib.Path, table: str) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from (n,) uint64 keys of a table that grows to (n,) uint32 rows, as of an export or a delta.
+
+    Raises:
+      ExportError: If the file of its keys cannot be read.
+    """
+    path = folder / keys_file(table)
+    try:
+        keys = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as problem:
+        raise ExportError(f"{path} cannot be read ({problem}); export the run again") from problem
+    return Vocabulary(keys, np.empty(0, np.int64), oov_row=0).encoder()
 
 
 def _ids(column: Any, weights: Any, feature: Feature, order: np.ndarray | None) -> Ids:

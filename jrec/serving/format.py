@@ -6,11 +6,12 @@
       model.onnx               if asked for: the same for onnxruntime
       tables/TABLE.npy         (rows, dim) floats, or (rows,) quantized rows (``jrec.serving.quantize``)
       tables/TABLE.core-K.npy  instead, of a tensor-train table: its cores
+      keys/TABLE.npy           (rows in use,) uint64, of a table that grows: the key of each row but row 0
       schema.json, vocabulary/, buckets/, reorder/   how raw values become rows, as in the dataset
 
 A delta holds, of the tables, ``tables/TABLE.changed.npy``, the (n,) int64 rows that changed, beside their new values in
-``tables/TABLE.npy``, or the whole table where that is smaller; whole cores; and a whole model. It names the export or
-delta that it follows.
+``tables/TABLE.npy``, or the whole table where that is smaller; whole cores, keys, and a whole model. It names the
+export or delta that it follows.
 """
 
 from __future__ import annotations
@@ -119,6 +120,11 @@ class Manifest:
     def follows(self) -> bool:
         """Whether it is a delta."""
         return bool(self.parent)
+
+
+def keys_file(table: str) -> str:
+    """Where the keys of a table that grows are, relative to the folder."""
+    return f"keys/{table}.npy"
 
 
 def identity(content: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jrec.data.encoder import Encoder
 from jrec.data.schema import Schema
-from jrec.serving.encode import model_inputs
+from jrec.serving.encode import model_inputs, rows_of_keys
 from jrec.serving.format import MODEL, ExportError, Manifest, check_follows, load_manifest, verify
 from jrec.serving.tables import Ids, ServedTables, masks
 
@@ -41,12 +41,14 @@ class Model:
         threads: int | None = None,
     ):
         self.manifest, self._folder, self._threads = manifest, folder, threads
+        self._schema = Schema.load(folder, check_files=False)
+        self._latest = folder  # the last delta's, which has the keys of tables that grow
         self._sizes = tuple(sorted(set(batch_sizes)))
         if not self._sizes or self._sizes[0] < 1:
             raise ValueError(f"batch_sizes are {list(batch_sizes)}; give sizes of at least 1")
         self._tables = ServedTables(folder, manifest)
         self._program = _program(folder, manifest)
-        self._lock = threading.Lock()  # a delta changes rows and program together
+        self._lock = threading.RLock()  # a delta changes rows, their keys and the program together
         self._encoder: Encoder | None = None
 
     def __call__(self, columns: Any) -> np.ndarray:
@@ -65,15 +67,21 @@ class Model:
 
     def logits(self, columns: Any) -> np.ndarray:
         """Logits, (examples,) float32; see ``__call__``."""
-        dense, ids = self.encode(columns)
-        return self.logits_of(dense, ids)
+        if not self._schema.growing:
+            return self.logits_of(*self.encode(columns))
+        with self._lock:  # a delta in between could give a row to another key
+            return self.logits_of(*self.encode(columns))
 
     def encode(self, columns: Any) -> tuple[np.ndarray, dict[str, Ids]]:
-        """Dense features, (examples, num_dense) float32, and ids by feature, of raw columns."""
-        if self._encoder is None:
-            self._encoder = Encoder(Schema.load(self._folder, check_files=False))
-        encoded = self._encoder.columns(columns)
-        return model_inputs(encoded.by_name(), self.manifest.dense, self.manifest.features, self._encoder.orders)
+        """Dense features, (examples, num_dense) float32, and ids by feature, of raw columns.
+
+        Ids of tables that grow are good until the next ``apply``, which may give their rows to other keys.
+        """
+        if (encoder := self._encoder) is None:
+            growing = {name: rows_of_keys(self._latest, name) for name in self._schema.growing}
+            encoder = self._encoder = Encoder(self._schema, growing=growing)
+        encoded = encoder.columns(columns)
+        return model_inputs(encoded.by_name(), self.manifest.dense, self.manifest.features, encoder.orders)
 
     def logits_of(self, dense: np.ndarray, ids: Mapping[str, Ids]) -> np.ndarray:
         """Logits, (examples,) float32, of dense features and rows of tables.
@@ -117,6 +125,8 @@ class Model:
         with self._lock:
             self._tables.apply(folder, manifest)
             self._program, self.manifest = program, manifest
+            if self._schema.growing:
+                self._latest, self._encoder = folder, None
 
     def warm_up(self) -> None:
         """Compiles the program for every size of a batch, so that no request waits for it."""

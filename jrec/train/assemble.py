@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from jrec.batch import Batch
-from jrec.data.loader import Loader
+from jrec.data.growing_tables import GrowingTables
 from jrec.ops.layout import EmbeddingLayout
+from jrec.run.batches import Batches
 from jrec.run.feed import Feed
 from jrec.run.feeds import open_feed
 from jrec.run.in_place_feed import HostCasts
@@ -25,10 +26,11 @@ from jrec.train.dataset import RunData
 from jrec.train.fae_data import FaeLoaders
 from jrec.train.host_pipeline import reads_in_place
 from jrec.train.hot_cold_feed import HotColdFeed
-from jrec.train.loaders import train_loader
+from jrec.train.loaders import train_batches
 from jrec.train.open_mesh import open_mesh
 from jrec.train.report.logs import log_growth
 from jrec.train.run_folder import TRACE_FILE
+from jrec.train.tables import vocabularies_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,8 @@ def assemble(
     config, schema = data.config, data.schema
     in_place = reads_in_place(config, layout)
     setup = open_mesh(config, schema, layout, packed=data.packed) if config.planned else None
-    loaders = loader = None
+    loaders = batches = None
+    growing = GrowingTables(layout, vocabularies_of(config, schema))
     if data.packed is not None:
         assert setup is not None  # separate hot rows need a plan
         loaders = FaeLoaders(config, data.packed, cold=setup, hot=setup.for_hot_batches())
@@ -80,15 +83,15 @@ def assemble(
         transform: Callable[[Batch], Any] | None = None if setup is None else setup.parts
         if in_place and config.data.cast == "device":
             transform = HostCasts(layout.host_stacks)
-        loader = train_loader(config, schema, layout, transform=transform)
-        total = loader.total_batches or 0
+        batches, total = train_batches(config, schema, layout, growing, transform=transform)
     total = min(total, config.max_steps) if config.max_steps else total
     model, optimizer = build_modules(config, schema, layout, total, first_step=first_step, abstract=restored)
     parameters = parameter_counts(model)
     if setup is not None:
         parameters = with_host_rows(parameters, layout, setup.plan)
     saves = config.checkpoint.every_steps > 0 or config.checkpoint.keep_best
-    run = RunState(model, optimizer, key=table_key(config), host=config.tables.host, setup=setup, saves=saves)
+    places: dict[str, Any] = {"key": table_key(config), "host": config.tables.host, "setup": setup}
+    run = RunState(model, optimizer, **places, saves=saves, growing=growing)
     hot_cold = None
     if loaders is not None:
         cold = (
@@ -102,18 +105,18 @@ def assemble(
         feed: Feed = HotColdFeed(loaders, hot=hot, cold=cold)
         hot_cold = feed
     else:
-        assert loader is not None
-        feed = _feed(config, loader, run, total, folder, in_place=in_place)
+        assert batches is not None
+        feed = _feed(config, batches, run, total, folder, in_place=in_place)
     trainer = Trainer(run, feed)
     return Assembled(trainer=trainer, setup=setup, total=total, parameters=parameters, hot_cold=hot_cold)
 
 
 def _feed(
-    config: TrainConfig, loader: Loader, run: RunState, total: int, folder: pathlib.Path, *, in_place: bool = False
+    config: TrainConfig, batches: Batches, run: RunState, total: int, folder: pathlib.Path, *, in_place: bool = False
 ) -> Feed:
     return open_feed(
         run,
-        loader,
+        batches,
         host=config.tables.host,
         in_place=in_place,
         total=total,

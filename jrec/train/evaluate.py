@@ -17,6 +17,7 @@ from jrec import lean
 from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.fae import is_fae_folder
+from jrec.data.growing_tables import GrowingTables
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
@@ -38,7 +39,7 @@ from jrec.train.progress import TrainingProgress
 from jrec.train.report.metrics import ScoreAccumulator, Scores
 from jrec.train.run_dataset import check_evaluated
 from jrec.train.run_folder import CHECKPOINT_FOLDER, find_checkpoint, load_run_config
-from jrec.train.tables import on_devices
+from jrec.train.tables import on_devices, vocabularies_of
 from jrec.train.watch import chosen_step
 
 
@@ -76,7 +77,7 @@ def score_split(
         eval_loader(config, schema, layout, split, limit=limit, **loading) as loader,
         progress.evaluating(split, loader.batches_per_epoch) as advance,
     ):
-        shared = bool(loading)
+        shared = loading.get("shared", False)
         scores = collected(predictions.of_split(loader), check=not shared, on_batch=advance)
         return shared_scores(scores) if shared else scores
 
@@ -251,8 +252,11 @@ def restore_run(
     with opened.reading():
         model, optimizer = build_modules(config, schema, layout, total_steps=MOST, abstract=True)
         setup = open_mesh(config, schema, layout, training=False) if config.planned else None
-        run = RunState(model, optimizer, key=table_key(config), host=config.tables.host, setup=setup, training=False)
+        growing = GrowingTables(layout, vocabularies_of(config, schema))
+        places: dict[str, Any] = {"key": table_key(config), "host": config.tables.host, "setup": setup}
+        run = RunState(model, optimizer, **places, training=False, growing=growing)
         state, progress = restore_state(saved, run.state, layout, slots=slots)
+        run.growing.restore(progress)
         run.restore(saved, state)
         model, optimizer = run.modules()
     lean.over()

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from jrec.checkpoint.manifest import VALUES
+from jrec.data.growing_tables import GrowingTables
 from jrec.data.schema import Schema
 from jrec.data.workspace import workspace
 from jrec.nn.tt_stack import TTStack
@@ -29,6 +30,7 @@ from jrec.serving.format import (
     Manifest,
     Part,
     check_order,
+    keys_file,
     load_manifest,
     save_manifest,
     verify,
@@ -40,6 +42,7 @@ from jrec.serving.tables import ServedTables
 from jrec.train.build import build_modules
 from jrec.train.config.typed_toml import MOST
 from jrec.train.evaluate import OpenedRun, open_run
+from jrec.train.tables import vocabularies_of
 
 _AT_ONCE = 1 << 16  # rows that are read, cast and written at once
 _MAX_ROWS = 2**31 - 1
@@ -83,7 +86,7 @@ def export_run(
     run = open_run(checkpoint, data)
     base = _Base([pathlib.Path(path) for path in since]) if since else None
     stored: Any = dtype or (base.dtype if base is not None else _own_dtype(run.layout))
-    model = _model(run)
+    model, growing = _model(run)
     manifest = Manifest(
         id="",
         parent="" if base is None else base.manifests[-1].id,
@@ -111,6 +114,9 @@ def export_run(
             tables = writer.write(advance)
         if base is None:
             _copy_vocabularies(run.schema, folder)
+        for name, vocabulary in growing.now().items():
+            (folder / "keys").mkdir(exist_ok=True)
+            np.save(folder / keys_file(name), vocabulary.keys, allow_pickle=False)
         return save_manifest(folder, dataclasses.replace(manifest, tables=tables))
 
 
@@ -121,13 +127,15 @@ def _own_dtype(layout: EmbeddingLayout) -> Any:
     return dtypes[0]
 
 
-def _model(run: OpenedRun) -> Any:
-    """The model with its dense parameters and cores; no row is read."""
+def _model(run: OpenedRun) -> tuple[Any, GrowingTables]:
+    """The model with its dense parameters and cores, and the tables that grow; no row is read."""
     model, optimizer = build_modules(run.config, run.schema, run.layout, total_steps=MOST, abstract=True)
     graph, state = nnx.split((model, optimizer))
+    growing = GrowingTables(run.layout, vocabularies_of(run.config, run.schema))
     with run.reading():
-        state, _ = restore_state(run.saved, state, run.layout, rows=False)
-    return nnx.merge(graph, state)[0]
+        state, progress = restore_state(run.saved, state, run.layout, rows=False)
+        growing.restore(progress)
+    return nnx.merge(graph, state)[0], growing
 
 
 def _features(layout: EmbeddingLayout) -> tuple[Feature, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,10 +10,15 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
+from jrec.data.dataset_packer import dataset_packer
+from jrec.data.gathering import Gathered, Gathering
+from jrec.data.growing_tables import GrowingTables, Grown
 from jrec.data.loader import Loader, LoaderConfig, make_loader
 from jrec.data.schema import Schema
+from jrec.data.value_rows import TableVocabulary
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout
+from jrec.run.batches import Batches, PackedBatches
 from jrec.train.config import TrainConfig
 
 
@@ -33,30 +39,58 @@ def train_loader(
       transform: A function of every batch, see ``make_loader``; it gets batches without casts.
       orders: See ``make_loader``.
     """
-    data = config.data
-    order = LoaderConfig(
-        batch_size=_local_batch(data.batch_size),
-        shuffle=data.window_blocks > 0,
-        seed=config.seed,
-        window_blocks=max(1, data.window_blocks),
-        workers=data.workers,
-        prefetch=data.prefetch,
-        cast="host" if data.cast == "host" and transform is None else "none",
-        on_bad_id=data.on_bad_id,
-        drop_remainder=data.drop_remainder,
-    )
     return make_loader(
-        data.path,
+        config.data.path,
         schema,
         layout,
         "train",
-        order,
+        _train_order(config, transform),
         epochs=config.epochs,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
         transform=transform,
         orders=orders,
     )
+
+
+def train_batches(
+    config: TrainConfig,
+    schema: Schema,
+    layout: EmbeddingLayout,
+    growing: GrowingTables,
+    *,
+    transform: Callable[[Batch], Any] | None = None,
+) -> tuple[Batches, int]:
+    """The shuffled training batches of a run, and how many there are in all epochs.
+
+    Where tables grow, the loader gives out columns with keys, which get rows one batch after the other, and threads
+    pack them then. Arguments as of ``train_loader``.
+    """
+    if not growing:
+        loader = train_loader(config, schema, layout, transform=transform)
+        return loader, loader.total_batches or 0
+    if jax.process_count() > 1:
+        raise ConfigError(
+            f"table {min(schema.growing)!r} grows, but {jax.process_count()} processes run, whose batches would grow it"
+            " differently; start one process, or prepare the log without --growing"
+        )
+    data, places, keys = config.data, _train_order(config, transform), growing.keys(stored=True)
+    options: dict[str, Any] = {"on_bad_id": data.on_bad_id, "cast": places.cast, "growing": keys}
+    packer = dataset_packer(data.path, schema, layout, **options)
+    loader = make_loader(
+        data.path, schema, layout, "train", places, epochs=config.epochs, growing=keys, packer=Gathering
+    )
+
+    def order(batch: Gathered) -> tuple[Gathered, Grown]:
+        columns, grown = growing.map(batch.columns)
+        return dataclasses.replace(batch, columns=columns), grown
+
+    def pack(batch: Gathered) -> Batch:
+        columns = batch.columns
+        return packer.pack(columns, np.arange(columns.examples, dtype=np.int32), batch.batch_size, batch.where)
+
+    threads = {"workers": data.workers, "prefetch": data.prefetch}
+    return PackedBatches(loader, pack, transform=transform, order=order, **threads), loader.total_batches or 0
 
 
 def eval_loader(
@@ -69,6 +103,7 @@ def eval_loader(
     multiple: int = 0,
     transform: Callable[[Batch], Any] | None = None,
     shared: bool = False,
+    growing: Mapping[str, TableVocabulary] | None = None,
 ) -> Loader:
     """One pass over a split in the order of time, every example once, the last batch padded.
 
@@ -82,6 +117,7 @@ def eval_loader(
       transform: A function of every batch, see ``make_loader``.
       shared: Whether each process reads a contiguous share of the examples, of sizes that differ by at most one, and
         its part of a batch; else every process reads all.
+      growing: By table that grows, the rows that keys have; see ``make_loader``.
     """
     data, multiple = config.data, multiple or max(1, config.mesh.devices)
     batch_size = -(-data.eval_batch_size // multiple) * multiple
@@ -103,6 +139,22 @@ def eval_loader(
         process_index=jax.process_index() if shared else 0,
         process_count=processes,
         transform=transform,
+        growing=growing,
+    )
+
+
+def _train_order(config: TrainConfig, transform: Callable[[Batch], Any] | None) -> LoaderConfig:
+    data = config.data
+    return LoaderConfig(
+        batch_size=_local_batch(data.batch_size),
+        shuffle=data.window_blocks > 0,
+        seed=config.seed,
+        window_blocks=max(1, data.window_blocks),
+        workers=data.workers,
+        prefetch=data.prefetch,
+        cast="host" if data.cast == "host" and transform is None else "none",
+        on_bad_id=data.on_bad_id,
+        drop_remainder=data.drop_remainder,
     )
 
 

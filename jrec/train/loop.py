@@ -192,6 +192,7 @@ class _Run:
             return
         with self._advising(saved.step):
             state, progress = restore_state(saved, self.trainer.run.state, self.layout)
+            self.trainer.run.growing.restore(progress)
             self.trainer.restore(saved, state, saved.manifest.meta["loader"])
         if first():
             self.checkpoints.drop_after(saved.step)
@@ -208,7 +209,8 @@ class _Run:
 
     def take_over(self, saved: Saved) -> None:
         """Begins with model, rows and slots of another run's checkpoint."""
-        state, _ = restore_state(saved, self.trainer.run.state, self.layout)
+        state, progress = restore_state(saved, self.trainer.run.state, self.layout)
+        self.trainer.run.growing.restore(progress)
         self.trainer.run.restore(saved, state)
         self.begins_from = None
 
@@ -250,7 +252,10 @@ class _Run:
                 "share": self.evaluating / (self.seconds + self.evaluating),
             }
         of_evaluations = {"evaluations": evaluations} if evaluations else {}
-        return merged(self.trainer.feed.sections(self.seconds), of_plan, self.hits.sections(), of_evaluations)
+        growing = self.trainer.run.growing
+        of_growing = {"growing": growing.sections()} if growing else {}
+        of_feed = self.trainer.feed.sections(self.seconds)
+        return merged(of_feed, of_plan, self.hits.sections(), of_growing, of_evaluations)
 
     def _scored_step(self) -> int:
         """The step to score at the end."""
@@ -360,7 +365,8 @@ class _Run:
         meta |= {"best": self.best.state()} if self._watches else {}
         protected = self.best.step if self.config.checkpoint.keep_best else None
         sources = self.trainer.sources()
-        arrays = dense_arrays(self.trainer.run.state, self.auc.state(), self.layout)
+        progress = self.auc.state() | self.trainer.run.growing.state()
+        arrays = dense_arrays(self.trainer.run.state, progress, self.layout)
         wait, self.preparing = self.trainer.run.waits_for_checkpoints, time.perf_counter() - begin
         self.checkpoints.save(self.step, arrays=arrays, sources=sources, meta=meta, wait=wait, protected=protected)
         self.saved = self.step

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data.dataset_packer import dataset_packer, pack_encoded
 from jrec.data.encoder import EncodedColumns, Encoder
+from jrec.data.growing import StoredKeys
 from jrec.data.packing import Packer
 from jrec.data.readers.parquet import is_parquet
 from jrec.data.schema import SCHEMA_FILE, DatasetError
@@ -102,7 +103,13 @@ class LoadedRun:
     @functools.cached_property
     def _packer(self) -> Packer:
         run = self.restored
-        return dataset_packer(run.config.data.path, run.schema, run.layout, on_bad_id=run.config.data.on_bad_id)
+        options: dict[str, Any] = {"on_bad_id": run.config.data.on_bad_id, "growing": self._growing}
+        return dataset_packer(run.config.data.path, run.schema, run.layout, **options)
+
+    @functools.cached_property
+    def _growing(self) -> Mapping[str, StoredKeys]:
+        """The rows that keys of growing tables have, by table."""
+        return self.restored.run.growing.rows_of_keys()
 
     @property
     def batch_size(self) -> int:
@@ -163,7 +170,7 @@ class LoadedRun:
             )
         for split in splits or there:
             first = 0
-            with eval_loader(run.config, run.schema, run.layout, split) as loader:
+            with eval_loader(run.config, run.schema, run.layout, split, growing=self._growing) as loader:
                 for batch in loader:
                     count = int(batch.mask.sum())
                     logits = self._of_batch(batch, count)

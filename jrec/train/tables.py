@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
+from jrec.data.growing import GrowingVocabulary, Growth
 from jrec.data.schema import Schema, Table
+from jrec.data.vocabulary_load import key_seed_of
 from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.nn import TTOptions
 from jrec.ops.layout import EmbeddingLayout, TableConfig, Tier
@@ -41,8 +43,12 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
         splits the table differently into uncompressed rows and cores.
     """
     read = {f.table for f in schema.categorical}
-    tables = [t for t in schema.tables if t.name in read]
-    rules = config.tables
+    rules, growths = config.tables, growths_of(config, schema)
+    tables = [
+        dataclasses.replace(t, rows=growths[t.name].capacity) if t.name in growths else t
+        for t in schema.tables
+        if t.name in read
+    ]
     names = [t.name for t in tables]
     if unknown := sorted(set(rules.overrides) - set(names)):
         raise ConfigError(
@@ -53,12 +59,18 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
             f"optimizer.embedding.tables.{unknown[0]}: the dataset has no table of that name, only {', '.join(names)}"
         )
     planned = plan_trains(config)
-    largest = sorted(tables, key=lambda t: -t.rows)[: rules.tt.largest]
-    selected = {t.name for t in largest} | {t.name for t in tables if rules.tt.min_rows and t.rows >= rules.tt.min_rows}
+    plain = [t for t in tables if not t.growing]
+    largest = sorted(plain, key=lambda t: -t.rows)[: rules.tt.largest]
+    selected = {t.name for t in largest} | {t.name for t in plain if rules.tt.min_rows and t.rows >= rules.tt.min_rows}
     placed, notes = [], {}
     for table in tables:
         override = rules.overrides.get(table.name, TableOverride())
         shape, note = None, None
+        if table.growing and (override.tier == "tt" or override.shaped or override.whole_rows):
+            raise ConfigError(
+                f"tables.overrides.{table.name} makes a tensor train of it, but the table grows, so that its rows"
+                " change hands; leave it whole, or prepare it without --growing"
+            )
         if override.tier == "tt":
             shape = _named_shape(config, table, override)
         elif override.tier is None and table.name in selected:
@@ -73,6 +85,38 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
         if note is not None:
             notes[table.name] = note
     return TablePlan(tables=tuple(placed), notes=notes)
+
+
+def growths_of(config: TrainConfig, schema: Schema) -> dict[str, Growth]:
+    """How each table grows that does, by name.
+
+    Raises:
+      ConfigError: If an override says how a table grows that does not.
+    """
+    rules, growths = config.tables.growth, {}
+    for table in schema.tables:
+        own = config.tables.overrides.get(table.name, TableOverride())
+        if not table.growing:
+            if own.grows:
+                raise ConfigError(
+                    f"tables.overrides.{table.name}.{own.grows[0]} is set, but the dataset's table does not grow;"
+                    f" prepare the log with --growing {table.name}"
+                )
+            continue
+        growths[table.name] = Growth(
+            capacity=own.capacity or rules.capacity or table.rows + 1,
+            admit_after=own.admit_after or rules.admit_after,
+            evict=own.evict or rules.evict,
+        )
+    return growths
+
+
+def vocabularies_of(config: TrainConfig, schema: Schema) -> dict[str, GrowingVocabulary]:
+    """Fresh vocabularies of the tables that grow, by name."""
+    seed = key_seed_of(schema)
+    read = {f.table for f in schema.categorical}
+    growths = growths_of(config, schema)
+    return {name: GrowingVocabulary(growth, key_seed=seed) for name, growth in growths.items() if name in read}
 
 
 def plan_trains(config: TrainConfig) -> dict[str, PlannedTrain]:

@@ -136,6 +136,7 @@ def calibrate_and_count(
     asked = options or CalibrateOptions()
     schema = Schema.load(folder) if schema is None else schema
     schema.check_labels()
+    schema.check_numbered("`jrec fae calibrate`")
     _check_small(schema, asked)
     tiny = not asked.exact and len(sample_blocks(schema, "train", fraction=asked.fraction, seed=0)) < _FEW_BLOCKS
     options = dataclasses.replace(asked, exact=True, fraction=1.0) if tiny else asked

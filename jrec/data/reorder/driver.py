@@ -93,6 +93,7 @@ def reorder(
         raise DatasetError(f"--out {out} is the dataset itself; leave --out away to reorder it in place")
     with _target(folder, out, overwrite=overwrite, command=command, report=report) as target:
         schema = Schema.load(folder)
+        schema.check_numbered("`jrec reorder`")
         orders = _find(folder, stored(schema), options, progress)
         outcome = _judge(folder, stored(schema), options, orders, progress)
         with disk_errors(target):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from jrec.data.blocks import LABEL, Column, ListColumn, ShardReader, weight_column
+from jrec.data.readers.keys import buckets
 from jrec.data.schema import CategoricalFeature, Schema
 
 MAX_SLOTS = 1 << 21
@@ -72,6 +73,17 @@ def lists_of(
     return lengths.astype(np.int64), column.values, share
 
 
+def table_slots(schema: Schema, table: str) -> int:
+    """How many slots a feature of a table has."""
+    rows = schema.table(table).rows
+    return min(1 << (2 * rows - 1).bit_length() if schema.table(table).growing else rows, MAX_SLOTS)
+
+
+def slots_of(ids: np.ndarray, size: int) -> np.ndarray:
+    """(n,) slots from 0 to ``size`` of rows, or of the keys (uint64) of a table that grows, which are hashed."""
+    return buckets(ids, size) if ids.dtype == np.uint64 and size > 1 else np.minimum(ids, size - 1)
+
+
 class Slots:
     """Numbers the slots of a dataset, and turns its blocks into ``Examples``.
 
@@ -86,7 +98,7 @@ class Slots:
     def __init__(self, schema: Schema, moments: Iterable[Mapping[str, Column]]):
         self._dense = [f.name for f in schema.dense]
         self._categorical = schema.categorical
-        sizes = [min(schema.table(f.table).rows, MAX_SLOTS) for f in schema.categorical]
+        sizes = [table_slots(schema, f.table) for f in schema.categorical]
         first = 1 + len(self._dense)
         self._first = np.cumsum([first, *sizes])
         self._mean, self._scale = _moments(self._dense, moments)
@@ -118,7 +130,7 @@ class Slots:
             if share is not None:
                 places = np.repeat(at - np.cumsum(lengths) + lengths, lengths) + np.arange(len(ids))
                 values[places] = share
-            slots[places] = begin + np.minimum(ids, end - begin - 1)
+            slots[places] = begin + slots_of(ids, end - begin)
             at = at + lengths
         return Examples(offsets=offsets, slots=slots, values=values, labels=labels)
 

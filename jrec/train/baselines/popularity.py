@@ -9,7 +9,7 @@ import numpy as np
 
 from jrec.data.blocks import LABEL, Column
 from jrec.data.schema import CategoricalFeature, Schema
-from jrec.train.baselines.examples import MAX_SLOTS, lists_of
+from jrec.train.baselines.examples import lists_of, slots_of, table_slots
 from jrec.train.report.metrics import Scores, auc
 
 _PRIOR = 20.0
@@ -35,7 +35,7 @@ class Popularity:
         logits, labels = [np.empty(0, np.float32)], [np.empty(0, bool)]
         for columns in blocks:
             lengths, ids, share = lists_of(columns, self.feature)
-            own = self.logits[np.minimum(ids, len(self.logits) - 1)]
+            own = self.logits[slots_of(ids, len(self.logits))]
             if share is not None:
                 example = np.repeat(np.arange(len(lengths)), lengths)
                 own = np.bincount(example, own * share, len(lengths))
@@ -55,7 +55,7 @@ def fit(
       training: Blocks to count clicks in.
       choosing: Blocks to choose the feature by.
     """
-    sizes = {f.name: min(schema.table(f.table).rows, MAX_SLOTS) for f in schema.categorical}
+    sizes = {f.name: table_slots(schema, f.table) for f in schema.categorical}
     counts = {name: np.zeros((2, size)) for name, size in sizes.items()}
     examples = clicks = 0.0
     for columns in training:
@@ -63,7 +63,7 @@ def fit(
         examples, clicks = examples + len(label), clicks + label.sum()
         for feature in schema.categorical:
             lengths, ids, share = lists_of(columns, feature)
-            ids, size = np.minimum(ids, sizes[feature.name] - 1), sizes[feature.name]
+            ids, size = slots_of(ids, sizes[feature.name]), sizes[feature.name]
             weight = np.ones(len(ids)) if share is None else np.maximum(share, 0)
             counts[feature.name][0] += np.bincount(ids, weight, size)
             counts[feature.name][1] += np.bincount(ids, weight * np.repeat(label, lengths), size)

@@ -92,6 +92,23 @@ class HostSection(Section, HostOptions):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class GrowthSection(Section):
+    """``[tables.growth]``: the tables of a dataset that grow (``jrec prepare --growing``), see docs/growing.md.
+
+    Attributes:
+      capacity: The number of rows of every such table, row 0 for values without one among them; 0 for one more than the
+        training split of the run's dataset has values.
+      admit_after: How often a value must have occurred before it gets a row.
+      evict: Which value loses its row to a new one when all rows are taken: the least recently used ("lru"), or the
+        least frequently used ("lfu").
+    """
+
+    capacity: Annotated[int, Range(minimum=0, maximum=2**31 - 1)] = 0
+    admit_after: Annotated[int, Range(minimum=1, maximum=255)] = 1
+    evict: Literal["lru", "lfu"] = "lru"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TableOverride(Section):
     """``[tables.overrides.NAME]``: one table's own settings.
 
@@ -102,6 +119,7 @@ class TableOverride(Section):
       cores: The number of cores, in place of ``tables.tt.cores``.
       whole_rows: The number of uncompressed rows, in place of ``tables.tt.whole_rows``; shapes are of the other rows.
       row_factors, dim_factors: The factors of every core, for a shape that is not searched for; both or none.
+      capacity, admit_after, evict: In place of those of ``tables.growth``.
     """
 
     tier: Annotated[Literal["sharded", "replicated", "host", "tt"], DEVICE] | None = None
@@ -111,6 +129,14 @@ class TableOverride(Section):
     whole_rows: Count | None = None
     row_factors: tuple[Positive, ...] | None = None
     dim_factors: tuple[Positive, ...] | None = None
+    capacity: Annotated[int, Range(minimum=2, maximum=2**31 - 1)] | None = None
+    admit_after: Annotated[int, Range(minimum=1, maximum=255)] | None = None
+    evict: Literal["lru", "lfu"] | None = None
+
+    @property
+    def grows(self) -> tuple[str, ...]:
+        """The keys that are set and are of a table that grows."""
+        return tuple(key for key in ("capacity", "admit_after", "evict") if getattr(self, key) is not None)
 
     @property
     def shaped(self) -> tuple[str, ...]:
@@ -130,6 +156,7 @@ class TablesConfig(Section):
       implementation: "auto" chooses by platform and shape; a named one never falls back to another.
       tt: Tensor-train tables.
       host: Tables in host memory.
+      growth: Tables that grow.
       overrides: Settings of single tables, by name.
     """
 
@@ -137,6 +164,7 @@ class TablesConfig(Section):
     implementation: Literal["auto", "xla", "native", "pallas"] = "auto"
     tt: TTSection = dataclasses.field(default_factory=TTSection)
     host: HostSection = dataclasses.field(default_factory=HostSection)
+    growth: GrowthSection = dataclasses.field(default_factory=GrowthSection)
     overrides: Mapping[str, TableOverride] = dataclasses.field(default_factory=dict)
 
     @override

@@ -1,0 +1,59 @@
+"""The examples of a batch, gathered but not packed: of tables that grow, keys get their rows in between."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jrec.data.packing import CastPlace, Packer
+from jrec.data.packing_columns import PreparedColumns, take
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Gathered:
+    """What ``Packer.pack`` makes a batch of.
+
+    Attributes:
+      columns: The batch's examples, in order.
+      batch_size: The static size of the batch.
+      where: Names the place of an example, for messages.
+    """
+
+    columns: PreparedColumns
+    batch_size: int
+    where: Callable[[int], str]
+
+
+class Gathering:
+    """Takes the place of a loader's packer: its batches are ``Gathered``.
+
+    Args:
+      packer: Says which columns are read, and checks them.
+    """
+
+    cast: CastPlace = "none"
+
+    def __init__(self, packer: Packer):
+        self._packer = packer
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns that packing reads."""
+        return self._packer.columns
+
+    def prepare(self, columns: Any) -> PreparedColumns:
+        """Checks columns; see ``Packer``."""
+        return self._packer.prepare(columns)
+
+    def pack(
+        self,
+        columns: PreparedColumns,
+        indices: np.ndarray,
+        batch_size: int,
+        where: Callable[[int], str] = "example {}".format,
+    ) -> Gathered:
+        """Gathers the examples ``indices``; see ``Packer``."""
+        return Gathered(columns=take([columns], [indices]), batch_size=batch_size, where=where)

@@ -1,0 +1,161 @@
+"""The tables of a run that grow: keys of a batch become rows, in the order of the batches.
+
+Batches are mapped ahead of their steps. What a table is *now*, for evaluations and checkpoints, is what it was when the
+batch of the last step had been mapped: ``taken`` says how far the steps are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jrec.data.blocks import Column, ListColumn
+from jrec.data.growing import GrowingVocabulary, NewRows, StoredKeys
+from jrec.data.packing_columns import PreparedColumns
+from jrec.data.value_rows import Keys
+from jrec.errors import CheckpointError
+from jrec.ops.layout import EmbeddingLayout
+
+_PREFIX = "growing."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Grown:
+    """What mapping a batch changed.
+
+    Attributes:
+      clock: Batches mapped so far, this one among them.
+      new: By table, the rows that other keys have from this batch on; tables without any are left out.
+    """
+
+    clock: int
+    new: Mapping[str, NewRows]
+
+
+class GrowingTables:
+    """The vocabularies of a run's growing tables; false where there are none.
+
+    Args:
+      layout: The run's tables and features.
+      vocabularies: By table that grows.
+
+    Raises:
+      ValueError: If a vocabulary is of another size than its table, or vocabularies have mapped different batches.
+    """
+
+    def __init__(self, layout: EmbeddingLayout, vocabularies: Mapping[str, GrowingVocabulary]):
+        rows = {table.name: table.table_rows for stack in layout.members for table in stack.tables}
+        for name, vocabulary in vocabularies.items():
+            if name not in rows:
+                raise ValueError(f"table {name!r} is to grow, but the model's tables are {', '.join(sorted(rows))}")
+            if vocabulary.growth.capacity != rows[name]:
+                raise ValueError(
+                    f"the vocabulary of table {name!r} has a capacity of {vocabulary.growth.capacity:,} rows, but the"
+                    f" table has {rows[name]:,}; make them equal"
+                )
+        if len(clocks := {vocabulary.clock for vocabulary in vocabularies.values()}) > 1:
+            raise ValueError(f"the vocabularies have mapped {sorted(clocks)} batches; give those of one run")
+        self._vocabularies = dict(vocabularies)
+        self._features: dict[str, list[str]] = {name: [] for name in vocabularies}
+        for feature, _ in layout.features:
+            if feature.table in self._features:
+                self._features[feature.table].append(feature.name)
+        self._taken = clocks.pop() if clocks else 0
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The tables."""
+        return frozenset(self._vocabularies)
+
+    def __bool__(self) -> bool:
+        return bool(self._vocabularies)
+
+    def keys(self, *, stored: bool = False) -> dict[str, Keys]:
+        """What a packer needs to leave keys to ``map``; ``stored`` where columns are of a dataset, which holds keys."""
+        return {name: Keys(stored=stored, key_seed=own.key_seed) for name, own in self._vocabularies.items()}
+
+    def map(self, columns: PreparedColumns) -> tuple[PreparedColumns, Grown]:
+        """Gives the keys of the next batch their rows.
+
+        Args:
+          columns: The batch's examples, with keys for the features of growing tables.
+
+        Returns:
+          The same examples with rows for all features, and what changed.
+        """
+        ids, new, clock = dict(columns.ids), {}, self._taken
+        for table, vocabulary in self._vocabularies.items():
+            names = self._features[table]
+            rows, changed = vocabulary.map(_joined([ids[name] for name in names]))
+            begin = 0
+            for name in names:
+                column = ids[name]
+                count = len(column.values if isinstance(column, ListColumn) else column)
+                own = rows[begin : begin + count].astype(np.int64)
+                ids[name] = ListColumn(column.offsets, own) if isinstance(column, ListColumn) else own
+                begin += count
+            clock = vocabulary.clock
+            if changed.rows.size:
+                new[table] = changed
+        return dataclasses.replace(columns, ids=ids), Grown(clock=clock, new=new)
+
+    def taken(self, grown: Grown) -> None:
+        """Says that the step of a mapped batch was taken."""
+        self._taken = grown.clock
+        for vocabulary in self._vocabularies.values():
+            vocabulary.forget(grown.clock)
+
+    def rewind(self) -> None:
+        """Forgets the batches that were mapped, but whose steps will not be taken."""
+        self._vocabularies = self.now()
+
+    def now(self) -> dict[str, GrowingVocabulary]:
+        """By table, a copy of its vocabulary as of the last step."""
+        return {name: vocabulary.at(self._taken) for name, vocabulary in self._vocabularies.items()}
+
+    def rows_of_keys(self) -> dict[str, StoredKeys]:
+        """The same, for a dataset, which holds keys in the place of values."""
+        return {name: vocabulary.of_keys() for name, vocabulary in self.now().items()}
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Arrays by name as of the last step, for a checkpoint."""
+        return {
+            f"{_PREFIX}{table}.{name}": array
+            for table, vocabulary in self.now().items()
+            for name, array in vocabulary.state().items()
+        }
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Goes to a ``state()``; other arrays among these are left alone.
+
+        Raises:
+          CheckpointError: If they are of other tables or capacities.
+        """
+        saved = {name.removeprefix(_PREFIX).rpartition(".")[0] for name in arrays if name.startswith(_PREFIX)}
+        if differing := sorted(saved ^ self._vocabularies.keys()):
+            has = "grows in the checkpoint" if differing[0] in saved else "grows in this run"
+            raise CheckpointError(f"table {differing[0]!r} only {has}; the run must be continued with the same tables")
+        for table, vocabulary in self._vocabularies.items():
+            prefix = f"{_PREFIX}{table}."
+            own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+            vocabulary.restore(own)
+            self._taken = vocabulary.clock
+
+    def sections(self) -> dict[str, dict[str, int | float]]:
+        """By table, counts since the beginning as of the last step, for a report."""
+        sections = {}
+        for name, vocabulary in self.now().items():
+            counts = vocabulary.counts
+            sections[name] = {
+                "capacity": vocabulary.growth.capacity,
+                **dataclasses.asdict(counts),
+                "oov_share": counts.oov_lookups / max(1, counts.lookups),
+            }
+        return sections
+
+
+def _joined(columns: Sequence[Column]) -> np.ndarray:
+    values = [column.values if isinstance(column, ListColumn) else column for column in columns]
+    return values[0] if len(values) == 1 else np.concatenate(values)

@@ -1,0 +1,97 @@
+"""Rows of growing tables that are given to other keys: their first values and slots, written where they live."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrec.mesh.route import MeshRows
+from jrec.ops.layout import Stack
+from jrec.ops.row_init import init_rows_of_keys
+from jrec.row_optimizers import RowOptimizer, Slots
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NewLines:
+    """Lines of an array of a stack's rows, and the keys that they belong to from now on.
+
+    Attributes:
+      at: (n,) int32, unique; padding holds the number of lines of the array, or more.
+      numbers: (n,) int32, which table of the stack each is of.
+      words: (n, 2) uint32, upper and lower half of the keys.
+    """
+
+    at: Any
+    numbers: Any
+    words: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshLines:
+    """New lines of ``MeshRows``; on a mesh, every leaf has an axis of devices in front.
+
+    Attributes:
+      sharded: Those of the device's shard.
+      replicated: Those of the replicated array, the same for all devices.
+    """
+
+    sharded: NewLines
+    replicated: NewLines
+
+
+def renewed(
+    values: jax.Array, slots: Slots, stack: Stack, optimizer: RowOptimizer | None, words: jax.Array, lines: NewLines
+) -> tuple[jax.Array, Slots]:
+    """The array with first values in its new lines, and the slots as the optimizer makes them; inside jit.
+
+    Args:
+      values: (lines, dim or more) rows; zeros follow each where rows are padded.
+      slots: The rows' slots, or none.
+      stack: The rows' stack.
+      optimizer: The optimizer that made the slots.
+      words: (2,) uint32, the key of the model's initial rows (``key_words``).
+      lines: Where, and for which keys.
+    """
+    fresh = init_rows_of_keys(stack.tables, words, lines.numbers, lines.words)
+    fresh = jnp.pad(fresh, ((0, 0), (0, values.shape[1] - stack.dim)))
+    own = {} if optimizer is None or not slots else optimizer.init(fresh)
+    return _put(values, lines.at, fresh), {name: _put(slot, lines.at, own[name]) for name, slot in slots.items()}
+
+
+def renewed_in(model: Any, optimizer: Any, words: jax.Array, new: Mapping[str, Any]) -> None:
+    """Renews lines of the stacks that the model holds, in place; inside jit.
+
+    Args:
+      model: A ``SparseModel``.
+      optimizer: The model's optimizer.
+      words: (2,) uint32, the key of the model's initial rows (``key_words``).
+      new: By stack.
+    """
+    arrays, stacks = model.embeddings.arrays(), model.embeddings.layout.stacks
+    for name in arrays.keys() & new.keys():
+        slots = {slot: held[...] for slot, held in optimizer.slots[name].items()}
+        arrays[name], slots = renewed(arrays[name], slots, stacks[name], optimizer.of(name), words, new[name])
+        for slot, array in slots.items():
+            optimizer.slots[name][slot][...] = array
+    model.embeddings.set_arrays(arrays)
+
+
+def on_device(
+    rows: MeshRows, stack: Stack, optimizer: RowOptimizer | None, words: jax.Array, lines: MeshLines
+) -> MeshRows:
+    """Renews lines of a planned stack on one device; inside ``shard_map``."""
+    sharded, sharded_slots = renewed(rows.sharded, rows.sharded_slots, stack, optimizer, words, lines.sharded)
+    replicated, slots = renewed(rows.replicated, rows.replicated_slots, stack, optimizer, words, lines.replicated)
+    return dataclasses.replace(
+        rows, sharded=sharded, sharded_slots=sharded_slots, replicated=replicated, replicated_slots=slots
+    )
+
+
+def _put(array: jax.Array, at: jax.Array, lines: jax.Array) -> jax.Array:
+    return array.at[at].set(lines, mode="drop", unique_indices=True)
