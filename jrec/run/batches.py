@@ -32,7 +32,7 @@ class Batches(Protocol):
         ...
 
     def first(self, count: int) -> Any:
-        """The first batches of all, at most ``count``, without moving the position."""
+        """The first batches of all that it can still give, at most ``count``, without moving the position."""
         ...
 
     def upcoming(self, count: int) -> Any:
@@ -97,13 +97,7 @@ class PackedBatches:
         return self._aside
 
     def first(self, count: int) -> list[Any]:
-        """The first batches; only while none is given out.
-
-        Raises:
-          RuntimeError: If some are.
-        """
-        if self._position:
-            raise RuntimeError(f"{self._position} batches are taken: the first ones are gone")
+        """The first batches; the next ones where some are taken, since an iterable does not go back."""
         return self.upcoming(count)
 
     def upcoming(self, count: int) -> list[Any]:

@@ -7,6 +7,7 @@ import dataclasses
 from jrec.data.fae import FaeManifest, is_fae_folder
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
+from jrec.train.capacities import with_capacities
 from jrec.train.config import TrainConfig
 
 
@@ -42,7 +43,7 @@ def open_data(config: TrainConfig) -> RunData:
             )
         schema = Schema.load(config.data.path)
         schema.check_labels()
-        return RunData(config=config, schema=schema)
+        return RunData(config=with_capacities(config, schema), schema=schema)
     if not packed:
         raise ConfigError(
             f"schedule is 'fae', but data.path is {config.data.path}, which does not have hot and cold examples apart;"

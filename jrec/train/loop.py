@@ -24,6 +24,7 @@ from jrec.run.step import Seen
 from jrec.train import determinism
 from jrec.train.assemble import assemble
 from jrec.train.build import build_layout, fingerprint
+from jrec.train.capacities import with_capacities
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data
 from jrec.train.evaluate import restore_run, score_split
@@ -98,6 +99,7 @@ def train(
     if config.deterministic:
         determinism.request()
     data, resume = open_data(config), resume or resume_from is not None
+    config = with_capacities(config, data.schema)
     folder = shared_run_folder(config, resume=resume, overwrite=overwrite)
     with one_of_many(), folder as folder, stop_on_signals() as stop:
         keep_dataset(folder, data.schema.identity, resume=resume)
@@ -198,6 +200,8 @@ class _Run:
             self.checkpoints.drop_after(saved.step)
         if self.setup is None:
             self.checkpoints.restored(saved)
+        if self.setup is not None and "forms" in saved.manifest.meta:
+            self.setup.forms.settle(saved.manifest.meta["forms"])
         self.auc.restore(progress)
         self.hits.restore(saved.manifest.meta.get("hits", {}))
         self.losses = list(saved.manifest.meta["losses"])
@@ -363,6 +367,8 @@ class _Run:
         meta = {"loader": self.trainer.position(), "losses": self.losses, "hits": self.hits.position()}
         meta |= {"norms": self.norms} if self.norms else {}
         meta |= {"best": self.best.state()} if self._watches else {}
+        if self.setup is not None and self.setup.forms.decided and self.trainer.run.growing:
+            meta["forms"] = sorted(self.setup.forms.send)  # its first batches do not come again
         protected = self.best.step if self.config.checkpoint.keep_best else None
         sources = self.trainer.sources()
         progress = self.auc.state() | self.trainer.run.growing.state()

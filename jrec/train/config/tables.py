@@ -97,7 +97,7 @@ class GrowthSection(Section):
 
     Attributes:
       capacity: The number of rows of every such table, row 0 for values without one among them; 0 for one more than the
-        training split of the run's dataset has values.
+        training split of the run's first dataset has values.
       admit_after: How often a value must have occurred before it gets a row.
       evict: Which value loses its row to a new one when all rows are taken: the least recently used ("lru"), or the
         least frequently used ("lfu").

@@ -1,0 +1,170 @@
+"""Runs on datasets whose tables grow: the same bits when resumed, evaluated, predicted, exported, gone on with."""
+
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import shop_logs
+
+import jrec
+from jrec import cli, serving
+from jrec.data.schema import DatasetError, Schema
+from jrec.errors import ConfigError
+from jrec.train.config import load_config
+from jrec.train.evaluate import restore_run
+from jrec.train.export import export_run
+from jrec.train.loop import train
+
+SMALL = ("tables.growth.capacity=30", "tables.overrides.user.admit_after=2", "tables.overrides.item.evict='lfu'")
+OFTEN = ("checkpoint.every_steps=4", "checkpoint.keep=20", "epochs=2")
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    """Monday's dataset with growing tables, and Tuesday's log and dataset."""
+    folder = tmp_path_factory.mktemp("shop")
+    lines = {}
+    for day, (name, rows) in enumerate((("monday", 1200), ("tuesday", 300))):
+        lines[name] = shop_logs.write_log(folder / f"{name}.csv", rows, seed=day)
+        shop_logs.prepare(folder, folder / f"{name}.csv", name, "--growing", "user,item")
+    return folder, folder / "monday", folder / "tuesday", lines["tuesday"]
+
+
+def arrays(run):
+    """All arrays of a run's last checkpoint: dense, vocabularies, rows and slots."""
+    step = max(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
+    saved = restore_run(run / "checkpoints" / str(step), slots=True).saved
+    found = dict(saved.arrays())
+    for table in ("user", "item"):
+        record = saved.table(table).record.shape
+        for name in ("values", *record.slots):
+            found[f"{table}/{name}"] = saved.table(table).read(name, np.arange(record.rows))
+    return found
+
+
+def equal(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+def test_a_dataset_holds_keys(shop):
+    folder, monday, tuesday, _ = shop
+    schema, later = Schema.load(monday), Schema.load(tuesday)
+    assert schema.growing == {"user", "item"}
+    assert schema.table("user").rows == 40  # values of training
+    assert not (monday / "vocabulary").exists() or not list((monday / "vocabulary").iterdir())
+    assert schema.identity.rows == later.identity.rows  # without --vocabulary-from
+    assert schema.identity.rows != Schema.load(shop_logs.prepare(folder, folder / "monday.csv", "fixed")).identity.rows
+
+
+@pytest.mark.parametrize("place", ["device", pytest.param("host", marks=pytest.mark.slow)])
+def test_a_run_resumed_anywhere_has_the_same_bits(place, shop, tmp_path):
+    _, monday, _, _ = shop
+    more = (*SMALL, *OFTEN, *(("tables.tier='host'",) if place == "host" else ()))
+    whole = shop_logs.trained(tmp_path, monday, *more, out="whole")
+    want = arrays(whole)
+    evicted = want["progress.growing.user.numbers"][5]
+    assert evicted > 0
+    for step in (8, 12):
+        again = tmp_path / f"from-{step}"
+        shutil.copytree(whole, again)
+        config = load_config(tmp_path / "shop_run.toml", [f"data.path={str(monday)!r}", f"out={str(again)!r}", *more])
+        train(config, resume=True, resume_from=step)
+        equal(arrays(again), want)
+
+
+@pytest.mark.slow
+def test_devices_of_any_number_go_on(shop, tmp_path):
+    _, monday, _, _ = shop
+    whole = shop_logs.trained(tmp_path, monday, *SMALL, *OFTEN, out="whole")
+    want, again = arrays(whole), tmp_path / "four"
+    shutil.copytree(whole, again)
+    given = [f"data.path={str(monday)!r}", f"out={str(again)!r}", *SMALL, *OFTEN, "mesh.devices=4"]
+    train(load_config(tmp_path / "shop_run.toml", given), resume=True, resume_from=12)
+    found = arrays(again)
+    assert found.keys() == want.keys()
+    for name, array in want.items():
+        if name.startswith("progress.growing."):
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+        elif not name.startswith("progress."):
+            np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_a_trained_model_is_used_as_any_other(shop, tmp_path):
+    folder, monday, tuesday, lines = shop
+    run = shop_logs.trained(tmp_path, monday, *SMALL)
+    scores = restore_run(run, tuesday)
+    want = np.concatenate([scores.scores(split).logits for split in ("train", "valid", "test")])
+    for source in (tuesday, folder / "tuesday.csv"):
+        out = tmp_path / "scores.parquet"
+        assert cli.main(["predict", str(run), str(source), "--out", str(out), "--overwrite", "--quiet"]) == 0
+        np.testing.assert_allclose(pq.read_table(out)["logit"], want, rtol=1e-5, atol=1e-6)  # in other batches
+    columns = {name: [line[name] for line in lines] for name in lines[0] if name != "click"}
+    np.testing.assert_allclose(jrec.load_run(run).logits(columns), want, rtol=1e-5, atol=1e-6)
+    export_run(run, tmp_path / "export")
+    np.testing.assert_allclose(serving.load(tmp_path / "export").logits(columns), want, rtol=2e-5, atol=2e-6)
+
+
+def test_going_on_with_a_later_log_is_one_run_and_its_export_a_delta(shop, tmp_path):
+    _, monday, tuesday, lines = shop
+    run = shop_logs.trained(tmp_path, monday, *SMALL)
+    export_run(run, tmp_path / "export")
+    begins = f"init_from={str(run)!r}"
+    later = shop_logs.trained(tmp_path, tuesday, *SMALL, begins, out="later")
+    before, after = arrays(run), arrays(later)
+    clock, _, _, admitted, *_ = after["progress.growing.item.numbers"][1:]
+    assert clock == before["progress.growing.item.numbers"][1] + restore_run(later).saved.step
+    assert admitted > before["progress.growing.item.numbers"][4]
+    export_run(later, tmp_path / "delta", since=[tmp_path / "export"])
+    export_run(later, tmp_path / "whole")
+    columns = {name: [line[name] for line in lines] for name in lines[0] if name != "click"}
+    model, whole = serving.load(tmp_path / "export"), serving.load(tmp_path / "whole")
+    old = model.logits(columns)
+    model.apply(tmp_path / "delta")
+    np.testing.assert_array_equal(model.logits(columns), whole.logits(columns))
+    assert np.abs(model.logits(columns) - old).max() > 1e-4
+
+
+def test_capacities_are_settled_by_the_first_dataset(shop, tmp_path):
+    """Tuesday has fewer values than Monday: run, evaluation and the next run keep Monday's capacities all the same."""
+    _, monday, tuesday, _ = shop
+    run = shop_logs.trained(tmp_path, monday, "max_steps=2")
+    rows = {name: Schema.load(day).table("item").rows for name, day in (("monday", monday), ("tuesday", tuesday))}
+    assert rows["monday"] != rows["tuesday"]
+    assert restore_run(run, tuesday).saved.table("item").record.shape.rows == rows["monday"] + 1
+    later = shop_logs.trained(tmp_path, tuesday, "max_steps=2", f"init_from={str(run)!r}", out="later")
+    assert restore_run(later).saved.table("item").record.shape.rows == rows["monday"] + 1
+    shop_logs.trained(tmp_path, monday, "max_steps=4", resume=True)  # with capacities left open again
+
+
+def test_what_needs_known_rows_is_refused_in_one_line(shop, tmp_path, capsys):
+    folder, monday, _, _ = shop
+    for arguments in (
+        ["reorder", monday, "--always", "--min-rows", "1"],
+        ["access", monday],
+        ["plan", monday, "--hardware", "h200x8", "--out", tmp_path / "plan"],
+        ["fae", "calibrate", monday, "--budget", "1MB", "--out", tmp_path / "fae"],
+    ):
+        capsys.readouterr()
+        assert cli.main([*map(str, arguments)]) == 2
+        error = capsys.readouterr().err.strip()
+        assert "needs tables whose rows are known before training, but table 'item' of" in error, error
+        assert error.endswith("grows; prepare it without --growing")
+    for overrides, message in (
+        (("tables.overrides.item.tier='tt'",), "the table grows, so that its rows change hands"),
+        (("optimizer.embedding.tables.item.frozen=true",), "'item' grows, but is frozen"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            shop_logs.trained(tmp_path, monday, *overrides, out="refused")
+    fixed = shop_logs.prepare(tmp_path, folder / "monday.csv", "fixed")
+    with pytest.raises(ConfigError, match="does not grow; prepare the log with --growing item"):
+        shop_logs.trained(tmp_path, fixed, "tables.overrides.item.capacity=9", out="refused")
+    with pytest.raises(DatasetError, match="load_vocabularies needs tables whose rows are known"):
+        jrec.data.load_vocabularies(monday)
+    layout = jrec.EmbeddingLayout.build(
+        [jrec.TableConfig(name="user", rows=9, dim=4)], [jrec.FeatureConfig(name="user", table="user")]
+    )
+    with pytest.raises(DatasetError, match=r"'user' of 'shop' grows: the dataset holds keys.*of_keys"):
+        jrec.data.make_loader(monday, None, layout, "train", jrec.data.LoaderConfig(batch_size=8))
