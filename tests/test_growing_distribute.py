@@ -1,14 +1,19 @@
 """Tables that grow in ``jrec.distribute``: in any placement, against plain steps with rows given out by hand."""
 
 import functools
+import pathlib
+import socket
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from distribute_cases import DENSE, mesh_of
+from distribute_cases import mesh_of
 from flax import nnx
+from growing_cases import DENSE, STEPS, columns, growing, layout_of, modules, three_tiers
 
 import jrec
 from jrec import nn, ops
@@ -16,55 +21,11 @@ from jrec.data import GrowingVocabulary, Growth, pack_batch
 from jrec.data.value_keys import value_keys
 from jrec.errors import CheckpointError, ConfigError
 from jrec.ops.row_init import init_rows_of_keys, key_words
-from jrec.run.mesh_plan import dealt, overlaid
 from jrec.run.options import HostOptions
-from jrec.sharding.pieces import HOST, REPLICATED
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-6}
-ROWS = {"user": 30, "item": 40, "tag": 25}
-STEPS = 12
-
-
-def layout_of(*, tier="sharded", planned=False, dtype="float32"):
-    tables = [jrec.TableConfig(name=n, rows=r, dim=8, tier=tier, dtype=dtype) for n, r in ROWS.items()]
-    features = [
-        jrec.FeatureConfig(name="user", table="user"),
-        jrec.FeatureConfig(name="item", table="item"),
-        jrec.FeatureConfig(name="tags", table="tag", max_length=4, pooling="mean"),
-        jrec.FeatureConfig(name="seen", table="tag"),
-    ]
-    return jrec.EmbeddingLayout.build(tables, features, planned=planned)
-
-
-def modules(layout, row=None):
-    config = nn.DLRMConfig(num_dense=2, bottom_mlp=(16, 8), top_mlp=(16, 1))
-    model = nn.DLRM(config, layout, rngs=nnx.Rngs(0))
-    row = row or ops.Adagrad(learning_rate=0.1, initial_accumulator=0.5)
-    return model, nn.SparseOptimizer(model, dense=optax.sgd(0.05, momentum=0.9), embedding=row)
-
-
-def growing():
-    return {
-        "user": GrowingVocabulary(Growth(capacity=ROWS["user"], admit_after=2)),
-        "tag": GrowingVocabulary(Growth(capacity=ROWS["tag"], evict="lfu")),
-    }
-
-
-def columns(step, size=16):
-    """Users are texts, tags numbers, more of both than there are rows; some come later. Items do not grow."""
-    rng = np.random.default_rng(step)
-    tags = [(rng.zipf(1.2, n) % 70 + step).tolist() for n in rng.integers(0, 5, size)]
-    return {
-        "label": rng.integers(0, 2, size).astype(np.float32),
-        "price": rng.normal(size=size).astype(np.float32),
-        "age": rng.normal(size=size).astype(np.float32),
-        "user": [f"user number {n + step}" for n in rng.zipf(1.2, size) % 90],
-        "item": rng.integers(0, ROWS["item"], size),
-        "tags": tags,
-        "seen": rng.integers(0, 60, size),
-    }
 
 
 def with_rows(given, rows_of):
@@ -122,12 +83,6 @@ def plain():
     activations, _ = model.embeddings.lookup(batch.bags)
     predicted = np.asarray(model.logits(jnp.asarray(batch.dense), activations, batch.bags))
     return losses, tables, predicted, counts
-
-
-def three_tiers(devices, layout):
-    plan = dealt(layout.with_plan(), devices)
-    plan = overlaid(plan, {"user": np.array([[10, 30]]), "tag": np.array([[12, 25]])}, HOST)
-    return overlaid(plan, {"user": np.array([[0, 5]]), "item": np.array([[0, 40]])}, REPLICATED)
 
 
 def placed(name):
@@ -273,3 +228,30 @@ def test_what_does_not_fit_is_refused(tmp_path):
         pytest.raises(CheckpointError, match="'tag' only grows in"),
     ):
         run.restore(tmp_path / "c")
+
+
+@pytest.mark.slow
+def test_two_processes_grow_as_one(tmp_path):
+    """Each has two devices and a share of the host rows, and gives half of every batch."""
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    program = pathlib.Path(__file__).with_name("growing_process.py")
+    children = [
+        subprocess.Popen(
+            [sys.executable, program, str(port), str(process), str(tmp_path)], stderr=subprocess.PIPE, text=True
+        )
+        for process in range(2)
+    ]
+    for child in children:
+        _, errors = child.communicate(timeout=300)
+        assert child.returncode == 0, errors[-2000:]
+    expected, tables, predicted, _ = plain()
+    for process in range(2):
+        one = np.load(tmp_path / f"{process}.npz")
+        np.testing.assert_allclose(one["losses"], expected, **CLOSE)
+        np.testing.assert_allclose(one["logits"], predicted, rtol=2e-3, atol=2e-5)
+        for name, rows in tables.items():
+            np.testing.assert_allclose(one[name], rows, err_msg=name, **CLOSE)
+    with placed("device") as run:  # what the two wrote
+        run.restore(tmp_path / "c")
+        follows(run, expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,25 @@ class Gathered:
     columns: PreparedColumns
     batch_size: int
     where: Callable[[int], str]
+
+
+def joined(pieces: Sequence[tuple[Gathered, int, int]]) -> Gathered:
+    """Some places of some batches, as one batch; padding goes to its end.
+
+    Args:
+      pieces: (batch, first place, last + 1).
+    """
+    held = [(batch, np.arange(begin, min(stop, batch.columns.examples))) for batch, begin, stop in pieces]
+
+    def where(k: int) -> str:
+        for batch, places in held:
+            if k < len(places):
+                return batch.where(int(places[k]))
+            k -= len(places)
+        raise IndexError(k)
+
+    columns = take([batch.columns for batch, _ in held], [places for _, places in held])
+    return Gathered(columns=columns, batch_size=sum(stop - begin for _, begin, stop in pieces), where=where)
 
 
 class Gathering:

@@ -1,5 +1,8 @@
 """The tables of a run that grow: keys of a batch become rows, in the order of the batches.
 
+Of several processes each has its part of every batch. They tell each other the keys of their parts, so that all of them
+give the same rows: those that one process with the whole batch would give.
+
 Batches are mapped ahead of their steps. What a table is *now*, for evaluations and checkpoints, is what it was when the
 batch of the last step had been mapped: ``taken`` says how far the steps are.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +23,17 @@ from jrec.errors import CheckpointError
 from jrec.ops.layout import EmbeddingLayout
 
 _PREFIX = "growing."
+
+
+class Exchange(Protocol):
+    """What processes tell each other keys by (``jrec.run.peers.Peers``)."""
+
+    process: int
+    processes: int
+
+    def exchange(self, arrays: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
+        """Sends arrays to every process, and returns the arrays that they sent to this one, by process."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,12 +55,15 @@ class GrowingTables:
     Args:
       layout: The run's tables and features.
       vocabularies: By table that grows.
+      peers: The other processes, which map their parts of the same batches; None for one process.
 
     Raises:
       ValueError: If a vocabulary is of another size than its table, or vocabularies have mapped different batches.
     """
 
-    def __init__(self, layout: EmbeddingLayout, vocabularies: Mapping[str, GrowingVocabulary]):
+    def __init__(
+        self, layout: EmbeddingLayout, vocabularies: Mapping[str, GrowingVocabulary], *, peers: Exchange | None = None
+    ):
         rows = {table.name: table.table_rows for stack in layout.members for table in stack.tables}
         for name, vocabulary in vocabularies.items():
             if name not in rows:
@@ -62,7 +80,7 @@ class GrowingTables:
         for feature, _ in layout.features:
             if feature.table in self._features:
                 self._features[feature.table].append(feature.name)
-        self._taken = clocks.pop() if clocks else 0
+        self._taken, self._peers = clocks.pop() if clocks else 0, peers
 
     @property
     def names(self) -> frozenset[str]:
@@ -86,10 +104,12 @@ class GrowingTables:
           The same examples with rows for all features, and what changed.
         """
         ids, new, clock = dict(columns.ids), {}, self._taken
+        own_keys = {table: _joined([ids[name] for name in names]) for table, names in self._features.items()}
+        of_all, begins = self._of_all(own_keys)
         for table, vocabulary in self._vocabularies.items():
             names = self._features[table]
-            rows, changed = vocabulary.map(_joined([ids[name] for name in names]))
-            begin = 0
+            rows, changed = vocabulary.map(of_all[table])
+            begin = begins[table]
             for name in names:
                 column = ids[name]
                 count = len(column.values if isinstance(column, ListColumn) else column)
@@ -101,6 +121,19 @@ class GrowingTables:
                 new[table] = changed
         return dataclasses.replace(columns, ids=ids), Grown(clock=clock, new=new)
 
+    def _of_all(self, keys: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+        """By table the keys of all processes' parts, and where this one's begin among them."""
+        if self._peers is None:
+            return keys, dict.fromkeys(keys, 0)
+        own = np.concatenate(list(keys.values())).view(np.int64)
+        sizes = np.array([array.size for array in keys.values()], np.int64)
+        parts = []
+        for there, of_tables in self._peers.exchange([[own, sizes]] * self._peers.processes):
+            parts.append(np.split(there.view(np.uint64), np.cumsum(of_tables)[:-1]))
+        joined = {table: np.concatenate([part[k] for part in parts]) for k, table in enumerate(keys)}
+        before = range(self._peers.process)
+        return joined, {table: sum(parts[p][k].size for p in before) for k, table in enumerate(keys)}
+
     def taken(self, grown: Grown) -> None:
         """Says that the step of a mapped batch was taken."""
         self._taken = grown.clock
@@ -108,8 +141,18 @@ class GrowingTables:
             vocabulary.forget(grown.clock)
 
     def rewind(self) -> None:
-        """Forgets the batches that were mapped, but whose steps will not be taken."""
-        self._vocabularies = self.now()
+        """Forgets the batches that were mapped, but whose steps will not be taken.
+
+        Raises:
+          RuntimeError: If processes may have mapped different numbers of them.
+        """
+        if any(vocabulary.clock != self._taken for vocabulary in self._vocabularies.values()):
+            if self._peers is not None:
+                raise RuntimeError(
+                    "a feed was closed before all of its batches were taken, of which the processes have mapped"
+                    " different numbers; save the run, and restore it into a new one"
+                )
+            self._vocabularies = self.now()
 
     def now(self) -> dict[str, GrowingVocabulary]:
         """By table, a copy of its vocabulary as of the last step."""

@@ -11,12 +11,14 @@ import os
 import pathlib
 import threading
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import numpy as np
 
 from jrec.batch import Batch
 from jrec.data.blocks import Column, ShardReader
 from jrec.data.columns import concatenate, count_examples, cut
+from jrec.data.gathering import Gathered, joined
 from jrec.data.loader_order import EpochOrder, OrderConfig, epoch_order
 from jrec.data.packing import Packer
 from jrec.data.packing_columns import PreparedColumns, take
@@ -228,8 +230,11 @@ class SharesSource:
     def __len__(self) -> int:
         return len(self._pieces[0][0])
 
-    def __getitem__(self, index: int) -> Batch:
-        batch = gathered(self._layout, [(share[index], low, high) for share, low, high in self._pieces])
+    def __getitem__(self, index: int) -> Any:
+        pieces: list[Any] = [(share[index], low, high) for share, low, high in self._pieces]
+        if isinstance(pieces[0][0], Gathered):
+            return joined(pieces)
+        batch = gathered(self._layout, pieces)
         if not self._pieces[0][0].casts:
             return batch
         bags = {name: with_cast(bags, self._layout.stacks[name]) for name, bags in batch.bags.items()}

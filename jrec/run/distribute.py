@@ -87,18 +87,13 @@ def distribute(
 
         placed = placed_plan(plan, layout, len(devices), slots_of, everywhere=_checked_rows(layout, everywhere or {}))
         options = mesh_options or MeshOptions()
-        setup = open_setup(layout, Mesh(devices, (AXIS,)), placed, options=options)
+        setup = open_setup(layout, Mesh(devices, (AXIS,)), placed, options=options, growing=bool(growing))
     elif jax.process_count() > 1:
         raise ConfigError(
             f"{jax.process_count()} processes run, but distribute was given no mesh; give one of all devices:"
             " jax.make_mesh((jax.device_count(),), ('devices',))"
         )
-    if growing and jax.process_count() > 1:
-        raise ConfigError(
-            f"table {min(growing)!r} grows, but {jax.process_count()} processes run, whose batches would grow it"
-            " differently; start one process, or number its values beforehand"
-        )
-    tables = GrowingTables(layout, growing or {})
+    tables = GrowingTables(layout, growing or {}, peers=None if setup is None else setup.peers_growing)
     places: dict[str, Any] = {"key": first_key, "host": host, "setup": setup, "held": held}
     return Run(RunState(model, optimizer, growing=tables, **places), model, optimizer, host=host)
 

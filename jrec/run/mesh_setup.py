@@ -47,6 +47,7 @@ class MeshSetup:
       hot: Whether the batches read only rows that every device has.
       peers: Exchanges with the other processes, for the thread that takes steps; None with one process.
       peers_ahead: Exchanges for the thread that prepares batches with rows in host memory, or None.
+      peers_growing: Exchanges for the thread that gives keys of growing tables their rows, or None.
     """
 
     layout: EmbeddingLayout
@@ -59,6 +60,7 @@ class MeshSetup:
     hot: bool = False
     peers: Peers | None = None
     peers_ahead: Peers | None = None
+    peers_growing: Peers | None = None
 
     @functools.cached_property
     def local(self) -> list[int]:
@@ -154,7 +156,7 @@ class MeshSetup:
 
     def close(self) -> None:
         """Ends exchanges with other processes, even while a thread waits in one."""
-        for peers in (self.peers, self.peers_ahead):
+        for peers in (self.peers, self.peers_ahead, self.peers_growing):
             if peers is not None:
                 peers.close()
 
@@ -180,6 +182,7 @@ def open_setup(
     cast: bool = True,
     training: bool = True,
     monitor: PlanMonitor | None = None,
+    growing: bool = False,
 ) -> MeshSetup:
     """The setup of a run, connected with its other processes, which all call this.
 
@@ -191,6 +194,7 @@ def open_setup(
       cast: Whether tensor-train stacks get their casts on the host.
       training: False to predict only.
       monitor: See ``MeshSetup``.
+      growing: Whether tables grow.
 
     Raises:
       ConfigError: If the devices do not exchange lines as the options say.
@@ -205,5 +209,6 @@ def open_setup(
     if not several():
         return setup
     prepares_ahead = training and plan.rows_in("host") > 0
-    peers, *ahead = connect(1 + prepares_ahead, coordinator=coordinator_host())
-    return dataclasses.replace(setup, peers=peers, peers_ahead=ahead[0] if ahead else None)
+    names = ["peers", *["peers_ahead"] * prepares_ahead, *["peers_growing"] * (growing and training)]
+    exchanges: Any = connect(len(names), coordinator=coordinator_host())
+    return dataclasses.replace(setup, **dict(zip(names, exchanges, strict=True)))

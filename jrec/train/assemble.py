@@ -74,7 +74,8 @@ def assemble(
     in_place = reads_in_place(config, layout)
     setup = open_mesh(config, schema, layout, packed=data.packed) if config.planned else None
     loaders = batches = None
-    growing = GrowingTables(layout, vocabularies_of(config, schema))
+    peers = None if setup is None else setup.peers_growing
+    growing = GrowingTables(layout, vocabularies_of(config, schema), peers=peers)
     if data.packed is not None:
         assert setup is not None  # separate hot rows need a plan
         loaders = FaeLoaders(config, data.packed, cold=setup, hot=setup.for_hot_batches())

@@ -69,16 +69,20 @@ def train_batches(
     if not growing:
         loader = train_loader(config, schema, layout, transform=transform)
         return loader, loader.total_batches or 0
-    if jax.process_count() > 1:
-        raise ConfigError(
-            f"table {min(schema.growing)!r} grows, but {jax.process_count()} processes run, whose batches would grow it"
-            " differently; start one process, or prepare the log without --growing"
-        )
     data, places, keys = config.data, _train_order(config, transform), growing.keys(stored=True)
     options: dict[str, Any] = {"on_bad_id": data.on_bad_id, "cast": places.cast, "growing": keys}
     packer = dataset_packer(data.path, schema, layout, **options)
     loader = make_loader(
-        data.path, schema, layout, "train", places, epochs=config.epochs, growing=keys, packer=Gathering
+        data.path,
+        schema,
+        layout,
+        "train",
+        places,
+        epochs=config.epochs,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        growing=keys,
+        packer=Gathering,
     )
 
     def order(batch: Gathered) -> tuple[Gathered, Grown]:

@@ -42,4 +42,5 @@ def open_mesh(
     watched = training and config.plan and layout.planned_stacks
     monitor = monitor_of(layout, plan, load_plan(config.plan)) if watched else None
     cast = config.data.cast == "host"
-    return open_setup(layout, mesh, plan, options=config.mesh, cast=cast, training=training, monitor=monitor)
+    options = {"options": config.mesh, "cast": cast, "training": training, "monitor": monitor}
+    return open_setup(layout, mesh, plan, **options, growing=bool(schema.growing))
