@@ -312,6 +312,15 @@ must be equal.""",
         pattern=r"",
     ),
     Section(
+        title="Tables that grow",
+        files=("growing",),
+        text="""\
+`python -m benchmarks.growing`: the Kaggle model with [tables that grow](growing.md) against a dataset whose values have
+rows already, in one process in turn; and the AUC of the sample's last tenth after one pass in order of time, mean of
+three seeds, at about the same number of rows by hashing, by leaving rare values out, and by growth.""",
+        pattern=r"step|keys|rows|test auc, mean",
+    ),
+    Section(
         title="Accuracy on real clicks",
         files=("accuracy",),
         text="""\

@@ -1,6 +1,10 @@
 """Runs on datasets whose tables grow: the same bits when resumed, evaluated, predicted, exported, gone on with."""
 
+import os
 import shutil
+import socket
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -49,6 +53,16 @@ def equal(one, other):
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
+def close(found, want):
+    """Vocabularies are equal; rows, slots and parameters up to the order of sums."""
+    assert found.keys() == want.keys()
+    for name, array in want.items():
+        if name.startswith("progress.growing."):
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+        elif not name.startswith("progress."):
+            np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
 def test_a_dataset_holds_keys(shop):
     folder, monday, tuesday, _ = shop
     schema, later = Schema.load(monday), Schema.load(tuesday)
@@ -83,13 +97,29 @@ def test_devices_of_any_number_go_on(shop, tmp_path):
     shutil.copytree(whole, again)
     given = [f"data.path={str(monday)!r}", f"out={str(again)!r}", *SMALL, *OFTEN, "mesh.devices=4"]
     train(load_config(tmp_path / "shop_run.toml", given), resume=True, resume_from=12)
-    found = arrays(again)
-    assert found.keys() == want.keys()
-    for name, array in want.items():
-        if name.startswith("progress.growing."):
-            np.testing.assert_array_equal(found[name], array, err_msg=name)
-        elif not name.startswith("progress."):
-            np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+    close(arrays(again), want)
+
+
+@pytest.mark.slow
+def test_processes_of_any_number_go_on(shop, tmp_path):
+    """Two processes train to the end; one goes on from the middle of it, with the batches that both had."""
+    _, monday, _, _ = shop
+    (tmp_path / "two.toml").write_text(shop_logs.CONFIG)
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    keys = [f"data.path={monday}", *SMALL, *OFTEN, "mesh.devices=4", "evaluate.baselines=off"]
+    command = [sys.executable, "-m", "jrec", "train", tmp_path / "two.toml", *keys, f"out={tmp_path / 'two'}"]
+    together = ["--coordinator", f"localhost:{port}", "--processes", "2", "--process"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    options = {"env": environment, "stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    children = [subprocess.Popen([*map(str, command), *together, str(n)], **options) for n in range(2)]
+    for child in children:
+        _, errors = child.communicate(timeout=300)
+        assert child.returncode == 0, errors[-2000:]
+    shutil.copytree(tmp_path / "two", tmp_path / "one")
+    given = [f"data.path={str(monday)!r}", f"out={str(tmp_path / 'one')!r}", *keys[1:]]
+    train(load_config(tmp_path / "two.toml", given), resume=True, resume_from=12)
+    close(arrays(tmp_path / "one"), arrays(tmp_path / "two"))
 
 
 def test_a_trained_model_is_used_as_any_other(shop, tmp_path):

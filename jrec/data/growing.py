@@ -148,7 +148,7 @@ class GrowingVocabulary:
     def __init__(self, growth: Growth, *, key_seed: int = 0):
         self.growth, self.key_seed = growth, key_seed
         self._entries = np.zeros((growth.capacity, 2), np.uint64)
-        self._index = np.full(1 << (2 * growth.capacity - 1).bit_length(), -1, np.int32)
+        self._held_index: np.ndarray | None = None
         width = max(1024, 1 << (4 * growth.capacity - 1).bit_length()) if growth.admit_after > 1 else 0
         self._sketch = np.zeros((kernels.DEPTH, width), np.uint8)
         self._now = _Scalars()
@@ -186,7 +186,7 @@ class GrowingVocabulary:
         """(n,) int64 rows of (n,) uint64 keys, 0 for those without a row; nothing is counted."""
         rows = np.empty(len(keys), np.int64)
         with self._lock:
-            kernels.look_up(_keys(keys), self._entries, self._index, rows)
+            kernels.look_up(_keys(keys), self._entries, self._index(), rows)
         return rows
 
     def of_keys(self) -> StoredKeys:
@@ -222,11 +222,9 @@ class GrowingVocabulary:
                 known = [undo.before.clock for undo in self._undo] + [self._now.clock]
                 raise ValueError(f"there is no state after {clock} batches; it is kept for {known[0]} to {known[-1]}")
             copy._entries, copy._sketch, copy._now = self._entries.copy(), self._sketch.copy(), self._now
-            copy._index = self._index if later else self._index.copy()
+            copy._held_index = None  # a checkpoint needs none
         for undo in reversed(later):
             copy._take_back(undo)
-        if later:
-            copy._make_index()
         return copy
 
     def forget(self, clock: int) -> None:
@@ -267,13 +265,13 @@ class GrowingVocabulary:
             self._entries[:] = 0
             self._entries[: self._now.stop] = arrays["entries"]
             self._sketch[:] = arrays["sketch"] if arrays["sketch"].shape == self._sketch.shape else 0
-            self._make_index()
+            self._held_index = None
 
     def _map(self, keys: np.ndarray) -> tuple[np.ndarray, NewRows]:
-        before, clock = self._now, np.uint64(self._now.clock + 1)
+        before, clock, index = self._now, np.uint64(self._now.clock + 1), self._index()
         rows, unknown = np.empty(len(keys), np.int32), np.empty(len(keys), np.int32)
         touched, words = np.empty(len(keys), np.int32), np.empty(len(keys), np.uint64)
-        missing, used = kernels.use(keys, clock, self._entries, self._index, rows, unknown, touched, words)
+        missing, used = kernels.use(keys, clock, self._entries, index, rows, unknown, touched, words)
         given, new_keys, old = np.empty(0, np.int32), np.empty(0, np.uint64), np.empty((0, 2), np.uint64)
         cells, cell_values = np.empty(0, np.int64), np.empty(0, np.uint8)
         self._now = dataclasses.replace(before, clock=int(clock))
@@ -290,7 +288,7 @@ class GrowingVocabulary:
             given, taken = self._free_rows(candidates.size)
             candidates = candidates[: given.size]
             new_keys, old = unique[candidates], self._entries[given]
-            kernels.give(given, new_keys, counts[candidates], clock, self._entries, self._index, taken)
+            kernels.give(given, new_keys, counts[candidates], clock, self._entries, index, taken)
             row_of = np.zeros(unique.size, np.int32)
             row_of[candidates] = given
             rows[places] = row_of[inverse]
@@ -372,10 +370,11 @@ class GrowingVocabulary:
         flat[undo.cells[::-1]] = undo.cell_values[::-1]  # of a cell that changed twice the first value is written last
         self._now = undo.before
 
-    def _make_index(self) -> None:
-        index = np.full(self._index.shape, -1, np.int32)
-        kernels.fill_index(self._entries, self._now.stop, index)
-        self._index = index
+    def _index(self) -> np.ndarray:
+        if self._held_index is None:
+            self._held_index = np.full(1 << (2 * self.growth.capacity - 1).bit_length(), -1, np.int32)
+            kernels.fill_index(self._entries, self._now.stop, self._held_index)
+        return self._held_index
 
 
 @dataclasses.dataclass(frozen=True)
