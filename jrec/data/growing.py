@@ -75,7 +75,8 @@ class GrowthCounts:
     Attributes:
       keys: Keys that have a row now.
       admitted, evicted: Keys that got a row, and that lost it.
-      lookups, oov_lookups: Keys in all batches, and those of them that read row 0.
+      lookups: Keys in all batches.
+      oov_lookups: Lookups that read row 0.
     """
 
     keys: int
@@ -110,7 +111,7 @@ class _Undo:
     before: _Scalars
     touched: np.ndarray
     words: np.ndarray
-    given: np.ndarray
+    renewed: np.ndarray
     entries: np.ndarray
     cells: np.ndarray
     cell_values: np.ndarray
@@ -174,7 +175,7 @@ class GrowingVocabulary:
 
     @property
     def keys(self) -> np.ndarray:
-        """(rows in use,) uint64, the key of each row; that of row 0 means nothing."""
+        """(rows in use,) uint64, the key of each row; row 0 has none, and anything stands there."""
         with self._lock:
             return self._entries[: self._now.stop, 0].copy()
 
@@ -197,7 +198,7 @@ class GrowingVocabulary:
         """Gives the keys of the next batch their rows.
 
         Args:
-          keys: (n,) uint64 in any order, those of all features that read the table.
+          keys: (n,) uint64 in any order, of all features that read the table.
 
         Returns:
           (n,) int32 rows, 0 for keys without one, and the rows that other keys have from this batch on. A key that was
@@ -272,7 +273,7 @@ class GrowingVocabulary:
         rows, unknown = np.empty(len(keys), np.int32), np.empty(len(keys), np.int32)
         touched, words = np.empty(len(keys), np.int32), np.empty(len(keys), np.uint64)
         missing, used = kernels.use(keys, clock, self._entries, index, rows, unknown, touched, words)
-        given, new_keys, old = np.empty(0, np.int32), np.empty(0, np.uint64), np.empty((0, 2), np.uint64)
+        renewed, new_keys, old = np.empty(0, np.int32), np.empty(0, np.uint64), np.empty((0, 2), np.uint64)
         cells, cell_values = np.empty(0, np.int64), np.empty(0, np.uint8)
         self._now = dataclasses.replace(before, clock=int(clock))
         if missing:
@@ -285,19 +286,19 @@ class GrowingVocabulary:
                 seen = kernels.count_in_sketch(unique, counts, self._sketch, cells, cell_values)
                 candidates = np.flatnonzero(seen >= self.growth.admit_after)
             candidates = candidates[np.argsort(-counts[candidates], kind="stable")]  # unique ones ascend
-            given, taken = self._free_rows(candidates.size)
-            candidates = candidates[: given.size]
-            new_keys, old = unique[candidates], self._entries[given]
-            kernels.give(given, new_keys, counts[candidates], clock, self._entries, index, taken)
+            renewed, taken = self._free_rows(candidates.size)
+            candidates = candidates[: renewed.size]
+            new_keys, old = unique[candidates], self._entries[renewed]
+            kernels.give(renewed, new_keys, counts[candidates], clock, self._entries, index, taken)
             row_of = np.zeros(unique.size, np.int32)
-            row_of[candidates] = given
+            row_of[candidates] = renewed
             rows[places] = row_of[inverse]
         self._undo.append(
             _Undo(
                 before=before,
                 touched=touched[:used].copy(),
                 words=words[:used].copy(),
-                given=given,
+                renewed=renewed,
                 entries=old,
                 cells=cells,
                 cell_values=cell_values,
@@ -306,27 +307,27 @@ class GrowingVocabulary:
         oov = int(np.count_nonzero(rows == 0)) if missing else 0
         self._now = dataclasses.replace(
             self._now,
-            admitted=before.admitted + given.size,
+            admitted=before.admitted + renewed.size,
             lookups=before.lookups + len(keys),
             oov_lookups=before.oov_lookups + oov,
         )
-        order = np.argsort(given)
-        return rows, NewRows(given[order], new_keys[order])
+        order = np.argsort(renewed)
+        return rows, NewRows(renewed[order], new_keys[order])
 
     def _free_rows(self, wanted: int) -> tuple[np.ndarray, np.ndarray]:
         """Up to ``wanted`` rows for other keys: (n,) int32, and whether each has had one, (n,) bool."""
         now = self._now
         fresh = min(wanted, self.growth.capacity - now.stop)
-        rows, found = np.empty(wanted, np.int32), fresh
+        rows, count = np.empty(wanted, np.int32), fresh
         rows[:fresh] = np.arange(now.stop, now.stop + fresh)
         queue, begin, scanned = now.queue, now.begin, now.scanned
-        while found < wanted:
+        while count < wanted:
             more, begin = kernels.next_victims(
-                queue, begin, np.uint64(scanned), self._entries, rows[found:], wanted - found
+                queue, begin, np.uint64(scanned), self._entries, rows[count:], wanted - count
             )
-            found += more
-            if found < wanted:
-                queue, begin, scanned = self._scan(now.clock, rows[:found]), 0, now.clock
+            count += more
+            if count < wanted:
+                queue, begin, scanned = self._scan(now.clock, rows[:count]), 0, now.clock
                 if not queue.size:
                     break
         self._now = dataclasses.replace(
@@ -335,9 +336,9 @@ class GrowingVocabulary:
             queue=queue,
             begin=begin,
             scanned=scanned,
-            evicted=now.evicted + found - fresh,
+            evicted=now.evicted + count - fresh,
         )
-        return rows[:found].copy(), np.arange(found) >= fresh
+        return rows[:count].copy(), np.arange(count) >= fresh
 
     def _scan(self, clock: int, chosen: np.ndarray) -> np.ndarray:
         """Rows that this batch has not used and that are not chosen yet, the first to lose its key first: (n,) int32.
@@ -365,7 +366,7 @@ class GrowingVocabulary:
 
     def _take_back(self, undo: _Undo) -> None:
         self._entries[undo.touched, 1] = undo.words
-        self._entries[undo.given] = undo.entries
+        self._entries[undo.renewed] = undo.entries
         flat = self._sketch.reshape(-1)
         flat[undo.cells[::-1]] = undo.cell_values[::-1]  # of a cell that changed twice the first value is written last
         self._now = undo.before

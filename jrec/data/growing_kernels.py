@@ -116,14 +116,14 @@ def next_victims(queue, begin, scanned, entries, victims, wanted):
     Returns:
       How many there are, and where the queue stands then.
     """
-    found = 0
-    while found < wanted and begin < queue.shape[0]:
+    count = 0
+    while count < wanted and begin < queue.shape[0]:
         row = queue[begin]
         begin += 1
         if entries[row, 1] >> _CLOCK <= scanned:
-            victims[found] = row
-            found += 1
-    return found, begin
+            victims[count] = row
+            count += 1
+    return count, begin
 
 
 @compiled

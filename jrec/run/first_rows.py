@@ -95,7 +95,7 @@ class FirstRows:
 
     def new(self, grown: Grown) -> dict[str, NewAddresses]:
         """The rows by stack; stacks without any are left out."""
-        found = {}
+        by_stack = {}
         for name, stack in self._layout.stacks.items():
             pieces = [
                 (base, number, grown.new[table.name])
@@ -106,25 +106,25 @@ class FirstRows:
                 continue
             keys = np.concatenate([new.keys for _, _, new in pieces])
             words = np.stack([keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32)
-            found[name] = NewAddresses(
+            by_stack[name] = NewAddresses(
                 addresses=np.concatenate([new.rows.astype(np.int64) + base for base, _, new in pieces]),
                 numbers=np.concatenate([np.full(new.rows.size, number, np.int32) for _, number, new in pieces]),
                 words=words,
             )
-        return found
+        return by_stack
 
     def on_devices(self, grown: Grown) -> dict[str, Any]:
         """What ``CompiledRun.renew`` takes: the rows that live on devices, by stack."""
-        found, setup = self.new(grown), self._setup
+        by_stack, setup = self.new(grown), self._setup
         if setup is None:
             held = {stack.name for stack in self._layout.device_stacks}
             return {
                 name: new.lines(new.addresses, np.arange(new.addresses.size), _room(new.addresses.size))
-                for name, new in found.items()
+                for name, new in by_stack.items()
                 if name in held
             }
         planned = {stack.name: stack for stack in self._layout.planned_stacks}
-        lines = {n: self._on_mesh(planned[n], new, setup) for n, new in found.items() if n in planned}
+        lines = {n: self._on_mesh(planned[n], new, setup) for n, new in by_stack.items() if n in planned}
         return on_mesh(lines, setup.mesh) if lines else {}
 
     def _on_mesh(self, stack: Stack, new: NewAddresses, setup: MeshSetup) -> MeshLines:
@@ -152,7 +152,7 @@ class FirstRows:
         table.store(new.addresses, np.asarray(rows.values)[:count], slots)
 
     def among(self, name: str, rows: Rows, read: np.ndarray, grown: Grown) -> Rows:
-        """A batch's rows from host memory with first values in the place of those of other keys.
+        """A batch's rows from host memory with first values where a row has another key now.
 
         Args:
           name: The stack.

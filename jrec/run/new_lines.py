@@ -37,8 +37,8 @@ class MeshLines:
     """New lines of ``MeshRows``; on a mesh, every leaf has an axis of devices in front.
 
     Attributes:
-      sharded: Those of the device's shard.
-      replicated: Those of the replicated array, the same for all devices.
+      sharded: Lines of the device's shard.
+      replicated: Lines of the replicated array, the same for all devices.
     """
 
     sharded: NewLines

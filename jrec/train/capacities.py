@@ -15,7 +15,7 @@ from jrec.train.run_folder import find_checkpoint, load_run_config
 def with_capacities(config: TrainConfig, schema: Schema) -> TrainConfig:
     """The configuration with the capacity of every growing table that it leaves open.
 
-    It is that of the run that this one begins from (``init_from``), or one row more than training has values.
+    The run that this one begins from (``init_from``) decides, or else training has values for all rows but one.
 
     Args:
       config: The run's configuration.

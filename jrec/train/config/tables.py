@@ -119,7 +119,7 @@ class TableOverride(Section):
       cores: The number of cores, in place of ``tables.tt.cores``.
       whole_rows: The number of uncompressed rows, in place of ``tables.tt.whole_rows``; shapes are of the other rows.
       row_factors, dim_factors: The factors of every core, for a shape that is not searched for; both or none.
-      capacity, admit_after, evict: In place of those of ``tables.growth``.
+      capacity, admit_after, evict: In place of the keys of ``tables.growth``.
     """
 
     tier: Annotated[Literal["sharded", "replicated", "host", "tt"], DEVICE] | None = None
