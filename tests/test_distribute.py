@@ -394,3 +394,12 @@ def test_rows_of_a_feed_that_is_left_are_stored(name):
             np.testing.assert_allclose(run.table(table), other.table(table), **CLOSE)
         with pytest.raises(RuntimeError, match="reads rows in host memory ahead of its steps"):
             run.feed([])
+
+
+def test_a_plan_whose_paths_lead_elsewhere_is_refused():
+    """Rows move to the next device, but are still asked of the one that they were on."""
+    plan = jrec.run.mesh_plan.dealt(layout_of().with_plan(), 4)
+    moved = dataclasses.replace(plan, owner=np.where(plan.owner < 0, -1, (plan.owner + 1) % 4).astype(np.int16))
+    words = r"the rows from 0 on of table 'user' from device 0, which does not hold them; device 1 does"
+    with pytest.raises(jrec.sharding.PlanError, match=words):
+        jrec.distribute(*modules(layout_of()), mesh=mesh_of(4), plan=moved)

@@ -12,9 +12,10 @@ from jrec.access.profile import AccessProfile, TableProfile
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout
 from jrec.sharding import BASELINES, Plan, Problem, build_plan
+from jrec.sharding.errors import PlanError
 from jrec.sharding.hardware import grid
 from jrec.sharding.of_layout import SlotShapes, plan_tables_of
-from jrec.sharding.pieces import REPLICATED, TIER_NAMES, TT
+from jrec.sharding.pieces import REPLICATED, SHARDED, TIER_NAMES, TT
 from jrec.sharding.plan_file import check_budget
 from jrec.sharding.plans import running_offsets
 
@@ -41,7 +42,7 @@ def placed_plan(
       everywhere: By table, (n,) ascending rows that every device has, whatever the plan says.
 
     Raises:
-      PlanError: If the devices cannot hold the rows, or the plan lacks a table.
+      PlanError: If the devices cannot hold the rows, the plan lacks a table, or fetches rows from where they are not.
     """
     planned = layout.planned_stacks
     if not planned:
@@ -56,10 +57,28 @@ def placed_plan(
     shared = {name: ranges_of(rows) for name, rows in (everywhere or {}).items() if name in names}
     placed = overlaid(placed, shared, REPLICATED)
     held = planned_part(placed, layout, slots)
+    _check_paths(held)
     if (memory := dict(whole_plan.info.get("hardware", {})).get("memory")) is not None:
         cores = dataclasses.replace(held, info={"core_bytes": whole_plan.info.get("core_bytes", 0.0)})
         check_budget(cores, memory)
     return held
+
+
+def _check_paths(plan: Plan) -> None:
+    """Refuses a plan by which a device fetches rows from one that does not hold them: it would get others."""
+    sharded = np.flatnonzero(plan.tier == SHARDED)
+    fetched = plan.path[plan.way[sharded]]
+    at, device = np.nonzero(fetched != plan.owner[sharded][:, None])
+    source = fetched[at, device]
+    copies = plan.copy_segment.astype(np.int64) * plan.devices + plan.copy_device
+    wrong = np.flatnonzero(~np.isin(sharded[at] * plan.devices + source, copies))
+    if wrong.size:
+        segment = sharded[at[wrong[0]]]
+        raise PlanError(
+            f"the plan has device {device[wrong[0]]} fetch the rows from {plan.start[segment]:,} on of table"
+            f" {plan.tables[plan.table[segment]].name!r} from device {source[wrong[0]]}, which does not hold them;"
+            f" device {plan.owner[segment]} does: let Plan.path and Plan.owner agree"
+        )
 
 
 def check_tables(plan: Plan, layout: EmbeddingLayout) -> None:
