@@ -1,5 +1,6 @@
 """Runs on datasets whose tables grow: the same bits when resumed, evaluated, predicted, exported, gone on with."""
 
+import json
 import os
 import shutil
 import socket
@@ -167,6 +168,21 @@ def test_capacities_are_settled_by_the_first_dataset(shop, tmp_path):
     later = shop_logs.trained(tmp_path, tuesday, "max_steps=2", f"init_from={str(run)!r}", out="later")
     assert restore_run(later).saved.table("item").record.shape.rows == rows["monday"] + 1
     shop_logs.trained(tmp_path, monday, "max_steps=4", resume=True)  # with capacities left open again
+
+
+def test_the_report_says_what_grew(shop, tmp_path, capsys):
+    _, monday, _, _ = shop
+    (tmp_path / "run.toml").write_text(shop_logs.CONFIG)
+    assert (
+        cli.main(["train", str(tmp_path / "run.toml"), f"data.path={monday}", f"out={tmp_path / 'run'}", *SMALL]) == 0
+    )
+    content = json.loads((tmp_path / "run" / "report" / "metrics.json").read_text())["growing"]
+    items = content["item"]
+    assert items["keys"] == items["admitted"] - items["evicted"] == 29
+    assert content["user"]["oov_share"] == content["user"]["oov_lookups"] / content["user"]["lookups"] > 0
+    said = capsys.readouterr().out
+    assert "2 table(s) that grow: 58 values have rows" in said
+    assert "lookups; give it more by tables.overrides." in said
 
 
 def test_what_needs_known_rows_is_refused_in_one_line(shop, tmp_path, capsys):

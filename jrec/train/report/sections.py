@@ -6,6 +6,7 @@
 ``fae``: schedules and bytes of a run on hot and cold batches (``HotColdFeed``)
 ``plan``: balance and cost of the run's plan under its accesses (``PlanMonitor.summary``)
 ``caches``: hits of tensor-train tables' caches in training (``HitRates``)
+``growing``: rows that tables which grow gave to values and took away (``GrowingTables.sections``)
 ``evaluations``: how many took place during training, when, and their share of the time
 ``baselines``: metrics of logistic regression and of popularity (``jrec.train.baselines``), and the verdict in words
 ``groups``: AUC and log loss within the values of ``evaluate.group`` (``jrec.train.report.groups``)

@@ -26,6 +26,7 @@ from jrec.train.config import TrainConfig
 from jrec.train.report.comparison import baseline_lines, metric_by_split, step_lines, verdict
 from jrec.train.report.fae_plots import plot_schedule
 from jrec.train.report.groups import group_lines
+from jrec.train.report.growing import growing_lines
 from jrec.train.report.logs import SCHEDULE, read_records
 from jrec.train.report.metrics import UNITS, Scores, evaluate
 from jrec.train.report.plots import plot_calibration, plot_groups, plot_loss, plot_roc
@@ -181,6 +182,7 @@ def summary(content: Mapping[str, Any]) -> str:
     if content["device"]["platform"] != "cpu":
         lines.append(f"bits: {content['bits']}")
     lines += _table_lines(content["tables"], content["tables_total"])
+    lines += growing_lines(content.get("growing", {}))
     lines += _form_lines(content.get("forms", {}))
     lines += [_cache_line(table, cache, content["tables"][table]) for table, cache in content.get("caches", {}).items()]
     lines += _kernel_lines(content.get("kernels", {}))
