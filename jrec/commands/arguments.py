@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 Type = Callable[[str], float]
 
@@ -89,6 +89,34 @@ def ratio(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{_shown(text)} is no fraction above 0 and up to 1, such as 1/64")
     return value
+
+
+def add_join(parser: argparse.ArgumentParser) -> None:
+    """Adds --join, which ``by_name`` reads."""
+    parser.add_argument(
+        "--join", action="append", default=[], metavar="NAME=FILE",
+        help="read the file that a csv schema joins to the log under this name (its own, or name of the [[join]]) from"
+        " another place (repeatable)",
+    )  # fmt: skip
+
+
+def by_name(given: Sequence[str]) -> dict[str, str]:
+    """The files of --join by name.
+
+    Raises:
+      ConfigError: If one is not NAME=FILE, or a name is given twice.
+    """
+    from jrec.errors import ConfigError
+
+    files: dict[str, str] = {}
+    for text in given:
+        name, _, path = text.partition("=")
+        if not name or not path:
+            raise ConfigError(f"--join is {_shown(text)}, not NAME=FILE such as users=users.csv")
+        if name in files:
+            raise ConfigError(f"--join names {name!r} more than once; give one file a name")
+        files[name] = path
+    return files
 
 
 def _shown(text: str) -> str:

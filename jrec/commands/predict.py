@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jrec.commands.arguments import DEVICES
+from jrec.commands.arguments import DEVICES, add_join, by_name
 from jrec.commands.processes import Company, add_process_arguments, in_company
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ Memory does not grow with the input."""
 EPILOG = """examples:
   jrec predict runs/kaggle test.txt.gz --out scores.parquet
   jrec predict runs/clicks tomorrow.parquet --out scores.csv
+  jrec predict runs/clicks tomorrow.csv --join users=new_users.csv --out scores.csv
   jrec predict runs/kaggle data/kaggle_tuesday --split test --out scores.parquet
   jrec predict runs/terabyte day_23.gz --devices 8 --plan serving_plan --out scores.parquet
 """
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="INPUT", nargs="+", help="files of a raw log, Parquet files, or one dataset")
     parser.add_argument("--out", required=True, metavar="FILE", help="scores.parquet or scores.csv")
     parser.add_argument("--split", action="append", metavar="SPLIT", help="of a dataset: only this split (repeatable)")
+    add_join(parser)
     parser.add_argument(
         "--data", metavar="DATA", help="the training data, if it is no longer where the run says, for its vocabulary"
     )
@@ -63,7 +65,12 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.train.score_file import check_score_file
 
     out = pathlib.Path(args.out)
-    options = {"split": args.split, "devices": args.devices, "inputs": len(args.input)}
+    options = {
+        "split": args.split,
+        "devices": args.devices,
+        "inputs": len(args.input),
+        "join": sorted(by_name(args.join)),
+    }
     company.meet(evaluation_facts(args.checkpoint, args.input[0], args.plan, **options))
     company.join()
 
@@ -77,6 +84,8 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         raise ConfigError(f"{args.input[0]} is a dataset; give one dataset, or files of a raw log")
     if args.split and not dataset:
         raise ConfigError(f"--split is of datasets, but {args.input[0]} is none; leave it out")
+    if args.join and dataset:
+        raise ConfigError(f"--join is of raw logs, but {args.input[0]} is a dataset, which is joined; leave it out")
     check_score_file(out, overwrite=args.overwrite)
     begin = time.perf_counter()
     with one_of_many():
@@ -101,7 +110,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
 def _scored(args: argparse.Namespace, loaded: LoadedRun, dataset: bool) -> Iterator[Scored]:
     if dataset:
         return loaded.of_dataset(args.split or ())
-    return loaded.of_log(args.input)
+    return loaded.of_log(args.input, joined=by_name(args.join), report=lambda message: print(message, file=sys.stderr))
 
 
 def _shown(scored: Iterator[Scored], loaded: LoadedRun, args: argparse.Namespace, dataset: bool) -> Iterator[Scored]:

@@ -7,7 +7,7 @@ import pathlib
 import shlex
 import sys
 
-from jrec.commands.arguments import COUNT, SEED, THREADS, fractions, integer
+from jrec.commands.arguments import COUNT, SEED, THREADS, add_join, by_name, fractions, integer
 
 DESCRIPTION = "Turn a raw click log into a dataset that `jrec train` reads. docs/data.md describes every format."
 EPILOG = """examples:
@@ -20,6 +20,8 @@ EPILOG = """examples:
   jrec prepare csv --schema clicks.toml --input monday.csv tuesday.csv.gz --out data/clicks
   jrec prepare csv --schema clicks.toml --train a.parquet --valid b.parquet --test c.parquet --out data/clicks
   jrec prepare csv --schema clicks.toml --input monday.csv --growing user,item --out data/monday
+  jrec prepare csv --schema clicks.toml --input tuesday.csv --join users=new_users.csv --out data/tuesday
+  jrec prepare csv --input ml-100k.inter --out data/ml100k  # guesses a schema that joins ml-100k.user and ml-100k.item
   jrec prepare avazu --input <(zstdcat train.zst) --out data/avazu
   jrec prepare csv --schema clicks.toml --input friday.csv --vocabulary-from data/clicks --split 0,0,1 --out data/friday
 
@@ -57,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 "--schema", metavar="FILE",
                 help="TOML or JSON file of the columns; without it one is guessed, shown, and written beside DIR",
             )  # fmt: skip
+            add_join(one)
         if name == "taobao":
             _add_taobao(one)
         if name == "movielens":
@@ -256,7 +259,9 @@ def _source(args: argparse.Namespace, key_seed: int):
     from jrec.data import readers
 
     if args.format == "csv":
-        return readers.Delimited(readers.load_schema(args.schema))
+        from jrec.data.joined import csv_source
+
+        return csv_source(readers.load_schema(args.schema)).with_joined(by_name(args.join))
     if args.format == "movielens":
         options = readers.MovieLensOptions(
             users=args.users, movies=args.movies, negatives=args.negatives, seed=args.seed

@@ -104,7 +104,9 @@ class Encoder:
         self._folder: pathlib.Path = schema.folder
         self._key_seed = key_seed_of(schema)
         self._log = log_source(schema)
-        self._columns: Source = FeatureColumns(schema) if self._log is None or not self._log.has_fields else self._log
+        self._columns: Source = FeatureColumns(schema)
+        if self._log is not None and self._log.has_fields:
+            self._columns = self._log.prejoined()
         self._fields = self._columns.raw_fields()
         self._encoders = dict(growing or {})
 
@@ -125,7 +127,8 @@ class Encoder:
         Args:
           columns: A mapping by column name, an Arrow table, or a DataFrame of at least ``raw_columns``: those of the
             log that the dataset was prepared from, or those of its features where its format makes examples of
-            several lines (sequences, drawn negatives, joined files). Each is an (examples,) array or list of numbers
+            several lines (sequences, drawn negatives). The columns of files that join a csv log are called as their
+            features, and need no files. Each is an (examples,) array or list of numbers
             or texts; lists of values are ragged, or texts with the log's separator. Missing is null, None, NaN or "".
 
         Returns:
@@ -145,7 +148,13 @@ class Encoder:
         return dataclasses.replace(self._encoded(self._columns.convert(parsed)), labels=None)
 
     def stream(
-        self, inputs: str | Sequence[str], *, batch_size: int, threads: int = _THREADS
+        self,
+        inputs: str | Sequence[str],
+        *,
+        batch_size: int,
+        threads: int = _THREADS,
+        joined: Mapping[str, str] | None = None,
+        report: Callable[[str], None] = lambda message: None,
     ) -> Iterator[EncodedColumns]:
         """Encodes a raw log of the dataset's format, in the order of its lines and in bounded memory.
 
@@ -153,6 +162,9 @@ class Encoder:
           inputs: Files or pipes, plain or gzip; "-" is standard input. A pipe is copied to a temporary file first.
           batch_size: Examples in each piece but the last.
           threads: Threads that parse.
+          joined: The paths of files that join the log, by their name in the schema; those that are not given are read
+            where they were when the dataset was prepared.
+          report: Takes messages for the user, such as how many examples have a key that a joined file lacks.
 
         Yields:
           The examples, with labels where all files have them; lines may lack them where the format allows it.
@@ -169,9 +181,13 @@ class Encoder:
             )
         paths = [named(path) for path in ([inputs] if isinstance(inputs, str) else inputs)]
         check_inputs(paths, keep_order=True)
-        return self._stream(self._log, paths, batch_size, threads)
+        source = self._log.with_joined(joined or {})
+        source.joined_inputs()
+        return self._stream(source, paths, batch_size, threads, report)
 
-    def _stream(self, source: Source, paths: list[str], batch_size: int, threads: int) -> Iterator[EncodedColumns]:
+    def _stream(
+        self, source: Source, paths: list[str], batch_size: int, threads: int, report: Callable[[str], None]
+    ) -> Iterator[EncodedColumns]:
         with tempfile.TemporaryDirectory(prefix="jrec-") as folder:
             places = [pathlib.Path(folder) / str(number) for number in range(len(paths))]
             files = [
@@ -184,6 +200,8 @@ class Encoder:
             chunks = source.assemble(log.converted(lambda _: None, bad))
             encoded = (self._encoded(chunk, labelled=log.labelled) for chunk in chunks if len(chunk.labels))
             yield from _of_size(encoded, batch_size)
+            for remark in source.remarks():
+                report(remark)
 
     def _encoded(self, chunk: Chunk, *, labelled: bool = False) -> EncodedColumns:
         names = tuple(f.name for f in self.schema.dense)

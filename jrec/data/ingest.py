@@ -77,6 +77,7 @@ class Log:
         self._key_seed = key_seed
         self._threads = threads
         self._dialects: list[Dialect] = []
+        source.load_joined(key_seed=key_seed, threads=threads)
         for one in inputs:
             if not one.bytes:
                 raise DatasetError(f"{one.name} is empty; leave it out, or download or copy it again")

@@ -91,7 +91,8 @@ def prepare(
         "format": source.name,
         "inputs": [
             {"file": p, "stream": True} if is_stream(p) else Input(name=p, file=p).describe() for p in flat(groups)
-        ],
+        ]
+        + source.joined_inputs(),
         "options": stated | learned,
         "jrec": _version(),
     }
@@ -178,7 +179,7 @@ class _Preparation:
             labels=self.options.labels,
             provenance={
                 **provenance,
-                "inputs": read,
+                "inputs": read + self.source.joined_inputs(),
                 "format_options": self.source.options(),
                 "bad_lines": bad.count,
             },
@@ -242,6 +243,8 @@ class _Preparation:
                 self.source.begin(work / "source", lambda share: advance(log.bytes * (1 + share)))
                 chunks = self.source.assemble(log.converted(advance, bad))
                 ordered = fill_spill(self.source, chunks, spill, texts)
+            for remark in self.source.remarks():
+                self.report(remark)
         finally:
             spill.close()
         if not ordered:

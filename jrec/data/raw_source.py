@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from jrec.data.blocks import WEIGHT_SUFFIX
+from jrec.data.joined import csv_source
 from jrec.data.readers.avazu import Avazu
 from jrec.data.readers.criteo import Criteo
-from jrec.data.readers.delimited import Delimited
 from jrec.data.readers.delimited_schema import DelimitedSchema
 from jrec.data.readers.dense import dense_column, reject_dense
 from jrec.data.readers.parse import Field, ListField, ParsedBlock
@@ -32,7 +32,7 @@ def log_source(schema: Schema) -> Source | None:
         columns = decode(
             options["schema"], DelimitedSchema, where=where, error=DatasetError, remedy=_REMEDY, partial=True
         )
-        source: Source = Delimited(columns)
+        source: Source = csv_source(columns)
     elif name in ("criteo-kaggle", "criteo-terabyte"):
         source = Criteo(str(name))
     elif name == Avazu.name:

@@ -232,8 +232,8 @@ def _csv_columns(options: Any) -> dict[str, dict[str, Any]]:
     if isinstance(label := schema.get("label"), Mapping):
         compared["the label"] = {k: v for k, v in label.items() if k not in _PLACES}
     compared["the schema"] = {"missing_values": schema.get("missing_values", [""])}
-    for kind in ("dense", "categorical"):
-        for one in schema.get(kind, ()):
+    for part in (schema, *schema.get("join", ())):
+        for one in (*part.get("dense", ()), *part.get("categorical", ())):
             compared[f"feature {one.get('name') or one['column']!r}"] = {
                 k: v for k, v in one.items() if k not in _PLACES
             }

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -134,11 +134,19 @@ class LoadedRun:
         """Logits, (examples,) float32, of raw columns; see ``predict``."""
         return self._logits(self.encoder.columns(columns))
 
-    def of_log(self, inputs: str | Sequence[str]) -> Iterator[Scored]:
+    def of_log(
+        self,
+        inputs: str | Sequence[str],
+        *,
+        joined: Mapping[str, str] | None = None,
+        report: Callable[[str], None] = lambda message: None,
+    ) -> Iterator[Scored]:
         """Scores of a raw log of the format of the training data, in the order of its lines and in bounded memory.
 
         Args:
           inputs: Files or pipes, plain, gzip or Parquet.
+          joined: The paths of files that join the log, by name, where they are not those of the training data.
+          report: Takes messages for the user.
 
         Raises:
           DatasetError: If the format makes examples of several lines, or a line is malformed.
@@ -146,9 +154,11 @@ class LoadedRun:
         paths, first = [inputs] if isinstance(inputs, str) else list(inputs), 0
         reads_parquet = "schema" in self.restored.schema.provenance.get("format_options", {})  # the csv format
         if not reads_parquet and any(is_parquet(path) for path in paths):
+            if joined:
+                raise DatasetError(f"--join names {next(iter(joined))!r}, but {paths[0]} joins no files; leave it out")
             pieces = self._encoded_parquet(paths)
         else:
-            pieces = self.encoder.stream(paths, batch_size=self.batch_size)
+            pieces = self.encoder.stream(paths, batch_size=self.batch_size, joined=joined, report=report)
         for encoded in pieces:
             yield Scored(split="", first=first, logits=self._logits(encoded), labels=encoded.labels)
             first += encoded.examples

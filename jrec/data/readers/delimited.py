@@ -6,7 +6,7 @@ import copy
 import csv
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,16 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Delimited(Source):
-    """Columns by name: from the header of each file, or from the schema where files have none."""
+    """Columns by name: from the header of each file, or from the schema where files have none.
 
-    def __init__(self, schema: DelimitedSchema):
+    Args:
+      schema: The columns of features, label and time.
+      keys: Columns that are read as texts, whether they are features or not.
+    """
+
+    def __init__(self, schema: DelimitedSchema, keys: Sequence[str] = ()):
         self._schema = schema
+        self._keys = tuple(keys)
         self._limits: dict[str, int] = {}
         self.name = schema.name
         self.label = self._label = schema.label.column if schema.label else ""
@@ -54,7 +60,8 @@ class Delimited(Source):
 
     def options(self) -> dict[str, Any]:
         """The whole schema, in the types of JSON."""
-        return {"schema": json.loads(json.dumps(dataclasses.asdict(self._schema)))}
+        stored = json.loads(json.dumps(dataclasses.asdict(self._schema)))
+        return {"schema": stored if stored["join"] else {k: v for k, v in stored.items() if k != "join"}}
 
     def dialect(self, path: str) -> Dialect:
         """Reads the header, unless the schema names the columns."""
@@ -62,7 +69,7 @@ class Delimited(Source):
         if schema.label is None and self.labels == "required":
             raise DatasetError("the schema has no [label]; add one, or pass --no-labels for a log without labels")
         if is_parquet(path):
-            names = [name for name in column_types(path) if name in schema.used_columns()]
+            names = [name for name in column_types(path) if name in self._read_columns]
             self._check_columns(f"{path}: the file", names)
             dialect = dialect_of(path, [self._field(name) for name in names])
             return dataclasses.replace(dialect, missing_hint=_MISSING_HINT, integer_hint=_INTEGER_HINT)
@@ -92,7 +99,7 @@ class Delimited(Source):
 
     def _check_columns(self, subject: str, names: list[str], remedy: str = "") -> None:
         optional = {self._label} if self.labels != "required" else set()
-        if lacking := [c for c in self._schema.used_columns() if c not in names and c not in optional]:
+        if lacking := [c for c in self._read_columns if c not in names and c not in optional]:
             held = ", ".join(names)[:200]
             hint = "; a log without labels needs --no-labels" if lacking == [self._label] else ""
             raise DatasetError(f"{subject} lacks column(s) {', '.join(lacking)}; it has {held}{remedy}{hint}")
@@ -136,7 +143,13 @@ class Delimited(Source):
                 kind, separator = ("texts" if feature.many else "text"), feature.separator or "|"
             elif name == feature.weights:
                 kind, separator = "weights", feature.separator or "|"
+        if name in self._keys:
+            kind, missing = "text", self._missing
         return Field(name=name, kind=kind, blank=blank, separator=separator, missing=missing)
+
+    @property
+    def _read_columns(self) -> list[str]:
+        return list(dict.fromkeys([*self._schema.used_columns(), *self._keys]))
 
     @property
     def _missing(self) -> tuple[str, ...]:
@@ -150,16 +163,20 @@ class Delimited(Source):
     def _parts(self) -> list[CategoricalColumn]:
         return [c for c in self._schema.categorical if c.part]
 
-    def convert(self, parsed: ParsedBlock) -> Chunk:
-        """Labels, dense values, keys, weights and times."""
-        schema = self._schema
-        for dense in schema.dense:
+    def check(self, parsed: ParsedBlock) -> None:
+        """Rejects rows whose values cannot be what the schema says."""
+        for dense in self._schema.dense:
             reject_dense(parsed, dense.column, dense.transform)
-        for feature in schema.categorical:
+        for feature in self._schema.categorical:
             if feature.many:
                 _reject_lists(parsed, feature)
                 if (limit := self._limits.get(feature.feature)) is not None:
                     _reject_longer(parsed, feature.column, limit)
+
+    def convert(self, parsed: ParsedBlock) -> Chunk:
+        """Labels, dense values, keys, weights and times."""
+        schema = self._schema
+        self.check(parsed)
         keys, weights, times = {}, {}, None
         if schema.time and schema.time.column in parsed.columns:
             times = parsed.numbers(schema.time.column)

@@ -9,6 +9,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
+from jrec.data.blocks import WEIGHT_SUFFIX
 from jrec.data.readers.dense import STANDARDIZE, TRANSFORMS
 from jrec.data.schema import DatasetError
 from jrec.files import decode, load_toml, parse_json
@@ -94,10 +95,51 @@ class CategoricalColumn:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Join:
+    """A file with a row for each value of the log's column ``key``, found in its own column ``on`` (default ``key``).
+
+    ``file`` is relative to the schema file, ``name`` (default the file's) what --join calls it. ``delimiter`` is the
+    log's by default; ``columns`` names the columns of a file without a header.
+    """
+
+    file: str
+    key: str
+    on: str = ""
+    name: str = ""
+    delimiter: str = ""
+    quoting: bool = True
+    columns: tuple[str, ...] = ()
+    dense: tuple[DenseColumn, ...] = ()
+    categorical: tuple[CategoricalColumn, ...] = ()
+
+    @property
+    def own_key(self) -> str:
+        """The file's column of keys."""
+        return self.on or self.key
+
+    @property
+    def title(self) -> str:
+        """What the file is called."""
+        return self.name or pathlib.Path(self.file).name
+
+    @property
+    def by_feature(self) -> dict[str, str]:
+        """The name that each column has among the log's, by the file's own: the feature's, or that of its weights."""
+        named = {d.column: d.feature for d in self.dense} | {c.column: c.feature for c in self.categorical}
+        return named | {c.weights: f"{c.feature}{WEIGHT_SUFFIX}" for c in self.categorical if c.weights}
+
+    @property
+    def needed(self) -> str:
+        """A feature that cannot be missing, so that the file must have every key of the log; "" where there is none."""
+        dense = [d.feature for d in self.dense if d.missing is None]
+        return next(iter([*dense, *(c.feature for c in self.categorical if c.fixed_length)]), "")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DelimitedSchema:
     """A whole schema file. ``columns`` names the columns of files without a header; ``label`` may be left out of logs
     that are prepared without labels. ``missing_values`` are the texts that stand for a missing value in dense and
-    categorical columns; a blank always does.
+    categorical columns; a blank always does. ``join`` are files whose columns join the log's.
     """
 
     label: LabelColumn | None = None
@@ -109,9 +151,39 @@ class DelimitedSchema:
     quoting: bool = True
     columns: tuple[str, ...] = ()
     missing_values: tuple[str, ...] = ("",)
+    join: tuple[Join, ...] = ()
+
+    def prejoined(self) -> DelimitedSchema:
+        """The schema of the same log with the joined files' columns in it, called as their features."""
+
+        def renamed[T: DenseColumn | CategoricalColumn](columns: tuple[T, ...], by_feature: dict[str, str]) -> list[T]:
+            weights = [{"weights": by_feature[w]} if (w := getattr(c, "weights", "")) else {} for c in columns]
+            return [
+                dataclasses.replace(c, column=c.feature, name=c.feature, **w)
+                for c, w in zip(columns, weights, strict=True)
+            ]
+
+        return dataclasses.replace(
+            self,
+            dense=(*self.dense, *(d for j in self.join for d in renamed(j.dense, j.by_feature))),
+            categorical=(*self.categorical, *(c for j in self.join for c in renamed(j.categorical, j.by_feature))),
+            join=(),
+        )
+
+    def side(self, join: Join) -> DelimitedSchema:
+        """The schema of a joined file."""
+        return DelimitedSchema(
+            name=join.title,
+            delimiter=join.delimiter or self.delimiter,
+            quoting=join.quoting,
+            columns=join.columns,
+            missing_values=self.missing_values,
+            dense=join.dense,
+            categorical=join.categorical,
+        )
 
     def used_columns(self) -> list[str]:
-        """Every column that something reads, as often as it is read."""
+        """Every column that features, label and time read, as often as they read it; without joined files."""
         used = [
             *([self.label.column] if self.label else []),
             *(d.column for d in self.dense),
@@ -128,8 +200,11 @@ def load_schema(path: str) -> DelimitedSchema:
     """
     tree = load_toml(path, error=DatasetError) if not path.endswith(".json") else _read_json(path)
     schema = decode(tree, DelimitedSchema, where=f"schema {path}", error=DatasetError, remedy=_REMEDY, partial=True)
-    _check(schema, path)
-    return schema
+    _check_joins(schema, path)
+    _check(schema.prejoined(), path)
+    folder = pathlib.Path(path).parent
+    joins = (dataclasses.replace(j, file=str((folder / j.file).absolute()), name=j.title) for j in schema.join)
+    return dataclasses.replace(schema, join=tuple(joins))
 
 
 def _read_json(path: str) -> Any:
@@ -141,17 +216,52 @@ def _read_json(path: str) -> Any:
         raise DatasetError(f"{path}: not valid JSON: {error}") from error
 
 
+def _check_columns(schema: DelimitedSchema, keys: list[str], subject: str) -> None:
+    """Checks which columns of one kind of file are read, and as what."""
+    used = schema.used_columns()
+    if repeated := sorted({c for c in used if used.count(c) > 1}):
+        raise DatasetError(
+            f"{subject}: column(s) {', '.join(repeated)} are used more than once; a column can become one thing only"
+        )
+    if repeated := sorted({c for c in schema.columns if schema.columns.count(c) > 1}):
+        raise DatasetError(f"{subject}: columns names {', '.join(repeated)} more than once")
+    if schema.columns and (lacking := [c for c in dict.fromkeys([*used, *keys]) if c not in schema.columns]):
+        raise DatasetError(f"{subject}: column(s) {', '.join(lacking)} are not among columns = {list(schema.columns)}")
+    plain = {c.column for c in schema.categorical if not (c.many or c.part or c.quantiles)}
+    if other := [key for key in keys if key in used and key not in plain]:
+        raise DatasetError(
+            f"{subject}: column {other[0]!r} is a key, which is compared as text; it can be a categorical feature of"
+            " one value as well, but nothing else"
+        )
+
+
+def _check_joins(schema: DelimitedSchema, path: str) -> None:
+    _check_columns(schema, [j.key for j in schema.join], f"schema {path}")
+    taken = {*schema.used_columns(), *(j.key for j in schema.join)}
+    titles = [j.title for j in schema.join]
+    for join in schema.join:
+        subject = f"schema {path}: join {join.title!r}"
+        if not join.title:
+            raise DatasetError(f"schema {path}: file of a [[join]] is {join.file!r}; name the file to join")
+        if titles.count(join.title) > 1:
+            raise DatasetError(f"{subject} is the name of several; give each [[join]] a name")
+        if not (join.dense or join.categorical):
+            raise DatasetError(f"{subject} has no feature; add a [[join.dense]] or a [[join.categorical]]")
+        if any(mark in join.delimiter for mark in '\n\r"'):
+            raise DatasetError(f"{subject}: delimiter is {join.delimiter!r}; it must be without line ends or quotes")
+        _check_columns(schema.side(join), [join.own_key], subject)
+        if both := [name for name in join.by_feature.values() if name in taken]:
+            raise DatasetError(
+                f"{subject}: feature {both[0]!r} is called as a column of the log; set another name for it"
+            )
+
+
 def _check(schema: DelimitedSchema, path: str) -> None:
+    """Checks a schema whose joined files' columns are in the log."""
+
     def wrong(fault: str) -> DatasetError:
         return DatasetError(f"schema {path}: {fault}")
 
-    used = schema.used_columns()
-    if repeated := sorted({c for c in used if used.count(c) > 1}):
-        raise wrong(f"column(s) {', '.join(repeated)} are used more than once; a column can become one thing only")
-    if repeated := sorted({c for c in schema.columns if schema.columns.count(c) > 1}):
-        raise wrong(f"columns names {', '.join(repeated)} more than once")
-    if schema.columns and (lacking := [c for c in used if c not in schema.columns]):
-        raise wrong(f"column(s) {', '.join(lacking)} are not among columns = {list(schema.columns)}")
     marks = [("delimiter", schema.delimiter)] + [("separator", c.separator) for c in schema.categorical if c.separator]
     for subject, mark in marks:
         if not mark or "\n" in mark or "\r" in mark or '"' in mark:

@@ -136,6 +136,48 @@ class Source:
         """The format's own options, for the dataset's provenance."""
         return {}
 
+    def with_joined(self, files: Mapping[str, str]) -> Source:
+        """The same log, some of whose joined files lie elsewhere.
+
+        Args:
+          files: Paths by the joined file's name.
+
+        Raises:
+          DatasetError: If the log has no joined file of such a name.
+        """
+        if files:
+            raise DatasetError(
+                f"--join names {next(iter(files))!r}, but {self.name!r} has no joined files; leave it out"
+            )
+        return self
+
+    def joined_inputs(self) -> list[dict[str, object]]:
+        """The joined files, for the dataset's provenance.
+
+        Raises:
+          DatasetError: If one cannot be read.
+        """
+        return []
+
+    def load_joined(self, *, key_seed: int, threads: int) -> None:
+        """Reads the joined files into memory; comes before any line is converted.
+
+        Args:
+          key_seed: The seed of the hash of long values.
+          threads: Threads that parse.
+
+        Raises:
+          DatasetError: If one cannot be read, is malformed, or does not fit memory.
+        """
+
+    def prejoined(self) -> Source:
+        """The same log as one whose lines have the columns of the joined files too, called as their features."""
+        return self
+
+    def remarks(self) -> list[str]:
+        """What is to be said of the log after ``assemble`` has passed over it."""
+        return []
+
 
 def learned_of(schema: Schema) -> tuple[dict[str, DenseFeature], dict[str, tuple[float, ...]]]:
     """What a dataset's features know of its training examples, as ``Source.fitted`` takes it."""
@@ -181,7 +223,8 @@ def texts_by_feature(parsed: ParsedBlock, features: Mapping[str, str]) -> dict[s
     by_feature = {}
     for index in np.unique(long.field):
         own = long.field == index
-        name = features[parsed.dialect.fields[index].name]
+        if (name := features.get(parsed.dialect.fields[index].name)) is None:  # a key of a joined file
+            continue
         by_feature[name] = LongTexts(
             long.field[own], long.keys[own], long.fingerprints[own], long.starts[own], long.ends[own], long.buffer
         )
