@@ -6,7 +6,7 @@ import random
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from prepare_reference import read_dataset
+from prepare_reference import read_dataset, read_vocabulary
 
 from jrec import cli
 from jrec.data.readers import load_schema
@@ -74,6 +74,41 @@ def test_recbole(tmp_path):
     features = ["timestamp_hour", "timestamp_weekday", "user_id", "item_id", "genre"]
     assert [f.name for f in dataset.categorical] == features
     assert {len(one) for one in columns["genre"]} == {2}
+
+
+def test_recbole_s_users_and_items_are_joined(tmp_path):
+    draw = random.Random(4)
+    rows = [f"{draw.randrange(60)}\t{draw.randrange(40)}\t{draw.randrange(1, 6)}\t{881250949 + i}" for i in range(300)]
+    header = "user_id:token\titem_id:token\trating:float\ttimestamp:float"
+    (tmp_path / "ml.inter").write_text("\n".join([header, *rows]) + "\n")
+    users = [f"{k}\t{18 + k % 50}\t{draw.choice('MF')}\t{draw.randrange(9)}" for k in range(55)]
+    (tmp_path / "ml.user").write_text("\n".join(["user_id:token\tage:float\tgender:token\trating:token", *users]))
+    items = [f'{k}\t"Film" {k}, part {k % 3}\t{draw.choice(("Drama", "Drama Crime", "Crime"))}\tx' for k in range(40)]
+    names = "item_id:token\tmovie_title:token_seq\tclass:token_seq\tsame:token"
+    (tmp_path / "ml.item").write_text("\n".join([names, *items]))
+    command = ["prepare", "csv", "--input", str(tmp_path / "ml.inter"), "--out", str(tmp_path / "out"), "--quiet"]
+    assert cli.main(command) == 1
+    text = (tmp_path / "out.schema.toml").read_text()
+    assert '# "same:token" is left out: it has 1 value(s).' in text
+    assert cli.main([*command, "--schema", str(tmp_path / "out.schema.toml"), "--min-count", "1"]) == 0
+    dataset, columns = read_dataset(tmp_path / "out")
+    assert [(d.name, d.transform) for d in dataset.dense] == [("age", "standardize")]
+    features = ["user_id", "item_id", "gender", "user_rating", "movie_title", "class"]
+    assert [f.name for f in dataset.categorical][-6:] == features
+    inter = [row.split("\t") for row in rows]
+    for feature, side, at in (("gender", users, 2), ("user_rating", users, 3), ("movie_title", items, 1)):
+        of = {line.split("\t")[0]: line.split("\t")[at] for line in side}
+        wanted = [of.get(row[side is items], "") for row in inter][:240]
+        values, _ = read_vocabulary(tmp_path / "out", dataset.table(feature))
+        got = [" ".join(values[v] for v in (c if isinstance(c, list) else [c])) for c in columns[feature][:240]]
+        assert got == wanted
+
+    (tmp_path / "ml.user").write_text("user_id:token\n1\n")
+    (tmp_path / "ml.item").write_text("id:token\tclass:token\n1\tDrama\n2\tCrime\n")
+    schema, text = guessed(tmp_path, tmp_path / "ml.inter")
+    assert not schema.join
+    assert "ml.user is not joined: " in text
+    assert "ml.item is not joined: it has no column of the log." in text
 
 
 def test_what_is_already_there_is_kept(tmp_path, capsys):

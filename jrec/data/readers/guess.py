@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import pathlib
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ _DELIMITERS = ("\t", "::", ",", ";", "|")
 _SEPARATORS = ("|", ";", ",", " ")
 _FEW = 20  # distinct numbers that are taken for categories
 _TAIL = 20  # how many times the median the largest value of a long tail is
+_SIDES = ("user", "item")
 _RECBOLE = ("token", "float", "token_seq", "float_seq")
 _LABELS = ("label", "click", "clicked", "is_click", "clk", "target", "y", "conversion", "converted", "is_buy", "bought",
            "buy", "purchase", "purchased", "install", "like", "liked", "is_like")  # fmt: skip
@@ -112,7 +114,8 @@ def guess_schema(path: str) -> str:
         ]
     else:
         head, columns = _of_text(path)
-    missing = sorted({text for column in columns for text in column.missing})
+    joins, joined = _joins(path, columns)
+    missing = sorted({text for column in (*columns, *joined) for text in column.missing})
     if missing:
         head.append(f"missing_values = {_toml(['', *missing])}")
     tables, left = [], list(columns)
@@ -121,17 +124,48 @@ def guess_schema(path: str) -> str:
         tables.append(text)
         left = [c for c in left if c is not column]
     return "\n".join(
-        [f"# Guessed from the first lines of {path}: look at every line.", *head, *tables, *map(_feature, left)]
+        [f"# Guessed from the first lines of {path}: look at every line.", *head, *tables, *map(_feature, left), *joins]
     )
 
 
-def _of_text(path: str) -> tuple[list[str], list[_Column]]:
+def _joins(path: str, log: Sequence[_Column]) -> tuple[list[str], list[_Column]]:
+    """RecBole's files of users and items beside one of interactions, as tables of the schema, and their columns."""
+    place, tables, columns = pathlib.Path(path), [], []
+    taken = {"label", *(name for column in log for name in (column.name, column.plain))}
+    sides = [place.with_suffix(f".{kind}") for kind in _SIDES] if place.suffix == ".inter" else []
+    for side in (side for side in sides if side.is_file()):
+        try:
+            head, own = _of_text(str(side), quoting=False)
+        except DatasetError as error:
+            tables.append(f"\n# {side} is not joined: {error}")
+            continue
+        key = next((column for column in own if any(column.name == c.name for c in log)), None)
+        if key is None:
+            tables.append(f"\n# {side} is not joined: it has no column of the log.")
+            continue
+        own.remove(key)
+        kind = side.suffix[1:]
+        for column in own:
+            column.plain = f"{kind}_{column.plain}" if column.plain in taken else column.plain
+            taken.add(column.plain)
+        features = [_feature(column, "join.", always=True) for column in own]
+        if not any("[[" in text for text in features):
+            tables.append(f"\n# {side} is not joined: it has no column to make a feature of.")
+            continue
+        marks = [] if any(line.startswith("delimiter") for line in head) else ['delimiter = ","']
+        stated = [f"file = {_toml(str(side.absolute()))}", f"key = {_toml(key.name)}", f"name = {_toml(kind)}"]
+        tables += ["\n".join(["\n[[join]]", *stated, *marks, *head, "quoting = false"]), *features]
+        columns += own
+    return tables, columns
+
+
+def _of_text(path: str, *, quoting: bool = True) -> tuple[list[str], list[_Column]]:
     block = next(read_blocks(path, block_bytes=_SAMPLE_BYTES), None)
     if block is None:
         raise DatasetError(f"{path} is empty; a schema cannot be guessed from it")
     lines = block.text.tobytes().decode("utf-8", errors="replace").splitlines()[:_SAMPLE_ROWS]
-    delimiter = max(_DELIMITERS, key=lambda mark: _agreement(lines, mark))
-    rows = [row for row in _split(lines, delimiter) if row]
+    delimiter = max(_DELIMITERS, key=lambda mark: _agreement(lines, mark, quoting))
+    rows = [row for row in _split(lines, delimiter, quoting) if row]
     width = statistics.mode(len(row) for row in rows)
     rows = [row for row in rows if len(row) == width]
     if width < 2:
@@ -152,13 +186,14 @@ def _of_text(path: str) -> tuple[list[str], list[_Column]]:
     return head, columns
 
 
-def _split(lines: Sequence[str], mark: str) -> list[list[str]]:
-    return list(csv.reader(lines, delimiter=mark)) if len(mark) == 1 else [line.split(mark) for line in lines]
+def _split(lines: Sequence[str], mark: str, quoting: bool) -> list[list[str]]:
+    quoted = quoting and len(mark) == 1
+    return list(csv.reader(lines, delimiter=mark)) if quoted else [line.split(mark) for line in lines]
 
 
-def _agreement(lines: Sequence[str], mark: str) -> tuple[bool, int]:
+def _agreement(lines: Sequence[str], mark: str, quoting: bool) -> tuple[bool, int]:
     """Whether almost all lines have as many fields by a delimiter, more than one, and how many."""
-    widths = [len(row) for row in _split(lines[:200], mark)]
+    widths = [len(row) for row in _split(lines[:200], mark, quoting)]
     width = statistics.mode(widths)
     return width > 1 and widths.count(width) >= 0.9 * len(widths), width
 
@@ -213,8 +248,14 @@ def _time(columns: Sequence[_Column]) -> tuple[str, _Column | None]:
     ]), chosen  # fmt: skip
 
 
-def _feature(column: _Column) -> str:
-    """A column as a table of the schema, or a comment where it is left out."""
+def _feature(column: _Column, place: str = "", *, always: bool = False) -> str:
+    """A column as a table of the schema, or a comment where it is left out.
+
+    Args:
+      column: The column.
+      place: What the table's name begins with, as "join.".
+      always: Whether numbers may be missing where no blank was seen, as those of keys that a joined file lacks.
+    """
     kinds = f"{len(column.distinct):,} distinct of {len(column.values):,} values"
     if len(column.distinct) < 2 and not column.lists:
         return f"\n# {_toml(column.name)} is left out: it has {len(column.distinct)} value(s)."
@@ -231,14 +272,13 @@ def _feature(column: _Column) -> str:
     if column.numeric and measured:
         middle = statistics.median(column.numbers)
         tailed = min(column.numbers) >= 0 and max(column.numbers) > _TAIL * max(middle, 1)
-        absent = (0 if tailed else middle) if column.blanks else None
-        lines = [
-            f'\n[[dense]]\ncolumn = {_toml(column.name)}{named}\ntransform = "{"log1p" if tailed else "standardize"}"'
-        ]
+        absent = (0 if tailed else middle) if column.blanks or always else None
+        lines = [f"\n[[{place}dense]]\ncolumn = {_toml(column.name)}{named}"]
+        lines[0] += f'\ntransform = "{"log1p" if tailed else "standardize"}"'
         lines[0] += f"  # {min(column.numbers):g} to {max(column.numbers):g}, median {middle:g}"
         lines += [f"missing = {absent:g}"] if absent is not None else []
         return "\n".join(lines)
-    text = f"\n[[categorical]]\ncolumn = {_toml(column.name)}{named}  # {kinds}"
+    text = f"\n[[{place}categorical]]\ncolumn = {_toml(column.name)}{named}  # {kinds}"
     if column.lists:
         return f"{text}\nlists = true"
     return f"{text}\nseparator = {_toml(mark)}" if (mark := column.separator) else text
