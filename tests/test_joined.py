@@ -37,6 +37,21 @@ def test_the_dataset_is_that_of_the_log_with_the_columns(tmp_path, options):
     assert len(schema.categorical[1].boundaries) == 3
 
 
+def test_splits_of_their_own(tmp_path):
+    joined_logs.write(tmp_path)
+    said = []
+    for kind, log in (("joined", "log.csv"), ("prejoined", "prejoined.csv")):
+        header, *lines = (tmp_path / log).read_text().splitlines()
+        groups = {"train": lines[:400], "test": lines[400:]}
+        for name, part in groups.items():
+            (tmp_path / f"{kind}_{name}.csv").write_text("\n".join([header, *part]) + "\n")
+        inputs = {name: [str(tmp_path / f"{kind}_{name}.csv")] for name in groups}
+        source = csv_source(load_schema(str(tmp_path / f"{kind}.toml")))
+        prepare(source, inputs, tmp_path / kind, PrepareOptions(threads=1), report=said.append)
+    assert content(tmp_path / "joined") == content(tmp_path / "prejoined")
+    assert [message.split()[2] for message in said] == ["400", "400", "200", "200"]
+
+
 def test_small_blocks_and_skipped_lines(tmp_path, monkeypatch):
     joined_logs.write(tmp_path)
     for name, width in (("log.csv", 4), ("prejoined.csv", 11)):

@@ -120,7 +120,7 @@ def load_side(
     for piece in log.converted(advance, bad):
         pieces.append(piece)
         held += piece.bytes
-        _check_memory(join, int(held * max(log.bytes / max(done, 1), 1)))
+        _check_memory(join, int(held * log.bytes / done) if done else held)
     if not sum(len(piece.lines) for piece in pieces):
         raise DatasetError(f"{join.file} has no line but its header; give the file to join as --join {join.title}=FILE")
     return _joined(pieces, join)
