@@ -12,10 +12,10 @@ from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 TIERS = ("device", "host")
 
 
-def layout_of(tier, rows, dim):
+def layout_of(tier, rows, dim, bound=None):
     """Two stacks, one of bfloat16, of tables of so many rows each."""
     configs = [
-        TableConfig(name=f"{dtype}{r}", rows=r, dim=dim, dtype=dtype, tier=tier)
+        TableConfig(name=f"{dtype}{r}", rows=r, dim=dim, dtype=dtype, tier=tier, initial_bound=bound)
         for dtype in ("float32", "bfloat16")
         for r in rows
     ]
@@ -25,11 +25,11 @@ def layout_of(tier, rows, dim):
 class Host:
     """Tables in host memory."""
 
-    def __init__(self, rows=(900, 40), *, dim=5, seed=7, optimizer=None, folder=None):
+    def __init__(self, rows=(900, 40), *, dim=5, seed=7, optimizer=None, folder=None, bound=None):
         optimizer = ops.Adam(learning_rate=0.1) if optimizer is None else optimizer
         key = jax.random.key(seed, impl="threefry2x32")
         options = {"folder": folder, "huge_pages": False}
-        stacks = layout_of("host", rows, dim).members
+        stacks = layout_of("host", rows, dim, bound).members
         self.tables = [HostTable(stack, optimizer, key, **options) for stack in stacks]
         self.sources = [HostRows(table) for table in self.tables]
 

@@ -115,6 +115,17 @@ def test_only_rows_that_were_written_are_saved(tmp_path):
         np.testing.assert_array_equal(one.read(rows), other.read(rows))
 
 
+def test_rows_that_no_piece_has_begin_within_their_own_bound(tmp_path):
+    tables = Host(bound=0.5)
+    tables.write(np.random.default_rng(0))
+    save(Checkpoints(tmp_path), tables, 1)
+    rows = Checkpoints(tmp_path).open().table("float32900").read("values", np.arange(900))
+    table = tables.tables[0]
+    np.testing.assert_array_equal(rows, table.fetch(np.arange(900, dtype=np.int32))[0])
+    made = table.made_rows()
+    assert 0.49 < np.abs(np.delete(rows, made[made < 900], axis=0)).max() < 0.5
+
+
 @pytest.mark.parametrize("tier", TIERS)
 def test_rows_of_another_checkpoint_are_copied(tier, tmp_path):
     rng, tables, source = np.random.default_rng(0), make(tier), Checkpoints(tmp_path / "source")
@@ -299,6 +310,7 @@ def test_the_newest_whole_checkpoint_before_a_damaged_one_is_named(tmp_path):
     ("change", "message"),
     [
         ({"seed": 8}, "keys of first values of table 'float32900' were"),
+        ({"bound": 0.5}, "initial bounds of table 'float32900' were None and are 0.5 in this run"),
         ({"rows": (900, 41)}, "has no rows of table 'float3241'"),
         ({"optimizer": ops.SGD(learning_rate=0.1)}, r"slots of table 'float32900' were \{'mu'"),
         ({"dim": 6}, r"table 'float32900' is 900 x 5 of float32 there, but this run expects 900 x 6"),

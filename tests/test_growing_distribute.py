@@ -1,5 +1,6 @@
 """Tables that grow in ``jrec.distribute``: in any placement, against plain steps with rows given out by hand."""
 
+import dataclasses
 import functools
 import pathlib
 import socket
@@ -201,6 +202,10 @@ def test_first_values_depend_on_the_key_alone():
     assert np.unique(values).size > 600
     assert 0.12 < np.abs(values).max() <= 50**-0.5
     assert abs(values.mean()) < 0.02
+    tables[1] = dataclasses.replace(tables[1], initial_bound=0.5)
+    longer = np.asarray(init_rows_of_keys(tables, words, numbers, halves))
+    np.testing.assert_array_equal(longer[:20], values[:20])
+    np.testing.assert_allclose(longer[20:], values[20:] * (0.5 * 50**0.5), rtol=1e-6)
 
 
 def test_what_does_not_fit_is_refused(tmp_path):

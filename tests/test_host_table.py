@@ -91,7 +91,7 @@ def test_first_values_past_2_to_the_32_elements():
     key = jax.random.key_data(table_key(KEY, "t1"))
     words = np.asarray(threefry_2x32(key, jnp.asarray(counters.reshape(-1)))).reshape(2, *elements.shape)
     odd = ((words[0] ^ words[1]) >> 8).astype(np.int32) * 2 - (2**24 - 1)
-    same(table.fetch(rows)[0], odd.astype(np.float32) * np.asarray(scale(2**31 - 200)))
+    same(table.fetch(rows)[0], odd.astype(np.float32) * np.asarray(scale(stack.tables[1])))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -423,7 +423,7 @@ def test_rows_beyond_int32_are_addressed_in_64_bits(tmp_path, in_folder):
     words = (numbers >> np.uint64(32)).astype(np.uint32), numbers.astype(np.uint32)
     bits = threefry_2x32(jax.random.key_data(table_key(KEY, "t0")), jnp.concatenate([w.reshape(-1) for w in words]))
     odd = ((bits[: numbers.size] ^ bits[numbers.size :]) >> 8).astype(jnp.int32) * 2 - (2**24 - 1)
-    np.testing.assert_array_equal(first.reshape(-1), odd.astype(jnp.float32) * scale(rows))
+    np.testing.assert_array_equal(first.reshape(-1), odd.astype(jnp.float32) * scale(stack.tables[0]))
     new = np.arange(first.size, dtype=np.float32).reshape(first.shape)
     table.store(addresses[2:], new[2:], {})
     np.testing.assert_array_equal(table.read(addresses[::-1].copy()), np.concatenate([first[:2], new[2:]])[::-1])

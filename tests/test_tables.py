@@ -159,6 +159,8 @@ def test_a_selected_table_that_whole_rows_leave_too_little_of_stays_whole_and_sa
             {"tt": {"whole_rows": 500}, "overrides": {"country": {"tier": "tt"}}},
             ["tables.tt.whole_rows is 500", "'country' has 200 rows", "set tables.overrides.country.whole_rows"],
         ),
+        ({"initial_bound": 0}, ["tables.initial_bound is 0", "at least 1e-06"]),
+        ({"overrides": {"user": {"initial_bound": 2e4}}}, ["user.initial_bound is 20000", "at most 10000"]),
         ({"tt": {"whole_rows": -1}}, ["tables.tt.whole_rows is -1", "at least 0"]),
         ({"tt": {"cores": 5}}, ["tables.tt.cores is 5", "at most 4"]),
         ({"tt": {"rank": 0}}, ["tables.tt.rank is 0", "at least 1"]),
@@ -181,6 +183,13 @@ def test_cores_follow_the_tables_dtype_and_half_precision_needs_another():
         placed({"tt": {"largest": 1}}, table_dtype="float16")
     tables, _ = placed({"tt": {"largest": 1, "dtype": "bfloat16"}}, table_dtype="float16")
     assert (tables["user"].dtype, tables["tiny"].dtype) == ("bfloat16", "float16")
+
+
+def test_a_tables_own_initial_bound_goes_before_that_of_all():
+    rules = {"initial_bound": 0.5, "tt": {"largest": 1, "whole_rows": 10}, "overrides": {"item": {"initial_bound": 2}}}
+    parts = [(t.name, t.first_row, t.initial_bound) for t in plan_tables(config(rules), schema()).tables]
+    assert {("user", 0, 0.5), ("user", 10, 0.5), ("item", 0, 2.0), ("tiny", 0, 0.5)} <= set(parts)
+    assert {t.initial_bound for t in placed({})[0].values()} == {None}
 
 
 def test_caches_by_rows_or_fraction_never_pass_their_table():

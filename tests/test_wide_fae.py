@@ -66,7 +66,7 @@ def packed(tmp_path):
 
 @pytest.mark.slow
 def test_hot_and_cold_batches_of_wide_tables(packed, tmp_path, monkeypatch):
-    monkeypatch.setattr(row_init, "_scale", lambda rows: 0.0)  # all rows begin as zeros, in tables of any size
+    monkeypatch.setattr(row_init, "_scale", lambda table: 0.0)  # all rows begin as zeros, in tables of any size
     (tmp_path / "config.toml").write_text(CONFIG)
     runs = {
         which: train(

@@ -41,6 +41,7 @@ class HostRows:
                     key=[int(word) for word in key],
                     of_rows=t.table_rows,
                     slots={name: float(optimizer.initial_slot(name)) for name in optimizer.slots},
+                    bound=t.initial_bound,
                 ),
             )
             for t, key in zip(stack.tables, table.keys, strict=True)
@@ -181,7 +182,9 @@ def check_same(saved: Saved, own: TableShape, stored: TableShape, slots: bool) -
     nothing = FirstValues(key=[], of_rows=0, slots={})
     firsts = [shape.first or nothing for shape in (own, own if stored.first is None else stored)]
     keys = [(first.key, first.of_rows, first.slots if slots else {}) for first in firsts]
-    for aspect, ours, theirs in (("slots", own.slots, stored.slots), ("keys of first values", *keys)):
+    bounds = [first.bound for first in firsts]
+    aspects = (("slots", own.slots, stored.slots), ("keys of first values", *keys), ("initial bounds", *bounds))
+    for aspect, ours, theirs in aspects:
         if ours != theirs and (slots or aspect != "slots"):
             raise CheckpointError(
                 f"{saved.folder}: {aspect} of table {own.name!r} were {theirs} and are {ours} in this run; use the"

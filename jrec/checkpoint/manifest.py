@@ -66,11 +66,13 @@ class FirstValues:
       key: The two words of the table's key of initial rows.
       of_rows: Rows of the table with all its parts.
       slots: What each slot starts as.
+      bound: The table's ``initial_bound``, None for 1/sqrt(rows), as in checkpoints of versions without it.
     """
 
     key: list[int]
     of_rows: int
     slots: dict[str, float]
+    bound: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -168,7 +168,13 @@ class SavedTable:
         assert first is not None
         of_rows = None if first.of_rows == shape.rows else first.of_rows
         config = TableConfig(
-            name=shape.name, rows=shape.rows, dim=shape.dim, dtype=shape.dtype, tier="host", of_rows=of_rows
+            name=shape.name,
+            rows=shape.rows,
+            dim=shape.dim,
+            dtype=shape.dtype,
+            tier="host",
+            of_rows=of_rows,
+            initial_bound=first.bound,
         )
         alone = [TableConfig(name=shape.name, rows=shape.rows, dim=shape.dim, dtype=shape.dtype, tier="host")]
         layout = EmbeddingLayout.build(alone, [FeatureConfig(name=shape.name, table=shape.name)])

@@ -91,7 +91,7 @@ class HostTable:
             values=allocate((stack.rows, stack.dim), np.dtype(jnp.dtype(stack.dtype)), name=stack.name, **place),
             slots=slots,
             initial_slots={name: optimizer.initial_slot(name) for name in shapes},
-            tables=table_records(stack.bases, keys, np.array([scale(t.table_rows) for t in stack.tables], np.float32)),
+            tables=table_records(stack.bases, keys, np.array([scale(t) for t in stack.tables], np.float32)),
             made=allocate(name=f"{stack.name}.made", **bitmap),
             dirty=allocate(name=f"{stack.name}.dirty", **bitmap),
         )

@@ -39,8 +39,9 @@ class TableKey(nnx.Variable):
 class EmbeddingCollection(nnx.Module):
     """All embedding tables of a model, each in its tier: whole on the device, or as the cores of a tensor train.
 
-    An uncompressed table starts uniform in ±1/sqrt(rows), as in the reference DLRM; one of tier "tt" starts as
-    ``tt_init`` draws it. The first part of a table in parts starts with the same rows as the whole table would.
+    An uncompressed table starts uniform in ±``TableConfig.bound``, 1/sqrt(rows) unless given; one of tier "tt" starts
+    with the variance of such rows, as ``tt_init`` draws it. The first part of a table in parts starts with the same
+    rows as the whole table would.
     Rows of tier "host", and those that a plan places, are not in here: a step is given their stores (``jrec.nn.step``).
 
     Args:

@@ -69,9 +69,15 @@ class TTStack(nnx.Module):
     def __init__(self, stack: Stack, key: jax.Array, *, options: TTOptions):
         if stack.tt_shape is None:
             raise ValueError(f"stack {stack.name} is uncompressed, not a tensor-train table")
-        table = stack.tables[0].name
+        table, bound = stack.tables[0].name, stack.tables[0].initial_bound
         self.shape: TTShape = stack.tt_shape
-        cores = tt_init(self.shape, table_key(key, table), initializer=options.initializer, dtype=stack.dtype)
+        cores = tt_init(
+            self.shape,
+            table_key(key, table),
+            initializer=options.initializer,
+            variance=None if bound is None else bound**2 / 3,
+            dtype=stack.dtype,
+        )
         self.cores = nnx.List([TTCore(core) for core in cores])
         self.cache_config: TTCacheConfig | None = options.caches.get(table)
         self.cached = nnx.Dict({})

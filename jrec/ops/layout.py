@@ -31,6 +31,8 @@ POOLINGS: tuple[str, ...] = get_args(Pooling)
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_TABLE_ROWS = 2**32 - 1
 """Row numbers fit uint32, and one value past the last stands for padding."""
+BOUNDS = (1e-6, 1e4)
+"""Least and greatest bound of initial rows: their least element is a normal float32, their greatest a float16."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,10 @@ class TableConfig:
     Its ``tier`` says where the rows live, in the words of plans: each on one of the devices ("sharded"), each on every
     device ("replicated"; with one device there is no difference), in memory of the "host", or as tensor-train cores of
     ``tt_shape`` ("tt"). A plan may place single rows of an uncompressed table elsewhere.
+
+    Rows begin uniform in ±``initial_bound``, 1/sqrt(rows) unless given, as in the reference DLRM; cores of a tensor
+    train begin with the variance of such rows. A greater bound lets products of rows tell from the first step whether
+    two ids are the same, also in a large table.
 
     A stack has one row optimizer. Tables that are trained by another one than the rest, or not at all, have a ``group``
     of their own, any text, and so are in another stack (``jrec.nn.SparseOptimizer``).
@@ -61,6 +67,7 @@ class TableConfig:
     group: str = ""
     first_row: int = 0
     of_rows: int | None = None
+    initial_bound: float | None = None
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -74,6 +81,11 @@ class TableConfig:
             raise ValueError(f"table {self.name!r} has dim {self.dim}; dims from 1 to 4096 are supported")
         if self.dtype not in DTYPES:
             raise ValueError(f"table {self.name!r} has dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}")
+        if self.initial_bound is not None and not BOUNDS[0] <= self.initial_bound <= BOUNDS[1]:
+            raise ValueError(
+                f"table {self.name!r} has initial_bound {self.initial_bound}; choose one from {BOUNDS[0]:g} to"
+                f" {BOUNDS[1]:g}, or None for 1/sqrt(rows)"
+            )
         if self.tier not in TIERS:
             raise ValueError(f"table {self.name!r} has tier {self.tier!r}; choose one of {', '.join(TIERS)}")
         if (self.tier == "tt") != (self.tt_shape is not None):
@@ -115,6 +127,11 @@ class TableConfig:
     def table_rows(self) -> int:
         """Rows of the table with all its parts."""
         return self.rows if self.of_rows is None else self.of_rows
+
+    @property
+    def bound(self) -> float:
+        """The rows' elements begin uniform within plus and minus this."""
+        return self.table_rows**-0.5 if self.initial_bound is None else self.initial_bound
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

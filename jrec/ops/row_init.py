@@ -55,7 +55,7 @@ def is_threefry(key: jax.Array) -> bool:
 
 
 def init_rows(table: TableConfig, key: jax.Array) -> jax.Array:
-    """Uniform in ±1/sqrt(rows), as in the reference DLRM; of a part, the rows that the whole table has there.
+    """Uniform in ±``table.bound``; of a part, the rows that the whole table has there.
 
     Makes the random bits of the whole table at once; ``init_stack_rows`` gives the same rows in less memory.
 
@@ -67,7 +67,7 @@ def init_rows(table: TableConfig, key: jax.Array) -> jax.Array:
       (rows, dim) of the table's dtype.
     """
     bits = jax.random.bits(table_key(key, table.name), (table.rows, table.dim), jnp.uint32)
-    return _from_bits(bits, scale(table.table_rows), table.dtype)
+    return _from_bits(bits, scale(table), table.dtype)
 
 
 def init_stack_rows(
@@ -123,7 +123,7 @@ def init_rows_at(
     # A single table is not searched for: the addresses of one of 2^31 rows or more would seem to lie before it.
     table = jnp.searchsorted(starts, addresses, side="right") - 1 if len(tables) > 1 else jnp.zeros_like(addresses)
     keys = table_keys(key, [t.name for t in tables])[table]
-    scales = jnp.asarray([_scale(t.table_rows) for t in tables], jnp.float32)[table]
+    scales = jnp.asarray([_scale(t) for t in tables], jnp.float32)[table]
     # The number of an element, row * dim + column, in two words: Threefry's counter.
     row, width = (addresses - starts[table]).astype(jnp.uint32), jnp.uint32(dim)
     upper, lower = (row >> 16) * width, (row & jnp.uint32(0xFFFF)) * width
@@ -147,12 +147,12 @@ def init_rows_of_keys(tables: Sequence[TableConfig], key: jax.Array, numbers: ja
       words: (n, 2) uint32, upper and lower half of each 64-bit key.
 
     Returns:
-      (n, dim) of the tables' dtype, uniform in ±1/sqrt(rows).
+      (n, dim) of the tables' dtype, uniform in ± their tables' ``bound``.
     """
     dim = tables[0].dim
     of_tables = table_keys(jax.random.wrap_key_data(key, impl="threefry2x32"), [t.name for t in tables])[numbers]
     own = jax.vmap(threefry_2x32)(of_tables, words)
-    scales = jnp.asarray([_scale(t.table_rows) for t in tables], jnp.float32)[numbers]
+    scales = jnp.asarray([_scale(t) for t in tables], jnp.float32)[numbers]
     counter = jnp.concatenate([jnp.zeros(dim, jnp.uint32), jnp.arange(dim, dtype=jnp.uint32)])
     bits = jax.vmap(threefry_2x32, in_axes=(0, None))(own, counter)
     return _from_bits(bits[:, :dim] ^ bits[:, dim:], scales[:, None], tables[0].dtype)
@@ -167,10 +167,10 @@ def _from_bits(bits: jax.Array, scales: jax.Array, dtype: str) -> jax.Array:
     return (odd.astype(jnp.float32) * scales).astype(dtype)
 
 
-def scale(rows: int) -> jax.Array:
+def scale(table: TableConfig) -> jax.Array:
     """What odd integers within ±2^24 are multiplied by, () float32."""
-    return jnp.float32(_scale(rows))
+    return jnp.float32(_scale(table))
 
 
-def _scale(rows: int) -> float:
-    return rows**-0.5 * 2.0**-24
+def _scale(table: TableConfig) -> float:
+    return table.bound * 2.0**-24

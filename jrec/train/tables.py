@@ -220,7 +220,10 @@ def _parts(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier
     dim, dtype = config.model.table_dim, config.model.table_dtype
     tier = config.tables.tier if named in (None, "tt") else named
     group = config.optimizer.embedding.group(table.name)
-    whole: dict[str, Any] = {"name": table.name, "dim": dim, "dtype": dtype, "tier": tier, "group": group}
+    own = config.tables.overrides.get(table.name, TableOverride()).initial_bound
+    common: dict[str, Any] = {"name": table.name, "dim": dim}
+    common["initial_bound"] = config.tables.initial_bound if own is None else own
+    whole: dict[str, Any] = common | {"dtype": dtype, "tier": tier, "group": group}
     if shape is None:
         return [TableConfig(rows=table.rows, **whole)]
     core_dtype = config.tables.tt.dtype or dtype
@@ -228,7 +231,7 @@ def _parts(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier
         raise ConfigError(
             "model.table_dtype is 'float16', but cores are float32 or bfloat16; set tables.tt.dtype to one of them"
         )
-    cores: dict[str, Any] = {"name": table.name, "dim": dim, "dtype": core_dtype, "tier": "tt", "tt_shape": shape}
+    cores: dict[str, Any] = common | {"dtype": core_dtype, "tier": "tt", "tt_shape": shape}
     if not (first := table.rows - shape.rows):
         return [TableConfig(rows=table.rows, **cores)]
     return [

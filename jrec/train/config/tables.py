@@ -16,6 +16,7 @@ Amount = Annotated[float, Range(minimum=0)]
 Rank = Annotated[int, Range(minimum=1, maximum=65536)]
 Ahead = Annotated[int, Range(minimum=0, maximum=1024)]  # threads, or batches under way
 DEVICE = Formerly("device", "sharded")
+Bound = Annotated[float, Range(minimum=1e-6, maximum=1e4)]  # as of TableConfig
 Cores = Annotated[int, Range(minimum=2, maximum=4)]
 
 
@@ -118,6 +119,7 @@ class TableOverride(Section):
       ranks: One rank per bond, in place of ``rank``.
       cores: The number of cores, in place of ``tables.tt.cores``.
       whole_rows: The number of uncompressed rows, in place of ``tables.tt.whole_rows``; shapes are of the other rows.
+      initial_bound: The bound of the table's initial rows, in place of ``tables.initial_bound``.
       row_factors, dim_factors: The factors of every core, for a shape that is not searched for; both or none.
       capacity, admit_after, evict: In place of the keys of ``tables.growth``.
     """
@@ -127,6 +129,7 @@ class TableOverride(Section):
     ranks: tuple[Rank, ...] | None = None
     cores: Cores | None = None
     whole_rows: Count | None = None
+    initial_bound: Bound | None = None
     row_factors: tuple[Positive, ...] | None = None
     dim_factors: tuple[Positive, ...] | None = None
     capacity: Annotated[int, Range(minimum=2, maximum=2**31 - 1)] | None = None
@@ -154,6 +157,7 @@ class TablesConfig(Section):
         row on one of the devices, by the run's plan or in turn; "replicated" keeps it on all of them; "host" keeps it
         in host memory and lends the devices the batch's rows.
       implementation: "auto" chooses by platform and shape; a named one never falls back to another.
+      initial_bound: Rows begin uniform within plus and minus this (``TableConfig``); 1/sqrt(rows) unless given.
       tt: Tensor-train tables.
       host: Tables in host memory.
       growth: Tables that grow.
@@ -162,6 +166,7 @@ class TablesConfig(Section):
 
     tier: Annotated[Literal["sharded", "replicated", "host"], DEVICE] = "sharded"
     implementation: Literal["auto", "xla", "native", "pallas"] = "auto"
+    initial_bound: Bound | None = None
     tt: TTSection = dataclasses.field(default_factory=TTSection)
     host: HostSection = dataclasses.field(default_factory=HostSection)
     growth: GrowthSection = dataclasses.field(default_factory=GrowthSection)
