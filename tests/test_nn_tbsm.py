@@ -115,7 +115,8 @@ def reference(model, numbers, tables, ids, dense):
         scores[begin:] = [z @ (a.T @ a if config.inner == "definite" else a) @ target for z in history]
         weights = sigmoid(mlp(("attention", h, "mlp"), scores, activate_last=False))
         context = sum((w * z for w, z in zip(weights[begin:], history, strict=True)), np.zeros(len(target)))
-        return mlp(("top", h), np.concatenate([context, target]), activate_last=False)[0]
+        seen = [context, target, *([scores] if config.top_with == "products" else [])]
+        return mlp(("top", h), np.concatenate(seen), activate_last=False)[0]
 
     logits = []
     for e, (user, items, categories) in enumerate(zip(rows["user"], rows["items"], rows["categories"], strict=True)):
@@ -147,6 +148,7 @@ def activations_of(model, batch):
 
 
 OTHER = {"inner": "indefinite", "interaction": "concat", "bottom_mlp": (3,), "num_dense": 3, "heads": 2}
+OTHER |= {"top_with": "products"}
 
 
 @pytest.mark.parametrize(
@@ -350,6 +352,7 @@ def test_a_compressed_table_works_with_histories():
         ({"tower_mlp": ()}, "need a layer each"),
         ({"inner": "cosine"}, "inner 'cosine' is unknown; choose dot or indefinite or definite"),
         ({"heads": 0}, "heads is 0"),
+        ({"top_with": "scores"}, "top_with 'scores' is unknown; choose context or products"),
         ({"bottom_mlp": (3,)}, r"they are \[3, 4\]"),
     ],
 )

@@ -8,10 +8,12 @@ import pytest
 from tbsm_config import SHIPPED, SMALL
 
 from jrec import cli
+from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
 from jrec.run.checkpoint import flatten
+from jrec.train.build import build_layout, fingerprint
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
@@ -54,6 +56,15 @@ def test_a_run_learns_from_histories_and_is_evaluated(device_run, dataset):
     dense = [1 * 4 + 4, 10 * 8 + 8 + 8 * 7 + 7, 20 * 6 + 6 + 6 * 20 + 20, 7 * 7, 14 * 12 + 12 + 12 + 1]
     assert device_run.parameters["dense"]["parameters"] == sum(dense)
     assert device_run.parameters["d4_float32"]["parameters"] == 3 * 64 * 4
+
+
+def test_checkpoints_of_versions_without_products_in_the_top_mlp_are_of_the_same_model(configure, dataset):
+    def model(*overrides):
+        config, schema = configure(*overrides), Schema.load(dataset)
+        return fingerprint(config, build_layout(config, schema), schema)["model"]["tbsm"]
+
+    assert "top_with" not in model()
+    assert model("model.tbsm.top_with=products") == model() | {"top_with": "products"}
 
 
 @pytest.mark.slow

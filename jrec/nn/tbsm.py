@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jrec.batch import Batch
 from jrec.nn.embeddings import EmbeddingCollection
 from jrec.nn.interaction import dot_interaction
 from jrec.nn.mlp import MLP
-from jrec.nn.tbsm_layers import Inner, TimeSeriesLayer, on_sphere, places
+from jrec.nn.tbsm_layers import Inner, TimeSeriesLayer, TopWith, on_sphere, places
 from jrec.nn.tt_stack import TTOptions
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig
@@ -47,6 +47,9 @@ class TBSMConfig:
       inner: The product of the steps with the target; see ``TimeSeriesLayer``.
       heads: Time-series layers, each with its own parameters and top MLP. The probabilities of several go through one
         more MLP, of ``heads + 4`` hidden units.
+      top_with: What the top MLP sees beside the target's vector: the "context" alone, as in the paper, or the steps'
+        "products" with the target, too. These tell the top MLP directly that a step is like the target; through
+        the context it has to learn that from weights and target, for which a small log has too few examples.
       compute_dtype: The dtype of every computation but the projection onto the sphere; parameters stay float32.
     """
 
@@ -59,6 +62,7 @@ class TBSMConfig:
     interaction: Literal["dot", "concat"] = "dot"
     inner: Inner = "definite"
     heads: int = 1
+    top_with: TopWith = "context"
     compute_dtype: str = "float32"
 
     def __post_init__(self) -> None:
@@ -70,7 +74,8 @@ class TBSMConfig:
             raise ValueError(
                 f"bottom_mlp {list(self.bottom_mlp)} and tower_mlp {list(self.tower_mlp)} need a layer each"
             )
-        for name, choices in (("interaction", ("dot", "concat")), ("inner", ("dot", "indefinite", "definite"))):
+        known = {"interaction": ("dot", "concat"), "inner": get_args(Inner), "top_with": get_args(TopWith)}
+        for name, choices in known.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} {getattr(self, name)!r} is unknown; choose {' or '.join(choices)}")
         if self.heads < 1:
@@ -87,7 +92,8 @@ class TBSM(nnx.Module):
 
     One DLRM, the *tower*, makes each step's vector from its place in time, its own features and the features that all
     steps share (such as the user). Vectors are projected onto the unit sphere. Time-series layers weigh the history's
-    steps by their products with the target's vector (``TimeSeriesLayer``), and a top MLP sees their sum beside it.
+    steps by their products with the target's vector (``TimeSeriesLayer``), and a top MLP sees their sum beside it, with
+    ``top_with`` "products" those products, too.
 
     The steps of a history are in order of time. It may be shorter than ``max_length``, or empty: padding never changes
     a logit, and gets no gradient. A step counts where all features of ``histories`` have an id.
@@ -139,8 +145,9 @@ class TBSM(nnx.Module):
             TimeSeriesLayer(width, self.steps, config.attention_mlp, inner=config.inner, dtype=dtype, rngs=rngs)
             for _ in range(config.heads)
         )
+        seen = 2 * width + (self.steps if config.top_with == "products" else 0)
         self.top = nnx.List(
-            MLP((2 * width, *config.top_mlp), activate_last=False, dtype=dtype, rngs=rngs) for _ in range(config.heads)
+            MLP((seen, *config.top_mlp), activate_last=False, dtype=dtype, rngs=rngs) for _ in range(config.heads)
         )
         joint = (config.heads, config.heads + 4, 1)
         self.joint = MLP(joint, activate_last=False, dtype=dtype, rngs=rngs) if config.heads > 1 else None
@@ -160,10 +167,11 @@ class TBSM(nnx.Module):
         history = self._vectors(dense, place, {n: vectors[self.config.history_of.get(n, n)] for n in self.own})
         target = self._vectors(dense, jnp.full_like(place[:, :1], self.steps), {n: vectors[n] for n in self.own})[:, 0]
         taken = present[:, :, None] & (place[:, :, None] == jnp.arange(self.steps, dtype=jnp.int32)[None, None, :])
-        heads = [
-            top(jnp.concatenate([attention(target, history, taken.astype(dtype)), target], axis=1))
-            for attention, top in zip(self.attention, self.top, strict=True)
-        ]
+        heads = []
+        for attention, top in zip(self.attention, self.top, strict=True):
+            context, products = attention.attend(target, history, taken.astype(dtype))
+            seen = [context, target, *((products,) if self.config.top_with == "products" else ())]
+            heads.append(top(jnp.concatenate(seen, axis=1)))
         logits = heads[0] if self.joint is None else self.joint(jax.nn.sigmoid(jnp.concatenate(heads, axis=1)))
         return logits[:, 0].astype(jnp.float32)
 

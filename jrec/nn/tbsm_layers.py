@@ -12,6 +12,7 @@ from flax import nnx
 from jrec.nn.mlp import MLP
 
 Inner = Literal["dot", "indefinite", "definite"]
+TopWith = Literal["context", "products"]
 _EPSILON = 1e-12
 
 
@@ -39,17 +40,25 @@ class TimeSeriesLayer(nnx.Module):
         self.mlp = MLP((steps, *mlp, steps), activate_last=False, dtype=dtype, rngs=rngs)
 
     def __call__(self, target: jax.Array, history: jax.Array, place: jax.Array) -> jax.Array:
-        """The context, (batch, width).
+        """The context, (batch, width); see ``attend``."""
+        return self.attend(target, history, place)[0]
+
+    def attend(self, target: jax.Array, history: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The context, and the products that its weights are made of.
 
         Args:
           target: (batch, width).
           history: (batch, steps, width), in any order.
           place: (batch, steps, steps) of the vectors' dtype, 1 where a step of the history takes a place in time; all 0
             for padding, which then contributes nothing.
+
+        Returns:
+          (batch, width), the context, and (batch, steps), the products by place in time, 0 where there is no step.
         """
-        scores = jnp.einsum("bld,bd->bl", history, self._transformed(target))
-        weights = jax.nn.sigmoid(self.mlp(jnp.einsum("bl,blq->bq", scores, place)))
-        return jnp.einsum("bl,bld->bd", jnp.einsum("bq,blq->bl", weights, place), history)
+        products = jnp.einsum("bld,bd->bl", history, self._transformed(target))
+        products = jnp.einsum("bl,blq->bq", products, place)
+        weights = jax.nn.sigmoid(self.mlp(products))
+        return jnp.einsum("bl,bld->bd", jnp.einsum("bq,blq->bl", weights, place), history), products
 
     def _transformed(self, target: jax.Array) -> jax.Array:
         """The vectors that the steps are multiplied with, (batch, width): the target under the inner product."""

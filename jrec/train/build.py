@@ -199,6 +199,8 @@ def _model_fingerprint(model: ModelConfig, num_dense: int) -> dict[str, Any]:
     keys = dataclasses.asdict(model)
     if model.kind == "dlrm":
         del keys["tbsm"]
+    elif model.tbsm.top_with == "context":
+        del keys["tbsm"]["top_with"]
     if not model.wide:
         del keys["wide"]
     if model.interaction != "dcn":

@@ -24,6 +24,8 @@ class TBSMSection(Section):
       attention_mlp: Hidden widths of the time-series layer's MLP.
       inner: The product of the steps with the target: "dot", or by a matrix A "indefinite" and by A'A "definite".
       heads: The number of time-series layers.
+      top_with: What the top MLP sees beside the target: the steps' weighted sum alone ("context"), or the steps'
+        products with the target, too ("products").
     """
 
     histories: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -31,3 +33,4 @@ class TBSMSection(Section):
     attention_mlp: tuple[Width, ...] = (15, 15)
     inner: Literal["dot", "indefinite", "definite"] = "definite"
     heads: Annotated[int, Range(minimum=1, maximum=1024)] = 1
+    top_with: Literal["context", "products"] = "context"
