@@ -85,10 +85,12 @@ def test_every_candidate_loads_and_builds_a_model_of_the_dataset(sequences, tmp_
         model, _ = build_modules(config, schema, build_layout(config, schema), total_steps=1, abstract=True)
         assert model.embeddings.layout.features[0][1] == candidate.dim
         assert {name for name, own in config.optimizer.embedding.tables.items() if own.frozen} == set(candidate.frozen)
+        assert {name: own.initial_bound for name, own in config.tables.overrides.items()} == candidate.bounds
         assert config.checkpoint.keep_best
         assert (config.epochs == 1) == (examples >= LARGE)
     of_history = [c for c in candidates(facts) if c.frozen]
     assert [(c.kind, c.frozen) for c in of_history] == [(kind, ("user id", "item")) for kind in ("dlrm", "tbsm")]
+    assert all(set(c.bounds) == {"kind"} for c in of_history)
     assert "Adam" in candidates(dataclasses.replace(facts, examples=10_000_000))[0].name
     huge = dataclasses.replace(facts, tables={"user id": 300_000_000})
     assert not any("Adam" in c.name for c in candidates(huge))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,7 @@ class Candidate:
       top: Widths of the hidden layers over the interaction.
       rows: The row optimizer and its learning rate.
       frozen: Tables whose rows keep their small first values, so that their features hardly count.
+      bounds: By table, the bound of initial rows that are longer than others.
       kind: "dlrm", or "tbsm" over the dataset's histories.
       rate: The learning rate of dense parameters.
     """
@@ -93,6 +94,7 @@ class Candidate:
     top: tuple[int, ...]
     rows: tuple[str, float]
     frozen: tuple[str, ...] = ()
+    bounds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     kind: str = "dlrm"
     rate: float = 0.001
 
@@ -171,9 +173,10 @@ def candidates(facts: Facts) -> list[Candidate]:
         frozen = tuple(name for name in facts.tables if name != kept)
         name = f"products with the history of {coarsest}, whose rows alone are trained"
         rows = ("rowwise_adagrad", 0.1)
-        candidates.append(Candidate(name=name, interaction="dot", dim=64, top=top, rows=rows, frozen=frozen))
+        own: dict[str, Any] = {"frozen": frozen, "bounds": {kept: 0.2}}
+        candidates.append(Candidate(name=name, interaction="dot", dim=64, top=top, rows=rows, **own))
         name = f"attention over the history (TBSM), where the rows of {coarsest} alone are trained"
-        own = {"kind": "tbsm", "interaction": "concat", "rate": 0.002, "frozen": frozen}
+        own |= {"kind": "tbsm", "interaction": "concat", "rate": 0.002, "bounds": {kept: 1.0}}
         candidates.append(Candidate(name=name, dim=32, top=(32,), rows=rows, **own))
     return candidates
 
@@ -227,6 +230,12 @@ def _model(facts: Facts, candidate: Candidate) -> Iterator[Key]:
         yield Key(section="model.tbsm", name="histories", value=facts.histories)
         yield Key(section="model.tbsm", name="tower_mlp", value=[64], reason="over a step's embeddings")
         yield Key(section="model.tbsm", name="attention_mlp", value=[16, 16])
+        why = "they tell at once how like the target the steps are"
+        yield Key(section="model.tbsm", name="top_with", value="products", reason=why)
+    for table, bound in candidate.bounds.items():
+        why = "long enough for products to tell from the first step which ids are the same"
+        key = f"tables.overrides.{toml_key(table)}"
+        yield Key(section=key, name="initial_bound", value=bound, reason=why)
 
 
 def _rates(facts: Facts, candidate: Candidate) -> Iterator[Key]:
