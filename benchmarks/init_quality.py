@@ -1,7 +1,8 @@
 """Test AUC of what `jrec init` writes, as it is, against logistic regression and popularity, on real click logs.
 
 Each log is prepared, `jrec init` writes one configuration, and `jrec train` trains it once a seed. The baselines are
-those of the run's own report; of Taobao's sequences, also the rule "is the target's category in the history?".
+those of the run's own report; of Taobao's sequences, also the rules "is the target's category in the history?" and "how
+often is it?".
 
 The rules and candidates of `jrec init` were found on the valid splits of the logs named TUNED, before any of the
 others was trained on; HELD_OUT are only judged.
@@ -74,7 +75,7 @@ def _judge(report: harness.Report, log: str, folder: pathlib.Path, seeds: list[i
             name: content["baselines"][name]["splits"]["test"]["auc"] for name in ("logistic_regression", "popularity")
         }
     if log.startswith("taobao_sequences"):
-        baselines["category in history"] = rules(data)["category in history"]
+        baselines |= {name: auc for name, auc in rules(data).items() if name.endswith("in history")}
     for name, auc in baselines.items():
         report.add(case, f"test auc, {name}", auc, "auc")
     report.add(case, "test auc, mean", statistics.mean(aucs), "auc")

@@ -345,7 +345,7 @@ def test_papers_architectures():
         model = shipped[name]
         assert (model.embedding_dim, model.bottom_mlp, model.top_mlp) == architecture
     assert shipped["tbsm_taobao"].tbsm.tower_mlp == (15, 15)
-    assert {"quickstart", "movielens", "taobao"} <= set(shipped)
+    assert {"quickstart", "movielens", "taobao", "tbsm_taobao_sample"} <= set(shipped)
 
 
 @pytest.mark.parametrize("name", ROW_OPTIMIZERS)

@@ -210,6 +210,8 @@ def test_popularity_of_the_benchmark_is_a_count_of_positives_in_train(tmp_path):
         expected[f"popularity of {name}"] = sklearn.metrics.roc_auc_score(labels, scores)
     known = [e["category_id"] in e["category_history"] for e in test]
     expected["category in history"] = sklearn.metrics.roc_auc_score(labels, known)
+    times = [e["category_history"].count(e["category_id"]) for e in test]
+    expected["times of category in history"] = sklearn.metrics.roc_auc_score(labels, times)
     assert rules(tmp_path / "out") == pytest.approx(expected, abs=1e-6)
 
 
