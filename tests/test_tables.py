@@ -5,6 +5,7 @@ import types
 import jax
 import pytest
 
+from jrec.data.schema import Table
 from jrec.errors import ConfigError
 from jrec.ops.tt import TTShape
 from jrec.run.step import compile_run
@@ -21,9 +22,7 @@ def schema(rows=ROWS):
         for n in rows
         if n != "unread"
     ]
-    return types.SimpleNamespace(
-        tables=[types.SimpleNamespace(name=n, rows=r) for n, r in rows.items()], categorical=features
-    )
+    return types.SimpleNamespace(tables=[Table(name=n, rows=r) for n, r in rows.items()], categorical=features)
 
 
 def config(tables, **model):
