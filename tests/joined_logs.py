@@ -18,6 +18,9 @@ column = "born"
 quantiles = 4
 [[categorical]]
 column = "home"
+[[categorical]]
+column = "id"
+name = "person"
 """
 ITEMS = """
 [[dense]]
@@ -46,6 +49,7 @@ column = "user"
 """
 PREJOINED = f"{LOG}{USERS.partition('[[categorical]]')[0]}{ITEMS.partition('[[categorical]]')[0]}"
 PREJOINED += "".join(text[text.index("[[categorical]]") :] for text in (USERS, ITEMS))
+PREJOINED = PREJOINED.replace('column = "id"', 'column = "person"')
 JOINED = f"""{LOG}
 [[join]]
 file = "side/users.csv.gz"
@@ -56,7 +60,7 @@ name = "users"
 [[join]]
 file = "items.parquet"
 key = "item"
-{ITEMS.replace("[[", "[[join.")}
+{ITEMS.replace("[[", "[[join.").removesuffix('separator = "|"\n')}lists = true
 """
 
 
@@ -93,6 +97,7 @@ def write(folder: pathlib.Path, rows: int = 600, *, seed: int = 0, absent: bool 
     text = "\n".join(",".join(map(str, line)) for line in lines) + "\n"
     (folder / "side/users.csv.gz").write_bytes(gzip.compress(text.encode()))
     columns = {"item": list(items)} | {n: [one[n] for one in items.values()] for n in items["i0"]}
+    columns["related"] = [text.split("|") if text else None for text in columns["related"]]
     pq.write_table(pa.table(columns), folder / "items.parquet")
     log, whole = [], []
     for _ in range(rows):
@@ -101,9 +106,11 @@ def write(folder: pathlib.Path, rows: int = 600, *, seed: int = 0, absent: bool 
         )
         line = {"click": str(rng.integers(0, 2)), "at": str(rng.integers(0, 10**6)), "user": user, "item": item}
         log.append(line)
-        whole.append(
-            line | users.get(user, dict.fromkeys(users["u0"], "")) | items.get(item, dict.fromkeys(items["i0"], ""))
+        of_user, of_item = (
+            users.get(user, dict.fromkeys(users["u0"], "")),
+            items.get(item, dict.fromkeys(items["i0"], "")),
         )
+        whole.append(line | of_user | {"person": user if user in users else ""} | of_item)
     for name, content in (("log.csv", log), ("prejoined.csv", whole)):
         with (folder / name).open("w", newline="") as file:
             writer = csv.DictWriter(file, list(content[0]), lineterminator="\n")

@@ -54,7 +54,7 @@ def test_splits_of_their_own(tmp_path):
 
 def test_small_blocks_and_skipped_lines(tmp_path, monkeypatch):
     joined_logs.write(tmp_path)
-    for name, width in (("log.csv", 4), ("prejoined.csv", 11)):
+    for name, width in (("log.csv", 4), ("prejoined.csv", 12)):
         lines = (tmp_path / name).read_text().splitlines()
         lines[7] = ",".join(["2", *lines[7].split(",")[1:]])
         lines[90] = "1," * (width + 3)
@@ -260,6 +260,9 @@ def test_the_command_and_a_file_without_header(tmp_path, capsys):
     command = ["prepare", "csv", "--schema", str(schema), "--input", str(tmp_path / "log.csv"), *out]
     assert cli.main(command) == 2
     assert "side/users.csv.gz does not exist" in capsys.readouterr().err
+    guessing = ["prepare", "csv", "--input", str(tmp_path / "log.csv"), "--join", "users=x", *out]
+    assert cli.main(guessing) == 2
+    assert "--join names files that a schema joins; give it with --schema" in capsys.readouterr().err
     elsewhere = f"users={tmp_path / 'elsewhere.csv'}"
     assert cli.main([*command, "--join", elsewhere, "--join", elsewhere]) == 2
     assert "--join names 'users' more than once" in capsys.readouterr().err

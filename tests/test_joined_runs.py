@@ -68,7 +68,8 @@ def test_predictions_have_the_scores_of_the_evaluation(tmp_path, capsys):
     assert "give its place with --join users=FILE" in capsys.readouterr().err
 
     columns = {
-        name: [line[name] or None for line in lines] for name in ("user", "age", "born", "home", "price", "related")
+        name: [line[name] or None for line in lines]
+        for name in ("user", "age", "born", "home", "person", "price", "related")
     }
     columns["age"] = [None if value == "NA" else value for value in columns["age"]]
     columns["tags"] = [line["tags"].split("|") if line["tags"] else [] for line in lines]

@@ -221,6 +221,8 @@ def _guess(args: argparse.Namespace) -> int:
     from jrec.data.schema import DatasetError
     from jrec.data.splits import flat
 
+    if args.join:
+        raise DatasetError("--join names files that a schema joins; give it with --schema")
     inputs = _inputs(args)
     first = named((inputs if isinstance(inputs, list) else flat(inputs))[0])
     path = pathlib.Path(f"{args.out.rstrip('/')}.schema.toml")

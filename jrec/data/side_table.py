@@ -1,4 +1,4 @@
-"""A file that joins a log, in memory: 8 bytes a number or value, 24 to 48 a row, and the texts of 8 bytes or more."""
+"""A file that joins a log, in memory: 8 bytes a number or value, 24 to 56 a row, and the texts of 8 bytes or more."""
 
 from __future__ import annotations
 
