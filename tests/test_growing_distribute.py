@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import itertools
 import pathlib
 import socket
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -161,6 +163,33 @@ def test_a_second_feed_begins_where_the_steps_ended():
             run.feed(map(columns, range(5, STEPS)), dense=DENSE)
         batch.feed.close()
         follows(run, losses + steps_of(run, range(5, STEPS), workers=0))
+
+
+def test_a_closed_feed_that_still_reads_changes_nothing():
+    """Its iterable gives one more batch when the next feed is under way."""
+    waiting, go_on = threading.Event(), threading.Event()
+
+    def slow():
+        yield from map(columns, range(5))
+        waiting.set()
+        go_on.wait(60)
+        yield columns(77)
+
+    with placed("device") as run:
+        step, losses = run.compile(), []
+        feed = run.feed(slow(), dense=DENSE, workers=1)
+        losses = [float(step(batch)[0]) for batch in itertools.islice(feed, 5)]
+        assert waiting.wait(60)
+        feed.close()
+        with run.feed(map(columns, range(5, STEPS)), dense=DENSE, workers=0) as later:
+            for number, batch in enumerate(later):
+                losses.append(float(step(batch)[0]))
+                if number == 1:
+                    go_on.set()
+                    for thread in threading.enumerate():
+                        if thread.name == "jrec-read":
+                            thread.join(60)
+        follows(run, losses)
 
 
 @pytest.mark.parametrize("row", [ops.Adam(learning_rate=0.01), ops.RowWiseAdagrad(learning_rate=0.1)])

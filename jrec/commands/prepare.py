@@ -129,7 +129,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         help="hash the values of tables that would have more rows",
     )
     parser.add_argument(
-        "--growing", type=_names, metavar="TABLE[,TABLE]",
+        "--growing", metavar="TABLE[,TABLE]",
         help="store keys in the place of rows for these tables ('all' for all): training gives new values rows as they"
         " come, and takes rows from old ones ([tables.growth])",
     )  # fmt: skip
@@ -181,6 +181,8 @@ def run(args: argparse.Namespace) -> int:
     if shard_examples is None:
         shard_examples = max((1 << 20) // args.block_size, 1) * args.block_size
     learned = {name: value for name in _LEARNED if (value := getattr(args, name)) is not None}
+    if args.growing is not None:
+        learned["growing"] = _names(args.growing)
     if args.vocabulary_from is not None and learned:
         raise refuse_learned(next(iter(learned)), args.vocabulary_from)
     key_seed = learned.get("key_seed", 0) if args.vocabulary_from is None else dataset_key_seed(args.vocabulary_from)

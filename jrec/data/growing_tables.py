@@ -10,7 +10,8 @@ batch of the last step had been mapped: ``taken`` says how far the steps are.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -80,7 +81,7 @@ class GrowingTables:
         for feature, _ in layout.features:
             if feature.table in self._features:
                 self._features[feature.table].append(feature.name)
-        self._taken, self._peers = clocks.pop() if clocks else 0, peers
+        self._taken, self._peers, self._handed_out = clocks.pop() if clocks else 0, peers, False
 
     @property
     def names(self) -> frozenset[str]:
@@ -94,19 +95,33 @@ class GrowingTables:
         """What a packer needs to leave keys to ``map``; ``stored`` where columns are of a dataset, which holds keys."""
         return {name: Keys(stored=stored, key_seed=own.key_seed) for name, own in self._vocabularies.items()}
 
-    def map(self, columns: PreparedColumns) -> tuple[PreparedColumns, Grown]:
-        """Gives the keys of the next batch their rows.
+    def mapper(self) -> Callable[[PreparedColumns], tuple[PreparedColumns, Grown]]:
+        """A function that gives the keys of the next batch their rows, from the batch after the last step on.
 
-        Args:
-          columns: The batch's examples, with keys for the features of growing tables.
+        It takes the batch's examples, with keys for the features of growing tables, and returns them with rows for all
+        features, and what changed. What an earlier function has mapped, or still maps in a thread that is not done, is
+        of no consequence any more, unless a step has been taken on it.
 
-        Returns:
-          The same examples with rows for all features, and what changed.
+        Raises:
+          RuntimeError: If processes may have mapped different numbers of batches.
         """
-        ids, new, clock = dict(columns.ids), {}, self._taken
+        if self._handed_out:
+            if self._peers is not None and any(own.clock != self._taken for own in self._vocabularies.values()):
+                raise RuntimeError(
+                    "a feed was closed before all of its batches were taken, of which the processes have mapped"
+                    " different numbers; save the run, and restore it into a new one"
+                )
+            self._vocabularies = self.now()
+        self._handed_out = True
+        return functools.partial(self._map, self._vocabularies)
+
+    def _map(
+        self, vocabularies: Mapping[str, GrowingVocabulary], columns: PreparedColumns
+    ) -> tuple[PreparedColumns, Grown]:
+        ids, new, clock = dict(columns.ids), {}, 0
         own_keys = {table: _joined([ids[name] for name in names]) for table, names in self._features.items()}
         of_all, begins = self._of_all(own_keys)
-        for table, vocabulary in self._vocabularies.items():
+        for table, vocabulary in vocabularies.items():
             names = self._features[table]
             rows, changed = vocabulary.map(of_all[table])
             begin = begins[table]
@@ -139,20 +154,6 @@ class GrowingTables:
         self._taken = grown.clock
         for vocabulary in self._vocabularies.values():
             vocabulary.forget(grown.clock)
-
-    def rewind(self) -> None:
-        """Forgets the batches that were mapped, but whose steps will not be taken.
-
-        Raises:
-          RuntimeError: If processes may have mapped different numbers of them.
-        """
-        if any(vocabulary.clock != self._taken for vocabulary in self._vocabularies.values()):
-            if self._peers is not None:
-                raise RuntimeError(
-                    "a feed was closed before all of its batches were taken, of which the processes have mapped"
-                    " different numbers; save the run, and restore it into a new one"
-                )
-            self._vocabularies = self.now()
 
     def now(self) -> dict[str, GrowingVocabulary]:
         """By table, a copy of its vocabulary as of the last step."""

@@ -128,7 +128,7 @@ class DatasetVocabulary:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys:
-    """A table that grows: values become keys, which get rows batch by batch (``jrec.data.growing_tables``).
+    """A table that grows: values become keys, which get rows batch by batch (``GrowingTables.mapper``).
 
     Attributes:
       stored: Whether the values are keys already, as a dataset holds them.

@@ -135,7 +135,6 @@ class Run:
                     "tables of the run grow with the order of its batches, so that it has one feed at a time, and no"
                     " hot batches; take all batches of the other feed, or close it first"
                 )
-            growing.rewind()
             packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.keys()}
         reads_ahead = bool(self._state.tables) and not (self._in_place or hot)
         if reads_ahead and any(feed.reads_ahead for feed in self._feeds):

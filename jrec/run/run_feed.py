@@ -108,7 +108,8 @@ class ItemPacker:
     """Packs the items of a feed into batches of one size."""
 
     def __init__(self, packer: Packer, batch_size: int | None, shared: int, growing: GrowingTables):
-        self._packer, self._size, self._shared, self._growing = packer, batch_size, shared, growing
+        self._packer, self._size, self._shared = packer, batch_size, shared
+        self._map = growing.mapper() if growing else None
 
     def order(self, item: Any) -> tuple[Any, Grown | None]:
         """Sees the items in their order: the first one has the size of all, unless it was given.
@@ -119,10 +120,10 @@ class ItemPacker:
         Raises:
           ValueError: If tables grow, and the item is a packed batch.
         """
-        if self._growing:
+        if self._map is not None:
             if isinstance(item, Batch):
                 raise ValueError("a packed batch has rows, but tables of the run grow; give the feed columns of values")
-            prepared, grown = self._growing.map(self._packer.prepare(item))
+            prepared, grown = self._map(self._packer.prepare(item))
             self._size = prepared.examples if self._size is None else self._size
             return prepared, grown
         if self._size is None and not isinstance(item, Batch):

@@ -69,6 +69,7 @@ def train_batches(
     if not growing:
         loader = train_loader(config, schema, layout, transform=transform)
         return loader, loader.total_batches or 0
+    with_rows = growing.mapper()
     data, places, keys = config.data, _train_order(config, transform), growing.keys(stored=True)
     options: dict[str, Any] = {"on_bad_id": data.on_bad_id, "cast": places.cast, "growing": keys}
     packer = dataset_packer(data.path, schema, layout, **options)
@@ -86,7 +87,7 @@ def train_batches(
     )
 
     def order(batch: Gathered) -> tuple[Gathered, Grown]:
-        columns, grown = growing.map(batch.columns)
+        columns, grown = with_rows(batch.columns)
         return dataclasses.replace(batch, columns=columns), grown
 
     def pack(batch: Gathered) -> Batch:
