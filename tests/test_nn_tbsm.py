@@ -115,8 +115,8 @@ def reference(model, numbers, tables, ids, dense):
         scores[begin:] = [z @ (a.T @ a if config.inner == "definite" else a) @ target for z in history]
         weights = sigmoid(mlp(("attention", h, "mlp"), scores, activate_last=False))
         context = sum((w * z for w, z in zip(weights[begin:], history, strict=True)), np.zeros(len(target)))
-        seen = [context, target, *([scores] if config.top_with == "products" else [])]
-        return mlp(("top", h), np.concatenate(seen), activate_last=False)[0]
+        inputs = [context, target, *([scores] if config.top_with == "products" else [])]
+        return mlp(("top", h), np.concatenate(inputs), activate_last=False)[0]
 
     logits = []
     for e, (user, items, categories) in enumerate(zip(rows["user"], rows["items"], rows["categories"], strict=True)):

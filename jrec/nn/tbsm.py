@@ -145,9 +145,9 @@ class TBSM(nnx.Module):
             TimeSeriesLayer(width, self.steps, config.attention_mlp, inner=config.inner, dtype=dtype, rngs=rngs)
             for _ in range(config.heads)
         )
-        seen = 2 * width + (self.steps if config.top_with == "products" else 0)
+        inputs = 2 * width + (self.steps if config.top_with == "products" else 0)
         self.top = nnx.List(
-            MLP((seen, *config.top_mlp), activate_last=False, dtype=dtype, rngs=rngs) for _ in range(config.heads)
+            MLP((inputs, *config.top_mlp), activate_last=False, dtype=dtype, rngs=rngs) for _ in range(config.heads)
         )
         joint = (config.heads, config.heads + 4, 1)
         self.joint = MLP(joint, activate_last=False, dtype=dtype, rngs=rngs) if config.heads > 1 else None
@@ -170,8 +170,8 @@ class TBSM(nnx.Module):
         heads = []
         for attention, top in zip(self.attention, self.top, strict=True):
             context, products = attention.attend(target, history, taken.astype(dtype))
-            seen = [context, target, *((products,) if self.config.top_with == "products" else ())]
-            heads.append(top(jnp.concatenate(seen, axis=1)))
+            inputs = [context, target, *((products,) if self.config.top_with == "products" else ())]
+            heads.append(top(jnp.concatenate(inputs, axis=1)))
         logits = heads[0] if self.joint is None else self.joint(jax.nn.sigmoid(jnp.concatenate(heads, axis=1)))
         return logits[:, 0].astype(jnp.float32)
 
