@@ -154,7 +154,7 @@ class Encoder:
         batch_size: int,
         threads: int = _THREADS,
         joined: Mapping[str, str] | None = None,
-        report: Callable[[str], None] = lambda message: None,
+        report: Callable[[str], None] | None = None,
     ) -> Iterator[EncodedColumns]:
         """Encodes a raw log of the dataset's format, in the order of its lines and in bounded memory.
 
@@ -186,7 +186,7 @@ class Encoder:
         return self._stream(source, paths, batch_size, threads, report)
 
     def _stream(
-        self, source: Source, paths: list[str], batch_size: int, threads: int, report: Callable[[str], None]
+        self, source: Source, paths: list[str], batch_size: int, threads: int, report: Callable[[str], None] | None
     ) -> Iterator[EncodedColumns]:
         with tempfile.TemporaryDirectory(prefix="jrec-") as folder:
             places = [pathlib.Path(folder) / str(number) for number in range(len(paths))]
@@ -200,7 +200,7 @@ class Encoder:
             chunks = source.assemble(log.converted(lambda _: None, bad))
             encoded = (self._encoded(chunk, labelled=log.labelled) for chunk in chunks if len(chunk.labels))
             yield from _of_size(encoded, batch_size)
-            for remark in source.remarks():
+            for remark in source.remarks() if report is not None else ():
                 report(remark)
 
     def _encoded(self, chunk: Chunk, *, labelled: bool = False) -> EncodedColumns:

@@ -75,7 +75,7 @@ def make_loader(
     transform: Callable[[Batch], Any] | None = None,
     orders: Mapping[str, np.ndarray] | None = None,
     growing: Mapping[str, TableVocabulary] | None = None,
-    packer: Callable[[Packer], Any] = lambda packer: packer,
+    packer: Callable[[Packer], Any] | None = None,
 ) -> Loader:
     """Opens a split of a dataset.
 
@@ -92,7 +92,7 @@ def make_loader(
       orders: By table of which the dataset numbers only some rows, (numbered rows,) uint32: the row of the layout's
         table for each of them.
       growing: By table that grows, the rows that keys have; see ``dataset_packer``.
-      packer: What packs batches in the place of the dataset's packer.
+      packer: Makes what packs batches in the place of the dataset's packer; None for that one.
 
     Raises:
       DatasetError: If the split is missing or empty, or layout and dataset do not fit together.
@@ -112,7 +112,8 @@ def make_loader(
         raise ValueError(f"epochs is {epochs}; it must be at least 1, or None for no end")
     schema = Schema.load(folder) if schema is None else schema
     options: dict[str, Any] = {"on_bad_id": config.on_bad_id, "cast": config.cast, "orders": orders, "growing": growing}
-    packs = packer(dataset_packer(folder, schema, layout, **options))
+    own_packer = dataset_packer(folder, schema, layout, **options)
+    packs = own_packer if packer is None else packer(own_packer)
     check_split(folder, schema, split, config.batch_size * process_count if config.drop_remainder else 1)
 
     def share(index: int, count: int, batch_size: int) -> BatchSource:
