@@ -200,8 +200,9 @@ class Encoder:
             chunks = source.assemble(log.converted(lambda _: None, bad))
             encoded = (self._encoded(chunk, labelled=log.labelled) for chunk in chunks if len(chunk.labels))
             yield from _of_size(encoded, batch_size)
-            for remark in source.remarks() if report is not None else ():
-                report(remark)
+            if report is not None:
+                for remark in source.remarks():
+                    report(remark)
 
     def _encoded(self, chunk: Chunk, *, labelled: bool = False) -> EncodedColumns:
         names = tuple(f.name for f in self.schema.dense)
