@@ -13,7 +13,7 @@ import collections
 import dataclasses
 import threading
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -86,8 +86,7 @@ class GrowthCounts:
     oov_lookups: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Scalars:
+class _Scalars(NamedTuple):
     """All state but the arrays that change in place.
 
     ``queue`` are rows in the order in which they lose their keys, from ``begin`` on, as of the clock ``scanned``.
@@ -95,7 +94,7 @@ class _Scalars:
 
     clock: int = 0
     stop: int = 1
-    queue: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int32))
+    queue: np.ndarray = np.empty(0, np.int32)
     begin: int = 0
     scanned: int = 0
     admitted: int = 0
@@ -104,8 +103,7 @@ class _Scalars:
     oov_lookups: int = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Undo:
+class _Undo(NamedTuple):
     """What brings the state back to before one batch; see ``growing_kernels`` for what arrays mean."""
 
     before: _Scalars
@@ -275,17 +273,18 @@ class GrowingVocabulary:
         missing, used = kernels.use(keys, clock, self._entries, index, rows, unknown, touched, words)
         renewed, new_keys, old = np.empty(0, np.int32), np.empty(0, np.uint64), np.empty((0, 2), np.uint64)
         cells, cell_values = np.empty(0, np.int64), np.empty(0, np.uint8)
-        self._now = dataclasses.replace(before, clock=int(clock))
+        self._now = before._replace(clock=int(clock))
         if missing:
             places = unknown[:missing]
-            unique, inverse, counts = np.unique(keys[places], return_inverse=True, return_counts=True)
+            unique, counts, inverse = kernels.unique_counts(keys, places)
             candidates = np.arange(unique.size)
             if self._sketch.size:
                 cells = np.empty(unique.size * kernels.DEPTH, np.int64)
                 cell_values = np.empty(cells.size, np.uint8)
                 seen = kernels.count_in_sketch(unique, counts, self._sketch, cells, cell_values)
                 candidates = np.flatnonzero(seen >= self.growth.admit_after)
-            candidates = candidates[np.argsort(-counts[candidates], kind="stable")]  # unique ones ascend
+            if unique.size < missing:  # some occur more than once
+                candidates = candidates[np.argsort(-counts[candidates], kind="stable")]  # unique ones ascend
             renewed, taken = self._free_rows(candidates.size)
             candidates = candidates[: renewed.size]
             new_keys, old = unique[candidates], self._entries[renewed]
@@ -305,14 +304,15 @@ class GrowingVocabulary:
             )
         )
         oov = int(np.count_nonzero(rows == 0)) if missing else 0
-        self._now = dataclasses.replace(
-            self._now,
+        self._now = self._now._replace(
             admitted=before.admitted + renewed.size,
             lookups=before.lookups + len(keys),
             oov_lookups=before.oov_lookups + oov,
         )
-        order = np.argsort(renewed)
-        return rows, NewRows(renewed[order], new_keys[order])
+        if self._now.evicted > before.evicted:  # new rows ascend
+            order = np.argsort(renewed)
+            renewed, new_keys = renewed[order], new_keys[order]
+        return rows, NewRows(renewed, new_keys)
 
     def _free_rows(self, wanted: int) -> tuple[np.ndarray, np.ndarray]:
         """Up to ``wanted`` rows for other keys: (n,) int32, and whether each has had one, (n,) bool."""
@@ -330,8 +330,7 @@ class GrowingVocabulary:
                 queue, begin, scanned = self._scan(now.clock, rows[:count]), 0, now.clock
                 if not queue.size:
                     break
-        self._now = dataclasses.replace(
-            now,
+        self._now = now._replace(
             stop=now.stop + fresh,
             queue=queue,
             begin=begin,

@@ -71,6 +71,27 @@ def use(keys, clock, entries, index, rows, unknown, touched, words):
 
 
 @compiled
+def unique_counts(keys, places):
+    """The different keys at some places.
+
+    Returns:
+      (n,) uint64 keys, ascending, (n,) int64, how often each occurs, and (places,) int64, which of them each place has.
+    """
+    order = np.argsort(keys[places])
+    unique, counts = np.empty(places.shape[0], np.uint64), np.empty(places.shape[0], np.int64)
+    inverse = np.empty(places.shape[0], np.int64)
+    last = -1
+    for place in order:
+        key = keys[places[place]]
+        if last < 0 or unique[last] != key:
+            last += 1
+            unique[last], counts[last] = key, 0
+        counts[last] += 1
+        inverse[place] = last
+    return unique[: last + 1], counts[: last + 1], inverse
+
+
+@compiled
 def count_in_sketch(keys, counts, sketch, cells, before):
     """Adds counts of unique keys to a count-min sketch; counts stop at 255.
 
