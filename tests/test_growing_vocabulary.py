@@ -40,19 +40,27 @@ class Model:
                 self.sketch[cell] = min(self.sketch[cell] + count, 255)
         enough = self.growth.admit_after
         admitted = [k for k in unknown if enough == 1 or min(self.sketch[c] for c in cells[k]) >= enough]
-        for key in sorted(admitted, key=lambda key: (-unknown[key], key)):
+        seen = {key: min(self.sketch[cell] for cell in cells[key]) for key in unknown}
+        frequency = seen if self.growth.evict == "lfu" else unknown
+        for key in sorted(admitted, key=lambda key: (-frequency[key], key)):
             if self.next < self.growth.capacity:
                 row, self.next = self.next, self.next + 1
-            elif (row := self._victim()) is not None:
-                del self.rows[next(k for k, r in self.rows.items() if r == row)]
-            else:
+            elif (row := self._victim()) is None or self._stays(row, frequency[key]):
                 break
-            self.rows[key], self.used[row], self.count[row], new[row] = row, self.clock, unknown[key], key
+            else:
+                self.queue = self.queue[1:]
+                del self.rows[next(k for k, r in self.rows.items() if r == row)]
+            self.rows[key], new[row] = row, key
+            self.used[row] = self.clock
+            self.count[row] = frequency[key]
         return [self.rows.get(int(key), 0) for key in keys], new
 
     def _cell(self, key: int, depth: int) -> tuple[int, int]:
         mixed = int(mix64(np.uint64((key + (depth + 1) * 0x9E3779B97F4A7C15) % 2**64)))
         return depth, mixed % self.sketch.shape[1]
+
+    def _stays(self, row: int, seen: int) -> bool:
+        return self.growth.evict == "lfu" and seen <= self.count[row] and seen < 255
 
     def _victim(self) -> int | None:
         free = [row for row, clock in self.used.items() if clock < self.clock]
@@ -63,7 +71,7 @@ class Model:
         if not self.queue:
             self.queue = sorted(free, key=lambda row: (self.count[row], self.used[row], row))
             self.scanned = self.clock
-        return self.queue.pop(0) if self.queue else None
+        return self.queue[0] if self.queue else None
 
 
 def stream(seed: int, batches: int, size: int, keys: int, *, skewed: bool) -> list[np.ndarray]:
@@ -116,7 +124,7 @@ def exact_lfu_queue(model: Model):
             free = [row for row, clock in model.used.items() if clock < model.clock]
             order = sorted(free, key=lambda row: (model.count[row], model.used[row], row))
             model.queue, model.scanned = order[: max(1024, model.growth.capacity // 16)], model.clock
-        return model.queue.pop(0) if model.queue else None
+        return model.queue[0] if model.queue else None
 
     return victim
 

@@ -24,6 +24,7 @@ from jrec.errors import CheckpointError
 Evict = Literal["lru", "lfu"]
 _MOST_ROWS = 2**31 - 1
 _MOST_COUNT = 255  # of a cell of the sketch
+_NO_COUNTS = np.empty(0, np.int64)
 _LEAST_QUEUE, _QUEUE_SHARE = 1024, 16  # a scan of all rows finds victims for a sixteenth of them
 
 
@@ -36,7 +37,8 @@ class Growth:
       admit_after: How often a key must have occurred to get a row, 1 to 255. Occurrences are counted in a count-min
         sketch of 16 bytes a row or more, which may count too many, never too few.
       evict: Which key loses its row when all are taken: the least recently used ("lru"), or the least frequently used
-        since it has its row ("lfu"), of equally frequent ones the least recently used.
+        ("lfu"), of equally frequent ones the least recently used. Under "lfu" a key without a row gets one only from a
+        key that has been used less often than it has occurred, unless it has occurred 255 times.
 
     Raises:
       ValueError: If a number is out of range.
@@ -148,7 +150,8 @@ class GrowingVocabulary:
         self.growth, self.key_seed = growth, key_seed
         self._entries = np.zeros((growth.capacity, 2), np.uint64)
         self._held_index: np.ndarray | None = None
-        width = max(1024, 1 << (4 * growth.capacity - 1).bit_length()) if growth.admit_after > 1 else 0
+        counts = growth.admit_after > 1 or growth.evict == "lfu"
+        width = max(1024, 1 << (4 * growth.capacity - 1).bit_length()) if counts else 0
         self._sketch = np.zeros((kernels.DEPTH, width), np.uint8)
         self._now = _Scalars()
         self._undo: collections.deque[_Undo] = collections.deque()
@@ -277,18 +280,24 @@ class GrowingVocabulary:
         if missing:
             places = unknown[:missing]
             unique, counts, inverse = kernels.unique_counts(keys, places)
-            candidates = np.arange(unique.size)
+            candidates, seen, uses = np.arange(unique.size), _NO_COUNTS, counts
             if self._sketch.size:
                 cells = np.empty(unique.size * kernels.DEPTH, np.int64)
                 cell_values = np.empty(cells.size, np.uint8)
                 seen = kernels.count_in_sketch(unique, counts, self._sketch, cells, cell_values)
                 candidates = np.flatnonzero(seen >= self.growth.admit_after)
-            if unique.size < missing:  # some occur more than once
-                candidates = candidates[np.argsort(-counts[candidates], kind="stable")]  # unique ones ascend
-            renewed, taken = self._free_rows(candidates.size)
+            if self.growth.evict == "lfu":
+                uses = seen
+                candidates = candidates[np.argsort(-seen[candidates], kind="stable")]  # unique ones ascend
+                seen = seen[candidates]
+            elif unique.size < missing:  # some occur more than once
+                candidates, seen = candidates[np.argsort(-counts[candidates], kind="stable")], _NO_COUNTS
+            else:
+                seen = _NO_COUNTS
+            renewed, taken = self._free_rows(candidates.size, seen)
             candidates = candidates[: renewed.size]
             new_keys, old = unique[candidates], self._entries[renewed]
-            kernels.give(renewed, new_keys, counts[candidates], clock, self._entries, index, taken)
+            kernels.give(renewed, new_keys, uses[candidates], clock, self._entries, index, taken)
             row_of = np.zeros(unique.size, np.int32)
             row_of[candidates] = renewed
             rows[places] = row_of[inverse]
@@ -314,18 +323,25 @@ class GrowingVocabulary:
             renewed, new_keys = renewed[order], new_keys[order]
         return rows, NewRows(renewed, new_keys)
 
-    def _free_rows(self, wanted: int) -> tuple[np.ndarray, np.ndarray]:
-        """Up to ``wanted`` rows for other keys: (n,) int32, and whether each has had one, (n,) bool."""
+    def _free_rows(self, wanted: int, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Up to ``wanted`` rows for other keys, (n,) int32, and whether each has had one, (n,) bool.
+
+        Args:
+          wanted: How many keys want a row.
+          seen: See ``kernels.next_victims``.
+        """
         now = self._now
         fresh = min(wanted, self.growth.capacity - now.stop)
         rows, count = np.empty(wanted, np.int32), fresh
         rows[:fresh] = np.arange(now.stop, now.stop + fresh)
         queue, begin, scanned = now.queue, now.begin, now.scanned
         while count < wanted:
-            more, begin = kernels.next_victims(
-                queue, begin, np.uint64(scanned), self._entries, rows[count:], wanted - count
+            more, begin, refused = kernels.next_victims(
+                queue, begin, np.uint64(scanned), self._entries, rows[count:], wanted - count, seen[count:]
             )
             count += more
+            if refused:
+                break
             if count < wanted:
                 queue, begin, scanned = self._scan(now.clock, rows[:count]), 0, now.clock
                 if not queue.size:

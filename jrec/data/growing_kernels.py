@@ -123,7 +123,7 @@ def count_in_sketch(keys, counts, sketch, cells, before):
 
 
 @compiled
-def next_victims(queue, begin, scanned, entries, victims, wanted):
+def next_victims(queue, begin, scanned, entries, victims, wanted, seen):
     """Takes rows from a queue that were not used since it was made.
 
     Args:
@@ -133,18 +133,23 @@ def next_victims(queue, begin, scanned, entries, victims, wanted):
       entries: The table.
       victims: Becomes the rows, at most ``wanted``.
       wanted: How many.
+      seen: (wanted,) int64, descending: how often each key has occurred that wants a row. It gets only a row that was
+        used less often, unless it has occurred as often as is counted. Of size 0 where use does not matter.
 
     Returns:
-      How many there are, and where the queue stands then.
+      How many there are, where the queue stands then, and whether its next row was used too often.
     """
     count = 0
     while count < wanted and begin < queue.shape[0]:
         row = queue[begin]
-        begin += 1
         if entries[row, 1] >> _CLOCK <= scanned:
+            uses = np.int64(entries[row, 1] & _MOST_USES)
+            if seen.shape[0] > 0 and seen[count] <= uses and seen[count] < 255:
+                return count, begin, True
             victims[count] = row
             count += 1
-    return count, begin
+        begin += 1
+    return count, begin, False
 
 
 @compiled
@@ -154,7 +159,7 @@ def give(rows, keys, counts, clock, entries, index, taken):
     Args:
       rows: (n,) int32.
       keys: (n,) uint64, unknown to the table.
-      counts: (n,) int64, how often each occurs in this batch.
+      counts: (n,) int64, how often each has been used.
       clock: The number of this batch, uint64.
       entries, index: The table.
       taken: (n,) bool, whether the row has had a key.
