@@ -145,9 +145,9 @@ def test_going_on_with_a_later_log_is_one_run_and_its_export_a_delta(shop, tmp_p
     begins = f"init_from={str(run)!r}"
     later = shop_logs.trained(tmp_path, tuesday, *SMALL, begins, out="later")
     before, after = arrays(run), arrays(later)
-    clock, _, _, admitted, *_ = after["progress.growing.item.numbers"][1:]
-    assert clock == before["progress.growing.item.numbers"][1] + restore_run(later).saved.step
-    assert admitted > before["progress.growing.item.numbers"][4]
+    clock, _, _, admitted, *_ = after["progress.growing.user.numbers"][1:]
+    assert clock == before["progress.growing.user.numbers"][1] + restore_run(later).saved.step
+    assert admitted > before["progress.growing.user.numbers"][4]
     export_run(later, tmp_path / "delta", since=[tmp_path / "export"])
     export_run(later, tmp_path / "whole")
     columns = {name: [line[name] for line in lines] for name in lines[0] if name != "click"}
