@@ -68,6 +68,7 @@ def _steps(report: harness.Report, folder: pathlib.Path, batch_sizes: tuple[int,
     fixed = _prepare(folder, "fixed", "--min-count", "1")
     growing = _prepare(folder, "growing", "--growing", "all")
     few = [f"tables.overrides.{t.name}.capacity={max(2, t.rows // 10)}" for t in Schema.load(growing).tables]
+    few.append("tables.growth.evict=lru")
     for size in batch_sizes:
         for state, overrides in (("growing", []), ("evicting", few)):
             with _trainer(folder, fixed, size) as theirs, _trainer(folder, growing, size, *overrides) as ours:

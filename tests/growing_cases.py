@@ -35,7 +35,7 @@ def modules(layout, row=None):
 
 def growing():
     return {
-        "user": GrowingVocabulary(Growth(capacity=ROWS["user"], admit_after=2)),
+        "user": GrowingVocabulary(Growth(capacity=ROWS["user"], admit_after=2, evict="lru")),
         "tag": GrowingVocabulary(Growth(capacity=ROWS["tag"], evict="lfu")),
     }
 

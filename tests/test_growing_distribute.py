@@ -197,7 +197,7 @@ def test_slots_of_every_shape_begin_anew(row):
     """A table of one row for keys: each new key takes it from the one before."""
     tables = [jrec.TableConfig(name="user", rows=2, dim=8)]
     layout = jrec.EmbeddingLayout.build(tables, [jrec.FeatureConfig(name="user", table="user")])
-    vocabularies = {"user": GrowingVocabulary(Growth(capacity=2))}
+    vocabularies = {"user": GrowingVocabulary(Growth(capacity=2, evict="lru"))}
     config = nn.DLRMConfig(num_dense=0, bottom_mlp=(), top_mlp=(8, 1), interaction="concat")
     model = nn.DLRM(config, layout, rngs=nnx.Rngs(0))
     optimizer = nn.SparseOptimizer(model, dense=optax.sgd(0.0), embedding=row)

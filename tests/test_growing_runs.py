@@ -21,7 +21,7 @@ from jrec.train.evaluate import restore_run
 from jrec.train.export import export_run
 from jrec.train.loop import train
 
-SMALL = ("tables.growth.capacity=30", "tables.overrides.user.admit_after=2", "tables.overrides.item.evict='lfu'")
+SMALL = ("tables.growth.capacity=30", "tables.overrides.user.admit_after=2", "tables.overrides.user.evict='lru'")
 OFTEN = ("checkpoint.every_steps=4", "checkpoint.keep=20", "epochs=2")
 
 

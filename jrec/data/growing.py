@@ -46,7 +46,7 @@ class Growth:
 
     capacity: int
     admit_after: int = 1
-    evict: Evict = "lru"
+    evict: Evict = "lfu"
 
     def __post_init__(self) -> None:
         if not 2 <= self.capacity <= _MOST_ROWS:
@@ -134,7 +134,7 @@ class GrowingVocabulary:
       key_seed: The seed of the hash of long texts.
 
     Example:
-      >>> vocabulary = GrowingVocabulary(Growth(capacity=3))
+      >>> vocabulary = GrowingVocabulary(Growth(capacity=3, evict="lru"))
       >>> rows, new = vocabulary.map(np.array([7, 9, 7], np.uint64))
       >>> rows, new.rows
       (array([1, 2, 1], dtype=int32), array([1, 2], dtype=int32))

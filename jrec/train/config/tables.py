@@ -100,13 +100,13 @@ class GrowthSection(Section):
       capacity: The number of rows of every such table, row 0 for values without one among them; 0 for one more than the
         training split of the run's first dataset has values.
       admit_after: How often a value must have occurred before it gets a row.
-      evict: Which value loses its row to a new one when all rows are taken: the least recently used ("lru"), or the
-        least frequently used ("lfu").
+      evict: Which value loses its row to a new one when all rows are taken: the least frequently used ("lfu"), if it
+        was used less often than the new one has occurred, or the least recently used ("lru").
     """
 
     capacity: Annotated[int, Range(minimum=0, maximum=2**31 - 1)] = 0
     admit_after: Annotated[int, Range(minimum=1, maximum=255)] = 1
-    evict: Literal["lru", "lfu"] = "lru"
+    evict: Literal["lru", "lfu"] = "lfu"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
