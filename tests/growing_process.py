@@ -1,11 +1,8 @@
 """One of two processes of a run whose tables grow: PORT PROCESS FOLDER."""
 
-import pathlib
-import sys
-
-import jax
 import numpy as np
 from growing_cases import DENSE, ROWS, STEPS, columns, growing, layout_of, modules, three_tiers
+from process_pair import join_pair
 
 import jrec
 
@@ -17,11 +14,8 @@ def part(step, process):
 
 def main():
     """Trains half of the steps, saves, restores into another run, and trains the rest."""
-    port, process, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
-    jax.config.update("jax_num_cpu_devices", 2)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=process)
-    mesh, half, losses = jax.make_mesh((4,), ("x",)), STEPS // 2, []
+    process, folder, mesh = join_pair()
+    half, losses = STEPS // 2, []
     for steps in (range(half), range(half, STEPS)):
         places = {"mesh": mesh, "plan": three_tiers(4, layout_of()), "growing": growing()}
         with jrec.distribute(*modules(layout_of()), **places) as run:

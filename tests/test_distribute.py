@@ -4,10 +4,6 @@ import dataclasses
 import functools
 import gc
 import itertools
-import pathlib
-import socket
-import subprocess
-import sys
 import time
 
 import jax
@@ -17,6 +13,7 @@ import optax
 import pytest
 from distribute_cases import DENSE, ROWS, STEPS, columns, layout_of, mesh_of, modules, three_tiers
 from flax import nnx
+from process_pair import run_pair
 
 import jrec
 from jrec import nn, ops
@@ -248,18 +245,7 @@ def test_a_step_updates_tables_in_place():
 @pytest.mark.slow
 def test_two_processes_train_save_and_restore(tmp_path):
     """Each has two devices and a share of the host rows, and gives half of every batch."""
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    program = pathlib.Path(__file__).with_name("distribute_process.py")
-    children = [
-        subprocess.Popen(
-            [sys.executable, program, str(port), str(process), str(tmp_path)], stderr=subprocess.PIPE, text=True
-        )
-        for process in range(2)
-    ]
-    for child in children:
-        _, errors = child.communicate(timeout=300)
-        assert child.returncode == 0, errors[-2000:]
+    run_pair("distribute_process.py", tmp_path)
     expected, tables, _ = plain()
     found = [np.load(tmp_path / f"{process}.npz") for process in range(2)]
     for one in found:

@@ -3,10 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import pathlib
-import socket
-import subprocess
-import sys
 import threading
 
 import jax
@@ -17,6 +13,7 @@ import pytest
 from distribute_cases import mesh_of
 from flax import nnx
 from growing_cases import DENSE, STEPS, columns, growing, layout_of, modules, three_tiers
+from process_pair import run_pair
 
 import jrec
 from jrec import nn, ops
@@ -267,18 +264,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
 @pytest.mark.slow
 def test_two_processes_grow_as_one(tmp_path):
     """Each has two devices and a share of the host rows, and gives half of every batch."""
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-    program = pathlib.Path(__file__).with_name("growing_process.py")
-    children = [
-        subprocess.Popen(
-            [sys.executable, program, str(port), str(process), str(tmp_path)], stderr=subprocess.PIPE, text=True
-        )
-        for process in range(2)
-    ]
-    for child in children:
-        _, errors = child.communicate(timeout=300)
-        assert child.returncode == 0, errors[-2000:]
+    run_pair("growing_process.py", tmp_path)
     expected, tables, predicted, _ = plain()
     for process in range(2):
         one = np.load(tmp_path / f"{process}.npz")

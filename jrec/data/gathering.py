@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jrec.batch import Batch
 from jrec.data.packing import CastPlace, Packer
 from jrec.data.packing_columns import PreparedColumns, take
 
@@ -17,14 +18,21 @@ class Gathered:
     """What ``Packer.pack`` makes a batch of.
 
     Attributes:
+      packer: The packer.
       columns: The batch's examples, in order.
       batch_size: The static size of the batch.
       where: Names the place of an example, for messages.
     """
 
+    packer: Packer
     columns: PreparedColumns
     batch_size: int
     where: Callable[[int], str]
+
+    def pack(self) -> Batch:
+        """The batch."""
+        places = np.arange(self.columns.examples, dtype=np.int32)
+        return self.packer.pack(self.columns, places, self.batch_size, self.where)
 
 
 def joined(pieces: Sequence[tuple[Gathered, int, int]]) -> Gathered:
@@ -43,14 +51,15 @@ def joined(pieces: Sequence[tuple[Gathered, int, int]]) -> Gathered:
         raise IndexError(k)
 
     columns = take([batch.columns for batch, _ in held], [places for _, places in held])
-    return Gathered(columns=columns, batch_size=sum(stop - begin for _, begin, stop in pieces), where=where)
+    size = sum(stop - begin for _, begin, stop in pieces)
+    return Gathered(packer=pieces[0][0].packer, columns=columns, batch_size=size, where=where)
 
 
 class Gathering:
     """Takes the place of a loader's packer: its batches are ``Gathered``.
 
     Args:
-      packer: Says which columns are read, and checks them.
+      packer: Says which columns are read, checks them, and packs what was gathered.
     """
 
     cast: CastPlace = "none"
@@ -75,4 +84,5 @@ class Gathering:
         where: Callable[[int], str] = "example {}".format,
     ) -> Gathered:
         """Gathers the examples ``indices``; see ``Packer``."""
-        return Gathered(columns=take([columns], [indices]), batch_size=batch_size, where=where)
+        gathered = take([columns], [indices])
+        return Gathered(packer=self._packer, columns=gathered, batch_size=batch_size, where=where)

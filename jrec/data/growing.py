@@ -23,8 +23,6 @@ from jrec.errors import CheckpointError
 
 Evict = Literal["lru", "lfu"]
 _MOST_ROWS = 2**31 - 1
-_MOST_COUNT = 255  # of a cell of the sketch
-_NO_COUNTS = np.empty(0, np.int64)
 _LEAST_QUEUE, _QUEUE_SHARE = 1024, 16  # a scan of all rows finds victims for a sixteenth of them
 
 
@@ -51,8 +49,8 @@ class Growth:
     def __post_init__(self) -> None:
         if not 2 <= self.capacity <= _MOST_ROWS:
             raise ValueError(f"capacity is {self.capacity:,}; it must be 2 to {_MOST_ROWS:,} rows")
-        if not 1 <= self.admit_after <= _MOST_COUNT:
-            raise ValueError(f"admit_after is {self.admit_after}; it must be 1 to {_MOST_COUNT} occurrences")
+        if not 1 <= self.admit_after <= kernels.MOST_COUNT:
+            raise ValueError(f"admit_after is {self.admit_after}; it must be 1 to {kernels.MOST_COUNT} occurrences")
         if self.evict not in get_args(Evict):
             raise ValueError(f"evict is {self.evict!r}; choose one of {', '.join(get_args(Evict))}")
 
@@ -202,8 +200,8 @@ class GrowingVocabulary:
           keys: (n,) uint64 in any order, of all features that read the table.
 
         Returns:
-          (n,) int32 rows, 0 for keys without one, and the rows that other keys have from this batch on. A key that was
-          admitted before and lost its row gets one again when it next occurs.
+          (n,) int32 rows, 0 for keys without one, and the rows that other keys have from this batch on. What the sketch
+          has counted of a key that loses its row stays counted.
         """
         keys = _keys(keys)
         with self._lock:
@@ -280,24 +278,18 @@ class GrowingVocabulary:
         if missing:
             places = unknown[:missing]
             unique, counts, inverse = kernels.unique_counts(keys, places)
-            candidates, seen, uses = np.arange(unique.size), _NO_COUNTS, counts
+            candidates, frequency = np.arange(unique.size), counts
             if self._sketch.size:
                 cells = np.empty(unique.size * kernels.DEPTH, np.int64)
                 cell_values = np.empty(cells.size, np.uint8)
                 seen = kernels.count_in_sketch(unique, counts, self._sketch, cells, cell_values)
                 candidates = np.flatnonzero(seen >= self.growth.admit_after)
-            if self.growth.evict == "lfu":
-                uses = seen
-                candidates = candidates[np.argsort(-seen[candidates], kind="stable")]  # unique ones ascend
-                seen = seen[candidates]
-            elif unique.size < missing:  # some occur more than once
-                candidates, seen = candidates[np.argsort(-counts[candidates], kind="stable")], _NO_COUNTS
-            else:
-                seen = _NO_COUNTS
-            renewed, taken = self._free_rows(candidates.size, seen)
+                frequency = seen if self.growth.evict == "lfu" else counts
+            candidates = candidates[np.argsort(-frequency[candidates], kind="stable")]  # unique ones ascend
+            renewed, taken = self._free_rows(frequency[candidates])
             candidates = candidates[: renewed.size]
             new_keys, old = unique[candidates], self._entries[renewed]
-            kernels.give(renewed, new_keys, uses[candidates], clock, self._entries, index, taken)
+            kernels.give(renewed, new_keys, frequency[candidates], clock, self._entries, index, taken)
             row_of = np.zeros(unique.size, np.int32)
             row_of[candidates] = renewed
             rows[places] = row_of[inverse]
@@ -323,21 +315,20 @@ class GrowingVocabulary:
             renewed, new_keys = renewed[order], new_keys[order]
         return rows, NewRows(renewed, new_keys)
 
-    def _free_rows(self, wanted: int, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Up to ``wanted`` rows for other keys, (n,) int32, and whether each has had one, (n,) bool.
+    def _free_rows(self, frequency: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows for other keys, (n,) int32, at most one for each of these, and whether each has had a key, (n,) bool.
 
         Args:
-          wanted: How many keys want a row.
-          seen: See ``kernels.next_victims``.
+          frequency: (keys,) int64, how often each key that wants a row has occurred, descending.
         """
-        now = self._now
+        now, wanted, guarded = self._now, frequency.size, self.growth.evict == "lfu"
         fresh = min(wanted, self.growth.capacity - now.stop)
         rows, count = np.empty(wanted, np.int32), fresh
         rows[:fresh] = np.arange(now.stop, now.stop + fresh)
         queue, begin, scanned = now.queue, now.begin, now.scanned
         while count < wanted:
             more, begin, refused = kernels.next_victims(
-                queue, begin, np.uint64(scanned), self._entries, rows[count:], wanted - count, seen[count:]
+                queue, begin, np.uint64(scanned), self._entries, rows[count:], frequency[count:], guarded
             )
             count += more
             if refused:

@@ -14,6 +14,8 @@ from jrec.kernel_cache import compiled
 
 DEPTH = 4
 """Hash functions of the sketch of counts."""
+MOST_COUNT = 255
+"""Where the counts of the sketch stop."""
 _MOST_USES = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(1)
 _CLOCK = np.uint64(32)
@@ -93,7 +95,7 @@ def unique_counts(keys, places):
 
 @compiled
 def count_in_sketch(keys, counts, sketch, cells, before):
-    """Adds counts of unique keys to a count-min sketch; counts stop at 255.
+    """Adds counts of unique keys to a count-min sketch; they stop at ``MOST_COUNT``.
 
     Args:
       keys: (n,) uint64.
@@ -111,11 +113,11 @@ def count_in_sketch(keys, counts, sketch, cells, before):
         for d in range(DEPTH):
             cell = d * sketch.shape[1] + np.int64(mix64(keys[i] + np.uint64(d + 1) * _STRIDE) & mask)
             cells[at], before[at] = cell, flat[cell]
-            flat[cell] = min(np.int64(flat[cell]) + counts[i], 255)
+            flat[cell] = min(np.int64(flat[cell]) + counts[i], MOST_COUNT)
             at += 1
     estimates = np.empty(keys.shape[0], np.int64)
     for i in range(keys.shape[0]):
-        least = np.int64(255)
+        least = np.int64(MOST_COUNT)
         for d in range(DEPTH):
             least = min(least, np.int64(flat[cells[i * DEPTH + d]]))
         estimates[i] = least
@@ -123,7 +125,7 @@ def count_in_sketch(keys, counts, sketch, cells, before):
 
 
 @compiled
-def next_victims(queue, begin, scanned, entries, victims, wanted, seen):
+def next_victims(queue, begin, scanned, entries, victims, frequency, guarded):
     """Takes rows from a queue that were not used since it was made.
 
     Args:
@@ -131,20 +133,19 @@ def next_victims(queue, begin, scanned, entries, victims, wanted, seen):
       begin: Where the queue stands.
       scanned: The clock when the queue was made, uint64.
       entries: The table.
-      victims: Becomes the rows, at most ``wanted``.
-      wanted: How many.
-      seen: (wanted,) int64, descending: how often each key has occurred that wants a row. It gets only a row that was
-        used less often, unless it has occurred as often as is counted. Of size 0 where use does not matter.
+      victims: (wanted,) int32, becomes the rows.
+      frequency: (wanted,) int64, descending: how often each key has occurred that wants a row.
+      guarded: Whether a key gets only a row that was used less often, unless it has occurred as often as is counted.
 
     Returns:
       How many there are, where the queue stands then, and whether its next row was used too often.
     """
     count = 0
-    while count < wanted and begin < queue.shape[0]:
+    while count < victims.shape[0] and begin < queue.shape[0]:
         row = queue[begin]
         if entries[row, 1] >> _CLOCK <= scanned:
             uses = np.int64(entries[row, 1] & _MOST_USES)
-            if seen.shape[0] > 0 and seen[count] <= uses and seen[count] < 255:
+            if guarded and frequency[count] <= uses and frequency[count] < MOST_COUNT:
                 return count, begin, True
             victims[count] = row
             count += 1

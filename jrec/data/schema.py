@@ -126,6 +126,11 @@ class Table:
         if self.oov_row is not None and not 0 <= self.oov_row < self.rows:
             raise DatasetError(f"table {self.name!r} of {self.rows:,} rows has its OOV row at {self.oov_row:,}")
 
+    @property
+    def rows_for_all(self) -> int:
+        """How many rows a table that grows needs for all values of training, and for the others."""
+        return self.rows + 1
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard:

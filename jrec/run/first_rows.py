@@ -53,6 +53,23 @@ class NewAddresses:
         return NewLines(at=lines, numbers=numbers, words=words)
 
 
+def new_addresses(stack: Stack, grown: Grown) -> NewAddresses | None:
+    """The rows of a stack that a batch gave to other keys; None without any."""
+    pieces = [
+        (base, number, grown.new[table.name])
+        for number, (table, base) in enumerate(zip(stack.tables, stack.bases, strict=True))
+        if table.name in grown.new
+    ]
+    if not pieces:
+        return None
+    keys = np.concatenate([new.keys for _, _, new in pieces])
+    return NewAddresses(
+        addresses=np.concatenate([new.rows.astype(np.int64) + base for base, _, new in pieces]),
+        numbers=np.concatenate([np.full(new.rows.size, number, np.int32) for _, number, new in pieces]),
+        words=np.stack([keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32),
+    )
+
+
 class FirstRows:
     """Gives rows of growing tables their first values when they are given to other keys. Use it from one thread.
 
@@ -93,39 +110,18 @@ class FirstRows:
                 if optimizer is not None and optimizer_of(optimizer, stack.name) is None:
                     raise ConfigError(f"table {table.name!r} grows, but is frozen; train it, or prepare it with rows")
 
-    def new(self, grown: Grown) -> dict[str, NewAddresses]:
-        """The rows by stack; stacks without any are left out."""
-        by_stack = {}
-        for name, stack in self._layout.stacks.items():
-            pieces = [
-                (base, number, grown.new[table.name])
-                for number, (table, base) in enumerate(zip(stack.tables, stack.bases, strict=True))
-                if table.name in grown.new
-            ]
-            if not pieces:
-                continue
-            keys = np.concatenate([new.keys for _, _, new in pieces])
-            words = np.stack([keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32)
-            by_stack[name] = NewAddresses(
-                addresses=np.concatenate([new.rows.astype(np.int64) + base for base, _, new in pieces]),
-                numbers=np.concatenate([np.full(new.rows.size, number, np.int32) for _, number, new in pieces]),
-                words=words,
-            )
-        return by_stack
-
     def on_devices(self, grown: Grown) -> dict[str, Any]:
         """What ``CompiledRun.renew`` takes: the rows that live on devices, by stack."""
-        by_stack, setup = self.new(grown), self._setup
-        if setup is None:
-            held = {stack.name for stack in self._layout.device_stacks}
-            return {
-                name: new.lines(new.addresses, np.arange(new.addresses.size), _room(new.addresses.size))
-                for name, new in by_stack.items()
-                if name in held
-            }
-        planned = {stack.name: stack for stack in self._layout.planned_stacks}
-        lines = {n: self._on_mesh(planned[n], new, setup) for n, new in by_stack.items() if n in planned}
-        return on_mesh(lines, setup.mesh) if lines else {}
+        lines, setup = {}, self._setup
+        for stack in self._layout.device_stacks if setup is None else self._layout.planned_stacks:
+            if (new := new_addresses(stack, grown)) is None:
+                continue
+            if setup is None:
+                count = new.addresses.size
+                lines[stack.name] = new.lines(new.addresses, np.arange(count), _room(count))
+            else:
+                lines[stack.name] = self._on_mesh(stack, new, setup)
+        return lines if setup is None or not lines else on_mesh(lines, setup.mesh)
 
     def _on_mesh(self, stack: Stack, new: NewAddresses, setup: MeshSetup) -> MeshLines:
         tier, owner = np.empty(new.addresses.size, np.uint8), np.empty(new.addresses.size, np.int64)
@@ -143,7 +139,7 @@ class FirstRows:
 
     def store(self, table: HostTable, grown: Grown) -> None:
         """Writes the first values and slots of rows in host memory. Not while another thread uses these rows."""
-        if (new := self.new(grown).get(table.stack.name)) is None:
+        if (new := new_addresses(table.stack, grown)) is None:
             return
         count = new.addresses.size
         lines = new.lines(np.arange(count), np.arange(count), _room(count))
@@ -160,13 +156,14 @@ class FirstRows:
           read: (n,) ascending addresses of the rows.
           grown: What the batch changed.
         """
-        if (new := self.new(grown).get(name)) is None:
+        stack = self._layout.stacks[name]
+        if (new := new_addresses(stack, grown)) is None:
             return rows
         at = np.searchsorted(read, new.addresses)
         chosen = np.flatnonzero((at < read.size) & (read[np.minimum(at, read.size - 1)] == new.addresses))
         if not chosen.size:
             return rows
-        stack, optimizer = self._layout.stacks[name], optimizer_of(self._optimizer, name)
+        optimizer = optimizer_of(self._optimizer, name)
         return _replaced(stack, optimizer, rows, self.words, new.lines(at[chosen], chosen, _room(chosen.size)))
 
 

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
-from jrec.data.dataset_packer import dataset_packer
 from jrec.data.gathering import Gathered, Gathering
 from jrec.data.growing_tables import GrowingTables, Grown
 from jrec.data.loader import Loader, LoaderConfig, make_loader
@@ -69,20 +68,17 @@ def train_batches(
     if not growing:
         loader = train_loader(config, schema, layout, transform=transform)
         return loader, loader.total_batches or 0
-    with_rows = growing.mapper()
-    data, places, keys = config.data, _train_order(config, transform), growing.keys(stored=True)
-    options: dict[str, Any] = {"on_bad_id": data.on_bad_id, "cast": places.cast, "growing": keys}
-    packer = dataset_packer(data.path, schema, layout, **options)
+    data, with_rows = config.data, growing.mapper()
     loader = make_loader(
         data.path,
         schema,
         layout,
         "train",
-        places,
+        _train_order(config, transform),
         epochs=config.epochs,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
-        growing=keys,
+        growing=growing.keys(stored=True),
         packer=Gathering,
     )
 
@@ -90,12 +86,8 @@ def train_batches(
         columns, grown = with_rows(batch.columns)
         return dataclasses.replace(batch, columns=columns), grown
 
-    def pack(batch: Gathered) -> Batch:
-        columns = batch.columns
-        return packer.pack(columns, np.arange(columns.examples, dtype=np.int32), batch.batch_size, batch.where)
-
     threads = {"workers": data.workers, "prefetch": data.prefetch}
-    return PackedBatches(loader, pack, transform=transform, order=order, **threads), loader.total_batches or 0
+    return PackedBatches(loader, Gathered.pack, transform=transform, order=order, **threads), loader.total_batches or 0
 
 
 def eval_loader(

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator
 from jrec.errors import CheckpointError, ConfigError
 from jrec.files import load_toml
 from jrec.train.config import TrainConfig, differences, load_config, save_config
-from jrec.train.config.tables import TableOverride
 from jrec.train.report.logs import METRICS_FILE, TENSORBOARD_FOLDER, TIMING_FILE
 
 CONFIG_FILE = "config.toml"
@@ -118,7 +117,8 @@ def check_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> N
             " folder with out="
         )
     stored = load_run_config(folder)
-    _check_same_run(stored, _with_capacities(config, stored), folder)
+    tables = config.tables.with_capacities(stored.tables.capacities)  # open ones were settled at the start
+    _check_same_run(stored, dataclasses.replace(config, tables=tables), folder)
 
 
 def _holds_run(folder: pathlib.Path) -> bool:
@@ -154,16 +154,6 @@ def _clear(folder: pathlib.Path) -> None:
     # kernels.json is of the run that begins.
     for name in (CONFIG_FILE, INITIAL_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE):
         (folder / name).unlink(missing_ok=True)
-
-
-def _with_capacities(config: TrainConfig, stored: TrainConfig) -> TrainConfig:
-    """The configuration with the capacities of growing tables that it leaves open, as the run's start settled them."""
-    overrides = dict(config.tables.overrides)
-    for name, own in stored.tables.overrides.items():
-        given = overrides.get(name, TableOverride())
-        if own.capacity and not (given.capacity or config.tables.growth.capacity):
-            overrides[name] = dataclasses.replace(given, capacity=own.capacity)
-    return dataclasses.replace(config, tables=dataclasses.replace(config.tables, overrides=overrides))
 
 
 def _check_same_run(old: TrainConfig, new: TrainConfig, folder: pathlib.Path) -> None:

@@ -104,7 +104,7 @@ def growths_of(config: TrainConfig, schema: Schema) -> dict[str, Growth]:
                 )
             continue
         growths[table.name] = Growth(
-            capacity=own.capacity or rules.capacity or table.rows + 1,
+            capacity=own.capacity or rules.capacity or table.rows_for_all,
             admit_after=own.admit_after or rules.admit_after,
             evict=own.evict or rules.evict,
         )

@@ -172,6 +172,21 @@ class TablesConfig(Section):
     growth: GrowthSection = dataclasses.field(default_factory=GrowthSection)
     overrides: Mapping[str, TableOverride] = dataclasses.field(default_factory=dict)
 
+    @property
+    def capacities(self) -> dict[str, int]:
+        """The capacities of single growing tables, by name."""
+        return {name: own.capacity for name, own in self.overrides.items() if own.capacity}
+
+    def with_capacities(self, capacities: Mapping[str, int]) -> TablesConfig:
+        """The section with these capacities where it leaves them open."""
+        if self.growth.capacity:
+            return self
+        overrides = dict(self.overrides)
+        for name, capacity in capacities.items():
+            own = overrides.get(name, TableOverride())
+            overrides[name] = dataclasses.replace(own, capacity=own.capacity or capacity)
+        return dataclasses.replace(self, overrides=overrides)
+
     @override
     def check(self) -> None:
         for name, table in self.overrides.items():
