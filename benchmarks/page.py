@@ -15,7 +15,7 @@ import json
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.harness import ROOT
@@ -53,16 +53,21 @@ def main() -> None:
 
 def render(folder: pathlib.Path) -> str:
     """The page's text from a folder of results."""
-    results_by_file = {path.stem: read(path) for path in sorted(folder.glob("*.jsonl"))}
+    results_by_file = read_folder(folder)
     devices = {line["device"] for results in results_by_file.values() for line in results.lines}
     folder = folder.resolve()
     shown = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
     sections = [HEAD.format(devices=", ".join(sorted(devices)), folder=shown.as_posix())]
     for section in SECTIONS:
-        lines = tuple(line for name in section.files if name in results_by_file for line in results_by_file[name].lines)
-        if lines:
-            sections.append("\n".join(_section(section, Results(lines=lines))))
+        results = section_results(section, results_by_file)
+        if results.lines:
+            sections.append("\n".join(_section(section, results)))
     return "\n".join(sections)
+
+
+def read_folder(folder: pathlib.Path) -> dict[str, Results]:
+    """The lines of every benchmark in a folder, by the file's name without ``.jsonl``."""
+    return {path.stem: read(path) for path in sorted(folder.glob("*.jsonl"))}
 
 
 def read(path: pathlib.Path) -> Results:
@@ -70,10 +75,21 @@ def read(path: pathlib.Path) -> Results:
     return Results(lines=tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()))
 
 
+def section_results(section: Section, results_by_file: Mapping[str, Results]) -> Results:
+    """The lines of the files that a section shows."""
+    files = (results_by_file[name] for name in section.files if name in results_by_file)
+    return Results(lines=tuple(line for results in files for line in results.lines))
+
+
+def table(section: Section, results: Results) -> Iterator[str]:
+    """A section's lines of Markdown: a table of its columns, or a list of what its pattern matches."""
+    return _table(section, results) if section.columns else _list(section, results.lines)
+
+
 def _section(section: Section, results: Results) -> Iterator[str]:
     commits = ", ".join(dict.fromkeys(line["commit"] for line in results.lines))
     yield f"## {section.title}\n\n{section.text}\n"
-    yield from _table(section, results) if section.columns else _list(section, results.lines)
+    yield from table(section, results)
     for figure in section.figures:
         yield f"\n![{section.title}](figures/{figure})"
     yield f"\nMeasured at commit {commits}.\n"
