@@ -17,12 +17,46 @@ from collections.abc import Mapping
 
 from benchmarks import page
 from benchmarks.harness import ROOT
-from benchmarks.page_sections import Section
+from benchmarks.page_sections import PREFIXES, Section
 
 FOLDER = ROOT / "benchmarks" / "results" / "cpu-2-cores"
 _BLOCK = re.compile(r"(<!-- lines: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-TABLES: Mapping[str, Section] = {}
+TABLES: Mapping[str, Section] = {
+    "reorder-prefixes": Section(
+        title="What reordering saves",
+        files=("reorder",),
+        text="Mean unique prefixes of a batch; in brackets how many times as many the order of frequency needs.",
+        columns=PREFIXES,
+        cases=r"degree 16, .*batch 1,024$",
+    ),
+    "reorder-steps": Section(
+        title="What a step gains",
+        files=("reorder",),
+        text="Forward, backward and Adagrad of the cores, dim 16, rank 16; in brackets by frequency / reordered.",
+        columns={"step, fastest": "step"},
+    ),
+    "reorder-cost": Section(
+        title="What reordering costs",
+        files=("reorder",),
+        text="Memory while reordering a dataset's tables, and passes over its training split with the bijection; in brackets"
+        " against stored rows.",
+        columns={"memory": "memory", "loader, fastest": "loader"},
+        cases=r"^\w+, degree 16$",
+    ),
+    "reorder-sampling": Section(
+        title="Sampled edges against all pairs",
+        files=("reorder",),
+        text="Hot ratio 0.1.",
+        columns={
+            "edges": "edges",
+            "graph": "graph",
+            "communities": "communities",
+            "modularity of all pairs": "modularity on all pairs",
+        },
+        cases=r"^(taobao, degree \w+, user_id|criteo, degree \w+, C16)$",
+    ),
+}
 """The tables by name. ``text`` becomes a line below the table; ``title`` says what it is for readers of this file."""
 
 

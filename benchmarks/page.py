@@ -76,9 +76,10 @@ def read(path: pathlib.Path) -> Results:
 
 
 def section_results(section: Section, results_by_file: Mapping[str, Results]) -> Results:
-    """The lines of the files that a section shows."""
+    """The lines of the cases and files that a section shows."""
     files = (results_by_file[name] for name in section.files if name in results_by_file)
-    return Results(lines=tuple(line for results in files for line in results.lines))
+    lines = (line for results in files for line in results.lines)
+    return Results(lines=tuple(line for line in lines if re.search(section.cases, line["case"])))
 
 
 def table(section: Section, results: Results) -> Iterator[str]:
@@ -119,7 +120,8 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _value(line: dict[str, Any]) -> str:
-    text = f"{_number(line['value'])} {line['unit']}".rstrip()
+    unit = "" if line["unit"] in ("count", "ratio") else line["unit"]
+    text = f"{_number(line['value'])} {unit}".rstrip()
     if line["ratio"] is not None:
         text += f" ({line['ratio']:.2f}x {line['peer']})"
     return text

@@ -16,6 +16,7 @@ class Section:
       text: What was measured and how.
       columns: Titles of the table's columns by metric; a row a case. Empty lists every line.
       pattern: The pattern of the metrics that a list shows.
+      cases: The pattern of the cases that are shown.
       figures: Files in ``docs/figures``.
     """
 
@@ -24,6 +25,7 @@ class Section:
     text: str
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     pattern: str = ""
+    cases: str = ""
     figures: tuple[str, ...] = ()
 
 
@@ -35,6 +37,12 @@ brackets is the peer's time by jrec's, so above 1 jrec is faster. The JSON lines
 benchmarks.page {folder}` writes this page from them. **Nothing here was measured on a GPU**; what is known of the GPU
 kernels is in [kernels.md](kernels.md).
 """
+
+PREFIXES = {
+    "prefixes, random order": "at random",
+    "prefixes, order of frequency": "by frequency",
+    "prefixes, reordered": "reordered",
+}
 
 SECTIONS = (
     Section(
@@ -214,11 +222,21 @@ All stages share two cores here, and device memory is
 host memory.""",
     ),
     Section(
-        title="Reordering",
+        title="Reordering: products of a batch",
         files=("reorder",),
         text="""\
-`python -m benchmarks.reorder`: unique prefixes a batch, and step times, before and after `jrec reorder`
-([reordering.md](reordering.md)).""",
+`python -m benchmarks.reorder`: mean unique prefixes of a batch of 1,024, before and after `jrec reorder`; the ratio is
+to the order of frequency, which `jrec prepare` gives ([reordering.md](reordering.md)).""",
+        columns=PREFIXES,
+        cases="batch 1,024$",
+    ),
+    Section(
+        title="Reordering: cost",
+        files=("reorder",),
+        text="""\
+The index graph and its communities by a table, memory of all tables of a dataset, and what a step and a pass over the
+dataset gain or lose.""",
+        pattern="^(graph|communities|edges|modularity.*|memory|step.*|loader.*)$",
     ),
     Section(
         title="FAE: calibrating and packing",

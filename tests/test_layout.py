@@ -67,11 +67,14 @@ def test_a_table_that_contradicts_itself_is_refused(options, message):
 
 
 def test_thousands_of_tables_take_time_in_proportion():
-    names = [f"t{i}" for i in range(4000)]
+    def pack(count):
+        names = [f"t{i}" for i in range(count)]
+        tables = [TableConfig(name=name, rows=3, dim=4) for name in names]
+        Packer(EmbeddingLayout.build(tables, [FeatureConfig(name=n, table=n, fixed_length=True) for n in names]))
+
+    pack(2)  # compiles
     begin = time.process_time()
-    tables = [TableConfig(name=name, rows=3, dim=4) for name in names]
-    layout = EmbeddingLayout.build(tables, [FeatureConfig(name=n, table=n, fixed_length=True) for n in names])
-    Packer(layout)
+    pack(4000)
     # 10 s where every feature looked at all features, 0.1 s without.
     assert time.process_time() - begin < 2
 

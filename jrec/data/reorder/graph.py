@@ -19,7 +19,7 @@ import numpy as np
 
 from jrec.data.schema import DatasetError
 
-_EDGE_BYTES = 16  # a key and a weight
+_PAIRS_AT_ONCE = 1 << 18
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,8 +109,14 @@ class GraphBuilder:
         return first, (first + step) % n
 
     def _add_all_pairs(self, rows: np.ndarray) -> None:
-        for i in range(len(rows) - 1):
-            self._append(rows[i] * self._vertices + rows[i + 1 :], 1.0)
+        n = len(rows)
+        step = max(1, _PAIRS_AT_ONCE // n)
+        for begin in range(0, n - 1, step):
+            first = np.arange(begin, min(begin + step, n - 1))
+            partners = n - 1 - first
+            before = np.cumsum(partners) - partners
+            second = np.arange(partners.sum()) + np.repeat(first + 1 - before, partners)
+            self._append(np.repeat(rows[first] * self._vertices, partners) + rows[second], 1.0)
 
     def _append(self, keys: np.ndarray, weight: float) -> None:
         if self._held + len(keys) > self._merged + self._max_edges:

@@ -10,10 +10,10 @@ import time
 import numpy as np
 
 from jrec.data.reorder.communities import communities
-from jrec.data.reorder.graph import GraphBuilder, affordable_degree
+from jrec.data.reorder.graph import Edges, GraphBuilder, affordable_degree
 from jrec.data.reorder.log import Reading, batches, frequencies
 from jrec.data.reorder.options import ReorderOptions
-from jrec.data.reorder.order import order_rows, rank_rows, vertices_of
+from jrec.data.reorder.order import Ranking, order_rows, rank_rows, vertices_of
 from jrec.data.schema import Schema
 from jrec.progress import Progress
 
@@ -53,10 +53,34 @@ class TableOrder:
         return {**figures, "rows": len(self.order), "degree": "all" if math.isinf(self.degree) else self.degree}
 
 
-def reorder_table(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexGraph:
+    """A table's index graph.
+
+    Attributes:
+      table: The table's name.
+      ranking: Its rows by frequency; vertices are the ranks after the hot ones.
+      degree: Partners drawn, after the bound on edges.
+      edges: The edges.
+      seconds: How long it took.
+    """
+
+    table: str
+    ranking: Ranking
+    degree: float
+    edges: Edges
+    seconds: float
+
+    @property
+    def vertices(self) -> int:
+        """How many vertices there are."""
+        return self.ranking.accessed - self.ranking.hot
+
+
+def index_graph(
     folder: str | os.PathLike[str], schema: Schema, table: str, options: ReorderOptions, progress: Progress
-) -> TableOrder:
-    """Finds a table's order from the training split, as it is stored.
+) -> IndexGraph:
+    """Reads a table's index graph from the training split, as it is stored (EL-Rec, Algorithm 2).
 
     Args:
       folder: The dataset's folder.
@@ -67,7 +91,6 @@ def reorder_table(
 
     Raises:
       DatasetError: If the log cannot be read, or all pairs exceed ``max_edges``.
-      MissingIgraphError: If igraph is not installed.
     """
     reading = Reading(
         batch_size=options.batch_size,
@@ -80,27 +103,46 @@ def reorder_table(
     degree = options.degree
     if math.isfinite(degree):
         degree = affordable_degree(degree, ranking.appearances, options.max_edges)
-    vertices = ranking.accessed - ranking.hot
     builder = GraphBuilder(
-        vertices=vertices, degree=degree, max_edges=options.max_edges, seed=options.seed, table=table
+        vertices=ranking.accessed - ranking.hot,
+        degree=degree,
+        max_edges=options.max_edges,
+        seed=options.seed,
+        table=table,
     )
     for batch in batches(folder, schema, "train", [table], reading, progress=progress, title=f"{table}: graph"):
         builder.add(vertices_of(ranking, batch[table]))
     edges = builder.edges()
-    built = time.perf_counter()
-    with progress.stage(f"{table}: communities", 1):
-        division = communities(edges, vertices, method=options.method, seed=options.seed)
+    return IndexGraph(table=table, ranking=ranking, degree=degree, edges=edges, seconds=time.perf_counter() - start)
+
+
+def table_order(graph: IndexGraph, options: ReorderOptions, progress: Progress) -> TableOrder:
+    """The order of a table's rows, by communities of its index graph.
+
+    Raises:
+      MissingIgraphError: If igraph is not installed.
+    """
+    start = time.perf_counter()
+    with progress.stage(f"{graph.table}: communities", 1):
+        division = communities(graph.edges, graph.vertices, method=options.method, seed=options.seed)
     return TableOrder(
-        table=table,
-        order=order_rows(ranking, division.of_vertex),
-        frequency_order=ranking.rank_of_row.astype(np.uint32),
-        hot=ranking.hot,
-        accessed=ranking.accessed,
-        degree=degree,
-        edges=len(edges),
-        drawn=edges.drawn,
+        table=graph.table,
+        order=order_rows(graph.ranking, division.of_vertex),
+        frequency_order=graph.ranking.rank_of_row.astype(np.uint32),
+        hot=graph.ranking.hot,
+        accessed=graph.ranking.accessed,
+        degree=graph.degree,
+        edges=len(graph.edges),
+        drawn=graph.edges.drawn,
         communities=division.count,
         modularity=division.modularity,
-        graph_seconds=built - start,
-        community_seconds=time.perf_counter() - built,
+        graph_seconds=graph.seconds,
+        community_seconds=time.perf_counter() - start,
     )
+
+
+def reorder_table(
+    folder: str | os.PathLike[str], schema: Schema, table: str, options: ReorderOptions, progress: Progress
+) -> TableOrder:
+    """Finds a table's order; see ``index_graph`` and ``table_order``."""
+    return table_order(index_graph(folder, schema, table, options, progress), options, progress)
