@@ -39,8 +39,8 @@ TABLES: Mapping[str, Section] = {
     "reorder-cost": Section(
         title="What reordering costs",
         files=("reorder",),
-        text="Memory while reordering a dataset's tables, and passes over its training split with the bijection; in brackets"
-        " against stored rows.",
+        text="Memory while a dataset's tables are reordered; passes over its training split, in brackets against stored"
+        " rows.",
         columns={"memory": "memory", "loader, fastest": "loader"},
         cases=r"^\w+, degree 16$",
     ),

@@ -38,6 +38,14 @@ def test_all_pairs_are_counted_once_for_every_batch_that_reads_both(log, max_edg
     assert edges.drawn == sum(expected.values())
 
 
+def test_all_pairs_of_a_large_batch_are_there_whatever_is_made_at_once():
+    rows = np.arange(1201) * 3
+    edges = build([rows], vertices=3 * 1201, max_edges=1 << 20)
+    low, high = np.triu_indices(len(rows), 1)
+    np.testing.assert_array_equal(edges.low, rows[low])
+    np.testing.assert_array_equal(edges.high, rows[high])
+
+
 @pytest.mark.parametrize("degree", [0.4, 1, 2.5, 6])
 def test_sampled_weights_are_those_of_all_pairs_in_expectation(degree):
     log = [range(30), range(20, 40), [1, 2], [3]]
