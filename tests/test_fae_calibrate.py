@@ -236,14 +236,39 @@ def test_exact_counts_are_of_all_inputs(data):
     assert not found.hot_inputs.held_out
 
 
-def test_a_smoothed_sample_finds_what_exact_counts_find(data):
+def test_exact_counts_are_taken_where_the_dataset_has_them_and_no_sample_is_asked_for(data):
+    counts = counts_of(data, [(0, b) for b in range(60)])
+    for name, count in counts.items():
+        np.save(data / f"counts_{name}.npy", count)
+    schema = Schema.load(data)
+    tables = tuple(dataclasses.replace(t, counts=f"counts_{t.name}.npy") for t in schema.tables)
+    counted = dataclasses.replace(schema, tables=tables)
+    by_default = calibrate(data, dataclasses.replace(OPTIONS, fraction=None), schema=counted)
+    assert "counted in preparation" in by_default.source
+    assert not by_default.notes
     exact = calibrate(data, dataclasses.replace(OPTIONS, exact=True))
-    shares = {}
-    for smooth in (True, False):
-        found = calibrate(data, dataclasses.replace(OPTIONS, smooth=smooth, fraction=0.2))
-        both = sum(len(np.intersect1d(found.rows[n], exact.rows[n])) for n in ROWS)
-        shares[smooth] = both / sum(len(np.union1d(found.rows[n], exact.rows[n])) for n in ROWS)
-    assert shares[True] > 0.8 > shares[False]
+    assert by_default.cutoff == exact.cutoff
+    for name in ROWS:
+        np.testing.assert_array_equal(by_default.rows[name], exact.rows[name])
+    assert "drawn with seed" in calibrate(data, OPTIONS, schema=counted).source
+    assert calibrate(data, dataclasses.replace(OPTIONS, fraction=None)).notes == (
+        "60 training block(s) are too few for a sample of 5 %: all accesses are counted",
+    )
+
+
+def test_exact_counts_make_more_inputs_hot_than_any_sample_does(data):
+    """Rows in the order of their own counts are the best that fit the budget; in a sample, averages help."""
+    found = {
+        name: calibrate(data, dataclasses.replace(OPTIONS, **options))
+        for name, options in {
+            "exact": {"exact": True},
+            "smoothed": {"fraction": 0.2},
+            "raw": {"fraction": 0.2, "smooth": False},
+        }.items()
+    }
+    counts = counts_of(data, [(0, b) for b in range(60)])
+    accesses = {name: sum(counts[table][rows].sum() for table, rows in one.rows.items()) for name, one in found.items()}
+    assert accesses["exact"] > accesses["smoothed"] > accesses["raw"]
 
 
 def test_tiny_data_is_counted_whole(data):

@@ -12,9 +12,10 @@ from jrec.commands.arguments import DIM, SEED, SLOT_BYTES, THREADS, number, size
 DESCRIPTION = """\
 Prepare a dataset for training with hot rows on the device and cold ones in host memory (FAE).
 
-`calibrate` finds, from a sample of the data, the rows that are accessed often enough to be kept on the device, within a
-budget. `pack` splits the training examples into those that read only hot rows and all others. `check` reads a whole
-packed folder and compares all checksums. docs/fae.md describes it all."""
+`calibrate` finds the rows that are accessed often enough to be kept on the device, within a budget: by the counts that
+`jrec prepare` left in the dataset, or from a sample of the data. `pack` splits the training examples into those that
+read only hot rows and all others. `check` reads a whole packed folder and compares all checksums. docs/fae.md
+describes it all."""
 EPILOG = """examples:
   jrec fae calibrate data/kaggle --budget 256MB --out kaggle.fae.json --figures figures
   jrec fae pack data/kaggle --calibration kaggle.fae.json --out data/kaggle_fae
@@ -25,8 +26,8 @@ EPILOG = """examples:
 CALIBRATE_EPILOG = """examples:
   jrec fae calibrate data/kaggle --budget 256MB
   jrec fae calibrate data/terabyte --budget 2GB --dim 64 --slot-bytes 0 --out terabyte.fae.json
-  jrec fae calibrate data/kaggle --config configs/criteo_kaggle.toml --exact --figures figures
-  jrec fae calibrate data/kaggle --raw-counts --no-tighten    (counts and threshold as in the paper)
+  jrec fae calibrate data/kaggle --config configs/criteo_kaggle.toml --figures figures
+  jrec fae calibrate data/kaggle --sample 0.05 --raw-counts --no-tighten    (a sample and a threshold as in the paper)
 """
 PACK_EPILOG = """examples:
   jrec fae pack data/kaggle --calibration kaggle.fae.json --out data/kaggle_fae
@@ -81,7 +82,10 @@ def _add_calibration(parser: argparse.ArgumentParser) -> None:
         "--budget", type=size(0), metavar="SIZE", help="bytes of hot rows with slots on a device (default 256MB)"
     )
     group.add_argument(
-        "--sample", type=number(0, 1, above=True), metavar="X", help="read this share of the blocks (default 0.05)"
+        "--sample",
+        type=number(0, 1, above=True),
+        metavar="X",
+        help="read this share of the blocks (default: take the dataset's own counts; 0.05 where it has none)",
     )
     group.add_argument(
         "--confidence",
@@ -90,8 +94,12 @@ def _add_calibration(parser: argparse.ArgumentParser) -> None:
         help="confidence that a table's hot rows fit (default 0.999)",
     )
     group.add_argument("--seed", type=SEED, metavar="N", help="seed of the samples (default 0)")
-    group.add_argument("--exact", action="store_true", help="count all accesses")
-    group.add_argument("--raw-counts", action="store_true", help="do not average neighbours that are counted rarely")
+    group.add_argument("--exact", action="store_true", help="count all accesses, where the dataset has no counts")
+    group.add_argument(
+        "--raw-counts",
+        action="store_true",
+        help="do not average rarely counted neighbours of a sample, nor divide rows of equal counts",
+    )
     group.add_argument("--no-tighten", action="store_true", help="keep the threshold of the Rand-Em Box's bounds")
     group.add_argument("--small", type=size(0), metavar="SIZE", help="all rows of smaller tables are hot (default 1MB)")
     group.add_argument("--config", metavar="CONFIG", help="take dim, dtype and slots from this configuration")

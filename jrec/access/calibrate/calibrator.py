@@ -30,6 +30,7 @@ from jrec.progress import Progress
 _SILENT = Progress(show=False)
 _TIE = 1e-9
 _FEW_BLOCKS = 10  # a smaller sample would tell more of these blocks than of the dataset; all of it is counted soon
+_FRACTION = 0.05
 _LEAST_HELD_OUT = 2  # blocks, for their spread to tell the error
 
 
@@ -39,13 +40,15 @@ class CalibrateOptions:
 
     Attributes:
       budget: bytes that hot rows and their slots may take on a device, the paper's L.
-      fraction: The share of the training blocks that is read, the paper's x.
+      fraction: The share of the training blocks that is read, the paper's x. None reads none where the dataset has the
+        counts of its training split, which ``jrec prepare`` and ``jrec synth`` leave, and 5 % elsewhere.
       confidence: The one-sided confidence that hot rows fit, for every table.
       seed: The seed with which blocks and the Rand-Em Box's rows are drawn.
       exact: Count all accesses, by the dataset's own counts where it has them.
-      smooth: Take the mean of neighbours for rows that were counted rarely; right where rows descend by frequency, as
-        they do in datasets of `jrec prepare` and `jrec synth`. It takes the noise from a sample, and divides the many
-        rows of a single access, which else are hot all or none. The paper takes counts as they are.
+      smooth: In a sample, take the mean of neighbours for rows that were counted rarely, which takes the noise out of
+        it; right where rows descend by frequency, as they do in datasets of `jrec prepare` and `jrec synth`. In any
+        counts, divide the many rows of equal counts, which else are hot all or none. The paper takes counts as they
+        are.
       tighten: When the rows are tagged and their true number is known, lower the threshold into the room that the
         Rand-Em Box's bounds left. The paper keeps its threshold.
       row_bytes: The bytes of a row with its optimizer's slots; 68 are 16 float32 and row-wise Adagrad's float32.
@@ -55,7 +58,7 @@ class CalibrateOptions:
     """
 
     budget: float = 256e6
-    fraction: float = 0.05
+    fraction: float | None = None
     confidence: float = 0.999
     seed: int = 0
     exact: bool = False
@@ -70,7 +73,7 @@ class CalibrateOptions:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.budget) and self.budget >= 0):
             raise ConfigError(f"the budget is {self.budget} bytes; it must be at least 0")
-        if not 0 < self.fraction <= 1:
+        if self.fraction is not None and not 0 < self.fraction <= 1:
             raise ConfigError(f"the sampled fraction is {self.fraction}; give one above 0, up to 1")
         if not 0.5 <= self.confidence < 1:
             raise ConfigError(f"the confidence is {self.confidence}; it must be at least 0.5 and below 1")
@@ -138,8 +141,10 @@ def calibrate_and_count(
     schema.check_labels()
     schema.check_numbered("`jrec fae calibrate`")
     _check_small(schema, asked)
-    tiny = not asked.exact and len(sample_blocks(schema, "train", fraction=asked.fraction, seed=0)) < _FEW_BLOCKS
-    options = dataclasses.replace(asked, exact=True, fraction=1.0) if tiny else asked
+    exact = asked.exact or (asked.fraction is None and _has_counts(schema))
+    fraction = _FRACTION if asked.fraction is None else asked.fraction
+    tiny = not exact and len(sample_blocks(schema, "train", fraction=fraction, seed=0)) < _FEW_BLOCKS
+    options = dataclasses.replace(asked, exact=exact or tiny, fraction=1.0 if tiny else fraction)
     counted = _count(folder, schema, options, progress)
     large = [t for t in schema.tables if is_large(t, options)]
     boxes = {t.name: box_of(counted.profiles[t.name], options, k) for k, t in enumerate(schema.tables) if t in large}
@@ -167,7 +172,7 @@ def calibrate_and_count(
             inputs=sum(block_examples(schema, "train", b) for b in counted.test_blocks),
             held_out=counted.held_out,
         ),
-        notes=_notes(schema, asked, boxes, tiny=tiny, corrected=corrected),
+        notes=_notes(schema, dataclasses.replace(asked, exact=exact), boxes, tiny, corrected),
         seconds=0.0,
         rows={t.name: _as_loaded(folder, t, stored[t.name]) for t in schema.tables},
     )
@@ -189,12 +194,17 @@ def _check_small(schema: Schema, options: CalibrateOptions) -> None:
         )
 
 
+def _has_counts(schema: Schema) -> bool:
+    return all(t.counts is not None for t in schema.tables)
+
+
 def _count(folder: str | os.PathLike[str], schema: Schema, options: CalibrateOptions, progress: Progress) -> Counted:
+    assert options.fraction is not None
     sample = sample_blocks(schema, "train", fraction=options.fraction, seed=options.seed)
     total = schema.splits["train"].examples
-    if options.exact and all(t.counts is not None for t in schema.tables):
+    if options.exact and _has_counts(schema):
         profile = exact_profile(folder, schema, progress=progress)
-        profiles = {t.name: _graded(t.smoothed()) if options.smooth else t for t in profile.tables}
+        profiles = {t.name: _graded(t) if options.smooth else t for t in profile.tables}
         return Counted(profiles=profiles, inputs=total, source=profile.source, test_blocks=sample, held_out=False)
     if options.exact:
         used, test = split_blocks(schema, "train"), sample
@@ -203,7 +213,8 @@ def _count(folder: str | os.PathLike[str], schema: Schema, options: CalibrateOpt
         aside = max(_LEAST_HELD_OUT, round(options.held_out * len(sample)))
         test, used = sorted(shuffled[:aside]), sorted(shuffled[aside:])
     inputs = sum(block_examples(schema, "train", block) for block in used)
-    tables = count_blocks(folder, schema, "train", used, smooth=options.smooth, progress=progress)
+    smooth = options.smooth and not options.exact
+    tables = count_blocks(folder, schema, "train", used, smooth=smooth, progress=progress)
     return Counted(
         profiles={t.name: _graded(t) if options.smooth else t for t in tables},
         inputs=inputs,
@@ -319,7 +330,7 @@ def _result(table: Table, box: RandEmBox | None, cutoff: float, hot: int) -> Tab
 
 
 def _notes(
-    schema: Schema, asked: CalibrateOptions, boxes: Mapping[str, RandEmBox], *, tiny: bool, corrected: bool
+    schema: Schema, asked: CalibrateOptions, boxes: Mapping[str, RandEmBox], tiny: bool, corrected: bool
 ) -> tuple[str, ...]:
     notes = []
     small = [name for name, box in boxes.items() if box.counted and not (asked.exact or tiny)]
@@ -331,7 +342,7 @@ def _notes(
     if tiny:
         notes.append(
             f"{len(split_blocks(schema, 'train'))} training block(s) are too few for a sample of"
-            f" {100 * asked.fraction:g} %: all accesses are counted"
+            f" {100 * (asked.fraction or _FRACTION):g} %: all accesses are counted"
         )
     if corrected:
         notes.append("a bound of the Rand-Em Box did not hold; the threshold was raised until the rows fit the budget")
