@@ -23,6 +23,75 @@ FOLDER = ROOT / "benchmarks" / "results" / "cpu-2-cores"
 _BLOCK = re.compile(r"(<!-- lines: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 TABLES: Mapping[str, Section] = {
+    "oper-rules": Section(
+        title="The frequency rule",
+        files=("oper",),
+        text="DGX-A100: 8 A100; a100-4x4, h200x8, h200-2x8: nodes by GPUs.",
+        columns={
+            "rules: a step with no replicas": "no replicas",
+            "rules: a step with the paper's rule": "paper's rule",
+            "rules: a step with per-device rule": "per-device rule",
+            "rules: costliest link by the cheapest": "inference: links",
+        },
+    ),
+    "oper-table2": Section(
+        title="Table 2",
+        files=("oper",),
+        text="Megabytes of the paper are MiB here.",
+        columns={
+            "table 2: mean a link": "mean a link",
+            "table 2: mean a link, the paper's": "the paper's",
+            "table 2: copies": "copies",
+            "table 2: degree of balance, links": "balance of links",
+        },
+        cases="power law.*extra (0|1|5|20) %$",
+    ),
+    "oper-table3": Section(
+        title="Table 3",
+        files=("oper",),
+        text="`greedy` is the paper's algorithm, `oper` exchanges pieces afterwards, as `jrec plan` does.",
+        columns={
+            "table 3: degree of balance, links": "balance of links",
+            "table 3: degree of balance, links, the paper's": "the paper's",
+            "table 3: time": "time",
+            "table 3: time, the paper's": "the paper's",
+        },
+        cases="^kaggle, power law",
+    ),
+    "oper-strategies": Section(
+        title="Strategies",
+        files=("oper",),
+        text="",
+        columns={
+            "figure 10: a step by OPER's": "step by OPER's",
+            "figure 10: memory, max": "memory, max",
+            "figure 10: lookup, max": "lookup, max",
+            "figure 10: link, max": "link, max",
+        },
+        cases="power law",
+    ),
+    "oper-exact": Section(
+        title="Distance to the optimum",
+        files=("oper",),
+        text="",
+        columns={
+            "milp: proved optimal": "optimum proved in",
+            "milp: greedy above the solver's best": "greedy above it",
+            "milp: greedy and exchanges above the solver's best": "with exchanges",
+        },
+        cases="no copies",
+    ),
+    "oper-planning": Section(
+        title="Planning",
+        files=("oper",),
+        text="",
+        columns={
+            "plan from row counts: time": "plan",
+            "plan from row counts: peak memory of the benchmark": "peak memory",
+            "addresses of random rows, NumPy": "`locate`, random rows",
+            "addresses of random rows, compiled": "`Locator`, random rows",
+        },
+    ),
     "fae-calibration": Section(
         title="Exact counts and samples",
         files=("fae_calibration",),

@@ -9,7 +9,7 @@ process for each number of devices, and counts what its routes fetch over each l
 so for the full Kaggle and Terabyte tables, where only routes are made, and for RM1 to RM4 in the forms retrieve, send
 and memory-centric (half of the devices keep tables, the other half compute); what their training steps, compiled for 8
 virtual devices, move in the first two, padding told apart. "projection" adds the links of 8 and 64
-H200 to one device's step, measured here or given with --single-step-ms; beside it stands the floor of an H200's step.
+H200 to one device's step: the floor of an H200's, or a measured one that is given with --single-step-ms.
 """
 
 from __future__ import annotations
@@ -40,31 +40,27 @@ def main() -> None:
     chosen = arguments.only or ("steps", "links", "projection")
     with harness.Report(arguments, "scaling") as report:
         examples = arguments.examples or (256 if report.quick else 2048)
-        single = None
         if "steps" in chosen:
-            single = steps(report, arguments.devices, examples)
+            steps(report, arguments.devices, examples)
         if "links" in chosen:
             links(report, [d for d in arguments.devices if d > 1], examples)
         if "projection" in chosen:
-            projection(report, arguments, examples, single)
+            projection(report, arguments, examples)
 
 
-def steps(report: harness.Report, devices: list[int], examples: int) -> float | None:
-    """Real steps; returns the seconds of one device."""
+def steps(report: harness.Report, devices: list[int], examples: int) -> None:
+    """Real steps."""
     rows, count = (5_000, 3) if report.quick else (100_000, 9)
-    single = None
     for number in devices:
         measured = run_worker(number, rows=rows, examples=examples, steps=count)
         case = f"kaggle capped at {rows:,} rows, {number} devices, {examples:,} examples each"
         report.add(case, "step, median", 1e3 * measured["seconds"], "ms")
         report.add(case, "loss after the steps", measured["losses"][-1], "")
         if number == 1:
-            single = measured["seconds"]
             continue
         _links(report, case, np.array(measured["counted"]), np.array(measured["expected"]))
         report.add(case, "sent by a device, all collectives, without padding", measured["real"] / 1e3, "kB")
         report.add(case, "sent by a device, all collectives", measured["moved"] / 1e3, "kB")
-    return single
 
 
 def run_worker(devices: int, *, rows: int, examples: int, steps: int) -> dict:
@@ -96,20 +92,17 @@ def _links(report: harness.Report, case: str, counted: np.ndarray, expected: np.
         report.add(case, f"fetched over a link, {statistic}", ours, "kB", peer="cost model", ratio=theirs / ours)
 
 
-def projection(report: harness.Report, arguments: argparse.Namespace, examples: int, single: float | None) -> None:
+def projection(report: harness.Report, arguments: argparse.Namespace, examples: int) -> None:
     """8 and 64 H200, by the step of one device."""
-    if arguments.single_step_ms is not None:
-        seconds, where = arguments.single_step_ms / 1e3, arguments.device_name
-    else:
-        rows = 5_000 if report.quick else 100_000
-        seconds = single or float(run_worker(1, rows=rows, examples=examples, steps=3)["seconds"])
-        where = "this machine's CPU: what an H200's links would add to it is the figure to take"
-    report.note(f"projections rest on a step of {1e3 * seconds:.3g} ms, of {where}, and assume that")
-    for assumption in scaling_project.ASSUMPTIONS:
-        report.note(f"  - {assumption}")
     kaggle = workloads.WORKLOADS["kaggle"]
     floor = scaling_project.floor_seconds(kaggle.with_batch(examples), dense_parameters=DENSE_PARAMETERS)
-    report.note("the floor is what an H200 must move or multiply in its part of a step, and no measurement")
+    if arguments.single_step_ms is None:
+        seconds, of = floor, "the floor of an H200's, by what it must move or multiply, and no measurement"
+    else:
+        seconds, of = arguments.single_step_ms / 1e3, f"of {arguments.device_name}"
+    report.note(f"projections rest on a step of {1e3 * seconds:.3g} ms, {of}, and assume that")
+    for assumption in scaling_project.ASSUMPTIONS:
+        report.note(f"  - {assumption}")
     for devices in CLUSTERS:
         workload = kaggle.with_batch(examples * devices)
         setup = scaling_step.planned(workload, scaling_project.cluster(devices))
@@ -117,8 +110,11 @@ def projection(report: harness.Report, arguments: argparse.Namespace, examples: 
         case = f"kaggle, {devices} H200 projected, {examples:,} examples each"
         for term in ("compute", "exchange", "all_reduce", "latency", "apart", "hidden"):
             names = {"apart": "step, nothing overlaps", "hidden": "step, all is hidden"}
-            report.add(case, names.get(term, term.replace("_", "-")), 1e3 * getattr(projected, term), "ms")
-        report.add(case, "compute, floor", 1e3 * floor, "ms")
+            name = names.get(term, term.replace("_", "-"))
+            least = "at least, " if arguments.single_step_ms is None and term in ("compute", *names) else ""
+            report.add(case, least + name, 1e3 * getattr(projected, term), "ms")
+        if arguments.single_step_ms is not None:
+            report.add(case, "compute, floor", 1e3 * floor, "ms")
         report.add(case, "communication", 1e3 * projected.communication, "ms")
 
 

@@ -13,7 +13,7 @@ from benchmarks.scaling_step import OPTIMIZER, Setup
 from jrec.sharding.hardware import Hardware, grid, load_hardware
 
 ASSUMPTIONS = (
-    "every device has as many examples as the one that was measured, and its step takes as long as there",
+    "every device has as many examples as the one whose step is taken, and computes as long as it does",
     "links and all-reduces reach the figures of the presets: 450 GB/s in a node, 50 GB/s a device between nodes,"
     " an all-reduce of 340 GB/s in a node and 37 GB/s over several",
     f"lines of the exchange carry {1.4:g} times their real rows (capacity padding)",

@@ -10,7 +10,7 @@ from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
 
 
 def some_plan(
-    devices, *, baseline="row-cyclic", seed=None, replicate=0.0, host=0.0, tt: bool | str = True, dtype="float32"
+    devices, *, baseline="row-wise", seed=None, replicate=0.0, host=0.0, tt: bool | str = True, dtype="float32"
 ):
     """A baseline's plan, or a ``scattered`` one."""
     layout = mesh_runs.layout(tt=tt, dtype=dtype)

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import oper
 from jrec.data.schema import Schema
 
-SMALL = oper.Log(name="kaggle", rows={"a": 200_000, "b": 4000, "c": 30}, dim=8, examples=3_000_000, paper=(3.25, 0.46))
+SMALL = oper.Log(name="kaggle", rows={"a": 200_000, "b": 4000, "c": 30}, dim=8, examples=3_000_000)
 
 
 @pytest.mark.slow

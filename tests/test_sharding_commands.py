@@ -38,7 +38,7 @@ def test_a_plan_is_made_explained_and_drawn(data, tmp_path, capsys):
     assert float(gap[1]) <= 5
     assert cli.main(command) == 0
     printed = capsys.readouterr().out
-    for name in ("oper", "memory-greedy", "access-greedy", "table-wise", "row-wise", "torchrec"):
+    for name in ("oper", "memory-greedy", "access-greedy", "table-wise", "row-wise", "TorchRec-like"):
         assert re.search(rf"^{name} +\d+\.\d\d %", printed, re.MULTILINE), name
     oper = re.search(r"^oper +([\d.]+) % +([\d.]+) % +([\d.]+) %", printed, re.MULTILINE)
     assert oper is not None
@@ -82,7 +82,7 @@ def test_some_devices_keep_the_tables_from_the_shell(data, tmp_path, capsys):
     base = ["plan", str(data), "--hardware", "dgx-a100", "--dim", "8", "--out", out, "--figure", "none"]
     assert cli.main([*base, "--tables-on", "4-7"]) == 0
     printed = capsys.readouterr().out
-    for name in ("oper", "tables on all", "memory-greedy", "row-cyclic", "torchrec"):
+    for name in ("oper", "tables on all", "memory-greedy", "row-wise", "TorchRec-like"):
         assert re.search(rf"^{name} +\d+\.\d\d %", printed, re.MULTILINE), name
     assert "with --rule" not in printed
     assert "a step of 65,536 examples" in printed  # 16,384 of each of four

@@ -114,7 +114,7 @@ def test_a_power_law_is_balanced_where_baselines_are_not(purpose):
     planned = plan_placement(problem)
     cost = planned.cost
     assert min(cost.memory_balance, cost.lookup_balance, cost.communication_balance) >= 0.995
-    for name in ("memory-greedy", "table-wise", "row-wise", "torchrec"):
+    for name in ("memory-greedy", "table-wise", "row-wise", "TorchRec-like"):
         other = evaluate(problem, BASELINES[name](problem))
         assert other.balance < 0.9, name
         assert other.remote_bytes.mean() > 3 * cost.remote_bytes.mean(), name
@@ -164,10 +164,22 @@ def test_baselines_hold_every_row_once(problem):
         placement = place(problem)
         assert covers(problem, placement.pieces), name
         cost = evaluate(problem, placement)
-        if name != "torchrec":
+        if name != "TorchRec-like":
             assert cost.memory.sum() == pytest.approx(problem.total_bytes), name
         else:
             assert cost.copies <= problem.extra_memory * problem.total_bytes, name
+
+
+@pytest.mark.parametrize("name", ["memory-greedy", "row-wise", "TorchRec-like"])
+def test_a_table_that_is_cut_gives_every_device_hot_rows(name):
+    problem = problem_of([zipf_counts(20_000), zipf_counts(30, 1)], devices=4, extra_memory=0.0)
+    placement = BASELINES[name](problem)
+    hot = (placement.pieces.table == 0) & (placement.pieces.stop <= 40)
+    owners, counts = np.unique(placement.owner[hot], return_counts=True)
+    assert owners.tolist() == [0, 1, 2, 3]
+    assert counts.min() >= 9
+    lookups = evaluate(problem, placement).lookup
+    assert lookups.max() < 0.7 * lookups.sum()  # ranges of the first rows: 0.9 and more
 
 
 def test_memory_greedy_and_table_wise_do_what_they_say():

@@ -183,7 +183,7 @@ def _nothing(devices: int) -> Plan:
     return Plan(tables=(), devices=devices, purpose="training", dataset=None, first=first, path=path, **empty)
 
 
-def dealt(layout: EmbeddingLayout, devices: int, slots: SlotShapes | None = None, baseline: str = "row-cyclic") -> Plan:
+def dealt(layout: EmbeddingLayout, devices: int, slots: SlotShapes | None = None, baseline: str = "row-wise") -> Plan:
     """A plan that needs no access profile: one of ``jrec.sharding.BASELINES``.
 
     Args:

@@ -1,11 +1,15 @@
 """What others do, behind the planner's interface (OPER §6.4): a function from a problem to a placement.
 
+Systems that cut tables by row numbers have rows in no order, while rows descend by frequency in jrec's datasets: the
+first range would have all the hot ones. So wherever a strategy cuts a table, its rows are dealt here.
+
 None of them looks at budgets; ``Cost.memory`` against ``Cost.budget`` shows which plans would not run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,23 +22,16 @@ _ONE_BY_ONE = 64  # shorter runs are dealt row by row
 
 
 def memory_greedy(problem: Problem) -> Placement:
-    """Equal bytes for every device: the tables, one after the other, are cut into as many equal parts as devices."""
+    """Equal bytes for every device: one device after the other is filled with tables, the last of them in part."""
     rows = np.array([t.rows for t in problem.tables], np.int64)
     share = np.array(problem.hardware.memory, np.float64)
     ends = np.cumsum(share / share.sum()) * problem.total_bytes
     below = np.append(0, np.cumsum(rows * problem.memory_bytes))
-    tables, starts, stops, owners = [], [], [], []
-    for t, row in enumerate(problem.memory_bytes.tolist()):
-        bounds = np.clip(np.rint((ends - below[t]) / row).astype(np.int64), 0, rows[t])
-        bounds[-1] = rows[t]
-        bounds = np.append(0, bounds)
-        used = np.flatnonzero(np.diff(bounds) > 0)
-        tables.append(np.full(len(used), t))
-        starts.append(bounds[used])
-        stops.append(bounds[used + 1])
-        owners.append(used)
-    pieces = Pieces.of(problem, np.concatenate(tables), np.concatenate(starts), np.concatenate(stops))
-    return Placement.owned(pieces, np.concatenate(owners), problem.devices)
+    bounds = np.clip(
+        np.rint((ends - below[:-1, None]) / problem.memory_bytes[:, None]).astype(np.int64), 0, rows[:, None]
+    )
+    bounds[:, -1] = rows
+    return join([_dealt(problem, t, np.diff(of_table, prepend=0)) for t, of_table in enumerate(bounds)])
 
 
 def access_greedy(problem: Problem) -> Placement:
@@ -65,35 +62,14 @@ def table_wise(problem: Problem) -> Placement:
 
 
 def row_wise(problem: Problem) -> Placement:
-    """Every table in as many equal ranges of rows as there are devices.
-
-    Rows descend by frequency in jrec's datasets, so that the first range is the hot one; systems whose rows are in no
-    order spread them better.
-    """
-    return _row_wise(problem, np.arange(len(problem.tables)))
+    """Every table's rows on all devices in equal numbers."""
+    return _row_wise(problem, range(len(problem.tables)))
 
 
-def row_cyclic(problem: Problem, *, piece: int = 1 << 10) -> Placement:
-    """Every table dealt out in short ranges, which is how row-wise parallelism does on rows in no order.
+def torchrec_like(problem: Problem) -> Placement:
+    """A mix like that of TorchRec's planner, which is not run here.
 
-    The first ``piece`` rows are dealt one by one, later ones in ranges of a 64th of the rows before them.
-    """
-    tables, starts, stops, owners = [], [], [], []
-    for t, table in enumerate(problem.tables):
-        bounds = list(range(min(piece, table.rows) + 1))
-        while bounds[-1] < table.rows:
-            bounds.append(min(table.rows, bounds[-1] + max(1, bounds[-1] // 64)))
-        count = len(bounds) - 1
-        tables.append(np.full(count, t))
-        starts.append(np.array(bounds[:-1]))
-        stops.append(np.array(bounds[1:]))
-        owners.append((np.arange(count) + t) % problem.devices)
-    pieces = Pieces.of(problem, np.concatenate(tables), np.concatenate(starts), np.concatenate(stops))
-    return Placement.owned(pieces, np.concatenate(owners), problem.devices)
-
-
-def torchrec_mix(problem: Problem) -> Placement:
-    """A mix like TorchRec's: small tables on every device, large ones row-wise, the others table-wise by lookups.
+    Small tables are on every device, large ones row-wise, the others table-wise by lookups.
 
     Tables are copied from the smallest on as long as the copies fit the extra memory, and no table of more than a
     thousandth of all bytes is; tables above a device's even share of the memory are cut row-wise; each of the others
@@ -110,7 +86,7 @@ def torchrec_mix(problem: Problem) -> Placement:
         copies[t] = True
     large = ~copies & (size > problem.total_bytes / devices)
     placements = [Placement.everywhere(_tables(problem, np.flatnonzero(copies)), REPLICATED, devices)]
-    placements.append(_row_wise(problem, np.flatnonzero(large)))
+    placements.append(_row_wise(problem, np.flatnonzero(large).tolist()))
     middle = _tables(problem, np.flatnonzero(~copies & ~large))
     owner, load = np.zeros(len(middle), np.int64), np.zeros(devices)
     for p in np.argsort(-middle.fetched, kind="stable"):
@@ -124,15 +100,44 @@ def _tables(problem: Problem, which: np.ndarray) -> Pieces:
     return span(problem, *whole(problem)).take(which)
 
 
-def _row_wise(problem: Problem, which: np.ndarray) -> Placement:
-    devices = problem.devices
-    rows = np.array([problem.tables[t].rows for t in which], np.int64)
-    bounds = rows[:, None] * np.arange(devices + 1) // devices
-    table = np.repeat(which, devices)
-    owner = np.tile(np.arange(devices), len(which))
-    start, stop = bounds[:, :-1].reshape(-1), bounds[:, 1:].reshape(-1)
-    used = stop > start
-    return Placement.owned(Pieces.of(problem, table[used], start[used], stop[used]), owner[used], devices)
+def _row_wise(problem: Problem, which: Sequence[int]) -> Placement:
+    """Rows of some tables dealt in turn, in short ranges where they are cold."""
+    tables, starts, stops, owners = [np.empty(0, np.int64)], [], [], []
+    for t in which:
+        bounds = _bounds(problem.tables[t].rows)
+        count = len(bounds) - 1
+        tables.append(np.full(count, t))
+        starts.append(bounds[:-1])
+        stops.append(bounds[1:])
+        owners.append((np.arange(count) + t) % problem.devices)
+    pieces = Pieces.of(problem, *(np.concatenate([tables[0], *one]) for one in (tables[1:], starts, stops)))
+    return Placement.owned(pieces, np.concatenate([tables[0], *owners]), problem.devices)
+
+
+def _dealt(problem: Problem, t: int, wanted: np.ndarray) -> Placement:
+    """A table's rows dealt to devices that want so many each, each range to the one that has the least of its share."""
+    bounds = _bounds(int(wanted.sum()))
+    taken, start, stop, owner = np.zeros(len(wanted), np.int64), [], [], []
+    share = np.maximum(wanted, 1)
+    for begin, end in itertools.pairwise(bounds.tolist()):
+        while begin < end:
+            device = int(np.where(taken < wanted, taken / share, np.inf).argmin())
+            rows = min(end - begin, int(wanted[device] - taken[device]))
+            start.append(begin)
+            stop.append(begin + rows)
+            owner.append(device)
+            taken[device] += rows
+            begin += rows
+    pieces = Pieces.of(problem, np.full(len(start), t), np.array(start), np.array(stop))
+    return Placement.owned(pieces, np.array(owner, np.int64), problem.devices)
+
+
+def _bounds(rows: int, single: int = 1 << 10) -> np.ndarray:
+    """Where ranges of ranks begin and end: first rows by themselves, later ones in 64ths of the rows before them."""
+    bounds = list(range(min(single, rows) + 1))
+    while bounds[-1] < rows:
+        bounds.append(min(rows, bounds[-1] + max(1, bounds[-1] // 64)))
+    return np.array(bounds)
 
 
 BASELINES: Mapping[str, Callable[[Problem], Placement]] = {
@@ -140,6 +145,5 @@ BASELINES: Mapping[str, Callable[[Problem], Placement]] = {
     "access-greedy": access_greedy,
     "table-wise": table_wise,
     "row-wise": row_wise,
-    "row-cyclic": row_cyclic,
-    "torchrec": torchrec_mix,
+    "TorchRec-like": torchrec_like,
 }
