@@ -9,7 +9,8 @@ power law of exponent 1.05 over the rows. Outputs and core gradients of both sid
                 contractions in XLA
     sweep       the step over ranks, dims and rows
     breakdown   reuse, gradient aggregation and fused update, each switched off (EL-Rec, Figures 14, 17 and 18)
-    memory      of a step, over rows and batches (TT-Rec, Figure 8); footprints of whole models (EL-Rec, Table III)
+    memory      of a step, over rows and batches (TT-Rec, Figure 8)
+    footprints  parameters of tables and models, counted (TT-Rec, Table 2 and Figure 5; EL-Rec, Table III)
     pooling     the step with bags of 1, 10 and 100 ids (TT-Rec, Figure 11)
     cache       the step with a cache of full rows, at hit rates from 0 to 100 % (TT-Rec, Figure 12)
 
@@ -29,7 +30,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from benchmarks import harness, tt_breakdown, tt_cache, tt_memory
+from benchmarks import harness, tt_breakdown, tt_cache, tt_footprints, tt_memory
 from benchmarks.peers import client
 from benchmarks.tt_side import KAGGLE_ROWS, Side, describe, shape_of
 from jrec.ops import tt
@@ -47,7 +48,7 @@ SWEEP = (
 )
 POOLING = (1, 10, 100)
 POOLED_BAGS = 2048
-PARTS = ("peers", "sweep", "breakdown", "memory", "pooling", "cache")
+PARTS = ("peers", "sweep", "breakdown", "memory", "footprints", "pooling", "cache")
 SECONDS = 3.0  # of a pair of sides where there are many
 
 
@@ -168,11 +169,17 @@ def _memory(report: harness.Report, arguments: argparse.Namespace) -> None:
     tt_memory.run(report, plot=arguments.plot)
 
 
+def _footprints(report: harness.Report, arguments: argparse.Namespace) -> None:
+    del arguments
+    tt_footprints.run(report)
+
+
 _RUNS: dict[str, Callable[[harness.Report, argparse.Namespace], None]] = {
     "peers": _peers,
     "sweep": _sweep,
     "breakdown": _breakdown,
     "memory": _memory,
+    "footprints": _footprints,
     "pooling": _pooling,
     "cache": _cache,
 }

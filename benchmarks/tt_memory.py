@@ -1,4 +1,4 @@
-"""Memory of a step of a tensor-train table over rows and batch (TT-Rec, Figure 8), and of models (EL-Rec, Table III).
+"""Memory of a step of a tensor-train table over rows and batch (TT-Rec, Figure 8).
 
 A step's memory is what XLA's compiler says the compiled program holds: arguments (cores, slots, ids, targets), results
 that are not in their place, and temporaries. Nothing is allocated to find it out, so rows may be as many as one likes.
@@ -13,29 +13,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks import harness, tt_plots, workloads
+from benchmarks import harness, tt_plots
 from benchmarks.tt_side import FUSED, KAGGLE_ROWS, PLAIN, describe, shape_of, train, train_plain
 from jrec.ops import tt
 
 DIM, RANK = 16, 32
 ROWS = (1_000_000, 2_500_000, KAGGLE_ROWS, 40_000_000)
 BATCHES = (4096, 16384, 65536)
-COMPRESSED_ABOVE = 1_000_000  # EL-Rec compresses tables of more rows
-PAPER_RANK = 128
-# The training file's vocabularies, hour aside.
-AVAZU_ROWS = (
-    7, 7, 4737, 7745, 26, 8552, 559, 36, 2_686_408, 6_729_486, 8251, 5, 4, 2626, 8, 9, 435, 4, 68, 172, 60,
-)  # fmt: skip
-# EL-Rec, Table III: megabytes of the uncompressed and of the compressed model.
-MODELS = {
-    "Avazu": (AVAZU_ROWS, 16, 550.0, 87.6),
-    "Criteo Terabyte": (workloads.CRITEO_TERABYTE_ROWS, 64, 59_200.0, 797.9),
-    "Criteo Kaggle": (workloads.CRITEO_KAGGLE_ROWS, 16, 1_900.0, 258.2),
-}
 
 
 def run(report: harness.Report, *, plot: pathlib.Path | None) -> None:
-    """Reports both."""
+    """Reports it."""
     over_rows = [(rows, BATCHES[0]) for rows in (ROWS[:1] if report.quick else ROWS)]
     over_batches = [] if report.quick else [(KAGGLE_ROWS, batch) for batch in BATCHES[1:]]
     series: dict[str, list[tuple[float, float]]] = {}
@@ -52,25 +40,6 @@ def run(report: harness.Report, *, plot: pathlib.Path | None) -> None:
             plot, "tt_figure8_memory", series, x="rows", y=f"MB, {BATCHES[0]:,} lookups", logarithmic=True
         )
         report.note(f"wrote {path}")
-    _footprints(report)
-
-
-def _footprints(report: harness.Report) -> None:
-    for model, (rows, dim, paper_full, paper_compressed) in MODELS.items():
-        full = 4 * dim * sum(rows)
-        for rank in (RANK, PAPER_RANK):
-            compressed = model_bytes(rows, dim, rank)
-            case = f"{model}, {sum(rows) / 1e6:.1f} M rows x {dim}, rank {rank}"
-            report.add(case, "footprint, uncompressed", full / 1e6, "MB")
-            report.add(case, "footprint, compressed", compressed / 1e6, "MB")
-            report.add(case, "footprint, compression", full / compressed, "x")
-        report.add(f"{model}, EL-Rec's Table III", "footprint, uncompressed", paper_full, "MB")
-        report.add(f"{model}, EL-Rec's Table III", "footprint, compressed", paper_compressed, "MB")
-
-
-def model_bytes(rows: tuple[int, ...], dim: int, rank: int) -> int:
-    """Bytes of float32 parameters with every table above ``COMPRESSED_ABOVE`` rows as three cores."""
-    return sum(4 * (shape_of(n, dim, rank).num_parameters if n > COMPRESSED_ABOVE else n * dim) for n in rows)
 
 
 def tt_step_bytes(shape: tt.TTShape, batch: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import tt as benchmark
-from benchmarks import tt_breakdown, tt_cache, tt_memory, tt_plots, workloads
+from benchmarks import tt_breakdown, tt_cache, tt_footprints, tt_memory, tt_plots, workloads
 from benchmarks.peers import client
 from benchmarks.tt_side import KAGGLE_ROWS, Side, shape_of
 from jrec.ops import tt
@@ -50,10 +50,16 @@ def test_footprints_follow_the_shapes():
     small = sum(n for n in workloads.CRITEO_KAGGLE_ROWS if n <= 1_000_000) * 16
     above = [n for n in workloads.CRITEO_KAGGLE_ROWS if n > 1_000_000]
     cores = sum(shape_of(n, 16, 32).num_parameters for n in above)
-    assert tt_memory.model_bytes(workloads.CRITEO_KAGGLE_ROWS, 16, 32) == 4 * (small + cores)
+    assert tt_footprints.model_bytes(workloads.CRITEO_KAGGLE_ROWS, 16, 32) == 4 * (small + cores)
 
 
 @pytest.mark.slow
+def test_parameters_are_those_of_the_paper():
+    for rows, slices, parameters in tt_footprints.TABLE2:
+        shapes = [tt_footprints.table2_shape(rows, slices, rank) for rank in tt_footprints.RANKS]
+        assert tuple(shape.num_parameters for shape in shapes) == parameters
+
+
 def test_memory_of_a_step_grows_with_the_table_only_where_it_is_uncompressed():
     small, large = (shape_of(rows, 16, 8) for rows in (200_000, 400_000))
     plain = [tt_memory.plain_step_bytes(shape, 64) for shape in (small, large)]
