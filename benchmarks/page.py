@@ -57,12 +57,16 @@ def render(folder: pathlib.Path) -> str:
     devices = {line["device"] for results in results_by_file.values() for line in results.lines}
     folder = folder.resolve()
     shown = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else folder
-    sections = [HEAD.format(devices=", ".join(sorted(devices)), folder=shown.as_posix())]
-    for section in SECTIONS:
-        results = section_results(section, results_by_file)
-        if results.lines:
-            sections.append("\n".join(_section(section, results)))
-    return "\n".join(sections)
+    found = [(section, section_results(section, results_by_file)) for section in SECTIONS]
+    found = [(section, results) for section, results in found if results.lines]
+    contents = "".join(f"- [{section.title}](#{anchor(section.title)})\n" for section, _ in found)
+    head = HEAD.format(devices=", ".join(sorted(devices)), folder=shown.as_posix())
+    return "\n".join([head, contents, *("\n".join(_section(section, results)) for section, results in found)])
+
+
+def anchor(title: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def read_folder(folder: pathlib.Path) -> dict[str, Results]:
@@ -121,13 +125,14 @@ def _row(cells: Iterable[str]) -> str:
 
 def _value(line: dict[str, Any]) -> str:
     unit = "" if line["unit"] in ("count", "ratio") else line["unit"]
-    text = f"{_number(line['value'])} {unit}".rstrip()
+    text = f"{number(line['value'])} {unit}".rstrip()
     if line["ratio"] is not None:
         text += f" ({line['ratio']:.2f}x {line['peer']})"
     return text
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """A figure of three to four digits."""
     size = abs(value)
     if size >= 1000:
         return f"{value:,.0f}"

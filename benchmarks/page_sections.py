@@ -29,13 +29,14 @@ class Section:
     figures: tuple[str, ...] = ()
 
 
-HEAD = """# Measured speed
+HEAD = """# Appendix: measured lines
 
-Everything here is from one machine, {devices}, a virtual machine with 24 GB that shares its host: believe the ratios,
-not the milliseconds. Times are medians; both sides of a comparison run in turn in one run, on all cores. A ratio in
-brackets is the peer's time by jrec's, so above 1 jrec is faster. The JSON lines are in `{folder}/`; `python -m
-benchmarks.page {folder}` writes this page from them. **Nothing here was measured on a GPU**; what is known of the GPU
-kernels is in [kernels.md](kernels.md).
+[Results](results.md) answers the papers' claims; here is what the benchmarks measured, a section a benchmark. All of
+it is from one machine, {devices}, a virtual machine with 24 GB that shares its host: believe the ratios, not the
+milliseconds. Times are medians; both sides of a comparison run in turn in one run, on all cores. A ratio in brackets is
+the peer's time by jrec's, so above 1 jrec is faster. The JSON lines are in `{folder}/`; `python -m benchmarks.page
+{folder}` writes this page from them. **Nothing here was measured on a GPU**; what is known of the GPU kernels is in
+[kernels.md](kernels.md).
 """
 
 PREFIXES = {
@@ -161,7 +162,7 @@ against TT-Rec's algorithm in PyTorch (a batched GEMM a lookup), tensorly-torch 
 row-wise Adagrad; ranks, dims and rows; EL-Rec's breakdown (Figures 14, 17, 18); memory (TT-Rec, Figure 8; EL-Rec,
 Table III); pooling factors and the cache of full rows (TT-Rec, Figures 11, 12). [tensor_train.md](tensor_train.md)
 says what they mean.""",
-        pattern=r"^(forward|forward and backward|step|step, all on), median$|^footprint|^memory",
+        pattern=r"^(forward|forward and backward|step|step, all on|step, hit rate [0-9.]+%), median$|^memory",
         figures=(
             "tt_figure14_breakdown.png",
             "tt_figure17_lookup.png",
@@ -169,6 +170,20 @@ says what they mean.""",
             "tt_figure8_memory.png",
             "tt_figure12_cache.png",
         ),
+    ),
+    Section(
+        title="Tensor-train tables: parameters",
+        files=("tt_footprints",),
+        text="""\
+`python -m benchmarks.tt --parts footprints`: models of TT-Rec's Figure 5 and EL-Rec's Table III, counted.""",
+        columns={
+            "footprint, uncompressed": "uncompressed",
+            "footprint, compressed": "compressed",
+            "footprint, compression": "compression",
+            "footprint, compression, the paper's": "the paper's",
+            "footprint, compressed, the paper's": "compressed, the paper's",
+        },
+        cases="Figure 5|Table III",
     ),
     Section(
         title="Tensor-train tables: accuracy",

@@ -1,0 +1,1 @@
+"""What the five papers claim, and where jrec's figures lie; ``benchmarks.results`` makes docs/results.md of them."""
