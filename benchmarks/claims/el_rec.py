@@ -43,12 +43,10 @@ EL_REC = Paper(
             rule=Rule(paper=1.0, better="less"),
             figures=(
                 _table_iii("factors of dim ascending", "the paper's bytes at rank 128, in jrec's shapes"),
-                _table_iii(
-                    "greatest factor of dim in the middle", "with its greatest factor in the middle core"
-                ),
+                _table_iii("greatest factor of dim in the middle", "with its greatest factor in the middle core"),
             ),
-            difference="The paper prints no shapes. Its bytes are those of 16 as 2 × 4 × 2; with 2 × 2 × 4, as TT-Rec and"
-            " jrec have it, the middle core, which has nearly all parameters, is half as large: 43.9 MB for Avazu.",
+            difference="The paper prints no shapes. Its bytes are those of 16 as 2 × 4 × 2; with 2 × 2 × 4, as TT-Rec"
+            " and jrec have it, the middle core, which has nearly all parameters, is half as large: 43.9 MB for Avazu.",
         ),
         Claim(
             where="Figure 11",
