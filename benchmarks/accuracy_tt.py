@@ -36,6 +36,7 @@ class Setting:
       prepare: The arguments of `jrec prepare`, files by their name in ``shared/data``.
       config: A shipped configuration.
       common: Overrides of every variant.
+      shape: What ``compressed`` compresses, for readers.
       compressed: Overrides of the compressed ones.
       variants: Further overrides of more compressed variants, by name: how AUC is bought with memory.
     """
@@ -43,6 +44,7 @@ class Setting:
     prepare: tuple[str, ...]
     config: str
     common: tuple[str, ...]
+    shape: str
     compressed: tuple[str, ...]
     variants: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
@@ -52,6 +54,7 @@ SETTINGS = {
         prepare=("criteo-kaggle", "--input", "criteo_kaggle_80k.tsv.gz"),
         config="criteo_kaggle.toml",
         common=(),
+        shape="7 tables, 2 cores, rank 16",
         compressed=(
             "tables.tt.largest=7",
             "tables.tt.cores=2",
@@ -59,7 +62,18 @@ SETTINGS = {
             "tables.tt.learning_rate=0.04",
             "tables.tt.weight_decay=0",
         ),
-        variants={"the first 1,000 rows of each whole": ("tables.tt.whole_rows=1000",)},
+        # TT-Rec's three cores, at the ranks of its Figure 6 (a); shapes of these small tables are searched.
+        variants={
+            "7 tables, 2 cores, rank 16, the first 1,000 rows of each whole": ("tables.tt.whole_rows=1000",),
+            **{
+                f"{tables} tables, 3 cores, rank {rank}": (
+                    f"tables.tt.largest={tables}",
+                    "tables.tt.cores=3",
+                    f"tables.tt.rank={rank}",
+                )
+                for tables, rank in ((3, 8), (5, 32), (7, 64))
+            },
+        },
     ),
     "movielens_1m": Setting(
         prepare=(
@@ -73,13 +87,14 @@ SETTINGS = {
             "optimizer.embedding.name=adam",
             "optimizer.embedding.learning_rate=0.005",
         ),
+        shape="2 tables, 2 cores, rank 32",
         compressed=("tables.tt.largest=2", "tables.tt.cores=2", "tables.tt.rank=32"),
         variants={
-            f"largest table alone, rank {rank}": ("tables.tt.largest=1", f"tables.tt.rank={rank}")
+            f"1 table, 2 cores, rank {rank}": ("tables.tt.largest=1", f"tables.tt.rank={rank}")
             for rank in (32, 64, 128)
         }
         | {
-            f"rank 8, {says}": ("tables.tt.rank=8", f"tables.tt.whole_rows={rows}")
+            f"2 tables, 2 cores, rank 8, {says}": ("tables.tt.rank=8", f"tables.tt.whole_rows={rows}")
             for rows, says in ((0, "no row whole"), (1000, "the first 1,000 rows of each whole"))
         },
     ),
@@ -118,9 +133,9 @@ def _compare(report: harness.Report, name: str, folder: pathlib.Path, arguments:
     compressed = (*setting.compressed, *arguments.set)
     variants: dict[str, tuple[str, ...]] = {"whole": ()}
     for initializer in INITIALIZERS[:1] if report.quick else INITIALIZERS:
-        variants[f"tensor-train, {initializer}"] = (*compressed, f"tables.tt.initializer={initializer}")
+        variants[f"{setting.shape}, {initializer}"] = (*compressed, f"tables.tt.initializer={initializer}")
     if not report.quick:
-        variants |= {f"tensor-train, {name}": (*compressed, *more) for name, more in setting.variants.items()}
+        variants |= {name: (*compressed, *more) for name, more in setting.variants.items()}
     aucs: dict[str, list[float]] = {}
     case = f"{name}, {len(seeds)} seed(s)"
     report.note(f"{name}, every variant: {' '.join(setting.common) or 'no overrides'}")

@@ -5,7 +5,9 @@
     fused update  Adagrad's step on each core as soon as its gradient is there, on the slices that were chosen; off: a
                   program of its own, over whole cores
 
-The same kernels run either way. Ids are sorted in both, so locality (EL-Rec's index reordering) is not what differs.
+The same kernels run either way, and which lookups need which products is found beforehand for both sides, so that only
+the optimization differs; but for the comparison with TT-Rec's algorithm, which needs no such index. Ids are sorted in
+both, so locality (EL-Rec's index reordering) is not what differs.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import harness, tt_plots
-from benchmarks.tt_side import FUSED, Side, describe, shape_of, train
+from benchmarks.tt_side import FUSED, Side, describe, shape_of
 from jrec.ops import Bags, tt
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.tt import contract
@@ -42,6 +44,7 @@ def run(report: harness.Report, *, seconds: float, plot: pathlib.Path | None) ->
     for lookups in LOOKUPS[:1] if report.quick else LOOKUPS:
         side = Side(shape_of(ROWS[-1], DIM, RANK), lookups)
         forward[f"{lookups:,}"] = _measure(report, side, "forward", forwards_of(side), seconds)
+        forward[f"{lookups:,}"] |= _measure(report, side, "forward", lookups_of(side), seconds)
         backward[f"{lookups:,}"] = _measure(report, side, "backward and update", backwards_of(side), seconds)
     if plot is not None:
         for name, times, title in (
@@ -71,39 +74,55 @@ def _measure(
 def steps_of(side: Side) -> dict[str, Callable[[], Any]]:
     """Whole steps: with everything, and with one optimization switched off."""
     shape, optimizer = side.shape, FUSED
-    whole = functools.partial(train, shape)
+    index, each = indices_of(side)
+    first = jax.jit(_first_lookups)(index)
 
-    def without_reuse(cores: Any, slots: Any, ids: jax.Array, targets: jax.Array) -> Any:
-        index, each = tt_index(shape, ids), index_of_lookups(shape, ids)
-        out, products = forward(shape, cores, each)
-        residuals = tt.TTResiduals(index=index, weights=None, products=(_of_first_lookups(index, products[0]),))
-        return tt.tt_apply_gradients(optimizer, cores, slots, shape, residuals, out - targets)
-
-    def without_aggregation(cores: Any, slots: Any, ids: jax.Array, targets: jax.Array) -> Any:
-        out, residuals = tt.tt_lookup(cores, shape, Bags(ids=ids), contraction="unique")
-        residuals = _repeated(shape, ids, residuals)
+    def whole(cores: Any, slots: Any, _: jax.Array, targets: jax.Array, index: TTIndex) -> Any:
+        out, products = forward(shape, cores, index)
+        residuals = tt.TTResiduals(index=index, weights=None, products=products)
         return tt.tt_apply_gradients(optimizer, cores, slots, shape, residuals, out - targets, contraction="unique")
 
-    def gradients(cores: Any, _: Any, ids: jax.Array, targets: jax.Array) -> Any:
-        out, residuals = tt.tt_lookup(cores, shape, Bags(ids=ids))
-        return tt.tt_core_gradients(cores, shape, residuals, out - targets)
+    def without_reuse(
+        cores: Any, slots: Any, _: jax.Array, targets: jax.Array, index: TTIndex, each: TTIndex, first: jax.Array
+    ) -> Any:
+        out, products = forward(shape, cores, each)
+        of_prefixes = products[0].at[first].get(mode="clip")
+        residuals = tt.TTResiduals(index=index, weights=None, products=(of_prefixes,))
+        return tt.tt_apply_gradients(optimizer, cores, slots, shape, residuals, out - targets, contraction="unique")
+
+    def without_aggregation(
+        cores: Any, slots: Any, _: jax.Array, targets: jax.Array, index: TTIndex, each: TTIndex
+    ) -> Any:
+        out, products = forward(shape, cores, index)
+        residuals = tt.TTResiduals(index=index, weights=None, products=products)
+        repeated = _repeated(each, residuals)
+        return tt.tt_apply_gradients(optimizer, cores, slots, shape, repeated, out - targets, contraction="unique")
+
+    def gradients(cores: Any, _: Any, __: jax.Array, targets: jax.Array, index: TTIndex) -> Any:
+        out, products = forward(shape, cores, index)
+        residuals = tt.TTResiduals(index=index, weights=None, products=products)
+        return tt.tt_core_gradients(cores, shape, residuals, out - targets, contraction="unique")
 
     return {
-        "all on": _trained(side, whole),
-        "without reuse": _trained(side, without_reuse),
-        "without aggregation": _trained(side, without_aggregation),
-        "without fused update": _trained_apart(side, gradients),
+        "all on": _trained(side, whole, index),
+        "without reuse": _trained(side, without_reuse, index, each, first),
+        "without aggregation": _trained(side, without_aggregation, index, each),
+        "without fused update": _trained_apart(side, gradients, index),
     }
 
 
 def forwards_of(side: Side) -> dict[str, Callable[[], Any]]:
     """Forward passes."""
-    shape = side.shape
-    on = jax.jit(lambda cores, ids: forward(shape, cores, tt_index(shape, ids))[0])
-    off = jax.jit(lambda cores, ids: forward(shape, cores, index_of_lookups(shape, ids))[0])
+    index, each = indices_of(side)
+    run = jax.jit(lambda cores, index: forward(side.shape, cores, index)[0])
+    return {"with reuse": lambda: run(side.cores, index), "without reuse": lambda: run(side.cores, each)}
+
+
+def lookups_of(side: Side) -> dict[str, Callable[[], Any]]:
+    """Forward passes from ids on."""
+    run = jax.jit(lambda cores, ids: forward(side.shape, cores, tt_index(side.shape, ids))[0])
     return {
-        "with reuse": lambda: on(side.cores, side.ids),
-        "without reuse": lambda: off(side.cores, side.ids),
+        "index and reuse": lambda: run(side.cores, side.ids),
         "TT-Rec's, in XLA": side.program(False, "naive", "xla"),
     }
 
@@ -114,7 +133,7 @@ def backwards_of(side: Side) -> dict[str, Callable[[], Any]]:
     _, residuals = jax.jit(lambda cores, ids: tt.tt_lookup(cores, shape, Bags(ids=ids), contraction="unique"))(
         side.cores, side.ids
     )
-    repeated = jax.jit(functools.partial(_repeated, shape))(side.ids, residuals)
+    repeated = jax.jit(_repeated)(indices_of(side)[1], residuals)
 
     def update(residuals: Any) -> Callable[..., Any]:
         def apply(cores: Any, slots: Any, _: jax.Array, gradient: jax.Array, residuals: Any) -> Any:
@@ -142,6 +161,12 @@ def forward(shape: tt.TTShape, cores: Any, index: TTIndex) -> tuple[jax.Array, t
     return gather_reduce(rows.reshape(-1, shape.dim), index.sources), products
 
 
+def indices_of(side: Side) -> tuple[TTIndex, TTIndex]:
+    """The index of a side's ids, and one in which no product serves two lookups."""
+    shape = side.shape
+    return jax.jit(lambda ids: (tt_index(shape, ids), index_of_lookups(shape, ids)))(side.ids)
+
+
 def index_of_lookups(shape: tt.TTShape, ids: jax.Array) -> TTIndex:
     """The index of (n, 1) ids of a table of three cores in which no product serves two lookups: each is its own
     "unique" row, with a prefix of its own.
@@ -166,19 +191,17 @@ def index_of_lookups(shape: tt.TTShape, ids: jax.Array) -> TTIndex:
     return TTIndex(cast=cast, sources=sources[:, None], levels=levels)
 
 
-def _of_first_lookups(index: TTIndex, products: jax.Array) -> jax.Array:
-    """Products of the unique prefixes, from the products of all lookups in order of their ids."""
+def _first_lookups(index: TTIndex) -> jax.Array:
+    """The first lookup of each unique prefix, in order of the ids."""
     rows = jnp.searchsorted(index.levels[1].parents, jnp.arange(index.levels[0].capacity, dtype=jnp.int32))
-    lookups = index.cast.offsets.at[rows].get(mode="clip")
-    return products.at[lookups].get(mode="clip")
+    return index.cast.offsets.at[rows].get(mode="clip")
 
 
-def _repeated(shape: tt.TTShape, ids: jax.Array, residuals: tt.TTResiduals) -> tt.TTResiduals:
+def _repeated(each: TTIndex, residuals: tt.TTResiduals) -> tt.TTResiduals:
     """The residuals as if no two lookups had anything in common."""
-    index = index_of_lookups(shape, ids)
-    rows = residuals.index.sources.reshape(-1)[index.cast.positions]
+    rows = residuals.index.sources.reshape(-1)[each.cast.positions]
     products = residuals.products[0].at[residuals.index.levels[1].parents[rows]].get(mode="clip")
-    return dataclasses.replace(residuals, index=index, products=(products,))
+    return dataclasses.replace(residuals, index=each, products=(products,))
 
 
 def _trained(side: Side, step: Callable[..., Any], *extra: Any) -> Callable[[], Any]:

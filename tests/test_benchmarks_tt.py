@@ -18,7 +18,10 @@ def _side(lookups=64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variants", [tt_breakdown.forwards_of, tt_breakdown.backwards_of, tt_breakdown.steps_of])
+@pytest.mark.parametrize(
+    "variants",
+    [tt_breakdown.forwards_of, tt_breakdown.lookups_of, tt_breakdown.backwards_of, tt_breakdown.steps_of],
+)
 def test_every_variant_of_the_breakdown_computes_the_same(variants):
     tt_breakdown.check(variants(_side()), 1e-3)
 

@@ -152,7 +152,7 @@ EL_REC = Paper(
                 Figure(
                     file="tt",
                     case="^10,000,000 rows",
-                    metric="forward, with reuse, median",
+                    metric="forward, index and reuse, median",
                     peer="TT-Rec's",
                     ratio=True,
                     of="against TT-Rec's algorithm, 2,048 to 32,768 lookups",
