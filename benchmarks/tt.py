@@ -8,6 +8,8 @@ power law of exponent 1.05 over the rows. Outputs and core gradients of both sid
                 Adagrad's update of the cores, beside jrec's uncompressed table with row-wise Adagrad; and the other
                 contractions in XLA
     sweep       the step over ranks, dims and rows
+    crossover   the step over rows up to 100 million, for ids of a power law and of all rows alike: from which size on
+                the compressed table, which the caches hold, beats the uncompressed one, which they do not
     breakdown   reuse, gradient aggregation and fused update, each switched off (EL-Rec, Figures 14, 17 and 18)
     memory      of a step, over rows and batches (TT-Rec, Figure 8)
     footprints  parameters of tables and models, counted (TT-Rec, Table 2 and Figure 5; EL-Rec, Table III)
@@ -46,9 +48,11 @@ SWEEP = (
     *((SWEEP_ROWS, dim, RANK) for dim in (16, 32, 64, 128)),
     (40_000_000, DIM, RANK),
 )
+CROSSOVER_ROWS = (100_000, 1_000_000, 10_000_000, 100_000_000)
+CROSSOVER_RANKS = (8, 32)
 POOLING = (1, 10, 100)
 POOLED_BAGS = 2048
-PARTS = ("peers", "sweep", "breakdown", "memory", "footprints", "pooling", "cache")
+PARTS = ("peers", "sweep", "crossover", "breakdown", "memory", "footprints", "pooling", "cache")
 SECONDS = 3.0  # of a pair of sides where there are many
 
 
@@ -131,8 +135,9 @@ def _compare(side: Side, peer: client.Peer, case: str) -> None:
             raise SystemExit(f"{case}: jrec's {name} differs from the peer's by up to {np.abs(own - other).max()}")
 
 
-def _steps(report: harness.Report, shape: tt.TTShape, lookups: int, pooling: int = 1) -> None:
-    side, case = Side(shape, lookups, pooling), describe(shape, lookups, pooling)
+def _steps(report: harness.Report, shape: tt.TTShape, lookups: int, pooling: int = 1, *, uniform: bool = False) -> None:
+    side = Side(shape, lookups, pooling, uniform=uniform)
+    case = describe(shape, lookups, pooling, uniform=uniform)
     report.add(case, "compression", shape.compression, "x")
     report.compare(
         case,
@@ -148,6 +153,14 @@ def _sweep(report: harness.Report, arguments: argparse.Namespace) -> None:
     del arguments
     for rows, dim, rank in SWEEP[:1] if report.quick else SWEEP:
         _steps(report, shape_of(rows, dim, rank), LOOKUPS[0] if report.quick else LOOKUPS[1])
+
+
+def _crossover(report: harness.Report, arguments: argparse.Namespace) -> None:
+    del arguments
+    for rows in CROSSOVER_ROWS[:1] if report.quick else CROSSOVER_ROWS:
+        for rank in CROSSOVER_RANKS:
+            for uniform in (False, True):
+                _steps(report, shape_of(rows, DIM, rank), LOOKUPS[1], uniform=uniform)
 
 
 def _pooling(report: harness.Report, arguments: argparse.Namespace) -> None:
@@ -177,6 +190,7 @@ def _footprints(report: harness.Report, arguments: argparse.Namespace) -> None:
 _RUNS: dict[str, Callable[[harness.Report, argparse.Namespace], None]] = {
     "peers": _peers,
     "sweep": _sweep,
+    "crossover": _crossover,
     "breakdown": _breakdown,
     "memory": _memory,
     "footprints": _footprints,

@@ -27,24 +27,28 @@ def shape_of(rows: int, dim: int, rank: int) -> tt.TTShape:
     return tt.TTShape.search(rows, dim, ranks=rank)
 
 
-def describe(shape: tt.TTShape, lookups: int, pooling: int = 1) -> str:
+def describe(shape: tt.TTShape, lookups: int, pooling: int = 1, *, uniform: bool = False) -> str:
     """A case's name."""
     bags = "" if pooling == 1 else f" in bags of {pooling}"
-    return f"{shape.rows:,} rows x {shape.dim}, rank {shape.ranks[0]}, {lookups:,} lookups{bags}"
+    spread = ", uniform ids" if uniform else ""
+    return f"{shape.rows:,} rows x {shape.dim}, rank {shape.ranks[0]}, {lookups:,} lookups{bags}{spread}"
 
 
 class Side:
-    """Programs over ``lookups`` ids of a power law in bags of ``pooling``.
+    """Programs over ``lookups`` ids of a power law, or of all rows alike, in bags of ``pooling``.
 
     A step takes the gradient of half the squared distance between the activations and given targets, so that, as in
     training, it is known no sooner than they are.
     """
 
-    def __init__(self, shape: tt.TTShape, lookups: int, pooling: int = 1) -> None:
+    def __init__(self, shape: tt.TTShape, lookups: int, pooling: int = 1, *, uniform: bool = False) -> None:
         self.shape = shape
         self.cores = tt.tt_init(shape, jax.random.key(0))
         rng = np.random.default_rng(0)
-        self.ids = jnp.asarray(workloads.zipf_ids(rng, shape.rows, lookups, EXPONENT).reshape(-1, pooling))
+        ids = (
+            rng.integers(0, shape.rows, lookups) if uniform else workloads.zipf_ids(rng, shape.rows, lookups, EXPONENT)
+        )
+        self.ids = jnp.asarray(ids.astype(np.int32).reshape(-1, pooling))
         self.gradient = jnp.asarray(rng.standard_normal((len(self.ids), shape.dim), np.float32))
         self._cores = jax.tree.map(jnp.array, self.cores)  # those that are trained
         self._core_slots = tt.tt_init_slots(FUSED, self._cores)

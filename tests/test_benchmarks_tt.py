@@ -88,7 +88,7 @@ def test_tensorly_torch_computes_what_jrec_does():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["sweep", "breakdown", "memory", "pooling", "cache"])
+@pytest.mark.parametrize("part", ["sweep", "crossover", "breakdown", "memory", "pooling", "cache"])
 def test_a_part_runs_quickly(part, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("sys.argv", ["tt", "--quick", "--parts", part, "--plot", str(tmp_path)])
     monkeypatch.setattr(benchmark, "SECONDS", 0.1)
