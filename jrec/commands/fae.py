@@ -95,11 +95,7 @@ def _add_calibration(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--seed", type=SEED, metavar="N", help="seed of the samples (default 0)")
     group.add_argument("--exact", action="store_true", help="count all accesses, where the dataset has no counts")
-    group.add_argument(
-        "--raw-counts",
-        action="store_true",
-        help="do not average rarely counted neighbours of a sample, nor divide rows of equal counts",
-    )
+    group.add_argument("--raw-counts", action="store_true", help="do not average neighbours that are counted rarely")
     group.add_argument("--no-tighten", action="store_true", help="keep the threshold of the Rand-Em Box's bounds")
     group.add_argument("--small", type=size(0), metavar="SIZE", help="all rows of smaller tables are hot (default 1MB)")
     group.add_argument("--config", metavar="CONFIG", help="take dim, dtype and slots from this configuration")

@@ -45,10 +45,9 @@ class CalibrateOptions:
       confidence: The one-sided confidence that hot rows fit, for every table.
       seed: The seed with which blocks and the Rand-Em Box's rows are drawn.
       exact: Count all accesses, by the dataset's own counts where it has them.
-      smooth: In a sample, take the mean of neighbours for rows that were counted rarely, which takes the noise out of
-        it; right where rows descend by frequency, as they do in datasets of `jrec prepare` and `jrec synth`. In any
-        counts, divide the many rows of equal counts, which else are hot all or none. The paper takes counts as they
-        are.
+      smooth: Take the mean of neighbours for rows that were counted rarely; right where rows descend by frequency, as
+        they do in datasets of `jrec prepare` and `jrec synth`. It takes the noise from counts, and divides the many
+        rows of a single access, which else are hot all or none. The paper takes counts as they are.
       tighten: When the rows are tagged and their true number is known, lower the threshold into the room that the
         Rand-Em Box's bounds left. The paper keeps its threshold.
       row_bytes: The bytes of a row with its optimizer's slots; 68 are 16 float32 and row-wise Adagrad's float32.
@@ -204,7 +203,7 @@ def _count(folder: str | os.PathLike[str], schema: Schema, options: CalibrateOpt
     total = schema.splits["train"].examples
     if options.exact and _has_counts(schema):
         profile = exact_profile(folder, schema, progress=progress)
-        profiles = {t.name: _graded(t) if options.smooth else t for t in profile.tables}
+        profiles = {t.name: _graded(t.smoothed()) if options.smooth else t for t in profile.tables}
         return Counted(profiles=profiles, inputs=total, source=profile.source, test_blocks=sample, held_out=False)
     if options.exact:
         used, test = split_blocks(schema, "train"), sample
@@ -213,8 +212,7 @@ def _count(folder: str | os.PathLike[str], schema: Schema, options: CalibrateOpt
         aside = max(_LEAST_HELD_OUT, round(options.held_out * len(sample)))
         test, used = sorted(shuffled[:aside]), sorted(shuffled[aside:])
     inputs = sum(block_examples(schema, "train", block) for block in used)
-    smooth = options.smooth and not options.exact
-    tables = count_blocks(folder, schema, "train", used, smooth=smooth, progress=progress)
+    tables = count_blocks(folder, schema, "train", used, smooth=options.smooth, progress=progress)
     return Counted(
         profiles={t.name: _graded(t) if options.smooth else t for t in tables},
         inputs=inputs,
