@@ -3,7 +3,8 @@
 The design's CPU case (8 tables x 100,000 rows, 2,048 bags of 20 ids, dim 64, Zipf 1.2), and around it dims 16 and 128,
 one-hot bags, and Zipf 1.05. Outputs and updated rows of all sides are compared before anything is timed.
 
-    forward                    pooled outputs of the batch
+    forward                    pooled outputs of the batch: jrec's (tables, batch, dim), FBGEMM's (batch, tables * dim),
+                               PyTorch's a list of (batch, dim) a table; no side joins or transposes them
     backward                   cast, casted gather-reduce and row-wise Adagrad (Adagrad against PyTorch), one program
     backward, cast in loader   the same without the cast
 
@@ -42,9 +43,10 @@ LEARNING_RATE = 0.01
 EPSILON = 1e-10  # as the peers', and so is the accumulator
 INITIAL_ACCUMULATOR = 0.1
 ADAGRAD = {"learning_rate": LEARNING_RATE, "eps": EPSILON, "initial_accumulator": INITIAL_ACCUMULATOR}
-HEAD_ROWS = 64  # as in benchmarks.peers.fbgemm_tbe
+HEAD_ROWS = 64  # as in benchmarks.peers.embedding_actions
 OUTPUT_TOLERANCE = 1e-5
 UPDATE_TOLERANCE = 5e-3 * LEARNING_RATE  # a hot row sums tens of thousands of float32 terms, each side in its own order
+MODULES = {"fbgemm": "fbgemm_tbe", "torch": "torch_embedding"}
 PEERS = {"fbgemm": ("rowwise_adagrad", "fbgemm_gpu-cpu", "FBGEMM"), "torch": ("adagrad", "torch", "torch")}
 OPTIMIZERS: dict[str, ops.RowOptimizer] = {
     "rowwise_adagrad": ops.RowWiseAdagrad(**ADAGRAD),
@@ -113,7 +115,7 @@ def main() -> None:
     jax.config.update("jax_platforms", arguments.device)
     names = arguments.case or (QUICK_CASES if arguments.quick else tuple(CASES))
     with harness.Report(arguments, "embedding") as report, contextlib.ExitStack() as stack:
-        peers = {name: stack.enter_context(client.start_or_skip("fbgemm_tbe")) for name in PEERS}
+        peers = {name: stack.enter_context(client.start_or_skip(module)) for name, module in MODULES.items()}
         for name in names:
             for kind, peer in peers.items():
                 _measure(report, CASES[name], kind, peer)

@@ -13,6 +13,7 @@ Examples:
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -47,6 +48,7 @@ def main() -> None:
             batch = arguments.batch or (QUICK_BATCH if report.quick else 512)
             with client.start_or_skip("torch_dlrm") as peer:
                 workload = whole.with_rows_divided(divisor).with_batch(batch)
+                workload = dataclasses.replace(workload, name=f"{WORKLOAD} with tables of 1/{divisor} of the rows")
                 train_step.measure(report, peer, workload, "rowwise_adagrad")
 
 

@@ -8,12 +8,14 @@ all cores; their losses are compared before anything is timed. Batches lie in me
 
 Examples:
   python -m benchmarks.train_step --model kaggle
-  python -m benchmarks.train_step --model rm1 rm2 --optimizer adagrad --out results.json
+  python -m benchmarks.train_step --model rm1 rm2 rm3 rm4 --optimizer adagrad --out results.json
+  python -m benchmarks.train_step --model rm1 --one-hot
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import itertools
 
@@ -39,7 +41,10 @@ def main() -> None:
     with harness.Report(arguments, "train_step") as report, client.start_or_skip("torch_dlrm") as peer:
         for name in arguments.model:
             cap = arguments.table_rows or (QUICK_TABLE_ROWS if report.quick else TABLE_ROWS[name])
-            workload = workloads.WORKLOADS[name].with_rows_capped(cap)
+            workload = _capped(workloads.WORKLOADS[name], cap)
+            if arguments.one_hot:
+                one = (1,) * workload.num_tables
+                workload = dataclasses.replace(workload, name=f"{workload.name}, one-hot", ids_per_bag=one)
             if arguments.batch:
                 workload = workload.with_batch(arguments.batch)
             measure(report, peer, workload, arguments.optimizer)
@@ -51,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", nargs="+", choices=tuple(TABLE_ROWS), default=["kaggle"])
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adagrad")
     parser.add_argument("--batch", type=int, help="examples a step (default: the model's own, 2048)")
+    parser.add_argument("--one-hot", action="store_true", help="one id a bag, as Kaggle has it, in every model")
     parser.add_argument(
         "--table-rows",
         type=int,
@@ -58,6 +64,14 @@ def _parser() -> argparse.ArgumentParser:
         " 50,000 with --quick). Uncapped, Kaggle's tables reach 10,131,227 rows and the others have 1,000,000 each",
     )
     return parser
+
+
+def _capped(workload: workloads.Workload, rows: int) -> workloads.Workload:
+    """The workload with no table above ``rows`` rows, and a name that says so where that changes it."""
+    if rows >= max(workload.rows):
+        return workload
+    capped = workload.with_rows_capped(rows)
+    return dataclasses.replace(capped, name=f"{workload.name} with tables capped at {rows:,} rows")
 
 
 def measure(report: harness.Report, peer: client.Peer | None, workload: workloads.Workload, optimizer: str) -> None:

@@ -226,23 +226,22 @@ def test_a_missing_environment_is_skipped_with_one_line(monkeypatch, tmp_path, c
 
 
 def test_an_environment_without_the_packages_is_skipped(monkeypatch, capfd):
-    monkeypatch.setenv(client.PYTHON_VARIABLE, sys.executable)
+    monkeypatch.setenv(client.FBGEMM_VARIABLE, sys.executable)
     with client.start_or_skip("fbgemm_tbe") as peer:
         assert peer is None
     assert "peer fbgemm_tbe skipped: " in capfd.readouterr().err
 
 
-@pytest.fixture
-def peers_environment():
+def _environment(module):
     try:
-        client.python()
+        client.python(module)
     except client.PeerMissingError as error:
         pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad"])
-def test_jrec_and_torch_train_alike(peers_environment, optimizer):
-    del peers_environment
+def test_jrec_and_torch_train_alike(optimizer):
+    _environment("torch_dlrm")
     state, run = models.training_run(TINY, optimizer, learning_rate=0.1, seed=0)
     with client.start("torch_dlrm") as peer:
         peer.setup("dlrm", {}, workload=TINY.to_json(), optimizer=optimizer, learning_rate=0.1, seed=0, batches=2)
@@ -252,19 +251,20 @@ def test_jrec_and_torch_train_alike(peers_environment, optimizer):
             np.testing.assert_allclose(loss, peer.call("loss")["loss"], rtol=1e-4)
 
 
-def test_embedding_peers_compute_what_they_should(peers_environment):
-    del peers_environment
+@pytest.mark.parametrize(("module", "case"), [("fbgemm_tbe", "fbgemm"), ("torch_embedding", "torch")])
+def test_embedding_peers_compute_what_they_should(module, case):
+    _environment(module)
     workload = dataclasses.replace(TINY, bottom=(), top=())
     tables = [workloads.initial_table(workload, t, seed=5) for t in range(workload.num_tables)]
     ids = workloads.table_ids(workload, seed=5)
     outputs = np.concatenate([table[i].sum(axis=1) for table, i in zip(tables, ids, strict=True)], axis=1)
     gradients = np.split(workloads.output_gradient(workload, seed=5), workload.num_tables, axis=1)
-    with client.start("fbgemm_tbe") as peer:
-        for case in ("fbgemm", "torch"):
-            options = {"optimizer": "rowwise_adagrad", "learning_rate": 0.1, "seed": 5}
+    with client.start(module) as peer:
+        options = {"optimizer": "rowwise_adagrad", "learning_rate": 0.1, "seed": 5}
+        for action in ("backward", "step"):
             peer.setup(case, {}, workload=workload.to_json(), **options)
             np.testing.assert_allclose(peer.call("outputs")["outputs"], outputs, rtol=1e-5, atol=1e-6)
-            peer.run("backward")
+            peer.run(action)
             heads = peer.call("heads")
             for t, (table, table_ids, gradient) in enumerate(zip(tables, ids, gradients, strict=True)):
                 summed = np.zeros_like(table, np.float64)

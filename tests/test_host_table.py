@@ -399,7 +399,7 @@ def test_the_benchmark_runs_whole(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(host_table, "CASES", {"cpu": tiny})
     monkeypatch.setattr(host_table, "COPY_BYTES", 1 << 20)
     monkeypatch.setattr(harness, "QUICK_SECONDS", 0.05)
-    monkeypatch.setenv(client.PYTHON_VARIABLE, str(tmp_path / "absent"))
+    monkeypatch.setenv(client.FBGEMM_VARIABLE, str(tmp_path / "absent"))
     monkeypatch.setattr(sys, "argv", ["host_table", "--quick", "--out", str(tmp_path / "out.json")])
     host_table.main()
     lines = [json.loads(line) for line in (tmp_path / "out.json").read_text().splitlines()]

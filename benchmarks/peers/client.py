@@ -18,6 +18,7 @@ from benchmarks import harness
 from benchmarks.peers.protocol import load_arrays, save_arrays
 
 PYTHON_VARIABLE = "JREC_PEERS_PYTHON"
+FBGEMM_VARIABLE = "JREC_FBGEMM_PYTHON"  # its own environment, since an FBGEMM loads with no PyTorch but its own
 
 
 class PeerMissingError(Exception):
@@ -69,16 +70,24 @@ class Peer:
         return reply["value"]
 
 
-def python() -> pathlib.Path:
-    """The interpreter of the peers' environment: $JREC_PEERS_PYTHON, else .venv-peers in the checkout.
+def python(module: str) -> pathlib.Path:
+    """The interpreter of a peer's environment.
+
+    FBGEMM's modules run in $JREC_FBGEMM_PYTHON, else .venv-fbgemm in the checkout; the others in $JREC_PEERS_PYTHON,
+    else .venv-peers.
+
+    Args:
+      module: Its name in ``benchmarks.peers``.
 
     Raises:
       PeerMissingError: if there is none.
     """
-    named = os.environ.get(PYTHON_VARIABLE)
-    path = pathlib.Path(named) if named else harness.ROOT / ".venv-peers" / "bin" / "python"
+    fbgemm = module.startswith("fbgemm")
+    variable, folder = (FBGEMM_VARIABLE, ".venv-fbgemm") if fbgemm else (PYTHON_VARIABLE, ".venv-peers")
+    named = os.environ.get(variable)
+    path = pathlib.Path(named) if named else harness.ROOT / folder / "bin" / "python"
     if not path.is_file():
-        origin = f"${PYTHON_VARIABLE}" if named else "the default place"
+        origin = f"${variable}" if named else "the default place"
         raise PeerMissingError(f"no peers' environment: {path} ({origin}) is no file; see benchmarks/peers/README.md")
     return path
 
@@ -90,7 +99,7 @@ def start(module: str) -> Iterator[Peer]:
     Raises:
       PeerMissingError: if the environment is absent or the peer's imports fail in it.
     """
-    interpreter = python()
+    interpreter = python(module)
     threads = str(harness.cores())
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))},

@@ -6,7 +6,7 @@ row, to a scale and a bias in float16 as FBGEMM keeps them, and offers the actio
     forward    pooled outputs of the batch
     outputs    -> {"outputs": (batch, tables * dim)}
 
-Runs in the peers' environment: ``python -m benchmarks.peers.fbgemm_int``.
+Runs in FBGEMM's environment: ``python -m benchmarks.peers.fbgemm_int``.
 """
 
 # pyright: reportMissingImports=false
