@@ -1,0 +1,163 @@
+"""What a JAX user would write without jrec: a DLRM on ``nnx.Embed`` and optax, beside jrec's step, in one run.
+
+``nnx.Embed`` is differentiated like any other parameter, so its gradient is as large as the table, and optax updates
+every row at every step; jrec touches only the rows that a batch reads. Tables of the Kaggle model's shape (26 of 16
+elements, one id an example, Kaggle's MLPs, batch 2,048) with 100,000 and 1,000,000 rows each, Adagrad. Both sides start
+from the same weights, run compiled with their state donated, and have their losses compared before anything is timed.
+
+    step                    jrec casts inside the step
+    step, cast in loader    the loader has cast, as in `jrec train`
+
+Examples:
+  python -m benchmarks.plain_jax
+  python -m benchmarks.plain_jax --rows 100000 --out results.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from benchmarks import harness, models, workloads
+from jrec.data.packing import CastPlace
+
+ROWS, QUICK_ROWS = (100_000, 1_000_000), (20_000,)
+LEARNING_RATE = 0.01
+PEER = "nnx.Embed and optax"
+COMPARED_STEPS = 3
+TOLERANCE = 1e-4  # relative; both sum in float32, in different orders
+Arrays = tuple[jax.Array, ...]
+
+
+class PlainDLRM(nnx.Module):
+    """A DLRM with dot products of all pairs, as one writes it in Flax: an ``nnx.Embed`` a table.
+
+    Args:
+      workload: One-hot; its initial weights are taken.
+      seed: Of the initial weights.
+    """
+
+    def __init__(self, workload: workloads.Workload, seed: int) -> None:
+        tables = (workloads.initial_table(workload, t, seed=seed) for t in range(workload.num_tables))
+        self.tables = nnx.List([_embed(table) for table in tables])
+        self.bottom = nnx.List([_linear(*layer) for layer in workloads.initial_mlp(workload, "bottom", seed=seed)])
+        self.top = nnx.List([_linear(*layer) for layer in workloads.initial_mlp(workload, "top", seed=seed)])
+
+    def __call__(self, dense: jax.Array, ids: jax.Array) -> jax.Array:
+        """Logits, (batch,) float32, of dense (batch, num_dense) float32 and ids (batch, tables) int32."""
+        bottom = dense
+        for layer in self.bottom:
+            bottom = jax.nn.relu(layer(bottom))
+        rows = [table(column) for table, column in zip(self.tables, ids.T, strict=True)]
+        vectors = jnp.stack([bottom, *rows], axis=1)
+        pairs = np.tril_indices(vectors.shape[1], k=-1)
+        top = jnp.concatenate([bottom, jnp.einsum("bid,bjd->bij", vectors, vectors)[:, *pairs]], axis=1)
+        for number, layer in enumerate(self.top):
+            top = layer(top if number == 0 else jax.nn.relu(top))
+        return top[:, 0]
+
+
+def _embed(table: np.ndarray) -> nnx.Embed:
+    def initial(*_: Any) -> jax.Array:
+        return jnp.asarray(table)
+
+    return nnx.Embed(*table.shape, embedding_init=initial, rngs=nnx.Rngs(0))
+
+
+def _linear(kernel: np.ndarray, bias: np.ndarray) -> nnx.Linear:
+    layer = nnx.Linear(*kernel.shape, rngs=nnx.Rngs(0))
+    assert layer.bias is not None
+    layer.kernel[...], layer.bias[...] = jnp.asarray(kernel), jnp.asarray(bias)
+    return layer
+
+
+def plain_step(workload: workloads.Workload, batches: list[Arrays], *, seed: int) -> Callable[[], jax.Array]:
+    """A step of ``PlainDLRM`` with ``optax.adagrad`` on the next batch, (dense, labels, ids), which gives its loss."""
+    model = PlainDLRM(workload, seed)
+    graph, state = nnx.split((model, nnx.Optimizer(model, optax.adagrad(LEARNING_RATE), wrt=nnx.Param)))
+    del model
+
+    @jax.jit(donate_argnums=0)
+    def train(state: Any, dense: jax.Array, labels: jax.Array, ids: jax.Array) -> tuple[Any, jax.Array]:
+        model, optimizer = nnx.merge(graph, state)
+
+        def loss_of(model: PlainDLRM) -> jax.Array:
+            return optax.sigmoid_binary_cross_entropy(model(dense, ids), labels).mean()
+
+        loss, gradients = nnx.value_and_grad(loss_of)(model)
+        optimizer.update(model, gradients)
+        return nnx.state((model, optimizer)), loss
+
+    upcoming = itertools.cycle(batches)
+
+    def step() -> jax.Array:
+        nonlocal state
+        state, loss = train(state, *next(upcoming))
+        return loss
+
+    return step
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = harness.parser(__doc__)
+    parser.add_argument("--rows", nargs="+", type=int, help="of each of the 26 tables (default: 100000 1000000)")
+    arguments = parser.parse_args()
+    with harness.Report(arguments, "plain_jax") as report:
+        for rows in arguments.rows or (QUICK_ROWS if report.quick else ROWS):
+            measure(report, kaggle_like(rows))
+            gc.collect()
+
+
+def kaggle_like(rows: int) -> workloads.Workload:
+    """The Kaggle model with ``rows`` rows in each of its tables."""
+    kaggle = workloads.WORKLOADS["kaggle"]
+    return dataclasses.replace(kaggle, name="Kaggle-like", rows=(rows,) * kaggle.num_tables)
+
+
+def measure(report: harness.Report, workload: workloads.Workload) -> None:
+    """Times both sides' steps by turns, after comparing their losses."""
+    num_batches = 2 if report.quick else 8
+    case = f"{workload.name}, adagrad, batch {workload.batch:,}, {workload.num_tables} tables of {workload.rows[0]:,}"
+    case += f" rows x {workload.dim}"
+    plain = plain_step(workload, [_plain_batch(workload, seed=i) for i in range(num_batches)], seed=0)
+    state, run = models.training_run(workload, "adagrad", learning_rate=LEARNING_RATE, seed=0)
+    places: tuple[tuple[str, CastPlace], ...] = (("step", "none"), ("step, cast in loader", "host"))
+    for metric, cast in places:
+        made = [models.on_device(models.batch(workload, seed=i, cast=cast)) for i in range(num_batches)]
+        batches = itertools.cycle(made)
+
+        def step() -> jax.Array:
+            nonlocal state
+            state, loss, _ = run.step(state, next(batches))  # noqa: B023, called in its own turn of the loop
+            return loss
+
+        if cast == "none":
+            _compare_losses(step, plain, case)
+        report.compare(case, metric, harness.timed(step), peer=PEER, theirs=harness.timed(plain))
+
+
+def _plain_batch(workload: workloads.Workload, *, seed: int) -> Arrays:
+    ids = np.concatenate(workloads.table_ids(workload, seed=seed), axis=1)
+    return tuple(jnp.asarray(array) for array in (*workloads.dense_batch(workload, seed=seed), ids))
+
+
+def _compare_losses(ours: harness.Step, plain: harness.Step, case: str) -> None:
+    """Raises SystemExit unless both sides' first steps have the same losses."""
+    for number in range(COMPARED_STEPS):
+        own, other = float(ours()), float(plain())
+        if not np.isclose(own, other, rtol=TOLERANCE):
+            raise SystemExit(f"{case}: step {number} has loss {own} in jrec, but {other} in plain JAX")
+
+
+if __name__ == "__main__":
+    main()
