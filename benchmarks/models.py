@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,15 +45,23 @@ def batch(
     hashed: bool = False,
 ) -> Batch:
     """The batch of ``seed`` as the loader would make it, in NumPy arrays; ``hashed`` as in ``workloads.hashed_ids``."""
+    drawn = columns(workload, seed=seed, hashed=hashed)
+    return pack_batch(layout(workload, tier=tier, planned=planned), drawn, dense=dense_names(workload), cast=cast)
+
+
+def columns(workload: workloads.Workload, *, seed: int, hashed: bool = False) -> dict[str, np.ndarray]:
+    """The columns of the batch of ``seed``, which ``pack_batch`` takes with ``dense_names``."""
     dense, labels = workloads.dense_batch(workload, seed=seed)
-    columns: dict[str, Any] = {"label": labels}
-    columns |= {f"d{i}": dense[:, i] for i in range(workload.num_dense)}
     ids = workloads.table_ids(workload, seed=seed)
     if hashed:
         ids = [workloads.hashed_ids(i, rows) for i, rows in zip(ids, workload.rows, strict=True)]
-    columns |= {f"t{t:03d}": table_ids for t, table_ids in enumerate(ids)}
-    dense_names = [f"d{i}" for i in range(workload.num_dense)]
-    return pack_batch(layout(workload, tier=tier, planned=planned), columns, dense=dense_names, cast=cast)
+    made = {"label": labels} | {name: dense[:, i] for i, name in enumerate(dense_names(workload))}
+    return made | {f"t{t:03d}": table_ids for t, table_ids in enumerate(ids)}
+
+
+def dense_names(workload: workloads.Workload) -> list[str]:
+    """The dense columns' names, in the model's order."""
+    return [f"d{i}" for i in range(workload.num_dense)]
 
 
 def table_stack(workload: workloads.Workload, *, seed: int) -> np.ndarray:

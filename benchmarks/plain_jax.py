@@ -8,9 +8,12 @@ from the same weights, run compiled with their state donated, and have their los
     step                    jrec casts inside the step
     step, cast in loader    the loader has cast, as in `jrec train`
 
+With ``--keep-memory`` glibc keeps freed arrays. By default it gives them back to the kernel, which zeroes the pages of
+every new dense gradient: a user gets that, but it says less about the algorithms.
+
 Examples:
   python -m benchmarks.plain_jax
-  python -m benchmarks.plain_jax --rows 100000 --out results.json
+  python -m benchmarks.plain_jax --keep-memory --rows 100000 --out results.json
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +33,7 @@ import optax
 from flax import nnx
 
 from benchmarks import harness, models, workloads
+from benchmarks.casting_overlap import KEEP_MEMORY
 from jrec.data.packing import CastPlace
 
 ROWS, QUICK_ROWS = (100_000, 1_000_000), (20_000,)
@@ -111,10 +117,15 @@ def main() -> None:
     """Runs the benchmark."""
     parser = harness.parser(__doc__)
     parser.add_argument("--rows", nargs="+", type=int, help="of each of the 26 tables (default: 100000 1000000)")
+    parser.add_argument("--keep-memory", action="store_true", help="have glibc keep freed memory, for both sides")
     arguments = parser.parse_args()
+    if arguments.keep_memory and not KEEP_MEMORY.items() <= os.environ.items():
+        os.execve(
+            sys.executable, [sys.executable, "-m", "benchmarks.plain_jax", *sys.argv[1:]], {**os.environ, **KEEP_MEMORY}
+        )
     with harness.Report(arguments, "plain_jax") as report:
         for rows in arguments.rows or (QUICK_ROWS if report.quick else ROWS):
-            measure(report, kaggle_like(rows))
+            measure(report, kaggle_like(rows), note=", memory kept" if arguments.keep_memory else "")
             gc.collect()
 
 
@@ -124,11 +135,11 @@ def kaggle_like(rows: int) -> workloads.Workload:
     return dataclasses.replace(kaggle, name="Kaggle-like", rows=(rows,) * kaggle.num_tables)
 
 
-def measure(report: harness.Report, workload: workloads.Workload) -> None:
+def measure(report: harness.Report, workload: workloads.Workload, *, note: str = "") -> None:
     """Times both sides' steps by turns, after comparing their losses."""
     num_batches = 2 if report.quick else 8
     case = f"{workload.name}, adagrad, batch {workload.batch:,}, {workload.num_tables} tables of {workload.rows[0]:,}"
-    case += f" rows x {workload.dim}"
+    case += f" rows x {workload.dim}{note}"
     plain = plain_step(workload, [_plain_batch(workload, seed=i) for i in range(num_batches)], seed=0)
     state, run = models.training_run(workload, "adagrad", learning_rate=LEARNING_RATE, seed=0)
     places: tuple[tuple[str, CastPlace], ...] = (("step", "none"), ("step, cast in loader", "host"))
