@@ -140,11 +140,11 @@ def test_overlap_is_reported_and_drawn_from_lines(monkeypatch, run, tmp_path):
 
 
 def test_a_plain_jax_program_takes_the_same_steps(monkeypatch, run):
-    kaggle = dataclasses.replace(RM, name="kaggle", ids_per_bag=(1, 1))
+    kaggle = dataclasses.replace(RM, name="kaggle", rows=(90, 70, 60), ids_per_bag=(1, 1, 1))
     monkeypatch.setitem(workloads.WORKLOADS, "kaggle", kaggle)
     monkeypatch.setattr(harness, "QUICK_SECONDS", 0.05)
     results = run(plain_jax.main, "--rows", "50")
-    assert {r["case"] for r in results} == {"Kaggle-like, adagrad, batch 16, 2 tables of 50 rows x 8"}
+    assert {r["case"] for r in results} == {"Kaggle-like, adagrad, batch 16, 3 tables of 50 rows x 8"}
     assert {r["metric"] for r in results if r["ratio"]} == {
         f"step{cast}, {statistic}" for cast in ("", ", cast in loader") for statistic in ("median", "fastest")
     }
