@@ -132,7 +132,7 @@ def measure(model: str, batch: int, seconds: float, *, quick: bool) -> dict[str,
             for side, times in seconds_of.items()
         },
         "exposed": 1e3
-        * statistics.median(ahead - given for ahead, given in zip(seconds_of[AHEAD], seconds_of[GIVEN], strict=True)),
+        * statistics.median(ahead - ready for ahead, ready in zip(seconds_of[AHEAD], seconds_of[GIVEN], strict=True)),
         "cast": 1e3 * cast,
         "primitives": {**point.milliseconds, DENSE: 1e3 * run.dense_seconds()},
     }
@@ -203,13 +203,13 @@ class Run:
     def alternate(self, loader: futures.Executor, seconds: float, *, rounds: int) -> dict[str, list[float]]:
         """Seconds a step by side, a figure a block; blocks of all sides alternate, in rounds of changing order."""
         self._given = [self.packed(number, "host") for number in range(NUM_BATCHES)]
-        found: dict[str, list[float]] = {side: [] for side in SIDES}
+        blocks: dict[str, list[float]] = {side: [] for side in SIDES}
         steps = max(2, math.ceil(BLOCK_SECONDS / self._block(GIVEN, loader, 1)))
         deadline = time.perf_counter() + seconds
-        while len(found[NONE]) < rounds or time.perf_counter() < deadline:
-            for side in SIDES if len(found[NONE]) % 2 == 0 else reversed(SIDES):
-                found[side].append(self._block(side, loader, steps))
-        return found
+        while len(blocks[NONE]) < rounds or time.perf_counter() < deadline:
+            for side in SIDES if len(blocks[NONE]) % 2 == 0 else reversed(SIDES):
+                blocks[side].append(self._block(side, loader, steps))
+        return blocks
 
     def _block(self, side: str, loader: futures.Executor, steps: int) -> float:
         """Seconds a step over ``steps`` steps, after one that fills the pipeline: a batch is made ahead."""
@@ -283,16 +283,16 @@ def _new_table(side: str, table: jax.Array, bags: ops.Bags, gradients: jax.Array
     return ops.row_update(sgd, table, {}, cast.rows, coalesced)[0]
 
 
-def _report(report: harness.Report, found: dict[str, Any]) -> None:
-    case, steps, primitives = found["case"], found["steps"], found["primitives"]
+def _report(report: harness.Report, measured: dict[str, Any]) -> None:
+    case, steps, primitives = measured["case"], measured["steps"], measured["primitives"]
     for side in SIDES:
         peer = None if side == NONE else NONE
-        ratio = None if side == NONE else found["speedups"][side]
+        ratio = None if side == NONE else measured["speedups"][side]
         report.add(case, f"step, {side}", steps[side], "ms", peer=peer, ratio=ratio)
-    report.add(case, "cast, alone", found["cast"], "ms")
-    report.add(case, "cast exposed", found["exposed"], "ms")
-    if found["cast"] > LEAST_SHARE * steps[GIVEN]:
-        report.add(case, "cast hidden", 100 * (1 - found["exposed"] / found["cast"]), "%")
+    report.add(case, "cast, alone", measured["cast"], "ms")
+    report.add(case, "cast exposed", measured["exposed"], "ms")
+    if measured["cast"] > LEAST_SHARE * steps[GIVEN]:
+        report.add(case, "cast hidden", 100 * (1 - measured["exposed"] / measured["cast"]), "%")
     for name, value in primitives.items():
         report.add(case, f"{name}, time", value, "ms")
     backward = sum(primitives[name] for name in casting.BASELINE)
@@ -323,16 +323,16 @@ def plot(lines: Sequence[Mapping[str, Any]], folder: pathlib.Path) -> pathlib.Pa
     colors = {name: plt.get_cmap("tab10")(i) for i, name in enumerate(names)}
     figure, axes = plt.subplots(figsize=(1.3 * len(values) + 4, 4))
     ticks = []
-    for number, (case, found) in enumerate(values.items()):
-        whole = sum(found[f"{name}, time"] for name in (*sides[0][1], DENSE))
+    for number, (case, value) in enumerate(values.items()):
+        whole = sum(value[f"{name}, time"] for name in (*sides[0][1], DENSE))
         for place, (side, primitives) in zip((2.4 * number, 2.4 * number + 1), sides, strict=True):
             bottom = 0.0
             for name in (*primitives, DENSE):
-                height = found[f"{name}, time"] / whole
+                height = value[f"{name}, time"] / whole
                 hatch = "//" if side == AHEAD and name == "cast" else None  # on the loader's core
                 axes.bar(place, height, bottom=bottom, color=colors[name], width=0.85, hatch=hatch)
                 bottom += height
-            axes.plot(place, found[f"step, {side}"] / whole, "k_", markersize=16)
+            axes.plot(place, value[f"step, {side}"] / whole, "k_", markersize=16)
             ticks.append((place, f"{', '.join(case.split(', ')[:2])}\n{side}" if side == NONE else side))
     axes.set_xticks([at for at, _ in ticks], [text for _, text in ticks], fontsize=6)
     axes.set_ylabel("time by the baseline's")

@@ -48,8 +48,8 @@ class PlainDLRM(nnx.Module):
     """A DLRM with dot products of all pairs, as one writes it in Flax: an ``nnx.Embed`` a table.
 
     Args:
-      workload: One-hot; its initial weights are taken.
-      seed: Of the initial weights.
+      workload: A one-hot workload, whose initial weights are taken.
+      seed: The initial weights' seed.
     """
 
     def __init__(self, workload: workloads.Workload, seed: int) -> None:

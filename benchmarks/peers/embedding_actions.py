@@ -31,7 +31,7 @@ def actions(
 
     Args:
       workload: Its output gradient is drawn with ``seed``.
-      seed: Of the gradient.
+      seed: The gradient's seed.
       forward: Gives the outputs as the library does: one tensor with all tables side by side, or one (batch, dim) a
         table. They are never joined inside a timed action, since jrec's are not either.
       update: Applies the gradients that the backward pass left; does nothing where that pass updates tables itself.
