@@ -84,7 +84,7 @@ def main() -> None:
     wanted |= {(BATCH if BATCH in batches else batches[0], d) for d in dims}
     points = []
     with harness.Report(arguments, "casting") as report:
-        for model in models:
+        for model in () if arguments.counted else models:
             for batch, dim in sorted(wanted):
                 workload = dataclasses.replace(workloads.WORKLOADS[model], dim=dim, bottom=(), batch=batch)
                 points.append(measure(workload, QUICK_SECONDS if report.quick else SECONDS))
@@ -92,7 +92,7 @@ def main() -> None:
         for batch in sorted({b for b, _ in wanted}):
             for law, exponent in LAWS.items():
                 _count(report, law, exponent, batch)
-        if arguments.plot is not None:
+        if arguments.plot is not None and points:
             for path in _plot(points, arguments.plot):
                 report.note(f"wrote {path}")
 
@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", nargs="+", choices=MODELS)
     parser.add_argument("--batch", nargs="+", type=int, help=f"default: {' '.join(map(str, BATCHES))}")
     parser.add_argument("--dim", nargs="+", type=int, help=f"default: {' '.join(map(str, DIMS))}")
+    parser.add_argument("--counted", action="store_true", help="only what needs no time: sizes and traffic, counted")
     parser.add_argument("--plot", type=pathlib.Path, metavar="FOLDER", help="also write the figures as PNG")
     return parser
 

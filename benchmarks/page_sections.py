@@ -48,12 +48,38 @@ PREFIXES = {
 SECTIONS = (
     Section(
         title="Whole training steps against PyTorch",
-        files=("train_kaggle", "train_rm1", "train_rm2", "train_rm3", "train_rm4"),
+        files=("train_kaggle", "train_rm1", "train_rm1_one_hot", "train_rm2", "train_rm3", "train_rm4"),
         text="""\
 `python -m benchmarks.train_step --model kaggle` (rm1, ..): DLRM with `EmbeddingBag(sparse=True)`, the same
 weights, batches, MLPs and Adagrad on both sides; losses are compared before anything is timed. "Cast in loader" is
 how `jrec train` runs where loader threads have cores of their own.""",
         columns={"step, median": "step", "step, cast in loader, median": "cast in loader"},
+    ),
+    Section(
+        title="Whole training steps against a plain JAX user's choice",
+        files=("plain_jax", "plain_jax_kept"),
+        text="""\
+`python -m benchmarks.plain_jax`: a Kaggle-like DLRM of 26 tables of 16 against the same model of `nnx.Embed`s trained
+by optax, whose gradients are as large as the tables. glibc gives freed memory back and zeroes it again at every step;
+"memory kept" (`--keep-memory`) keeps it for both sides.""",
+        columns={"step, median": "step", "step, cast in loader, median": "cast in loader"},
+    ),
+    Section(
+        title="Tensor Casting hidden",
+        files=("casting_overlap",),
+        text="""\
+`python -m benchmarks.casting_overlap --plot docs/figures`: whole steps with the cast made ahead on an idle core, in the
+step, or with expand, coalesce and scatter in its place; the step on one core, the loader on the other. "Given" casts
+were made beforehand: what hiding all of it would reach.""",
+        columns={
+            "step, cast ahead": "cast ahead",
+            "step, cast in the step": "in the step",
+            "step, no casting": "no casting",
+            "step, cast given": "given",
+            "cast, alone": "cast alone",
+            "cast hidden": "hidden",
+        },
+        figures=("figure12_overlap.png",),
     ),
     Section(
         title="Embedding forward and backward against FBGEMM and PyTorch",
@@ -82,6 +108,18 @@ and radix sort, so the ratio is the algorithm's.""",
             "figure16_batch.png",
             "figure17_dim.png",
         ),
+    ),
+    Section(
+        title="Tensor Casting: gradients and traffic, counted",
+        files=("casting_counted",),
+        text="""\
+`python -m benchmarks.casting --counted`: the paper's Figures 5 and 6 for ids of two laws over Kaggle's largest table.""",
+        columns={
+            "gradient, expanded": "expanded gradient",
+            "gradient, coalesced": "coalesced gradient",
+            "traffic, expand and coalesce": "traffic of expand and coalesce",
+            "traffic, casted gather-reduce": "traffic of casted gather-reduce",
+        },
     ),
     Section(
         title="Placement: extra memory against communication",
