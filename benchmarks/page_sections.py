@@ -113,7 +113,7 @@ and radix sort, so the ratio is the algorithm's.""",
         title="Tensor Casting: gradients and traffic, counted",
         files=("casting_counted",),
         text="""\
-`python -m benchmarks.casting --counted`: the paper's Figures 5 and 6 for ids of two laws over Kaggle's largest table.""",
+`python -m benchmarks.casting --counted`: Figures 5 and 6 for ids of two laws over Kaggle's largest table.""",
         columns={
             "gradient, expanded": "expanded gradient",
             "gradient, coalesced": "coalesced gradient",

@@ -32,6 +32,8 @@ FIGURES = ROOT / "docs" / "figures"
 COMMANDS = {
     "accuracy_tt": "python -m benchmarks.accuracy_tt",
     "casting": "python -m benchmarks.casting",
+    "casting_counted": "python -m benchmarks.casting --counted",
+    "casting_overlap": "python -m benchmarks.casting_overlap",
     "fae_calibration": "python -m benchmarks.fae --part calibration",
     "fae_training": "python -m benchmarks.fae --part training",
     "oper": "python -m benchmarks.oper",
