@@ -1,4 +1,4 @@
-"""Writes docs/api.md from the docstrings of jrec's public names: ``python -m scripts.api_reference``.
+"""Writes docs/api/, a page a package, from the docstrings of jrec's public names: ``python -m scripts.api_reference``.
 
 Public is what a package's ``__init__`` imports under its own name, and of classes every method without an underscore.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "api.md"
+FOLDER = ROOT / "docs" / "api"
 PACKAGES = (
     "jrec",
     "jrec.nn",
@@ -120,31 +120,57 @@ def signature(name: str, of: Any) -> str:
     return name + "(\n" + "".join(f"    {one},\n" for one in shown) + ")" + result
 
 
-def page() -> str:
-    """The whole page."""
-    parts = ["# API reference\n\nWritten by `python -m scripts.api_reference` from the docstrings; do not edit."]
-    homes: dict[int, str] = {}
-    for package in PACKAGES:
-        module = importlib.import_module(package)
-        parts.append(f"## {package}\n\n{markdown(inspect.getdoc(module) or '')}")
-        for name in public_names(package):
-            of = getattr(module, name)
-            home = homes.setdefault(id(of), f"{package}.{name}")
-            if home != f"{package}.{name}":
-                parts.append(f"### {package}.{name}\n\nSee [{home}](#{home.replace('.', '').lower()}).")
-                continue
-            if not callable(of):
-                keys = f": {', '.join(map(repr, of))}" if isinstance(of, dict) else ""
-                parts.append(f"### {package}.{name}\n\nA `{type(of).__name__}`{keys}.")
-                continue
-            parts.append(f"### {package}.{name}\n\n```python\n{signature(name, of)}\n```\n\n{markdown(documented(of))}")
-            for method, function in methods(of) if inspect.isclass(of) else ():
-                text = markdown(documented(function))
-                property_of = not inspect.isroutine(inspect.getattr_static(of, method))
-                head = method if property_of else signature(method, function)
-                parts.append(f"#### {name}.{method}\n\n```python\n{head}\n```\n\n{text}")
+def pages() -> dict[str, str]:
+    """All pages by file name: one for each package, and an index with the first line of what each package says."""
+    homes: dict[
+        int, tuple[str, str]
+    ] = {}  # by id of a public object: the package that documents it, and its name there
+    written = {f"{package}.md": package_page(package, homes) for package in PACKAGES}
+    lines = [
+        "# API reference",
+        "",
+        "Written by `python -m scripts.api_reference` from the docstrings; do not edit.",
+        "",
+    ]
+    lines += [f"- [{package}]({package}.md): {summary(package)}" for package in PACKAGES]
+    return {"index.md": "\n".join(lines) + "\n", **written}
+
+
+def summary(package: str) -> str:
+    """The first line of a package's docstring."""
+    return markdown((inspect.getdoc(importlib.import_module(package)) or "").partition("\n")[0])
+
+
+def package_page(package: str, homes: dict[int, tuple[str, str]]) -> str:
+    """The page of one package; ``homes`` learns which names it documents."""
+    module = importlib.import_module(package)
+    parts = [f"# {package}", markdown(inspect.getdoc(module) or "")]
+    for name in public_names(package):
+        of = getattr(module, name)
+        home, first = homes.setdefault(id(of), (package, name))
+        if home != package:
+            parts.append(f"## {name}\n\nSee [{home}.{first}]({home}.md#{first.lower()}).")
+        else:
+            parts += described(name, of)
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
+def described(name: str, of: Any) -> Iterator[str]:
+    """What a page says about one public name, and about its methods."""
+    if not callable(of):
+        keys = f": {', '.join(map(repr, of))}" if isinstance(of, dict) else ""
+        yield f"## {name}\n\nA `{type(of).__name__}`{keys}."
+        return
+    yield f"## {name}\n\n```python\n{signature(name, of)}\n```\n\n{markdown(documented(of))}"
+    for method, function in methods(of) if inspect.isclass(of) else ():
+        property_of = not inspect.isroutine(inspect.getattr_static(of, method))
+        head = method if property_of else signature(method, function)
+        yield f"### {name}.{method}\n\n```python\n{head}\n```\n\n{markdown(documented(function))}"
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    FOLDER.mkdir(exist_ok=True)
+    for path in FOLDER.glob("*.md"):
+        path.unlink()
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text)

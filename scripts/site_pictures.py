@@ -1,0 +1,124 @@
+"""Pictures and figures of docs/ that come from real runs of the quickstart model.
+
+python -m scripts.site_pictures report runs/quickstart
+python -m scripts.site_pictures timeline runs/piped/trace.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+from typing import Any
+
+DOCS = pathlib.Path(__file__).parents[1] / "docs"
+REPORT_PAGE = DOCS / "sample_report.md"
+PICTURES = ("loss", "roc", "calibration")
+BLOCK = re.compile(r"(?<=<!-- report -->\n).*?(?=<!-- end -->)", re.DOTALL)
+COLUMNS = {
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "normalized_entropy": "normalized entropy",
+    "calibration": "calibration",
+}
+STAGES = ("read", "plan", "host gather", "transfer", "device step", "transfer back", "host store")
+
+
+def report_table(metrics: dict[str, Any]) -> str:
+    """The metrics of a run's last split beside its baselines and its ceiling, as a Markdown table.
+
+    Args:
+      metrics: What ``RUN/report/metrics.json`` holds, of a synthetic dataset.
+    """
+    split = list(metrics["splits"])[-1]
+    rows = {
+        "**the model**": metrics["splits"][split],
+        "logistic regression": metrics["baselines"]["logistic_regression"]["splits"][split],
+        f"popularity of {metrics['baselines']['popularity']['feature']}": metrics["baselines"]["popularity"]["splits"][
+            split
+        ],
+        "the teacher that made the labels (ceiling)": metrics["ceiling"][split],
+    }
+    lines = [f"| {split} split | {' | '.join(COLUMNS.values())} |", "| --- |" + " ---: |" * len(COLUMNS)]
+    for name, values in rows.items():
+        shown = [f"{values[key]:.4f}" if key in values else "" for key in COLUMNS]
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_report(run: pathlib.Path) -> None:
+    """Copies a run's pictures, at a size for a page, and fills the table of docs/sample_report.md."""
+    from PIL import Image
+
+    metrics = json.loads((run / "report" / "metrics.json").read_text())
+    page = REPORT_PAGE.read_text()
+    REPORT_PAGE.write_text(BLOCK.sub(lambda _: report_table(metrics), page))
+    for name in PICTURES:
+        with Image.open(run / "report" / f"{name}.png") as picture:
+            small = picture.convert("RGB").resize((900, round(900 * picture.height / picture.width)))
+        # 64 colours: a plot has few, and the file is a third as large.
+        small.quantize(64).save(DOCS / "images" / "report" / f"{name}.png", optimize=True)
+
+
+def spans_between(events: list[dict[str, Any]], first: int, last: int) -> list[tuple[str, int, float, float]]:
+    """Spans of batches ``first`` to ``last``: (stage, batch, start, length), in milliseconds from the first start."""
+    spans = [
+        (event["cat"], event["args"]["batch"], event["ts"] / 1e3, event["dur"] / 1e3)
+        for event in events
+        if event["ph"] == "X" and event["cat"] in STAGES and first <= event["args"]["batch"] <= last
+    ]
+    if not spans:
+        raise SystemExit(f"the trace has no span of batches {first} to {last}; name others by --first and --last")
+    origin = min(start for _, _, start, _ in spans)
+    return [(stage, batch, start - origin, length) for stage, batch, start, length in spans]
+
+
+def draw_timeline(trace: pathlib.Path, first: int, last: int, out: pathlib.Path) -> None:
+    """Draws when each stage of the host tier's pipeline worked on which batch.
+
+    Args:
+      trace: ``RUN/trace.json`` of a run with ``log.trace=true``.
+      first: The first batch to draw.
+      last: The last one.
+      out: The picture, SVG.
+    """
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams |= {"svg.hashsalt": "jrec", "svg.fonttype": "none", "font.size": 10}
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 3.4))
+    for stage, batch, start, length in spans_between(json.loads(trace.read_text())["traceEvents"], first, last):
+        row = STAGES.index(stage)
+        axes.broken_barh([(start, length)], (row - 0.4, 0.8), facecolor=f"C{batch % 10}", edgecolor="white", lw=0.3)
+        if length > 1:
+            axes.text(start + length / 2, row, str(batch), ha="center", va="center", color="white", fontsize=8)
+    axes.set(yticks=range(len(STAGES)), yticklabels=STAGES, xlabel="milliseconds; one colour a batch")
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(out, metadata={"Date": None}, facecolor="white")
+    plt.close(figure)
+
+
+def main() -> None:
+    """Reads the command line and writes into docs/."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    report = commands.add_parser("report", help="the sample report, from a run's folder")
+    report.add_argument("run", type=pathlib.Path)
+    timeline = commands.add_parser("timeline", help="the pipeline's timeline, from a run's trace.json")
+    timeline.add_argument("trace", type=pathlib.Path)
+    timeline.add_argument("--first", type=int, default=400, help="first batch to draw")
+    timeline.add_argument("--last", type=int, default=408, help="last batch to draw")
+    arguments = parser.parse_args()
+    if arguments.command == "report":
+        write_report(arguments.run)
+    else:
+        draw_timeline(arguments.trace, arguments.first, arguments.last, DOCS / "images" / "timeline.svg")
+
+
+if __name__ == "__main__":
+    main()
