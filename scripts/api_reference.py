@@ -85,8 +85,18 @@ class Bare(str):
 
 
 def bare(annotation: Any) -> Any:
-    """Annotations of modules that postpone them are texts."""
+    """Annotations of modules that postpone them are texts, those of named tuples are wrapped in ``ForwardRef``."""
+    annotation = getattr(annotation, "__forward_arg__", annotation)
     return Bare(annotation) if isinstance(annotation, str) else annotation
+
+
+def signature_of(of: Any) -> inspect.Signature:
+    """A function's or class's signature; of a Flax module that of ``__init__``, since its metaclass takes anything."""
+    found = inspect.signature(of)
+    if not inspect.isclass(of) or type(of) is type or "__call__" not in vars(type(of)):
+        return found
+    _, *parameters = inspect.signature(of.__init__).parameters.values()
+    return found.replace(parameters=parameters, return_annotation=found.empty)
 
 
 def shown_argument(text: str) -> str:
@@ -98,7 +108,7 @@ def shown_argument(text: str) -> str:
 def signature(name: str, of: Any) -> str:
     """NAME(ARGUMENTS) -> RESULT, one argument a line where it is long."""
     try:
-        found = inspect.signature(of)
+        found = signature_of(of)
     except (TypeError, ValueError):
         return name
     found = found.replace(
