@@ -93,7 +93,7 @@ def bare(annotation: Any) -> Any:
 def signature_of(of: Any) -> inspect.Signature:
     """A function's or class's signature; of a Flax module that of ``__init__``, since its metaclass takes anything."""
     found = inspect.signature(of)
-    if not inspect.isclass(of) or type(of) is type or "__call__" not in vars(type(of)):
+    if not inspect.isclass(of) or type(of).__call__ is type.__call__:
         return found
     _, *parameters = inspect.signature(of.__init__).parameters.values()
     return found.replace(parameters=parameters, return_annotation=found.empty)

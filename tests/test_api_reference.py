@@ -5,6 +5,7 @@ import inspect
 
 import pytest
 
+import jrec
 from scripts import api_reference
 
 
@@ -30,3 +31,8 @@ def test_sections_and_examples_become_markdown():
     text = "One.\n\nArgs:\n  x: An ``int``,\n    of any size.\n\nExample:\n  >>> f(1)\n  2"
     wanted = "One.\n\n**Args**\n\n- `x`: An `int`,\n  of any size.\n\n**Example**\n\n\n```pycon\n>>> f(1)\n2\n```"
     assert api_reference.markdown(text) == wanted
+
+
+def test_a_flax_module_is_shown_with_its_own_arguments():
+    assert api_reference.signature("MLP", jrec.nn.MLP).startswith("MLP(sizes: Sequence[int], *, activate_last: bool")
+    assert api_reference.signature("CacheHits", jrec.nn.CacheHits) == "CacheHits(hits: int, lookups: int)"
