@@ -93,7 +93,7 @@ def draw_timeline(trace: pathlib.Path, first: int, last: int, out: pathlib.Path)
     for stage, batch, start, length in spans_between(json.loads(trace.read_text())["traceEvents"], first, last):
         row = STAGES.index(stage)
         axes.broken_barh([(start, length)], (row - 0.4, 0.8), facecolor=f"C{batch % 10}", edgecolor="white", lw=0.3)
-        if length > 1:
+        if length > 2:
             axes.text(start + length / 2, row, str(batch), ha="center", va="center", color="white", fontsize=8)
     axes.set(yticks=range(len(STAGES)), yticklabels=STAGES, xlabel="milliseconds; one colour a batch")
     axes.invert_yaxis()
@@ -111,8 +111,8 @@ def main() -> None:
     report.add_argument("run", type=pathlib.Path)
     timeline = commands.add_parser("timeline", help="the pipeline's timeline, from a run's trace.json")
     timeline.add_argument("trace", type=pathlib.Path)
-    timeline.add_argument("--first", type=int, default=400, help="first batch to draw")
-    timeline.add_argument("--last", type=int, default=408, help="last batch to draw")
+    timeline.add_argument("--first", type=int, default=514, help="first batch to draw")
+    timeline.add_argument("--last", type=int, default=519, help="last batch to draw")
     arguments = parser.parse_args()
     if arguments.command == "report":
         write_report(arguments.run)
