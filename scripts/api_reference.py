@@ -85,18 +85,18 @@ class Bare(str):
 
 
 def bare(annotation: Any) -> Any:
-    """Annotations of modules that postpone them are texts, those of named tuples are wrapped in ``ForwardRef``."""
+    """Annotations of modules that postpone them are texts; named tuples wrap theirs in ``ForwardRef``."""
     annotation = getattr(annotation, "__forward_arg__", annotation)
     return Bare(annotation) if isinstance(annotation, str) else annotation
 
 
-def signature_of(of: Any) -> inspect.Signature:
-    """A function's or class's signature; of a Flax module that of ``__init__``, since its metaclass takes anything."""
-    found = inspect.signature(of)
-    if not inspect.isclass(of) or type(of).__call__ is type.__call__:
-        return found
-    _, *parameters = inspect.signature(of.__init__).parameters.values()
-    return found.replace(parameters=parameters, return_annotation=found.empty)
+def signature_of(public: Any) -> inspect.Signature:
+    """The signature of a function or class; for a Flax module, whose metaclass takes anything, what ``__init__`` takes."""
+    shown = inspect.signature(public)
+    if not inspect.isclass(public) or type(public).__call__ is type.__call__:
+        return shown
+    _, *parameters = inspect.signature(public.__init__).parameters.values()
+    return shown.replace(parameters=parameters, return_annotation=shown.empty)
 
 
 def shown_argument(text: str) -> str:
@@ -156,24 +156,24 @@ def package_page(package: str, homes: dict[int, tuple[str, str]]) -> str:
     module = importlib.import_module(package)
     parts = [f"# {package}", markdown(inspect.getdoc(module) or "")]
     for name in public_names(package):
-        of = getattr(module, name)
-        home, first = homes.setdefault(id(of), (package, name))
+        public = getattr(module, name)
+        home, first = homes.setdefault(id(public), (package, name))
         if home != package:
             parts.append(f"## {name}\n\nSee [{home}.{first}]({home}.md#{first.lower()}).")
         else:
-            parts += described(name, of)
+            parts += described(name, public)
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def described(name: str, of: Any) -> Iterator[str]:
+def described(name: str, public: Any) -> Iterator[str]:
     """What a page says about one public name, and about its methods."""
-    if not callable(of):
-        keys = f": {', '.join(map(repr, of))}" if isinstance(of, dict) else ""
-        yield f"## {name}\n\nA `{type(of).__name__}`{keys}."
+    if not callable(public):
+        keys = f": {', '.join(map(repr, public))}" if isinstance(public, dict) else ""
+        yield f"## {name}\n\nA `{type(public).__name__}`{keys}."
         return
-    yield f"## {name}\n\n```python\n{signature(name, of)}\n```\n\n{markdown(documented(of))}"
-    for method, function in methods(of) if inspect.isclass(of) else ():
-        property_of = not inspect.isroutine(inspect.getattr_static(of, method))
+    yield f"## {name}\n\n```python\n{signature(name, public)}\n```\n\n{markdown(documented(public))}"
+    for method, function in methods(public) if inspect.isclass(public) else ():
+        property_of = not inspect.isroutine(inspect.getattr_static(public, method))
         head = method if property_of else signature(method, function)
         yield f"### {name}.{method}\n\n```python\n{head}\n```\n\n{markdown(documented(function))}"
 

@@ -29,8 +29,9 @@ def test_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shop_logs.write_log(tmp_path / "monday.csv", 2000)
     shop_logs.write_log(tmp_path / "tuesday.csv", 1000, seed=1)
-    (tmp_path / "clicks.toml").write_text(shop_logs.TWO_FEATURES)
     text = PAGE.read_text()
+    (schema,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "clicks.toml").write_text(schema)
     assert len(run_commands(text).splitlines()) <= 15
     (snippet,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names = {}
