@@ -91,7 +91,7 @@ def bare(annotation: Any) -> Any:
 
 
 def signature_of(public: Any) -> inspect.Signature:
-    """The signature of a function or class; for a Flax module, whose metaclass takes anything, what ``__init__`` takes."""
+    """The signature; for a Flax module, whose metaclass takes anything, what ``__init__`` takes."""
     shown = inspect.signature(public)
     if not inspect.isclass(public) or type(public).__call__ is type.__call__:
         return shown
