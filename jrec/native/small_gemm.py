@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -21,7 +21,9 @@ LIST = 512  # addresses a list holds
 _BLOCK = 8  # rows and columns of a block that is transposed in registers
 
 _I64, _FLOAT = ir.IntType(64), ir.FloatType()
-_TALLEST = {32: 2, 16: 4, 8: 8, 4: 8, 2: 8, 1: 8}  # rows of a tile, by its columns
+# Rows of a tile, by its columns: sixteen registers of AVX-512's thirty-two hold sums, or eight of AVX2's sixteen.
+_WIDE_REGISTERS = bool(binding.get_host_cpu_features().get("avx512f", False))
+_TALLEST = {32: 8 if _WIDE_REGISTERS else 2, 16: 8 if _WIDE_REGISTERS else 4, 8: 8, 4: 8, 2: 8, 1: 8}
 
 # Emits the depth loop of a tile: calls the function it is given with the address of every line of the right operand
 # and the addresses of the left operand's factors of the tile's rows.
@@ -85,7 +87,8 @@ def _product(
             tall, done = tall // 2, end
 
     few = builder.icmp_signed("<=", rows, _I64(_TALLEST[32]))
-    wide = builder.select(few, builder.and_(columns, _I64(-32)), _I64(0))
+    pays = cgutils.true_bit if _WIDE_REGISTERS else few
+    wide = builder.select(pays, builder.and_(columns, _I64(-32)), _I64(0))
     with cgutils.for_range_slice(builder, _I64(0), wide, _I64(32), intp=_I64) as (column, _):
         block(32, column)
     done = wide

@@ -1,27 +1,78 @@
-"""The tensor-train kernels inside jit on CPU; ``jrec.ops.tt.products`` calls them."""
+"""The tensor-train kernels inside jit on CPU; ``jrec.ops.tt.products`` and ``index`` call them."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrec.native.calls import custom_call, threads_attribute
-from jrec.ops.types import Cast
+
+
+class DigitOrder(NamedTuple):
+    """Entries of a level by digit: those of digit ``d`` are ``entries[offsets[d] : offsets[d + 1]]``, ascending.
+
+    Attributes:
+      offsets: (m + 1,) int32.
+      entries: (capacity,) int32, undefined from the level's count on.
+    """
+
+    offsets: jax.Array
+    entries: jax.Array
+
+
+def level(
+    entries: jax.Array, count: jax.Array, factor: int, *, room: int, padding: int
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The digits of sorted entries, the sorted unique prefixes before them, and which prefix every entry has.
+
+    Args:
+      entries: (capacity,) int32 ascending.
+      count: () int32, how many are real.
+      factor: How many digits there are; padding's digit.
+      room: How many prefixes fit; 0 gives prefixes themselves as parents.
+      padding: The parent of padding.
+
+    Returns:
+      Parents and digits, (capacity,) int32, prefixes, (room,) int32, and how many of these are real, () int32.
+    """
+    results = [_i32(*entries.shape), _i32(*entries.shape), _i32(room), _i32()]
+    call = custom_call("tt_index_handlers", "tt_level", results)
+    return tuple(call(entries, count, factor=np.int64(factor), padding=np.int64(padding)))
+
+
+def digit_order(digits: jax.Array, count: jax.Array, factor: int) -> DigitOrder:
+    """The first ``count`` of (capacity,) int32 ``digits`` below ``factor``, sorted."""
+    results = [_i32(factor + 1), _i32(*digits.shape)]
+    return DigitOrder(*custom_call("tt_index_handlers", "tt_digit_order", results)(digits, count))
+
+
+def sources(positions: jax.Array, offsets: jax.Array, ids: jax.Array) -> jax.Array:
+    """The unique row of every lookup, of the ids' shape, from their cast; -1 for padding."""
+    call = custom_call("tt_index_handlers", "tt_sources", [_i32(ids.size)])
+    return call(positions, offsets, ids.reshape(-1))[0].reshape(ids.shape)
 
 
 def expand(
-    below: jax.Array, core: jax.Array, parents: jax.Array, digits: jax.Array, count: jax.Array, by_digit: Cast | None
+    below: jax.Array,
+    core: jax.Array,
+    parents: jax.Array,
+    digits: jax.Array,
+    count: jax.Array,
+    by_digit: DigitOrder | None,
 ) -> jax.Array:
     """(P, A, R) by slices of (m, R, n, R'): (capacity, A * n, R') float32, undefined from ``count`` on.
 
-    With the entries' cast by digit, all entries of a digit are multiplied together.
+    With the entries by digit, all entries of a digit are multiplied together.
     """
     # Of this shape at once: XLA copies what is given away in place after a reshape.
     result = jax.ShapeDtypeStruct((parents.shape[0], below.shape[1] * core.shape[2], core.shape[3]), jnp.float32)
     empty = jnp.zeros(0, jnp.int32)
-    cast = (empty, empty, empty, jnp.int32(0)) if by_digit is None else _lists(by_digit)
+    order = DigitOrder(empty, empty) if by_digit is None else by_digit
     return custom_call("tt_handlers", "tt_expand", [result])(
-        below, core, parents, digits, count, *cast, threads=threads_attribute()
+        below, core, parents, digits, count, *order, threads=threads_attribute()
     )[0]
 
 
@@ -33,19 +84,30 @@ def expand_transpose(
     digits: jax.Array,
     count: jax.Array,
     below_count: jax.Array,
-    by_digit: Cast,
+    by_digit: DigitOrder | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Gradients (P, A, R), undefined from ``below_count`` on, and (m, R, n, R'), from ``expand``'s output's gradient.
 
-    The first takes the place of ``below`` where nothing else needs that any more.
+    The first takes the place of ``below`` where nothing else needs that any more. With the entries by digit, slices'
+    gradients are sums over those; else they are sums over pieces of the entries in order.
     """
-    results = [jax.ShapeDtypeStruct(a.shape, jnp.float32) for a in (core, below, core)]
-    operands = gradient, below, core, parents, digits, count, below_count, *_lists(by_digit)
-    of_core, of_below, _ = custom_call("tt_handlers", "tt_expand_transpose", results, {1: 1})(
-        *operands, threads=threads_attribute()
-    )
+    operands = gradient, below, core, parents, digits, count, below_count
+    m, capacity = core.shape[0], parents.shape[0]
+    if by_digit is None:
+        from jrec.native.tt_piece_kernels import MOST_PIECES, PIECE_REPEATS
+
+        pieces = min(MOST_PIECES, max(1, capacity // max(1, PIECE_REPEATS * m)))
+        name, turned, partial = "tt_transpose_pieces", m, (pieces, *core.shape)
+    else:
+        from jrec.native.tt_kernels import CHUNK_DIGITS
+
+        operands = *operands, *by_digit
+        name, turned, partial = "tt_transpose_digits", -(-m // CHUNK_DIGITS), (capacity, *below.shape[1:])
+    shapes = core.shape, below.shape, (turned, *core.shape[1:]), partial
+    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    of_core, of_below, *_ = custom_call("tt_handlers", name, results, {1: 1})(*operands, threads=threads_attribute())
     return of_below, of_core
 
 
-def _lists(cast: Cast) -> tuple[jax.Array, ...]:
-    return cast.rows, cast.offsets, cast.positions, cast.num_unique
+def _i32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)

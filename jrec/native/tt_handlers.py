@@ -6,6 +6,7 @@ import numpy as np
 from numba import types
 
 from jrec.native import tt_kernels as tt
+from jrec.native import tt_piece_kernels as pieces
 from jrec.native.compile import address_of, inlined, kernel
 from jrec.native.ffi import (
     FAILED_PRECONDITION,
@@ -27,18 +28,16 @@ from jrec.native.ffi import (
     pool_task,
     result,
 )
-from jrec.native.memory import get_i32, get_i64, put_i64
+from jrec.native.memory import get_i64, put_i64
+from jrec.native.tt_index_handlers import count_of
 
 _expand = address_of(tt.tt_expand_chunks.symbol)
-_expand_segments = address_of(tt.tt_expand_segments.symbol)
-_below_gradient = address_of(tt.tt_below_gradient_chunks.symbol)
-_core_gradient = address_of(tt.tt_core_gradient_segments.symbol)
-
-
-@inlined
-def _count(buffer, capacity):
-    """A () int32 operand, at least 0 and at most ``capacity``."""
-    return min(max(np.int64(get_i32(data(buffer), 0)), 0), capacity)
+_expand_digits = address_of(tt.tt_expand_digits.symbol)
+_transpose_digits = address_of(tt.tt_transpose_digits.symbol)
+_sum_shares = address_of(tt.tt_sum_shares_chunks.symbol)
+_turn = address_of(pieces.tt_turn_chunks.symbol)
+_transpose_pieces = address_of(pieces.tt_transpose_pieces.symbol)
+_sum_pieces = address_of(pieces.tt_sum_pieces_chunks.symbol)
 
 
 @inlined
@@ -47,9 +46,27 @@ def _set_level(job, below, core, parents, digits, count):
     put_i64(job, tt.CORE, data(core))
     put_i64(job, tt.PARENTS, data(parents))
     put_i64(job, tt.DIGITS, data(digits))
-    put_i64(job, tt.COUNT, _count(count, dim(parents, 0)))
+    put_i64(job, tt.COUNT, count_of(count, dim(parents, 0)))
     put_i64(job, tt.ROWS, dim(below, 1))
     put_i64(job, tt.RANK, dim(below, 2))
+    put_i64(job, tt.COLUMNS, dim(core, 2) * dim(core, 3))
+    put_i64(job, tt.SLICES, dim(core, 0))
+
+
+@inlined
+def _set_gradients(job, frame):
+    """From what both transposes take and give: the gradient, the below count; gradients of core and below, scratch."""
+    put_i64(job, tt.OUT, data(argument(frame, 0)))
+    put_i64(job, tt.BELOW_COUNT, count_of(argument(frame, 6), dim(argument(frame, 1), 0)))
+    put_i64(job, tt.CORE_GRADIENT, data(result(frame, 0)))
+    put_i64(job, tt.BELOW_GRADIENT, data(result(frame, 1)))
+    put_i64(job, tt.TURNED, data(result(frame, 2)))
+
+
+@inlined
+def _set_digit_order(job, offsets, entries):
+    put_i64(job, tt.DIGIT_OFFSETS, data(offsets))
+    put_i64(job, tt.DIGIT_ENTRIES, data(entries))
 
 
 @inlined
@@ -73,19 +90,9 @@ def _run(frame, function, job, items, products, threads):
     parallel(frame, function, job, (items + size - 1) // size, threads)
 
 
-@inlined
-def _set_segments(job, frame, first):
-    """From the operands of a cast by digit: rows, offsets, positions and num_unique."""
-    rows = argument(frame, first)
-    put_i64(job, tt.SEGMENT_DIGITS, data(rows))
-    put_i64(job, tt.SEGMENT_OFFSETS, data(argument(frame, first + 1)))
-    put_i64(job, tt.SEGMENT_ENTRIES, data(argument(frame, first + 2)))
-    put_i64(job, tt.SEGMENTS, _count(argument(frame, first + 3), dim(rows, 0)))
-
-
-@kernel(types.int64(types.int64), requires=(pool_task, tt.tt_expand_chunks, tt.tt_expand_segments))
+@kernel(types.int64(types.int64), requires=(pool_task, tt.tt_expand_chunks, tt.tt_expand_digits))
 def tt_expand_handler(frame):
-    """(below, core, parents, digits, count, a cast by digit or empty arrays) -> (out,)."""
+    """(below, core, parents, digits, count, order by digit or empty arrays) -> (out,)."""
     if answered_metadata(frame):
         return np.int64(0)
     if not known_layout(frame):
@@ -95,22 +102,21 @@ def tt_expand_handler(frame):
         return error(frame, no_memory(), RESOURCE_EXHAUSTED)
     core = argument(frame, 1)
     _set_level(job, argument(frame, 0), core, argument(frame, 2), argument(frame, 3), argument(frame, 4))
-    put_i64(job, tt.COLUMNS, dim(core, 2) * dim(core, 3))
     put_i64(job, tt.OUT, data(result(frame, 0)))
     products, threads = _entry_products(job), _useful_threads(frame, job)
     if dim(argument(frame, 5), 0) == 0:
         _run(frame, _expand(), job, get_i64(job, tt.COUNT), products, threads)
     else:
-        _set_segments(job, frame, 5)
-        parallel(frame, _expand_segments(), job, get_i64(job, tt.SEGMENTS), threads)
+        _set_digit_order(job, argument(frame, 5), argument(frame, 6))
+        parallel(frame, _expand_digits(), job, dim(core, 0), threads)
     free(job)
     return np.int64(0)
 
 
-@kernel(types.int64(types.int64), requires=(pool_task, tt.tt_below_gradient_chunks, tt.tt_core_gradient_segments))
-def tt_expand_transpose_handler(frame):
-    """(gradient, below, core, parents, digits, count, below count, a cast by digit) -> (core gradient, below gradient,
-    scratch of the core's size). The below gradient may lie where ``below`` does.
+@kernel(types.int64(types.int64), requires=(pool_task, tt.tt_transpose_digits, tt.tt_sum_shares_chunks))
+def tt_transpose_digits_handler(frame):
+    """(gradient, below, core, parents, digits, count, below count, order by digit) -> (core gradient, below gradient,
+    core transposed, entries' shares). The below gradient may lie where ``below`` does.
     """
     if answered_metadata(frame):
         return np.int64(0)
@@ -121,17 +127,45 @@ def tt_expand_transpose_handler(frame):
         return error(frame, no_memory(), RESOURCE_EXHAUSTED)
     below, core = argument(frame, 1), argument(frame, 2)
     _set_level(job, below, core, argument(frame, 3), argument(frame, 4), argument(frame, 5))
-    put_i64(job, tt.COLUMNS, dim(core, 2) * dim(core, 3))
-    put_i64(job, tt.OUT, data(argument(frame, 0)))
-    put_i64(job, tt.BELOW_COUNT, _count(argument(frame, 6), dim(below, 0)))
-    _set_segments(job, frame, 7)
-    put_i64(job, tt.CORE_GRADIENT, data(result(frame, 0)))
-    put_i64(job, tt.BELOW_GRADIENT, data(result(frame, 1)))
-    put_i64(job, tt.TURNED, data(result(frame, 2)))
-    products, threads = _entry_products(job), _useful_threads(frame, job)
-    parallel(frame, _core_gradient(), job, dim(core, 0), threads)
-    parents = get_i64(job, tt.BELOW_COUNT)
-    children = max(np.int64(1), get_i64(job, tt.COUNT) // max(np.int64(1), parents))
-    _run(frame, _below_gradient(), job, parents, products * children, threads)
+    _set_gradients(job, frame)
+    _set_digit_order(job, argument(frame, 7), argument(frame, 8))
+    put_i64(job, tt.SHARES, data(result(frame, 3)))
+    put_i64(job, tt.CHUNK, tt.CHUNK_DIGITS)
+    threads = _useful_threads(frame, job)
+    parallel(frame, _transpose_digits(), job, dim(result(frame, 2), 0), threads)
+    # A share is read at a quarter of the rate of a multiply-add in registers.
+    parents, count = get_i64(job, tt.BELOW_COUNT), get_i64(job, tt.COUNT)
+    width = get_i64(job, tt.ROWS) * get_i64(job, tt.RANK)
+    _run(frame, _sum_shares(), job, parents, 4 * width * (1 + count // max(np.int64(1), parents)), threads)
+    free(job)
+    return np.int64(0)
+
+
+@kernel(
+    types.int64(types.int64),
+    requires=(pool_task, pieces.tt_turn_chunks, pieces.tt_transpose_pieces, pieces.tt_sum_pieces_chunks),
+)
+def tt_transpose_pieces_handler(frame):
+    """(gradient, below, core, parents, digits, count, below count) -> (core gradient, below gradient, core transposed,
+    the core's gradients by piece). The below gradient may lie where ``below`` does.
+    """
+    if answered_metadata(frame):
+        return np.int64(0)
+    if not known_layout(frame):
+        return error(frame, bad_layout(), FAILED_PRECONDITION)
+    job = new_job(tt.JOB_WORDS)
+    if job == 0:
+        return error(frame, no_memory(), RESOURCE_EXHAUSTED)
+    below, core = argument(frame, 1), argument(frame, 2)
+    _set_level(job, below, core, argument(frame, 3), argument(frame, 4), argument(frame, 5))
+    _set_gradients(job, frame)
+    room, slices = dim(result(frame, 3), 0), get_i64(job, tt.SLICES)
+    wanted = get_i64(job, tt.COUNT) // max(np.int64(1), pieces.PIECE_REPEATS * slices)
+    put_i64(job, tt.PIECES, min(max(np.int64(1), wanted), room))
+    put_i64(job, tt.PIECE_GRADIENTS, data(result(frame, 3)))
+    threads, size = _useful_threads(frame, job), get_i64(job, tt.RANK) * get_i64(job, tt.COLUMNS)
+    _run(frame, _turn(), job, slices, 4 * size, threads)
+    parallel(frame, _transpose_pieces(), job, get_i64(job, tt.PIECES), threads)
+    _run(frame, _sum_pieces(), job, slices, 4 * size * get_i64(job, tt.PIECES), threads)
     free(job)
     return np.int64(0)

@@ -1,8 +1,9 @@
 """Tensor-train products of sorted unique entries, and their transposes, as small GEMMs over whoever shares an operand.
 
-Entries of one digit share a slice of the core: forward they are the rows of one product, and the slice's gradient is
-the sum over them. Entries of one parent lie side by side, and the parent's gradient is the sum over those. Each sum has
-one writer and a fixed order, so results do not depend on the number of threads.
+A middle core's slices are large: entries of one digit share a slice, forward as the rows of one product, and the
+slice's gradient is the sum over them. The last core's slices are small and what lies below them is not: entries are
+taken in order, so that parents stream by and the core stays in the caches. Each sum has one writer and a fixed order,
+so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import numpy as np
 from numba import types
 
 from jrec.native.compile import inlined, kernel
-from jrec.native.memory import get_f32, get_i32, get_i64, put_f32, put_i64
+from jrec.native.memory import get_f32, get_i32, get_i64, prefetch, put_f32, put_i64
 from jrec.native.small_gemm import LIST, address_list, outer_sum, product_rows, product_sum, transpose_block
 
 CHUNK_PRODUCTS = 1 << 18  # multiply-adds of a chunk: ten microseconds
+CHUNK_DIGITS = 4  # of a chunk, backward by digit
 NARROW = 16  # columns below which a slice's gradient is summed transposed, so that its rank fills the vectors
 
 
@@ -35,29 +37,48 @@ class Job(enum.IntEnum):
     BELOW_GRADIENT = 9  # may be BELOW itself
     BELOW_COUNT = 10
     CORE_GRADIENT = 11  # (m, R, N)
-    CHUNK = 12  # entries, parents
-    SEGMENT_DIGITS = 13  # int32, ascending: the digits that occur
-    SEGMENT_OFFSETS = 14  # int32
-    SEGMENT_ENTRIES = 15  # int32, entries by digit
-    SEGMENTS = 16
-    TURNED = 17  # (m, N, R): slices transposed; before that, gradients
+    CHUNK = 12  # entries, parents or digits of a chunk
+    DIGIT_OFFSETS = 13  # (m + 1,) int32, where every digit's entries begin in DIGIT_ENTRIES
+    DIGIT_ENTRIES = 14  # int32, entries by digit
+    TURNED = (
+        15  # slices transposed: by digit (chunks, N, R), room for one of a chunk, which stays in L1; else (m, N, R)
+    )
+    SHARES = 16  # (capacity, A, R), what entries add to their parents' gradients
+    SLICES = 17  # m
+    PIECES = 18  # of the entries, where they are taken in order
+    PIECE_GRADIENTS = 19  # (PIECES, m, N, R), every piece's gradient of the core, transposed
 
 
 JOB_WORDS = len(Job)
 (
     BELOW, CORE, PARENTS, DIGITS, COUNT, ROWS, RANK, COLUMNS, OUT, BELOW_GRADIENT, BELOW_COUNT, CORE_GRADIENT, CHUNK,
-    SEGMENT_DIGITS, SEGMENT_OFFSETS, SEGMENT_ENTRIES, SEGMENTS, TURNED,
+    DIGIT_OFFSETS, DIGIT_ENTRIES, TURNED, SHARES, SLICES, PIECES, PIECE_GRADIENTS,
 ) = (int(word) for word in Job)  # fmt: skip
 
 
 @inlined
-def _clear(address, size):
+def clear(address, size):
+    """Sets ``size`` floats to zero."""
     for i in range(size):
         put_f32(address, i, np.float32(0))
 
 
 @inlined
-def _transpose(out, source, rows, columns):
+def fetch(address, size):
+    """Asks for the cache lines of ``size`` floats, which are not where a hardware prefetcher would look."""
+    for i in range(0, size, 16):
+        prefetch(address + 4 * i)
+
+
+@inlined
+def add(address, source, size):
+    """Adds ``size`` floats to those at ``address``."""
+    for i in range(size):
+        put_f32(address, i, get_f32(address, i) + get_f32(source, i))
+
+
+@inlined
+def transpose(out, source, rows, columns):
     """(rows, columns) float32 to (columns, rows)."""
     high, wide = rows - rows % 8, columns - columns % 8
     for i in range(0, high, 8):
@@ -69,7 +90,7 @@ def _transpose(out, source, rows, columns):
 
 
 @inlined
-def _lower_bound(array, size, value):
+def lower_bound(array, size, value):
     """The first index of an ascending int32 array that holds ``value`` or more."""
     low, high = np.int64(0), size
     while low < high:
@@ -83,7 +104,7 @@ def _lower_bound(array, size, value):
 
 @kernel(types.void(types.int64, types.int64, types.int64))
 def tt_expand_chunks(job, begin, end):
-    """Entries of the chunks [begin, end), one by one: for batches in which digits hardly repeat."""
+    """Entries of the chunks [begin, end), one by one."""
     below, core, out = get_i64(job, BELOW), get_i64(job, CORE), get_i64(job, OUT)
     parents, digits = get_i64(job, PARENTS), get_i64(job, DIGITS)
     rows, rank, columns = get_i64(job, ROWS), get_i64(job, RANK), get_i64(job, COLUMNS)
@@ -97,17 +118,16 @@ def tt_expand_chunks(job, begin, end):
 
 
 @kernel(types.void(types.int64, types.int64, types.int64))
-def tt_expand_segments(job, begin, end):
-    """Entries of the segments [begin, end): a digit's entries are the rows of a product with its slice."""
+def tt_expand_digits(job, begin, end):
+    """Entries of the digits [begin, end): those of one are the rows of a product with its slice."""
     below, core, out = get_i64(job, BELOW), get_i64(job, CORE), get_i64(job, OUT)
-    parents, entries = get_i64(job, PARENTS), get_i64(job, SEGMENT_ENTRIES)
+    parents, entries, offsets = get_i64(job, PARENTS), get_i64(job, DIGIT_ENTRIES), get_i64(job, DIGIT_OFFSETS)
     rows, rank, columns = get_i64(job, ROWS), get_i64(job, RANK), get_i64(job, COLUMNS)
-    present, offsets = get_i64(job, SEGMENT_DIGITS), get_i64(job, SEGMENT_OFFSETS)
     lefts, outs = address_list(), address_list()
-    for s in range(begin, end):
-        slice_ = core + 4 * rank * columns * np.int64(get_i32(present, s))
+    for digit in range(begin, end):
+        slice_ = core + 4 * rank * columns * digit
         listed = np.int64(0)
-        for j in range(get_i32(offsets, s), get_i32(offsets, s + 1)):
+        for j in range(get_i32(offsets, digit), get_i32(offsets, digit + 1)):
             u = np.int64(get_i32(entries, j))
             left = below + 4 * rows * rank * np.int64(get_i32(parents, u))
             target = out + 4 * rows * columns * u
@@ -122,42 +142,54 @@ def tt_expand_segments(job, begin, end):
 
 
 @kernel(types.void(types.int64, types.int64, types.int64))
-def tt_core_gradient_segments(job, begin, end):
-    """Gradients of the slices [begin, end): parents transposed by entries' gradients, over the slice's entries.
+def tt_transpose_digits(job, begin, end):
+    """Backward by digit: gradients of the slices of the chunks [begin, end), and their entries' shares of parents'.
 
-    Leaves the slices themselves transposed, for the gradient of the level below.
+    A slice's gradient is its entries' parents transposed by their gradients, shares are those gradients by the slice
+    transposed: both while slice and gradients are in the caches.
     """
-    below, gradient, out = get_i64(job, BELOW), get_i64(job, OUT), get_i64(job, CORE_GRADIENT)
-    core, turned = get_i64(job, CORE), get_i64(job, TURNED)
-    parents, entries = get_i64(job, PARENTS), get_i64(job, SEGMENT_ENTRIES)
+    core, out, offsets = get_i64(job, CORE), get_i64(job, CORE_GRADIENT), get_i64(job, DIGIT_OFFSETS)
+    rank, columns = get_i64(job, RANK), get_i64(job, COLUMNS)
+    size, slices = get_i64(job, CHUNK), get_i64(job, SLICES)
+    lefts, rights = address_list(), address_list()
+    for chunk in range(begin, end):
+        turned = get_i64(job, TURNED) + 4 * rank * columns * chunk
+        for digit in range(chunk * size, min((chunk + 1) * size, slices)):
+            place = 4 * rank * columns * digit
+            first, last = np.int64(get_i32(offsets, digit)), np.int64(get_i32(offsets, digit + 1))
+            if first == last:
+                clear(out + place, rank * columns)
+                continue
+            if columns < NARROW and columns < rank:
+                _add_outers(job, turned, first, last, lefts, rights, np.int64(1))
+                transpose(out + place, turned, columns, rank)
+            else:
+                _add_outers(job, out + place, first, last, lefts, rights, np.int64(0))
+            transpose(turned, core + place, rank, columns)
+            _write_shares(job, turned, first, last, lefts, rights)
+
+
+@inlined
+def _add_outers(job, total, first, last, lefts, slopes, narrow):
+    """The gradient of the slice whose entries are [first, last) by digit, into ``total``; transposed if ``narrow``."""
+    below, gradient = get_i64(job, BELOW), get_i64(job, OUT)
+    parents, entries = get_i64(job, PARENTS), get_i64(job, DIGIT_ENTRIES)
     rows, rank, columns = get_i64(job, ROWS), get_i64(job, RANK), get_i64(job, COLUMNS)
-    present, segments = get_i64(job, SEGMENT_DIGITS), get_i64(job, SEGMENTS)
-    offsets = get_i64(job, SEGMENT_OFFSETS)
-    lefts, slopes = address_list(), address_list()
-    for digit in range(begin, end):
-        place = 4 * rank * columns * digit
-        s = _lower_bound(present, segments, digit)
-        if s >= segments or get_i32(present, s) != digit:
-            _clear(out + place, rank * columns)
-            continue
-        narrow = columns < NARROW and columns < rank
-        total = turned + place if narrow else out + place
-        listed, fresh = np.int64(0), np.int64(1)
-        for j in range(get_i32(offsets, s), get_i32(offsets, s + 1)):
-            u = np.int64(get_i32(entries, j))
-            left = below + 4 * rows * rank * np.int64(get_i32(parents, u))
-            slope = gradient + 4 * rows * columns * u
-            for a in range(rows):
-                if listed == LIST:
-                    _add_outer(total, lefts, slopes, listed, rank, columns, narrow, fresh)
-                    listed, fresh = np.int64(0), np.int64(0)
-                put_i64(lefts, listed, left + 4 * rank * a)
-                put_i64(slopes, listed, slope + 4 * columns * a)
-                listed += 1
-        _add_outer(total, lefts, slopes, listed, rank, columns, narrow, fresh)
-        if narrow:
-            _transpose(out + place, total, columns, rank)
-        _transpose(turned + place, core + place, rank, columns)
+    listed, fresh = np.int64(0), np.int64(1)
+    for j in range(first, last):
+        u = np.int64(get_i32(entries, j))
+        left = below + 4 * rows * rank * np.int64(get_i32(parents, u))
+        slope = gradient + 4 * rows * columns * u
+        fetch(left, rows * rank)
+        fetch(slope, rows * columns)
+        for a in range(rows):
+            if listed == LIST:
+                _add_outer(total, lefts, slopes, listed, rank, columns, narrow, fresh)
+                listed, fresh = np.int64(0), np.int64(0)
+            put_i64(lefts, listed, left + 4 * rank * a)
+            put_i64(slopes, listed, slope + 4 * columns * a)
+            listed += 1
+    _add_outer(total, lefts, slopes, listed, rank, columns, narrow, fresh)
 
 
 @inlined
@@ -168,25 +200,35 @@ def _add_outer(total, lefts, slopes, terms, rank, columns, narrow, fresh):
         outer_sum(total, lefts, slopes, terms, rank, columns, fresh)
 
 
-@kernel(types.void(types.int64, types.int64, types.int64))
-def tt_below_gradient_chunks(job, begin, end):
-    """Gradients of the parents of the chunks [begin, end): their entries' gradients by slices transposed."""
-    turned, gradient, out = get_i64(job, TURNED), get_i64(job, OUT), get_i64(job, BELOW_GRADIENT)
-    parents, digits, count = get_i64(job, PARENTS), get_i64(job, DIGITS), get_i64(job, COUNT)
+@inlined
+def _write_shares(job, turned, first, last, outs, slopes):
+    """Gradients of the entries [first, last) by digit, by their slice transposed."""
+    gradient, shares, entries = get_i64(job, OUT), get_i64(job, SHARES), get_i64(job, DIGIT_ENTRIES)
     rows, rank, columns = get_i64(job, ROWS), get_i64(job, RANK), get_i64(job, COLUMNS)
-    size = get_i64(job, CHUNK)
-    first, last = begin * size, min(end * size, get_i64(job, BELOW_COUNT))
-    slopes, slices = address_list(), address_list()
-    u = _lower_bound(parents, count, first)
-    for parent in range(first, last):
-        total = out + 4 * rows * rank * parent
-        listed, fresh = np.int64(0), np.int64(1)
-        while u < count and get_i32(parents, u) == parent:
+    listed = np.int64(0)
+    for j in range(first, last):
+        u = np.int64(get_i32(entries, j))
+        for a in range(rows):
             if listed == LIST:
-                product_sum(total, slopes, slices, listed, rows, rank, columns, columns, np.int64(1), fresh)
-                listed, fresh = np.int64(0), np.int64(0)
-            put_i64(slopes, listed, gradient + 4 * rows * columns * u)
-            put_i64(slices, listed, turned + 4 * rank * columns * np.int64(get_i32(digits, u)))
+                product_rows(outs, slopes, listed, turned, columns, rank)
+                listed = np.int64(0)
+            put_i64(slopes, listed, gradient + 4 * columns * (rows * u + a))
+            put_i64(outs, listed, shares + 4 * rank * (rows * u + a))
             listed += 1
+    product_rows(outs, slopes, listed, turned, columns, rank)
+
+
+@kernel(types.void(types.int64, types.int64, types.int64))
+def tt_sum_shares_chunks(job, begin, end):
+    """Gradients of the parents of the chunks [begin, end): the sums of their entries' shares, in order."""
+    shares, out, parents = get_i64(job, SHARES), get_i64(job, BELOW_GRADIENT), get_i64(job, PARENTS)
+    count, size = get_i64(job, COUNT), get_i64(job, CHUNK)
+    width = get_i64(job, ROWS) * get_i64(job, RANK)
+    first, last = begin * size, min(end * size, get_i64(job, BELOW_COUNT))
+    u = lower_bound(parents, count, first)
+    for parent in range(first, last):
+        total = out + 4 * width * parent
+        clear(total, width)
+        while u < count and get_i32(parents, u) == parent:
+            add(total, shares + 4 * width * u, width)
             u += 1
-        product_sum(total, slopes, slices, listed, rows, rank, columns, columns, np.int64(1), fresh)

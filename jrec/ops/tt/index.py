@@ -8,11 +8,12 @@ is a contiguous run. All arithmetic is in integers, one division a core: no stri
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 
-from jrec.ops.dispatch import Implementation
+from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.gather_reduce import segment_of_entries
 from jrec.ops.sizes import smaller
 from jrec.ops.tensor_cast import tensor_cast
@@ -88,13 +89,54 @@ def tt_index(
     levels = []
     entries, count = cast.rows, jnp.minimum(cast.num_unique, jnp.int32(cast.rows.shape[0]))
     for core in range(shape.num_cores - 1, 0, -1):
-        level, entries, count = _level(shape, core, entries, count)
+        level, entries, count = dispatch(
+            "tt_index",
+            _index_implementation(implementation),
+            (entries, count),
+            xla=functools.partial(_level, shape, core),
+            native=functools.partial(_native_level, shape, core),
+        )
         levels.append(level)
-    return TTIndex(cast=cast, sources=unique_row_of_lookups(cast, ids), levels=tuple(reversed(levels)))
+    sources = unique_row_of_lookups(cast, ids, implementation)
+    return TTIndex(cast=cast, sources=sources, levels=tuple(reversed(levels)))
 
 
-def unique_row_of_lookups(cast: Cast, ids: jax.Array) -> jax.Array:
+def unique_row_of_lookups(cast: Cast, ids: jax.Array, implementation: Implementation | None = None) -> jax.Array:
     """The place of every lookup's row among the cast's unique rows, of the ids' shape; see ``TTIndex.sources``."""
+    args = cast, ids
+    named = _index_implementation(implementation)
+    return dispatch("tt_index", named, args, xla=_unique_row_of_lookups, native=_native_unique_row_of_lookups)
+
+
+def _index_implementation(implementation: Implementation | None) -> Implementation | None:
+    """XLA does the index work of Pallas kernels."""
+    return "xla" if implementation == "pallas" else implementation
+
+
+def _native_unique_row_of_lookups(cast: Cast, ids: jax.Array) -> jax.Array:
+    from jrec.native import tt
+
+    return tt.sources(cast.positions, cast.offsets, ids)
+
+
+def _native_level(
+    shape: TTShape, core: int, entries: jax.Array, count: jax.Array
+) -> tuple[Level, jax.Array, jax.Array]:
+    from jrec.native import tt
+
+    below = _entries_below(shape, core, entries.shape[0])
+    room = 0 if core == 1 else below
+    parents, digits, prefixes, found = tt.level(entries, count, shape.row_factors[core], room=room, padding=below)
+    level = Level(parents=parents, digits=digits, count=count)
+    return level, *((entries, count) if core == 1 else (prefixes, found))
+
+
+def _entries_below(shape: TTShape, core: int, capacity: int) -> int:
+    """How many entries the level below a (0-based) core has room for."""
+    return shape.row_factors[0] if core == 1 else smaller(capacity, shape.prefixes(core))
+
+
+def _unique_row_of_lookups(cast: Cast, ids: jax.Array) -> jax.Array:
     segments = segment_of_entries(cast.offsets, ids.size)
     places = jnp.full(ids.size, cast.rows.shape[0], jnp.int32).at[cast.positions].set(segments, unique_indices=True)
     return jnp.where(ids < 0, jnp.int32(-1), places.reshape(ids.shape))
@@ -103,7 +145,7 @@ def unique_row_of_lookups(cast: Cast, ids: jax.Array) -> jax.Array:
 def _level(shape: TTShape, core: int, entries: jax.Array, count: jax.Array) -> tuple[Level, jax.Array, jax.Array]:
     """The level of a (0-based) core with these sorted unique entries; then the sorted unique prefixes of it."""
     capacity, factor = entries.shape[0], shape.row_factors[core]
-    below = shape.row_factors[0] if core == 1 else smaller(capacity, shape.prefixes(core))
+    below = _entries_below(shape, core, capacity)
     real = jnp.arange(capacity, dtype=jnp.int32) < count
     prefixes = entries // jnp.int32(factor)
     digits = jnp.where(real, entries % jnp.int32(factor), jnp.int32(factor))

@@ -21,7 +21,7 @@ from jrec.varying import varying_like
 
 Method = Literal["grouped", "dense"]
 
-_REPEATS = 2  # room for that many entries of every digit makes native work by digits worth a sort
+_REPEATS = 2  # room for that many entries of every digit makes native forward work by digits worth a sort
 _TILE = 32  # entries of a digit whose share of a slice's gradient is one product of a batched GEMM
 _PIECE_FLOATS = 1 << 21  # of the slices gathered at once: 8 MiB, which also bounds the gradients held a piece
 
@@ -111,8 +111,8 @@ def _pallas_transpose(
 def _native(below: jax.Array, core: jax.Array, level: Level) -> jax.Array:
     from jrec.native import tt
 
-    repeats = level.capacity >= _REPEATS * core.shape[0]
-    by_digit = digit_cast(level, core.shape[0], "native") if repeats else None
+    m, repeats = core.shape[0], level.capacity >= _REPEATS * core.shape[0]
+    by_digit = tt.digit_order(level.digits, level.count, m) if repeats and not _streams(core) else None
     return tt.expand(below, core, level.parents, level.digits, level.count, by_digit)
 
 
@@ -121,8 +121,13 @@ def _native_transpose(
 ) -> tuple[jax.Array, jax.Array]:
     from jrec.native import tt
 
-    by_digit = digit_cast(level, core.shape[0], "native")
+    by_digit = None if _streams(core) else tt.digit_order(level.digits, level.count, core.shape[0])
     return tt.expand_transpose(gradient, below, core, level.parents, level.digits, level.count, below_count, by_digit)
+
+
+def _streams(core: jax.Array) -> bool:
+    """Whether native kernels take the entries in order: a last core's slices are small, what is below them large."""
+    return core.shape[3] == 1
 
 
 def _pieces(level: Level, floats: int) -> tuple[int, jax.Array]:

@@ -1,0 +1,138 @@
+"""The transposes of a level's products in order of its entries, for cores that stay in the caches; see ``tt_kernels``.
+
+Entries are cut into pieces, as many whatever the number of threads. Each has a gradient of the core of its own, so that
+slices have one writer at a time; then these are added up in order. They are kept transposed: so the rank, not a last
+core's few columns, fills the vectors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+
+from jrec.native.compile import inlined, kernel
+from jrec.native.memory import get_i32, get_i64, put_i64
+from jrec.native.small_gemm import LIST, address_list, product_sum
+from jrec.native.tt_kernels import (
+    BELOW,
+    BELOW_COUNT,
+    BELOW_GRADIENT,
+    CHUNK,
+    COLUMNS,
+    CORE,
+    CORE_GRADIENT,
+    COUNT,
+    DIGITS,
+    OUT,
+    PARENTS,
+    PIECE_GRADIENTS,
+    PIECES,
+    RANK,
+    ROWS,
+    SLICES,
+    TURNED,
+    add,
+    clear,
+    fetch,
+    transpose,
+)
+
+MOST_PIECES = 16
+PIECE_REPEATS = 4  # entries of a piece for every slice, so that its gradient of the core costs little beside them
+
+
+@kernel(types.void(types.int64, types.int64, types.int64))
+def tt_turn_chunks(job, begin, end):
+    """Slices of the chunks [begin, end), transposed."""
+    core, turned = get_i64(job, CORE), get_i64(job, TURNED)
+    rank, columns, size = get_i64(job, RANK), get_i64(job, COLUMNS), get_i64(job, CHUNK)
+    for digit in range(begin * size, min(end * size, get_i64(job, SLICES))):
+        place = 4 * rank * columns * digit
+        transpose(turned + place, core + place, rank, columns)
+
+
+@kernel(types.void(types.int64, types.int64, types.int64))
+def tt_transpose_pieces(job, begin, end):
+    """Gradients of the parents of the pieces [begin, end), and of the core by these pieces.
+
+    A piece has the parents whose first entries it has, with all of their entries, and the parents without any that
+    come before them.
+    """
+    parents, count, pieces = get_i64(job, PARENTS), get_i64(job, COUNT), get_i64(job, PIECES)
+    width = get_i64(job, ROWS) * get_i64(job, RANK)
+    core_size = get_i64(job, SLICES) * get_i64(job, RANK) * get_i64(job, COLUMNS)
+    below_gradient = get_i64(job, BELOW_GRADIENT)
+    rank, columns = get_i64(job, RANK), get_i64(job, COLUMNS)
+    digits, turned = get_i64(job, DIGITS), get_i64(job, TURNED)
+    slopes, rights = address_list(), address_list()
+    for piece in range(begin, end):
+        total = get_i64(job, PIECE_GRADIENTS) + 4 * core_size * piece
+        clear(total, core_size)
+        u, last = _piece_begin(parents, count, piece, pieces), _piece_begin(parents, count, piece + 1, pieces)
+        done = np.int64(get_i32(parents, u - 1)) + 1 if u > 0 else np.int64(0)
+        while u < last:
+            parent = np.int64(get_i32(parents, u))
+            clear(below_gradient + 4 * width * done, width * (parent - done))
+            first = u
+            while u < last and get_i32(parents, u) == parent:
+                slice_ = 4 * rank * columns * np.int64(get_i32(digits, u))
+                fetch(total + slice_, rank * columns)
+                fetch(turned + slice_, rank * columns)
+                u += 1
+            # Before the parent's gradient, which may take the parent's place.
+            _add_to_slices(job, total, parent, first, u, slopes, rights)
+            _write_parent_gradient(job, parent, first, u, slopes, rights)
+            done = parent + 1
+        if piece == pieces - 1:
+            clear(below_gradient + 4 * width * done, width * (get_i64(job, BELOW_COUNT) - done))
+
+
+@inlined
+def _piece_begin(parents, count, piece, pieces):
+    """The first entry of the first parent that begins in a piece."""
+    u = count * piece // pieces
+    while 0 < u < count and get_i32(parents, u) == get_i32(parents, u - 1):
+        u += 1
+    return u
+
+
+@inlined
+def _add_to_slices(job, total, parent, first, last, slopes, lefts):
+    """Adds to the slices' gradients those of the entries [first, last) of a parent."""
+    gradient, digits = get_i64(job, OUT), get_i64(job, DIGITS)
+    rows, rank, columns = get_i64(job, ROWS), get_i64(job, RANK), get_i64(job, COLUMNS)
+    one = np.int64(1)
+    put_i64(lefts, 0, get_i64(job, BELOW) + 4 * rows * rank * parent)
+    for u in range(first, last):
+        put_i64(slopes, 0, gradient + 4 * rows * columns * u)
+        place = total + 4 * rank * columns * np.int64(get_i32(digits, u))
+        product_sum(place, slopes, lefts, one, columns, rank, rows, one, columns, np.int64(0))
+
+
+@inlined
+def _write_parent_gradient(job, parent, first, last, slopes, slices):
+    """The gradient of a parent: the sum over its entries [first, last) of their gradients by slices transposed."""
+    gradient, turned, digits = get_i64(job, OUT), get_i64(job, TURNED), get_i64(job, DIGITS)
+    rows, rank, columns = get_i64(job, ROWS), get_i64(job, RANK), get_i64(job, COLUMNS)
+    total = get_i64(job, BELOW_GRADIENT) + 4 * rows * rank * parent
+    listed, fresh = np.int64(0), np.int64(1)
+    for u in range(first, last):
+        if listed == LIST:
+            product_sum(total, slopes, slices, listed, rows, rank, columns, columns, np.int64(1), fresh)
+            listed, fresh = np.int64(0), np.int64(0)
+        put_i64(slopes, listed, gradient + 4 * rows * columns * u)
+        put_i64(slices, listed, turned + 4 * rank * columns * np.int64(get_i32(digits, u)))
+        listed += 1
+    product_sum(total, slopes, slices, listed, rows, rank, columns, columns, np.int64(1), fresh)
+
+
+@kernel(types.void(types.int64, types.int64, types.int64))
+def tt_sum_pieces_chunks(job, begin, end):
+    """Gradients of the slices of the chunks [begin, end): the sums over pieces, in order."""
+    totals, out, slices = get_i64(job, PIECE_GRADIENTS), get_i64(job, CORE_GRADIENT), get_i64(job, SLICES)
+    rank, columns, size = get_i64(job, RANK), get_i64(job, COLUMNS), get_i64(job, CHUNK)
+    for digit in range(begin * size, min(end * size, slices)):
+        place = 4 * rank * columns * digit
+        for piece in range(1, get_i64(job, PIECES)):
+            add(totals + place, totals + 4 * rank * columns * slices * piece + place, rank * columns)
+        transpose(out + place, totals + place, columns, rank)

@@ -1,0 +1,99 @@
+"""The tensor-train kernels for CPUs, one by one, against XLA's and NumPy's."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tt_kernel_cases import make_level
+
+from jrec.native import tt as native
+from jrec.ops.tt import TTShape, products
+from jrec.ops.tt.index import Level, tt_index
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+_of = functools.partial
+_last = _of(make_level, right_rank=1)
+_middle = _of(make_level, right_rank=16)
+LEVELS = {
+    "last, few": _of(_last, height=4, rank=5, columns=3),
+    "last, many pieces": _of(_last, height=3, rank=16, columns=4, parents=300, slices=5, capacity=1300, real=1200),
+    "last, long parents": _of(_last, height=2, rank=8, columns=4, parents=2, slices=900, capacity=1700, real=1600),
+    "last, empty parents": _of(_last, height=2, rank=8, columns=4, parents=400, slices=3, capacity=100, real=60),
+    "last, nothing real": _of(_last, height=2, rank=8, columns=4, real=0),
+    "middle, few": _of(make_level, height=2, rank=7, columns=3, right_rank=5),
+    "middle, narrow": _of(make_level, height=2, rank=9, columns=2, right_rank=3, parents=30, slices=4, capacity=100),
+    "middle, long digits": _of(_middle, height=4, rank=16, columns=2, parents=300, slices=3, capacity=900),
+    "middle, hardly repeated": _of(_middle, height=2, rank=8, columns=2, parents=40, slices=50, capacity=60),
+    "middle, nothing real": _of(_middle, height=2, rank=8, columns=2, real=0),
+}
+
+
+def _level(case):
+    arrays = case.parents, case.digits, np.int32(case.real)
+    return Level(**dict(zip(("parents", "digits", "count"), map(jnp.asarray, arrays), strict=True)))
+
+
+@jax.jit
+def _both(below, core, level, gradient):
+    ways = {"method": "grouped", "implementation": "native"}
+    out = products.expand(below, core, level, **ways)
+    return out, *products.expand_transpose(gradient, below, core, level, below_count=jnp.int32(len(below)), **ways)
+
+
+def _run(case):
+    out, *gradients = _both(case.below, case.core, _level(case), case.gradient)
+    return [np.asarray(out)[: case.real], *map(np.asarray, gradients)]
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_products_and_their_transposes(name):
+    case = LEVELS[name](np.random.default_rng(3))
+    for got, want in zip(_run(case), (case.products()[: case.real], *case.gradients()), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max(initial=1e-6))
+
+
+@pytest.mark.parametrize("right_rank", [1, 16])
+def test_threads_do_not_change_a_bit(right_rank, monkeypatch):
+    size = {"parents": 900, "slices": 7, "capacity": 6000, "real": 5500}
+    case = make_level(np.random.default_rng(0), height=4, rank=16, columns=4, right_rank=right_rank, **size)
+    runs = []
+    for threads in ("1", "2"):
+        monkeypatch.setenv("JREC_NUM_THREADS", threads)
+        _both.clear_cache()
+        runs.append(_run(case))
+    _both.clear_cache()
+    for one, two in zip(*runs, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("count", [0, 1, 57])
+def test_entries_by_digit_are_a_stable_sort(count):
+    digits = np.random.default_rng(1).integers(0, 9, 60).astype(np.int32)
+    order = native.digit_order(jnp.asarray(digits), jnp.int32(count), 11)
+    np.testing.assert_array_equal(order.entries[:count], np.argsort(digits[:count], kind="stable"))
+    np.testing.assert_array_equal(order.offsets, np.searchsorted(np.sort(digits[:count]), np.arange(12)))
+
+
+def _ids(rng, ragged):
+    ids = rng.integers(-1, 990, (40, 3)).astype(np.int32)
+    ids[3, 1] = 1005  # past the table
+    if not ragged:
+        return jnp.asarray(ids), None
+    return jnp.asarray(np.abs(ids.ravel())), jnp.asarray(np.arange(0, 111, 11, np.int32))
+
+
+@pytest.mark.parametrize("capacity", [None, 20])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("factors", [(10, 10, 10), (25, 40), (5, 5, 5, 8)])
+def test_the_index_is_that_of_xla(factors, ragged, capacity):
+    dims = (2,) * len(factors)
+    shape = TTShape(rows=1000, dim=2 ** len(dims), row_factors=factors, dim_factors=dims, ranks=(3,) * (len(dims) - 1))
+    ids, offsets = _ids(np.random.default_rng(2), ragged)
+    got, want = (
+        jax.jit(functools.partial(tt_index, shape, unique_capacity=capacity, implementation=way))(ids, offsets)
+        for way in ("native", "xla")
+    )
+    jax.tree.map(np.testing.assert_array_equal, (got.sources, got.levels), (want.sources, want.levels))
