@@ -9,7 +9,9 @@ import pytest
 from tt_kernel_cases import make_level
 
 from jrec.native import tt as native
+from jrec.ops import tensor_cast
 from jrec.ops.tt import TTShape, products
+from jrec.ops.tt.cache_split import split_cast
 from jrec.ops.tt.index import Level, tt_index
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -97,3 +99,20 @@ def test_the_index_is_that_of_xla(factors, ragged, capacity):
         for way in ("native", "xla")
     )
     jax.tree.map(np.testing.assert_array_equal, (got.sources, got.levels), (want.sources, want.levels))
+
+
+@pytest.mark.parametrize("cached", [[], [4], range(0, 1000, 3), range(1000)], ids=len)
+@pytest.mark.parametrize("capacity", [None, 20])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_cast_is_split_as_by_xla(ragged, capacity, cached):
+    ids, offsets = _ids(np.random.default_rng(4), ragged)
+    bags = len(ids) if offsets is None else len(offsets) - 1
+    cast = tensor_cast(ids, offsets, num_rows=1000, unique_capacity=capacity)
+    held = jnp.asarray([*cached, 1000], jnp.int32)
+    got, want = (split_cast(cast, held, ids, rows=1000, num_bags=bags, implementation=way) for way in ("native", "xla"))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    hit = np.isin(np.asarray(cast.rows), list(cached))
+    assert int(got.hits.num_unique) == hit.sum()
+    np.testing.assert_array_equal(held[got.hits.rows[: hit.sum()]], cast.rows[hit])
+    for side in (got.hits, got.misses):
+        assert sorted(side.positions.tolist()) == list(range(ids.size))

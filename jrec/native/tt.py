@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrec.native.calls import custom_call, threads_attribute
+from jrec.ops.types import Cast
 
 
 class DigitOrder(NamedTuple):
@@ -53,6 +54,22 @@ def sources(positions: jax.Array, offsets: jax.Array, ids: jax.Array) -> jax.Arr
     """The unique row of every lookup, of the ids' shape, from their cast; -1 for padding."""
     call = custom_call("tt_index_handlers", "tt_sources", [_i32(ids.size)])
     return call(positions, offsets, ids.reshape(-1))[0].reshape(ids.shape)
+
+
+def split(
+    cast: Cast, cached: jax.Array, ids: jax.Array, *, rows: int, num_bags: int
+) -> tuple[Cast, Cast, jax.Array, jax.Array]:
+    """The casts of the lookups that hit a cache and of the others, and so on; see ``CacheSplit`` for what and order."""
+    size, lookups = cast.rows.shape[0], ids.size
+    one = [_i32(size), _i32(size + 1), _i32(lookups), _i32(lookups), _i32()]
+    results = [*one, *one, _i32(lookups), _i32(lookups)]
+    operands = cast.rows, cast.offsets, cast.sources, cast.positions, cast.num_unique, cached, ids.reshape(-1)
+    arrays = custom_call("tt_index_handlers", "tt_split", results)(
+        *operands, num_bags=np.int64(num_bags), rows=np.int64(rows)
+    )
+    names = "rows", "offsets", "sources", "positions", "num_unique"
+    hits, misses = (Cast(**dict(zip(names, part, strict=True))) for part in (arrays[:5], arrays[5:10]))
+    return hits, misses, arrays[10].reshape(ids.shape), arrays[11].reshape(ids.shape)
 
 
 def expand(

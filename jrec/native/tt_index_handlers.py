@@ -105,3 +105,72 @@ def tt_sources_handler(frame):
         for j in range(get_i32(offsets, row), get_i32(offsets, row + 1)):
             put_i32(sources, np.int64(get_i32(positions, j)), np.int32(row))
     return np.int64(0)
+
+
+@kernel(types.int64(types.int64))
+def tt_split_handler(frame):
+    """(a cast, cached rows, ids) -> (the cast of hits, the cast of misses, places, missed ids); see ``cache_split``."""
+    if answered_metadata(frame):
+        return np.int64(0)
+    if not known_layout(frame):
+        return error(frame, bad_layout(), FAILED_PRECONDITION)
+    num_bags, table_rows = np.int32(integer_attribute(frame, 0)), np.int32(integer_attribute(frame, 1))
+    capacity, count = dim(argument(frame, 0), 0), count_of(argument(frame, 4), dim(argument(frame, 0), 0))
+    rows, offsets, positions = data(argument(frame, 0)), data(argument(frame, 1)), data(argument(frame, 3))
+    cached, size = data(argument(frame, 5)), dim(argument(frame, 5), 0)
+    ids, lookups = data(argument(frame, 6)), dim(argument(frame, 6), 0)
+    places, missed_ids = data(result(frame, 10)), data(result(frame, 11))
+    for i in range(lookups):
+        put_i32(places, i, np.int32(-1))
+        put_i32(missed_ids, i, get_i32(ids, i))
+    hits, misses, place = np.int64(0), np.int64(0), np.int64(0)
+    hit_lookups, missed_lookups = np.int64(0), np.int64(0)
+    for u in range(count):
+        row = get_i32(rows, u)
+        while place < size and get_i32(cached, place) < row:
+            place += 1
+        first, last = np.int64(get_i32(offsets, u)), np.int64(get_i32(offsets, u + 1))
+        if place < size and get_i32(cached, place) == row:
+            _append(frame, 0, hits, np.int32(place), hit_lookups, first, last)
+            for j in range(first, last):
+                position = np.int64(get_i32(positions, j))
+                put_i32(places, position, np.int32(place))
+                put_i32(missed_ids, position, np.int32(-1))
+            hits, hit_lookups = hits + 1, hit_lookups + last - first
+        else:
+            _append(frame, 5, misses, row, missed_lookups, first, last)
+            misses, missed_lookups = misses + 1, missed_lookups + last - first
+    _pad(frame, 0, hits, np.int32(size), hit_lookups, capacity, lookups, num_bags)
+    _pad(frame, 5, misses, table_rows, missed_lookups, capacity, lookups, num_bags)
+    # Positions stay a permutation of all lookups: the other side's come next, then those that neither has.
+    for j in range(missed_lookups):
+        put_i32(data(result(frame, 3)), hit_lookups + j, get_i32(data(result(frame, 8)), j))
+    for j in range(hit_lookups):
+        put_i32(data(result(frame, 8)), missed_lookups + j, get_i32(data(result(frame, 3)), j))
+    for j in range(hit_lookups + missed_lookups, lookups):
+        put_i32(data(result(frame, 3)), j, get_i32(positions, j))
+        put_i32(data(result(frame, 8)), j, get_i32(positions, j))
+    return np.int64(0)
+
+
+@inlined
+def _append(frame, first_result, segments, row, lookups, first, last):
+    """Adds to the cast whose arrays begin at ``first_result`` the operand's segment [first, last) as ``row``."""
+    put_i32(data(result(frame, first_result)), segments, row)
+    put_i32(data(result(frame, first_result + 1)), segments, np.int32(lookups))
+    sources, positions = data(result(frame, first_result + 2)), data(result(frame, first_result + 3))
+    for j in range(last - first):
+        put_i32(sources, lookups + j, get_i32(data(argument(frame, 2)), first + j))
+        put_i32(positions, lookups + j, get_i32(data(argument(frame, 3)), first + j))
+
+
+@inlined
+def _pad(frame, first_result, segments, padding, lookups, capacity, all_lookups, num_bags):
+    """Ends the cast whose arrays begin at ``first_result``, positions aside."""
+    put_i32(data(result(frame, first_result + 4)), 0, np.int32(segments))
+    for u in range(segments, capacity):
+        put_i32(data(result(frame, first_result)), u, padding)
+    for u in range(segments, capacity + 1):
+        put_i32(data(result(frame, first_result + 1)), u, np.int32(lookups))
+    for j in range(lookups, all_lookups):
+        put_i32(data(result(frame, first_result + 2)), j, num_bags)

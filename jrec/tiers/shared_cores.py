@@ -17,7 +17,6 @@ from jrec.ops.row_optimizers import Slots
 from jrec.ops.row_update import casted_gather_reduce, row_update
 from jrec.ops.tt import TTCache, TTCachedResiduals, TTResiduals, TTShape, tt_core_gradients
 from jrec.ops.tt.cache_tracker import lookups_of_rows, take
-from jrec.ops.tt.cached_lookup import cached_places
 from jrec.ops.tt.core_update import core_keys, step_core, touched_slices
 from jrec.ops.tt.init import Cores
 from jrec.ops.types import Cast
@@ -46,18 +45,16 @@ class CoreGradients:
 
     @functools.cached_property
     def _of_unique(self) -> jax.Array:
-        """Gradients of the device's own unique rows, (unique_capacity, dim), of a table with a cache."""
+        """Gradients of the cached rows that the device read, (unique_capacity, dim)."""
         left, implementation = self.residuals, self.context.options.implementation
         assert isinstance(left, TTCachedResiduals)
-        return casted_gather_reduce(left.cast, self.gradients, left.weights, implementation=implementation)
+        return casted_gather_reduce(left.cached, self.gradients, left.weights, implementation=implementation)
 
     @functools.cached_property
     def _by_cores(self) -> tuple[TTResiduals, jax.Array]:
-        """The residuals of the cores' lookups, for all bags or for rows that are not cached, and their gradients."""
+        """The residuals of the cores' lookups, of all rows or of those that are not cached, and their gradients."""
         left = self.residuals
-        if isinstance(left, TTResiduals):
-            return left, self.gradients
-        return left.misses, take(self._of_unique, left.missed, 0)
+        return (left if isinstance(left, TTResiduals) else left.misses), self.gradients
 
     @functools.cached_property
     def of_cores(self) -> Cores:
@@ -69,11 +66,11 @@ class CoreGradients:
 
     @functools.cached_property
     def _picks(self) -> Picks:
-        """The cached rows that the device read, and their numbers among its unique rows."""
+        """The cached rows that the device read, and where their gradients are; no more of them than the cache has."""
         assert isinstance(self.residuals, TTCachedResiduals)
         assert self.cache is not None
-        places, hits = cached_places(self.residuals, self.cache)
-        return Picks(rows=places, at=hits)
+        rows = self.residuals.cached.rows[: self.cache.ids.shape[0]]
+        return Picks(rows=rows, at=jnp.arange(rows.shape[0], dtype=jnp.int32))
 
     @functools.cached_property
     def of_cached(self) -> SharedGradients:

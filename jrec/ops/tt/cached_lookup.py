@@ -1,8 +1,7 @@
 """The two phases of a tensor-train table with a cache of full rows: hits read and train rows, misses cores.
 
-The ids are cast once. Unique rows in the cache are gathered from it; the others are looked up by ``tt_lookup`` as bags
-of one id each, so that their index work, their products and their backward pass are the same as in a table without a
-cache, for only the misses. Pooling reads both from one list of the batch's unique rows.
+The ids are cast once, and the cast is split: lookups of cached rows go on as those of an uncompressed table, the others
+as those of a tensor-train table without a cache. Each bag's rows of both are pooled apart, then added.
 """
 
 from __future__ import annotations
@@ -17,16 +16,14 @@ from jrec.ops.dispatch import Implementation
 from jrec.ops.forms import formed_bags
 from jrec.ops.gather_reduce import check_segments, gather_reduce
 from jrec.ops.row_optimizers import RowOptimizer
-from jrec.ops.row_update import casted_gather_reduce, row_update
-from jrec.ops.sizes import smaller
+from jrec.ops.row_update import casted_update
 from jrec.ops.tensor_cast import tensor_cast
-from jrec.ops.tt.cache import TTCache, check_cache, lookup_rows
-from jrec.ops.tt.cache_tracker import compact, find, lookups_of_rows, take
+from jrec.ops.tt.cache import TTCache, check_cache
+from jrec.ops.tt.cache_split import split_cast
 from jrec.ops.tt.contract import TTResiduals
 from jrec.ops.tt.cost import Contraction, TTTraffic
-from jrec.ops.tt.index import unique_row_of_lookups
 from jrec.ops.tt.init import Cores
-from jrec.ops.tt.lookup import tt_apply_gradients
+from jrec.ops.tt.lookup import tt_apply_gradients, tt_lookup
 from jrec.ops.tt.shape import TTShape
 from jrec.ops.types import Bags, Cast, array_record
 
@@ -39,17 +36,15 @@ class TTCachedResiduals:
     Attributes:
       cast: The cast of all lookups.
       weights: The lookups' weights, or None.
-      places: (unique_capacity,) int32, the cached row of each unique row; cache_rows for misses and padding.
-      missed: (unique_capacity,) int32 ascending, which unique rows are misses; padding holds unique_capacity.
-      misses: The residuals of the misses' lookup, one bag each.
+      cached: The cast of the lookups that hit, over the cache's rows.
+      misses: The residuals of the other lookups, in the same bags.
       hits: () int32, lookups that found their row in the cache.
       lookups: () int32, all lookups of rows of the table.
     """
 
     cast: Cast
     weights: jax.Array | None
-    places: jax.Array
-    missed: jax.Array
+    cached: Cast
     misses: TTResiduals
     hits: jax.Array
     lookups: jax.Array
@@ -101,37 +96,23 @@ def tt_cached_lookup(
             unique_capacity=unique_capacity,
             implementation=implementation,
         )
-    size, cached = cast.rows.shape[0], cache.ids.shape[0]
-    places = find(cache.ids, cast.rows, shape.rows)
-    hit = places < cached
-    missing = ~hit & (cast.rows < shape.rows)
-    missed = compact(missing, size)
-    from_cores, misses = lookup_rows(
-        cores,
-        shape,
-        take(cast.rows, missed, shape.rows),
-        contraction=contraction,
-        traffic=traffic,
-        implementation=implementation,
+    split = split_cast(
+        cast, cache.ids, bags.ids, rows=shape.rows, num_bags=bags.num_bags, implementation=implementation
     )
-    among_misses = jnp.where(missing, jnp.cumsum(missing, dtype=jnp.int32) - 1, jnp.int32(size))
-    rows = jnp.where(hit[:, None], take(cache.rows, places, 0), take(from_cores, among_misses, 0))
-    out = gather_reduce(
-        rows,
-        unique_row_of_lookups(cast, bags.ids),
-        bags.offsets,
-        weights=bags.weights,
-        implementation=implementation,
+    missed = dataclasses.replace(bags, ids=split.missed_ids, cast=split.misses)
+    from_cores, misses = tt_lookup(
+        cores, shape, missed, contraction=contraction, traffic=traffic, implementation=implementation
     )
-    lookups = lookups_of_rows(cast)
-    return out, TTCachedResiduals(
+    from_cache = gather_reduce(
+        cache.rows, split.places, bags.offsets, weights=bags.weights, implementation=implementation
+    )
+    return from_cores + from_cache, TTCachedResiduals(
         cast=cast,
         weights=bags.weights,
-        places=places,
-        missed=missed,
+        cached=split.hits,
         misses=misses,
-        hits=jnp.sum(jnp.where(hit, lookups, jnp.int32(0)), dtype=jnp.int32),
-        lookups=jnp.sum(lookups, dtype=jnp.int32),
+        hits=split.hits.offsets[-1],
+        lookups=cast.offsets[-1],
     )
 
 
@@ -182,14 +163,13 @@ def tt_cached_apply_gradients(
             f"gradients must be float32 of shape (num_bags, {shape.dim}), but are"
             f" {gradients.dtype}{list(gradients.shape)}"
         )
-    of_rows = casted_gather_reduce(residuals.cast, gradients, residuals.weights, implementation=implementation)
-    places, hits = cached_places(residuals, cache)
-    rows, row_slots = row_update(
+    rows, row_slots = casted_update(
         optimizer,
         cache.rows,
         cache.slots,
-        places,
-        take(of_rows, hits, 0),
+        residuals.cached,
+        gradients,
+        weights=residuals.weights,
         step=step,
         gradient_scale=gradient_scale,
         implementation=implementation,
@@ -200,7 +180,7 @@ def tt_cached_apply_gradients(
         slots,
         shape,
         residuals.misses,
-        take(of_rows, residuals.missed, 0),
+        gradients,
         step=step,
         gradient_scale=gradient_scale,
         rounding_key=rounding_key,
@@ -209,13 +189,3 @@ def tt_cached_apply_gradients(
         implementation=implementation,
     )
     return cores, slots, dataclasses.replace(cache, rows=rows, slots=row_slots)
-
-
-def cached_places(residuals: TTCachedResiduals, cache: TTCache) -> tuple[jax.Array, jax.Array]:
-    """Which cached rows a batch read, and which of its unique rows they are: both (n,) int32, n the fewer of them.
-
-    Both ascend; padding holds cache_rows and unique_capacity.
-    """
-    cached, size = cache.ids.shape[0], residuals.places.shape[0]
-    hits = compact(residuals.places < cached, smaller(cached, size))
-    return take(residuals.places, hits, cached), hits
