@@ -6,11 +6,17 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks import harness, tt_breakdown, tt_cache, tt_floor, tt_footprints, tt_memory, tt_plots, workloads
 from benchmarks import tt as benchmark
-from benchmarks import tt_breakdown, tt_cache, tt_footprints, tt_memory, tt_plots, workloads
 from benchmarks.peers import client
 from benchmarks.tt_side import KAGGLE_ROWS, Side, shape_of
 from jrec.ops import tt
+from jrec.ops.tt.cost import Machine, contraction_seconds
+
+INFINITE = float("inf")
+MULTIPLY_ADDS = Machine(
+    name="", gemm=1, grouped=1, gathered=INFINITE, written=INFINITE, scattered=INFINITE
+)  # whose seconds count them
 
 
 def _side(lookups=64):
@@ -101,3 +107,28 @@ def test_a_part_runs_quickly(part, monkeypatch, capsys, tmp_path):
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines
     assert all(line["value"] > 0 for line in lines)
+
+
+def test_the_floor_counts_what_a_step_does():
+    shape = tt.TTShape(rows=8, dim=8, row_factors=(2, 2, 2), dim_factors=(2, 2, 2), ranks=(4, 4))
+    traffic = tt.TTTraffic(lookups=6, entries=(3, 5), pairs=6)
+    work = tt_floor.work_of(shape, traffic)
+    choice = contraction_seconds(shape, traffic, MULTIPLY_ADDS)
+    assert work["products"].products + work["rows"].products == choice[0]["unique"]
+    assert work["backward"].products == choice[1]["unique"]
+    assert work["update"].bytes == 20 * shape.num_parameters
+    assert tt_floor.Work(products=6, bytes=8).seconds(tt_floor.Rates(products=2, bandwidth=4)) == 3
+    assert tt_floor.Work(products=6, bytes=16).seconds(tt_floor.Rates(products=2, bandwidth=4)) == 4
+
+
+@pytest.mark.slow
+def test_the_floor_is_printed_beside_every_phase(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tt_floor", "--quick", "--lookups", "128", "--ranks", "4"])
+    monkeypatch.setattr(tt_floor, "KAGGLE_ROWS", 20_000)
+    monkeypatch.setattr(harness, "QUICK_SECONDS", 0.1)
+    tt_floor.main()
+    lines = {line["metric"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
+    names = [*tt_floor.PHASES, "step", "step, cast ahead"]
+    assert all(lines[f"{name}, floor"]["value"] > 0 for name in names)
+    assert sum(lines[name]["value"] for name in tt_floor.PHASES) == pytest.approx(lines["step"]["value"])
+    assert lines["step"]["ratio"] == pytest.approx(lines["step, floor"]["value"] / lines["step"]["value"])

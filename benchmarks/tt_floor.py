@@ -1,0 +1,224 @@
+"""A tensor-train training step on a CPU beside its floor: its multiply-adds and bytes at this machine's rates.
+
+Phases of the step of ``benchmarks.tt``: forward, backward and Adagrad's update of three cores, one id a bag.
+
+    cast       the sort of the ids, which an uncompressed table's step needs as well; the floor takes it as measured
+    index      unique prefixes, and which row every lookup has
+    products   of the first two cores, for every unique prefix
+    rows       of all cores, for every unique row, and pooling
+    backward   gradients of unique rows, of the products below and of the cores
+    update     of the cores and their slots
+
+A phase's floor is the greater of its multiply-adds by the peak rate, of the kernels' own register tile on operands in
+L1 or of a large BLAS product, whichever is greater, and its bytes by the bandwidth of a copy: every array is read or
+written once, as if it went through memory and all reuse were in the caches. Phases are timed as programs that end with
+them, less the ones before, and programs take turns.
+
+No phase keeps prefix products for later steps: the step that makes one updates both of its slices, so it is stale at
+the step's end.
+
+Examples:
+  python -m benchmarks.tt_floor --ranks 32
+  python -m benchmarks.tt_floor --quick
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import harness, tt_floor_kernel
+from benchmarks.tt_side import FUSED, KAGGLE_ROWS, Side, describe, shape_of, train
+from jrec import ops
+from jrec.ops import tt
+from jrec.ops.tensor_cast import tensor_cast
+from jrec.ops.tt import contract
+from jrec.ops.tt.index import tt_index
+
+LOOKUPS = 32768
+RANKS = (8, 16, 32, 64)
+OTHER_DIMS, OTHER_ROWS, OTHER_RANK = (32, 64), 2_500_000, 32  # the uncompressed table must fit beside
+PHASES = ("cast", "index", "products", "rows", "backward", "update")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What this machine can do with all its cores.
+
+    Attributes:
+      products: Multiply-adds a second.
+      bandwidth: Bytes a second, read and written.
+    """
+
+    products: float
+    bandwidth: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a phase has to do at least: multiply-adds, and bytes read and written."""
+
+    products: int
+    bytes: int
+
+    def seconds(self, rates: Rates) -> float:
+        """The floor."""
+        return max(self.products / rates.products, self.bytes / rates.bandwidth)
+
+
+def work_of(shape: tt.TTShape, traffic: tt.TTTraffic) -> dict[str, Work]:
+    """The work of every phase but the cast, for one id a bag.
+
+    Example:
+      >>> shape = tt.TTShape(rows=8, dim=8, row_factors=(2, 2, 2), dim_factors=(2, 2, 2), ranks=(4, 4))
+      >>> work_of(shape, tt.TTTraffic(lookups=6, entries=(3, 5), pairs=6))["products"]
+      Work(products=192, bytes=688)
+    """
+    lookups, entries = traffic.lookups, traffic.entries
+    sizes = [math.prod(core) for core in shape.core_shapes]
+    out, products = [], []  # floats of a level's entry, and multiply-adds
+    rows = shape.dim_factors[0]
+    for _, left, n, right in shape.core_shapes[1:]:
+        products.append(rows * left * n * right)
+        rows *= n
+        out.append(rows * right)
+    of_levels = [count * each for count, each in zip(entries, products, strict=True)]
+    floats = [count * each for count, each in zip(entries, out, strict=True)]
+    prefixes, unique = sum(floats[:-1]), floats[-1]
+    pooled = lookups * shape.dim
+    index = 2 * entries[-1] + sum(4 * count for count in entries) + 2 * lookups
+    return {
+        "index": Work(products=0, bytes=4 * index),
+        "products": Work(products=sum(of_levels[:-1]), bytes=4 * (sum(sizes[:-1]) + prefixes)),
+        "rows": Work(products=of_levels[-1], bytes=4 * (floats[-2] + sizes[-1] + 2 * unique + pooled + lookups)),
+        # Gradients of rows and of products are written and read, the products read; cores likewise, for theirs.
+        "backward": Work(
+            products=2 * sum(of_levels), bytes=4 * (pooled + lookups + 2 * unique + 3 * prefixes + 2 * sum(sizes))
+        ),
+        "update": Work(products=0, bytes=4 * 5 * sum(sizes)),
+    }
+
+
+def measured_rates(seconds: float) -> Rates:
+    """Measures this machine, for about ``seconds``."""
+    runs = {"tile": tt_floor_kernel.tile_rate, "blas": _blas_rate, "copy": tt_floor_kernel.copy_rate}
+    best = dict.fromkeys(runs, 0.0)
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline or not all(best.values()):
+        for name, run in runs.items():
+            best[name] = max(best[name], run())
+    return Rates(products=max(best["tile"], best["blas"]), bandwidth=best["copy"])
+
+
+def _blas_rate() -> float:
+    size = 768
+    square = np.ones((size, size), np.float32)
+    start = time.perf_counter()
+    np.dot(square, square)
+    return size**3 / (time.perf_counter() - start)
+
+
+def programs_of(side: Side) -> dict[str, Callable[[], Any]]:
+    """A program that ends with each phase, by phase, in order."""
+    shape = side.shape
+
+    def cast(ids: jax.Array) -> Any:
+        return tensor_cast(ids, None, num_rows=shape.rows)
+
+    def index(ids: jax.Array) -> Any:
+        return tt_index(shape, ids)
+
+    def products(cores: Any, ids: jax.Array) -> Any:
+        made = tt_index(shape, ids)
+        way = {"method": "grouped", "implementation": None}
+        return made, contract.unique_rows(cores, shape, made.levels[:-1], **way)[0]
+
+    def rows(cores: Any, ids: jax.Array) -> Any:
+        return tt.tt_lookup(cores, shape, ops.Bags(ids=ids), contraction="unique")
+
+    def backward(cores: Any, ids: jax.Array, targets: jax.Array) -> Any:
+        out, residuals = rows(cores, ids)
+        return tt.tt_core_gradients(cores, shape, residuals, out - targets, contraction="unique")
+
+    jitted = {f.__name__: jax.jit(f) for f in (cast, index, products, rows, backward)}
+    step = jax.jit(functools.partial(train, shape), donate_argnums=(0, 1))
+    state = [jax.tree.map(jnp.array, side.cores), tt.tt_init_slots(FUSED, side.cores)]
+
+    def update() -> Any:
+        state[:] = step(*state, side.ids, side.gradient)
+        return state
+
+    return {
+        "cast": lambda: jitted["cast"](side.ids),
+        "index": lambda: jitted["index"](side.ids),
+        "products": lambda: jitted["products"](side.cores, side.ids),
+        "rows": lambda: jitted["rows"](side.cores, side.ids),
+        "backward": lambda: jitted["backward"](side.cores, side.ids, side.gradient),
+        "update": update,
+    }
+
+
+def phase_seconds(programs: Mapping[str, Callable[[], Any]], *, seconds: float) -> dict[str, float]:
+    """Median seconds of every phase: of its program, less the one before. They add up to the last program's."""
+    runs = {name: harness.timed(program) for name, program in programs.items()}
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    deadline = time.perf_counter() + seconds
+    while len(samples["cast"]) < 5 or time.perf_counter() < deadline:
+        for name, run in runs.items():
+            time.sleep(harness.PAUSE)
+            samples[name].append(run())
+    ends = [statistics.median(samples[name]) for name in runs]
+    return dict(zip(runs, np.diff([0.0, *ends]).tolist(), strict=True))
+
+
+def report_case(report: harness.Report, side: Side, rates: Rates, *, seconds: float) -> None:
+    """Measures a step by phases, and reports each beside its floor."""
+    case = describe(side.shape, side.ids.size)
+    traffic = tt.TTTraffic.of(side.shape, side.ids)
+    measured = phase_seconds(programs_of(side), seconds=seconds)
+    floors = {name: work.seconds(rates) for name, work in work_of(side.shape, traffic).items()}
+    floors["cast"] = measured["cast"]
+    for phase in PHASES:
+        _line(report, case, phase, measured[phase], floors[phase])
+    _line(report, case, "step", sum(measured.values()), sum(floors.values()))
+    own = [phase for phase in PHASES if phase != "cast"]
+    _line(report, case, "step, cast ahead", sum(measured[p] for p in own), sum(floors[p] for p in own))
+
+
+def _line(report: harness.Report, case: str, metric: str, seconds: float, floor: float) -> None:
+    report.add(case, metric, 1e3 * seconds, "ms", peer="floor", ratio=floor / seconds if seconds > 0 else None)
+    report.add(case, f"{metric}, floor", 1e3 * floor, "ms")
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = harness.parser(__doc__)
+    parser.add_argument("--ranks", nargs="+", type=int, default=RANKS, help="of rows of 16; default: %(default)s")
+    parser.add_argument("--lookups", type=int, default=LOOKUPS, help="default: %(default)s")
+    arguments = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    cases = [(KAGGLE_ROWS, 16, rank) for rank in arguments.ranks]
+    cases += [(OTHER_ROWS, dim, OTHER_RANK) for dim in OTHER_DIMS]
+    with harness.Report(arguments, "tt_floor") as report:
+        rates = measured_rates(0.5 * min(2.0, report.seconds))
+        machine = f"{harness.cores()} cores"
+        report.add(machine, "multiply-adds", rates.products / 1e9, "G/s")
+        report.add(machine, "bandwidth of a copy", rates.bandwidth / 1e9, "GB/s")
+        for rows, dim, rank in cases[:1] if report.quick else cases:
+            side = Side(shape_of(rows, dim, rank), arguments.lookups)
+            report_case(report, side, rates, seconds=report.seconds)
+
+
+if __name__ == "__main__":
+    main()

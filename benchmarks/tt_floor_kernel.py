@@ -1,0 +1,69 @@
+"""Peak rates of all cores: multiply-adds in the tensor-train kernels' own register tile, and bytes of a copy."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import numpy as np
+from numba import types
+
+from benchmarks import harness
+from jrec.native import threads
+from jrec.native.compile import Kernel, kernel, pointer
+from jrec.native.memory import get_f32, get_i64, put_f32, put_i64
+from jrec.native.small_gemm import address_list, product_rows
+
+ROWS, DEPTH, COLUMNS = 48, 32, 64  # a middle core's slice at rank 32, by the rows of about as many entries
+CHUNKS = 4  # a core
+TIMES = 500  # that a chunk repeats the product: a millisecond
+COPIED = 1 << 20  # float32 of each side of a copy: both together are about what a step touches
+
+
+@kernel(types.void(types.int64, types.int64, types.int64))
+def repeated_products(job, begin, end):
+    """The products of chunks [begin, end), each over and over; ``job`` has the addresses of each chunk's operands."""
+    lefts, outs = address_list(), address_list()
+    for chunk in range(begin, end):
+        base = get_i64(job, chunk)
+        right, out = base + 4 * ROWS * DEPTH, base + 4 * (ROWS * DEPTH + DEPTH * COLUMNS)
+        for row in range(ROWS):
+            put_i64(lefts, row, base + 4 * DEPTH * row)
+            put_i64(outs, row, out + 4 * COLUMNS * row)
+        for _ in range(TIMES):
+            product_rows(outs, lefts, np.int64(ROWS), right, np.int64(DEPTH), np.int64(COLUMNS))
+
+
+@kernel(types.void(types.int64, types.int64, types.int64))
+def copies(job, begin, end):
+    """Copies the parts [begin, end) of one array into another; ``job`` has both addresses and a part's size."""
+    source, target, size = get_i64(job, 0), get_i64(job, 1), get_i64(job, 2)
+    for i in range(begin * size, end * size):
+        put_f32(target, i, get_f32(source, i))
+
+
+def tile_rate() -> float:
+    """Multiply-adds a second of small products whose operands stay in L1."""
+    chunks = CHUNKS * harness.cores()
+    floats = np.zeros((chunks, ROWS * DEPTH + DEPTH * COLUMNS + ROWS * COLUMNS), np.float32)
+    job = np.array([pointer(part) for part in floats], np.int64)
+    return ROWS * DEPTH * COLUMNS * TIMES * chunks / _seconds(repeated_products, job, chunks)
+
+
+def copy_rate() -> float:
+    """Bytes a second, read and written, of a copy between arrays of COPIED float32."""
+    source, target = _arrays()
+    chunks = CHUNKS * harness.cores()
+    job = np.array([pointer(source), pointer(target), COPIED // chunks], np.int64)
+    return 2 * source.nbytes / _seconds(copies, job, chunks)
+
+
+@functools.cache
+def _arrays() -> tuple[np.ndarray, np.ndarray]:
+    return np.ones(COPIED, np.float32), np.zeros(COPIED, np.float32)
+
+
+def _seconds(function: Kernel, job: np.ndarray, chunks: int) -> float:
+    start = time.perf_counter()
+    threads.run(function, pointer(job), chunks, harness.cores())
+    return time.perf_counter() - start
