@@ -13,7 +13,7 @@ from jrec.ops.types import Cast
 
 
 class DigitOrder(NamedTuple):
-    """Entries of a level by digit: those of digit ``d`` are ``entries[offsets[d] : offsets[d + 1]]``, ascending.
+    """A level's entries by digit: digit ``d`` has ``entries[offsets[d] : offsets[d + 1]]``, ascending.
 
     Attributes:
       offsets: (m + 1,) int32.

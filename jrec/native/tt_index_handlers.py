@@ -41,7 +41,7 @@ def tt_level_handler(frame):
     factor, padding = integer_attribute(frame, 0), integer_attribute(frame, 1)
     entries, count = data(argument(frame, 0)), count_of(argument(frame, 1), capacity)
     parents, digits, prefixes = data(result(frame, 0)), data(result(frame, 1)), data(result(frame, 2))
-    found, before = np.int64(0), np.int64(-1)
+    num_prefixes, before = np.int64(0), np.int64(-1)
     for u in range(count):
         entry = np.int64(get_i32(entries, u))
         prefix = entry // factor
@@ -50,15 +50,15 @@ def tt_level_handler(frame):
             put_i32(parents, u, np.int32(prefix))
             continue
         if prefix != before:
-            put_i32(prefixes, found, np.int32(prefix))
-            found, before = found + 1, prefix
-        put_i32(parents, u, np.int32(found - 1))
+            put_i32(prefixes, num_prefixes, np.int32(prefix))
+            num_prefixes, before = num_prefixes + 1, prefix
+        put_i32(parents, u, np.int32(num_prefixes - 1))
     for u in range(count, capacity):
         put_i32(parents, u, np.int32(padding))
         put_i32(digits, u, np.int32(factor))
-    for p in range(found, room):
+    for p in range(num_prefixes, room):
         put_i32(prefixes, p, np.int32(0))
-    put_i32(data(result(frame, 3)), 0, np.int32(found))
+    put_i32(data(result(frame, 3)), 0, np.int32(num_prefixes))
     return np.int64(0)
 
 
@@ -81,7 +81,7 @@ def tt_digit_order_handler(frame):
     for digit in range(slices + 1):
         total += get_i32(offsets, digit)
         put_i32(offsets, digit, total)
-    # From the last entry on, each goes before those of its digit that went before: ends become beginnings.
+    # From the last entry on, each goes before its digit's later entries: ends become beginnings.
     for u in range(count - 1, -1, -1):
         digit = np.int64(get_i32(digits, u))
         place = get_i32(offsets, digit) - np.int32(1)

@@ -119,7 +119,7 @@ def tt_expand_chunks(job, begin, end):
 
 @kernel(types.void(types.int64, types.int64, types.int64))
 def tt_expand_digits(job, begin, end):
-    """Entries of the digits [begin, end): those of one are the rows of a product with its slice."""
+    """Entries of the digits [begin, end): a digit's entries are the rows of one product with its slice."""
     below, core, out = get_i64(job, BELOW), get_i64(job, CORE), get_i64(job, OUT)
     parents, entries, offsets = get_i64(job, PARENTS), get_i64(job, DIGIT_ENTRIES), get_i64(job, DIGIT_OFFSETS)
     rows, rank, columns = get_i64(job, ROWS), get_i64(job, RANK), get_i64(job, COLUMNS)

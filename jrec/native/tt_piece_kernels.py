@@ -98,7 +98,7 @@ def _piece_begin(parents, count, piece, pieces):
 
 @inlined
 def _add_to_slices(job, total, parent, first, last, slopes, lefts):
-    """Adds to the slices' gradients those of the entries [first, last) of a parent."""
+    """Adds the gradients of a parent's entries [first, last) to their slices'."""
     gradient, digits = get_i64(job, OUT), get_i64(job, DIGITS)
     rows, rank, columns = get_i64(job, ROWS), get_i64(job, RANK), get_i64(job, COLUMNS)
     one = np.int64(1)

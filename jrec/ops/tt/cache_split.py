@@ -1,6 +1,6 @@
 """Splits a batch's cast in two: lookups of rows that a cache holds, and the others.
 
-Both are casts again, so each side goes on as any table's does: cached rows are pooled and updated as those of an
+Both are casts again, so each side goes on as any table's does: cached rows are pooled and updated as in an
 uncompressed table, and the tensor-train cores never hear of lookups that hit.
 """
 
@@ -65,13 +65,13 @@ def _native_split(cast: Cast, cached: jax.Array, ids: jax.Array, *, rows: int, n
 
 def _split(cast: Cast, cached: jax.Array, ids: jax.Array, *, rows: int, num_bags: int) -> CacheSplit:
     size = cached.shape[0]
-    found = find(cached, cast.rows, rows)
-    hit = found < size
+    cached_rows = find(cached, cast.rows, rows)
+    hit = cached_rows < size
     sources = unique_row_of_lookups(cast, ids, "xla")
-    places = jnp.where(sources >= 0, take(found, jnp.maximum(sources, 0), size), jnp.int32(size))
+    places = jnp.where(sources >= 0, take(cached_rows, jnp.maximum(sources, 0), size), jnp.int32(size))
     places = jnp.where(places < size, places, jnp.int32(-1))
     return CacheSplit(
-        hits=_chosen(cast, hit, found, size, num_bags),
+        hits=_chosen(cast, hit, cached_rows, size, num_bags),
         misses=_chosen(cast, ~hit & (cast.rows < rows), cast.rows, rows, num_bags),
         places=places,
         missed_ids=jnp.where(places < 0, ids, jnp.int32(-1)),

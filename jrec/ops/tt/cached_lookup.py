@@ -1,7 +1,7 @@
 """The two phases of a tensor-train table with a cache of full rows: hits read and train rows, misses cores.
 
-The ids are cast once, and the cast is split: lookups of cached rows go on as those of an uncompressed table, the others
-as those of a tensor-train table without a cache. Each bag's rows of both are pooled apart, then added.
+The ids are cast once, and the cast is split: lookups of cached rows go on as in an uncompressed table, the others as
+in a tensor-train table without a cache. Each bag's rows of both are pooled apart, then added.
 """
 
 from __future__ import annotations

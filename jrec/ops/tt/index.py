@@ -126,9 +126,12 @@ def _native_level(
 
     below = _entries_below(shape, core, entries.shape[0])
     room = 0 if core == 1 else below
-    parents, digits, prefixes, found = tt.level(entries, count, shape.row_factors[core], room=room, padding=below)
+    factor = shape.row_factors[core]
+    parents, digits, prefixes, num_prefixes = tt.level(entries, count, factor, room=room, padding=below)
     level = Level(parents=parents, digits=digits, count=count)
-    return level, *((entries, count) if core == 1 else (prefixes, found))
+    if core == 1:
+        return level, entries, count
+    return level, prefixes, num_prefixes
 
 
 def _entries_below(shape: TTShape, core: int, capacity: int) -> int:
