@@ -23,6 +23,31 @@ FOLDER = ROOT / "benchmarks" / "results" / "cpu-2-cores"
 _BLOCK = re.compile(r"(<!-- lines: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 TABLES: Mapping[str, Section] = {
+    "plain-jax": Section(
+        title="A plain JAX user's choice",
+        files=("plain_jax",),
+        text="In brackets the step of `nnx.Embed`s trained by optax, by jrec's; on two cores of a CPU.",
+        columns={"step, median": "jrec's step", "step, cast in loader, median": "with the cast in the loader"},
+    ),
+    "tt-steps": Section(
+        title="Steps of compressed tables",
+        files=("tt",),
+        text="In brackets the uncompressed table's step, by the compressed one's.",
+        columns={"compression": "compression", "step, median": "step"},
+        cases=r"rank \d+, 32,768 lookups(, uniform ids)?$",
+    ),
+    "tt-floor": Section(
+        title="Steps beside their floor",
+        files=("tt_floor",),
+        text="In brackets the floor by the time: at 1 nothing could be faster.",
+        pattern=r"^step",
+    ),
+    "tt-cache": Section(
+        title="Steps with a cache",
+        files=("tt",),
+        text="",
+        pattern=r"^step, hit rate [0-9.]+%, median$",
+    ),
     "oper-rules": Section(
         title="The frequency rule",
         files=("oper",),

@@ -166,6 +166,8 @@ def draw(paper: Paper, answers: list[Answer], path: pathlib.Path) -> None:
             )
         axes.set_yticks(range(len(bars)), [where for where, *_ in reversed(bars)])
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}×")
+        axes.xaxis.set_minor_formatter("")
         least, most = min(b[1] for b in bars), max(b[1] for b in bars)
         axes.set_xlim(min(0.5, 0.25 * least), max(2, 4 * most))
         axes.axvline(1, color="black", linewidth=0.8)

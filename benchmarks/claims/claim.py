@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -96,18 +97,18 @@ class Rule:
     Attributes:
       paper: The paper's figure.
       better: "more" or "less": which is better.
-      most: Whether the greatest of several values counts, as where the paper says "up to"; else their worst one.
+      of: Which of several values counts: the worst, the best, as where the paper says "up to", or the mean, as where it
+        says "on average".
     """
 
     paper: float
     better: Literal["more", "less"] = "more"
-    most: bool = False
+    of: Literal["worst", "best", "mean"] = "worst"
 
     def advantage(self, values: Sequence[float]) -> float:
         """Jrec's figure by the paper's, above 1 where jrec's is better."""
-        pick = max if self.most == (self.better == "more") else min
-        value = pick(values)
-        return value / self.paper if self.better == "more" else self.paper / value
+        advantages = [v / self.paper if self.better == "more" else self.paper / v for v in values]
+        return {"worst": min, "best": max, "mean": statistics.mean}[self.of](advantages)
 
     def verdict(self, values: Sequence[float]) -> Verdict:
         """By how far jrec's figure lies from the paper's."""

@@ -116,8 +116,15 @@ OPER = Paper(
         Claim(
             where="Table 2",
             says="1 % extra memory: Kaggle 3.25 to 0.46 MB a link (7.1×), Avazu 15.6×, Terabyte 13.7×",
-            rule=Rule(paper=7.07),
+            rule=Rule(paper=13.68),
             figures=(
+                Figure(
+                    file="oper",
+                    case=f"^terabyte, {LAW}.*inference, extra 1 %",
+                    metric="table 2: mean a link",
+                    ratio=True,
+                    of="Terabyte",
+                ),
                 Figure(
                     file="oper",
                     case=f"^kaggle, {LAW}.*inference, extra 1 %",
@@ -132,15 +139,9 @@ OPER = Paper(
                     ratio=True,
                     of="Avazu",
                 ),
-                Figure(
-                    file="oper",
-                    case=f"^terabyte, {LAW}.*inference, extra 1 %",
-                    metric="table 2: mean a link",
-                    ratio=True,
-                    of="Terabyte",
-                ),
             ),
-            difference=f"{PEER} Terabyte gains less than in the paper, the two others more.",
+            difference=f"{PEER} Terabyte, whose table sizes differ from the paper's, decides: it gains less than"
+            " there, the two others more.",
         ),
         Claim(
             where="Table 3",
