@@ -148,7 +148,7 @@ sys.exit(main(sys.argv[4:]))
 PLACES = {
     "starting": ("jrec.data.prepare", "new_spill", 1),
     "reading": ("jrec.data.spill", "Spill.append", 2),
-    "encoding": ("jrec.data.prepare", "save_table", 20),
+    "encoding": ("jrec.data.table_parts", "save_table", 20),
     "writing": ("jrec.data.blocks", "ShardWriter.close", 5),
     "describing": ("jrec.data.schema", "Schema.save", 1),
     "renaming": ("jrec.data.workspace", "_exchange", 1),

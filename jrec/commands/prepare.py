@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import contextlib
 import pathlib
 import shlex
 import sys
+from collections.abc import Iterator
 
 from jrec.commands.arguments import COUNT, SEED, THREADS, add_join, by_name, fractions, integer
 
@@ -13,6 +16,7 @@ DESCRIPTION = "Turn a raw click log into a dataset that `jrec train` reads. docs
 EPILOG = """examples:
   jrec prepare criteo-kaggle --input train.txt --out data/kaggle
   jrec prepare criteo-terabyte --input $(ls -v day_*.gz) --max-rows 40000000 --out data/terabyte
+  jrec prepare criteo-terabyte --input $(ls -v day_*.gz) --out /shared/terabyte --ray auto
   jrec prepare avazu --input train.gz --min-count 4 --out data/avazu
   jrec prepare taobao --input UserBehavior.csv --on-bad-line skip --positives-per-user 10 --out data/taobao_sequences
   jrec prepare taobao --form intent --input UserBehavior.csv --on-bad-line skip --out data/taobao
@@ -164,6 +168,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=THREADS, default=default.threads, metavar="N", help="threads (default: the cores, at most 8)"
     )
+    parser.add_argument(
+        "--ray", metavar="ADDRESS",
+        help="parse, encode and write on a Ray cluster whose machines see the same files: HOST:PORT, auto, or local to"
+        " start one here; a piece of work whose worker dies is done once more (docs/clusters.md)",
+    )  # fmt: skip
     parser.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -200,19 +209,33 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         overwrite=args.overwrite,
     )
-    schema = prepare(
-        _source(args, key_seed),
-        _inputs(args),
-        args.out,
-        options,
-        command=shlex.join(["jrec", *sys.argv[1:]]),
-        progress=Progress(show=False if args.quiet else None),
-        report=lambda message: print(message, file=sys.stderr),
-    )
+    with _workers(args) as workers:
+        schema = prepare(
+            _source(args, key_seed),
+            _inputs(args),
+            args.out,
+            options,
+            command=shlex.join(["jrec", *sys.argv[1:]]),
+            progress=Progress(show=False if args.quiet else None),
+            report=lambda message: print(message, file=sys.stderr),
+            workers=workers,
+        )
     counts = ", ".join(f"{name} {split.examples:,}" for name, split in schema.splits.items())
     rows = sum(t.rows for t in schema.tables)
     print(f"{args.out}: {counts} examples; {len(schema.tables)} tables of {rows:,} rows")
     return 0
+
+
+@contextlib.contextmanager
+def _workers(args: argparse.Namespace) -> Iterator[concurrent.futures.Executor | None]:
+    """Ray's, if they are asked for."""
+    if args.ray is None:
+        yield None
+        return
+    from jrec.ray import RayExecutor, connected
+
+    with connected(args.ray, cpus=args.threads):
+        yield RayExecutor()
 
 
 def _guess(args: argparse.Namespace) -> int:

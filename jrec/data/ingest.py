@@ -47,7 +47,7 @@ class BadLines:
         self.count = 0
         self.remedy = "Fix the line, or pass --on-bad-line skip to leave such lines out"
         self._path = path
-        self._skip = skip
+        self.skip = skip
         self.first: BadLine | None = None
 
     def take(self, lines: list[BadLine]) -> None:
@@ -57,7 +57,7 @@ class BadLines:
           DatasetError: Unless bad lines are to be skipped.
         """
         for bad in sort_bad_lines(lines):
-            if not self._skip:
+            if not self.skip:
                 raise DatasetError(f"{bad.path}:{bad.line}: {bad.reason}. {self.remedy}")
             self.first = self.first or bad
             self.count += 1
@@ -77,6 +77,7 @@ class Log:
         self._key_seed = key_seed
         self._threads = threads
         self._dialects: list[Dialect] = []
+        self._last: Block | None = None
         source.load_joined(key_seed=key_seed, threads=threads)
         for one in inputs:
             if not one.bytes:
@@ -84,6 +85,11 @@ class Log:
             with one.errors_by_name():
                 self._dialects.append(source.dialect(one.file))
         self.bytes = sum(one.bytes for one in inputs)
+
+    @property
+    def lines(self) -> int:
+        """How many lines of the last text file were read."""
+        return 0 if self._last is None else self._last.line - 1 + int(np.count_nonzero(self._last.text == ord("\n")))
 
     @property
     def labelled(self) -> bool:
@@ -120,9 +126,11 @@ class Log:
                 blocks = (
                     read_rows(one.file, dialect)
                     if dialect.table
-                    else read_blocks(one.file, skip_lines=dialect.skip_lines)
+                    else read_blocks(one.file, skip_lines=dialect.skip_lines, start=one.start, stop=one.stop)
                 )
                 for block in blocks:
+                    if isinstance(block, Block):
+                        self._last = block
                     yield done, parser, dataclasses.replace(block, path=one.name)
             done += one.bytes
 

@@ -134,6 +134,11 @@ class JoinedDelimited(Delimited):
         line = parsed.block.line + int(parsed.places[row, 0])
         return len(lacking), f"{parsed.field_text(row, key)} at {parsed.block.path}:{line}"
 
+    @property
+    def divisible(self) -> bool:
+        """No: keys that the files lack are counted over the whole log."""
+        return False
+
     def assemble(self, converted: Iterator[Chunk]) -> Iterator[Chunk]:
         """The same chunks, the first with the files' long texts; counts the keys that the files lack."""
         self._lacking, self._rows = [(0, "") for _ in self._whole.join], 0

@@ -7,6 +7,7 @@ count the training part of each table and turn its values into row numbers, writ
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import math
@@ -16,11 +17,10 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from jrec.data import blocks
 from jrec.data.fit import fit
 from jrec.data.ingest import BAD_LINES_FILE, TIME, BadLines, Log, fill_spill, keys_name, new_spill
+from jrec.data.parts import read_parts
 from jrec.data.prepare_options import PrepareOptions
 from jrec.data.readers.lines import check_inputs
 from jrec.data.readers.source import CategoricalSpec, Source
@@ -29,15 +29,15 @@ from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Ta
 from jrec.data.shards import ShardRows, write_shards
 from jrec.data.spill import ListColumn, PlainColumn, Spill
 from jrec.data.splits import SPLITS, drawn_splits, flat, joined_splits, split_bounds
+from jrec.data.table_parts import TablePart, encode_table
+from jrec.data.tasks import Task, running
 from jrec.data.texts import TextStore
-from jrec.data.vocabulary import HashedTable, KeyTable, build_table, count_keys
-from jrec.data.vocabulary_file import file_digests, save_table
+from jrec.data.vocabulary_file import file_digests
 from jrec.data.vocabulary_from import EarlierDataset, Usage
 from jrec.data.workspace import workspace
 from jrec.progress import Progress
 
 WHOLE = "log"  # stands for all splits where one log is split
-_READ_ROWS = 1 << 18
 
 
 def prepare(
@@ -49,6 +49,7 @@ def prepare(
     command: str = "",
     progress: Progress | None = None,
     report: Callable[[str], None] = lambda message: None,
+    workers: concurrent.futures.Executor | None = None,
 ) -> Schema:
     """Makes a dataset folder of a raw log.
 
@@ -62,6 +63,8 @@ def prepare(
       command: What the user typed, for the provenance.
       progress: Bars to show.
       report: Takes messages for the user, such as how many bad lines were skipped.
+      workers: Who parses, encodes and writes, such as ``jrec.ray.RayExecutor``; all see the same files, and a piece of
+        work whose worker dies is done once more. Shut down where preparation fails. By default threads of this process.
 
     Returns:
       The schema of the finished dataset.
@@ -97,7 +100,7 @@ def prepare(
         "jrec": _version(),
     }
     with workspace(out, provenance, overwrite=options.overwrite, report=report) as folder:
-        schema = _Preparation(source, groups, folder, options, earlier, progress, report).run(provenance)
+        schema = _Preparation(source, groups, folder, options, earlier, progress, report, workers).run(provenance)
         if earlier is not None:
             earlier.check_made(schema)
         schema.save(folder)
@@ -137,6 +140,12 @@ class _Preparation:
     earlier: EarlierDataset | None
     progress: Progress
     report: Callable[[str], None]
+    workers: concurrent.futures.Executor | None
+
+    @property
+    def attempts(self) -> int:
+        """How often a piece of work is tried."""
+        return 1 if self.workers is None else 2
 
     @property
     def _key_seed(self) -> int:
@@ -234,19 +243,25 @@ class _Preparation:
 
     def _read(self, inputs: list[Input], work: pathlib.Path, texts: dict[str, TextStore], bad: BadLines) -> Spill:
         """The examples of some files, in order of time."""
-        spill = new_spill(self.source, work / "columns")
-        try:
-            log = Log(self.source, inputs, key_seed=self._key_seed, threads=self.options.threads)
-            with self.progress.stage("surveying", log.bytes) as advance:
-                self.source.survey(lambda: log.converted(advance, None))
-            with self.progress.stage("reading", log.bytes * self.source.passes) as advance:
+        log = Log(self.source, inputs, key_seed=self._key_seed, threads=self.options.threads)
+        with self.progress.stage("surveying", log.bytes) as advance:
+            self.source.survey(lambda: log.converted(advance, None))
+        with self.progress.stage("reading", log.bytes * self.source.passes) as advance:
+            if self.workers is not None and self.source.divisible:
+                spill, ordered = read_parts(
+                    self.source, inputs, work, texts, bad,
+                    key_seed=self._key_seed, executor=self.workers, attempts=self.attempts, advance=advance,
+                )  # fmt: skip
+            else:
                 self.source.begin(work / "source", lambda share: advance(log.bytes * (1 + share)))
                 chunks = self.source.assemble(log.converted(advance, bad))
-                ordered = fill_spill(self.source, chunks, spill, texts)
-            for remark in self.source.remarks():
-                self.report(remark)
-        finally:
-            spill.close()
+                spill = new_spill(self.source, work / "columns")
+                try:
+                    ordered = fill_spill(self.source, chunks, spill, texts)
+                finally:
+                    spill.close()
+        for remark in self.source.remarks():
+            self.report(remark)
         if not ordered:
             with self.progress.stage("sorting by time", 1):
                 spill = spill.sorted_by_time(work / "sorted", TIME)
@@ -264,56 +279,46 @@ class _Preparation:
         if self.earlier is not None:
             names = [table.name for table in self.earlier.schema.tables]
         growing = self._growing(names)
+        tasks = []
+        for index, name in enumerate(names):
+            specs = [s for s in self.source.categorical if s.table == name]
+            part = TablePart(
+                name=name,
+                features=tuple(s.name for s in specs),
+                columns=tuple(spill.columns[keys_name(s.name)] for s in specs),
+                paths=tuple(work / f"ids-{index:04d}-{number:04d}" for number in range(len(specs))),
+                rows=spill.rows,
+                train_rows=train_rows,
+            )
+            texts_of_table = texts.get(name) if self.earlier is None else None
+            arguments = (part, self.folder, self.options, name in growing, self.earlier, texts_of_table, self._key_seed)
+            tasks.append(Task(f"encoding table {name!r}", encode_table, (*arguments, self.attempts == 1)))
         ids: dict[str, PlainColumn] = {}
         usage: dict[str, Usage] = {}
-
-        def build(index: int, name: str) -> Table:
-            specs = [s for s in self.source.categorical if s.table == name]
-            columns = [spill.columns[keys_name(s.name)] for s in specs]
-            use = None
-            if self.earlier is not None:
-                built = self.earlier.table(name)
-                use = usage[name] = Usage(built)
-            else:
-
-                def trained_keys() -> Iterator[np.ndarray]:
-                    return (chunk for column in columns for chunk in _keys(column, train_rows))
-
-                limits: dict[str, Any] = {"min_count": self.options.min_count, "max_rows": self.options.max_rows}
-                built = count_keys(trained_keys) if name in growing else build_table(name, trained_keys, **limits)
-            encode = built.encoder()
-            for number, (spec, column) in enumerate(zip(specs, columns, strict=True)):
-                path = work / f"ids-{index:04d}-{number:04d}"
-                dtype = np.dtype(np.uint64) if isinstance(built, KeyTable) else blocks.id_dtype(built.rows)
-                ids[spec.name] = encoded = PlainColumn(path, dtype)
-                trained = _values(column, train_rows)
-                for chunk in _keys(column, spill.rows):
-                    rows = encode(chunk)
-                    if use is not None:
-                        use.add(rows, rows[: max(trained - encoded.rows, 0)])
-                    encoded.append(rows)
-                encoded.finish()
-                (column.values if isinstance(column, ListColumn) else column).remove()
-            if self.earlier is not None and use is not None:
-                return self.earlier.save_table(self.folder, name, use.counts)
-            table = save_table(self.folder, name, built, texts.get(name), key_seed=self._key_seed)
-            if isinstance(built, HashedTable):
-                self.report(f"table {name!r} is capped at {table.rows:,} rows by hashing")
-            return table
-
+        tables = []
         with (
             self.progress.stage("encoding", max(len(names), 1)) as advance,
-            concurrent.futures.ThreadPoolExecutor(self.options.threads) as pool,
+            self._executor() as executor,
+            running(executor, tasks, attempts=self.attempts) as encoded,
         ):
-            pending = [pool.submit(build, i, name) for i, name in enumerate(names)]
-            try:
-                for done, _ in enumerate(concurrent.futures.as_completed(pending), 1):
-                    advance(done)
-                tables = tuple(future.result() for future in pending)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        return tables, ids, usage
+            for name, one in zip(names, encoded, strict=True):
+                tables.append(one.table)
+                ids |= one.ids
+                if one.usage is not None:
+                    usage[name] = one.usage
+                if one.hashed:
+                    self.report(f"table {name!r} is capped at {one.table.rows:,} rows by hashing")
+                advance(len(tables))
+        return tuple(tables), ids, usage
+
+    @contextlib.contextmanager
+    def _executor(self) -> Iterator[concurrent.futures.Executor]:
+        """The workers that were given, or threads."""
+        if self.workers is not None:
+            yield self.workers
+            return
+        with concurrent.futures.ThreadPoolExecutor(self.options.threads) as pool:
+            yield pool
 
     def _growing(self, tables: Sequence[str]) -> Sequence[str]:
         """The tables that grow."""
@@ -342,27 +347,15 @@ class _Preparation:
                 last = min(first + self.options.shard_examples, stop)
                 slices.append(ShardRows(split=name, file=blocks.shard_file(name, i, count), start=first, stop=last))
             start = stop
-        with self.progress.stage("writing", spill.rows) as advance:
+        with self.progress.stage("writing", spill.rows) as advance, self._executor() as executor:
             shards = write_shards(
                 slices, self.folder, spill, ids, self.source.dense, features,
-                block_size=self.options.block_size, threads=self.options.threads, advance=advance,
+                block_size=self.options.block_size, executor=executor, attempts=self.attempts, advance=advance,
             )  # fmt: skip
         by_split: dict[str, list] = {name: [] for name in SPLITS}
         for shard_rows, shard in zip(slices, shards, strict=True):
             by_split[shard_rows.split].append(shard)
         return {name: Split(shards=tuple(shards)) for name, shards in by_split.items()}
-
-
-def _values(column: PlainColumn | ListColumn, rows: int) -> int:
-    """How many keys the first ``rows`` examples have."""
-    return int(column.ends.read(rows, rows + 1)[0]) if isinstance(column, ListColumn) else rows
-
-
-def _keys(column: PlainColumn | ListColumn, rows: int) -> Iterator[np.ndarray]:
-    """All keys of the first ``rows`` examples."""
-    values, stop = column.values if isinstance(column, ListColumn) else column, _values(column, rows)
-    for start in range(0, stop, _READ_ROWS):
-        yield values.read(start, min(start + _READ_ROWS, stop))
 
 
 def _feature(spec: CategoricalSpec, spill: Spill) -> CategoricalFeature:

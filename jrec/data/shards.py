@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import pathlib
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from jrec.data import blocks
 from jrec.data.ingest import LABEL, dense_name, keys_name, weights_name
 from jrec.data.schema import CategoricalFeature, DenseFeature, Shard
 from jrec.data.spill import ListColumn, PlainColumn, Spill
+from jrec.data.tasks import Task, running
 from jrec.progress import Advance
 
 _READ_ROWS = 1 << 15
@@ -39,32 +39,48 @@ def write_shards(
     categorical: Sequence[CategoricalFeature],
     *,
     block_size: int,
-    threads: int,
+    executor: concurrent.futures.Executor,
+    attempts: int,
     advance: Advance,
 ) -> list[Shard]:
-    """Writes all shards, several at a time; returns them in order."""
-    done, lock = 0, threading.Lock()
+    """Writes all shards, several at a time; returns them in order.
+
+    Args:
+      slices: The shards' rows.
+      folder: The dataset.
+      spill: The examples.
+      ids: Row numbers by feature.
+      dense, categorical: The features.
+      block_size: Examples a block.
+      executor: Who writes; processes among its workers see the same folders.
+      attempts: How often a shard is tried.
+      advance: Told the rows written.
+    """
+    tasks = [
+        Task(f"writing {one.file}", _write, (one, folder, spill, ids, dense, categorical, block_size)) for one in slices
+    ]
+    shards = []
+    with running(executor, tasks, attempts=attempts) as written:
+        for one, shard in zip(slices, written, strict=True):
+            shards.append(shard)
+            advance(one.stop)
+    return shards
+
+
+def _write(
+    rows: ShardRows,
+    folder: pathlib.Path,
+    spill: Spill,
+    ids: Mapping[str, PlainColumn],
+    dense: Sequence[DenseFeature],
+    categorical: Sequence[CategoricalFeature],
+    block_size: int,
+) -> Shard:
     step = max(_READ_ROWS // block_size, 1) * block_size
-
-    def write(shard_rows: ShardRows) -> Shard:
-        nonlocal done
-        writer = blocks.ShardWriter(folder / shard_rows.file, block_size)
-        with writer:
-            for start in range(shard_rows.start, shard_rows.stop, step):
-                stop = min(start + step, shard_rows.stop)
-                writer.write(_columns(spill, ids, dense, categorical, start, stop))
-                with lock:
-                    done += stop - start
-                    advance(done)
-            return writer.close()
-
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        pending = [pool.submit(write, shard_rows) for shard_rows in slices]
-        try:
-            return [future.result() for future in pending]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with blocks.ShardWriter(folder / rows.file, block_size) as writer:
+        for start in range(rows.start, rows.stop, step):
+            writer.write(_columns(spill, ids, dense, categorical, start, min(start + step, rows.stop)))
+        return writer.close()
 
 
 def _columns(

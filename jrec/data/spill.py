@@ -6,9 +6,10 @@ Examples are appended in *runs*, each sorted by time. ``sorted_by_time`` merges 
 from __future__ import annotations
 
 import contextlib
+import copy
 import pathlib
-from collections.abc import Iterator, Mapping
-from typing import BinaryIO
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -52,6 +53,42 @@ class PlainColumn:
         self.path.unlink()
 
 
+class JoinedColumn(PlainColumn):
+    """Finished columns, one after another, read as one without being copied.
+
+    Args:
+      columns: One or more, of one dtype.
+      skip: How many of the first values of every column but the first are left out.
+      bases: What is added to each column's values; nothing by default.
+    """
+
+    def __init__(self, columns: Sequence[PlainColumn], *, skip: int = 0, bases: Sequence[int] | None = None):
+        super().__init__(columns[0].path, columns[0].dtype)
+        self._columns = list(columns)
+        self._skips = [0] + [skip] * (len(columns) - 1)
+        self._bases = bases
+        lengths = [c.rows - skipped for c, skipped in zip(columns, self._skips, strict=True)]
+        self._ends = np.cumsum(lengths)
+        self.rows = int(self._ends[-1])
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """The values of these rows."""
+        read = [np.empty(0, self.dtype)]
+        i = int(np.searchsorted(self._ends, start, "right"))
+        while start < min(stop, self.rows):
+            end = min(stop, int(self._ends[i]))
+            shift = self._columns[i].rows - int(self._ends[i])  # from rows of all to this column's
+            values = self._columns[i].read(start + shift, end + shift)
+            read.append(values if self._bases is None else values + self._bases[i])
+            start, i = end, i + 1
+        return np.concatenate(read)
+
+    def remove(self) -> None:
+        """Deletes all files."""
+        for column in self._columns:
+            column.remove()
+
+
 class ListColumn:
     """Lists: their values in one file, where each begins and ends in another, (rows + 1,) int64."""
 
@@ -65,6 +102,16 @@ class ListColumn:
     def rows(self) -> int:
         """How many lists there are."""
         return self.ends.rows - 1
+
+    @classmethod
+    def joined(cls, columns: Sequence[ListColumn]) -> ListColumn:
+        """Finished columns, one after another."""
+        all_lists = copy.copy(columns[0])
+        bases = np.cumsum([0, *(c.values.rows for c in columns[:-1])]).tolist()
+        all_lists.values = JoinedColumn([c.values for c in columns])
+        all_lists.ends = JoinedColumn([c.ends for c in columns], skip=1, bases=bases)
+        all_lists.longest = max(c.longest for c in columns)
+        return all_lists
 
     def append(self, lists: ListField) -> None:
         """Adds lists at the end."""
@@ -106,6 +153,19 @@ class Spill:
         self.rows = 0
         self.runs: list[int] = [0]
 
+    @classmethod
+    def joined(cls, spills: Sequence[Spill]) -> Spill:
+        """The examples of finished spills, one after another; their files stay where they are."""
+        whole = copy.copy(spills[0])
+        whole.columns = {}
+        for name, first in spills[0].columns.items():
+            columns: list[Any] = [spill.columns[name] for spill in spills]
+            whole.columns[name] = ListColumn.joined(columns) if isinstance(first, ListColumn) else JoinedColumn(columns)
+        starts = np.cumsum([0, *(spill.rows for spill in spills)]).tolist()
+        whole.rows = starts[-1]
+        whole.runs = [0, *(at + run for at, spill in zip(starts, spills, strict=False) for run in spill.runs[1:])]
+        return whole
+
     def append(self, columns: Mapping[str, Column]) -> None:
         """Adds a run of examples, given by all columns."""
         rows = {len(c.offsets) - 1 if isinstance(c, ListField) else len(c) for c in columns.values()}
@@ -122,8 +182,9 @@ class Spill:
 
     def close(self) -> None:
         """Closes files without caring for their content."""
-        with contextlib.suppress(OSError):
-            self.finish()
+        for column in self.columns.values():
+            with contextlib.suppress(OSError):
+                column.finish()
 
     def plain(self, name: str) -> PlainColumn:
         """The plain column of that name."""

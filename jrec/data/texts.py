@@ -115,9 +115,18 @@ class TextStore:
         self._bytes += int((ends - starts).sum())
 
     def close(self) -> None:
-        """Ends adding, and makes the texts readable."""
+        """Ends adding, and makes the texts readable, also by another process that is given the store."""
         self._file.close()
+        del self._file
         self._ends = [np.concatenate(self._ends)]
+
+    def stored(self) -> LongTexts:
+        """All texts of a closed store, for another one."""
+        used = np.flatnonzero(self._ordinals >= 0)
+        used = used[np.argsort(self._ordinals[used])]
+        ends, none = self._ends[0], np.zeros(len(used), np.int32)
+        buffer = np.fromfile(self._path, np.uint8)
+        return LongTexts(none, self._keys[used], self._fingerprints[used], ends[:-1], ends[1:], buffer)
 
     def texts_of(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The texts of the hashes among (n,) ``keys``: (hashes,) int64 ends, and uint8 bytes."""

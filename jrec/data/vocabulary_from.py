@@ -148,6 +148,7 @@ class EarlierDataset:
         else:
             copy_vocabulary(self.folder / table.vocabulary, folder / table.vocabulary, counts)
         for one in kept:
+            (folder / one).unlink(missing_ok=True)  # of a worker that died here
             try:
                 link(self.folder / one, folder / one)
             except FileNotFoundError as error:

@@ -7,7 +7,7 @@ import csv
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -36,6 +36,7 @@ class Delimited(Source):
         self._schema = schema
         self._keys = tuple(keys)
         self._limits: dict[str, int] = {}
+        self._zero = self._minus = False  # among the labels that were assembled
         self.name = schema.name
         self.label = self._label = schema.label.column if schema.label else ""
         self.timed = schema.time is not None
@@ -215,15 +216,25 @@ class Delimited(Source):
         Raises:
           DatasetError: If the log has both, since -1 may then stand for something else.
         """
-        zero = minus = False
+        self._zero = self._minus = False
         for chunk in converted:
-            zero, minus = zero or bool((chunk.labels == 0).any()), minus or bool((chunk.labels < 0).any())
-            if zero and minus:
-                raise DatasetError(
-                    f"column {self._label!r} holds both 0 and -1 (or words for 0), so that jrec cannot tell what -1 is;"
-                    ' say which values are positive, such as positive_values = ["1"] in [label]'
-                )
-            yield dataclasses.replace(chunk, labels=np.maximum(chunk.labels, 0)) if minus else chunk
+            self._zero |= bool((chunk.labels == 0).any())
+            self._minus |= bool((chunk.labels < 0).any())
+            self.check_parts([self])
+            yield dataclasses.replace(chunk, labels=np.maximum(chunk.labels, 0)) if self._minus else chunk
+
+    @property
+    def divisible(self) -> bool:
+        """Every line stands for itself, but for what -1 means."""
+        return True
+
+    def check_parts(self, parts: Sequence[Self]) -> None:
+        """Raises a DatasetError if labels are both 0 and -1."""
+        if any(part._zero for part in parts) and any(part._minus for part in parts):
+            raise DatasetError(
+                f"column {self._label!r} holds both 0 and -1 (or words for 0), so that jrec cannot tell what -1 is;"
+                ' say which values are positive, such as positive_values = ["1"] in [label]'
+            )
 
 
 def _spec(column: CategoricalColumn) -> CategoricalSpec:

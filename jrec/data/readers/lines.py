@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import math
 import os
 import pathlib
 import re
@@ -88,13 +89,16 @@ def first_line(path: str) -> bytes:
     return b""
 
 
-def read_blocks(path: str, *, skip_lines: int = 0, block_bytes: int | None = None) -> Iterator[Block]:
-    """Reads a file from its beginning.
+def read_blocks(
+    path: str, *, skip_lines: int = 0, block_bytes: int | None = None, start: int = 0, stop: int | None = None
+) -> Iterator[Block]:
+    """Reads a file, or the lines of a plain one that begin in a range of bytes.
 
     Args:
       path: Plain or gzip, told apart by content, not name.
       skip_lines: Header lines to leave out; they count in the line numbers.
       block_bytes: About how much text a block holds, ``BLOCK_BYTES`` if None. A block grows where one line is longer.
+      start, stop: The range. Line numbers count from its first line, and header lines are left out only at byte 0.
 
     Raises:
       DatasetError: If the file cannot be read, a gzip file is truncated or damaged, or a line is absurdly long.
@@ -102,19 +106,20 @@ def read_blocks(path: str, *, skip_lines: int = 0, block_bytes: int | None = Non
     block_bytes = BLOCK_BYTES if block_bytes is None else block_bytes
     try:
         with pathlib.Path(path).open("rb") as raw:
-            start = raw.peek(8)[:8]
+            beginning = raw.peek(8)[:8]
             for magic, kind in _UNSUPPORTED.items():
-                if start.startswith(magic):
+                if beginning.startswith(magic):
                     raise DatasetError(f"{path} is {kind}; unpack it first (plain and gzip text files are read)")
-            if start.startswith(b"PAR1"):
+            if beginning.startswith(b"PAR1"):
                 raise DatasetError(
                     f"{path} is a Parquet file, which only the format csv reads; describe it by a schema"
                 )
-            if not start.startswith(b"\x1f\x8b"):
-                yield from _cut(path, raw, raw.tell, skip_lines, block_bytes)
+            if not beginning.startswith(b"\x1f\x8b"):
+                lines = raw if start == 0 and stop is None else _Range(raw, start, stop)
+                yield from _cut(path, lines, raw.tell, 0 if start else skip_lines, block_bytes, start == 0)
                 return
             with gzip.open(raw, "rb") as unpacked:
-                yield from _cut(path, unpacked, raw.tell, skip_lines, block_bytes)  # pyright: ignore[reportArgumentType]
+                yield from _cut(path, unpacked, raw.tell, skip_lines, block_bytes, True)  # pyright: ignore[reportArgumentType]
     except EOFError as error:
         raise DatasetError(f"{path} is truncated: its gzip stream ends too early; download or copy it again") from error
     except (gzip.BadGzipFile, zlib.error) as error:
@@ -123,8 +128,29 @@ def read_blocks(path: str, *, skip_lines: int = 0, block_bytes: int | None = Non
         raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _cut(path: str, file: BinaryIO, tell: Callable[[], int], skip_lines: int, block_bytes: int) -> Iterator[Block]:
-    line, rest, beginning = 1, b"", True
+class _Range:
+    """The lines of a file that begin at bytes ``start`` to ``stop``, as a file."""
+
+    def __init__(self, file: BinaryIO, start: int, stop: int | None):
+        self._file, self._stop = file, math.inf if stop is None else stop
+        if start:
+            file.seek(start - 1)
+            file.readline()  # the rest of the line before, or the end of it
+
+    def read(self, size: int) -> bytes:
+        room = self._stop - self._file.tell()
+        if room <= 0:
+            return b""
+        data = self._file.read(int(min(size, room)))
+        if len(data) == room and not data.endswith(b"\n"):
+            data += self._file.readline()
+        return data
+
+
+def _cut(
+    path: str, file: BinaryIO | _Range, tell: Callable[[], int], skip_lines: int, block_bytes: int, beginning: bool
+) -> Iterator[Block]:
+    line, rest = 1, b""
     while True:
         data = file.read(block_bytes)
         text = rest + data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -96,6 +96,14 @@ class Source:
         other = copy.copy(self)
         other.labels = labels
         return other
+
+    @property
+    def divisible(self) -> bool:
+        """Whether parts of the log can be read apart, each by a copy of this source, and then put together."""
+        return type(self).assemble is Source.assemble and type(self).survey is Source.survey
+
+    def check_parts(self, parts: Sequence[Self]) -> None:
+        """Raises a DatasetError if the parts that these copies have assembled make no log together."""
 
     @property
     def has_fields(self) -> bool:

@@ -38,11 +38,14 @@ class Input:
       name: As it was given, for messages.
       file: What is read: the input itself, or the file that a stream was spooled to.
       sha256: Of a stream's bytes, since its name says nothing about them; None for files.
+      start, stop: Only the lines that begin at one of these bytes of a plain text file; by default all.
     """
 
     name: str
     file: str
     sha256: str | None = None
+    start: int = 0
+    stop: int | None = None
 
     @property
     def bytes(self) -> int:

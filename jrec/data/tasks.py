@@ -1,0 +1,83 @@
+"""Work in pieces: by threads of this process, or by workers of a cluster, which may die."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jrec.data.schema import DatasetError
+from jrec.errors import JrecError
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One piece of work.
+
+    Attributes:
+      what: What it does, for messages, such as "reading log.csv, bytes 0 to 1000".
+      function: A function of a module. Called again with the same arguments, it makes the same files anew.
+      arguments: Its arguments; for workers in other processes, pickled.
+    """
+
+    what: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+@contextlib.contextmanager
+def running(executor: concurrent.futures.Executor, tasks: Sequence[Task], *, attempts: int) -> Iterator[Iterator[Any]]:
+    """Runs tasks, as many at a time as the executor has workers; no task runs any more when the block ends.
+
+    Args:
+      executor: Has the workers.
+      tasks: What is to be done.
+      attempts: How often a task is tried whose worker dies or whose function raises; 1 lets the error pass. Errors that
+        explain a mistake (``JrecError``) are never tried again.
+
+    Yields:
+      What the functions return, in the order of the tasks. Shuts the executor down where the block ends by an error.
+
+    Raises:
+      DatasetError: If a task has failed ``attempts`` times; names the task.
+    """
+    pending = [executor.submit(_outcome, task) for task in tasks]
+    try:
+        yield (_result(executor, task, future, attempts) for task, future in zip(tasks, pending, strict=True))
+    except BaseException:
+        executor.shutdown(cancel_futures=True)
+        raise
+
+
+def _result(executor: concurrent.futures.Executor, task: Task, future: concurrent.futures.Future, attempts: int) -> Any:
+    outcome = _tried(executor, task, future, attempts)
+    if isinstance(outcome, JrecError):
+        raise outcome
+    return outcome
+
+
+def _tried(executor: concurrent.futures.Executor, task: Task, future: concurrent.futures.Future, attempts: int) -> Any:
+    for _ in range(attempts - 1):
+        with contextlib.suppress(Exception):
+            return future.result()
+        future = executor.submit(_outcome, task)
+    try:
+        return future.result()
+    except Exception as error:
+        if attempts == 1:
+            raise
+        why = (str(error).strip().splitlines() or [type(error).__name__])[-1].rstrip(".")
+        raise DatasetError(
+            f"{task.what} failed {attempts} times on the workers, the last time with: {why}. See that each worker has"
+            " memory for it, and the same files under the same paths"
+        ) from error
+
+
+def _outcome(task: Task) -> Any:
+    """The result, or the mistake that the function found: executors may wrap what is raised in errors of their own."""
+    try:
+        return task.function(*task.arguments)
+    except JrecError as error:
+        return error
