@@ -4,6 +4,8 @@ The paper casts on a GPU while the CPU looks up. Here a loader thread casts the 
 the step runs on another: one process, whose compute threads stay on one core and whose loader stays on the last one.
 All sides run the same lookup, MLPs, SGD and loader, on the same native kernels and radix sort; their backward passes
 through the embeddings differ. Losses are compared before anything is timed, and sides alternate in blocks of steps.
+Freed memory is kept (`jrec.keep_freed_memory`), as `jrec train` and PyTorch's caching allocators keep it. Otherwise the
+system would zero the pages of RM1's 420 MB of expanded gradients at every step, more than half of the baseline's.
 
     step, cast ahead         the loader packs and casts; the step does a fused casted update (ours, as `jrec train`)
     step, cast in the step   the loader packs; the step casts, then the same update
@@ -47,6 +49,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+import jrec
 from benchmarks import casting, harness, models, train_step, workloads
 from jrec import ops
 from jrec.batch import Batch
@@ -63,10 +66,6 @@ LEARNING_RATE = 0.01
 LEAST_SHARE = 0.05  # of a step; a shorter cast cannot be told from noise
 TOLERANCE = 1e-4  # relative, of losses; sums of float32 in different orders
 DENSE = "MLPs and interaction"
-# By default glibc gives large arrays back to the kernel, which zeroes their pages anew at every step: for RM1's
-# baseline with its 420 MB of expanded gradients, 131,608 page faults and more than half of the step. PyTorch's caching
-# allocators keep memory, and so do all sides here; the baseline gains most.
-KEEP_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 36)}
 State = Any
 
 
@@ -74,6 +73,7 @@ def main() -> None:
     """Runs the benchmark."""
     arguments = _parser().parse_args()
     if arguments.measure:
+        jrec.keep_freed_memory()
         print(json.dumps(measure(arguments.model[0], arguments.batch[0], arguments.seconds, quick=arguments.quick)))
         return
     if arguments.lines:
@@ -103,8 +103,7 @@ def _in_process(model: str, batch: int, seconds: float, *, quick: bool) -> dict[
     """``measure`` in a process of its own: XLA makes its threads for the cores that it finds when it starts."""
     command = [sys.executable, "-m", "benchmarks.casting_overlap", "--measure", "--model", model, "--batch", str(batch)]
     command += ["--seconds", str(seconds), *(["--quick"] if quick else [])]
-    environment = {**os.environ, **KEEP_MEMORY}
-    done = subprocess.run(command, cwd=harness.ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, cwd=harness.ROOT, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -21,8 +21,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +30,8 @@ import numpy as np
 import optax
 from flax import nnx
 
+import jrec
 from benchmarks import harness, models, workloads
-from benchmarks.casting_overlap import KEEP_MEMORY
 from jrec.data.packing import CastPlace
 
 ROWS, QUICK_ROWS = (100_000, 1_000_000), (20_000,)
@@ -119,10 +117,8 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, help="of each of the 26 tables (default: 100000 1000000)")
     parser.add_argument("--keep-memory", action="store_true", help="have glibc keep freed memory, for both sides")
     arguments = parser.parse_args()
-    if arguments.keep_memory and not KEEP_MEMORY.items() <= os.environ.items():
-        os.execve(
-            sys.executable, [sys.executable, "-m", "benchmarks.plain_jax", *sys.argv[1:]], {**os.environ, **KEEP_MEMORY}
-        )
+    if arguments.keep_memory:
+        jrec.keep_freed_memory()
     with harness.Report(arguments, "plain_jax") as report:
         for rows in arguments.rows or (QUICK_ROWS if report.quick else ROWS):
             measure(report, kaggle_like(rows), note=", memory kept" if arguments.keep_memory else "")

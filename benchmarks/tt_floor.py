@@ -6,13 +6,16 @@ Phases of the step of ``benchmarks.tt``: forward, backward and Adagrad's update 
     index      unique prefixes, and which row every lookup has
     products   of the first two cores, for every unique prefix
     rows       of all cores, for every unique row, and pooling
+    loss       the activations' gradient; the floor takes it as measured, too
     backward   gradients of unique rows, of the products below and of the cores
     update     of the cores and their slots
 
 A phase's floor is the greater of its multiply-adds by the peak rate, of the kernels' own register tile on operands in
-L1 or of a large BLAS product, whichever is greater, and its bytes by the bandwidth of a copy: every array is read or
-written once, as if it went through memory and all reuse were in the caches. Phases are timed as programs that end with
-them, less the ones before, and programs take turns.
+L1 or of a large BLAS product, whichever is greater, and its bytes by the bandwidth of a copy between arrays that are
+together as large as all that the step touches: every array is read or written once, and all reuse is in the caches.
+Phases are timed as programs that end with them, less the ones before. Programs and rates take turns of some runs,
+without the pauses that no training run makes and after which cores are slow; medians of both are compared. Freed memory
+is kept, as `jrec train` keeps it.
 
 No phase keeps prefix products for later steps: the step that makes one updates both of its slices, so it is stale at
 the step's end.
@@ -36,6 +39,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jrec
 from benchmarks import harness, tt_floor_kernel
 from benchmarks.tt_side import FUSED, KAGGLE_ROWS, Side, describe, shape_of, train
 from jrec import ops
@@ -47,7 +51,9 @@ from jrec.ops.tt.index import tt_index
 LOOKUPS = 32768
 RANKS = (8, 16, 32, 64)
 OTHER_DIMS, OTHER_ROWS, OTHER_RANK = (32, 64), 2_500_000, 32  # the uncompressed table must fit beside
-PHASES = ("cast", "index", "products", "rows", "backward", "update")
+RUNS, RATE_RUNS = 20, 4  # of a program's turn that count, and of a rate's
+PHASES = ("cast", "index", "products", "rows", "loss", "backward", "update")
+MEASURED = ("cast", "loss")  # phases of an uncompressed table's step as well
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +82,7 @@ class Work:
 
 
 def work_of(shape: tt.TTShape, traffic: tt.TTTraffic) -> dict[str, Work]:
-    """The work of every phase but the cast, for one id a bag.
+    """The work of every phase but those of ``MEASURED``, for one id a bag.
 
     Example:
       >>> shape = tt.TTShape(rows=8, dim=8, row_factors=(2, 2, 2), dim_factors=(2, 2, 2), ranks=(4, 4))
@@ -108,19 +114,6 @@ def work_of(shape: tt.TTShape, traffic: tt.TTTraffic) -> dict[str, Work]:
     }
 
 
-def measured_rates(seconds: float) -> Rates:
-    """Measures this machine, for about ``seconds``."""
-    runs = {"tile": tt_floor_kernel.tile_rate, "blas": _blas_rate, "copy": tt_floor_kernel.copy_rate}
-    for run in runs.values():
-        run()  # compiles, and touches its memory
-    best = dict.fromkeys(runs, 0.0)
-    deadline = time.perf_counter() + seconds
-    while time.perf_counter() < deadline:
-        for name, run in runs.items():
-            best[name] = max(best[name], run())
-    return Rates(products=max(best["tile"], best["blas"]), bandwidth=best["copy"])
-
-
 def _blas_rate() -> float:
     size = 768
     square = np.ones((size, size), np.float32)
@@ -130,7 +123,7 @@ def _blas_rate() -> float:
 
 
 def programs_of(side: Side) -> dict[str, Callable[[], Any]]:
-    """A program that ends with each phase, by phase, in order."""
+    """A program that ends with each phase, by phase, in order; only the loss stands alone."""
     shape = side.shape
 
     def cast(ids: jax.Array) -> Any:
@@ -147,11 +140,14 @@ def programs_of(side: Side) -> dict[str, Callable[[], Any]]:
     def rows(cores: Any, ids: jax.Array) -> Any:
         return tt.tt_lookup(cores, shape, ops.Bags(ids=ids), contraction="unique")
 
+    def loss(activations: jax.Array, targets: jax.Array) -> Any:
+        return activations - targets
+
     def backward(cores: Any, ids: jax.Array, targets: jax.Array) -> Any:
         out, residuals = rows(cores, ids)
         return tt.tt_core_gradients(cores, shape, residuals, out - targets, contraction="unique")
 
-    jitted = {f.__name__: jax.jit(f) for f in (cast, index, products, rows, backward)}
+    jitted = {f.__name__: jax.jit(f) for f in (cast, index, products, rows, loss, backward)}
     step = jax.jit(functools.partial(train, shape), donate_argnums=(0, 1))
     state = [jax.tree.map(jnp.array, side.cores), tt.tt_init_slots(FUSED, side.cores)]
 
@@ -164,33 +160,59 @@ def programs_of(side: Side) -> dict[str, Callable[[], Any]]:
         "index": lambda: jitted["index"](side.ids),
         "products": lambda: jitted["products"](side.cores, side.ids),
         "rows": lambda: jitted["rows"](side.cores, side.ids),
+        "loss": lambda: jitted["loss"](side.gradient, side.gradient),
         "backward": lambda: jitted["backward"](side.cores, side.ids, side.gradient),
         "update": update,
     }
 
 
-def phase_seconds(programs: Mapping[str, Callable[[], Any]], *, seconds: float) -> dict[str, float]:
-    """Median seconds of every phase: of its program, less the one before. They add up to the last program's."""
+def floats_of(shape: tt.TTShape, traffic: tt.TTTraffic) -> int:
+    """Of all that a step touches: cores, slots, gradients; products, rows and their gradients; activations and such."""
+    cores = sum(math.prod(core) for core in shape.core_shapes)
+    entries, rows = 0, shape.dim_factors[0]
+    for count, (_, _, n, right) in zip(traffic.entries, shape.core_shapes[1:], strict=True):
+        rows *= n
+        entries += count * rows * right
+    return 3 * cores + 2 * entries + 3 * traffic.lookups * shape.dim
+
+
+def phase_seconds(
+    programs: Mapping[str, Callable[[], Any]], floats: int, *, seconds: float
+) -> tuple[dict[str, float], Rates]:
+    """Median seconds of every phase: of its program, less the one before. They add up to the last program's.
+
+    The loss has a program of its own, which the next phase's lacks. The machine's rates are measured in between, since
+    they change with what else it does.
+    """
     runs = {name: harness.timed(program) for name, program in programs.items()}
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
+    copy = functools.partial(tt_floor_kernel.copy_rate, floats // 2)
+    rates = {"tile": tt_floor_kernel.tile_rate, "blas": _blas_rate, "copy": copy}
+    samples: dict[str, list[float]] = {name: [] for name in (*runs, *rates)}
+    for run in (*runs.values(), *rates.values()):
+        run()  # compiles, and touches its memory
     deadline = time.perf_counter() + seconds
     while len(samples["cast"]) < 5 or time.perf_counter() < deadline:
         for name, run in runs.items():
-            time.sleep(harness.PAUSE)
-            samples[name].append(run())
-    ends = [statistics.median(samples[name]) for name in runs]
-    return dict(zip(runs, np.diff([0.0, *ends]).tolist(), strict=True))
+            run()
+            samples[name] += [run() for _ in range(RUNS)]
+        for name, run in rates.items():
+            samples[name] += [run() for _ in range(RATE_RUNS)]
+    medians = {name: statistics.median(values) for name, values in samples.items()}
+    ends = {name: medians[name] for name in runs}
+    ends["loss"] += ends["rows"]
+    phases = dict(zip(ends, np.diff([0.0, *ends.values()]).tolist(), strict=True))
+    return phases, Rates(products=max(medians["tile"], medians["blas"]), bandwidth=medians["copy"])
 
 
-def report_case(report: harness.Report, side: Side, rates: Rates, *, seconds: float) -> None:
+def report_case(report: harness.Report, side: Side, *, seconds: float) -> None:
     """Measures a step by phases, and reports each beside its floor."""
     case = describe(side.shape, side.ids.size)
     traffic = tt.TTTraffic.of(side.shape, side.ids)
-    measured = phase_seconds(programs_of(side), seconds=seconds)
+    measured, rates = phase_seconds(programs_of(side), floats_of(side.shape, traffic), seconds=seconds)
+    report.add(case, "multiply-adds", rates.products / 1e9, "G/s")
+    report.add(case, "bandwidth of a copy", rates.bandwidth / 1e9, "GB/s")
     floors = {name: work.seconds(rates) for name, work in work_of(side.shape, traffic).items()}
-    floors["cast"] = measured["cast"]
+    floors |= {phase: measured[phase] for phase in MEASURED}
     for phase in PHASES:
         _line(report, case, phase, measured[phase], floors[phase])
     _line(report, case, "step", sum(measured.values()), sum(floors.values()))
@@ -209,17 +231,14 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS, help="of rows of 16; default: %(default)s")
     parser.add_argument("--lookups", type=int, default=LOOKUPS, help="default: %(default)s")
     arguments = parser.parse_args()
+    jrec.keep_freed_memory()
     jax.config.update("jax_platforms", "cpu")
     cases = [(KAGGLE_ROWS, 16, rank) for rank in arguments.ranks]
     cases += [(OTHER_ROWS, dim, OTHER_RANK) for dim in OTHER_DIMS]
     with harness.Report(arguments, "tt_floor") as report:
-        rates = measured_rates(0.5 * min(2.0, report.seconds))
-        machine = f"{harness.cores()} cores"
-        report.add(machine, "multiply-adds", rates.products / 1e9, "G/s")
-        report.add(machine, "bandwidth of a copy", rates.bandwidth / 1e9, "GB/s")
         for rows, dim, rank in cases[:1] if report.quick else cases:
             side = Side(shape_of(rows, dim, rank), arguments.lookups)
-            report_case(report, side, rates, seconds=report.seconds)
+            report_case(report, side, seconds=report.seconds)
 
 
 if __name__ == "__main__":

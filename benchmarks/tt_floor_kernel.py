@@ -17,7 +17,6 @@ from jrec.native.small_gemm import address_list, product_rows
 ROWS, DEPTH, COLUMNS = 48, 32, 64  # a middle core's slice at rank 32, by the rows of about as many entries
 CHUNKS = 4  # a core
 TIMES = 500  # that a chunk repeats the product: a millisecond
-COPIED = 1 << 20  # float32 of each side of a copy: both together are about what a step touches
 
 
 @kernel(types.void(types.int64, types.int64, types.int64))
@@ -50,17 +49,17 @@ def tile_rate() -> float:
     return ROWS * DEPTH * COLUMNS * TIMES * chunks / _seconds(repeated_products, job, chunks)
 
 
-def copy_rate() -> float:
-    """Bytes a second, read and written, of a copy between arrays of COPIED float32."""
-    source, target = _arrays()
+def copy_rate(size: int) -> float:
+    """Bytes a second, read and written, of a copy between arrays of about ``size`` float32."""
     chunks = CHUNKS * harness.cores()
-    job = np.array([pointer(source), pointer(target), COPIED // chunks], np.int64)
+    source, target = _arrays(size // chunks * chunks)
+    job = np.array([pointer(source), pointer(target), size // chunks], np.int64)
     return 2 * source.nbytes / _seconds(copies, job, chunks)
 
 
-@functools.cache
-def _arrays() -> tuple[np.ndarray, np.ndarray]:
-    return np.ones(COPIED, np.float32), np.zeros(COPIED, np.float32)
+@functools.lru_cache(maxsize=1)
+def _arrays(size: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.ones(size, np.float32), np.zeros(size, np.float32)
 
 
 def _seconds(function: Kernel, job: np.ndarray, chunks: int) -> float:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jrec import sharding as sharding
     from jrec import train as train
     from jrec.batch import Batch as Batch
+    from jrec.memory import keep_freed_memory as keep_freed_memory
     from jrec.ops import Bags as Bags
     from jrec.ops import Cast as Cast
     from jrec.ops import TTShape as TTShape
@@ -64,6 +65,7 @@ __getattr__, __dir__ = attach(
         **dict.fromkeys(("HostOptions", "MeshOptions"), "jrec.run.options"),
         "Run": "jrec.run.run",
         "distribute": "jrec.run.distribute",
+        "keep_freed_memory": "jrec.memory",
         "load_run": "jrec.train.predict",
         **dict.fromkeys(("EmbeddingLayout", "FeatureConfig", "TableConfig"), "jrec.ops.layout"),
     },
@@ -90,6 +92,7 @@ __all__ = [
     "host",
     "imports",
     "init_slots",
+    "keep_freed_memory",
     "load_run",
     "lookup",
     "nn",

@@ -60,7 +60,7 @@ COMMANDS = (
 )
 
 COMPILING = ("init", "train", "eval", "predict", "compress", "export", "import-dlrm")
-"""Commands that import and compile much: a quick start (``jrec.lean``), and programs that outlive it."""
+"""Commands that import and compile much: a quick start, programs that outlive it, memory that steps find again."""
 
 EXAMPLES = """\
 examples:
@@ -123,10 +123,12 @@ def _run(arguments: list[str], commands: Sequence[Command], *, own_process: bool
     options = _command_options(by_name[name], module, arguments[at + 1 :])
     with contextlib.ExitStack() as stack:
         if name in COMPILING:
-            from jrec import compile_cache, lean
+            from jrec import compile_cache, lean, memory
 
             if own_process:
                 stack.enter_context(lean.start())
+                if memory.expects_cpu():
+                    memory.keep_freed_memory()
             if _alone(options):
                 stack.enter_context(compile_cache.enabled())
         return int(module.run(options) or 0)

@@ -25,6 +25,10 @@ LEVELS = {
     "last, long parents": _of(_last, height=2, rank=8, columns=4, parents=2, slices=900, capacity=1700, real=1600),
     "last, empty parents": _of(_last, height=2, rank=8, columns=4, parents=400, slices=3, capacity=100, real=60),
     "last, nothing real": _of(_last, height=2, rank=8, columns=4, real=0),
+    "last, tiles": _of(_last, height=4, rank=24, columns=4, parents=300, slices=5, capacity=1300, real=1200),
+    "last, tall tiles": _of(_last, height=8, rank=8, columns=4, parents=2, slices=900, capacity=1700, real=1600),
+    "last, tiles, empty parents": _of(_last, height=4, rank=40, columns=4, parents=400, capacity=100, real=60),
+    "last, tiles, nothing real": _of(_last, height=4, rank=16, columns=4, real=0),
     "middle, few": _of(make_level, height=2, rank=7, columns=3, right_rank=5),
     "middle, narrow": _of(make_level, height=2, rank=9, columns=2, right_rank=3, parents=30, slices=4, capacity=100),
     "middle, long digits": _of(_middle, height=4, rank=16, columns=2, parents=300, slices=3, capacity=900),
@@ -69,6 +73,17 @@ def test_threads_do_not_change_a_bit(right_rank, monkeypatch):
     _both.clear_cache()
     for one, two in zip(*runs, strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("factor", [1, 3, 49, 250, 46341, 2**31 - 1])
+def test_prefixes_and_digits_of_any_entry(factor):
+    near = np.arange(0, 2**31, max(factor, 2**22))[:, None] + np.arange(-2, 3)  # where quotients change
+    entries = np.unique(np.clip(near, 0, 2**31 - 1)).astype(np.int32)
+    count, room = jnp.int32(len(entries)), len(entries)
+    parents, digits, prefixes, found = native.level(jnp.asarray(entries), count, factor, room=room, padding=room)
+    np.testing.assert_array_equal(np.asarray(prefixes)[np.asarray(parents)], entries // factor)
+    np.testing.assert_array_equal(digits, entries % factor)
+    assert found == len(np.unique(entries // factor))
 
 
 @pytest.mark.parametrize("count", [0, 1, 57])

@@ -22,8 +22,8 @@ _BLOCK = 8  # rows and columns of a block that is transposed in registers
 
 _I64, _FLOAT = ir.IntType(64), ir.FloatType()
 # Rows of a tile, by its columns: sixteen registers of AVX-512's thirty-two hold sums, or eight of AVX2's sixteen.
-_WIDE_REGISTERS = bool(binding.get_host_cpu_features().get("avx512f", False))
-_TALLEST = {32: 8 if _WIDE_REGISTERS else 2, 16: 8 if _WIDE_REGISTERS else 4, 8: 8, 4: 8, 2: 8, 1: 8}
+WIDE_REGISTERS = bool(binding.get_host_cpu_features().get("avx512f", False))
+_TALLEST = {32: 8 if WIDE_REGISTERS else 2, 16: 8 if WIDE_REGISTERS else 4, 8: 8, 4: 8, 2: 8, 1: 8}
 
 # Emits the depth loop of a tile: calls the function it is given with the address of every line of the right operand
 # and the addresses of the left operand's factors of the tile's rows.
@@ -87,7 +87,7 @@ def _product(
             tall, done = tall // 2, end
 
     few = builder.icmp_signed("<=", rows, _I64(_TALLEST[32]))
-    pays = cgutils.true_bit if _WIDE_REGISTERS else few
+    pays = cgutils.true_bit if WIDE_REGISTERS else few
     wide = builder.select(pays, builder.and_(columns, _I64(-32)), _I64(0))
     with cgutils.for_range_slice(builder, _I64(0), wide, _I64(32), intp=_I64) as (column, _):
         block(32, column)

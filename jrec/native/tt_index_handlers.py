@@ -41,18 +41,21 @@ def tt_level_handler(frame):
     factor, padding = integer_attribute(frame, 0), integer_attribute(frame, 1)
     entries, count = data(argument(frame, 0)), count_of(argument(frame, 1), capacity)
     parents, digits, prefixes = data(result(frame, 0)), data(result(frame, 1)), data(result(frame, 2))
-    num_prefixes, before = np.int64(0), np.int64(-1)
+    num_prefixes, before, inverse = np.int64(0), np.int64(-1), 1.0 / np.float64(factor)
     for u in range(count):
         entry = np.int64(get_i32(entries, u))
-        prefix = entry // factor
-        put_i32(digits, u, np.int32(entry - prefix * factor))
+        prefix = np.int64(np.float64(entry) * inverse)  # one too few where the product is rounded down
+        digit = entry - prefix * factor
+        if digit >= factor:
+            prefix, digit = prefix + 1, digit - factor
+        put_i32(digits, u, np.int32(digit))
         if room == 0:
             put_i32(parents, u, np.int32(prefix))
-            continue
-        if prefix != before:
-            put_i32(prefixes, num_prefixes, np.int32(prefix))
-            num_prefixes, before = num_prefixes + 1, prefix
-        put_i32(parents, u, np.int32(num_prefixes - 1))
+        else:  # without a branch on where the next prefix begins, which nobody can predict
+            num_prefixes += np.int64(prefix != before)
+            put_i32(prefixes, num_prefixes - 1, np.int32(prefix))
+            put_i32(parents, u, np.int32(num_prefixes - 1))
+            before = prefix
     for u in range(count, capacity):
         put_i32(parents, u, np.int32(padding))
         put_i32(digits, u, np.int32(factor))

@@ -13,6 +13,7 @@ import enum
 import numpy as np
 from numba import types
 
+from jrec.native import narrow_tiles
 from jrec.native.compile import inlined, kernel
 from jrec.native.memory import get_f32, get_i32, get_i64, prefetch, put_f32, put_i64
 from jrec.native.small_gemm import LIST, address_list, outer_sum, product_rows, product_sum, transpose_block
@@ -109,11 +110,18 @@ def tt_expand_chunks(job, begin, end):
     parents, digits = get_i64(job, PARENTS), get_i64(job, DIGITS)
     rows, rank, columns = get_i64(job, ROWS), get_i64(job, RANK), get_i64(job, COLUMNS)
     size = get_i64(job, CHUNK)
+    narrow = narrow_tiles.fits(rows, rank, columns)
     lefts, rights = address_list(), address_list()
     for u in range(begin * size, min(end * size, get_i64(job, COUNT))):
-        put_i64(lefts, 0, below + 4 * rows * rank * np.int64(get_i32(parents, u)))
-        put_i64(rights, 0, core + 4 * rank * columns * np.int64(get_i32(digits, u)))
+        left = below + 4 * rows * rank * np.int64(get_i32(parents, u))
+        slice_ = core + 4 * rank * columns * np.int64(get_i32(digits, u))
         target = out + 4 * rows * columns * u
+        if narrow:
+            for a in range(0, rows, narrow_tiles.SIDE):
+                narrow_tiles.expand_tile(target + 4 * columns * a, left + 4 * rank * a, slice_, rank)
+            continue
+        put_i64(lefts, 0, left)
+        put_i64(rights, 0, slice_)
         product_sum(target, lefts, rights, np.int64(1), rows, columns, rank, rank, np.int64(1), np.int64(1))
 
 

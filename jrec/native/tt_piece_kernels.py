@@ -12,6 +12,7 @@ from numba import types
 
 from jrec.native.compile import inlined, kernel
 from jrec.native.memory import get_i32, get_i64, put_i64
+from jrec.native.narrow_tiles import SIDE, WIDEST, fits, transpose_tile, transpose_tile_8
 from jrec.native.small_gemm import LIST, address_list, product_sum
 from jrec.native.tt_kernels import (
     BELOW,
@@ -38,7 +39,7 @@ from jrec.native.tt_kernels import (
 )
 
 MOST_PIECES = 16
-PIECE_REPEATS = 4  # entries of a piece for every slice, so that its gradient of the core costs little beside them
+PIECE_REPEATS = 8  # entries of a piece for every slice, so that its gradient of the core costs little beside them
 
 
 @kernel(types.void(types.int64, types.int64, types.int64))
@@ -64,6 +65,7 @@ def tt_transpose_pieces(job, begin, end):
     below_gradient = get_i64(job, BELOW_GRADIENT)
     rank, columns = get_i64(job, RANK), get_i64(job, COLUMNS)
     digits, turned = get_i64(job, DIGITS), get_i64(job, TURNED)
+    narrow = fits(get_i64(job, ROWS), rank, columns)
     slopes, rights = address_list(), address_list()
     for piece in range(begin, end):
         total = get_i64(job, PIECE_GRADIENTS) + 4 * core_size * piece
@@ -79,9 +81,12 @@ def tt_transpose_pieces(job, begin, end):
                 fetch(total + slice_, rank * columns)
                 fetch(turned + slice_, rank * columns)
                 u += 1
-            # Before the parent's gradient, which may take the parent's place.
-            _add_to_slices(job, total, parent, first, u, slopes, rights)
-            _write_parent_gradient(job, parent, first, u, slopes, rights)
+            if narrow:
+                _transpose_tiles(job, total, parent, first, u)
+            else:
+                # Before the parent's gradient, which may take the parent's place.
+                _add_to_slices(job, total, parent, first, u, slopes, rights)
+                _write_parent_gradient(job, parent, first, u, slopes, rights)
             done = parent + 1
         if piece == pieces - 1:
             clear(below_gradient + 4 * width * done, width * (get_i64(job, BELOW_COUNT) - done))
@@ -94,6 +99,24 @@ def _piece_begin(parents, count, piece, pieces):
     while 0 < u < count and get_i32(parents, u) == get_i32(parents, u - 1):
         u += 1
     return u
+
+
+@inlined
+def _transpose_tiles(job, total, parent, first, last):
+    """Both of what follows, of slices of four columns."""
+    below, below_gradient = get_i64(job, BELOW), get_i64(job, BELOW_GRADIENT)
+    slopes, turned, digits = get_i64(job, OUT), get_i64(job, TURNED), get_i64(job, DIGITS) + 4 * first
+    rows, rank, step = get_i64(job, ROWS), get_i64(job, RANK), get_i64(job, ROWS) * SIDE
+    wide = rank - rank % WIDEST
+    for a in range(0, rows, SIDE):
+        line, slope = 4 * rank * (rows * parent + a), slopes + 4 * (step * first + SIDE * a)
+        for r in range(0, wide, WIDEST):
+            left, out, into, right = below + line + 4 * r, below_gradient + line + 4 * r, total + 4 * r, turned + 4 * r
+            transpose_tile(left, out, slope, step, digits, last - first, into, right, rank)
+        if wide < rank:
+            shift = 4 * wide
+            left, out, into, right = below + line + shift, below_gradient + line + shift, total + shift, turned + shift
+            transpose_tile_8(left, out, slope, step, digits, last - first, into, right, rank)
 
 
 @inlined

@@ -1,0 +1,33 @@
+"""Memory of steps on CPUs, which XLA frees at the end of each: kept by the process, not given back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # of glibc's malloc.h
+_NVIDIA = pathlib.Path("/proc/driver/nvidia")
+
+
+def keep_freed_memory() -> bool:
+    """Has glibc keep what this process frees, for what it allocates next; ``jrec train`` does so on CPUs.
+
+    By default every large array that is freed goes back to the system, and the next one's pages are zeroed and mapped
+    anew: half of a step where its temporaries are large. Call it at a program's start, before JAX's threads run. The
+    process then holds as much memory as it has ever used at once.
+
+    Returns:
+      Whether this system's C library could; False on macOS, Windows and musl.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    # No array is mapped by itself, the heap never shrinks, and there is one heap: others are of 64 MB at most.
+    return all(mallopt(*setting) for setting in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_ARENA_MAX, 1)))
+
+
+def expects_cpu() -> bool:
+    """Whether JAX will compute on CPUs here, as far as can be told without loading it."""
+    return os.environ.get("JAX_PLATFORMS", "") == "cpu" or not _NVIDIA.exists()

@@ -1,0 +1,55 @@
+"""A process that keeps what it frees: a large array's pages are mapped once, not at every step."""
+
+import subprocess
+import sys
+
+import pytest
+
+from jrec import memory
+
+FAULTS = """
+import resource, sys, threading
+import numpy as np
+from jrec.memory import keep_freed_memory
+
+if sys.argv[1] == "kept" and not keep_freed_memory():
+    sys.exit(3)
+
+def steps():
+    for _ in range(20):
+        np.empty(25_000_000, np.uint8).fill(1)
+        np.empty(100_000_000, np.uint8).fill(1)
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+np.empty(100_000_000, np.uint8).fill(1)
+before = faults()
+thread = threading.Thread(target=steps)  # as XLA's are: threads have heaps of their own by default
+thread.start()
+thread.join()
+print(faults() - before)
+"""
+
+
+def faults(way):
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, way],
+        capture_output=True, text=True, env={"NUMPY_MADVISE_HUGEPAGE": "0"}, timeout=120,
+    )  # fmt: skip
+    if done.returncode == 3:
+        pytest.skip("this system's C library has no mallopt")
+    return int(done.stdout)
+
+
+def test_freed_memory_is_found_again():
+    kept, given_back = faults("kept"), faults("default")
+    assert given_back > 20 * 100_000_000 // 4096 // 2
+    assert kept < given_back / 10
+
+
+@pytest.mark.parametrize(("platforms", "driver", "cpu"), [("", False, True), ("", True, False), ("cpu", True, True)])
+def test_the_command_expects_cpus_where_there_is_no_gpu_to_use(platforms, driver, cpu, monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(memory, "_NVIDIA", tmp_path if driver else tmp_path / "none")
+    assert memory.expects_cpu() is cpu
