@@ -4,7 +4,7 @@ The paper casts on a GPU while the CPU looks up. Here a loader thread casts the 
 the step runs on another: one process, whose compute threads stay on one core and whose loader stays on the last one.
 All sides run the same lookup, MLPs, SGD and loader, on the same native kernels and radix sort; their backward passes
 through the embeddings differ. Losses are compared before anything is timed, and sides alternate in blocks of steps.
-Freed memory is kept (`jrec.keep_freed_memory`), as `jrec train` and PyTorch's caching allocators keep it. Otherwise the
+Freed memory is kept (`harness.keep_memory`), as `jrec train` and PyTorch's caching allocators keep it. Otherwise the
 system would zero the pages of RM1's 420 MB of expanded gradients at every step, more than half of the baseline's.
 
     step, cast ahead         the loader packs and casts; the step does a fused casted update (ours, as `jrec train`)
@@ -49,7 +49,6 @@ import numpy as np
 import optax
 from flax import nnx
 
-import jrec
 from benchmarks import casting, harness, models, train_step, workloads
 from jrec import ops
 from jrec.batch import Batch
@@ -73,7 +72,7 @@ def main() -> None:
     """Runs the benchmark."""
     arguments = _parser().parse_args()
     if arguments.measure:
-        jrec.keep_freed_memory()
+        harness.keep_memory()
         print(json.dumps(measure(arguments.model[0], arguments.batch[0], arguments.seconds, quick=arguments.quick)))
         return
     if arguments.lines:

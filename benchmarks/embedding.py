@@ -1,7 +1,8 @@
 """Embedding forward, and backward with the optimizer's update: jrec inside jit against FBGEMM and PyTorch, in one run.
 
 The design's CPU case (8 tables x 100,000 rows, 2,048 bags of 20 ids, dim 64, Zipf 1.2), and around it dims 16 and 128,
-one-hot bags, and Zipf 1.05. Outputs and updated rows of all sides are compared before anything is timed.
+one-hot bags, and Zipf 1.05. Outputs and updated rows of all sides are compared before anything is timed. All sides keep
+the memory that they free (`harness.keep_memory`), as `jrec train` does.
 
     forward                    pooled outputs of the batch: jrec's (tables, batch, dim), FBGEMM's (batch, tables * dim),
                                PyTorch's a list of (batch, dim) a table; no side joins or transposes them
@@ -112,6 +113,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu",), default="cpu", help="where to run; GPUs have benchmarks.gpu")
     parser.add_argument("--case", nargs="+", choices=tuple(CASES), help="default: all; with --quick the first one")
     arguments = parser.parse_args()
+    harness.keep_memory()
     jax.config.update("jax_platforms", arguments.device)
     names = arguments.case or (QUICK_CASES if arguments.quick else tuple(CASES))
     with harness.Report(arguments, "embedding") as report, contextlib.ExitStack() as stack:

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Self, TextIO
 
+import jrec
 from jrec import environment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -81,6 +82,22 @@ class Result:
     versions: Mapping[str, str]
     commit: str
     details: Mapping[str, Any] | None = None  # further figures of the same measurement; left out of the line if None
+
+
+# As `jrec.keep_freed_memory`, for programs that are started: peers, whose steps have temporaries as well.
+KEPT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
+_kept: dict[str, str] = {}
+
+
+def keep_memory() -> None:
+    """Has this process keep freed memory, as `jrec train` does, and the peers that it starts."""
+    jrec.keep_freed_memory()
+    _kept.update(KEPT)
+
+
+def peer_environment() -> dict[str, str]:
+    """Variables for peers: what ``keep_memory`` asks of them."""
+    return dict(_kept)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

@@ -30,7 +30,6 @@ import numpy as np
 import optax
 from flax import nnx
 
-import jrec
 from benchmarks import harness, models, workloads
 from jrec.data.packing import CastPlace
 
@@ -118,7 +117,7 @@ def main() -> None:
     parser.add_argument("--keep-memory", action="store_true", help="have glibc keep freed memory, for both sides")
     arguments = parser.parse_args()
     if arguments.keep_memory:
-        jrec.keep_freed_memory()
+        harness.keep_memory()
     with harness.Report(arguments, "plain_jax") as report:
         for rows in arguments.rows or (QUICK_ROWS if report.quick else ROWS):
             measure(report, kaggle_like(rows), note=", memory kept" if arguments.keep_memory else "")

@@ -1,7 +1,8 @@
 """Whole training steps of DLRMs: jrec against PyTorch (EmbeddingBag(sparse=True), torch's optimizers), in one run.
 
 Both sides start from the same weights and train on the same batches with the same MLPs, optimizer and batch size, on
-all cores; their losses are compared before anything is timed. Batches lie in memory on both sides. Two figures a model:
+all cores; their losses are compared before anything is timed. Batches lie in memory on both sides, and both keep the
+memory that they free, as `jrec train` does. Two figures a model:
 
     step                    jrec casts inside the step, so the ratio compares all of the work
     step, cast in loader    the loader has cast, as in `jrec train` where its workers have cores of their own
@@ -38,6 +39,7 @@ TOLERANCE = 1e-3  # relative; both sum in float32, in different orders
 def main() -> None:
     """Runs the benchmark."""
     arguments = _parser().parse_args()
+    harness.keep_memory()
     with harness.Report(arguments, "train_step") as report, client.start_or_skip("torch_dlrm") as peer:
         for name in arguments.model:
             cap = arguments.table_rows or (QUICK_TABLE_ROWS if report.quick else TABLE_ROWS[name])

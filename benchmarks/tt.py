@@ -2,6 +2,7 @@
 
 The largest Criteo Kaggle table (10,131,227 x 16 as 200 x 220 x 250 slices, rank 32; TT-Rec, Table 2), one id a bag, a
 power law of exponent 1.05 over the rows. Outputs and core gradients of both sides are compared before they are timed.
+All sides keep the memory that they free, as `jrec train` does.
 
     peers       forward; forward and backward (outputs and the cores' gradients), beside TT-Rec's algorithm as batched
                 GEMMs in PyTorch and tensorly-torch's FactorizedEmbedding; a step, which is forward, backward and
@@ -59,6 +60,7 @@ SECONDS = 3.0  # of a pair of sides where there are many
 def main() -> None:
     """Runs the benchmark."""
     arguments = _parser().parse_args()
+    harness.keep_memory()
     jax.config.update("jax_platforms", arguments.device)
     with harness.Report(arguments, "tt") as report:
         for measurement in arguments.parts:

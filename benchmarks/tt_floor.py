@@ -39,7 +39,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jrec
 from benchmarks import harness, tt_floor_kernel
 from benchmarks.tt_side import FUSED, KAGGLE_ROWS, Side, describe, shape_of, train
 from jrec import ops
@@ -231,7 +230,7 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS, help="of rows of 16; default: %(default)s")
     parser.add_argument("--lookups", type=int, default=LOOKUPS, help="default: %(default)s")
     arguments = parser.parse_args()
-    jrec.keep_freed_memory()
+    harness.keep_memory()
     jax.config.update("jax_platforms", "cpu")
     cases = [(KAGGLE_ROWS, 16, rank) for rank in arguments.ranks]
     cases += [(OTHER_ROWS, dim, OTHER_RANK) for dim in OTHER_DIMS]

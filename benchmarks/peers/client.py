@@ -105,6 +105,7 @@ def start(module: str) -> Iterator[Peer]:
         **{k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))},
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
+        **harness.peer_environment(),
     }
     process = subprocess.Popen(
         [str(interpreter), "-m", f"benchmarks.peers.{module}"],
