@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from jrec import memory
+from jrec import cli, lean, memory
 
 FAULTS = """
 import resource, sys, threading
@@ -53,3 +53,24 @@ def test_the_command_expects_cpus_where_there_is_no_gpu_to_use(platforms, driver
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     monkeypatch.setattr(memory, "_NVIDIA", tmp_path if driver else tmp_path / "none")
     assert memory.expects_cpu() is cpu
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+@pytest.mark.parametrize(("command", "compiles"), [("train", True), ("prepare", False)])
+def test_commands_that_run_steps_keep_memory_on_cpus(command, compiles, cpu, monkeypatch, capsys):
+    kept = []
+    monkeypatch.setattr(lean, "UNUSED", ())
+    monkeypatch.setattr(memory, "expects_cpu", lambda: cpu)
+    monkeypatch.setattr(memory, "keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.setattr(sys, "argv", ["jrec", command, "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert kept == []  # where nothing runs
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["jrec", command, *{"train": ["nowhere"], "prepare": ["avazu", "--input", "no", "--out", "x"]}[command]],
+    )
+    assert cli.main() == 2
+    assert bool(kept) is (compiles and cpu)
+    assert capsys.readouterr().err.startswith("jrec: error: ")
