@@ -13,9 +13,9 @@ Phases of the step of ``benchmarks.tt``: forward, backward and Adagrad's update 
 A phase's floor is the greater of its multiply-adds by the peak rate, of the kernels' own register tile on operands in
 L1 or of a large BLAS product, whichever is greater, and its bytes by the bandwidth of a copy between arrays that are
 together as large as all that the step touches: every array is read or written once, and all reuse is in the caches.
-Phases are timed as programs that end with them, less the ones before. Programs and rates take turns of some runs,
-without the pauses that no training run makes and after which cores are slow; medians of both are compared. Freed memory
-is kept, as `jrec train` keeps it.
+Phases are timed as programs that end with them, less the ones before. Programs and rates take turns of many runs,
+of which the first are left out, without the pauses that no training run makes and after which cores are slow; medians
+of both are compared. Freed memory is kept, as `jrec train` keeps it.
 
 No phase keeps prefix products for later steps: the step that makes one updates both of its slices, so it is stale at
 the step's end.
@@ -50,7 +50,7 @@ from jrec.ops.tt.index import tt_index
 LOOKUPS = 32768
 RANKS = (8, 16, 32, 64)
 OTHER_DIMS, OTHER_ROWS, OTHER_RANK = (32, 64), 2_500_000, 32  # the uncompressed table must fit beside
-RUNS, RATE_RUNS = 20, 4  # of a program's turn that count, and of a rate's
+SETTLING, RUNS, RATE_RUNS = 20, 60, 10  # runs of a program's turn that do not count, those that do, and a rate's
 PHASES = ("cast", "index", "products", "rows", "loss", "backward", "update")
 MEASURED = ("cast", "loss")  # phases of an uncompressed table's step as well
 
@@ -192,8 +192,7 @@ def phase_seconds(
     deadline = time.perf_counter() + seconds
     while len(samples["cast"]) < 5 or time.perf_counter() < deadline:
         for name, run in runs.items():
-            run()
-            samples[name] += [run() for _ in range(RUNS)]
+            samples[name] += [run() for _ in range(SETTLING + RUNS)][SETTLING:]
         for name, run in rates.items():
             samples[name] += [run() for _ in range(RATE_RUNS)]
     medians = {name: statistics.median(values) for name, values in samples.items()}
