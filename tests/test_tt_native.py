@@ -12,6 +12,7 @@ from jrec.native import tt as native
 from jrec.ops import tensor_cast
 from jrec.ops.tt import TTShape, products
 from jrec.ops.tt.cache_split import split_cast
+from jrec.ops.tt.core_update import touched_slices
 from jrec.ops.tt.index import Level, tt_index
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -131,3 +132,15 @@ def test_a_cast_is_split_as_by_xla(ragged, capacity, cached):
     np.testing.assert_array_equal(held[got.hits.rows[: hit.sum()]], cast.rows[hit])
     for side in (got.hits, got.misses):
         assert sorted(side.positions.tolist()) == list(range(ids.size))
+
+
+@pytest.mark.parametrize("core", [0, 1, 2])
+@pytest.mark.parametrize("ids", [[[-1, -1]], [[0, 999], [5, -1]], [[7, 7], [401, 403]]])
+def test_touched_slices_are_those_of_xla(ids, core):
+    shape = TTShape(rows=1000, dim=8, row_factors=(10, 10, 10), dim_factors=(2, 2, 2), ranks=(3, 3))
+    index = tt_index(shape, jnp.asarray(ids, jnp.int32))
+    got, want = (touched_slices(index, core, 10, way) for way in ("native", "xla"))
+    assert got.dtype == bool
+    np.testing.assert_array_equal(got, want)
+    chosen = {i // 10 ** (2 - core) % 10 for i in np.ravel(ids) if i >= 0}
+    assert set(np.flatnonzero(got)) == chosen

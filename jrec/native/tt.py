@@ -50,6 +50,11 @@ def digit_order(digits: jax.Array, count: jax.Array, factor: int) -> DigitOrder:
     return DigitOrder(*custom_call("tt_index_handlers", "tt_digit_order", results)(digits, count))
 
 
+def touched(chosen: jax.Array, count: jax.Array, slices: int) -> jax.Array:
+    """Which of ``slices`` the first ``count`` of (capacity,) int32 ``chosen`` name, (slices,) bool."""
+    return custom_call("tt_index_handlers", "tt_touched", [_i32(slices)])(chosen, count)[0] != 0
+
+
 def sources(positions: jax.Array, offsets: jax.Array, ids: jax.Array) -> jax.Array:
     """The unique row of every lookup, of the ids' shape, from their cast; -1 for padding."""
     call = custom_call("tt_index_handlers", "tt_sources", [_i32(ids.size)])

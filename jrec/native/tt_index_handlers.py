@@ -41,21 +41,22 @@ def tt_level_handler(frame):
     factor, padding = integer_attribute(frame, 0), integer_attribute(frame, 1)
     entries, count = data(argument(frame, 0)), count_of(argument(frame, 1), capacity)
     parents, digits, prefixes = data(result(frame, 0)), data(result(frame, 1)), data(result(frame, 2))
-    num_prefixes, before, inverse = np.int64(0), np.int64(-1), 1.0 / np.float64(factor)
+    inverse = 1.0 / np.float64(factor)
     for u in range(count):
         entry = np.int64(get_i32(entries, u))
         prefix = np.int64(np.float64(entry) * inverse)  # one too few where the product is rounded down
         digit = entry - prefix * factor
-        if digit >= factor:
-            prefix, digit = prefix + 1, digit - factor
-        put_i32(digits, u, np.int32(digit))
-        if room == 0:
-            put_i32(parents, u, np.int32(prefix))
-        else:  # without a branch on where the next prefix begins, which nobody can predict
-            num_prefixes += np.int64(prefix != before)
-            put_i32(prefixes, num_prefixes - 1, np.int32(prefix))
-            put_i32(parents, u, np.int32(num_prefixes - 1))
-            before = prefix
+        short = np.int64(digit >= factor)
+        put_i32(parents, u, np.int32(prefix + short))
+        put_i32(digits, u, np.int32(digit - short * factor))
+    num_prefixes, before = np.int64(0), np.int64(-1)
+    for u in range(count if room > 0 else np.int64(0)):
+        prefix = np.int64(get_i32(parents, u))
+        # No branch on where the next prefix begins, which nobody can predict.
+        num_prefixes += min(prefix - before, np.int64(1))
+        before = prefix
+        put_i32(prefixes, num_prefixes - 1, np.int32(prefix))
+        put_i32(parents, u, np.int32(num_prefixes - 1))
     for u in range(count, capacity):
         put_i32(parents, u, np.int32(padding))
         put_i32(digits, u, np.int32(factor))
@@ -90,6 +91,23 @@ def tt_digit_order_handler(frame):
         place = get_i32(offsets, digit) - np.int32(1)
         put_i32(offsets, digit, place)
         put_i32(entries, np.int64(place), np.int32(u))
+    return np.int64(0)
+
+
+@kernel(types.int64(types.int64))
+def tt_touched_handler(frame):
+    """(slices, count) -> (1 for every slice that is among them, else 0,)."""
+    if answered_metadata(frame):
+        return np.int64(0)
+    if not known_layout(frame):
+        return error(frame, bad_layout(), FAILED_PRECONDITION)
+    chosen, touched, size = data(argument(frame, 0)), data(result(frame, 0)), dim(result(frame, 0), 0)
+    for i in range(size):
+        put_i32(touched, i, np.int32(0))
+    for u in range(count_of(argument(frame, 1), dim(argument(frame, 0), 0))):
+        one = np.int64(get_i32(chosen, u))
+        if 0 <= one < size:
+            put_i32(touched, one, np.int32(1))
     return np.int64(0)
 
 

@@ -13,7 +13,7 @@ from jrec.ops.arrays import Slots
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import has_native, row_update
-from jrec.ops.tt.index import TTIndex
+from jrec.ops.tt.index import TTIndex, index_implementation
 from jrec.ops.tt.init import Cores
 
 
@@ -43,10 +43,20 @@ def core_keys(key: jax.Array | None, cores: Cores) -> tuple[jax.Array | None, ..
     return tuple(rounding.derived_key(key, k) if core.dtype.itemsize < 4 else None for k, core in enumerate(cores))
 
 
-def touched_slices(index: TTIndex, core: int, slices: int) -> jax.Array:
+def touched_slices(index: TTIndex, core: int, slices: int, implementation: Implementation | None = None) -> jax.Array:
     """Which slices of a core the batch's ids chose, (m,) bool."""
-    chosen = index.levels[0].parents if core == 0 else index.levels[core - 1].digits
-    return jnp.zeros(slices, bool).at[chosen].set(True, mode="drop")
+    level = index.levels[max(core - 1, 0)]
+
+    def xla(chosen: jax.Array, _: jax.Array) -> jax.Array:
+        return jnp.zeros(slices, bool).at[chosen].set(True, mode="drop")
+
+    def native(chosen: jax.Array, count: jax.Array) -> jax.Array:
+        from jrec.native import tt
+
+        return tt.touched(chosen, count, slices)
+
+    args = level.parents if core == 0 else level.digits, level.count
+    return dispatch("tt_touched", index_implementation(implementation), args, xla=xla, native=native)
 
 
 def step_core(

@@ -91,7 +91,7 @@ def tt_index(
     for core in range(shape.num_cores - 1, 0, -1):
         level, entries, count = dispatch(
             "tt_index",
-            _index_implementation(implementation),
+            index_implementation(implementation),
             (entries, count),
             xla=functools.partial(_level, shape, core),
             native=functools.partial(_native_level, shape, core),
@@ -104,11 +104,11 @@ def tt_index(
 def unique_row_of_lookups(cast: Cast, ids: jax.Array, implementation: Implementation | None = None) -> jax.Array:
     """The place of every lookup's row among the cast's unique rows, of the ids' shape; see ``TTIndex.sources``."""
     args = cast, ids
-    named = _index_implementation(implementation)
+    named = index_implementation(implementation)
     return dispatch("tt_index", named, args, xla=_unique_row_of_lookups, native=_native_unique_row_of_lookups)
 
 
-def _index_implementation(implementation: Implementation | None) -> Implementation | None:
+def index_implementation(implementation: Implementation | None) -> Implementation | None:
     """XLA does the index work of Pallas kernels."""
     return "xla" if implementation == "pallas" else implementation
 

@@ -243,7 +243,7 @@ def tt_apply_gradients(
                     cores[k],
                     slots[k],
                     gradient,
-                    touched_slices(residuals.index, k, shape.row_factors[k]),
+                    touched_slices(residuals.index, k, shape.row_factors[k], implementation),
                     step=step,
                     gradient_scale=scale,
                     rounding_key=keys[k],
