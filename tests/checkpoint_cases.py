@@ -1,5 +1,7 @@
 """Tables in host memory and on the device whose rows change at random, to be saved and restored."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,8 +78,11 @@ class Device:
             at = rng.integers(-1, stack.rows, rows).astype(np.int32)
             source.before_step(at)
             at = np.unique(at[at >= 0])
+            # In powers of two, so that few programs are compiled; what lies past the rows is dropped.
+            room = np.full(1 << at.size.bit_length(), stack.rows, np.int32)
+            room[: at.size] = at
             self.arrays[stack.name] = {
-                name: _set(array, at, rng.normal(size=(at.size, *array.shape[1:])).astype(array.dtype))
+                name: _set(array, room, rng.normal(size=(room.size, *array.shape[1:])).astype(array.dtype))
                 for name, array in self.arrays[stack.name].items()
             }
 
@@ -96,9 +101,10 @@ class Device:
         }
 
 
+@functools.partial(jax.jit, donate_argnums=0)
 def _set(array, at, values):
     """In place, as a step's donated tables: what was read before must have been read."""
-    return jax.jit(lambda array, at, values: array.at[at].set(values), donate_argnums=0)(array, at, values)
+    return array.at[at].set(values, mode="drop")
 
 
 def make(tier, *args, **kwargs):
