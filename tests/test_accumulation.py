@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 ROWS = {"user": 40, "tag": 30, "word": 64}
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
+accumulated, step = nnx.jit(nn.accumulated_step), nnx.jit(nn.train_step)  # once: each has a cache of its own
 
 
 def layout_of():
@@ -80,7 +81,6 @@ def agree(found, expected):
 @pytest.mark.parametrize("limit", [None, 0.3])
 def test_micro_batches_take_the_step_of_one_batch(limit):
     found, expected = modules(max_global_norm=limit), modules(max_global_norm=limit)
-    accumulated, step = nnx.jit(nn.accumulated_step), nnx.jit(nn.train_step)
     for seed in range(4):
         parts, whole = batches(seed, [8, 5, 7])
         loss, logits = accumulated(*found, parts)
@@ -109,7 +109,7 @@ def test_a_loop_of_ones_own_with_a_loss_scale_is_the_train_step(limit):
     for seed in range(3):
         _, whole = batches(seed, [8, 8])
         own_step(*found, whole, scale=1024.0)
-        nnx.jit(nn.train_step)(*expected, whole)
+        step(*expected, whole)
     agree(found, expected)
 
 
@@ -122,7 +122,7 @@ def test_learning_rates_count_the_steps_of_all_micro_batches():
     before, moved = np.asarray(before), []
     for seed in range(3):
         parts, _ = batches(seed, [8, 8])
-        nnx.jit(nn.accumulated_step)(model, optimizer, parts)
+        accumulated(model, optimizer, parts)
         moved.append(bool((np.asarray(model.embeddings.arrays()["d8_float32"]) != before).any()))
     assert moved == [False, False, True]
 
@@ -151,6 +151,6 @@ def test_all_rows_of_micro_batches_fit_where_those_of_each_fit():
     found, expected = modules(unique_capacities=room), modules()
     parts, whole = batches(5, [8, 8, 8])
     assert len(np.unique(np.concatenate([part.bags["d8_float32"].ids for part in parts]))) > 8
-    loss, _ = nnx.jit(nn.accumulated_step)(*found, parts)
-    np.testing.assert_allclose(loss, nnx.jit(nn.train_step)(*expected, whole)[0], **CLOSE)
+    loss, _ = accumulated(*found, parts)
+    np.testing.assert_allclose(loss, step(*expected, whole)[0], **CLOSE)
     agree(found, expected)
