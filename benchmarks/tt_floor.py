@@ -90,14 +90,8 @@ def work_of(shape: tt.TTShape, traffic: tt.TTTraffic) -> dict[str, Work]:
     """
     lookups, entries = traffic.lookups, traffic.entries
     sizes = [math.prod(core) for core in shape.core_shapes]
-    out, products = [], []  # floats of a level's entry, and multiply-adds
-    rows = shape.dim_factors[0]
-    for _, left, n, right in shape.core_shapes[1:]:
-        products.append(rows * left * n * right)
-        rows *= n
-        out.append(rows * right)
-    of_levels = [count * each for count, each in zip(entries, products, strict=True)]
-    floats = [count * each for count, each in zip(entries, out, strict=True)]
+    floats = _floats_of_levels(shape, traffic)
+    of_levels = [each * left for each, (_, left, _, _) in zip(floats, shape.core_shapes[1:], strict=True)]
     prefixes, unique = sum(floats[:-1]), floats[-1]
     pooled = lookups * shape.dim
     index = 2 * entries[-1] + sum(4 * count for count in entries) + 2 * lookups
@@ -111,6 +105,15 @@ def work_of(shape: tt.TTShape, traffic: tt.TTTraffic) -> dict[str, Work]:
         ),
         "update": Work(products=0, bytes=4 * 5 * sum(sizes)),
     }
+
+
+def _floats_of_levels(shape: tt.TTShape, traffic: tt.TTTraffic) -> list[int]:
+    """Floats of all entries of every level; each is a sum over the rank before it, so as many multiply-adds a rank."""
+    rows, floats = shape.dim_factors[0], []
+    for count, (_, _, n, right) in zip(traffic.entries, shape.core_shapes[1:], strict=True):
+        rows *= n
+        floats.append(count * rows * right)
+    return floats
 
 
 def _blas_rate() -> float:
@@ -167,12 +170,8 @@ def programs_of(side: Side) -> dict[str, Callable[[], Any]]:
 
 def floats_of(shape: tt.TTShape, traffic: tt.TTTraffic) -> int:
     """Of all that a step touches: cores, slots, gradients; products, rows and their gradients; activations and such."""
-    cores = sum(math.prod(core) for core in shape.core_shapes)
-    entries, rows = 0, shape.dim_factors[0]
-    for count, (_, _, n, right) in zip(traffic.entries, shape.core_shapes[1:], strict=True):
-        rows *= n
-        entries += count * rows * right
-    return 3 * cores + 2 * entries + 3 * traffic.lookups * shape.dim
+    entries = sum(_floats_of_levels(shape, traffic))
+    return 3 * shape.num_parameters + 2 * entries + 3 * traffic.lookups * shape.dim
 
 
 def phase_seconds(

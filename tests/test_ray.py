@@ -1,5 +1,6 @@
 """Ray's workers prepare a log and train a run, and one of them is killed: the same bytes and bits as without."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -86,8 +87,6 @@ class Watched:
         self._look = look
 
     def stage(self, name, total):
-        import contextlib
-
         return contextlib.nullcontext(lambda done: self._look())
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jrec.data.ingest import TIME, BadLines, Log, fill_spill, new_spill
+from jrec.data.readers.lines import GZIP, PARQUET
 from jrec.data.readers.parse import BadLine
 from jrec.data.readers.source import Source
 from jrec.data.readers.streams import Input
@@ -120,7 +121,7 @@ def read_parts(
 def _parts(one: Input) -> Iterator[Input]:
     """Ranges of a plain text file, or the whole file."""
     with pathlib.Path(one.file).open("rb") as file:
-        plain = not file.read(4).startswith((b"\x1f\x8b", b"PAR1"))
+        plain = not file.read(4).startswith((GZIP, PARQUET))
     if not plain or one.bytes <= PART_BYTES:
         yield one
         return

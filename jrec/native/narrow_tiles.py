@@ -10,10 +10,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from jrec.native.compile import inlined
-from jrec.native.small_gemm import WIDE_REGISTERS
+from jrec.native.small_gemm import WIDE_REGISTERS, load, offset, splat, vector_intrinsic
 
 SIDE = 4  # rows of a tile, and columns of its slice
 WIDEST = 16 if WIDE_REGISTERS else 8  # of a tile's rank, backward; then 8
@@ -28,16 +27,6 @@ def fits(rows, rank, columns):
 
 def _vector(size: int) -> ir.Type:
     return ir.VectorType(_FLOAT, size)
-
-
-def _at(builder: Any, base: Any, elements: Any) -> Any:
-    return builder.add(base, builder.mul(elements if isinstance(elements, ir.Value) else _I64(elements), _I64(4)))
-
-
-def _load(builder: Any, address: Any, kind: ir.Type) -> Any:
-    value = builder.load(builder.inttoptr(address, kind.as_pointer()))
-    value.align = 4
-    return value
 
 
 def _store(builder: Any, address: Any, value: Any) -> None:
@@ -58,12 +47,7 @@ def _sum(builder: Any, total: Any, one: Any, other: Any) -> Any:
     return builder.fadd(total, builder.fmul(one, other, flags=("contract",)), flags=("contract",))
 
 
-def _intrinsic(function: Any) -> Any:
-    """As numba's, for type checkers: what kernels call has not the signature of what is written here."""
-    return intrinsic(function)
-
-
-@_intrinsic
+@vector_intrinsic
 def expand_tile(typing_context, out, below, slice_, rank):
     """``out[i, j] = sum_k below[i, k] * slice_[k, j]``: (4, 4), (4, rank) and (rank, 4) float32, each in one piece.
 
@@ -74,11 +58,11 @@ def expand_tile(typing_context, out, below, slice_, rank):
         out, below, slice_, rank = args
         lines = range(SIDE)
         sums = [cgutils.alloca_once_value(builder, ir.Constant(_vector(16), [0.0] * 16)) for _ in lines]
-        starts = [_at(builder, below, builder.mul(rank, _I64(i))) for i in lines]
+        starts = [offset(builder, below, builder.mul(rank, _I64(i))) for i in lines]
         with cgutils.for_range_slice(builder, _I64(0), rank, _I64(4), intp=_I64) as (k, _):
-            four = _load(builder, _at(builder, slice_, builder.mul(k, _I64(SIDE))), _vector(16))
+            four = load(builder, offset(builder, slice_, builder.mul(k, _I64(SIDE))), _vector(16))
             for start, total in zip(starts, sums, strict=True):
-                factors = _repeated(builder, _load(builder, _at(builder, start, k), _vector(4)), 4, SIDE)
+                factors = _repeated(builder, load(builder, offset(builder, start, k), _vector(4)), 4, SIDE)
                 builder.store(_sum(builder, builder.load(total), factors, four), total)
         halves = []
         for total in sums:
@@ -89,41 +73,40 @@ def expand_tile(typing_context, out, below, slice_, rank):
             low, high = (
                 _shuffled(builder, halves[i], halves[i + 1], [*range(j, j + 4), *range(8 + j, 12 + j)]) for j in (0, 4)
             )
-            _store(builder, _at(builder, out, SIDE * i), builder.fadd(low, high))
+            _store(builder, offset(builder, out, _I64(SIDE * i)), builder.fadd(low, high))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), codegen
 
 
 def _transpose_tile(width: int) -> Any:
-    @_intrinsic
+    @vector_intrinsic
     def tile(typing_context, below, below_gradient, slopes, slope_step, digits, entries, totals, turned, rank):
         def codegen(context, builder, signature, args):
             below, below_gradient, slopes, slope_step, digits, entries, totals, turned, rank = args
             vector, lines = _vector(width), range(SIDE)
             steps = [builder.mul(rank, _I64(i)) for i in lines]
-            lefts = [_load(builder, _at(builder, below, step), vector) for step in steps]
+            lefts = [load(builder, offset(builder, below, step), vector) for step in steps]
             sums = [cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * width)) for _ in lines]
             with cgutils.for_range(builder, entries, intp=_I64) as loop:
-                digit = builder.sext(_load(builder, _at(builder, digits, loop.index), _I32), _I64)
+                digit = builder.sext(load(builder, offset(builder, digits, loop.index), _I32), _I64)
                 place = builder.mul(digit, builder.mul(rank, _I64(SIDE)))
                 places = [builder.add(place, step) for step in steps]
-                rights = [_load(builder, _at(builder, turned, at), vector) for at in places]
-                adding = [_load(builder, _at(builder, totals, at), vector) for at in places]
-                slope = _at(builder, slopes, builder.mul(loop.index, slope_step))
+                rights = [load(builder, offset(builder, turned, at), vector) for at in places]
+                adding = [load(builder, offset(builder, totals, at), vector) for at in places]
+                slope = offset(builder, slopes, builder.mul(loop.index, slope_step))
                 for i in lines:
                     total = builder.load(sums[i])
                     for j in lines:
-                        one = _load(builder, _at(builder, slope, SIDE * i + j), _FLOAT)
-                        first = builder.insert_element(ir.Constant(vector, ir.Undefined), one, _I32(0))
-                        each = _shuffled(builder, first, first, [0] * width)
+                        one = load(builder, offset(builder, slope, _I64(SIDE * i + j)), _FLOAT)
+                        each = splat(builder, one, width)
                         total = _sum(builder, total, each, rights[j])
                         adding[j] = _sum(builder, adding[j], each, lefts[i])
                     builder.store(total, sums[i])
                 for at, value in zip(places, adding, strict=True):
-                    _store(builder, _at(builder, totals, at), value)
+                    _store(builder, offset(builder, totals, at), value)
             for step, total in zip(steps, sums, strict=True):
-                _store(builder, _at(builder, below_gradient, step), builder.load(total))
+                _store(builder, offset(builder, below_gradient, step), builder.load(total))
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 9), codegen

@@ -30,22 +30,25 @@ _TALLEST = {32: 8 if WIDE_REGISTERS else 2, 16: 8 if WIDE_REGISTERS else 4, 8: 8
 _Depth = Callable[[Any, int, Any, Callable[[Any, list[Any]], None]], None]
 
 
-def _intrinsic(function: Callable[..., Any]) -> Any:
+def vector_intrinsic(function: Callable[..., Any]) -> Any:
     """As numba's, for type checkers: what kernels call has not the signature of what is written here."""
     return intrinsic(function)
 
 
-def _offset(builder: Any, base: Any, elements: Any) -> Any:
+def offset(builder: Any, base: Any, elements: Any) -> Any:
+    """Emits the address of the 32-bit element that lies ``elements`` (an int64 value) after ``base``."""
     return builder.add(base, builder.mul(elements, _I64(4)))
 
 
-def _load(builder: Any, address: Any, kind: ir.Type) -> Any:
+def load(builder: Any, address: Any, kind: ir.Type) -> Any:
+    """Emits the value of type ``kind`` at an address, aligned as its elements are."""
     value = builder.load(builder.inttoptr(address, kind.as_pointer()))
     value.align = 8 if kind == _I64 else 4
     return value
 
 
-def _splat(builder: Any, scalar: Any, width: int) -> Any:
+def splat(builder: Any, scalar: Any, width: int) -> Any:
+    """Emits a vector whose ``width`` lanes are all ``scalar``."""
     vector = ir.VectorType(_FLOAT, width)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.IntType(32)(0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width)
@@ -55,16 +58,16 @@ def _splat(builder: Any, scalar: Any, width: int) -> Any:
 def _tile(builder: Any, width: int, places: list[Any], row: Any, column: Any, depth: _Depth, fresh: Any) -> None:
     """Emits the sums of ``width`` columns from ``column`` on of the rows at ``places``, which begin at ``row``."""
     vector = ir.VectorType(_FLOAT, width)
-    places = [_offset(builder, place, column) for place in places]
+    places = [offset(builder, place, column) for place in places]
     zero, sums = ir.Constant(vector, [0.0] * width), []
     for place in places:
-        start = zero if fresh is None else builder.select(fresh, zero, _load(builder, place, vector))
+        start = zero if fresh is None else builder.select(fresh, zero, load(builder, place, vector))
         sums.append(cgutils.alloca_once_value(builder, start))
 
     def add(line: Any, factors: list[Any]) -> None:
-        right = _load(builder, _offset(builder, line, column), vector)
+        right = load(builder, offset(builder, line, column), vector)
         for total, factor in zip(sums, factors, strict=True):
-            product = builder.fmul(right, _splat(builder, _load(builder, factor, _FLOAT), width), flags=("contract",))
+            product = builder.fmul(right, splat(builder, load(builder, factor, _FLOAT), width), flags=("contract",))
             builder.store(builder.fadd(builder.load(total), product, flags=("contract",)), total)
 
     depth(builder, len(places), row, add)
@@ -99,7 +102,7 @@ def _product(
         done = end
 
 
-@_intrinsic
+@vector_intrinsic
 def product_rows(typing_context, outs, lefts, rows, right, depth, columns):
     """``outs[i][j] = sum_k lefts[i][k] * right[k, j]``: int64 lists of ``rows`` addresses, of float32.
 
@@ -111,13 +114,13 @@ def product_rows(typing_context, outs, lefts, rows, right, depth, columns):
 
         def listed(addresses: Any, row: Any, tall: int) -> list[Any]:
             at = builder.add(addresses, builder.mul(row, _I64(8)))
-            return [_load(builder, builder.add(at, _I64(8 * i)), _I64) for i in range(tall)]
+            return [load(builder, builder.add(at, _I64(8 * i)), _I64) for i in range(tall)]
 
         def run(builder: Any, tall: int, row: Any, add: Callable[[Any, list[Any]], None]) -> None:
             starts = listed(lefts, row, tall)
             with cgutils.for_range(builder, depth, intp=_I64) as loop:
-                line = _offset(builder, right, builder.mul(loop.index, columns))
-                add(line, [_offset(builder, start, loop.index) for start in starts])
+                line = offset(builder, right, builder.mul(loop.index, columns))
+                add(line, [offset(builder, start, loop.index) for start in starts])
 
         _product(builder, rows, columns, lambda row, tall: listed(outs, row, tall), run)
         return context.get_dummy_value()
@@ -125,7 +128,7 @@ def product_rows(typing_context, outs, lefts, rows, right, depth, columns):
     return types.void(*[types.int64] * 6), codegen
 
 
-@_intrinsic
+@vector_intrinsic
 def product_sum(typing_context, out, lefts, rights, terms, rows, columns, depth, row_step, depth_step, fresh):
     """``out[i, j] (+)= sum_t sum_k lefts[t][i * row_step + k * depth_step] * rights[t][k * columns + j]``.
 
@@ -137,18 +140,18 @@ def product_sum(typing_context, out, lefts, rights, terms, rows, columns, depth,
         out, lefts, rights, terms, rows, columns, depth, row_step, depth_step, fresh = args
 
         def places(row: Any, tall: int) -> list[Any]:
-            return [_offset(builder, out, builder.mul(builder.add(row, _I64(i)), columns)) for i in range(tall)]
+            return [offset(builder, out, builder.mul(builder.add(row, _I64(i)), columns)) for i in range(tall)]
 
         def run(builder: Any, tall: int, row: Any, add: Callable[[Any, list[Any]], None]) -> None:
             steps = [builder.mul(builder.add(row, _I64(i)), row_step) for i in range(tall)]
             with cgutils.for_range(builder, terms, intp=_I64) as loop:
                 at = builder.mul(loop.index, _I64(8))
-                left, right = (_load(builder, builder.add(base, at), _I64) for base in (lefts, rights))
-                starts = [_offset(builder, left, step) for step in steps]
+                left, right = (load(builder, builder.add(base, at), _I64) for base in (lefts, rights))
+                starts = [offset(builder, left, step) for step in steps]
                 with cgutils.for_range(builder, depth, intp=_I64) as inner:
                     shift = builder.mul(inner.index, depth_step)
-                    line = _offset(builder, right, builder.mul(inner.index, columns))
-                    add(line, [_offset(builder, start, shift) for start in starts])
+                    line = offset(builder, right, builder.mul(inner.index, columns))
+                    add(line, [offset(builder, start, shift) for start in starts])
 
         _product(builder, rows, columns, places, run, builder.icmp_signed("!=", fresh, _I64(0)))
         return context.get_dummy_value()
@@ -156,7 +159,7 @@ def product_sum(typing_context, out, lefts, rights, terms, rows, columns, depth,
     return types.void(*[types.int64] * 10), codegen
 
 
-@_intrinsic
+@vector_intrinsic
 def outer_sum(typing_context, out, lefts, rights, terms, rows, columns, fresh):
     """``out[i, j] (+)= sum_t lefts[t][i] * rights[t][j]``: ``product_sum`` of depth one and left rows in one piece."""
 
@@ -164,13 +167,13 @@ def outer_sum(typing_context, out, lefts, rights, terms, rows, columns, fresh):
         out, lefts, rights, terms, rows, columns, fresh = args
 
         def places(row: Any, tall: int) -> list[Any]:
-            return [_offset(builder, out, builder.mul(builder.add(row, _I64(i)), columns)) for i in range(tall)]
+            return [offset(builder, out, builder.mul(builder.add(row, _I64(i)), columns)) for i in range(tall)]
 
         def run(builder: Any, tall: int, row: Any, add: Callable[[Any, list[Any]], None]) -> None:
             with cgutils.for_range(builder, terms, intp=_I64) as loop:
                 at = builder.mul(loop.index, _I64(8))
-                left, right = (_load(builder, builder.add(base, at), _I64) for base in (lefts, rights))
-                start = _offset(builder, left, row)
+                left, right = (load(builder, builder.add(base, at), _I64) for base in (lefts, rights))
+                start = offset(builder, left, row)
                 add(right, [builder.add(start, _I64(4 * i)) for i in range(tall)])
 
         _product(builder, rows, columns, places, run, builder.icmp_signed("!=", fresh, _I64(0)))
@@ -179,14 +182,14 @@ def outer_sum(typing_context, out, lefts, rights, terms, rows, columns, fresh):
     return types.void(*[types.int64] * 7), codegen
 
 
-@_intrinsic
+@vector_intrinsic
 def transpose_block(typing_context, out, source, rows, columns):
     """Eight rows and columns of a (.., columns) float32 matrix from ``source`` on, into a (.., rows) one at ``out``."""
 
     def codegen(context, builder, signature, args):
         out, source, rows, columns = args
         vector, lanes = ir.VectorType(_FLOAT, _BLOCK), range(_BLOCK)
-        lines = [_load(builder, _offset(builder, source, builder.mul(_I64(i), columns)), vector) for i in lanes]
+        lines = [load(builder, offset(builder, source, builder.mul(_I64(i), columns)), vector) for i in lanes]
         # Exchanges the off-diagonal halves of blocks of two, then of four, then of eight.
         for step in (1, 2, 4):
             upper = [_BLOCK + lane - step if lane & step else lane for lane in lanes]
@@ -199,14 +202,14 @@ def transpose_block(typing_context, out, source, rows, columns):
                         for mask in (upper, lower)
                     )
         for i, line in enumerate(lines):
-            place = _offset(builder, out, builder.mul(_I64(i), rows))
+            place = offset(builder, out, builder.mul(_I64(i), rows))
             builder.store(line, builder.inttoptr(place, vector.as_pointer())).align = 4
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), codegen
 
 
-@_intrinsic
+@vector_intrinsic
 def address_list(typing_context):
     """The address of a list on the stack, of ``LIST`` int64; every call of it in the source is a list of its own."""
 

@@ -107,16 +107,17 @@ def _transpose_tiles(job, total, parent, first, last):
     below, below_gradient = get_i64(job, BELOW), get_i64(job, BELOW_GRADIENT)
     slopes, turned, digits = get_i64(job, OUT), get_i64(job, TURNED), get_i64(job, DIGITS) + 4 * first
     rows, rank, step = get_i64(job, ROWS), get_i64(job, RANK), get_i64(job, ROWS) * SIDE
-    wide = rank - rank % WIDEST
     for a in range(0, rows, SIDE):
-        line, slope = 4 * rank * (rows * parent + a), slopes + 4 * (step * first + SIDE * a)
-        for r in range(0, wide, WIDEST):
-            left, out, into, right = below + line + 4 * r, below_gradient + line + 4 * r, total + 4 * r, turned + 4 * r
-            transpose_tile(left, out, slope, step, digits, last - first, into, right, rank)
-        if wide < rank:
-            shift = 4 * wide
+        line, slope, r = 4 * rank * (rows * parent + a), slopes + 4 * (step * first + SIDE * a), np.int64(0)
+        while r < rank:
+            shift = 4 * r
             left, out, into, right = below + line + shift, below_gradient + line + shift, total + shift, turned + shift
-            transpose_tile_8(left, out, slope, step, digits, last - first, into, right, rank)
+            if rank - r >= WIDEST:
+                transpose_tile(left, out, slope, step, digits, last - first, into, right, rank)
+                r += WIDEST
+            else:
+                transpose_tile_8(left, out, slope, step, digits, last - first, into, right, rank)
+                r += 8
 
 
 @inlined

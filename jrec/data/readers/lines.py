@@ -20,6 +20,7 @@ from jrec.data.schema import DatasetError
 BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 64 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # what files of these kinds begin with
 _UNSUPPORTED = {
     b"PK\x03\x04": "a zip archive",
     b"\x28\xb5\x2f\xfd": "zstd-compressed",
@@ -110,11 +111,11 @@ def read_blocks(
             for magic, kind in _UNSUPPORTED.items():
                 if beginning.startswith(magic):
                     raise DatasetError(f"{path} is {kind}; unpack it first (plain and gzip text files are read)")
-            if beginning.startswith(b"PAR1"):
+            if beginning.startswith(PARQUET):
                 raise DatasetError(
                     f"{path} is a Parquet file, which only the format csv reads; describe it by a schema"
                 )
-            if not beginning.startswith(b"\x1f\x8b"):
+            if not beginning.startswith(GZIP):
                 lines = raw if start == 0 and stop is None else _Range(raw, start, stop)
                 yield from _cut(path, lines, raw.tell, 0 if start else skip_lines, block_bytes, start == 0)
                 return

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jrec.data.readers.keys import hash_texts, is_text
+from jrec.data.readers.lines import GZIP
 from jrec.data.readers.parse import ListField, LongTexts
 from jrec.data.schema import DatasetError
 
@@ -90,7 +91,7 @@ def _text(path: str) -> str:
     """The whole file; MovieLens-1M is Latin-1, later ones are UTF-8."""
     try:
         content = pathlib.Path(path).read_bytes()
-        if content.startswith(b"\x1f\x8b"):
+        if content.startswith(GZIP):
             content = gzip.decompress(content)
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -20,7 +20,6 @@ from jrec.data.schema import DatasetError
 
 DELIMITER, SEPARATOR = "\x1f", "\x1e"  # ASCII's unit and record separators
 _HINT = ", since a text in it holds a line end or one of the characters U+001E and U+001F; replace them"
-_MAGIC = b"PAR1"
 _VALUE_BYTES = 12  # about what a value takes as text
 _MAX_ROWS = 1 << 16
 _EXACT = float(1 << 53)
@@ -30,7 +29,7 @@ def is_parquet(path: str) -> bool:
     """Whether a file is Parquet, by its first bytes. False for what cannot be read."""
     try:
         with pathlib.Path(path).open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
+            return file.read(len(lines.PARQUET)) == lines.PARQUET
     except OSError:
         return False
 
