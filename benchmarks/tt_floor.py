@@ -7,8 +7,8 @@ Phases of the step of ``benchmarks.tt``: forward, backward and Adagrad's update 
     products   of the first two cores, for every unique prefix
     rows       of all cores, for every unique row, and pooling
     loss       the activations' gradient; the floor takes it as measured, too
-    backward   gradients of unique rows, of the products below and of the cores
-    update     of the cores and their slots
+    backward   gradients of unique rows, of the products below and of the cores, and the update of cores and slots,
+               which needs no gradient of a whole core in memory
 
 A phase's floor is the greater of its multiply-adds by the peak rate, of the kernels' own register tile on operands in
 L1 or of a large BLAS product, whichever is greater, and its bytes by the bandwidth of a copy between arrays that are
@@ -51,7 +51,7 @@ LOOKUPS = 32768
 RANKS = (8, 16, 32, 64)
 OTHER_DIMS, OTHER_ROWS, OTHER_RANK = (32, 64), 2_500_000, 32  # the uncompressed table must fit beside
 SETTLING, RUNS, RATE_RUNS = 20, 60, 10  # runs of a program's turn that do not count, those that do, and a rate's
-PHASES = ("cast", "index", "products", "rows", "loss", "backward", "update")
+PHASES = ("cast", "index", "products", "rows", "loss", "backward")
 MEASURED = ("cast", "loss")  # phases of an uncompressed table's step as well
 
 
@@ -99,11 +99,10 @@ def work_of(shape: tt.TTShape, traffic: tt.TTTraffic) -> dict[str, Work]:
         "index": Work(products=0, bytes=4 * index),
         "products": Work(products=sum(of_levels[:-1]), bytes=4 * (sum(sizes[:-1]) + prefixes)),
         "rows": Work(products=of_levels[-1], bytes=4 * (floats[-2] + sizes[-1] + 2 * unique + pooled + lookups)),
-        # Gradients of rows and of products are written and read, the products read; cores likewise, for theirs.
+        # Gradients of rows and of products are written and read, the products read; cores and slots both.
         "backward": Work(
-            products=2 * sum(of_levels), bytes=4 * (pooled + lookups + 2 * unique + 3 * prefixes + 2 * sum(sizes))
+            products=2 * sum(of_levels), bytes=4 * (pooled + lookups + 2 * unique + 3 * prefixes + 4 * sum(sizes))
         ),
-        "update": Work(products=0, bytes=4 * 5 * sum(sizes)),
     }
 
 
@@ -145,15 +144,11 @@ def programs_of(side: Side) -> dict[str, Callable[[], Any]]:
     def loss(activations: jax.Array, targets: jax.Array) -> Any:
         return activations - targets
 
-    def backward(cores: Any, ids: jax.Array, targets: jax.Array) -> Any:
-        out, residuals = rows(cores, ids)
-        return tt.tt_core_gradients(cores, shape, residuals, out - targets, contraction="unique")
-
-    jitted = {f.__name__: jax.jit(f) for f in (cast, index, products, rows, loss, backward)}
+    jitted = {f.__name__: jax.jit(f) for f in (cast, index, products, rows, loss)}
     step = jax.jit(functools.partial(train, shape), donate_argnums=(0, 1))
     state = [jax.tree.map(jnp.array, side.cores), tt.tt_init_slots(FUSED, side.cores)]
 
-    def update() -> Any:
+    def backward() -> Any:
         state[:] = step(*state, side.ids, side.gradient)
         return state
 
@@ -163,15 +158,14 @@ def programs_of(side: Side) -> dict[str, Callable[[], Any]]:
         "products": lambda: jitted["products"](side.cores, side.ids),
         "rows": lambda: jitted["rows"](side.cores, side.ids),
         "loss": lambda: jitted["loss"](side.gradient, side.gradient),
-        "backward": lambda: jitted["backward"](side.cores, side.ids, side.gradient),
-        "update": update,
+        "backward": backward,
     }
 
 
 def floats_of(shape: tt.TTShape, traffic: tt.TTTraffic) -> int:
-    """Of all that a step touches: cores, slots, gradients; products, rows and their gradients; activations and such."""
+    """Of all that a step touches: cores and slots; products, rows and their gradients; activations and such."""
     entries = sum(_floats_of_levels(shape, traffic))
-    return 3 * shape.num_parameters + 2 * entries + 3 * traffic.lookups * shape.dim
+    return 2 * shape.num_parameters + 2 * entries + 3 * traffic.lookups * shape.dim
 
 
 def phase_seconds(

@@ -116,9 +116,9 @@ def test_the_floor_counts_what_a_step_does():
     choice = contraction_seconds(shape, traffic, MULTIPLY_ADDS)
     assert work["products"].products + work["rows"].products == choice[0]["unique"]
     assert work["backward"].products == choice[1]["unique"]
-    assert work["update"].bytes == 20 * shape.num_parameters
     products, rows = 3 * 4 * 4, 5 * 8
-    assert tt_floor.floats_of(shape, traffic) == 3 * shape.num_parameters + 2 * (products + rows) + 3 * 6 * 8
+    assert work["backward"].bytes == 4 * (6 * 8 + 6 + 2 * rows + 3 * products + 4 * shape.num_parameters)
+    assert tt_floor.floats_of(shape, traffic) == 2 * shape.num_parameters + 2 * (products + rows) + 3 * 6 * 8
     assert tt_floor.Work(products=6, bytes=8).seconds(tt_floor.Rates(products=2, bandwidth=4)) == 3
     assert tt_floor.Work(products=6, bytes=16).seconds(tt_floor.Rates(products=2, bandwidth=4)) == 4
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from tt_kernel_cases import make_level
 
+from jrec import ops
 from jrec.native import tt as native
 from jrec.ops import tensor_cast
 from jrec.ops.tt import TTShape, products
 from jrec.ops.tt.cache_split import split_cast
-from jrec.ops.tt.core_update import touched_slices
+from jrec.ops.tt.core_update import step_core, touched_slices, tt_init_slots
 from jrec.ops.tt.index import Level, tt_index
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -62,6 +63,48 @@ def test_products_and_their_transposes(name):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max(initial=1e-6))
 
 
+OPTIMIZERS = {
+    "sgd": ops.SGD(learning_rate=0.1),
+    "momentum": ops.Momentum(learning_rate=0.1, momentum=0.9),
+    "adagrad": ops.Adagrad(learning_rate=0.1, initial_accumulator=0.1, weight_decay=0.01),
+    "rowwise": ops.RowWiseAdagrad(learning_rate=0.1, initial_accumulator=0.1, max_row_norm=1.0),
+    "rmsprop": ops.RMSProp(learning_rate=0.1, eps=0.01),
+    "adam": ops.Adam(learning_rate=0.1, eps=0.01),
+}
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=(1, 2))
+def _stepped(optimizer, core, slots, below, level, gradient):
+    scalars = jnp.int32(2), jnp.float32(0.5)
+    return products.native_transpose_step(
+        gradient, below, level, jnp.int32(len(below)), optimizer, core, slots, *scalars
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        *((name, "adagrad") for name in LEVELS),
+        *((name, optimizer) for name in ("last, tiles", "middle, hardly repeated") for optimizer in OPTIMIZERS),
+    ],
+)
+def test_a_core_stepped_with_its_gradient_is_as_stepped_after_it(name, optimizer):
+    case, optimizer = LEVELS[name](np.random.default_rng(3)), OPTIMIZERS[optimizer]
+    m, level = len(case.core), _level(case)
+    slots = tt_init_slots(optimizer, (jnp.asarray(case.core),))[0]
+    _, of_below, of_core = _both(case.below, case.core, level, case.gradient)
+    touched = jnp.zeros(m, bool).at[case.digits[: case.real]].set(True)
+    options = {"step": jnp.int32(2), "gradient_scale": jnp.float32(0.5), "rounding_key": None}
+    core = jnp.asarray(case.core)
+    want = step_core(optimizer, core, slots, of_core, touched, **options, implementation="xla")
+    given, kept = jnp.array(core), jax.tree.map(jnp.array, slots)
+    below, got = _stepped(optimizer, given, kept, case.below, level, case.gradient)
+    np.testing.assert_array_equal(below, of_below)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), got, want)
+    np.testing.assert_array_equal(got[0][~touched], core[~touched])
+    assert given.is_deleted()
+
+
 @pytest.mark.parametrize("right_rank", [1, 16])
 def test_threads_do_not_change_a_bit(right_rank, monkeypatch):
     size = {"parents": 900, "slices": 7, "capacity": 6000, "real": 5500}
@@ -70,8 +113,13 @@ def test_threads_do_not_change_a_bit(right_rank, monkeypatch):
     for threads in ("1", "2"):
         monkeypatch.setenv("JREC_NUM_THREADS", threads)
         _both.clear_cache()
-        runs.append(_run(case))
+        _stepped.clear_cache()
+        optimizer, core = OPTIMIZERS["adagrad"], jnp.array(case.core)
+        slots = tt_init_slots(optimizer, (core,))[0]
+        _, stepped = _stepped(optimizer, core, slots, case.below, _level(case), case.gradient)
+        runs.append([*_run(case), *jax.tree.leaves(stepped)])
     _both.clear_cache()
+    _stepped.clear_cache()
     for one, two in zip(*runs, strict=True):
         np.testing.assert_array_equal(one, two)
 

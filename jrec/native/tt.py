@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrec.native.calls import custom_call, threads_attribute
+from jrec.native.hyper import hyperparameters, kind_of
+from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.types import Cast
 
 
@@ -98,37 +101,90 @@ def expand(
     )[0]
 
 
+class Level(NamedTuple):
+    """A level's entries as the kernels of its transposes take them.
+
+    Attributes:
+      parents: (capacity,) int32 ascending.
+      digits: (capacity,) int32.
+      count: () int32, how many entries are real.
+      below_count: () int32, how many entries of the level below are.
+      by_digit: The entries by digit, whose slices' gradients are sums over those; or None, where they are sums over
+        pieces of the entries in order.
+    """
+
+    parents: jax.Array
+    digits: jax.Array
+    count: jax.Array
+    below_count: jax.Array
+    by_digit: DigitOrder | None
+
+
 def expand_transpose(
-    gradient: jax.Array,
-    below: jax.Array,
-    core: jax.Array,
-    parents: jax.Array,
-    digits: jax.Array,
-    count: jax.Array,
-    below_count: jax.Array,
-    by_digit: DigitOrder | None,
+    gradient: jax.Array, below: jax.Array, core: jax.Array, level: Level
 ) -> tuple[jax.Array, jax.Array]:
     """Gradients (P, A, R), undefined from ``below_count`` on, and (m, R, n, R'), from ``expand``'s output's gradient.
 
-    The first takes the place of ``below`` where nothing else needs that any more. With the entries by digit, slices'
-    gradients are sums over those; else they are sums over pieces of the entries in order.
+    The first takes the place of ``below`` where nothing else needs that any more.
     """
-    operands = gradient, below, core, parents, digits, count, below_count
-    m, capacity = core.shape[0], parents.shape[0]
-    if by_digit is None:
+    of_core, of_below, *_ = _transpose(gradient, below, core, level)
+    return of_below, of_core
+
+
+def expand_transpose_step(
+    gradient: jax.Array,
+    below: jax.Array,
+    level: Level,
+    optimizer: RowOptimizer,
+    core: jax.Array,
+    slots: Slots,
+    step: jax.Array,
+    scale: jax.Array,
+) -> tuple[jax.Array, tuple[jax.Array, Slots]]:
+    """The gradient of ``below``, as ``expand_transpose`` has it, and the core and its slots after the optimizer's step.
+
+    Core and slots are stepped in place where nothing else needs them any more. Slices without an entry keep their bits.
+    """
+    state = core, *(slots[slot] for slot in optimizer.slots)
+    hyper = hyperparameters(optimizer, step, scale)
+    _, of_below, _, _, _, core, *new = _transpose(gradient, below, core, level, kind_of(optimizer), (hyper, *state[1:]))
+    return of_below, (core, dict(zip(optimizer.slots, new, strict=True)))
+
+
+def _transpose(
+    gradient: jax.Array,
+    below: jax.Array,
+    core: jax.Array,
+    level: Level,
+    kind: int = -1,
+    step: tuple[jax.Array, ...] = (),
+) -> Sequence[jax.Array]:
+    """What the handlers give; ``step`` holds an optimizer's hyperparameters and slots, or nothing."""
+    operands = gradient, below, core, level.parents, level.digits, level.count, level.below_count
+    m, capacity = core.shape[0], level.parents.shape[0]
+    if level.by_digit is None:
         from jrec.native.tt_piece_kernels import MOST_PIECES, PIECE_REPEATS
 
         pieces = min(MOST_PIECES, max(1, capacity // max(1, PIECE_REPEATS * m)))
-        name, turned, partial = "tt_transpose_pieces", m, (pieces, *core.shape)
+        name, of_core, turned, partial, touched = "tt_transpose_pieces", m, m, (pieces, *core.shape), m
     else:
         from jrec.native.tt_kernels import CHUNK_DIGITS
 
-        operands = *operands, *by_digit
-        name, turned, partial = "tt_transpose_digits", -(-m // CHUNK_DIGITS), (capacity, *below.shape[1:])
-    shapes = core.shape, below.shape, (turned, *core.shape[1:]), partial
-    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    of_core, of_below, *_ = custom_call("tt_handlers", name, results, {1: 1})(*operands, threads=threads_attribute())
-    return of_below, of_core
+        operands = *operands, *level.by_digit
+        turned, partial, touched = -(-m // CHUNK_DIGITS), (capacity, *below.shape[1:]), 0
+        name, of_core = "tt_transpose_digits", turned if step else m
+    shapes = (of_core, *core.shape[1:]), below.shape, (turned, *core.shape[1:]), partial
+    results = [*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes), _i32(touched)]
+    aliases = {1: 1}
+    if step:
+        places = 2, *range(len(operands) + 1, len(operands) + len(step))
+        state = core, *step[1:]
+        aliases |= {place: len(results) + i for i, place in enumerate(places)}
+        results += [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in state]
+    # Handlers number attributes by name.
+    return custom_call("tt_handlers", name, results, aliases)(
+        *operands, *step, threads=threads_attribute(), update=np.int64(kind)
+    )
 
 
 def _i32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -23,6 +23,8 @@ from jrec.native.ffi import (
     known_layout,
     new_job,
     no_memory,
+    num_arguments,
+    num_results,
     parallel,
     pool_size,
     pool_task,
@@ -30,6 +32,8 @@ from jrec.native.ffi import (
 )
 from jrec.native.memory import get_i64, put_i64
 from jrec.native.tt_index_handlers import count_of
+
+GRADIENT_RESULTS = 5  # of both transposes, before an optimizer's
 
 _expand = address_of(tt.tt_expand_chunks.symbol)
 _expand_digits = address_of(tt.tt_expand_digits.symbol)
@@ -61,6 +65,24 @@ def _set_gradients(job, frame):
     put_i64(job, tt.CORE_GRADIENT, data(result(frame, 0)))
     put_i64(job, tt.BELOW_GRADIENT, data(result(frame, 1)))
     put_i64(job, tt.TURNED, data(result(frame, 2)))
+
+
+@inlined
+def _set_step(job, frame, operands):
+    """From what follows the other operands where there is an optimizer: hyperparameters and slots; the core is aliased.
+
+    Results are then the core and its slots, after what both transposes give.
+    """
+    if num_arguments(frame) == operands:
+        return
+    put_i64(job, tt.HYPER, data(argument(frame, operands)))
+    put_i64(job, tt.KIND, integer_attribute(frame, 1))
+    core, slots = GRADIENT_RESULTS, num_results(frame) - GRADIENT_RESULTS - 1
+    put_i64(job, tt.CORE, data(result(frame, core)))
+    if slots > 0:
+        put_i64(job, tt.SLOT0, data(result(frame, core + 1)))
+    if slots > 1:
+        put_i64(job, tt.SLOT1, data(result(frame, core + 2)))
 
 
 @inlined
@@ -115,8 +137,9 @@ def tt_expand_handler(frame):
 
 @kernel(types.int64(types.int64), requires=(pool_task, tt.tt_transpose_digits, tt.tt_sum_shares_chunks))
 def tt_transpose_digits_handler(frame):
-    """(gradient, below, core, parents, digits, count, below count, order by digit) -> (core gradient, below gradient,
-    core transposed, entries' shares). The below gradient may lie where ``below`` does.
+    """(gradient, below, core, parents, digits, count, below count, order by digit; hyper, slots... or nothing) -> (core
+    gradient, below gradient, core transposed, entries' shares, nothing; core, slots... or nothing). The below gradient
+    may lie where ``below`` does; core and slots lie where they did.
     """
     if answered_metadata(frame):
         return np.int64(0)
@@ -129,6 +152,7 @@ def tt_transpose_digits_handler(frame):
     _set_level(job, below, core, argument(frame, 3), argument(frame, 4), argument(frame, 5))
     _set_gradients(job, frame)
     _set_digit_order(job, argument(frame, 7), argument(frame, 8))
+    _set_step(job, frame, np.int64(9))
     put_i64(job, tt.SHARES, data(result(frame, 3)))
     put_i64(job, tt.CHUNK, tt.CHUNK_DIGITS)
     threads = _useful_threads(frame, job)
@@ -146,8 +170,8 @@ def tt_transpose_digits_handler(frame):
     requires=(pool_task, pieces.tt_turn_chunks, pieces.tt_transpose_pieces, pieces.tt_sum_pieces_chunks),
 )
 def tt_transpose_pieces_handler(frame):
-    """(gradient, below, core, parents, digits, count, below count) -> (core gradient, below gradient, core transposed,
-    the core's gradients by piece). The below gradient may lie where ``below`` does.
+    """(gradient, below, core, parents, digits, count, below count; hyper, slots... or nothing) -> (core gradient, below
+    gradient, core transposed, the core's gradients by piece, touched slices; core, slots... or nothing). As above.
     """
     if answered_metadata(frame):
         return np.int64(0)
@@ -163,6 +187,8 @@ def tt_transpose_pieces_handler(frame):
     wanted = get_i64(job, tt.COUNT) // max(np.int64(1), pieces.PIECE_REPEATS * slices)
     put_i64(job, tt.PIECES, min(max(np.int64(1), wanted), room))
     put_i64(job, tt.PIECE_GRADIENTS, data(result(frame, 3)))
+    put_i64(job, tt.TOUCHED, data(result(frame, 4)))
+    _set_step(job, frame, np.int64(7))
     threads, size = _useful_threads(frame, job), get_i64(job, tt.RANK) * get_i64(job, tt.COLUMNS)
     _run(frame, _turn(), job, slices, 4 * size, threads)
     parallel(frame, _transpose_pieces(), job, get_i64(job, tt.PIECES), threads)

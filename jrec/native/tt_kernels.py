@@ -1,9 +1,10 @@
 """Tensor-train products of sorted unique entries, and their transposes, as small GEMMs over whoever shares an operand.
 
 A middle core's slices are large: entries of one digit share a slice, forward as the rows of one product, and the
-slice's gradient is the sum over them. The last core's slices are small and what lies below them is not: entries are
-taken in order, so that parents stream by and the core stays in the caches. Each sum has one writer and a fixed order,
-so results do not depend on the number of threads.
+slice's gradient is the sum over them. Where an optimizer is given, it steps a slice while its gradient is in the
+caches, so that no gradient of the whole core is ever written. The last core's slices are small and what lies below
+them is not: entries are taken in order, so that parents stream by and the core stays in the caches. Each sum has one
+writer and a fixed order, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import numpy as np
 from numba import types
 
 from jrec.native import narrow_tiles
+from jrec.native.accumulate import F32
 from jrec.native.compile import inlined, kernel
 from jrec.native.memory import get_f32, get_i32, get_i64, prefetch, put_f32, put_i64
+from jrec.native.optimizer_steps import update_row
 from jrec.native.small_gemm import LIST, address_list, outer_sum, product_rows, product_sum, transpose_block
 
 CHUNK_PRODUCTS = 1 << 18  # multiply-adds of a chunk: ten microseconds
@@ -37,7 +40,7 @@ class Job(enum.IntEnum):
     OUT = 8  # forward (.., A, N); backward the gradient of that, read
     BELOW_GRADIENT = 9  # may be BELOW itself
     BELOW_COUNT = 10
-    CORE_GRADIENT = 11  # (m, R, N)
+    CORE_GRADIENT = 11  # (m, R, N); by digit with an optimizer (chunks, R, N), room for a slice's of each chunk
     CHUNK = 12  # entries, parents or digits of a chunk
     DIGIT_OFFSETS = 13  # (m + 1,) int32, where every digit's entries begin in DIGIT_ENTRIES
     DIGIT_ENTRIES = 14  # int32, entries by digit
@@ -48,12 +51,18 @@ class Job(enum.IntEnum):
     SLICES = 17  # m
     PIECES = 18  # of the entries, where they are taken in order
     PIECE_GRADIENTS = 19  # (PIECES, m, N, R), every piece's gradient of the core, transposed
+    TOUCHED = 20  # (m,) int32, 1 for the digits that entries have; only where they are taken in order
+    HYPER = 21  # what the optimizer is to do; 0 to leave the core as it is, and write its gradient
+    KIND = 22  # the optimizer
+    SLOT0 = 23
+    SLOT1 = 24
 
 
 JOB_WORDS = len(Job)
 (
     BELOW, CORE, PARENTS, DIGITS, COUNT, ROWS, RANK, COLUMNS, OUT, BELOW_GRADIENT, BELOW_COUNT, CORE_GRADIENT, CHUNK,
     DIGIT_OFFSETS, DIGIT_ENTRIES, TURNED, SHARES, SLICES, PIECES, PIECE_GRADIENTS,
+    TOUCHED, HYPER, KIND, SLOT0, SLOT1,
 ) = (int(word) for word in Job)  # fmt: skip
 
 
@@ -154,9 +163,9 @@ def tt_transpose_digits(job, begin, end):
     """Backward by digit: gradients of the slices of the chunks [begin, end), and their entries' shares of parents'.
 
     A slice's gradient is its entries' parents transposed by their gradients, shares are those gradients by the slice
-    transposed: both while slice and gradients are in the caches.
+    transposed, and then the optimizer steps it: all while slice and gradients are in the caches.
     """
-    core, out, offsets = get_i64(job, CORE), get_i64(job, CORE_GRADIENT), get_i64(job, DIGIT_OFFSETS)
+    core, offsets, steps = get_i64(job, CORE), get_i64(job, DIGIT_OFFSETS), get_i64(job, HYPER) != 0
     rank, columns = get_i64(job, RANK), get_i64(job, COLUMNS)
     size, slices = get_i64(job, CHUNK), get_i64(job, SLICES)
     lefts, rights = address_list(), address_list()
@@ -164,17 +173,30 @@ def tt_transpose_digits(job, begin, end):
         turned = get_i64(job, TURNED) + 4 * rank * columns * chunk
         for digit in range(chunk * size, min((chunk + 1) * size, slices)):
             place = 4 * rank * columns * digit
+            out = get_i64(job, CORE_GRADIENT) + (4 * rank * columns * chunk if steps else place)
             first, last = np.int64(get_i32(offsets, digit)), np.int64(get_i32(offsets, digit + 1))
             if first == last:
-                clear(out + place, rank * columns)
+                if not steps:
+                    clear(out, rank * columns)
                 continue
             if columns < NARROW and columns < rank:
                 _add_outers(job, turned, first, last, lefts, rights, np.int64(1))
-                transpose(out + place, turned, columns, rank)
+                transpose(out, turned, columns, rank)
             else:
-                _add_outers(job, out + place, first, last, lefts, rights, np.int64(0))
+                _add_outers(job, out, first, last, lefts, rights, np.int64(0))
             transpose(turned, core + place, rank, columns)
             _write_shares(job, turned, first, last, lefts, rights)
+            if steps:
+                step_slice(job, digit, out)
+
+
+@inlined
+def step_slice(job, digit, gradient):
+    """The optimizer's step of one slice."""
+    size, none = get_i64(job, RANK) * get_i64(job, COLUMNS), np.int64(0)
+    kind, core, hyper = get_i64(job, KIND), get_i64(job, CORE), get_i64(job, HYPER)
+    slots = get_i64(job, SLOT0), get_i64(job, SLOT1)
+    update_row(kind, core, np.int64(F32), digit, digit, size, size, gradient, slots[0], slots[1], hyper, none)
 
 
 @inlined

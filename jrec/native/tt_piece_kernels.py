@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 
 from jrec.native.compile import inlined, kernel
-from jrec.native.memory import get_i32, get_i64, put_i64
+from jrec.native.memory import get_i32, get_i64, put_i32, put_i64
 from jrec.native.narrow_tiles import SIDE, WIDEST, fits, transpose_tile, transpose_tile_8
 from jrec.native.small_gemm import LIST, address_list, product_sum
 from jrec.native.tt_kernels import (
@@ -24,6 +24,7 @@ from jrec.native.tt_kernels import (
     CORE_GRADIENT,
     COUNT,
     DIGITS,
+    HYPER,
     OUT,
     PARENTS,
     PIECE_GRADIENTS,
@@ -31,10 +32,12 @@ from jrec.native.tt_kernels import (
     RANK,
     ROWS,
     SLICES,
+    TOUCHED,
     TURNED,
     add,
     clear,
     fetch,
+    step_slice,
     transpose,
 )
 
@@ -44,12 +47,13 @@ PIECE_REPEATS = 8  # entries of a piece for every slice, so that its gradient of
 
 @kernel(types.void(types.int64, types.int64, types.int64))
 def tt_turn_chunks(job, begin, end):
-    """Slices of the chunks [begin, end), transposed."""
-    core, turned = get_i64(job, CORE), get_i64(job, TURNED)
+    """Slices of the chunks [begin, end), transposed; none of them is touched yet."""
+    core, turned, touched = get_i64(job, CORE), get_i64(job, TURNED), get_i64(job, TOUCHED)
     rank, columns, size = get_i64(job, RANK), get_i64(job, COLUMNS), get_i64(job, CHUNK)
     for digit in range(begin * size, min(end * size, get_i64(job, SLICES))):
         place = 4 * rank * columns * digit
         transpose(turned + place, core + place, rank, columns)
+        put_i32(touched, digit, np.int32(0))
 
 
 @kernel(types.void(types.int64, types.int64, types.int64))
@@ -64,7 +68,7 @@ def tt_transpose_pieces(job, begin, end):
     core_size = get_i64(job, SLICES) * get_i64(job, RANK) * get_i64(job, COLUMNS)
     below_gradient = get_i64(job, BELOW_GRADIENT)
     rank, columns = get_i64(job, RANK), get_i64(job, COLUMNS)
-    digits, turned = get_i64(job, DIGITS), get_i64(job, TURNED)
+    digits, turned, touched = get_i64(job, DIGITS), get_i64(job, TURNED), get_i64(job, TOUCHED)
     narrow = fits(get_i64(job, ROWS), rank, columns)
     slopes, rights = address_list(), address_list()
     for piece in range(begin, end):
@@ -77,7 +81,9 @@ def tt_transpose_pieces(job, begin, end):
             clear(below_gradient + 4 * width * done, width * (parent - done))
             first = u
             while u < last and get_i32(parents, u) == parent:
-                slice_ = 4 * rank * columns * np.int64(get_i32(digits, u))
+                digit = np.int64(get_i32(digits, u))
+                put_i32(touched, digit, np.int32(1))
+                slice_ = 4 * rank * columns * digit
                 fetch(total + slice_, rank * columns)
                 fetch(turned + slice_, rank * columns)
                 u += 1
@@ -152,11 +158,14 @@ def _write_parent_gradient(job, parent, first, last, slopes, slices):
 
 @kernel(types.void(types.int64, types.int64, types.int64))
 def tt_sum_pieces_chunks(job, begin, end):
-    """Gradients of the slices of the chunks [begin, end): the sums over pieces, in order."""
+    """Gradients of the slices of the chunks [begin, end), the sums over pieces in order, and the optimizer's steps."""
     totals, out, slices = get_i64(job, PIECE_GRADIENTS), get_i64(job, CORE_GRADIENT), get_i64(job, SLICES)
     rank, columns, size = get_i64(job, RANK), get_i64(job, COLUMNS), get_i64(job, CHUNK)
+    touched, steps = get_i64(job, TOUCHED), get_i64(job, HYPER) != 0
     for digit in range(begin * size, min(end * size, slices)):
         place = 4 * rank * columns * digit
         for piece in range(1, get_i64(job, PIECES)):
             add(totals + place, totals + 4 * rank * columns * slices * piece + place, rank * columns)
         transpose(out + place, totals + place, columns, rank)
+        if steps and get_i32(touched, digit) != 0:
+            step_slice(job, digit, out + place)

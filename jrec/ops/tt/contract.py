@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,14 +53,14 @@ def core_gradients(
     *,
     method: Method,
     implementation: Implementation | None,
-) -> Iterator[tuple[int, jax.Array]]:
-    """Number (from 0) and float32 gradient of every core, from the last core to the first.
+) -> Cores:
+    """The float32 gradient of every core.
 
     Gradients are aggregated on unique rows beforehand, here on the unique prefixes of every level (EL-Rec, in-advance
     gradient aggregation); each core has a single gradient array.
 
     Args:
-      cores: As in the forward pass; core ``k`` is not read any more once its gradient has come.
+      cores: As in the forward pass.
       shape: The table's shape.
       levels: The lookup's levels.
       products: The products of the levels before the last, from ``unique_rows``.
@@ -67,22 +68,64 @@ def core_gradients(
       method: "dense" makes both gradients of the first two cores by one GEMM each.
       implementation: The implementation of grouped products.
     """
+
+    def transpose(k: int, gradient: jax.Array, below: jax.Array, below_count: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return level_transpose(
+            gradient, below, cores[k], levels[k - 1], below_count, method_of(method, k), implementation
+        )
+
+    return tuple(
+        core for _, core in reversed(list(backward_levels(cores, shape, levels, products, row_gradients, transpose)))
+    )
+
+
+def backward_levels(
+    cores: Cores,
+    shape: TTShape,
+    levels: tuple[Level, ...],
+    products: tuple[jax.Array, ...],
+    row_gradients: jax.Array,
+    transpose: Callable[[int, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]],
+) -> Iterator[tuple[int, Any]]:
+    """What ``transpose`` makes of every core, from the last to the second, and the gradient of the first, numbered.
+
+    Args:
+      cores: As in the forward pass; core ``k`` is not read any more once it has come.
+      shape: The table's shape.
+      levels: As for ``core_gradients``.
+      products: As for ``core_gradients``.
+      row_gradients: As for ``core_gradients``.
+      transpose: From the number of a core, the gradient of its level's products, the products below and how many of
+        these are real: the gradient of those, and anything.
+    """
     gradient = row_gradients[:, :, None]
     lower = (_first(cores, shape), *products)
     counts = (jnp.int32(shape.row_factors[0]), *(level.count for level in levels))
-    for k in range(len(levels) - 1, -1, -1):
-        way = method if k == 0 else "grouped"
-        gradient, core_gradient = expand_transpose(
-            gradient,
-            lower[k],
-            _factor(cores[k + 1], way, implementation),
-            levels[k],
-            below_count=counts[k],
-            method=way,
-            implementation=implementation,
-        )
-        yield k + 1, core_gradient
+    for k in range(len(levels), 0, -1):
+        gradient, of_core = transpose(k, gradient, lower[k - 1], counts[k - 1])
+        yield k, of_core
     yield 0, gradient.reshape(shape.core_shapes[0])
+
+
+def level_transpose(
+    gradient: jax.Array,
+    below: jax.Array,
+    core: jax.Array,
+    level: Level,
+    below_count: jax.Array,
+    method: Method,
+    implementation: Implementation | None,
+) -> tuple[jax.Array, jax.Array]:
+    """``products.expand_transpose`` of a core of any dtype."""
+    core = _factor(core, method, implementation)
+    return expand_transpose(
+        gradient, below, core, level, below_count=below_count, method=method, implementation=implementation
+    )
+
+
+def method_of(method: Method, core: int) -> Method:
+    """How the products of a core's level are made: only those of the second core may be dense."""
+    return method if core == 1 else "grouped"
 
 
 def naive_rows(cores: Cores, shape: TTShape, ids: jax.Array) -> jax.Array:

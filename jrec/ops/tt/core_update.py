@@ -13,8 +13,11 @@ from jrec.ops.arrays import Slots
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import has_native, row_update
+from jrec.ops.tt.contract import TTResiduals, backward_levels, level_transpose, method_of
 from jrec.ops.tt.index import TTIndex, index_implementation
 from jrec.ops.tt.init import Cores
+from jrec.ops.tt.products import Method, native_transpose_step
+from jrec.ops.tt.shape import TTShape
 
 
 def tt_init_slots(optimizer: RowOptimizer, cores: Cores) -> tuple[Slots, ...]:
@@ -41,6 +44,68 @@ def core_keys(key: jax.Array | None, cores: Cores) -> tuple[jax.Array | None, ..
         return (None,) * len(cores)
     rounding.check_key(key)
     return tuple(rounding.derived_key(key, k) if core.dtype.itemsize < 4 else None for k, core in enumerate(cores))
+
+
+def step_cores(
+    optimizer: RowOptimizer,
+    cores: Cores,
+    slots: tuple[Slots, ...],
+    shape: TTShape,
+    residuals: TTResiduals,
+    row_gradients: jax.Array,
+    *,
+    method: Method,
+    step: jax.Array,
+    gradient_scale: jax.Array,
+    rounding_keys: tuple[jax.Array | None, ...],
+    implementation: Implementation | None,
+) -> tuple[Cores, tuple[Slots, ...]]:
+    """Steps every core as soon as its gradient is there, by the native kernels together with making it.
+
+    Args:
+      optimizer: Any row optimizer.
+      cores: As in the forward pass.
+      slots: The slots of every core.
+      shape: The table's shape.
+      residuals: From the forward pass.
+      row_gradients: (unique_capacity, dim) float32.
+      method: As for ``core_gradients``.
+      step: () int32.
+      gradient_scale: () float32.
+      rounding_keys: Of every core, as from ``core_keys``.
+      implementation: "xla", "native", "pallas" or None.
+
+    Returns:
+      The new cores and slots.
+    """
+    levels, new = residuals.index.levels, {}
+
+    def stepped(k: int, core: jax.Array, slots: Slots, gradient: jax.Array, step: Any, scale: Any) -> Any:
+        touched = touched_slices(residuals.index, k, shape.row_factors[k], implementation)
+        options = {"step": step, "gradient_scale": scale, "rounding_key": rounding_keys[k]}
+        return step_core(optimizer, core, slots, gradient, touched, **options, implementation=implementation)
+
+    def transpose(k: int, gradient: jax.Array, below: jax.Array, below_count: jax.Array) -> tuple[jax.Array, Any]:
+        way = method_of(method, k)
+
+        def apart(gradient: jax.Array, below: jax.Array, core: jax.Array, slots: Slots, *rest: Any) -> Any:
+            level, below_count, step, scale = rest
+            below, of_core = level_transpose(gradient, below, core, level, below_count, way, implementation)
+            return below, stepped(k, core, slots, of_core, step, scale)
+
+        def together(gradient: jax.Array, below: jax.Array, core: jax.Array, slots: Slots, *rest: Any) -> Any:
+            level, below_count, step, scale = rest
+            return native_transpose_step(gradient, below, level, below_count, optimizer, core, slots, step, scale)
+
+        args = gradient, below, cores[k], slots[k], levels[k - 1], below_count, step, gradient_scale
+        known = way == "grouped" and cores[k].dtype == jnp.float32 and has_native(optimizer, cores[k])
+        if implementation in ("xla", "pallas") or not known:
+            return apart(*args)
+        return dispatch("tt_expand", implementation, args, xla=apart, native=together)
+
+    for k, one in backward_levels(cores, shape, levels, residuals.products, row_gradients, transpose):
+        new[k] = one if k > 0 else stepped(0, cores[0], slots[0], one, step, gradient_scale)
+    return tuple(new[k][0] for k in range(len(cores))), tuple(new[k][1] for k in range(len(cores)))
 
 
 def touched_slices(index: TTIndex, core: int, slices: int, implementation: Implementation | None = None) -> jax.Array:

@@ -32,7 +32,7 @@ from jrec.ops.tt.contract import (
     naive_bag,
     unique_rows,
 )
-from jrec.ops.tt.core_update import check_slots, core_keys, step_core, touched_slices
+from jrec.ops.tt.core_update import check_slots, core_keys, step_cores
 from jrec.ops.tt.core_update import tt_init_slots as tt_init_slots
 from jrec.ops.tt.cost import CONTRACTIONS, Contraction, TTTraffic, dense_fits, explain, fuses_pooling
 from jrec.ops.tt.decompose import check_cores
@@ -183,7 +183,16 @@ def tt_core_gradients(
     _check_gradients(shape, gradients)
 
     def run(method: Method) -> Callable[..., Cores]:
-        return lambda *args: tuple(g for _, g in sorted(_backward(config, method, *args), key=lambda kg: kg[0]))
+        way: Method = "dense" if method == "dense" else "grouped"
+
+        def backward(cores: Cores, residuals: TTResiduals, gradients: jax.Array) -> Cores:
+            row_gradients = _row_gradients(config, residuals, gradients)
+            products, levels = residuals.products, residuals.index.levels
+            return core_gradients(
+                cores, shape, levels, products, row_gradients, method=way, implementation=implementation
+            )
+
+        return backward
 
     return _by_platform(config, "backward", residuals.index, run, (tuple(cores), residuals, gradients))
 
@@ -234,22 +243,13 @@ def tt_apply_gradients(
     check_slots(optimizer, cores, slots)
 
     def run(method: Method) -> Callable[..., tuple[Cores, tuple[Slots, ...]]]:
+        way: Method = "dense" if method == "dense" else "grouped"
+
         def update(cores: Cores, residuals: TTResiduals, gradients: jax.Array, slots: Any, *scalars: Any):
+            row_gradients = _row_gradients(config, residuals, gradients)
             step, scale, keys = scalars
-            new_cores, new_slots = list(cores), list(slots)
-            for k, gradient in _backward(config, method, cores, residuals, gradients):
-                new_cores[k], new_slots[k] = step_core(
-                    optimizer,
-                    cores[k],
-                    slots[k],
-                    gradient,
-                    touched_slices(residuals.index, k, shape.row_factors[k], implementation),
-                    step=step,
-                    gradient_scale=scale,
-                    rounding_key=keys[k],
-                    implementation=implementation,
-                )
-            return tuple(new_cores), tuple(new_slots)
+            options = {"step": step, "gradient_scale": scale, "rounding_keys": keys, "implementation": implementation}
+            return step_cores(optimizer, cores, slots, shape, residuals, row_gradients, method=way, **options)
 
         return update
 
@@ -341,19 +341,9 @@ def _forward(
     return out, TTResiduals(index=index, weights=weights, products=products)
 
 
-def _backward(config: _Config, method: str, cores: Cores, residuals: TTResiduals, gradients: jax.Array) -> Any:
-    row_gradients = casted_gather_reduce(
-        residuals.index.cast, gradients, residuals.weights, implementation=config.implementation
-    )
-    return core_gradients(
-        cores,
-        config.shape,
-        residuals.index.levels,
-        residuals.products,
-        row_gradients,
-        method="dense" if method == "dense" else "grouped",
-        implementation=config.implementation,
-    )
+def _row_gradients(config: _Config, residuals: TTResiduals, gradients: jax.Array) -> jax.Array:
+    cast, weights = residuals.index.cast, residuals.weights
+    return casted_gather_reduce(cast, gradients, weights, implementation=config.implementation)
 
 
 def _by_platform(
