@@ -191,23 +191,6 @@ def _prefetch_row(job, s):
 
 
 @inlined
-def _segment(job, s, begin, end, scratch):
-    """Does the whole of a segment that is not long."""
-    dim, out = get_i64(job, DIM), get_i64(job, OUT)
-    if out != 0:
-        _sum(job, out + 4 * dim * s, begin, end)
-        return
-    _prefetch_row(job, s + 8)
-    if get_i64(job, GRADIENTS) != 0:
-        gradient = get_i64(job, GRADIENTS) + 4 * dim * s
-        for d in range(dim):
-            put_f32(scratch, d, get_f32(gradient, d))
-    else:
-        _sum(job, scratch, begin, end)
-    _update(job, s, scratch, scratch + 4 * dim)
-
-
-@inlined
 def _piece(job, chunk, s, k, begin, end):
     out = get_i64(job, PARTIALS) + 4 * get_i64(job, DIM) * (2 * chunk + (1 if k == 0 else 0))
     _sum(job, out, begin + k * PIECE, min(end, begin + (k + 1) * PIECE))
@@ -225,19 +208,56 @@ def _carried_piece(job, chunk, first):
 
 
 @inlined
-def _well_formed(job, s):
-    offsets = get_i64(job, OFFSETS)
-    if offsets == 0:
-        return True
-    begin, end = get_i32(offsets, s), get_i32(offsets, s + 1)
-    return (begin <= end) & (begin >= 0) & (end <= get_i64(job, CAPACITY)) & ((s > 0) | (begin == 0))
+def _well_formed(s, begin, end, capacity):
+    return (begin <= end) & (begin >= 0) & (end <= capacity) & ((s > 0) | (begin == 0))
+
+
+def _segments(sum_rows):
+    @inlined
+    def segments(job, chunk, first, last, scratch):
+        """Does the segments [first, last) of a chunk, of a long one the first piece; says which is long, else -1."""
+        source, dim, rows = get_i64(job, SOURCE), get_i64(job, DIM), get_i64(job, SOURCE_ROWS)
+        indices, limit, out = get_i64(job, INDICES), get_i64(job, CAPACITY), get_i64(job, OUT)
+        weights, positions, split = get_i64(job, WEIGHTS), get_i64(job, POSITIONS), get_i64(job, LONG) != 0
+        gradients, offsets, length = get_i64(job, GRADIENTS), get_i64(job, OFFSETS), get_i64(job, LENGTH)
+        long = np.int32(-1)
+        for s in range(first, last):
+            begin, end = s * length, (s + 1) * length
+            if offsets != 0:
+                begin, end = np.int64(get_i32(offsets, s)), np.int64(get_i32(offsets, s + 1))
+                if not _well_formed(s, begin, end, limit):
+                    put_i64(job, ERROR, 1)
+                    continue
+            if split & (end - begin > PIECE):
+                long = np.int32(s)
+                _piece(job, chunk, s, 0, begin, end)
+                continue
+            if out == 0:
+                _prefetch_row(job, s + 8)
+            total = scratch if out == 0 else out + 4 * dim * s
+            if gradients != 0:
+                for d in range(dim):
+                    put_f32(total, d, get_f32(gradients + 4 * dim * s, d))
+            elif begin == end:
+                for d in range(dim):
+                    put_f32(total, d, np.float32(0))
+            else:
+                sum_rows(total, source, dim, rows, indices, begin, end, limit, weights, positions)
+            if out == 0:
+                _update(job, s, total, scratch + 4 * dim)
+        return long
+
+    return segments
+
+
+_segments_f32, _segments_bf16, _segments_f16 = (_segments(sum_rows) for sum_rows in (sum_f32, sum_bf16, sum_f16))
 
 
 @kernel(types.void(types.int64, types.int64, types.int64))
 def segment_chunks(job, begin, end):
     """Runs chunks [begin, end)."""
     chunks, scratch, split = count_chunks(job), np.int64(0), get_i64(job, LONG) != 0
-    copied = _copied(job)
+    copied, dtype = _copied(job), get_i64(job, DTYPE)
     if get_i64(job, OUT) == 0:
         scratch = malloc(8 * get_i64(job, DIM) + 8)
         if scratch == 0:
@@ -248,19 +268,14 @@ def segment_chunks(job, begin, end):
         if copied:
             _copy(job, first, last)
             continue
-        long = np.int32(-1)
         if split & (first > 0):
             _carried_piece(job, chunk, first)
-        for s in range(first, last):
-            if not _well_formed(job, s):
-                put_i64(job, ERROR, 1)
-                continue
-            here, there = _start(job, s), _start(job, s + 1)
-            if split & (there - here > PIECE):
-                long = np.int32(s)
-                _piece(job, chunk, s, 0, here, there)
-            else:
-                _segment(job, s, here, there, scratch)
+        if dtype == F32:
+            long = _segments_f32(job, chunk, first, last, scratch)
+        elif dtype == BF16:
+            long = _segments_bf16(job, chunk, first, last, scratch)
+        else:
+            long = _segments_f16(job, chunk, first, last, scratch)
         if split:
             put_i32(get_i64(job, LONG), chunk, long)
     if scratch != 0:
@@ -272,8 +287,9 @@ def _sum_one_by_one(job):
     """All sums anew where offsets are malformed: chunks may have missed segments. Malformed ones become NaN."""
     out, offsets, dim = get_i64(job, OUT), get_i64(job, OFFSETS), get_i64(job, DIM)
     for s in range(get_i64(job, SEGMENTS)):
-        if _well_formed(job, s):
-            _sum(job, out + 4 * dim * s, np.int64(get_i32(offsets, s)), np.int64(get_i32(offsets, s + 1)))
+        begin, end = np.int64(get_i32(offsets, s)), np.int64(get_i32(offsets, s + 1))
+        if _well_formed(s, begin, end, get_i64(job, CAPACITY)):
+            _sum(job, out + 4 * dim * s, begin, end)
         else:
             for d in range(dim):
                 put_f32(out + 4 * dim * s, d, np.float32(np.nan))
