@@ -137,9 +137,11 @@ def tt_split_handler(frame):
         return error(frame, bad_layout(), FAILED_PRECONDITION)
     num_bags, table_rows = np.int32(integer_attribute(frame, 0)), np.int32(integer_attribute(frame, 1))
     capacity, count = dim(argument(frame, 0), 0), count_of(argument(frame, 4), dim(argument(frame, 0), 0))
-    rows, offsets, positions = data(argument(frame, 0)), data(argument(frame, 1)), data(argument(frame, 3))
-    cached, size = data(argument(frame, 5)), dim(argument(frame, 5), 0)
+    rows, offsets, sources = data(argument(frame, 0)), data(argument(frame, 1)), data(argument(frame, 2))
+    positions, cached, size = data(argument(frame, 3)), data(argument(frame, 5)), dim(argument(frame, 5), 0)
     ids, lookups = data(argument(frame, 6)), dim(argument(frame, 6), 0)
+    hit_rows, hit_offsets, hit_sources, hit_positions = _cast_arrays(frame, 0)
+    missed_rows, missed_offsets, missed_sources, missed_positions = _cast_arrays(frame, 5)
     places, missed_ids = data(result(frame, 10)), data(result(frame, 11))
     for i in range(lookups):
         put_i32(places, i, np.int32(-1))
@@ -152,46 +154,52 @@ def tt_split_handler(frame):
             place += 1
         first, last = np.int64(get_i32(offsets, u)), np.int64(get_i32(offsets, u + 1))
         if place < size and get_i32(cached, place) == row:
-            _append(frame, 0, hits, np.int32(place), hit_lookups, first, last)
+            put_i32(hit_rows, hits, np.int32(place))
+            put_i32(hit_offsets, hits, np.int32(hit_lookups))
             for j in range(first, last):
-                position = np.int64(get_i32(positions, j))
-                put_i32(places, position, np.int32(place))
-                put_i32(missed_ids, position, np.int32(-1))
-            hits, hit_lookups = hits + 1, hit_lookups + last - first
+                position = get_i32(positions, j)
+                put_i32(hit_sources, hit_lookups, get_i32(sources, j))
+                put_i32(hit_positions, hit_lookups, position)
+                put_i32(places, np.int64(position), np.int32(place))
+                put_i32(missed_ids, np.int64(position), np.int32(-1))
+                hit_lookups += 1
+            hits += 1
         else:
-            _append(frame, 5, misses, row, missed_lookups, first, last)
-            misses, missed_lookups = misses + 1, missed_lookups + last - first
+            put_i32(missed_rows, misses, row)
+            put_i32(missed_offsets, misses, np.int32(missed_lookups))
+            for j in range(first, last):
+                put_i32(missed_sources, missed_lookups, get_i32(sources, j))
+                put_i32(missed_positions, missed_lookups, get_i32(positions, j))
+                missed_lookups += 1
+            misses += 1
     _pad(frame, 0, hits, np.int32(size), hit_lookups, capacity, lookups, num_bags)
     _pad(frame, 5, misses, table_rows, missed_lookups, capacity, lookups, num_bags)
     # Positions stay a permutation of all lookups: the other side's come next, then those that neither has.
     for j in range(missed_lookups):
-        put_i32(data(result(frame, 3)), hit_lookups + j, get_i32(data(result(frame, 8)), j))
+        put_i32(hit_positions, hit_lookups + j, get_i32(missed_positions, j))
     for j in range(hit_lookups):
-        put_i32(data(result(frame, 8)), missed_lookups + j, get_i32(data(result(frame, 3)), j))
+        put_i32(missed_positions, missed_lookups + j, get_i32(hit_positions, j))
     for j in range(hit_lookups + missed_lookups, lookups):
-        put_i32(data(result(frame, 3)), j, get_i32(positions, j))
-        put_i32(data(result(frame, 8)), j, get_i32(positions, j))
+        put_i32(hit_positions, j, get_i32(positions, j))
+        put_i32(missed_positions, j, get_i32(positions, j))
     return np.int64(0)
 
 
 @inlined
-def _append(frame, first_result, segments, row, lookups, first, last):
-    """Adds to the cast whose arrays begin at ``first_result`` the operand's segment [first, last) as ``row``."""
-    put_i32(data(result(frame, first_result)), segments, row)
-    put_i32(data(result(frame, first_result + 1)), segments, np.int32(lookups))
-    sources, positions = data(result(frame, first_result + 2)), data(result(frame, first_result + 3))
-    for j in range(last - first):
-        put_i32(sources, lookups + j, get_i32(data(argument(frame, 2)), first + j))
-        put_i32(positions, lookups + j, get_i32(data(argument(frame, 3)), first + j))
+def _cast_arrays(frame, first_result):
+    """Rows, offsets, sources and positions of the cast whose arrays begin at ``first_result``."""
+    rows, offsets = data(result(frame, first_result)), data(result(frame, first_result + 1))
+    return rows, offsets, data(result(frame, first_result + 2)), data(result(frame, first_result + 3))
 
 
 @inlined
 def _pad(frame, first_result, segments, padding, lookups, capacity, all_lookups, num_bags):
     """Ends the cast whose arrays begin at ``first_result``, positions aside."""
+    rows, offsets, sources, _ = _cast_arrays(frame, first_result)
     put_i32(data(result(frame, first_result + 4)), 0, np.int32(segments))
     for u in range(segments, capacity):
-        put_i32(data(result(frame, first_result)), u, padding)
+        put_i32(rows, u, padding)
     for u in range(segments, capacity + 1):
-        put_i32(data(result(frame, first_result + 1)), u, np.int32(lookups))
+        put_i32(offsets, u, np.int32(lookups))
     for j in range(lookups, all_lookups):
-        put_i32(data(result(frame, first_result + 2)), j, num_bags)
+        put_i32(sources, j, num_bags)
