@@ -1,6 +1,7 @@
 """The tensor-train kernels for CPUs, one by one, against XLA's and NumPy's."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -76,16 +77,15 @@ OPTIMIZERS = {
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=(1, 2))
 def _stepped(optimizer, core, slots, below, level, gradient):
     scalars = jnp.int32(2), jnp.float32(0.5)
-    return products.native_transpose_step(
-        gradient, below, level, jnp.int32(len(below)), optimizer, core, slots, *scalars
-    )
+    of = products.native_level(core, level, jnp.int32(len(below)))
+    return native.expand_transpose_step(gradient, below, of, optimizer, core, slots, *scalars)
 
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     [
         *((name, "adagrad") for name in LEVELS),
-        *((name, optimizer) for name in ("last, tiles", "middle, hardly repeated") for optimizer in OPTIMIZERS),
+        *itertools.product(("last, tiles", "middle, hardly repeated"), sorted(OPTIMIZERS.keys() - {"adagrad"})),
     ],
 )
 def test_a_core_stepped_with_its_gradient_is_as_stepped_after_it(name, optimizer):

@@ -140,8 +140,7 @@ def tt_split_handler(frame):
     rows, offsets, sources = data(argument(frame, 0)), data(argument(frame, 1)), data(argument(frame, 2))
     positions, cached, size = data(argument(frame, 3)), data(argument(frame, 5)), dim(argument(frame, 5), 0)
     ids, lookups = data(argument(frame, 6)), dim(argument(frame, 6), 0)
-    hit_rows, hit_offsets, hit_sources, hit_positions = _cast_arrays(frame, 0)
-    missed_rows, missed_offsets, missed_sources, missed_positions = _cast_arrays(frame, 5)
+    hit, missed = _cast_arrays(frame, 0), _cast_arrays(frame, 5)
     places, missed_ids = data(result(frame, 10)), data(result(frame, 11))
     for i in range(lookups):
         put_i32(places, i, np.int32(-1))
@@ -154,26 +153,18 @@ def tt_split_handler(frame):
             place += 1
         first, last = np.int64(get_i32(offsets, u)), np.int64(get_i32(offsets, u + 1))
         if place < size and get_i32(cached, place) == row:
-            put_i32(hit_rows, hits, np.int32(place))
-            put_i32(hit_offsets, hits, np.int32(hit_lookups))
+            _append(hit, hits, np.int32(place), hit_lookups, first, last, sources, positions)
             for j in range(first, last):
-                position = get_i32(positions, j)
-                put_i32(hit_sources, hit_lookups, get_i32(sources, j))
-                put_i32(hit_positions, hit_lookups, position)
-                put_i32(places, np.int64(position), np.int32(place))
-                put_i32(missed_ids, np.int64(position), np.int32(-1))
-                hit_lookups += 1
-            hits += 1
+                position = np.int64(get_i32(positions, j))
+                put_i32(places, position, np.int32(place))
+                put_i32(missed_ids, position, np.int32(-1))
+            hits, hit_lookups = hits + 1, hit_lookups + last - first
         else:
-            put_i32(missed_rows, misses, row)
-            put_i32(missed_offsets, misses, np.int32(missed_lookups))
-            for j in range(first, last):
-                put_i32(missed_sources, missed_lookups, get_i32(sources, j))
-                put_i32(missed_positions, missed_lookups, get_i32(positions, j))
-                missed_lookups += 1
-            misses += 1
-    _pad(frame, 0, hits, np.int32(size), hit_lookups, capacity, lookups, num_bags)
-    _pad(frame, 5, misses, table_rows, missed_lookups, capacity, lookups, num_bags)
+            _append(missed, misses, row, missed_lookups, first, last, sources, positions)
+            misses, missed_lookups = misses + 1, missed_lookups + last - first
+    _pad(hit, hits, np.int32(size), hit_lookups, capacity, lookups, num_bags)
+    _pad(missed, misses, table_rows, missed_lookups, capacity, lookups, num_bags)
+    hit_positions, missed_positions = hit[3], missed[3]
     # Positions stay a permutation of all lookups: the other side's come next, then those that neither has.
     for j in range(missed_lookups):
         put_i32(hit_positions, hit_lookups + j, get_i32(missed_positions, j))
@@ -187,16 +178,28 @@ def tt_split_handler(frame):
 
 @inlined
 def _cast_arrays(frame, first_result):
-    """Rows, offsets, sources and positions of the cast whose arrays begin at ``first_result``."""
+    """Rows, offsets, sources, positions and count of the cast whose arrays begin at ``first_result``."""
     rows, offsets = data(result(frame, first_result)), data(result(frame, first_result + 1))
-    return rows, offsets, data(result(frame, first_result + 2)), data(result(frame, first_result + 3))
+    sources, positions = data(result(frame, first_result + 2)), data(result(frame, first_result + 3))
+    return rows, offsets, sources, positions, data(result(frame, first_result + 4))
 
 
 @inlined
-def _pad(frame, first_result, segments, padding, lookups, capacity, all_lookups, num_bags):
-    """Ends the cast whose arrays begin at ``first_result``, positions aside."""
-    rows, offsets, sources, _ = _cast_arrays(frame, first_result)
-    put_i32(data(result(frame, first_result + 4)), 0, np.int32(segments))
+def _append(cast, segments, row, lookups, first, last, from_sources, from_positions):
+    """Adds to a cast the segment [first, last) of other sources and positions as ``row``."""
+    rows, offsets, sources, positions, _ = cast
+    put_i32(rows, segments, row)
+    put_i32(offsets, segments, np.int32(lookups))
+    for j in range(last - first):
+        put_i32(sources, lookups + j, get_i32(from_sources, first + j))
+        put_i32(positions, lookups + j, get_i32(from_positions, first + j))
+
+
+@inlined
+def _pad(cast, segments, padding, lookups, capacity, all_lookups, num_bags):
+    """Ends a cast, positions aside."""
+    rows, offsets, sources, _, count = cast
+    put_i32(count, 0, np.int32(segments))
     for u in range(segments, capacity):
         put_i32(rows, u, padding)
     for u in range(segments, capacity + 1):

@@ -39,7 +39,7 @@ def unique_rows(
     for k, level in enumerate(levels):
         products.append(below)
         way = method if k == 0 else "grouped"
-        core = _factor(cores[k + 1], way, implementation)
+        core = factor(cores[k + 1], way, implementation)
         below = expand(below, core, level, method=way, implementation=implementation)
     return below, tuple(products[1:])
 
@@ -69,14 +69,13 @@ def core_gradients(
       implementation: The implementation of grouped products.
     """
 
-    def transpose(k: int, gradient: jax.Array, below: jax.Array, below_count: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return level_transpose(
-            gradient, below, cores[k], levels[k - 1], below_count, method_of(method, k), implementation
-        )
+    def transpose(k: int, gradient: jax.Array, below: jax.Array, below_count: jax.Array, way: Method) -> Any:
+        core = factor(cores[k], way, implementation)
+        ways = {"below_count": below_count, "method": way, "implementation": implementation}
+        return expand_transpose(gradient, below, core, levels[k - 1], **ways)
 
-    return tuple(
-        core for _, core in reversed(list(backward_levels(cores, shape, levels, products, row_gradients, transpose)))
-    )
+    made = backward_levels(cores, shape, levels, products, row_gradients, transpose, method=method)
+    return tuple(core for _, core in made)[::-1]
 
 
 def backward_levels(
@@ -85,7 +84,9 @@ def backward_levels(
     levels: tuple[Level, ...],
     products: tuple[jax.Array, ...],
     row_gradients: jax.Array,
-    transpose: Callable[[int, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]],
+    transpose: Callable[[int, jax.Array, jax.Array, jax.Array, Method], tuple[jax.Array, Any]],
+    *,
+    method: Method,
 ) -> Iterator[tuple[int, Any]]:
     """What ``transpose`` makes of every core, from the last to the second, and the gradient of the first, numbered.
 
@@ -95,37 +96,17 @@ def backward_levels(
       levels: As for ``core_gradients``.
       products: As for ``core_gradients``.
       row_gradients: As for ``core_gradients``.
-      transpose: From the number of a core, the gradient of its level's products, the products below and how many of
-        these are real: the gradient of those, and anything.
+      transpose: From the number of a core, the gradient of its level's products, the products below, how many of these
+        are real, and the level's method: the gradient of the products below, and anything.
+      method: As for ``core_gradients``.
     """
     gradient = row_gradients[:, :, None]
     lower = (_first(cores, shape), *products)
     counts = (jnp.int32(shape.row_factors[0]), *(level.count for level in levels))
     for k in range(len(levels), 0, -1):
-        gradient, of_core = transpose(k, gradient, lower[k - 1], counts[k - 1])
+        gradient, of_core = transpose(k, gradient, lower[k - 1], counts[k - 1], method if k == 1 else "grouped")
         yield k, of_core
     yield 0, gradient.reshape(shape.core_shapes[0])
-
-
-def level_transpose(
-    gradient: jax.Array,
-    below: jax.Array,
-    core: jax.Array,
-    level: Level,
-    below_count: jax.Array,
-    method: Method,
-    implementation: Implementation | None,
-) -> tuple[jax.Array, jax.Array]:
-    """``products.expand_transpose`` of a core of any dtype."""
-    core = _factor(core, method, implementation)
-    return expand_transpose(
-        gradient, below, core, level, below_count=below_count, method=method, implementation=implementation
-    )
-
-
-def method_of(method: Method, core: int) -> Method:
-    """How the products of a core's level are made: only those of the second core may be dense."""
-    return method if core == 1 else "grouped"
 
 
 def naive_rows(cores: Cores, shape: TTShape, ids: jax.Array) -> jax.Array:
@@ -254,7 +235,7 @@ def bags_of_products(
     return tt.bags(below, last_core, level.parents, level.digits, index.sources, offsets, weights)
 
 
-def _factor(core: jax.Array, method: Method, implementation: Implementation | None) -> jax.Array:
+def factor(core: jax.Array, method: Method, implementation: Implementation | None) -> jax.Array:
     """A core as its products take it: Pallas kernels widen bfloat16 in registers, the others want float32."""
     return core if implementation == "pallas" and method == "grouped" else core.astype(jnp.float32)
 

@@ -13,10 +13,10 @@ from jrec.ops.arrays import Slots
 from jrec.ops.dispatch import Implementation, dispatch
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import has_native, row_update
-from jrec.ops.tt.contract import TTResiduals, backward_levels, level_transpose, method_of
+from jrec.ops.tt.contract import TTResiduals, backward_levels, factor
 from jrec.ops.tt.index import TTIndex, index_implementation
 from jrec.ops.tt.init import Cores
-from jrec.ops.tt.products import Method, native_transpose_step
+from jrec.ops.tt.products import Method, expand_transpose, native_level
 from jrec.ops.tt.shape import TTShape
 
 
@@ -85,17 +85,19 @@ def step_cores(
         options = {"step": step, "gradient_scale": scale, "rounding_key": rounding_keys[k]}
         return step_core(optimizer, core, slots, gradient, touched, **options, implementation=implementation)
 
-    def transpose(k: int, gradient: jax.Array, below: jax.Array, below_count: jax.Array) -> tuple[jax.Array, Any]:
-        way = method_of(method, k)
-
+    def transpose(k: int, gradient: jax.Array, below: jax.Array, below_count: jax.Array, way: Method) -> Any:
         def apart(gradient: jax.Array, below: jax.Array, core: jax.Array, slots: Slots, *rest: Any) -> Any:
             level, below_count, step, scale = rest
-            below, of_core = level_transpose(gradient, below, core, level, below_count, way, implementation)
+            ways = {"below_count": below_count, "method": way, "implementation": implementation}
+            below, of_core = expand_transpose(gradient, below, factor(core, way, implementation), level, **ways)
             return below, stepped(k, core, slots, of_core, step, scale)
 
         def together(gradient: jax.Array, below: jax.Array, core: jax.Array, slots: Slots, *rest: Any) -> Any:
-            level, below_count, step, scale = rest
-            return native_transpose_step(gradient, below, level, below_count, optimizer, core, slots, step, scale)
+            from jrec.native import tt
+
+            level, below_count, *scalars = rest
+            of = native_level(core, level, below_count)
+            return tt.expand_transpose_step(gradient, below, of, optimizer, core, slots, *scalars)
 
         args = gradient, below, cores[k], slots[k], levels[k - 1], below_count, step, gradient_scale
         known = way == "grouped" and cores[k].dtype == jnp.float32 and has_native(optimizer, cores[k])
@@ -103,7 +105,8 @@ def step_cores(
             return apart(*args)
         return dispatch("tt_expand", implementation, args, xla=apart, native=together)
 
-    for k, one in backward_levels(cores, shape, levels, residuals.products, row_gradients, transpose):
+    made = backward_levels(cores, shape, levels, residuals.products, row_gradients, transpose, method=method)
+    for k, one in made:
         new[k] = one if k > 0 else stepped(0, cores[0], slots[0], one, step, gradient_scale)
     return tuple(new[k][0] for k in range(len(cores))), tuple(new[k][1] for k in range(len(cores)))
 

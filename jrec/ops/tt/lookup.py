@@ -183,7 +183,7 @@ def tt_core_gradients(
     _check_gradients(shape, gradients)
 
     def run(method: Method) -> Callable[..., Cores]:
-        way: Method = "dense" if method == "dense" else "grouped"
+        way = _way(method)
 
         def backward(cores: Cores, residuals: TTResiduals, gradients: jax.Array) -> Cores:
             row_gradients = _row_gradients(config, residuals, gradients)
@@ -243,7 +243,7 @@ def tt_apply_gradients(
     check_slots(optimizer, cores, slots)
 
     def run(method: Method) -> Callable[..., tuple[Cores, tuple[Slots, ...]]]:
-        way: Method = "dense" if method == "dense" else "grouped"
+        way = _way(method)
 
         def update(cores: Cores, residuals: TTResiduals, gradients: jax.Array, slots: Any, *scalars: Any):
             row_gradients = _row_gradients(config, residuals, gradients)
@@ -323,13 +323,13 @@ def _forward(
                 return out, (*products, below) if len(index.levels) > 1 else ()
             if implementation == "pallas" and fuses_pooling(shape, index.sources.size, config.traffic):
                 below, products = unique_rows(
-                    cores, shape, index.levels[:-1], method="dense" if method == "dense" else "grouped",
+                    cores, shape, index.levels[:-1], method=_way(method),
                     implementation=implementation,
                 )  # fmt: skip
                 out = bags_of_products(below, cores[-1], index, offsets, weights)
                 return out, (*products, below) if len(index.levels) > 1 else ()
             rows, products = unique_rows(
-                cores, shape, index.levels, method="dense" if method == "dense" else "grouped",
+                cores, shape, index.levels, method=_way(method),
                 implementation=implementation,
             )  # fmt: skip
             rows = rows.reshape(-1, shape.dim)
@@ -339,6 +339,11 @@ def _forward(
 
     out, products = _by_platform(config, "forward", index, run, (cores, index, offsets, weights))
     return out, TTResiduals(index=index, weights=weights, products=products)
+
+
+def _way(method: str) -> Method:
+    """How the first two cores' products are made by a contraction."""
+    return "dense" if method == "dense" else "grouped"
 
 
 def _row_gradients(config: _Config, residuals: TTResiduals, gradients: jax.Array) -> jax.Array:

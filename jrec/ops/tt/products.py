@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from jrec.ops.dispatch import Implementation, dispatch
-from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.segment_sums import segment_sums
 from jrec.ops.sizes import is_static, larger, search_sorted, smaller
 from jrec.ops.tt.index import Level, digit_cast
@@ -125,43 +124,11 @@ def _native_transpose(
 ) -> tuple[jax.Array, jax.Array]:
     from jrec.native import tt
 
-    return tt.expand_transpose(gradient, below, core, _native_level(core, level, below_count))
+    return tt.expand_transpose(gradient, below, core, native_level(core, level, below_count))
 
 
-def native_transpose_step(
-    gradient: jax.Array,
-    below: jax.Array,
-    level: Level,
-    below_count: jax.Array,
-    optimizer: RowOptimizer,
-    core: jax.Array,
-    slots: Slots,
-    step: jax.Array,
-    scale: jax.Array,
-) -> tuple[jax.Array, tuple[jax.Array, Slots]]:
-    """``expand_transpose`` on a CPU, whose kernels step the core too, while they have the gradient of a slice.
-
-    Args:
-      gradient: As for ``expand_transpose``.
-      below: As for ``expand_transpose``.
-      level: The level's entries.
-      below_count: As for ``expand_transpose``.
-      optimizer: A row optimizer with a native step.
-      core: (m, R, n, R') float32.
-      slots: The core's.
-      step: () int32.
-      scale: () float32, of the gradients.
-
-    Returns:
-      The gradient of ``below``, and the new core and slots.
-    """
-    from jrec.native import tt
-
-    of = _native_level(core, level, below_count)
-    return tt.expand_transpose_step(gradient, below, of, optimizer, core, slots, step, scale)
-
-
-def _native_level(core: jax.Array, level: Level, below_count: jax.Array) -> native_tt.Level:
+def native_level(core: jax.Array, level: Level, below_count: jax.Array) -> native_tt.Level:
+    """What the native kernels of a level's transposes take of it."""
     from jrec.native import tt
 
     by_digit = None if _streams(core) else tt.digit_order(level.digits, level.count, core.shape[0])
