@@ -302,12 +302,13 @@ def cores() -> int:
 
 
 def describe_device() -> str:
-    """JAX's first device, the CPU's model and how many cores may be used."""
+    """JAX's first device, the CPU's model, its microarchitecture as LLVM names it, and how many cores may be used."""
     import jax
+    from llvmlite import binding
 
     device = jax.devices()[0]
     accelerator = "" if device.platform == "cpu" else f"{device.device_kind}; "
-    return f"{accelerator}{_cpu_model()}, {cores()} cores"
+    return f"{accelerator}{_cpu_model()} ({binding.get_host_cpu_name()}), {cores()} cores"
 
 
 def _cpu_model() -> str:

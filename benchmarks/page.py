@@ -60,7 +60,7 @@ def render(folder: pathlib.Path) -> str:
     found = [(section, section_results(section, results_by_file)) for section in SECTIONS]
     found = [(section, results) for section, results in found if results.lines]
     contents = "".join(f"- [{section.title}](#{anchor(section.title)})\n" for section, _ in found)
-    head = HEAD.format(devices=", ".join(sorted(devices)), folder=shown.as_posix())
+    head = HEAD.format(devices="; ".join(sorted(devices)), folder=shown.as_posix())
     return "\n".join([head, contents, *("\n".join(_section(section, results)) for section, results in found)])
 
 

@@ -32,7 +32,7 @@ class Section:
 HEAD = """# Appendix: measured lines
 
 [Results](results.md) answers the papers' claims; here is what the benchmarks measured, a section a benchmark. All of
-it is from one machine, {devices}, a virtual machine with 24 GB that shares its host: believe the ratios, not the
+it is from virtual machines of one kind with 24 GB that share their hosts ({devices}): believe the ratios, not the
 milliseconds. Times are medians; both sides of a comparison run in turn in one run, on all cores. A ratio in brackets is
 the peer's time by jrec's, so above 1 jrec is faster. The JSON lines are in `{folder}/`; `python -m benchmarks.page
 {folder}` writes this page from them. **Nothing here was measured on a GPU**; what is known of the GPU kernels is in

@@ -13,9 +13,12 @@ Phases of the step of ``benchmarks.tt``: forward, backward and Adagrad's update 
 A phase's floor is the greater of its multiply-adds by the peak rate, of the kernels' own register tile on operands in
 L1 or of a large BLAS product, whichever is greater, and its bytes by the bandwidth of a copy between arrays that are
 together as large as all that the step touches: every array is read or written once, and all reuse is in the caches.
-Phases are timed as programs that end with them, less the ones before. Programs and rates take turns of many runs,
-of which the first are left out, without the pauses that no training run makes and after which cores are slow; medians
-of both are compared. Freed memory is kept, as `jrec train` keeps it.
+Phases are timed as programs that end with them, less the ones before. In a turn every program and every rate has some
+runs, of which the first are left out, without the pauses that no training run makes and after which cores are slow. A
+virtual machine's cores change for seconds at a time: they run at half their rate, or come to lie on two chiplets,
+between which a word takes four times as long. So a turn is short, its phases are compared with the floors at its own
+rates, and the lines give medians over turns, which need not add up; for the step also over those turns alone in which a
+word took less, or more, than 100 ns from core to core. Freed memory is kept, as `jrec train` keeps it.
 
 No phase keeps prefix products for later steps: the step that makes one updates both of its slices, so it is stale at
 the step's end.
@@ -32,7 +35,7 @@ import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -50,7 +53,9 @@ from jrec.ops.tt.index import tt_index
 LOOKUPS = 32768
 RANKS = (8, 16, 32, 64)
 OTHER_DIMS, OTHER_ROWS, OTHER_RANK = (32, 64), 2_500_000, 32  # the uncompressed table must fit beside
-SETTLING, RUNS, RATE_RUNS = 20, 60, 10  # runs of a program's turn that do not count, those that do, and a rate's
+SETTLING, RUNS, RATE_RUNS = 10, 20, 5  # runs of a program's turn that do not count, those that do, and a rate's
+LEAST_TURNS = 5  # of a case, and of those with cores near, or far from, each other
+NEAR = 100e-9  # seconds of a word from core to core: about 50 ns on a chiplet of an AMD EPYC, 200 between two
 PHASES = ("cast", "index", "products", "rows", "loss", "backward")
 MEASURED = ("cast", "loss")  # phases of an uncompressed table's step as well
 
@@ -168,51 +173,93 @@ def floats_of(shape: tt.TTShape, traffic: tt.TTTraffic) -> int:
     return 2 * shape.num_parameters + 2 * entries + 3 * traffic.lookups * shape.dim
 
 
-def phase_seconds(
-    programs: Mapping[str, Callable[[], Any]], floats: int, *, seconds: float
-) -> tuple[dict[str, float], Rates]:
-    """Median seconds of every phase: of its program, less the one before. They add up to the last program's.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What was measured within a fraction of a second.
 
-    The loss has a program of its own, which the next phase's lacks. The machine's rates are measured in between, since
-    they change with what else it does.
+    Attributes:
+      seconds: Of every phase.
+      floors: Their floors at the rates of this turn.
+      rates: What the machine reached.
+      handover: Seconds that a word took from core to core; NaN where there is only one.
+    """
+
+    seconds: Mapping[str, float]
+    floors: Mapping[str, float]
+    rates: Rates
+    handover: float = math.nan
+
+
+def turns_of(
+    programs: Mapping[str, Callable[[], Any]], work: Mapping[str, Work], floats: int, *, seconds: float
+) -> list[Turn]:
+    """Turns of all programs and of the machine's rates, until ``seconds`` have passed.
+
+    A phase's time is its program's median, less that of the one before, so they add up to the last program's. The loss
+    has a program of its own, which the next phase's lacks.
     """
     runs = {name: harness.timed(program) for name, program in programs.items()}
     copy = functools.partial(tt_floor_kernel.copy_rate, floats // 2)
     rates = {"tile": tt_floor_kernel.tile_rate, "blas": _blas_rate, "copy": copy}
-    samples: dict[str, list[float]] = {name: [] for name in (*runs, *rates)}
     for run in (*runs.values(), *rates.values()):
         run()  # compiles, and touches its memory
+    turns: list[Turn] = []
     deadline = time.perf_counter() + seconds
-    while len(samples["cast"]) < 5 or time.perf_counter() < deadline:
-        for name, run in runs.items():
-            samples[name] += [run() for _ in range(SETTLING + RUNS)][SETTLING:]
-        for name, run in rates.items():
-            samples[name] += [run() for _ in range(RATE_RUNS)]
-    medians = {name: statistics.median(values) for name, values in samples.items()}
-    ends = {name: medians[name] for name in runs}
-    ends["loss"] += ends["rows"]
-    phases = dict(zip(ends, np.diff([0.0, *ends.values()]).tolist(), strict=True))
-    return phases, Rates(products=max(medians["tile"], medians["blas"]), bandwidth=medians["copy"])
+    while len(turns) < LEAST_TURNS or time.perf_counter() < deadline:
+        ends = {
+            name: statistics.median([run() for _ in range(SETTLING + RUNS)][SETTLING:]) for name, run in runs.items()
+        }
+        ends["loss"] += ends["rows"]
+        measured = dict(zip(ends, np.diff([0.0, *ends.values()]).tolist(), strict=True))
+        found = {name: statistics.median(run() for _ in range(RATE_RUNS)) for name, run in rates.items()}
+        reached = Rates(products=max(found["tile"], found["blas"]), bandwidth=found["copy"])
+        floors = {name: each.seconds(reached) for name, each in work.items()}
+        turns.append(
+            Turn(seconds=measured, floors=floors | {phase: measured[phase] for phase in MEASURED}, rates=reached)
+        )
+    return turns
+
+
+def beside_floor(turns: Sequence[Turn], phases: Sequence[str]) -> tuple[float, float, float | None]:
+    """Medians over turns: the seconds of ``phases`` together, those of their floors, and the floors by the seconds.
+
+    The last is None where phases took no time, as the difference of two programs may come out.
+
+    Example:
+      >>> slow = Turn(seconds={"rows": 4.0}, floors={"rows": 2.0}, rates=Rates(products=1, bandwidth=1))
+      >>> quick = dataclasses.replace(slow, seconds={"rows": 1.0}, floors={"rows": 0.8})
+      >>> beside_floor([slow, quick, quick], ["rows"])
+      (1.0, 0.8, 0.8)
+    """
+    sums = [(sum(turn.seconds[p] for p in phases), sum(turn.floors[p] for p in phases)) for turn in turns]
+    measured, floor = (statistics.median(values) for values in zip(*sums, strict=True))
+    ratios = [least / taken for taken, least in sums if taken > 0]
+    return measured, floor, statistics.median(ratios) if len(ratios) == len(sums) else None
 
 
 def report_case(report: harness.Report, side: Side, *, seconds: float) -> None:
     """Measures a step by phases, and reports each beside its floor."""
     case = describe(side.shape, side.ids.size)
     traffic = tt.TTTraffic.of(side.shape, side.ids)
-    measured, rates = phase_seconds(programs_of(side), floats_of(side.shape, traffic), seconds=seconds)
-    report.add(case, "multiply-adds", rates.products / 1e9, "G/s")
-    report.add(case, "bandwidth of a copy", rates.bandwidth / 1e9, "GB/s")
-    floors = {name: work.seconds(rates) for name, work in work_of(side.shape, traffic).items()}
-    floors |= {phase: measured[phase] for phase in MEASURED}
-    for phase in PHASES:
-        _line(report, case, phase, measured[phase], floors[phase])
-    _line(report, case, "step", sum(measured.values()), sum(floors.values()))
-    own = [phase for phase in PHASES if phase != "cast"]
-    _line(report, case, "step, cast ahead", sum(measured[p] for p in own), sum(floors[p] for p in own))
+    work, floats = work_of(side.shape, traffic), floats_of(side.shape, traffic)
+    turns = turns_of(programs_of(side), work, floats, seconds=seconds)
+    report.add(case, "multiply-adds", statistics.median(turn.rates.products for turn in turns) / 1e9, "G/s")
+    report.add(case, "bandwidth of a copy", statistics.median(turn.rates.bandwidth for turn in turns) / 1e9, "GB/s")
+    sums = {phase: [phase] for phase in PHASES}
+    sums |= {"step": list(PHASES), "step, cast ahead": [phase for phase in PHASES if phase != "cast"]}
+    for metric, phases in sums.items():
+        _lines(report, case, metric, beside_floor(turns, phases))
+    sides = {"near": [t for t in turns if t.handover < NEAR], "far": [t for t in turns if t.handover >= NEAR]}
+    for side_name, some in sides.items():
+        if len(some) >= LEAST_TURNS:
+            took = statistics.median(turn.handover for turn in some)
+            report.add(case, f"a word from core to core, {side_name}", 1e9 * took, "ns")
+            _lines(report, case, f"step, cores {side_name}", beside_floor(some, PHASES))
 
 
-def _line(report: harness.Report, case: str, metric: str, seconds: float, floor: float) -> None:
-    report.add(case, metric, 1e3 * seconds, "ms", peer="floor", ratio=floor / seconds if seconds > 0 else None)
+def _lines(report: harness.Report, case: str, metric: str, found: tuple[float, float, float | None]) -> None:
+    measured, floor, ratio = found
+    report.add(case, metric, 1e3 * measured, "ms", peer="floor", ratio=ratio)
     report.add(case, f"{metric}, floor", 1e3 * floor, "ms")
 
 

@@ -18,7 +18,7 @@ def test_a_section_has_a_row_a_case_and_says_commit_and_machine(tmp_path):
     other = {"case": "d", "value": 1234.5, "peer": None, "ratio": None}
     _write(tmp_path, "train_kaggle", {}, {"metric": "step, cast in loader, median", "value": 0.5}, other)
     text = page.render(tmp_path)
-    assert "it is from one machine, a machine," in text
+    assert "that share their hosts (a machine)" in text
     assert "| c | 12.50 ms (1.50x torch 2) | 0.5 ms (1.50x torch 2) |" in text
     assert "| d | 1,234 ms |  |" in text
     assert "Measured at commit abc." in text

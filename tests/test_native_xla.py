@@ -104,6 +104,36 @@ def test_the_installed_header_is_found():
     assert xla._api_version() >= (0, 4)
 
 
+def test_more_threads_than_cores_do_every_chunk_once():
+    code = """
+import jax, jax.numpy as jnp, numpy as np
+from jrec import ops
+from jrec.native import threads
+
+rng = np.random.default_rng(0)
+table = jnp.asarray(rng.standard_normal((5000, 16)), jnp.float32)
+ids = jnp.asarray(rng.integers(-1, 5000, (40_001, 3)), jnp.int32)
+sgd, found = ops.SGD(learning_rate=0.1), []
+for count in (1, 7):
+    threads.num_threads = lambda count=count: count
+
+    def step(table, ids):
+        pooled = ops.gather_reduce(table, ids, implementation="native")
+        cast = ops.tensor_cast(ids, num_rows=5000, implementation="native")
+        return pooled, ops.casted_update(sgd, table, {}, cast, pooled, implementation="native")
+
+    text = jax.jit(step).lower(table, ids).as_text()
+    assert f"threads = {count} " in text, text
+    found.append(jax.tree.map(np.asarray, jax.jit(step)(table, ids)))
+jax.tree.map(np.testing.assert_array_equal, *found)
+expected = np.where((ids >= 0)[..., None], np.asarray(table)[ids], 0).sum(1)
+np.testing.assert_allclose(found[1][0], expected, rtol=1e-5, atol=1e-5)
+"""
+    environment = os.environ | {"NPROC": "7"}  # of XLA's pool
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_importing_ops_does_not_import_numba():
     code = "import sys, jrec.ops; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

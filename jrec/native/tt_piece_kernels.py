@@ -82,7 +82,8 @@ def tt_transpose_pieces(job, begin, end):
             first = u
             while u < last and get_i32(parents, u) == parent:
                 digit = np.int64(get_i32(digits, u))
-                put_i32(touched, digit, np.int32(1))
+                if get_i32(touched, digit) == 0:  # written once: else its line goes from core to core at every entry
+                    put_i32(touched, digit, np.int32(1))
                 slice_ = 4 * rank * columns * digit
                 fetch(total + slice_, rank * columns)
                 fetch(turned + slice_, rank * columns)
