@@ -55,6 +55,8 @@ RANKS = (8, 16, 32, 64)
 OTHER_DIMS, OTHER_ROWS, OTHER_RANK = (32, 64), 2_500_000, 32  # the uncompressed table must fit beside
 SETTLING, RUNS, RATE_RUNS = 10, 20, 5  # runs of a program's turn that do not count, those that do, and a rate's
 LEAST_TURNS = 5  # of a case, and of those with cores near, or far from, each other
+BLAS_WAITS = 0.05  # seconds; for half of them its threads look for more work, on the cores of what is measured next
+BUSY = 0.03  # seconds of steps before a turn: cores are slow at first after a pause
 NEAR = 100e-9  # seconds of a word from core to core: about 50 ns on a chiplet of an AMD EPYC, 200 between two
 PHASES = ("cast", "index", "products", "rows", "loss", "backward")
 MEASURED = ("cast", "loss")  # phases of an uncompressed table's step as well
@@ -206,18 +208,27 @@ def turns_of(
     turns: list[Turn] = []
     deadline = time.perf_counter() + seconds
     while len(turns) < LEAST_TURNS or time.perf_counter() < deadline:
+        _keep_busy(runs["backward"], BUSY)
         ends = {
             name: statistics.median([run() for _ in range(SETTLING + RUNS)][SETTLING:]) for name, run in runs.items()
         }
         ends["loss"] += ends["rows"]
         measured = dict(zip(ends, np.diff([0.0, *ends.values()]).tolist(), strict=True))
+        tries = [tt_floor_kernel.handover_seconds() for _ in range(3)]  # the first wakes the cores
+        handover = min((each for each in tries if not math.isnan(each)), default=math.nan)
         found = {name: statistics.median(run() for _ in range(RATE_RUNS)) for name, run in rates.items()}
         reached = Rates(products=max(found["tile"], found["blas"]), bandwidth=found["copy"])
         floors = {name: each.seconds(reached) for name, each in work.items()}
-        turns.append(
-            Turn(seconds=measured, floors=floors | {phase: measured[phase] for phase in MEASURED}, rates=reached)
-        )
+        floors |= {phase: measured[phase] for phase in MEASURED}
+        turns.append(Turn(seconds=measured, floors=floors, rates=reached, handover=handover))
+        time.sleep(BLAS_WAITS)
     return turns
+
+
+def _keep_busy(run: harness.Run, seconds: float) -> None:
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline:
+        run()
 
 
 def beside_floor(turns: Sequence[Turn], phases: Sequence[str]) -> tuple[float, float, float | None]:

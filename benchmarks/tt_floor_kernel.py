@@ -21,7 +21,7 @@ from jrec.native.small_gemm import address_list, product_rows
 ROWS, DEPTH, COLUMNS = 48, 32, 64  # a middle core's slice at rank 32, by the rows of about as many entries
 CHUNKS = 4  # a core
 TIMES = 500  # that a chunk repeats the product: a millisecond
-HANDOVERS, PATIENCE = 2000, 1 << 20  # of a word between cores; looks at it, a millisecond
+HANDOVERS, PATIENCE = 2000, 1 << 25  # of a word between cores; looks at it, some milliseconds
 
 
 @kernel(types.void(types.int64, types.int64, types.int64))

@@ -1,12 +1,23 @@
 """The tensor-train benchmark: its variants compute the same, its figures hold, and every part runs."""
 
 import json
+import math
 
 import jax
 import numpy as np
 import pytest
 
-from benchmarks import harness, tt_breakdown, tt_cache, tt_floor, tt_footprints, tt_memory, tt_plots, workloads
+from benchmarks import (
+    harness,
+    tt_breakdown,
+    tt_cache,
+    tt_floor,
+    tt_floor_kernel,
+    tt_footprints,
+    tt_memory,
+    tt_plots,
+    workloads,
+)
 from benchmarks import tt as benchmark
 from benchmarks.peers import client
 from benchmarks.tt_side import KAGGLE_ROWS, Side, shape_of
@@ -150,3 +161,10 @@ def test_a_step_is_compared_with_the_floor_of_its_own_turn():
     assert tt_floor.beside_floor(turns, ["cast", "rows"]) == (4, 2, 0.5)
     none = tt_floor.Turn(seconds={"cast": 1.0, "rows": 0.0}, floors={"cast": 1.0, "rows": 1.0}, rates=rates)
     assert tt_floor.beside_floor([*turns, none], ["rows"]) == (3, 1, None)
+
+
+def test_a_word_goes_from_core_to_core_and_a_lonely_core_says_nan(monkeypatch):
+    took = [tt_floor_kernel.handover_seconds() for _ in range(3)]
+    assert all(0 < each < 1 for each in took if not math.isnan(each))
+    monkeypatch.setattr(tt_floor_kernel.threads, "run", lambda *_: None)
+    assert math.isnan(tt_floor_kernel.handover_seconds())
