@@ -40,7 +40,15 @@ TABLES: Mapping[str, Section] = {
         title="Steps beside their floor",
         files=("tt_floor",),
         text="In brackets the floor by the time: at 1 nothing could be faster.",
-        pattern=r"^step",
+        columns={
+            "step": "step",
+            "step, floor": "its floor",
+            "step, cast ahead": "with the cast ahead",
+            "step, cast ahead, floor": "its floor",
+            "step, cores near": "cores near",
+            "step, cores far": "cores far",
+        },
+        cases="lookups$",
     ),
     "tt-cache": Section(
         title="Steps with a cache",
