@@ -181,7 +181,7 @@ def integer_attribute(frame, i):
 # State of one parallel run: int64 words. XLA may start a task after the run is over, so the last to leave frees it.
 # Words that threads write while others work are lines apart: between chiplets a line takes 0.2 us, at every chunk.
 _APART = 16  # words: two lines, since cores fetch them in pairs
-_CHUNKS, _FUNCTION, _JOB, _SHARES, _CALL = range(5)
+_FUNCTION, _JOB, _SHARES, _CALL = range(4)
 _REFERENCES, _FINISHED = 2 * _APART, 2 * _APART + 1
 _FIRST_SHARE = 3 * _APART
 _NEXT, _END = range(2)  # of a share's words
@@ -189,7 +189,7 @@ _NEXT, _END = range(2)  # of a share's words
 
 if hasattr(ctypes.CDLL(None), "sched_getcpu"):
     _core = c_function("sched_getcpu", types.int32)
-else:  # not on macOS
+else:  # as on macOS: all threads begin with the first share
 
     @inlined
     def _core():
@@ -279,7 +279,6 @@ def parallel(frame, function, job, chunks, threads):
     api, call = get_i64(frame + _API, 0), state + 8 * _CALL
     put_i64(state, _REFERENCES, 1)
     put_i64(state, _FINISHED, 0)
-    put_i64(state, _CHUNKS, chunks)
     put_i64(state, _FUNCTION, function)
     put_i64(state, _JOB, job)
     put_i64(state, _SHARES, shares)
