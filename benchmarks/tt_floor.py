@@ -11,14 +11,14 @@ Phases of the step of ``benchmarks.tt``: forward, backward and Adagrad's update 
                which needs no gradient of a whole core in memory
 
 A phase's floor is the greater of its multiply-adds by the peak rate, of the kernels' own register tile on operands in
-L1 or of a large BLAS product, whichever is greater, and its bytes by the bandwidth of a copy between arrays that are
+L1 or of a large product by XLA, whichever is greater, and its bytes by the bandwidth of a copy between arrays that are
 together as large as all that the step touches: every array is read or written once, and all reuse is in the caches.
 Phases are timed as programs that end with them, less the ones before. In a turn every program and every rate has some
 runs, of which the first are left out, without the pauses that no training run makes and after which cores are slow. A
 virtual machine's cores change for seconds at a time: they run at half their rate, or come to lie on two chiplets,
 between which a word takes four times as long. So a turn is short, its phases are compared with the floors at its own
 rates, and the lines give medians over turns, which need not add up; for the step also over those turns alone in which a
-word took less, or more, than 100 ns from core to core. Freed memory is kept, as `jrec train` keeps it.
+word took less, or more, than 150 ns from core to core. Freed memory is kept, as `jrec train` keeps it.
 
 No phase keeps prefix products for later steps: the step that makes one updates both of its slices, so it is stale at
 the step's end.
@@ -55,9 +55,8 @@ RANKS = (8, 16, 32, 64)
 OTHER_DIMS, OTHER_ROWS, OTHER_RANK = (32, 64), 2_500_000, 32  # the uncompressed table must fit beside
 SETTLING, RUNS, RATE_RUNS = 10, 20, 5  # runs of a program's turn that do not count, those that do, and a rate's
 LEAST_TURNS = 5  # of a case, and of those with cores near, or far from, each other
-BLAS_WAITS = 0.05  # seconds; for half of them its threads look for more work, on the cores of what is measured next
-BUSY = 0.03  # seconds of steps before a turn: cores are slow at first after a pause
-NEAR = 100e-9  # seconds of a word from core to core: about 50 ns on a chiplet of an AMD EPYC, 200 between two
+NEAR = 150e-9  # seconds of a word from core to core: about 80 ns on a chiplet of an AMD EPYC, 220 between two
+PRODUCT = 768  # rows of the square matrices that XLA multiplies
 PHASES = ("cast", "index", "products", "rows", "loss", "backward")
 MEASURED = ("cast", "loss")  # phases of an uncompressed table's step as well
 
@@ -122,12 +121,13 @@ def _floats_of_levels(shape: tt.TTShape, traffic: tt.TTTraffic) -> list[int]:
     return floats
 
 
-def _blas_rate() -> float:
-    size = 768
-    square = np.ones((size, size), np.float32)
-    start = time.perf_counter()
-    np.dot(square, square)
-    return size**3 / (time.perf_counter() - start)
+_product = jax.jit(jnp.dot)
+
+
+def _product_rate() -> float:
+    # Not NumPy's: OpenBLAS's threads look for more work for 0.1 s, on the cores of what is measured next.
+    square = jnp.ones((PRODUCT, PRODUCT))
+    return PRODUCT**3 / harness.timed(lambda: _product(square, square))()
 
 
 def programs_of(side: Side) -> dict[str, Callable[[], Any]]:
@@ -202,13 +202,12 @@ def turns_of(
     """
     runs = {name: harness.timed(program) for name, program in programs.items()}
     copy = functools.partial(tt_floor_kernel.copy_rate, floats // 2)
-    rates = {"tile": tt_floor_kernel.tile_rate, "blas": _blas_rate, "copy": copy}
+    rates = {"tile": tt_floor_kernel.tile_rate, "product": _product_rate, "copy": copy}
     for run in (*runs.values(), *rates.values()):
         run()  # compiles, and touches its memory
     turns: list[Turn] = []
     deadline = time.perf_counter() + seconds
     while len(turns) < LEAST_TURNS or time.perf_counter() < deadline:
-        _keep_busy(runs["backward"], BUSY)
         ends = {
             name: statistics.median([run() for _ in range(SETTLING + RUNS)][SETTLING:]) for name, run in runs.items()
         }
@@ -217,18 +216,11 @@ def turns_of(
         tries = [tt_floor_kernel.handover_seconds() for _ in range(3)]  # the first wakes the cores
         handover = min((each for each in tries if not math.isnan(each)), default=math.nan)
         found = {name: statistics.median(run() for _ in range(RATE_RUNS)) for name, run in rates.items()}
-        reached = Rates(products=max(found["tile"], found["blas"]), bandwidth=found["copy"])
+        reached = Rates(products=max(found["tile"], found["product"]), bandwidth=found["copy"])
         floors = {name: each.seconds(reached) for name, each in work.items()}
         floors |= {phase: measured[phase] for phase in MEASURED}
         turns.append(Turn(seconds=measured, floors=floors, rates=reached, handover=handover))
-        time.sleep(BLAS_WAITS)
     return turns
-
-
-def _keep_busy(run: harness.Run, seconds: float) -> None:
-    deadline = time.perf_counter() + seconds
-    while time.perf_counter() < deadline:
-        run()
 
 
 def beside_floor(turns: Sequence[Turn], phases: Sequence[str]) -> tuple[float, float, float | None]:

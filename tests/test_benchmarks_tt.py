@@ -163,6 +163,34 @@ def test_a_step_is_compared_with_the_floor_of_its_own_turn():
     assert tt_floor.beside_floor([*turns, none], ["rows"]) == (3, 1, None)
 
 
+def test_a_report_tells_turns_with_cores_near_from_those_far(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tt_floor", "--quick", "--lookups", "128", "--ranks", "4"])
+    monkeypatch.setattr(tt_floor, "KAGGLE_ROWS", 20_000)
+    monkeypatch.setattr(tt_floor, "programs_of", lambda side: {})
+    rates = tt_floor.Rates(products=1e9, bandwidth=1e9)
+    floors = dict.fromkeys(tt_floor.PHASES, 1e-3)
+    turns = [
+        tt_floor.Turn(
+            seconds=dict.fromkeys(tt_floor.PHASES, slow * 1e-3), floors=floors, rates=rates, handover=1e-9 * word
+        )
+        for slow, word in [(2, 50)] * 6 + [(4, 200)] * 5 + [(8, math.nan)] * 2
+    ]
+    monkeypatch.setattr(tt_floor, "turns_of", lambda *_, **__: turns)
+    tt_floor.main()
+    lines = {line["metric"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
+    found = {name: (lines[name]["value"], lines[name]["ratio"]) for name in lines if "step" in name and "," in name}
+    phases = len(tt_floor.PHASES)
+    assert sum(lines[name]["value"] for name in tt_floor.PHASES) == pytest.approx(lines["step"]["value"])
+    assert lines["step"]["ratio"] == pytest.approx(lines["step, floor"]["value"] / lines["step"]["value"])
+    assert found["step, cores near"] == pytest.approx((2 * phases, 1 / 2))
+    assert found["step, cores far"] == pytest.approx((4 * phases, 1 / 4))
+    assert lines["a word from core to core, near"]["value"] == pytest.approx(50)
+    assert lines["a word from core to core, far"]["value"] == pytest.approx(200)
+    turns[:] = turns[:10]  # too few of one kind are not told apart
+    tt_floor.main()
+    assert "cores far" not in capsys.readouterr().out
+
+
 def test_a_word_goes_from_core_to_core_and_a_lonely_core_says_nan(monkeypatch):
     took = [tt_floor_kernel.handover_seconds() for _ in range(3)]
     assert all(0 < each < 1 for each in took if not math.isnan(each))

@@ -130,7 +130,8 @@ expected = np.where((ids >= 0)[..., None], np.asarray(table)[ids], 0).sum(1)
 np.testing.assert_allclose(found[1][0], expected, rtol=1e-5, atol=1e-5)
 """
     environment = os.environ | {"NPROC": "7"}  # of XLA's pool
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    call = {"env": environment, "capture_output": True, "text": True, "timeout": 300}  # a chunk left out is waited for
+    done = subprocess.run([sys.executable, "-c", code], check=False, **call)
     assert done.returncode == 0, done.stderr
 
 
