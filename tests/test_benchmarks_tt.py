@@ -168,10 +168,13 @@ def test_a_report_tells_turns_with_cores_near_from_those_far(monkeypatch, capsys
     monkeypatch.setattr(tt_floor, "KAGGLE_ROWS", 20_000)
     monkeypatch.setattr(tt_floor, "programs_of", lambda side: {})
     rates = tt_floor.Rates(products=1e9, bandwidth=1e9)
-    floors = dict.fromkeys(tt_floor.PHASES, 1e-3)
+    floors: dict[str, float] = dict.fromkeys(tt_floor.PHASES, 1e-3)
     turns = [
         tt_floor.Turn(
-            seconds=dict.fromkeys(tt_floor.PHASES, slow * 1e-3), floors=floors, rates=rates, handover=1e-9 * word
+            seconds={phase: slow * each for phase, each in floors.items()},
+            floors=floors,
+            rates=rates,
+            handover=1e-9 * word,
         )
         for slow, word in [(2, 50)] * 6 + [(4, 200)] * 5 + [(8, math.nan)] * 2
     ]
