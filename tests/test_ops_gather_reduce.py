@@ -46,6 +46,31 @@ def test_long_segments_are_summed_right_and_alike_each_time(implementation, dtyp
     np.testing.assert_array_equal(got, again)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize(("dtype", "dim"), [("float32", 16), ("bfloat16", 64), ("float16", 3), ("float32", 190)])
+def test_short_segments_of_many_chunks(dtype, dim, long, weighted):
+    rng = np.random.default_rng(dim + long)
+    lengths = rng.choice([0, 1, 1, 2, 3, 5], 9000)
+    lengths[[0, 5000, 8999]] = 0
+    if long:
+        lengths[[2500, 7000]] = 5000, 20
+    offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
+    size = int(offsets[-1])
+    source = jnp.asarray(rng.normal(size=(997, dim)), dtype)
+    indices = rng.integers(-20, 997, size).astype(np.int32)
+    indices[[size // 3, size - 1]] = 997, 2**31 - 1  # past the table
+    weights = rng.normal(size=size).astype(np.float32) if weighted else None
+    got = _gather_reduce(source, indices, offsets, weights, implementation="native")
+    rows = np.vstack([np.asarray(source, np.float64), np.full((1, dim), np.nan), np.zeros((1, dim))])
+    rows = rows[np.where(indices < 0, 998, np.minimum(indices, 997))]
+    if weights is not None:
+        rows = np.where((indices < 0)[:, None], 0, rows * weights[:, None])
+    sums = np.add.reduceat(np.vstack([rows, np.zeros(dim)]), offsets[:-1])
+    want = np.where((lengths > 0)[:, None], sums, 0)
+    np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-3 if long else 2e-5)
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
 def test_no_lookups(implementation, shape):

@@ -72,11 +72,10 @@ def _row_of_block(builder: Any, dtype: int, width: int, at: Any, args: Any, j: A
     return index, builder.add(block, builder.mul(index, stride))
 
 
-def _sum_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None:
-    """Emits the loop over a segment's rows for elements [at, at + width)."""
-    out, _, _, rows, _, begin, end, _, weights, positions = args
+def _add_row(builder: Any, dtype: int, width: int, at: Any, args: Any, j: Any, total: Any) -> None:
+    """Emits the sum of ``total`` and what index ``j`` adds to its elements [at, at + width)."""
+    rows, weights, positions = args[3], args[8], args[9]
     vector = ir.VectorType(_FLOAT, width)
-    total = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * width))
 
     def add(value: Any) -> None:
         builder.store(builder.fadd(builder.load(total), value, flags=("contract",)), total)
@@ -88,21 +87,51 @@ def _sum_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None
             builder.store(builder.sext(moved, _I64), place)
         return builder.load(builder.gep(builder.inttoptr(weights, _FLOAT.as_pointer()), [builder.load(place)]))
 
+    index, address = _row_of_block(builder, dtype, width, at, args, j)
+    with builder.if_else(builder.icmp_unsigned("<", index, rows)) as (inside, outside):
+        with inside:
+            row = _load_widened(builder, address, dtype, width)
+            with builder.if_else(builder.icmp_signed("!=", weights, _I64(0))) as (weighted, plain):
+                with weighted:
+                    add(builder.fmul(row, _splat(builder, weight_of(j), width), flags=("contract",)))
+                with plain:
+                    add(row)
+        with outside, builder.if_then(builder.icmp_signed(">=", index, _I64(0))):
+            add(ir.Constant(vector, [float("nan")] * width))
+
+
+def _sum_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None:
+    """Emits the loop over a segment's rows for elements [at, at + width)."""
+    out, begin, end = args[0], args[5], args[6]
+    vector = ir.VectorType(_FLOAT, width)
+    total = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * width))
     with cgutils.for_range_slice(builder, begin, end, _I64(1), intp=_I64) as (j, _):
-        index, address = _row_of_block(builder, dtype, width, at, args, j)
-        with builder.if_else(builder.icmp_unsigned("<", index, rows)) as (inside, outside):
-            with inside:
-                row = _load_widened(builder, address, dtype, width)
-                with builder.if_else(builder.icmp_signed("!=", weights, _I64(0))) as (weighted, plain):
-                    with weighted:
-                        add(builder.fmul(row, _splat(builder, weight_of(j), width), flags=("contract",)))
-                    with plain:
-                        add(row)
-            with outside, builder.if_then(builder.icmp_signed(">=", index, _I64(0))):
-                add(ir.Constant(vector, [float("nan")] * width))
+        _add_row(builder, dtype, width, at, args, j, total)
     address = builder.add(out, builder.mul(at, _I64(4)))
     store = builder.store(builder.load(total), builder.inttoptr(address, vector.as_pointer()))
     store.align = 4
+
+
+def _sum_blocks(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None:
+    """Emits the loop over the rows of many segments for elements [at, at + width), without a branch at their ends."""
+    out, dim, begin, end, places, ends = args[0], args[2], args[5], args[6], args[10], args[11]
+    vector, bits = ir.VectorType(_FLOAT, width), ir.VectorType(_I32, width)
+    total = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * width))
+    segment = cgutils.alloca_once_value(builder, _I64(0))
+
+    def element(array: Any) -> Any:
+        return builder.load(builder.gep(builder.inttoptr(array, _I32.as_pointer()), [builder.load(segment)]))
+
+    with cgutils.for_range_slice(builder, begin, end, _I64(1), intp=_I64) as (j, _):
+        _add_row(builder, dtype, width, at, args, j, total)
+        so_far = builder.load(total)
+        place = builder.add(builder.mul(builder.sext(element(places), _I64), dim), at)
+        address = builder.add(out, builder.mul(place, _I64(4)))
+        builder.store(so_far, builder.inttoptr(address, vector.as_pointer())).align = 4
+        last = builder.icmp_signed("==", builder.trunc(builder.add(j, _I64(1)), _I32), element(ends))
+        kept = _splat(builder, builder.sext(builder.not_(last), _I32), width)
+        builder.store(builder.bitcast(builder.and_(builder.bitcast(so_far, bits), kept), vector), total)
+        builder.store(builder.add(builder.load(segment), builder.zext(last, _I64)), segment)
 
 
 def _copy_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None:
@@ -174,5 +203,26 @@ def _sum_rows(dtype: int) -> Any:
     return sum_rows
 
 
+def _sum_segments(dtype: int) -> Any:
+    @intrinsic
+    def sum_segments(
+        typing_context, out, source, dim, rows, indices, begin, end, limit, weights, positions, places, ends
+    ):
+        """The sums of consecutive segments, none of them empty, that together are [begin, end); see ``sum_rows``.
+
+        Segment ``k`` ends before ``ends[k]`` and its sum is row ``places[k]`` of the array ``out``, both int32. For
+        short segments, whose lengths no processor predicts.
+        """
+
+        def codegen(context, builder, signature, args):
+            _for_blocks(builder, args[2], lambda width, at: _sum_blocks(builder, dtype, width, at, args))
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 12), codegen
+
+    return sum_segments
+
+
 sum_f32, sum_bf16, sum_f16 = (_sum_rows(dtype) for dtype in (F32, BF16, F16))
 copy_f32, copy_bf16, copy_f16 = (_copy_rows(dtype) for dtype in (F32, BF16, F16))
+segments_f32, segments_bf16, segments_f16 = (_sum_segments(dtype) for dtype in (F32, BF16, F16))

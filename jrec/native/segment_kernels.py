@@ -13,13 +13,26 @@ import enum
 import numpy as np
 from numba import types
 
-from jrec.native.accumulate import BF16, F32, copy_bf16, copy_f16, copy_f32, sum_bf16, sum_f16, sum_f32
+from jrec.native.accumulate import (
+    BF16,
+    F32,
+    copy_bf16,
+    copy_f16,
+    copy_f32,
+    segments_bf16,
+    segments_f16,
+    segments_f32,
+    sum_bf16,
+    sum_f16,
+    sum_f32,
+)
 from jrec.native.compile import c_function, inlined, kernel
 from jrec.native.memory import get_f32, get_i32, get_i64, prefetch, put_f32, put_i32, put_i64
 from jrec.native.optimizer_steps import ADAM, ROWWISE_ADAGRAD, SGD, update_row
 
 CHUNK = 2048  # cost of a chunk: ten microseconds of rows in cache, far above the price of handing it out
 PIECE = 4096  # lookups; at least CHUNK, so that at most one long segment begins, and one goes on, in any chunk
+SHORT = 8  # lookups of a segment, on average, up to which its end is taken without a branch
 GATHER_COST, UPDATE_COST = 1, 4  # of a segment beside its lookups: writing a sum; reading and writing a row and slots
 
 
@@ -253,16 +266,50 @@ def _segments(sum_rows):
 _segments_f32, _segments_bf16, _segments_f16 = (_segments(sum_rows) for sum_rows in (sum_f32, sum_bf16, sum_f16))
 
 
+@inlined
+def _list_short(job, first, last, places, ends):
+    """Lists the segments [first, last) that are not empty; how many, or -1 where they are not short or malformed."""
+    offsets, lookups = get_i64(job, OFFSETS), _start(job, last) - _start(job, first)
+    if (offsets == 0) | (get_i64(job, GRADIENTS) != 0) | (last - first > CHUNK) | (lookups > SHORT * (last - first)):
+        return np.int64(-1)
+    listed, end, longest = np.int64(0), get_i32(offsets, first), np.int32(0)
+    ascending = _well_formed(first, np.int64(end), np.int64(get_i32(offsets, last)), get_i64(job, CAPACITY))
+    for s in range(first, last):
+        begin, end = end, get_i32(offsets, s + 1)
+        put_i32(places, listed, np.int32(s))
+        put_i32(ends, listed, end)
+        listed += np.int64(end > begin)
+        longest, ascending = max(longest, end - begin), ascending & (begin <= end)
+    return listed if ascending & (longest <= PIECE) else np.int64(-1)
+
+
+@inlined
+def _sum_short(job, first, last, places, ends, listed):
+    """The sums of segments [first, last), of which these are not empty."""
+    out, source, dim, rows = get_i64(job, OUT), get_i64(job, SOURCE), get_i64(job, DIM), get_i64(job, SOURCE_ROWS)
+    indices, limit, dtype = get_i64(job, INDICES), get_i64(job, CAPACITY), get_i64(job, DTYPE)
+    weights, positions = get_i64(job, WEIGHTS), get_i64(job, POSITIONS)
+    if listed < last - first:  # as the places of padding, which come last
+        for i in range(dim * first, dim * last):
+            put_f32(out, i, np.float32(0))
+    begin, end = _start(job, first), _start(job, last)
+    if dtype == F32:
+        segments_f32(out, source, dim, rows, indices, begin, end, limit, weights, positions, places, ends)
+    elif dtype == BF16:
+        segments_bf16(out, source, dim, rows, indices, begin, end, limit, weights, positions, places, ends)
+    else:
+        segments_f16(out, source, dim, rows, indices, begin, end, limit, weights, positions, places, ends)
+
+
 @kernel(types.void(types.int64, types.int64, types.int64))
 def segment_chunks(job, begin, end):
     """Runs chunks [begin, end)."""
-    chunks, scratch, split = count_chunks(job), np.int64(0), get_i64(job, LONG) != 0
-    copied, dtype = _copied(job), get_i64(job, DTYPE)
-    if get_i64(job, OUT) == 0:
-        scratch = malloc(8 * get_i64(job, DIM) + 8)
-        if scratch == 0:
-            put_i64(job, ERROR, 2)
-            return
+    chunks, split = count_chunks(job), get_i64(job, LONG) != 0
+    copied, dtype, update = _copied(job), get_i64(job, DTYPE), get_i64(job, OUT) == 0
+    scratch = malloc(8 * get_i64(job, DIM) + 8 if update else np.int64(8 * (CHUNK + 1)))
+    if scratch == 0:
+        put_i64(job, ERROR, 2)
+        return
     for chunk in range(begin, end):
         first, last = _first_segment(job, chunk, chunks), _first_segment(job, chunk + 1, chunks)
         if copied:
@@ -270,6 +317,14 @@ def segment_chunks(job, begin, end):
             continue
         if split & (first > 0):
             _carried_piece(job, chunk, first)
+        if not update:
+            ends = scratch + 4 * (CHUNK + 1)
+            listed = _list_short(job, first, last, scratch, ends)
+            if listed >= 0:
+                _sum_short(job, first, last, scratch, ends, listed)
+                if split:
+                    put_i32(get_i64(job, LONG), chunk, np.int32(-1))
+                continue
         if dtype == F32:
             long = _segments_f32(job, chunk, first, last, scratch)
         elif dtype == BF16:
@@ -278,8 +333,7 @@ def segment_chunks(job, begin, end):
             long = _segments_f16(job, chunk, first, last, scratch)
         if split:
             put_i32(get_i64(job, LONG), chunk, long)
-    if scratch != 0:
-        free(scratch)
+    free(scratch)
 
 
 @inlined
