@@ -1,5 +1,6 @@
 """The tensor-train kernels for CPUs, one by one, against XLA's and NumPy's."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -16,6 +17,7 @@ from jrec.ops.tt import TTShape, products
 from jrec.ops.tt.cache_split import split_cast
 from jrec.ops.tt.core_update import step_core, touched_slices, tt_init_slots
 from jrec.ops.tt.index import Level, tt_index
+from jrec.ops.types import Cast
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -128,8 +130,12 @@ def test_threads_do_not_change_a_bit(right_rank, monkeypatch):
 def test_prefixes_and_digits_of_any_entry(factor):
     near = np.arange(0, 2**31, max(factor, 2**22))[:, None] + np.arange(-2, 3)  # where quotients change
     entries = np.unique(np.clip(near, 0, 2**31 - 1)).astype(np.int32)
-    count, room = jnp.int32(len(entries)), len(entries)
-    parents, digits, prefixes, found = native.level(jnp.asarray(entries), count, factor, room=room, padding=room)
+    count, places = len(entries), jnp.arange(len(entries) + 1, dtype=jnp.int32)
+    cast = Cast(
+        rows=jnp.asarray(entries), offsets=places, sources=places[:-1], positions=places[:-1], num_unique=places[-1]
+    )
+    of_core, of_prefixes = native.index(cast, places[-1], cast.rows, (factor, 1), (count, 1))[0]
+    (parents, digits, _), (prefixes, _, found) = of_core, of_prefixes
     np.testing.assert_array_equal(np.asarray(prefixes)[np.asarray(parents)], entries // factor)
     np.testing.assert_array_equal(digits, entries % factor)
     assert found == len(np.unique(entries // factor))
@@ -163,6 +169,31 @@ def test_the_index_is_that_of_xla(factors, ragged, capacity):
         for way in ("native", "xla")
     )
     jax.tree.map(np.testing.assert_array_equal, (got.sources, got.levels), (want.sources, want.levels))
+
+
+@pytest.mark.parametrize("capacity", [None, 300])
+@pytest.mark.parametrize("lookups", [4096, 20_000])
+def test_the_index_of_many_lookups_is_that_of_xla(lookups, capacity):
+    rng = np.random.default_rng(lookups)
+    ids = np.where(rng.random(lookups) < 0.3, 7, rng.integers(-50, 1005, lookups))  # one row in several parts
+    shape = TTShape(rows=1000, dim=8, row_factors=(10, 10, 10), dim_factors=(2, 2, 2), ranks=(3, 3))
+    got, want = (
+        jax.jit(functools.partial(tt_index, shape, unique_capacity=capacity, implementation=way))(
+            jnp.asarray(ids, jnp.int32)[:, None]
+        )
+        for way in ("native", "xla")
+    )
+    jax.tree.map(np.testing.assert_array_equal, (got.sources, got.levels), (want.sources, want.levels))
+
+
+@pytest.mark.parametrize("position", [-1, 40, 2**31 - 1])
+def test_positions_of_no_lookup_are_an_error(position):
+    shape = TTShape(rows=1000, dim=8, row_factors=(10, 10, 10), dim_factors=(2, 2, 2), ranks=(3, 3))
+    ids = jnp.arange(40, dtype=jnp.int32)[:, None]
+    cast = tensor_cast(ids, num_rows=1000)
+    strange = dataclasses.replace(cast, positions=cast.positions.at[11].set(position))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="positions must be those of its lookups"):
+        jax.block_until_ready(tt_index(shape, ids, cast=strange, implementation="native").sources)
 
 
 @pytest.mark.parametrize("cached", [[], [4], range(0, 1000, 3), range(1000)], ids=len)

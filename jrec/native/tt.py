@@ -27,24 +27,32 @@ class DigitOrder(NamedTuple):
     entries: jax.Array
 
 
-def level(
-    entries: jax.Array, count: jax.Array, factor: int, *, room: int, padding: int
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The digits of sorted entries, the sorted unique prefixes before them, and which prefix every entry has.
+def index(
+    cast: Cast, count: jax.Array, ids: jax.Array, factors: Sequence[int], rooms: Sequence[int]
+) -> tuple[list[tuple[jax.Array, jax.Array, jax.Array]], jax.Array]:
+    """The levels of a lookup's sorted unique rows, and which row every lookup has.
 
     Args:
-      entries: (capacity,) int32 ascending.
-      count: () int32, how many are real.
-      factor: How many digits there are; padding's digit.
-      room: How many prefixes fit; 0 gives prefixes themselves as parents.
-      padding: The parent of padding.
+      cast: The lookups' cast.
+      count: () int32, how many of its rows are real.
+      ids: int32.
+      factors: How many slices each core has, from the last to the second.
+      rooms: How many entries fit into the level below each of them; for the second core, the first core's slices.
 
     Returns:
-      Parents and digits, (capacity,) int32, prefixes, (room,) int32, and how many of these are real, () int32.
+      Of every core, in the order of ``factors``, its level's parents and digits, (capacity,) int32, and count, ()
+      int32; then the places of the lookups' rows among the cast's, of the ids' shape: negative for padding, and one
+      past all rows for what has none. Parents are places in the level below, or, of the second core, digits.
     """
-    results = [_i32(*entries.shape), _i32(*entries.shape), _i32(room), _i32()]
-    call = custom_call("tt_index_handlers", "tt_level", results)
-    return tuple(call(entries, count, factor=np.int64(factor), padding=np.int64(padding)))
+    results = []
+    for size, room in zip([cast.rows.shape[0], *rooms[:-1]], [*rooms[:-1], 0], strict=True):
+        results += [_i32(size), _i32(size), _i32(room), _i32()]
+    operands = cast.rows, count, cast.positions, cast.offsets, ids.reshape(-1)
+    constants = (jnp.asarray(np.array(each, np.int32)) for each in (factors, rooms))
+    call = custom_call("tt_index_handlers", "tt_index", [*results, _i32(ids.size)])
+    *made, places = call(*operands, *constants, threads=threads_attribute())
+    counts = [count, *made[3:-1:4]]
+    return list(zip(made[::4], made[1::4], counts, strict=True)), places.reshape(ids.shape)
 
 
 def digit_order(digits: jax.Array, count: jax.Array, factor: int) -> DigitOrder:
@@ -56,12 +64,6 @@ def digit_order(digits: jax.Array, count: jax.Array, factor: int) -> DigitOrder:
 def touched(chosen: jax.Array, count: jax.Array, slices: int) -> jax.Array:
     """Which of ``slices`` the first ``count`` of (capacity,) int32 ``chosen`` name, (slices,) bool."""
     return custom_call("tt_index_handlers", "tt_touched", [_i32(slices)])(chosen, count)[0] != 0
-
-
-def sources(positions: jax.Array, offsets: jax.Array, ids: jax.Array) -> jax.Array:
-    """The unique row of every lookup, of the ids' shape, from their cast; -1 for padding."""
-    call = custom_call("tt_index_handlers", "tt_sources", [_i32(ids.size)])
-    return call(positions, offsets, ids.reshape(-1))[0].reshape(ids.shape)
 
 
 def split(

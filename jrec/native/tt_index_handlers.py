@@ -1,24 +1,36 @@
-"""The XLA custom calls of a tensor-train lookup's index work, each one pass over lists that are sorted already."""
+"""The XLA custom calls of a tensor-train lookup's index work, passes over lists that are sorted already."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import types
 
-from jrec.native.compile import inlined, kernel
+from jrec.native.compile import address_of, inlined, kernel
 from jrec.native.ffi import (
     FAILED_PRECONDITION,
+    INVALID_ARGUMENT,
+    RESOURCE_EXHAUSTED,
     answered_metadata,
     argument,
     bad_layout,
     data,
     dim,
     error,
+    free,
     integer_attribute,
     known_layout,
+    malloc,
+    message,
+    new_job,
+    no_memory,
+    num_results,
+    parallel,
+    pool_size,
+    pool_task,
     result,
 )
-from jrec.native.memory import get_i32, put_i32
+from jrec.native.memory import get_i32, get_i64, put_i32, put_i64
+from jrec.native.tt_kernels import lower_bound
 
 
 @inlined
@@ -27,20 +39,45 @@ def count_of(buffer, capacity):
     return min(max(np.int64(get_i32(data(buffer), 0)), 0), capacity)
 
 
-@kernel(types.int64(types.int64))
-def tt_level_handler(frame):
-    """(entries, count) -> (parents, digits, prefixes, how many), of a core of ``factor`` slices.
+_FRAME, _FAILURE = range(2)  # words of the job of an index
+_LEVEL_RESULTS = 4  # of every level; the sources come last
+_PART = 4096  # lookups of a chunk
+_MALFORMED, _NO_MEMORY = 1, 2
+
+
+@kernel(types.void(types.int64, types.int64, types.int64))
+def tt_index_chunks(job, begin, end):
+    """Chunk 0 makes the levels, one from the other; the others make the sources of a part of the lookups each."""
+    for chunk in range(begin, end):
+        if chunk == 0:
+            _make_levels(get_i64(job, _FRAME))
+        else:
+            _make_sources(job, get_i64(job, _FRAME), (chunk - 1) * _PART)
+
+
+@inlined
+def _make_levels(frame):
+    factors, paddings = data(argument(frame, 5)), data(argument(frame, 6))
+    entries, count = data(argument(frame, 0)), data(argument(frame, 1))
+    for level in range(dim(argument(frame, 5), 0)):
+        first = _LEVEL_RESULTS * level
+        _make_level(frame, first, entries, count, np.int64(get_i32(factors, level)), np.int64(get_i32(paddings, level)))
+        entries, count = data(result(frame, first + 2)), data(result(frame, first + 3))
+
+
+@inlined
+def _make_level(frame, first, entries, counted, factor, padding):
+    """Parents, digits, prefixes and how many of these, from result ``first`` on, of a core of ``factor`` slices.
 
     Without room for prefixes, those are the parents themselves, below ``padding``.
     """
-    if answered_metadata(frame):
-        return np.int64(0)
-    if not known_layout(frame):
-        return error(frame, bad_layout(), FAILED_PRECONDITION)
-    capacity, room = dim(argument(frame, 0), 0), dim(result(frame, 2), 0)
-    factor, padding = integer_attribute(frame, 0), integer_attribute(frame, 1)
-    entries, count = data(argument(frame, 0)), count_of(argument(frame, 1), capacity)
-    parents, digits, prefixes = data(result(frame, 0)), data(result(frame, 1)), data(result(frame, 2))
+    capacity, room = dim(result(frame, first), 0), dim(result(frame, first + 2), 0)
+    count = min(max(np.int64(get_i32(counted, 0)), 0), capacity)
+    parents, digits, prefixes = (
+        data(result(frame, first)),
+        data(result(frame, first + 1)),
+        data(result(frame, first + 2)),
+    )
     inverse = 1.0 / np.float64(factor)
     for u in range(count):
         entry = np.int64(get_i32(entries, u))
@@ -62,8 +99,74 @@ def tt_level_handler(frame):
         put_i32(digits, u, np.int32(factor))
     for p in range(num_prefixes, room):
         put_i32(prefixes, p, np.int32(0))
-    put_i32(data(result(frame, 3)), 0, np.int32(num_prefixes))
-    return np.int64(0)
+    put_i32(data(result(frame, first + 3)), 0, np.int32(num_prefixes))
+
+
+@inlined
+def _make_sources(job, frame, first):
+    """The places among the unique rows of the lookups that come ``first`` by row, and of those that follow."""
+    positions, offsets, ids = data(argument(frame, 2)), data(argument(frame, 3)), data(argument(frame, 4))
+    lookups, rows = dim(argument(frame, 2), 0), dim(argument(frame, 3), 0) - 1
+    sources, last = data(result(frame, num_results(frame) - 1)), min(first + _PART, lookups)
+    real = min(max(np.int64(get_i32(offsets, rows)), first), last)
+    # A row's number is how many rows begin up to its lookups, so that no branch asks where each ends.
+    begun = malloc(4 * _PART)
+    if begun == 0:
+        put_i64(job, _FAILURE, _NO_MEMORY)
+        return
+    for i in range(last - first):
+        put_i32(begun, i, np.int32(0))
+    row = lower_bound(offsets, rows + 1, np.int32(first + 1)) - 1
+    coming = row + 1
+    while coming < rows:
+        place = np.int64(get_i32(offsets, coming)) - first
+        if (place < 0) | (place >= last - first):
+            break
+        put_i32(begun, place, get_i32(begun, place) + np.int32(1))
+        coming += 1
+    strange = False
+    for j in range(first, real):
+        row += np.int64(get_i32(begun, j - first))
+        position = np.int64(get_i32(positions, j))
+        within = (position >= 0) & (position < lookups)
+        strange |= not within
+        put_i32(sources, position if within else np.int64(0), np.int32(row))
+    for j in range(real, last):
+        position = np.int64(get_i32(positions, j))
+        within = (position >= 0) & (position < lookups)
+        strange |= not within
+        position = position if within else np.int64(0)
+        put_i32(sources, position, np.int32(-1) if get_i32(ids, position) < 0 else np.int32(rows))
+    free(begun)
+    if strange:
+        put_i64(job, _FAILURE, _MALFORMED)
+
+
+_index_chunks = address_of(tt_index_chunks.symbol)
+_bad_positions = message("jrec: a cast's positions must be those of its lookups; use tensor_cast's")
+
+
+@kernel(types.int64(types.int64), requires=(pool_task, tt_index_chunks))
+def tt_index_handler(frame):
+    """(rows, count, positions, offsets, ids, factors, paddings) -> (parents, digits, prefixes and how many, of every
+    level from the last core's on; sources).
+    """
+    if answered_metadata(frame):
+        return np.int64(0)
+    if not known_layout(frame):
+        return error(frame, bad_layout(), FAILED_PRECONDITION)
+    job, lookups = new_job(2), dim(argument(frame, 2), 0)
+    if job == 0:
+        return error(frame, no_memory(), RESOURCE_EXHAUSTED)
+    put_i64(job, _FRAME, frame)
+    chunks = 1 + (lookups + _PART - 1) // _PART
+    threads = min(integer_attribute(frame, 0), pool_size(frame)) if chunks > 2 else np.int64(1)
+    parallel(frame, _index_chunks(), job, chunks, threads)
+    failure = get_i64(job, _FAILURE)
+    free(job)
+    if failure == _MALFORMED:
+        return error(frame, _bad_positions(), INVALID_ARGUMENT)
+    return error(frame, no_memory(), RESOURCE_EXHAUSTED) if failure != 0 else np.int64(0)
 
 
 @kernel(types.int64(types.int64))
@@ -108,23 +211,6 @@ def tt_touched_handler(frame):
         one = np.int64(get_i32(chosen, u))
         if 0 <= one < size:
             put_i32(touched, one, np.int32(1))
-    return np.int64(0)
-
-
-@kernel(types.int64(types.int64))
-def tt_sources_handler(frame):
-    """(positions, offsets of the unique rows, ids) -> (the place of every lookup's row among them,)."""
-    if answered_metadata(frame):
-        return np.int64(0)
-    if not known_layout(frame):
-        return error(frame, bad_layout(), FAILED_PRECONDITION)
-    positions, offsets, ids = data(argument(frame, 0)), data(argument(frame, 1)), data(argument(frame, 2))
-    sources, lookups, rows = data(result(frame, 0)), dim(argument(frame, 2), 0), dim(argument(frame, 1), 0) - 1
-    for i in range(lookups):
-        put_i32(sources, i, np.int32(-1) if get_i32(ids, i) < 0 else np.int32(rows))
-    for row in range(rows):
-        for j in range(get_i32(offsets, row), get_i32(offsets, row + 1)):
-            put_i32(sources, np.int64(get_i32(positions, j)), np.int32(row))
     return np.int64(0)
 
 

@@ -67,7 +67,7 @@ def _split(cast: Cast, cached: jax.Array, ids: jax.Array, *, rows: int, num_bags
     size = cached.shape[0]
     cached_rows = find(cached, cast.rows, rows)
     hit = cached_rows < size
-    sources = unique_row_of_lookups(cast, ids, "xla")
+    sources = unique_row_of_lookups(cast, ids)
     places = jnp.where(sources >= 0, take(cached_rows, jnp.maximum(sources, 0), size), jnp.int32(size))
     places = jnp.where(places < size, places, jnp.int32(-1))
     return CacheSplit(

@@ -86,26 +86,45 @@ def tt_index(
         cast = tensor_cast(
             ids, offsets, num_rows=shape.rows, unique_capacity=unique_capacity, implementation=implementation
         )
-    levels = []
-    entries, count = cast.rows, jnp.minimum(cast.num_unique, jnp.int32(cast.rows.shape[0]))
+    levels, sources = dispatch(
+        "tt_index",
+        index_implementation(implementation),
+        (cast, ids),
+        xla=functools.partial(_levels_and_sources, shape),
+        native=functools.partial(_native_levels_and_sources, shape),
+    )
+    return TTIndex(cast=cast, sources=sources, levels=levels)
+
+
+def _levels_and_sources(shape: TTShape, cast: Cast, ids: jax.Array) -> tuple[tuple[Level, ...], jax.Array]:
+    levels: list[Level] = []
+    entries, count = cast.rows, _real_rows(cast)
     for core in range(shape.num_cores - 1, 0, -1):
-        level, entries, count = dispatch(
-            "tt_index",
-            index_implementation(implementation),
-            (entries, count),
-            xla=functools.partial(_level, shape, core),
-            native=functools.partial(_native_level, shape, core),
-        )
-        levels.append(level)
-    sources = unique_row_of_lookups(cast, ids, implementation)
-    return TTIndex(cast=cast, sources=sources, levels=tuple(reversed(levels)))
+        level, entries, count = _level(shape, core, entries, count)
+        levels.insert(0, level)
+    return tuple(levels), unique_row_of_lookups(cast, ids)
 
 
-def unique_row_of_lookups(cast: Cast, ids: jax.Array, implementation: Implementation | None = None) -> jax.Array:
+def _native_levels_and_sources(shape: TTShape, cast: Cast, ids: jax.Array) -> tuple[tuple[Level, ...], jax.Array]:
+    from jrec.native import tt
+
+    rooms, capacity = [], cast.rows.shape[0]
+    for core in range(shape.num_cores - 1, 0, -1):
+        capacity = _entries_below(shape, core, capacity)
+        rooms.append(capacity)
+    levels, sources = tt.index(cast, _real_rows(cast), ids, shape.row_factors[:0:-1], rooms)
+    return tuple(Level(parents=p, digits=d, count=count) for p, d, count in reversed(levels)), sources
+
+
+def _real_rows(cast: Cast) -> jax.Array:
+    return jnp.minimum(cast.num_unique, jnp.int32(cast.rows.shape[0]))
+
+
+def unique_row_of_lookups(cast: Cast, ids: jax.Array) -> jax.Array:
     """The place of every lookup's row among the cast's unique rows, of the ids' shape; see ``TTIndex.sources``."""
-    args = cast, ids
-    named = index_implementation(implementation)
-    return dispatch("tt_index", named, args, xla=_unique_row_of_lookups, native=_native_unique_row_of_lookups)
+    segments = segment_of_entries(cast.offsets, ids.size)
+    places = jnp.full(ids.size, cast.rows.shape[0], jnp.int32).at[cast.positions].set(segments, unique_indices=True)
+    return jnp.where(ids < 0, jnp.int32(-1), places.reshape(ids.shape))
 
 
 def index_implementation(implementation: Implementation | None) -> Implementation | None:
@@ -113,36 +132,9 @@ def index_implementation(implementation: Implementation | None) -> Implementatio
     return "xla" if implementation == "pallas" else implementation
 
 
-def _native_unique_row_of_lookups(cast: Cast, ids: jax.Array) -> jax.Array:
-    from jrec.native import tt
-
-    return tt.sources(cast.positions, cast.offsets, ids)
-
-
-def _native_level(
-    shape: TTShape, core: int, entries: jax.Array, count: jax.Array
-) -> tuple[Level, jax.Array, jax.Array]:
-    from jrec.native import tt
-
-    below = _entries_below(shape, core, entries.shape[0])
-    room = 0 if core == 1 else below
-    factor = shape.row_factors[core]
-    parents, digits, prefixes, num_prefixes = tt.level(entries, count, factor, room=room, padding=below)
-    level = Level(parents=parents, digits=digits, count=count)
-    if core == 1:
-        return level, entries, count
-    return level, prefixes, num_prefixes
-
-
 def _entries_below(shape: TTShape, core: int, capacity: int) -> int:
     """How many entries the level below a (0-based) core has room for."""
     return shape.row_factors[0] if core == 1 else smaller(capacity, shape.prefixes(core))
-
-
-def _unique_row_of_lookups(cast: Cast, ids: jax.Array) -> jax.Array:
-    segments = segment_of_entries(cast.offsets, ids.size)
-    places = jnp.full(ids.size, cast.rows.shape[0], jnp.int32).at[cast.positions].set(segments, unique_indices=True)
-    return jnp.where(ids < 0, jnp.int32(-1), places.reshape(ids.shape))
 
 
 def _level(shape: TTShape, core: int, entries: jax.Array, count: jax.Array) -> tuple[Level, jax.Array, jax.Array]:
