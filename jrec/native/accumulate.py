@@ -15,12 +15,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from jrec.native.memory import prefetch_line
+
 F32, BF16, F16 = 0, 1, 2
 """Codes of the sources' dtypes in the kernels."""
 
 _AHEAD = 32  # rows; of the distances 8 to 64 the fastest on rows of 64 floats that caches hold in part
-_LEVEL_2 = 2  # locality of prefetches: more lines may be on their way to the second cache than to the first
-_I8, _I16, _I32, _I64, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_I16, _I32, _I64, _FLOAT = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _MINUS_ZERO, _NAN = 0x80000000, 0x7FC00000
 _LINE = 64  # bytes of a cache line
 _WIDTHS = (64, 32, 16, 8, 4, 2, 1)
@@ -48,14 +49,6 @@ def _splat(builder: Any, scalar: Any, width: int) -> Any:
     )
 
 
-def _prefetch(builder: Any, address: Any, size: int) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
-    function = builder.module.declare_intrinsic("llvm.prefetch", (), kind)
-    for offset in range(0, size, _LINE):
-        line = builder.inttoptr(builder.add(address, _I64(offset)), _I8.as_pointer())
-        builder.call(function, [line, _I32(0), _I32(_LEVEL_2), _I32(1)])
-
-
 def _row_of_block(builder: Any, dtype: int, width: int, at: Any, args: Any, j: Any) -> Any:
     """Asks for the row ``_AHEAD`` of index ``j``; the index itself, and the address of its row's block."""
     _, source, dim, _, indices, _, _, limit = args[:8]
@@ -67,7 +60,9 @@ def _row_of_block(builder: Any, dtype: int, width: int, at: Any, args: Any, j: A
     ahead = builder.add(j, _I64(_AHEAD))
     ahead = builder.select(builder.icmp_signed("<", ahead, last), ahead, last)
     coming = builder.sext(builder.load(builder.gep(index_array, [ahead])), _I64)
-    _prefetch(builder, builder.add(block, builder.mul(coming, stride)), width * size)
+    row = builder.add(block, builder.mul(coming, stride))
+    for byte in range(0, width * size, _LINE):
+        prefetch_line(builder, builder.add(row, _I64(byte)), near=False)
     index = builder.sext(builder.load(builder.gep(index_array, [j])), _I64)
     return index, builder.add(block, builder.mul(index, stride))
 

@@ -59,16 +59,22 @@ get_u64, put_u64 = _get(types.uint64, _I64), _put(types.uint64, _I64)
 get_f32, put_f32 = _get(types.float32, _F32), _put(types.float32, _F32)
 
 
+def prefetch_line(builder: Any, address: Any, *, near: bool) -> None:
+    """Emits a request for the cache line at an address: into the first cache, or only into the second, which is larger
+    and to which more lines may be on their way.
+    """
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
+    function = builder.module.declare_intrinsic("llvm.prefetch", (), kind)
+    builder.call(function, [builder.inttoptr(address, byte), _I32(0), _I32(3 if near else 2), _I32(1)])
+
+
 @_intrinsic
 def prefetch(typing_context, address):
     """Asks for the cache line at ``address``; any address is allowed."""
 
     def codegen(context, builder, signature, args):
-        function = builder.module.declare_intrinsic(
-            "llvm.prefetch", (), ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _I32, _I32, _I32])
-        )
-        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-        builder.call(function, [pointer, _I32(0), _I32(3), _I32(1)])
+        prefetch_line(builder, args[0], near=True)
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen

@@ -17,6 +17,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from jrec.native.memory import prefetch_line
+
 LIST = 512  # addresses a list holds
 _BLOCK = 8  # rows and columns of a block that is transposed in registers
 
@@ -102,6 +104,23 @@ def _product(
         done = end
 
 
+def _product_rows(builder: Any, args: Any, each_step: Callable[[], None]) -> None:
+    outs, lefts, rows, right, depth, columns = args
+
+    def listed(addresses: Any, row: Any, tall: int) -> list[Any]:
+        at = builder.add(addresses, builder.mul(row, _I64(8)))
+        return [load(builder, builder.add(at, _I64(8 * i)), _I64) for i in range(tall)]
+
+    def run(builder: Any, tall: int, row: Any, add: Callable[[Any, list[Any]], None]) -> None:
+        starts = listed(lefts, row, tall)
+        with cgutils.for_range(builder, depth, intp=_I64) as loop:
+            each_step()
+            line = offset(builder, right, builder.mul(loop.index, columns))
+            add(line, [offset(builder, start, loop.index) for start in starts])
+
+    _product(builder, rows, columns, lambda row, tall: listed(outs, row, tall), run)
+
+
 @vector_intrinsic
 def product_rows(typing_context, outs, lefts, rows, right, depth, columns):
     """``outs[i][j] = sum_k lefts[i][k] * right[k, j]``: int64 lists of ``rows`` addresses, of float32.
@@ -110,22 +129,34 @@ def product_rows(typing_context, outs, lefts, rows, right, depth, columns):
     """
 
     def codegen(context, builder, signature, args):
-        outs, lefts, rows, right, depth, columns = args
-
-        def listed(addresses: Any, row: Any, tall: int) -> list[Any]:
-            at = builder.add(addresses, builder.mul(row, _I64(8)))
-            return [load(builder, builder.add(at, _I64(8 * i)), _I64) for i in range(tall)]
-
-        def run(builder: Any, tall: int, row: Any, add: Callable[[Any, list[Any]], None]) -> None:
-            starts = listed(lefts, row, tall)
-            with cgutils.for_range(builder, depth, intp=_I64) as loop:
-                line = offset(builder, right, builder.mul(loop.index, columns))
-                add(line, [offset(builder, start, loop.index) for start in starts])
-
-        _product(builder, rows, columns, lambda row, tall: listed(outs, row, tall), run)
+        _product_rows(builder, args, lambda: None)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), codegen
+
+
+@vector_intrinsic
+def product_rows_fetching(typing_context, outs, lefts, rows, right, depth, columns, one, other, size):
+    """As ``product_rows``, which meanwhile asks for the lines of two arrays of ``size`` bytes, one line a step.
+
+    So what comes next is on its way while the products keep the processor busy. Any addresses are allowed.
+    """
+
+    def codegen(context, builder, signature, args):
+        one, other, size = args[6:]
+        asked = cgutils.alloca_once_value(builder, _I64(0))
+
+        def ask() -> None:
+            place = builder.load(asked)
+            for array in (one, other):
+                prefetch_line(builder, builder.add(array, place), near=False)
+            coming = builder.add(place, _I64(64))
+            builder.store(builder.select(builder.icmp_signed("<", coming, size), coming, place), asked)
+
+        _product_rows(builder, args[:6], ask)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 9), codegen
 
 
 @vector_intrinsic

@@ -19,7 +19,15 @@ from jrec.native.accumulate import F32
 from jrec.native.compile import inlined, kernel
 from jrec.native.memory import get_f32, get_i32, get_i64, prefetch, put_f32, put_i64
 from jrec.native.optimizer_steps import update_row
-from jrec.native.small_gemm import LIST, address_list, outer_sum, product_rows, product_sum, transpose_block
+from jrec.native.small_gemm import (
+    LIST,
+    address_list,
+    outer_sum,
+    product_rows,
+    product_rows_fetching,
+    product_sum,
+    transpose_block,
+)
 
 CHUNK_PRODUCTS = 1 << 18  # multiply-adds of a chunk: ten microseconds
 CHUNK_DIGITS = 4  # of a chunk, backward by digit
@@ -185,7 +193,7 @@ def tt_transpose_digits(job, begin, end):
             else:
                 _add_outers(job, out, first, last, lefts, rights, np.int64(0))
             transpose(turned, core + place, rank, columns)
-            _write_shares(job, turned, first, last, lefts, rights)
+            _write_shares(job, turned, first, last, lefts, rights, place + 4 * rank * columns)
             if steps:
                 step_slice(job, digit, out)
 
@@ -231,21 +239,25 @@ def _add_outer(total, lefts, slopes, terms, rank, columns, narrow, fresh):
 
 
 @inlined
-def _write_shares(job, turned, first, last, outs, slopes):
-    """Gradients of the entries [first, last) by digit, by their slice transposed."""
+def _write_shares(job, turned, first, last, outs, slopes, coming):
+    """Gradients of the entries [first, last) by digit, by their slice transposed.
+
+    Meanwhile the next slice is asked for, which begins ``coming`` bytes after the first, and its slots.
+    """
     gradient, shares, entries = get_i64(job, OUT), get_i64(job, SHARES), get_i64(job, DIGIT_ENTRIES)
     rows, rank, columns = get_i64(job, ROWS), get_i64(job, RANK), get_i64(job, COLUMNS)
+    core, slots, size = get_i64(job, CORE) + coming, get_i64(job, SLOT0) + coming, 4 * rank * columns
     listed = np.int64(0)
     for j in range(first, last):
         u = np.int64(get_i32(entries, j))
         for a in range(rows):
             if listed == LIST:
-                product_rows(outs, slopes, listed, turned, columns, rank)
+                product_rows_fetching(outs, slopes, listed, turned, columns, rank, core, slots, size)
                 listed = np.int64(0)
             put_i64(slopes, listed, gradient + 4 * columns * (rows * u + a))
             put_i64(outs, listed, shares + 4 * rank * (rows * u + a))
             listed += 1
-    product_rows(outs, slopes, listed, turned, columns, rank)
+    product_rows_fetching(outs, slopes, listed, turned, columns, rank, core, slots, size)
 
 
 @kernel(types.void(types.int64, types.int64, types.int64))
