@@ -49,6 +49,11 @@ def _splat(builder: Any, scalar: Any, width: int) -> Any:
     )
 
 
+def _fetch(builder: Any, address: Any, size: int) -> None:
+    for byte in range(0, size, _LINE):
+        prefetch_line(builder, builder.add(address, _I64(byte)), near=False)
+
+
 def _row_of_block(builder: Any, dtype: int, width: int, at: Any, args: Any, j: Any) -> Any:
     """Asks for the row ``_AHEAD`` of index ``j``; the index itself, and the address of its row's block."""
     _, source, dim, _, indices, _, _, limit = args[:8]
@@ -60,9 +65,7 @@ def _row_of_block(builder: Any, dtype: int, width: int, at: Any, args: Any, j: A
     ahead = builder.add(j, _I64(_AHEAD))
     ahead = builder.select(builder.icmp_signed("<", ahead, last), ahead, last)
     coming = builder.sext(builder.load(builder.gep(index_array, [ahead])), _I64)
-    row = builder.add(block, builder.mul(coming, stride))
-    for byte in range(0, width * size, _LINE):
-        prefetch_line(builder, builder.add(row, _I64(byte)), near=False)
+    _fetch(builder, builder.add(block, builder.mul(coming, stride)), width * size)
     index = builder.sext(builder.load(builder.gep(index_array, [j])), _I64)
     return index, builder.add(block, builder.mul(index, stride))
 

@@ -13,7 +13,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from jrec.native.accumulate import _AHEAD, _FLOAT, _I8, _I32, _I64, _for_blocks, _prefetch, _splat
+from jrec.native.accumulate import _AHEAD, _FLOAT, _I32, _I64, _fetch, _for_blocks, _splat
+
+_I8 = ir.IntType(8)
 
 HEADER = 8
 """Bytes of a row before its values."""
@@ -47,7 +49,7 @@ def _sum_block(builder: Any, bits: int, width: int, at: Any, args: Any) -> None:
         ahead = builder.add(j, _I64(_AHEAD))
         ahead = builder.select(builder.icmp_signed("<", ahead, last), ahead, last)
         coming = builder.sext(builder.load(builder.gep(index_array, [ahead])), _I64)
-        _prefetch(builder, builder.add(source, builder.mul(coming, stride)), HEADER + max(1, width * bits // 8))
+        _fetch(builder, builder.add(source, builder.mul(coming, stride)), HEADER + max(1, width * bits // 8))
         index = builder.sext(builder.load(builder.gep(index_array, [j])), _I64)
         row = builder.add(source, builder.mul(index, stride))
         with builder.if_else(builder.icmp_unsigned("<", index, rows)) as (inside, outside):
