@@ -132,6 +132,19 @@ def _sum_blocks(builder: Any, dtype: int, width: int, at: Any, args: Any) -> Non
         builder.store(builder.add(builder.load(segment), builder.zext(last, _I64)), segment)
 
 
+def _sum_lines_block(builder: Any, width: int, at: Any, args: Any) -> None:
+    """Emits the loop over lines for elements [at, at + width)."""
+    out, source, _, lines, step = args
+    vector = ir.VectorType(_FLOAT, width)
+    total = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * width))
+    with cgutils.for_range(builder, lines, intp=_I64) as loop:
+        place = builder.add(at, builder.mul(loop.index, step))
+        line = _load_widened(builder, builder.add(source, builder.mul(place, _I64(4))), F32, width)
+        builder.store(builder.fadd(builder.load(total), line), total)
+    address = builder.add(out, builder.mul(at, _I64(4)))
+    builder.store(builder.load(total), builder.inttoptr(address, vector.as_pointer())).align = 4
+
+
 def _copy_block(builder: Any, dtype: int, width: int, at: Any, args: Any) -> None:
     """Emits the loop over rows for elements [at, at + width) of segments of one index each."""
     out, _, dim, rows, _, begin, end, _ = args
@@ -219,6 +232,17 @@ def _sum_segments(dtype: int) -> Any:
         return types.void(*[types.int64] * 12), codegen
 
     return sum_segments
+
+
+@intrinsic
+def sum_lines(typing_context, out, source, dim, lines, step):
+    """Writes the sum of ``lines`` rows of ``dim`` float32, ``step`` elements apart; ``out`` may be the first."""
+
+    def codegen(context, builder, signature, args):
+        _for_blocks(builder, args[2], lambda width, at: _sum_lines_block(builder, width, at, args))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
 
 
 sum_f32, sum_bf16, sum_f16 = (_sum_rows(dtype) for dtype in (F32, BF16, F16))

@@ -47,36 +47,91 @@ def _sum(builder: Any, total: Any, one: Any, other: Any) -> Any:
     return builder.fadd(total, builder.fmul(one, other, flags=("contract",)), flags=("contract",))
 
 
-@vector_intrinsic
-def expand_tile(typing_context, out, below, slice_, rank):
-    """``out[i, j] = sum_k below[i, k] * slice_[k, j]``: (4, 4), (4, rank) and (rank, 4) float32, each in one piece.
+def _expand_by_four(builder: Any, starts: list[Any], slice_: Any, rank: Any) -> list[Any]:
+    """Emits the rows of the product, two halves to be added each.
 
     A register holds four lines of the slice, of which each is multiplied by its own element below.
     """
+    sums = [cgutils.alloca_once_value(builder, ir.Constant(_vector(16), [0.0] * 16)) for _ in starts]
+    with cgutils.for_range_slice(builder, _I64(0), rank, _I64(4), intp=_I64) as (k, _):
+        four = load(builder, offset(builder, slice_, builder.mul(k, _I64(SIDE))), _vector(16))
+        for start, total in zip(starts, sums, strict=True):
+            factors = _repeated(builder, load(builder, offset(builder, start, k), _vector(4)), 4, SIDE)
+            builder.store(_sum(builder, builder.load(total), factors, four), total)
+    totals = [builder.load(total) for total in sums]
+    halves = [[_shuffled(builder, whole, whole, list(range(i, i + 8))) for i in (0, 8)] for whole in totals]
+    return [builder.fadd(low, high) for low, high in halves]
+
+
+def _expand_by_eight(builder: Any, starts: list[Any], slice_: Any, rank: Any) -> list[Any]:
+    """As ``_expand_by_four``; a register holds lines ``k`` and ``k + 4``, so that no factor crosses its halves.
+
+    A shuffle across halves is two instructions where registers are this short.
+    """
+    sums = [cgutils.alloca_once_value(builder, ir.Constant(_vector(8), [0.0] * 8)) for _ in starts]
+    with cgutils.for_range_slice(builder, _I64(0), rank, _I64(8), intp=_I64) as (k, _):
+        rows = [load(builder, offset(builder, start, k), _vector(8)) for start in starts]
+        lines = offset(builder, slice_, builder.mul(k, _I64(SIDE)))
+        for i in range(4):
+            low, high = (load(builder, offset(builder, lines, _I64(SIDE * j)), _vector(SIDE)) for j in (i, i + 4))
+            two = _shuffled(builder, low, high, list(range(8)))
+            for row, total in zip(rows, sums, strict=True):
+                factors = _shuffled(builder, row, row, [i] * 4 + [i + 4] * 4)
+                builder.store(_sum(builder, builder.load(total), factors, two), total)
+    return [builder.load(total) for total in sums]
+
+
+def _expand_tile(wide: bool) -> Any:
+    @vector_intrinsic
+    def tile(typing_context, out, below, slice_, rank):
+        def codegen(context, builder, signature, args):
+            out, below, slice_, rank = args
+            starts = [offset(builder, below, builder.mul(rank, _I64(i))) for i in range(SIDE)]
+            totals = (_expand_by_four if wide else _expand_by_eight)(builder, starts, slice_, rank)
+            for i in (0, 2):
+                low, high = (
+                    _shuffled(builder, *totals[i : i + 2], [*range(j, j + 4), *range(8 + j, 12 + j)]) for j in (0, 4)
+                )
+                _store(builder, offset(builder, out, _I64(SIDE * i)), builder.fadd(low, high))
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 4), codegen
+
+    return tile
+
+
+expand_tile = _expand_tile(WIDE_REGISTERS)
+"""``out[i, j] = sum_k below[i, k] * slice_[k, j]``: (4, 4), (4, rank) and (rank, 4) float32, each in one piece."""
+
+
+@vector_intrinsic
+def turn_lines(typing_context, out, source, step):
+    """Eight lines of four float32, in one piece, to four of eight, ``step`` floats apart."""
 
     def codegen(context, builder, signature, args):
-        out, below, slice_, rank = args
-        lines = range(SIDE)
-        sums = [cgutils.alloca_once_value(builder, ir.Constant(_vector(16), [0.0] * 16)) for _ in lines]
-        starts = [offset(builder, below, builder.mul(rank, _I64(i))) for i in lines]
-        with cgutils.for_range_slice(builder, _I64(0), rank, _I64(4), intp=_I64) as (k, _):
-            four = load(builder, offset(builder, slice_, builder.mul(k, _I64(SIDE))), _vector(16))
-            for start, total in zip(starts, sums, strict=True):
-                factors = _repeated(builder, load(builder, offset(builder, start, k), _vector(4)), 4, SIDE)
-                builder.store(_sum(builder, builder.load(total), factors, four), total)
-        halves = []
-        for total in sums:
-            whole = builder.load(total)
-            low, high = (_shuffled(builder, whole, whole, list(range(i, i + 8))) for i in (0, 8))
-            halves.append(builder.fadd(low, high))
-        for i in (0, 2):
-            low, high = (
-                _shuffled(builder, halves[i], halves[i + 1], [*range(j, j + 4), *range(8 + j, 12 + j)]) for j in (0, 4)
-            )
-            _store(builder, offset(builder, out, _I64(SIDE * i)), builder.fadd(low, high))
+        out, source, step = args
+        whole = load(builder, source, _vector(8 * SIDE))
+        for i in range(SIDE):
+            line = _shuffled(builder, whole, whole, list(range(i, 8 * SIDE, SIDE)))
+            _store(builder, offset(builder, out, builder.mul(step, _I64(i))), line)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4), codegen
+    return types.void(*[types.int64] * 3), codegen
+
+
+@vector_intrinsic
+def turn_lines_back(typing_context, out, source, step):
+    """Four lines of eight float32, ``step`` floats apart, to eight of four, in one piece."""
+
+    def codegen(context, builder, signature, args):
+        out, source, step = args
+        lines = [load(builder, offset(builder, source, builder.mul(step, _I64(i))), _vector(8)) for i in range(SIDE)]
+        halves = [_shuffled(builder, lines[i], lines[i + 1], list(range(16))) for i in (0, 2)]
+        lanes = [8 * i + j for j in range(8) for i in range(SIDE)]
+        _store(builder, out, _shuffled(builder, *halves, lanes))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
 
 
 def _transpose_tile(width: int) -> Any:

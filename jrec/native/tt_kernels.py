@@ -15,7 +15,7 @@ import numpy as np
 from numba import types
 
 from jrec.native import narrow_tiles
-from jrec.native.accumulate import F32
+from jrec.native.accumulate import F32, sum_lines
 from jrec.native.compile import inlined, kernel
 from jrec.native.memory import get_f32, get_i32, get_i64, prefetch, put_f32, put_i64
 from jrec.native.optimizer_steps import update_row
@@ -89,19 +89,21 @@ def fetch(address, size):
 
 
 @inlined
-def add(address, source, size):
-    """Adds ``size`` floats to those at ``address``."""
-    for i in range(size):
-        put_f32(address, i, get_f32(address, i) + get_f32(source, i))
-
-
-@inlined
 def transpose(out, source, rows, columns):
     """(rows, columns) float32 to (columns, rows)."""
     high, wide = rows - rows % 8, columns - columns % 8
-    for i in range(0, high, 8):
+    if columns == narrow_tiles.SIDE:
+        for i in range(0, high, 8):
+            narrow_tiles.turn_lines(out + 4 * i, source + 4 * columns * i, rows)
+        wide = columns
+    elif rows == narrow_tiles.SIDE:
         for j in range(0, wide, 8):
-            transpose_block(out + 4 * (j * rows + i), source + 4 * (i * columns + j), rows, columns)
+            narrow_tiles.turn_lines_back(out + 4 * rows * j, source + 4 * j, columns)
+        high = rows
+    else:
+        for i in range(0, high, 8):
+            for j in range(0, wide, 8):
+                transpose_block(out + 4 * (j * rows + i), source + 4 * (i * columns + j), rows, columns)
     for i in range(rows):
         for j in range(wide if i < high else np.int64(0), columns):
             put_f32(out, j * rows + i, get_f32(source, i * columns + j))
@@ -269,8 +271,7 @@ def tt_sum_shares_chunks(job, begin, end):
     first, last = begin * size, min(end * size, get_i64(job, BELOW_COUNT))
     u = lower_bound(parents, count, first)
     for parent in range(first, last):
-        total = out + 4 * width * parent
-        clear(total, width)
+        own = u
         while u < count and get_i32(parents, u) == parent:
-            add(total, shares + 4 * width * u, width)
             u += 1
+        sum_lines(out + 4 * width * parent, shares + 4 * width * own, width, u - own, width)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
+from jrec.native.accumulate import sum_lines
 from jrec.native.compile import inlined, kernel
 from jrec.native.memory import get_i32, get_i64, put_i32, put_i64
 from jrec.native.narrow_tiles import SIDE, WIDEST, fits, transpose_tile, transpose_tile_8
@@ -34,7 +35,6 @@ from jrec.native.tt_kernels import (
     SLICES,
     TOUCHED,
     TURNED,
-    add,
     clear,
     fetch,
     step_slice,
@@ -165,8 +165,7 @@ def tt_sum_pieces_chunks(job, begin, end):
     touched, steps = get_i64(job, TOUCHED), get_i64(job, HYPER) != 0
     for digit in range(begin * size, min(end * size, slices)):
         place = 4 * rank * columns * digit
-        for piece in range(1, get_i64(job, PIECES)):
-            add(totals + place, totals + 4 * rank * columns * slices * piece + place, rank * columns)
+        sum_lines(totals + place, totals + place, rank * columns, get_i64(job, PIECES), rank * columns * slices)
         transpose(out + place, totals + place, columns, rank)
         if steps and get_i32(touched, digit) != 0:
             step_slice(job, digit, out + place)
