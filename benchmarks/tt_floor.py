@@ -10,9 +10,11 @@ Phases of the step of ``benchmarks.tt``: forward, backward and Adagrad's update 
     backward   gradients of unique rows, of the products below and of the cores, and the update of cores and slots,
                which needs no gradient of a whole core in memory
 
-A phase's floor is the greater of its multiply-adds by the peak rate, of the kernels' own register tile on operands in
-L1 or of a large product by XLA, whichever is greater, and its bytes by the bandwidth of a copy between arrays that are
-together as large as all that the step touches: every array is read or written once, and all reuse is in the caches.
+A floor is the greater of the multiply-adds by the peak rate, of the kernels' own register tile on operands in L1 or of
+a large product by XLA, whichever is greater, and the bytes by the bandwidth of a copy between arrays that are together
+as large as all that the step touches: every array is read or written once, and all reuse is in the caches. What needs
+all of what came before has a floor of its own: rows are made before they are pooled, gradients of rows are summed
+before the last core's, and those of prefixes are whole before the core before it.
 Phases are timed as programs that end with them, less the ones before. In a turn every program and every rate has some
 runs, of which the first are left out, without the pauses that no training run makes and after which cores are slow. A
 virtual machine's cores change for seconds at a time: they run at half their rate, or come to lie on two chiplets,
@@ -76,7 +78,7 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a phase has to do at least: multiply-adds, and bytes read and written."""
+    """What has to be done at least: multiply-adds, and bytes read and written."""
 
     products: int
     bytes: int
@@ -86,29 +88,32 @@ class Work:
         return max(self.products / rates.products, self.bytes / rates.bandwidth)
 
 
-def work_of(shape: tt.TTShape, traffic: tt.TTTraffic) -> dict[str, Work]:
+def work_of(shape: tt.TTShape, traffic: tt.TTTraffic) -> dict[str, list[Work]]:
     """The work of every phase but those of ``MEASURED``, for one id a bag.
+
+    Works of a phase follow each other: each needs all of what the one before made.
 
     Example:
       >>> shape = tt.TTShape(rows=8, dim=8, row_factors=(2, 2, 2), dim_factors=(2, 2, 2), ranks=(4, 4))
       >>> work_of(shape, tt.TTTraffic(lookups=6, entries=(3, 5), pairs=6))["products"]
-      Work(products=192, bytes=688)
+      [Work(products=192, bytes=512)]
     """
     lookups, entries = traffic.lookups, traffic.entries
     sizes = [math.prod(core) for core in shape.core_shapes]
-    floats = _floats_of_levels(shape, traffic)
-    of_levels = [each * left for each, (_, left, _, _) in zip(floats, shape.core_shapes[1:], strict=True)]
-    prefixes, unique = sum(floats[:-1]), floats[-1]
-    pooled = lookups * shape.dim
+    made = _floats_of_levels(shape, traffic)
+    of_levels = [each * left for each, (_, left, _, _) in zip(made, shape.core_shapes[1:], strict=True)]
+    pooled = lookups * (shape.dim + 1)  # and the rows' places
     index = 2 * entries[-1] + sum(4 * count for count in entries) + 2 * lookups
+    levels = list(zip(of_levels, [sizes[0], *made], made, sizes[1:], strict=False))
+    forward = [Work(products=each, bytes=4 * (below + own + core)) for each, below, own, core in levels]
+    # Gradients of the level are read, products below and gradients of these, core and slots are read or written.
+    backward = [Work(products=2 * each, bytes=4 * (own + 2 * below + 4 * core)) for each, below, own, core in levels]
+    pool = Work(products=0, bytes=4 * (made[-1] + pooled))
     return {
-        "index": Work(products=0, bytes=4 * index),
-        "products": Work(products=sum(of_levels[:-1]), bytes=4 * (sum(sizes[:-1]) + prefixes)),
-        "rows": Work(products=of_levels[-1], bytes=4 * (floats[-2] + sizes[-1] + 2 * unique + pooled + lookups)),
-        # Gradients of rows and of products are written and read, the products read; cores and slots both.
-        "backward": Work(
-            products=2 * sum(of_levels), bytes=4 * (pooled + lookups + 2 * unique + 3 * prefixes + 4 * sum(sizes))
-        ),
+        "index": [Work(products=0, bytes=4 * index)],
+        "products": forward[:-1],
+        "rows": [forward[-1], pool],
+        "backward": [pool, *reversed(backward), Work(products=0, bytes=4 * 3 * sizes[0])],
     }
 
 
@@ -193,7 +198,7 @@ class Turn:
 
 
 def turns_of(
-    programs: Mapping[str, Callable[[], Any]], work: Mapping[str, Work], floats: int, *, seconds: float
+    programs: Mapping[str, Callable[[], Any]], work: Mapping[str, Sequence[Work]], floats: int, *, seconds: float
 ) -> list[Turn]:
     """Turns of all programs and of the machine's rates, until ``seconds`` have passed.
 
@@ -217,7 +222,7 @@ def turns_of(
         handover = min((each for each in tries if not math.isnan(each)), default=math.nan)
         found = {name: statistics.median(run() for _ in range(RATE_RUNS)) for name, run in rates.items()}
         reached = Rates(products=max(found["tile"], found["product"]), bandwidth=found["copy"])
-        floors = {name: each.seconds(reached) for name, each in work.items()}
+        floors = {name: sum(each.seconds(reached) for each in works) for name, works in work.items()}
         floors |= {phase: measured[phase] for phase in MEASURED}
         turns.append(Turn(seconds=measured, floors=floors, rates=reached, handover=handover))
     return turns

@@ -21,6 +21,7 @@ from jrec.native.small_gemm import address_list, product_rows
 ROWS, DEPTH, COLUMNS = 48, 32, 64  # a middle core's slice at rank 32, by the rows of about as many entries
 CHUNKS = 4  # a core
 TIMES = 500  # that a chunk repeats the product: a millisecond
+COPIED = 1 << 27  # bytes that a copy reads and writes, over and over if arrays are smaller: milliseconds
 HANDOVERS, PATIENCE = 2000, 1 << 25  # of a word between cores; looks at it, some milliseconds
 
 
@@ -40,10 +41,14 @@ def repeated_products(job, begin, end):
 
 @kernel(types.void(types.int64, types.int64, types.int64))
 def copies(job, begin, end):
-    """Copies the parts [begin, end) of one array into another; ``job`` has both addresses and a part's size."""
-    source, target, size = get_i64(job, 0), get_i64(job, 1), get_i64(job, 2)
-    for i in range(begin * size, end * size):
-        put_f32(target, i, get_f32(source, i))
+    """Copies parts [begin, end) of one array into another; ``job`` has both addresses, a part's size and how many are
+    all of them, after which the next ones are the same again.
+    """
+    source, target, size, parts = get_i64(job, 0), get_i64(job, 1), get_i64(job, 2), get_i64(job, 3)
+    for part in range(begin, end):
+        first = part % parts * size
+        for i in range(first, first + size):
+            put_f32(target, i, get_f32(source, i))
 
 
 @kernel(types.void(types.int64, types.int64, types.int64))
@@ -80,8 +85,9 @@ def copy_rate(size: int) -> float:
     """Bytes a second, read and written, of a copy between arrays of about ``size`` float32."""
     chunks = CHUNKS * harness.cores()
     source, target = _arrays(size // chunks * chunks)
-    job = np.array([pointer(source), pointer(target), size // chunks], np.int64)
-    return 2 * source.nbytes / _seconds(copies, job, chunks)
+    job = np.array([pointer(source), pointer(target), size // chunks, chunks], np.int64)
+    times = max(1, COPIED // (2 * source.nbytes))
+    return 2 * source.nbytes * times / _seconds(copies, job, times * chunks)
 
 
 @functools.lru_cache(maxsize=1)

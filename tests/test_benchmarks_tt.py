@@ -125,10 +125,11 @@ def test_the_floor_counts_what_a_step_does():
     traffic = tt.TTTraffic(lookups=6, entries=(3, 5), pairs=6)
     work = tt_floor.work_of(shape, traffic)
     choice = contraction_seconds(shape, traffic, MULTIPLY_ADDS)
-    assert work["products"].products + work["rows"].products == choice[0]["unique"]
-    assert work["backward"].products == choice[1]["unique"]
-    products, rows = 3 * 4 * 4, 5 * 8
-    assert work["backward"].bytes == 4 * (6 * 8 + 6 + 2 * rows + 3 * products + 4 * shape.num_parameters)
+    assert sum(each.products for each in work["products"] + work["rows"]) == choice[0]["unique"]
+    assert sum(each.products for each in work["backward"]) == choice[1]["unique"]
+    products, rows, first = 3 * 4 * 4, 5 * 8, 2 * 2 * 4
+    floats = 6 * 8 + 6 + 2 * rows + 3 * products + 4 * shape.num_parameters + first
+    assert sum(each.bytes for each in work["backward"]) == 4 * floats
     assert tt_floor.floats_of(shape, traffic) == 2 * shape.num_parameters + 2 * (products + rows) + 3 * 6 * 8
     assert tt_floor.Work(products=6, bytes=8).seconds(tt_floor.Rates(products=2, bandwidth=4)) == 3
     assert tt_floor.Work(products=6, bytes=16).seconds(tt_floor.Rates(products=2, bandwidth=4)) == 4
@@ -199,3 +200,23 @@ def test_a_word_goes_from_core_to_core_and_a_lonely_core_says_nan(monkeypatch):
     assert all(0 < each < 1 for each in took if not math.isnan(each))
     monkeypatch.setattr(tt_floor_kernel.threads, "run", lambda *_: None)
     assert math.isnan(tt_floor_kernel.handover_seconds())
+
+
+@pytest.mark.parametrize("size", [1000, 70_000])
+def test_small_arrays_are_copied_until_waking_a_thread_does_not_count(size, monkeypatch):
+    copied = []
+
+    def seconds(function, job, chunks):
+        function.call(job.ctypes.data, 0, chunks)
+        copied.append(8 * int(job[2]) * chunks)  # bytes read and written
+        return 2.0
+
+    monkeypatch.setattr(tt_floor_kernel, "_seconds", seconds)
+    monkeypatch.setattr(tt_floor_kernel, "COPIED", 1 << 20)
+    rate = tt_floor_kernel.copy_rate(size)
+    assert rate == copied[0] / 2
+    assert copied[0] > (1 << 20) - 16 * size
+    source, target = tt_floor_kernel._arrays(
+        size // tt_floor_kernel.CHUNKS // harness.cores() * tt_floor_kernel.CHUNKS * harness.cores()
+    )
+    np.testing.assert_array_equal(source, target)
