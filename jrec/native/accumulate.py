@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from jrec.native.memory import prefetch_line
+from jrec.native.memory import kernel_intrinsic, prefetch_line
 
 F32, BF16, F16 = 0, 1, 2
 """Codes of the sources' dtypes in the kernels."""
@@ -234,7 +234,7 @@ def _sum_segments(dtype: int) -> Any:
     return sum_segments
 
 
-@intrinsic
+@kernel_intrinsic
 def sum_lines(typing_context, out, source, dim, lines, step):
     """Writes the sum of ``lines`` rows of ``dim`` float32, ``step`` elements apart; ``out`` may be the first."""
 

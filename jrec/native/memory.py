@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
-def _intrinsic(function: Callable[..., Any]) -> Any:
+def kernel_intrinsic(function: Callable[..., Any]) -> Any:
     """As numba's, for type checkers: what kernels call has not the signature of what is written here."""
     return intrinsic(function)
 
@@ -69,7 +69,7 @@ def prefetch_line(builder: Any, address: Any, *, near: bool) -> None:
     builder.call(function, [builder.inttoptr(address, byte), _I32(0), _I32(3 if near else 2), _I32(1)])
 
 
-@_intrinsic
+@kernel_intrinsic
 def prefetch(typing_context, address):
     """Asks for the cache line at ``address``; any address is allowed."""
 
@@ -80,7 +80,7 @@ def prefetch(typing_context, address):
     return types.void(types.int64), codegen
 
 
-@_intrinsic
+@kernel_intrinsic
 def fetch_add(typing_context, address, value):
     """Atomically adds to the int64 at ``address`` and returns what was there before."""
 
@@ -91,7 +91,7 @@ def fetch_add(typing_context, address, value):
     return types.int64(types.int64, types.int64), codegen
 
 
-@_intrinsic
+@kernel_intrinsic
 def fetch_or(typing_context, address, value):
     """Atomically sets the bits of ``value`` in the int64 at ``address`` and returns what was there before."""
 
@@ -102,7 +102,7 @@ def fetch_or(typing_context, address, value):
     return types.int64(types.int64, types.int64), codegen
 
 
-@_intrinsic
+@kernel_intrinsic
 def load_acquire(typing_context, address):
     """Atomically reads the int64 at ``address``."""
 
@@ -112,7 +112,7 @@ def load_acquire(typing_context, address):
     return types.int64(types.int64), codegen
 
 
-@_intrinsic
+@kernel_intrinsic
 def get_f16(typing_context, address, index):
     """Reads a float16 as float32."""
 
@@ -124,7 +124,7 @@ def get_f16(typing_context, address, index):
     return types.float32(types.int64, types.int64), codegen
 
 
-@_intrinsic
+@kernel_intrinsic
 def put_f16(typing_context, address, index, value):
     """Writes a float32 as float16, rounded to nearest even."""
 
@@ -136,7 +136,7 @@ def put_f16(typing_context, address, index, value):
     return types.void(types.int64, types.int64, types.float32), codegen
 
 
-@_intrinsic
+@kernel_intrinsic
 def get_bf16(typing_context, address, index):
     """Reads a bfloat16 as float32."""
 
@@ -148,7 +148,7 @@ def get_bf16(typing_context, address, index):
     return types.float32(types.int64, types.int64), codegen
 
 
-@_intrinsic
+@kernel_intrinsic
 def put_bf16(typing_context, address, index, value):
     """Writes a float32 as bfloat16, rounded to nearest even; NaN stays NaN."""
 

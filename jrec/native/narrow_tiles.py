@@ -12,7 +12,8 @@ from numba import types
 from numba.core import cgutils
 
 from jrec.native.compile import inlined
-from jrec.native.small_gemm import WIDE_REGISTERS, load, offset, splat, vector_intrinsic
+from jrec.native.memory import kernel_intrinsic
+from jrec.native.small_gemm import WIDE_REGISTERS, load, offset, splat
 
 SIDE = 4  # rows of a tile, and columns of its slice
 WIDEST = 16 if WIDE_REGISTERS else 8  # of a tile's rank, backward; then 8
@@ -82,7 +83,7 @@ def _expand_by_eight(builder: Any, starts: list[Any], slice_: Any, rank: Any) ->
 
 
 def _expand_tile(wide: bool) -> Any:
-    @vector_intrinsic
+    @kernel_intrinsic
     def tile(typing_context, out, below, slice_, rank):
         def codegen(context, builder, signature, args):
             out, below, slice_, rank = args
@@ -90,7 +91,8 @@ def _expand_tile(wide: bool) -> Any:
             totals = (_expand_by_four if wide else _expand_by_eight)(builder, starts, slice_, rank)
             for i in (0, 2):
                 low, high = (
-                    _shuffled(builder, *totals[i : i + 2], [*range(j, j + 4), *range(8 + j, 12 + j)]) for j in (0, 4)
+                    _shuffled(builder, totals[i], totals[i + 1], [*range(j, j + 4), *range(8 + j, 12 + j)])
+                    for j in (0, 4)
                 )
                 _store(builder, offset(builder, out, _I64(SIDE * i)), builder.fadd(low, high))
             return context.get_dummy_value()
@@ -104,7 +106,7 @@ expand_tile = _expand_tile(WIDE_REGISTERS)
 """``out[i, j] = sum_k below[i, k] * slice_[k, j]``: (4, 4), (4, rank) and (rank, 4) float32, each in one piece."""
 
 
-@vector_intrinsic
+@kernel_intrinsic
 def turn_lines(typing_context, out, source, step):
     """Eight lines of four float32, in one piece, to four of eight, ``step`` floats apart."""
 
@@ -119,7 +121,7 @@ def turn_lines(typing_context, out, source, step):
     return types.void(*[types.int64] * 3), codegen
 
 
-@vector_intrinsic
+@kernel_intrinsic
 def turn_lines_back(typing_context, out, source, step):
     """Four lines of eight float32, ``step`` floats apart, to eight of four, in one piece."""
 
@@ -128,14 +130,14 @@ def turn_lines_back(typing_context, out, source, step):
         lines = [load(builder, offset(builder, source, builder.mul(step, _I64(i))), _vector(8)) for i in range(SIDE)]
         halves = [_shuffled(builder, lines[i], lines[i + 1], list(range(16))) for i in (0, 2)]
         lanes = [8 * i + j for j in range(8) for i in range(SIDE)]
-        _store(builder, out, _shuffled(builder, *halves, lanes))
+        _store(builder, out, _shuffled(builder, halves[0], halves[1], lanes))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), codegen
 
 
 def _transpose_tile(width: int) -> Any:
-    @vector_intrinsic
+    @kernel_intrinsic
     def tile(typing_context, below, below_gradient, slopes, slope_step, digits, entries, totals, turned, rank):
         def codegen(context, builder, signature, args):
             below, below_gradient, slopes, slope_step, digits, entries, totals, turned, rank = args

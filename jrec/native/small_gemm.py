@@ -15,9 +15,8 @@ from typing import Any
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from jrec.native.memory import prefetch_line
+from jrec.native.memory import kernel_intrinsic, prefetch_line
 
 LIST = 512  # addresses a list holds
 _BLOCK = 8  # rows and columns of a block that is transposed in registers
@@ -30,11 +29,6 @@ _TALLEST = {32: 8 if WIDE_REGISTERS else 2, 16: 8 if WIDE_REGISTERS else 4, 8: 8
 # Emits the depth loop of a tile: calls the function it is given with the address of every line of the right operand
 # and the addresses of the left operand's factors of the tile's rows.
 _Depth = Callable[[Any, int, Any, Callable[[Any, list[Any]], None]], None]
-
-
-def vector_intrinsic(function: Callable[..., Any]) -> Any:
-    """As numba's, for type checkers: what kernels call has not the signature of what is written here."""
-    return intrinsic(function)
 
 
 def offset(builder: Any, base: Any, elements: Any) -> Any:
@@ -121,7 +115,7 @@ def _product_rows(builder: Any, args: Any, each_step: Callable[[], None]) -> Non
     _product(builder, rows, columns, lambda row, tall: listed(outs, row, tall), run)
 
 
-@vector_intrinsic
+@kernel_intrinsic
 def product_rows(typing_context, outs, lefts, rows, right, depth, columns):
     """``outs[i][j] = sum_k lefts[i][k] * right[k, j]``: int64 lists of ``rows`` addresses, of float32.
 
@@ -135,7 +129,7 @@ def product_rows(typing_context, outs, lefts, rows, right, depth, columns):
     return types.void(*[types.int64] * 6), codegen
 
 
-@vector_intrinsic
+@kernel_intrinsic
 def product_rows_fetching(typing_context, outs, lefts, rows, right, depth, columns, one, other, size):
     """As ``product_rows``, which meanwhile asks for the lines of two arrays of ``size`` bytes, one line a step.
 
@@ -159,7 +153,7 @@ def product_rows_fetching(typing_context, outs, lefts, rows, right, depth, colum
     return types.void(*[types.int64] * 9), codegen
 
 
-@vector_intrinsic
+@kernel_intrinsic
 def product_sum(typing_context, out, lefts, rights, terms, rows, columns, depth, row_step, depth_step, fresh):
     """``out[i, j] (+)= sum_t sum_k lefts[t][i * row_step + k * depth_step] * rights[t][k * columns + j]``.
 
@@ -190,7 +184,7 @@ def product_sum(typing_context, out, lefts, rights, terms, rows, columns, depth,
     return types.void(*[types.int64] * 10), codegen
 
 
-@vector_intrinsic
+@kernel_intrinsic
 def outer_sum(typing_context, out, lefts, rights, terms, rows, columns, fresh):
     """``out[i, j] (+)= sum_t lefts[t][i] * rights[t][j]``: ``product_sum`` of depth one and left rows in one piece."""
 
@@ -213,7 +207,7 @@ def outer_sum(typing_context, out, lefts, rights, terms, rows, columns, fresh):
     return types.void(*[types.int64] * 7), codegen
 
 
-@vector_intrinsic
+@kernel_intrinsic
 def transpose_block(typing_context, out, source, rows, columns):
     """Eight rows and columns of a (.., columns) float32 matrix from ``source`` on, into a (.., rows) one at ``out``."""
 
@@ -240,7 +234,7 @@ def transpose_block(typing_context, out, source, rows, columns):
     return types.void(*[types.int64] * 4), codegen
 
 
-@vector_intrinsic
+@kernel_intrinsic
 def address_list(typing_context):
     """The address of a list on the stack, of ``LIST`` int64; every call of it in the source is a list of its own."""
 

@@ -6,21 +6,16 @@ layout: element ``i`` of an array draws from the 64-bit counter ``i``, and its 3
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+
+from jrec.native.memory import kernel_intrinsic
 
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
-
-
-def _intrinsic(function: Callable[..., Any]) -> Any:
-    """As numba's, for type checkers: what kernels call has not the signature of what is written here."""
-    return intrinsic(function)
 
 
 def _rotated(builder: Any, word: Any, distance: int) -> Any:
@@ -39,7 +34,7 @@ def _threefry(builder: Any, key0: Any, key1: Any, high: Any, low: Any) -> tuple[
     return x, y
 
 
-@_intrinsic
+@kernel_intrinsic
 def initial_value(typing_context, key0, key1, element, scale):
     """The first value, float32, of element number ``element`` (int64) of the table with this key (int32 words)."""
 
