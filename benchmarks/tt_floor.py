@@ -104,7 +104,7 @@ def work_of(shape: tt.TTShape, traffic: tt.TTTraffic) -> dict[str, list[Work]]:
     of_levels = [each * left for each, (_, left, _, _) in zip(made, shape.core_shapes[1:], strict=True)]
     pooled = lookups * (shape.dim + 1)  # and the rows' places
     index = 2 * entries[-1] + sum(4 * count for count in entries) + 2 * lookups
-    levels = list(zip(of_levels, [sizes[0], *made], made, sizes[1:], strict=False))
+    levels = list(zip(of_levels, [sizes[0], *made[:-1]], made, sizes[1:], strict=True))
     forward = [Work(products=each, bytes=4 * (below + own + core)) for each, below, own, core in levels]
     # Gradients of the level are read, products below and gradients of these, core and slots are read or written.
     backward = [Work(products=2 * each, bytes=4 * (own + 2 * below + 4 * core)) for each, below, own, core in levels]

@@ -41,8 +41,9 @@ def repeated_products(job, begin, end):
 
 @kernel(types.void(types.int64, types.int64, types.int64))
 def copies(job, begin, end):
-    """Copies parts [begin, end) of one array into another; ``job`` has both addresses, a part's size and how many are
-    all of them, after which the next ones are the same again.
+    """Copies parts [begin, end) of one array into another, round and round.
+
+    ``job`` has both addresses, a part's size, and how many parts an array has.
     """
     source, target, size, parts = get_i64(job, 0), get_i64(job, 1), get_i64(job, 2), get_i64(job, 3)
     for part in range(begin, end):

@@ -191,7 +191,7 @@ def tt_transpose_pieces_handler(frame):
     put_i64(job, tt.TOUCHED, data(result(frame, 4)))
     _set_step(job, frame, np.int64(7))
     threads, size = _useful_threads(frame, job), get_i64(job, tt.RANK) * get_i64(job, tt.COLUMNS)
-    _run(frame, _turn(), job, slices, 16 * size, threads)  # a float takes as long as some twenty multiply-adds
+    _run(frame, _turn(), job, slices, 16 * size, threads)  # to move a float takes as long as that many
     parallel(frame, _transpose_pieces(), job, get_i64(job, tt.PIECES), threads)
     _run(frame, _sum_pieces(), job, slices, 4 * size * get_i64(job, tt.PIECES), threads)
     free(job)
