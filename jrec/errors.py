@@ -22,6 +22,10 @@ class CheckpointError(JrecError):
     """A checkpoint that is missing, damaged, or of another model, dataset or configuration."""
 
 
+class OutputError(JrecError):
+    """A file or folder that cannot be written as asked: it exists, is an input, is being written, or the disk fails."""
+
+
 class DivergedError(JrecError, ValueError):
     """Training produced a NaN or an infinity."""
 

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and JSON files that say of what format and version they are."""
+"""JSON and TOML files that say of what format and version they are, and are decoded by types."""
 
 from __future__ import annotations
 
@@ -15,27 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jrec.errors import JrecError
+from jrec.outputs import write_file
 
 _LONGEST = 80  # characters of a value that a message shows
-
-
-def write_atomically(path: pathlib.Path, content: bytes | memoryview) -> None:
-    """Writes a file that appears whole or not at all."""
-    temporary = path.with_name(f"{path.name}.partial")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def sync(path: str | os.PathLike[str]) -> None:
-    """Waits until a file's content, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def save_json(path: pathlib.Path, content: Mapping[str, Any], *, kind: str, version: int, sealed: bool = False) -> None:
@@ -51,7 +33,7 @@ def save_json(path: pathlib.Path, content: Mapping[str, Any], *, kind: str, vers
     whole = {"format": kind, "version": version, **content}
     if sealed:
         whole["sha256"] = _seal(whole)
-    write_atomically(path, f"{json.dumps(whole, indent=1, allow_nan=False)}\n".encode())
+    write_file(path, f"{json.dumps(whole, indent=1, allow_nan=False)}\n")
 
 
 def load_json(

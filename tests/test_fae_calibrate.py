@@ -11,7 +11,8 @@ import scipy.stats
 from jrec.access.calibrate import CalibrateOptions, calibrate, calibrate_and_count, calibrator
 from jrec.access.calibrate.box import FEW_HITS, RandEmBox, hot_rows
 from jrec.access.calibrate.figures import threshold_curve
-from jrec.access.calibrate.file import Calibration, CalibrationError
+from jrec.access.calibrate.file import KIND, VERSION, Calibration, CalibrationError
+from jrec.access.container import write_container
 from jrec.access.profile import TableProfile
 from jrec.data.blocks import ListColumn, ShardReader, ShardWriter
 from jrec.data.reorder.file import save_order
@@ -337,8 +338,8 @@ def test_reordered_rows_have_the_loaders_numbers(data, tmp_path):
 
 def test_files_are_read_as_they_were_written(data, tmp_path):
     found = calibrate(data, OPTIONS)
-    found.save(tmp_path / "c.json")
-    again = Calibration.load(tmp_path / "c.json")
+    found.save(tmp_path / "c.fae")
+    again = Calibration.load(tmp_path / "c.fae")
     assert again == found
     for name, rows in found.rows.items():
         assert again.rows[name].dtype == np.uint32
@@ -351,22 +352,18 @@ def test_files_are_read_as_they_were_written(data, tmp_path):
 
 def test_damaged_files_are_named(data, tmp_path):
     found = calibrate(data, OPTIONS)
-    path, beside = tmp_path / "c.json", tmp_path / "c.json.rows"
+    path = tmp_path / "c.fae"
     found.save(path)
-    text, content = path.read_text(), beside.read_bytes()
-    for broken, message in ((text[:50], "is damaged"), ("[]", "is damaged"), ("{}", "no jrec-fae-calibration file"),
-                            (text.replace('"version": 2', '"version": 9'), "version 9"),
-                            (text.replace('"inputs"', '"outputs"'), "edited or damaged: its checksum")):  # fmt: skip
-        path.write_text(broken)
-        with pytest.raises(CalibrationError, match=rf"c\.json .*{message}"):
+    content = path.read_bytes()
+    for broken, message in ((content[:50], "is truncated"), (b"{}", "no jrec-fae-calibration file"),
+                            (content.replace(b"calibration 3", b"calibration 9"), "version 9"),
+                            (content.replace(b'"inputs"', b'"outputs"'), "damaged: its checksum")):  # fmt: skip
+        path.write_bytes(broken)
+        with pytest.raises(CalibrationError, match=rf"c\.fae .*{message}"):
             Calibration.load(path)
-    path.write_text(text)
-    beside.write_bytes(content[:-1])
-    with pytest.raises(CalibrationError, match=r"c\.json\.rows is truncated"):
-        Calibration.load(path)
-    calibrate(data, dataclasses.replace(OPTIONS, budget=500)).save(tmp_path / "other.json")
-    beside.write_bytes((tmp_path / "other.json.rows").read_bytes())
-    with pytest.raises(CalibrationError, match=r"c\.json\.rows is not the one that belongs"):
+    header = {**found.summary(), "hot_bytes": found.hot_bytes + 1}
+    write_container(path, kind=KIND, version=VERSION, header=header, arrays=found.rows)
+    with pytest.raises(CalibrationError, match=r"c\.fae does not hold the hot rows"):
         Calibration.load(path)
 
 

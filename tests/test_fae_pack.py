@@ -29,7 +29,7 @@ from jrec.data.fae.verify import verify
 from jrec.data.loader import LoaderConfig, make_loader
 from jrec.data.reorder.file import load_order
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Split, Table
-from jrec.errors import ConfigError
+from jrec.errors import ConfigError, OutputError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 
 
@@ -297,7 +297,7 @@ def test_an_interrupted_pack_of_something_else_is_in_the_way(data, tmp_path, mon
         with pytest.raises(KeyboardInterrupt):
             pack(data, tmp_path / "out", hot_set(data), PackOptions(threads=1))
     for other in (hot_set(data, seed=2), hot_set(data)):
-        with pytest.raises(DatasetError, match="interrupted run that was to make something else"):
+        with pytest.raises(OutputError, match="interrupted run that was to make something else"):
             pack(data, tmp_path / "out", other, PackOptions(seed=4))
     assert pack(data, tmp_path / "out", hot_set(data)).hot_examples
 
@@ -425,12 +425,12 @@ def test_datasets_that_do_not_go_with_the_manifest_are_refused(data, tmp_path):
 
 def test_folders_in_the_way(data, tmp_path):
     pack(data, tmp_path / "out", hot_set(data))
-    with pytest.raises(DatasetError, match="pass --overwrite"):
+    with pytest.raises(OutputError, match="pass --overwrite"):
         pack(data, tmp_path / "out", hot_set(data, seed=2))
     replaced = pack(data, tmp_path / "out", hot_set(data, seed=2), PackOptions(overwrite=True))
     np.testing.assert_array_equal(replaced.hot_rows["items"], hot_set(data, seed=2).rows["items"])
-    for out, message in ((data, "is the dataset itself"), (tmp_path, "holds something else")):
-        with pytest.raises(DatasetError, match=message):
+    for out, message in ((data, "is an input"), (tmp_path, "holds .*, an input")):
+        with pytest.raises(OutputError, match=message):
             pack(data, out, hot_set(data), PackOptions(overwrite=True))
 
 

@@ -137,7 +137,7 @@ def read_plan(folder):
 
 
 def read_calibration(folder):
-    found = Calibration.load(folder / "hot.json")
+    found = Calibration.load(folder / "hot.fae")
     found.check_dataset(Schema.load(folder / "data", check_files=False))
     return found.summary(), found.hot_set().rows
 
@@ -162,8 +162,7 @@ FORMATS = {
     "bijection": Format(("ordered/reorder/*.npy",), read_bijections),
     "profile": Format(("access",), read_profile, structure="container"),
     "plan": Format(("plan",), read_plan, structure="container"),
-    "calibration": Format(("hot.json",), read_calibration, structure="json"),
-    "hot rows": Format(("hot.json.rows",), read_calibration, structure="container"),
+    "calibration": Format(("hot.fae",), read_calibration, structure="container"),
     "FAE folder": Format(("fae/fae.json",), read_fae, structure="json"),
     "FAE parts": Format(("fae/hot/schema.json", "fae/cold/schema.json"), read_fae, structure="json"),
     "FAE files": Format(("fae/hot_rows/*.npy", f"fae/hot/{SHARD}", f"fae/cold/{SHARD}"), read_fae),
@@ -203,7 +202,7 @@ def world(tmp_path_factory):
     plan = build_plan(problem, plan_placement(problem, options).placement, describe(problem, options, data=schema.name))
     save_plan(plan, folder / "plan")
     calibration = calibrate(data, CalibrateOptions(budget=30_000, small_bytes=4_000))
-    calibration.save(folder / "hot.json")
+    calibration.save(folder / "hot.fae")
     pack(data, folder / "fae", calibration.hot_set())
     chain_of_three(folder / "checkpoints")
     (folder / "run").mkdir()

@@ -155,7 +155,7 @@ def test_the_command_by_rules_alone(sequences, tmp_path, capsys):
     assert "Dense feature 'year'" in out.read_text()
     assert load_config(out).data.path == str(sequences)
     assert main(["init", str(sequences), "--out", str(out), "--quick"]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "exists; replace it with --overwrite" in capsys.readouterr().err
     assert main(["init", str(sequences), "--out", str(out), "--overwrite", "--quick"]) == 0
-    assert main(["init", str(sequences), "--out", str(tmp_path / "no" / "x.toml")]) == 2
-    assert "the folder of --out, does not exist" in capsys.readouterr().err
+    assert main(["init", str(sequences), "--out", str(sequences / "x.toml")]) == 2
+    assert f"{sequences / 'x.toml'} lies inside the dataset {sequences}" in capsys.readouterr().err

@@ -18,7 +18,8 @@ from jrec.data.prepare import prepare
 from jrec.data.prepare_options import PrepareOptions
 from jrec.data.readers import Criteo
 from jrec.data.schema import DatasetError, Schema
-from jrec.data.workspace import MANIFEST, workspace
+from jrec.errors import OutputError
+from jrec.outputs import MANIFEST, new_folder
 
 OPTIONS = PrepareOptions(block_size=64, shard_examples=256)
 
@@ -49,7 +50,7 @@ def test_a_finished_dataset_is_not_overwritten(tmp_path):
     make(tmp_path / "log", tmp_path / "out")
     before = files(tmp_path / "out")
     write_log(tmp_path / "log", 60, first=1)
-    with pytest.raises(DatasetError, match="is a finished dataset; pass --overwrite"):
+    with pytest.raises(OutputError, match="is a finished dataset; pass --overwrite"):
         make(tmp_path / "log", tmp_path / "out")
     assert files(tmp_path / "out") == before
     make(tmp_path / "log", tmp_path / "out", overwrite=True)
@@ -76,16 +77,19 @@ def test_foreign_folders_are_left_alone(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("years of work")
     for overwrite in (False, True):
-        with pytest.raises(DatasetError, match="holds something else than a jrec dataset"):
+        with pytest.raises(OutputError, match="holds something else than a jrec dataset"):
             make(tmp_path / "log", tmp_path / "other", overwrite=overwrite)
     (tmp_path / "new.partial").mkdir()
     (tmp_path / "new.partial" / "thesis.txt").write_text("years of work")
-    with pytest.raises(DatasetError, match="holds something that jrec did not make; move it away"):
+    with pytest.raises(OutputError, match="holds something that jrec did not make; move it away"):
         make(tmp_path / "log", tmp_path / "new")
     assert (tmp_path / "other" / "thesis.txt").exists()
     assert (tmp_path / "new.partial" / "thesis.txt").exists()
-    with pytest.raises(DatasetError, match="exists and is not a folder"):
+    with pytest.raises(OutputError, match="log is an input, which would be lost"):
         make(tmp_path / "log", tmp_path / "log")
+    (tmp_path / "file").write_text("years of work")
+    with pytest.raises(OutputError, match="exists and is not a folder"):
+        make(tmp_path / "log", tmp_path / "file", overwrite=True)
 
 
 def test_what_an_interrupted_run_left_is_discarded(tmp_path):
@@ -105,16 +109,16 @@ def test_a_replacement_interrupted_between_its_renames_is_undone(tmp_path):
     write_log(tmp_path / "log", 50)
     make(tmp_path / "log", tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / "out.replaced")
-    with pytest.raises(DatasetError, match="is a finished dataset"):
+    with pytest.raises(OutputError, match="is a finished dataset"):
         make(tmp_path / "log", tmp_path / "out")
     assert Schema.load(tmp_path / "out").splits["train"].examples == 40
 
 
 def test_two_runs_do_not_meet(tmp_path):
     write_log(tmp_path / "log", 50)
-    with workspace(tmp_path / "out", {}) as folder:
+    with new_folder(tmp_path / "out", {}, kind="dataset") as folder:
         (folder / "mine").touch()
-        with pytest.raises(DatasetError, match="another run is preparing"):
+        with pytest.raises(OutputError, match="another process is writing"):
             make(tmp_path / "log", tmp_path / "out")
         assert (folder / "mine").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log", "out"]
@@ -151,7 +155,7 @@ PLACES = {
     "encoding": ("jrec.data.table_parts", "save_table", 20),
     "writing": ("jrec.data.blocks", "ShardWriter.close", 5),
     "describing": ("jrec.data.schema", "Schema.save", 1),
-    "renaming": ("jrec.data.workspace", "_exchange", 1),
+    "renaming": ("jrec.outputs", "_exchange", 1),
 }
 
 
@@ -237,7 +241,7 @@ def test_no_room_for_a_shard(tmp_path, monkeypatch):
 
     write_log(tmp_path / "log", 300)
     monkeypatch.setattr(ShardWriter, "write", fail)
-    with pytest.raises(DatasetError, match=r"no room left to write .*free some, or choose another --out"):
+    with pytest.raises(OutputError, match=r"no room left to write .*free some, or choose another --out"):
         make(tmp_path / "log", tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["log"]
 

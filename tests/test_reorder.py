@@ -21,7 +21,7 @@ from jrec.data.reorder.file import inverse, is_permutation, load_order, save_ord
 from jrec.data.reorder.log import Reading, batches, frequencies, stored
 from jrec.data.reorder.verify import verify
 from jrec.data.schema import CategoricalFeature, DatasetError, DenseFeature, Schema, Split, Table
-from jrec.errors import CheckpointError
+from jrec.errors import CheckpointError, OutputError
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 
@@ -163,7 +163,7 @@ def test_the_bijection_depends_on_the_seed_and_on_nothing_else(dataset, tmp_path
     assert len(list((tmp_path / "a" / "reorder").glob("*.npy"))) == 1
     assert restore(tmp_path / "a") == ("items",)
     assert Schema.load(tmp_path / "a") == before
-    with pytest.raises(DatasetError, match="is the dataset itself"):
+    with pytest.raises(OutputError, match="is an input, which would be lost"):
         reorder(dataset, OPTIONS, out=dataset, overwrite=True)
 
 

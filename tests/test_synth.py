@@ -18,6 +18,7 @@ from jrec.data.synth.generate import bytes_per_example, default_block_size, numb
 from jrec.data.synth.kernels import power_rank
 from jrec.data.synth.shapes import one_hot
 from jrec.data.synth.teacher import Ceiling, Teacher
+from jrec.errors import OutputError
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 
 
@@ -335,7 +336,7 @@ def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
     options = SynthOptions(rows=500)
     synthesize(MIXED, out, options)
     before = (out / "schema.json").read_bytes()
-    with pytest.raises(DatasetError, match="pass --overwrite"):
+    with pytest.raises(OutputError, match="pass --overwrite"):
         synthesize(MIXED, out, options)
     monkeypatch.setattr(Teacher, "logits", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -21,6 +21,7 @@ import numpy as np
 
 from jrec.errors import JrecError
 from jrec.files import parse_json
+from jrec.outputs import write_file
 
 _DIGEST = 32
 _LENGTH = struct.Struct("<Q")
@@ -53,14 +54,7 @@ def write_container(
         bodies.append(body)
     text = json.dumps({"header": header, "arrays": entries}, allow_nan=False).encode()
     content = b"".join((f"{kind} {version}\n".encode(), _LENGTH.pack(len(text)), text, *bodies))
-    target = pathlib.Path(path)
-    partial = target.with_name(target.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.write(hashlib.sha256(content).digest())
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(target)
+    write_file(path, content + hashlib.sha256(content).digest())
 
 
 def read_container(

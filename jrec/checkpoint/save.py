@@ -29,7 +29,7 @@ from jrec.checkpoint.manifest import (
 )
 from jrec.checkpoint.sources import Piece, Source
 from jrec.checkpoint.writer import PieceToWrite, Writer, piece_to_write
-from jrec.files import sync
+from jrec.outputs import sync
 
 _MOST_PIECES = 16  # of a table: a reader holds a chunk of each
 _PART = "manifest-{:05}.json"

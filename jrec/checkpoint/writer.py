@@ -19,7 +19,7 @@ import numpy as np
 from jrec.checkpoint import chunks
 from jrec.checkpoint.manifest import ROWS, TABLES, VALUES, ArrayRecord, PieceRecord, TableShape
 from jrec.checkpoint.sources import Piece
-from jrec.files import sync
+from jrec.outputs import sync
 
 _AHEAD = 2  # reads that wait to be taken; each takes memory
 _READ_BYTES = 4 << 20

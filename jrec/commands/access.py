@@ -35,8 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Counts, and says how uneven the accesses are."""
     from jrec.access.count import exact_profile, sampled_profile
+    from jrec.outputs import check_output
     from jrec.progress import Progress
 
+    if args.out:
+        check_output(args.out, inputs=[args.data])
     progress = Progress(show=False if args.quiet else None)
     if args.sample is None:
         profile = exact_profile(args.data, split=args.split, progress=progress)

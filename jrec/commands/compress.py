@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compresses; returns 0."""
+    from jrec.outputs import write_file
     from jrec.progress import Progress
     from jrec.train.compress import Selection, compress_run
 
@@ -85,8 +86,7 @@ def run(args: argparse.Namespace) -> int:
     )
     content = report(done)
     folder = done.folder / "report"
-    folder.mkdir(exist_ok=True)
-    (folder / REPORT_FILE).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_file(folder / REPORT_FILE, json.dumps(content, indent=1, allow_nan=False) + "\n")
     print(summary(content))
     print(f"step {done.step:,}; run: {done.folder}; report: {folder / REPORT_FILE}")
     return 0

@@ -17,20 +17,20 @@ Prepare a dataset for training with hot rows on the device and cold ones in host
 read only hot rows and all others. `check` reads a whole packed folder and compares all checksums. docs/fae.md
 describes it all."""
 EPILOG = """examples:
-  jrec fae calibrate data/kaggle --budget 256MB --out kaggle.fae.json --figures figures
-  jrec fae pack data/kaggle --calibration kaggle.fae.json --out data/kaggle_fae
+  jrec fae calibrate data/kaggle --budget 256MB --out kaggle.fae --figures figures
+  jrec fae pack data/kaggle --calibration kaggle.fae --out data/kaggle_fae
   jrec fae pack data/kaggle --budget 1GB --config configs/criteo_kaggle.toml --out data/kaggle_fae
   jrec fae check data/kaggle_fae
   jrec train configs/criteo_kaggle.toml data.path=data/kaggle_fae schedule=fae
 """
 CALIBRATE_EPILOG = """examples:
   jrec fae calibrate data/kaggle --budget 256MB
-  jrec fae calibrate data/terabyte --budget 2GB --dim 64 --slot-bytes 0 --out terabyte.fae.json
+  jrec fae calibrate data/terabyte --budget 2GB --dim 64 --slot-bytes 0 --out terabyte.fae
   jrec fae calibrate data/kaggle --config configs/criteo_kaggle.toml --figures figures
   jrec fae calibrate data/kaggle --sample 0.05 --raw-counts --no-tighten    (a sample and a threshold as in the paper)
 """
 PACK_EPILOG = """examples:
-  jrec fae pack data/kaggle --calibration kaggle.fae.json --out data/kaggle_fae
+  jrec fae pack data/kaggle --calibration kaggle.fae --out data/kaggle_fae
   jrec fae pack data/kaggle --budget 256MB --out data/kaggle_fae --shuffle-seed 1
 
 A pack that was interrupted goes on where it was when the same command is given again.
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     one = action("calibrate", "find the hot rows that fit a budget", CALIBRATE_EPILOG)
     one.add_argument("data", metavar="DATA", help="a dataset folder")
-    one.add_argument("--out", metavar="FILE", help="write the calibration there, as JSON, its rows to FILE.rows")
+    one.add_argument("--out", metavar="FILE", help="write the calibration there")
     one.add_argument("--figures", metavar="DIR", help="draw FAE's Figures 2, 6, 7 and 9")
     _add_calibration(one)
     two = action("pack", "part the training examples into hot and cold ones", PACK_EPILOG)
@@ -122,14 +122,17 @@ def run(args: argparse.Namespace) -> int:
 def _calibrate(args: argparse.Namespace) -> int:
     from jrec.access.calibrate import calibrate_and_count
     from jrec.data.schema import Schema
+    from jrec.outputs import check_output
 
+    for out in filter(None, (args.out, args.figures)):
+        check_output(out, inputs=[args.data, args.config or ""])
     options = _options(args)
     schema = Schema.load(args.data)
     calibration, counted = calibrate_and_count(args.data, options, schema=schema, progress=_progress(args))
     _show(calibration)
     if args.out:
         calibration.save(args.out)
-        print(f"{args.out}: the calibration; {args.out}.rows: its hot rows")
+        print(f"{args.out}: the calibration")
     if args.figures:
         from jrec.access.calibrate.figures import draw_figures
 

@@ -32,17 +32,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the configuration; returns 0."""
-    from jrec.data.schema import Schema
-    from jrec.errors import ConfigError
-    from jrec.files import write_atomically
+    from jrec.outputs import new_file
     from jrec.train.config import load_config
-    from jrec.train.first_config import LARGE, candidates, facts_of, first_config, render, warnings
 
     out = pathlib.Path(args.out)
-    if out.exists() and not args.overwrite:
-        raise ConfigError(f"{out} exists already; choose another --out, or replace it with --overwrite")
-    if not out.parent.is_dir():
-        raise ConfigError(f"{out.parent}, the folder of --out, does not exist; make it, or choose another")
+    with new_file(out, overwrite=args.overwrite, inputs=[args.data]) as partial:
+        partial.write_text(_first(args), encoding="utf-8")
+    load_config(out)
+    print(f"{out}: train it by `jrec train {out}`")
+    return 0
+
+
+def _first(args: argparse.Namespace) -> str:
+    """The configuration, as TOML."""
+    from jrec.data.schema import Schema
+    from jrec.train.first_config import LARGE, candidates, facts_of, first_config, render, warnings
+
     schema = Schema.load(args.data)
     facts = facts_of(args.data, schema)
     for line in warnings(facts):
@@ -56,8 +61,4 @@ def run(args: argparse.Namespace) -> int:
 
         trials = try_all(args.data, facts, chosen, on_trial=say)
         chosen, notes = [trial.candidate for trial in trials], notes_of(trials)
-    text = render(schema.name, first_config(args.data, facts, chosen[0]), facts, notes)
-    write_atomically(out, text.encode())
-    load_config(out)
-    print(f"{out}: train it by `jrec train {out}`")
-    return 0
+    return render(schema.name, first_config(args.data, facts, chosen[0]), facts, notes)

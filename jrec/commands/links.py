@@ -44,17 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures, writes and summarizes."""
     import itertools
-    import pathlib
 
     import jax
 
     from jrec import environment
     from jrec.errors import ConfigError
+    from jrec.outputs import check_file, check_output, write_file
     from jrec.progress import Progress
     from jrec.sharding.links import hardware_toml, measure_hardware
 
     if args.out and not args.out.endswith(".toml"):
         raise ConfigError(f"--out is {args.out}; hardware files end in .toml")
+    if args.out:
+        check_output(args.out)
+        check_file(args.out, overwrite=True)
     devices = jax.devices()
     if args.devices is not None:
         if not 1 <= args.devices <= len(devices):
@@ -78,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.out:
         print(text, end="")
         return 0
-    pathlib.Path(args.out).write_text(text, encoding="utf-8")
+    write_file(args.out, text)
     print(f"{args.out}: {summary(hardware)}")
     return 0
 

@@ -137,6 +137,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("give DATA and --hardware to make a plan, or --out PLAN --explain TABLE to read one")
 
     from jrec.data.schema import Schema
+    from jrec.outputs import check_output
     from jrec.sharding.baselines import BASELINES
     from jrec.sharding.cost import evaluate
     from jrec.sharding.drift import describe
@@ -146,6 +147,9 @@ def run(args: argparse.Namespace) -> int:
     from jrec.sharding.planner import plan_placement
     from jrec.sharding.plans import build_plan
 
+    figure = "" if args.figure == "none" else args.figure or f"{args.out}.svg"
+    for out in filter(None, (args.out, figure)):
+        check_output(out, inputs=[args.data, args.profile or "", args.config or "", args.hardware])
     schema, config = Schema.load(args.data, check_files=False), _config(args)
     schema.check_numbered("`jrec plan`")
     problem = _problem(args, schema)
@@ -168,10 +172,9 @@ def run(args: argparse.Namespace) -> int:
     print(f"{args.out}: {len(plan.start):,} ranges of {len(plan.tables)} tables, {size:,} bytes")
     if args.exact is not None:
         print(_exact(args.exact, problem, options, planned))
-    if args.figure != "none":
+    if figure:
         from jrec.sharding.figure import draw_balance
 
-        figure = args.figure or f"{args.out}.svg"
         title = f"{schema.name} on {problem.hardware.name}, {problem.purpose}"
         draw_balance(costs, figure, title=title)
         print(f"{figure}: OPER's Figure 10")

@@ -88,21 +88,16 @@ def save_usable(plan: Plan, out: str | os.PathLike[str], *, schema: Schema, conf
     Raises:
       JrecError: As the run would; nothing is written then.
     """
+    from jrec.outputs import new_file
     from jrec.sharding.plan_file import save_plan
 
-    if config is None:
-        save_plan(plan, out)
-        return
-    out = pathlib.Path(out)
-    tried = out.with_name(f"{out.name}.partial")
-    save_plan(plan, tried)
-    try:
-        _open(plan, tried, schema, config)
-        tried.replace(out)
-    except JrecError as error:
-        raise type(error)(str(error).replace(str(tried), str(out))) from error
-    finally:
-        tried.unlink(missing_ok=True)
+    with new_file(out) as tried:
+        save_plan(plan, tried)
+        try:
+            if config is not None:
+                _open(plan, tried, schema, config)
+        except JrecError as error:
+            raise type(error)(str(error).replace(str(tried), str(out))) from error
 
 
 def _open(plan: Plan, path: pathlib.Path, schema: Schema, config: TrainConfig) -> None:

@@ -61,8 +61,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.errors import ConfigError
+    from jrec.outputs import check_file, check_output
     from jrec.train.same_run import evaluation_facts
-    from jrec.train.score_file import check_score_file
+    from jrec.train.score_file import check_format
 
     out = pathlib.Path(args.out)
     options = {
@@ -86,7 +87,10 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         raise ConfigError(f"--split is of datasets, but {args.input[0]} is none; leave it out")
     if args.join and dataset:
         raise ConfigError(f"--join is of raw logs, but {args.input[0]} is a dataset, which is joined; leave it out")
-    check_score_file(out, overwrite=args.overwrite)
+    read = [*args.input, args.checkpoint, args.data or "", args.plan, *by_name(args.join).values()]
+    check_format(out)
+    check_output(out, inputs=read)
+    check_file(out, overwrite=args.overwrite)
     begin = time.perf_counter()
     with one_of_many():
         loaded = load_run(
@@ -94,7 +98,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         )
         count = 0
         if first():
-            with score_file(out, splits=dataset, overwrite=args.overwrite) as file:
+            with score_file(out, splits=dataset, overwrite=args.overwrite, inputs=read) as file:
                 for scored in _shown(_scored(args, loaded, dataset), loaded, args, dataset):
                     file.write(scored)
                     count += scored.logits.size

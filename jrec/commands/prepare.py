@@ -184,6 +184,7 @@ def run(args: argparse.Namespace) -> int:
     from jrec.data.prepare import prepare
     from jrec.data.prepare_options import PrepareOptions, refuse_learned
     from jrec.data.vocabulary_load import dataset_key_seed
+    from jrec.outputs import check_output
     from jrec.progress import Progress
 
     shard_examples = args.shard_examples
@@ -209,6 +210,7 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         overwrite=args.overwrite,
     )
+    check_output(args.out, inputs=[getattr(args, name, None) or "" for name in ("schema", "users", "movies")])
     with _workers(args) as workers:
         schema = prepare(
             _source(args, key_seed),
@@ -245,6 +247,7 @@ def _guess(args: argparse.Namespace) -> int:
     from jrec.data.readers.streams import named
     from jrec.data.schema import DatasetError
     from jrec.data.splits import flat
+    from jrec.outputs import write_file
 
     if args.join:
         raise DatasetError("--join names files that a schema joins; give it with --schema")
@@ -255,8 +258,7 @@ def _guess(args: argparse.Namespace) -> int:
         raise DatasetError(f"--schema is not given, but {path} exists; pass it as --schema, or remove it to guess anew")
     check_inputs([first], keep_order=True)
     text = guess_schema(first)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_file(path, text + "\n", inputs=[first])
     print(text)
     print(
         f"jrec: nothing is prepared yet: this schema is only a guess, written to {path}. Look at it, change what is"

@@ -37,9 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compares, and writes the new plan if asked to."""
     from jrec.access.profile import AccessProfile
+    from jrec.outputs import check_output
     from jrec.sharding.drift import measure_drift, report
     from jrec.sharding.plan_file import load_plan, save_plan
 
+    if args.out:
+        check_output(args.out, inputs=[args.plan, args.profile, args.before or ""])
     plan = load_plan(args.plan)
     before = AccessProfile.load(args.before) if args.before else None
     drift = measure_drift(plan, AccessProfile.load(args.profile), before=before, anew=args.anew)

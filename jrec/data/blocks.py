@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jrec.data.schema import CategoricalFeature, DatasetError, Schema, Shard
-from jrec.files import sync
+from jrec.outputs import NewFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -168,13 +168,13 @@ class ShardWriter:
         self.path = pathlib.Path(path)
         self.block_size = block_size
         self.shard: Shard | None = None
-        self._partial = self.path.with_name(self.path.name + ".partial")
         self._pending: pa.Table | None = None
         self._examples = 0
         self._tags: list[bytes] = []
         self._compress_columns = compress_columns
         options = _WRITE_COMPRESSED if compress_columns else _WRITE_OPTIONS
-        self._writer = array_record_module.ArrayRecordWriter(os.fspath(self._partial), options)
+        self._file = NewFile(self.path)
+        self._writer = array_record_module.ArrayRecordWriter(os.fspath(self._file.partial), options)
         self._open = True
 
     @property
@@ -225,14 +225,12 @@ class ShardWriter:
             with self._write_errors():
                 self._writer.write(tags)
                 self._writer.close()
-                sync(self._partial)
+            size = self._file.partial.stat().st_size
+            self._file.commit()
         except BaseException:
             self.abort()
             raise
         self._open = False
-        size = self._partial.stat().st_size
-        self._partial.replace(self.path)
-        sync(self.path.parent)
         self.shard = Shard(
             file=self.path.name,
             blocks=len(self._tags),
@@ -248,7 +246,7 @@ class ShardWriter:
             self._open = False
             with contextlib.suppress(RuntimeError, ValueError):
                 self._writer.close()
-            self._partial.unlink(missing_ok=True)
+            self._file.abort()
 
     def _write_block(self, table: pa.Table) -> None:
         batch = table.combine_chunks().to_batches()[0]
@@ -264,7 +262,7 @@ class ShardWriter:
         try:
             yield
         except (RuntimeError, OSError) as error:
-            raise DatasetError(f"cannot write {self._partial}: {error}; make room or choose another folder") from error
+            raise DatasetError(f"cannot write {self.path}: {error}; make room or choose another folder") from error
 
     def __enter__(self) -> ShardWriter:
         return self

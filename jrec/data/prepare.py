@@ -34,7 +34,7 @@ from jrec.data.tasks import Task, running
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary_file import file_digests
 from jrec.data.vocabulary_from import EarlierDataset, Usage
-from jrec.data.workspace import workspace
+from jrec.outputs import new_folder
 from jrec.progress import Progress
 
 WHOLE = "log"  # stands for all splits where one log is split
@@ -99,12 +99,18 @@ def prepare(
         "options": stated | learned,
         "jrec": _version(),
     }
-    with workspace(out, provenance, overwrite=options.overwrite, report=report) as folder:
+    read = [*(str(entry["file"]) for entry in provenance["inputs"]), *filter(None, [options.vocabulary_from])]
+    with new_folder(
+        out, provenance, kind="dataset", overwrite=options.overwrite, inputs=read, room=_ROOM, report=report
+    ) as folder:
         schema = _Preparation(source, groups, folder, options, earlier, progress, report, workers).run(provenance)
         if earlier is not None:
             earlier.check_made(schema)
         schema.save(folder)
     return Schema.load(out)
+
+
+_ROOM = "Preparing needs about twice the size of the unpacked log"
 
 
 def _check_groups(groups: Mapping[str, Sequence[str]], source: Source, options: PrepareOptions) -> None:

@@ -21,7 +21,7 @@ from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary, count_rows
 from jrec.data.vocabulary_file import copy_vocabulary
 from jrec.data.vocabulary_load import buckets_file, key_seed_of, load_table, long_texts, preparation
-from jrec.data.workspace import link
+from jrec.outputs import link
 
 _LEARNED = ("min_count", "max_rows", "growing", "key_seed")
 # Of a csv schema's tables: where values stand in a file, not what they become.

@@ -7,11 +7,12 @@ import contextlib
 import dataclasses
 import json
 import os
-import pathlib
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+
+from jrec.outputs import write_file
 
 MAX_EVENTS = 500_000
 """Spans a trace keeps: the latest, some 100 bytes each."""
@@ -179,10 +180,7 @@ class Timeline:
             {"name": f"queue {channel}", "ph": "C", "pid": 0, "ts": self._microseconds(at), "args": {"items": items}}
             for channel, at, items in depths
         ]
-        path = pathlib.Path(path)
-        partial = path.with_name(f"{path.name}.partial")
-        partial.write_text(json.dumps({"traceEvents": names + spans + counters, "displayTimeUnit": "ms"}))
-        partial.replace(path)
+        write_file(path, json.dumps({"traceEvents": names + spans + counters, "displayTimeUnit": "ms"}))
 
     def _microseconds(self, at: float) -> float:
         return 1e6 * (at - self._origin)

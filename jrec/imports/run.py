@@ -26,7 +26,7 @@ from jrec.train.config import DataConfig, ModelConfig, TrainConfig, load_config,
 from jrec.train.loaders import train_loader
 from jrec.train.report.running_auc import RunningAuc
 from jrec.train.run_dataset import keep_dataset
-from jrec.train.run_folder import CHECKPOINT_FOLDER, open_run_folder
+from jrec.train.run_folder import CHECKPOINT_FOLDER, new_run_folder
 
 _STATE = "state.0."
 
@@ -87,7 +87,8 @@ def import_dlrm(
             f"the model has another {other[0].removeprefix(_STATE)} than the checkpoint; leave out [model]"
         )
     held = dict(zip(numbers, sources, strict=True))
-    with open_run_folder(config, resume=False, overwrite=overwrite) as folder:
+    about = {"command": "jrec import-dlrm", "checkpoint": str(path)}
+    with new_run_folder(config, about, overwrite=overwrite, inputs=[path, data, *([rows] if rows else [])]) as folder:
         keep_dataset(folder, schema.identity, resume=False)
         loader = train_loader(config, schema, layout)
         Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=fingerprint(config, layout, schema)).save(

@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from jrec.outputs import write_file
+
 PATH = pathlib.Path(__file__).with_name("measured.json")
 
 Key = tuple[str, int, int, str]
@@ -78,6 +80,4 @@ def write(path: pathlib.Path, made: Mapping[Key, Entry]) -> None:
         fields = {"gpu": gpu, "dim": dim, "itemsize": itemsize, "kind": kind}
         lines.append(json.dumps({**fields, "config": dict(entry.config), "evidence": dict(entry.evidence)}))
     text = "[\n" + ",\n".join(f"  {line}" for line in lines) + "\n]\n" if lines else "[]\n"
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_file(path, text)

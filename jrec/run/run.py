@@ -23,6 +23,7 @@ from jrec.host import HostTable
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss
 from jrec.ops.layout import EmbeddingLayout
+from jrec.outputs import check_output
 from jrec.run.batches import PackedBatches
 from jrec.run.checkpoint import dense_arrays, restore_state
 from jrec.run.feed import Feed
@@ -258,6 +259,7 @@ class Run:
         """
         self._settle()
         target = pathlib.Path(folder).absolute()
+        check_output(target / "step")
         if self._checkpoints is None or self._checkpoints.folder != target:
             self._finish()
             self._checkpoints = self._open(target, keep)

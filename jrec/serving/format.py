@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from jrec.errors import JrecError
 from jrec.files import decode, load_json, save_json, sha256_of
+from jrec.outputs import MANIFEST as UNFINISHED
 
 MANIFEST = "manifest.json"
 MODEL, ONNX = "model.jax_export", "model.onnx"
@@ -135,7 +136,7 @@ def identity(content: Mapping[str, Any]) -> str:
 
 def save_manifest(folder: pathlib.Path, manifest: Manifest) -> Manifest:
     """Completes a folder: digests of its files, and the manifest, whose ``id`` is returned in it."""
-    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in (MANIFEST, "unfinished.json"))
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in (MANIFEST, UNFINISHED))
     files = {p.relative_to(folder).as_posix(): sha256_of(p) for p in paths}
     manifest = dataclasses.replace(manifest, files=files)
     manifest = dataclasses.replace(manifest, id=identity(json.loads(json.dumps(dataclasses.asdict(manifest)))))

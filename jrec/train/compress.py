@@ -21,6 +21,7 @@ from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.ops.layout import EmbeddingLayout, TableConfig
 from jrec.ops.tt import TTDecomposition, TTShape, tt_dense_chunks, tt_svd
 from jrec.ops.tt.shape import MAX_ROWS
+from jrec.outputs import check_output
 from jrec.progress import Progress
 from jrec.run.checkpoint import core_arrays, dense_arrays
 from jrec.run.step import compile_run
@@ -30,7 +31,7 @@ from jrec.train.config.typed_toml import MOST
 from jrec.train.evaluate import OpenedRun, open_run, restore_run
 from jrec.train.report.metrics import Scores
 from jrec.train.run_dataset import keep_dataset
-from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, load_run_config, open_run_folder
+from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, load_run_config, new_run_folder
 from jrec.train.tables import train_override
 
 
@@ -143,6 +144,7 @@ def compress_run(
       ConfigError: If tables cannot be compressed as selected, or ``out`` holds a run.
       CheckpointError: If the checkpoint cannot be read or written.
     """
+    check_output(out, inputs=[checkpoint, *([] if data is None else [data])])
     if (pathlib.Path(out) / CONFIG_FILE).exists() and not overwrite:
         raise ConfigError(f"{out} holds a run already; replace it with --overwrite, or choose another --out")
     run = open_run(checkpoint, data)
@@ -310,7 +312,9 @@ def _write(run: OpenedRun, config: TrainConfig, trains: Mapping[str, Sequence[ja
         learned = run.saved.arrays()
     for name, cores in trains.items():
         learned |= {path: np.asarray(core) for path, core in core_arrays(layout, name, cores).items()}
-    with open_run_folder(config, resume=False, overwrite=overwrite) as folder:
+    about = {"command": "jrec compress", "checkpoint": str(run.saved.folder)}
+    inputs = [run.folder, config.data.path]
+    with new_run_folder(config, about, overwrite=overwrite, inputs=inputs) as folder:
         keep_dataset(folder, run.trained_on, resume=False)
         own = fingerprint(alone, layout, run.schema, trained_on=run.trained_on)
         Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=own).save(

@@ -16,9 +16,9 @@ from flax import nnx
 from jrec.checkpoint.manifest import VALUES
 from jrec.data.growing_tables import GrowingTables
 from jrec.data.schema import Schema
-from jrec.data.workspace import workspace
 from jrec.nn.tt_stack import TTStack
 from jrec.ops.layout import EmbeddingLayout, TableConfig
+from jrec.outputs import new_folder
 from jrec.progress import Progress
 from jrec.run.checkpoint import restore_state
 from jrec.serving.format import (
@@ -81,7 +81,8 @@ def export_run(
     Raises:
       ExportError: If ``since`` is not an export and its deltas, or is of other tables, rows or another dtype.
       CheckpointError: If the checkpoint cannot be read.
-      DatasetError: If the dataset cannot be used, or ``out`` not be written.
+      DatasetError: If the dataset cannot be used.
+      OutputError: If ``out`` may not or cannot be written.
     """
     run = open_run(checkpoint, data)
     base = _Base([pathlib.Path(path) for path in since]) if since else None
@@ -103,7 +104,8 @@ def export_run(
     if base is not None:
         base.check(manifest)
     about = {"command": "jrec export", "checkpoint": str(checkpoint)}
-    with workspace(out, about, overwrite=overwrite, ours=_is_export, kind="export", report=report) as folder:
+    read = [run.folder, run.config.data.path, *since]
+    with new_folder(out, about, kind="export", overwrite=overwrite, inputs=read, report=report) as folder:
         (folder / "tables").mkdir()
         (folder / MODEL).write_bytes(export_program(model, run.layout, len(run.schema.dense)))
         if onnx:
@@ -295,11 +297,3 @@ class _Base:
             if was != now:
                 what = "rows mean other values (another dataset)" if name == "rows" else f"{name} is {now}, not {was}"
                 raise ExportError(f"a delta of {self._folder} needs its model: {what}; make a whole export")
-
-
-def _is_export(folder: pathlib.Path) -> bool:
-    try:
-        load_manifest(folder)
-    except ExportError:
-        return False
-    return True

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import pathlib
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from jrec.errors import CheckpointError, ConfigError
+from jrec.errors import CheckpointError, ConfigError, OutputError
 from jrec.files import load_toml
+from jrec.outputs import Place, check_output, kind_of, new_folder, try_lock, writing
 from jrec.train.config import TrainConfig, differences, load_config, save_config
 from jrec.train.report.logs import METRICS_FILE, TENSORBOARD_FOLDER, TIMING_FILE
 
@@ -34,6 +35,10 @@ TRACE_FILE = "trace.json"
 LOCK_FILE = ".lock"
 RUN_FOLDERS = (CHECKPOINT_FOLDER, *OLD_FOLDERS, REPORT_FOLDER, TENSORBOARD_FOLDER)
 """Folders that a run writes; ``--overwrite`` deletes them."""
+
+_FILES = (
+    CONFIG_FILE, DATASET_FILE, INITIAL_FILE, KERNELS_FILE, LOCK_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE, "access"
+)  # fmt: skip
 
 # Keys that a resumed run may change: how it is logged and saved, not what it computes.
 FREE = (
@@ -59,18 +64,14 @@ def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> It
       The folder, with the configuration in it.
 
     Raises:
-      ConfigError: If there is a run and neither ``resume`` nor ``overwrite`` is set, if it began with another
-        configuration, or if another process is writing to it.
+      ConfigError: If there is a run and neither ``resume`` nor ``overwrite`` is set, or if it began with another
+        configuration.
+      OutputError: If another process is writing to it, or it lies inside of another work of jrec.
     """
     folder = pathlib.Path(config.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"another process is training in {folder}; wait for it, or choose another out="
-            ) from error
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with _held(folder):
         check_run_folder(config, resume=resume, overwrite=overwrite)
         if overwrite and _holds_run(folder):
             _clear(folder)
@@ -79,6 +80,43 @@ def open_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> It
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, dot_with=stored))
         save_config(config, folder / CONFIG_FILE)
         yield folder
+
+
+@contextlib.contextmanager
+def new_run_folder(
+    config: TrainConfig, about: Mapping[str, Any], *, overwrite: bool, inputs: Iterable[Place]
+) -> Iterator[pathlib.Path]:
+    """A run that is made at once rather than trained; ``config.out`` appears when the block ends without an exception.
+
+    Args:
+      config: The run's configuration.
+      about: What is being made; see ``jrec.outputs.new_folder``.
+      overwrite: Replaces an existing run there.
+      inputs: What it is made of; see ``jrec.outputs.check_output``.
+
+    Yields:
+      The folder to write to, with the configuration in it.
+
+    Raises:
+      OutputError: If there is a run and ``overwrite`` is not set, it holds files that are not the run's, or a process
+        is writing to it.
+    """
+    folder = pathlib.Path(config.out)
+    with contextlib.ExitStack() as stack:
+        if kind_of(folder) == "run":
+            stack.enter_context(_held(folder))
+            if others := sorted({path.name for path in folder.iterdir()} - {*RUN_FOLDERS, *_FILES}):
+                raise OutputError(f"{folder} holds {others[0]}, which is not of the run; move it away")
+        partial = stack.enter_context(new_folder(folder, about, kind="run", overwrite=overwrite, inputs=inputs))
+        save_config(config, partial / CONFIG_FILE)
+        yield partial
+
+
+@contextlib.contextmanager
+def _held(folder: pathlib.Path) -> Iterator[None]:
+    with (folder / LOCK_FILE).open("w") as lock:
+        try_lock(lock, f"another process is training in {folder}; wait for it, or choose another folder")
+        yield
 
 
 def load_run_config(folder: pathlib.Path, overrides: Iterable[str] = ()) -> TrainConfig:
@@ -109,6 +147,9 @@ def check_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> N
         configuration.
     """
     folder = pathlib.Path(config.out)
+    check_output(folder)
+    if (kind := kind_of(folder)) not in (None, "run"):
+        raise ConfigError(f"out={folder} is a finished {kind}, which a run would damage; choose another folder")
     if overwrite or not _holds_run(folder):
         return
     if not resume:
@@ -149,10 +190,16 @@ def find_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
 
 def _clear(folder: pathlib.Path) -> None:
     """Deletes a run's own files, and no others."""
+    # A rename takes all checkpoints away at once, and the configuration goes last: what an interruption leaves is a run
+    # that has not begun, never one that goes on from some checkpoint of the old one.
     for name in RUN_FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)
+        aside = folder / f".{name}.removed"
+        shutil.rmtree(aside, ignore_errors=True)  # of an interruption
+        if (folder / name).exists():
+            (folder / name).rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
     # kernels.json is of the run that begins.
-    for name in (CONFIG_FILE, INITIAL_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE):
+    for name in (INITIAL_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE, CONFIG_FILE):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -4,53 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from jrec.errors import ConfigError
-from jrec.files import sync
+from jrec.outputs import Place, new_file
 from jrec.train.predict import Scored
 
 FORMATS = (".parquet", ".csv")
 
 
 @contextlib.contextmanager
-def score_file(path: pathlib.Path, *, splits: bool, overwrite: bool) -> Iterator[ScoreFile]:
+def score_file(
+    path: pathlib.Path, *, splits: bool, overwrite: bool, inputs: Iterable[Place] = ()
+) -> Iterator[ScoreFile]:
     """A file of scores that appears when the block ends without an exception.
 
     Args:
       path: Where; its ending says the format.
       splits: Whether the examples are of a dataset's splits.
       overwrite: Whether a file there is replaced.
+      inputs: What is scored, and by what; see ``jrec.outputs.check_output``.
 
     Raises:
-      ConfigError: If the ending is another, or the file exists.
+      ConfigError: If the ending is another.
+      OutputError: If the file may not or cannot be written.
     """
-    check_score_file(path, overwrite=overwrite)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
+    check_format(path)
+    with new_file(path, overwrite=overwrite, inputs=inputs) as partial:
         file = ScoreFile(partial, path.suffix, splits=splits)
         try:
             yield file
         finally:
             file.close()
-        sync(partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
-def check_score_file(path: pathlib.Path, *, overwrite: bool) -> None:
-    """Refuses a file that cannot be written; see ``score_file``."""
+def check_format(path: pathlib.Path) -> None:
+    """Refuses a file of another ending; see ``score_file``."""
     if path.suffix not in FORMATS:
         raise ConfigError(
             f"--out {path} ends in {path.suffix or 'nothing'}; scores are written to {' or '.join(FORMATS)}"
         )
-    if path.exists() and not overwrite:
-        raise ConfigError(f"{path} exists; replace it with --overwrite, or choose another --out")
 
 
 class ScoreFile:

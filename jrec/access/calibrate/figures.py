@@ -16,6 +16,7 @@ from jrec.access.calibrate.inputs import InputSample
 from jrec.access.profile import TableProfile
 from jrec.data.reorder.plots import image
 from jrec.data.schema import Schema, Table
+from jrec.outputs import write_file
 
 POINTS = 16  # thresholds of a curve
 MOST_TABLES = 8
@@ -51,7 +52,6 @@ def draw_figures(
       into: The folder to write to, made if it is not there.
     """
     into = pathlib.Path(into)
-    into.mkdir(parents=True, exist_ok=True)
     curve = threshold_curve(folder, schema, counted, options)
     figures = (
         _figure2(calibration),
@@ -62,7 +62,7 @@ def draw_figures(
     paths = []
     for name, figure in zip(FILES, figures, strict=True):
         path = into / name
-        path.write_bytes(image(figure))
+        write_file(path, image(figure))
         paths.append(path)
     return paths
 

@@ -1,11 +1,10 @@
-"""What a calibration found, and its file: JSON for people and programs, and the hot rows beside it in ``FILE.rows``."""
+"""What a calibration found, and its file: a header in JSON, and the hot rows."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,10 +15,9 @@ from jrec.data.fae.manifest import HotSet, is_row_list
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.errors import JrecError
-from jrec.files import decode, load_json, save_json, sha256_of
+from jrec.files import decode
 
-FORMAT, VERSION = "jrec-fae-calibration", 2
-ROWS_KIND, ROWS_VERSION = "jrec-fae-rows", 2
+KIND, VERSION = "jrec-fae-calibration", 3
 _REMEDY = "make it again with `jrec fae calibrate`"
 
 
@@ -145,28 +143,19 @@ class Calibration(Summary):
         self.dataset.check(schema.identity, subject="the calibration", remedy=_REMEDY, error=CalibrationError)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes ``path`` and ``path.rows``, each atomically."""
-        beside = _beside(path)
+        """Writes a file of ``jrec.access.container``: the summary as its header, and the rows."""
         steps = {name: np.diff(rows, prepend=np.uint32(0)) for name, rows in self.rows.items()}  # these compress
-        write_container(beside, kind=ROWS_KIND, version=ROWS_VERSION, header=self.dataset.digests, arrays=steps)
-        content = {**self.summary(), "rows_sha256": sha256_of(beside)}
-        save_json(pathlib.Path(path), content, kind=FORMAT, version=VERSION, sealed=True)
+        write_container(path, kind=KIND, version=VERSION, header=self.summary(), arrays=steps)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Calibration:
-        """Reads files of ``save``.
+        """Reads a file of ``save``.
 
         Raises:
-          CalibrationError: If one is damaged, no calibration, or they do not belong together.
+          CalibrationError: If it is damaged, or no calibration.
         """
-        content = load_json(
-            pathlib.Path(path), kind=FORMAT, version=VERSION, error=CalibrationError, remedy=_REMEDY, sealed=True
-        )
-        digest, hot_bytes = content.pop("rows_sha256", None), content.pop("hot_bytes", None)
-        beside = _beside(path)
-        _, steps = read_container(beside, kind=ROWS_KIND, version=ROWS_VERSION, error=CalibrationError, remedy=_REMEDY)
-        if sha256_of(beside) != digest:
-            raise CalibrationError(f"{beside} is not the one that belongs to {path}; {_REMEDY}")
+        content, steps = read_container(path, kind=KIND, version=VERSION, error=CalibrationError, remedy=_REMEDY)
+        hot_bytes = content.pop("hot_bytes", None)
         summary = decode(content, Summary, where=str(path), error=CalibrationError, remedy=_REMEDY)
         rows = {name: np.cumsum(values, dtype=np.uint32) for name, values in steps.items()}
         good = [t.name for t in summary.tables] == list(rows) and all(
@@ -175,9 +164,5 @@ class Calibration(Summary):
         )
         calibration = Calibration(**{f.name: getattr(summary, f.name) for f in dataclasses.fields(summary)}, rows=rows)
         if not good or hot_bytes != calibration.hot_bytes:
-            raise CalibrationError(f"{beside} does not hold the hot rows that {path} counts; {_REMEDY}")
+            raise CalibrationError(f"{path} does not hold the hot rows that its header counts; {_REMEDY}")
         return calibration
-
-
-def _beside(path: str | os.PathLike[str]) -> pathlib.Path:
-    return pathlib.Path(f"{os.fspath(path)}.rows")

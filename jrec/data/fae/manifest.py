@@ -26,7 +26,8 @@ import numpy as np
 
 from jrec.data.identity import Identity, digest_of
 from jrec.data.schema import MAX_ROWS, DatasetError, Schema
-from jrec.files import decode, load_json, save_json, sha256_of, write_atomically
+from jrec.files import decode, load_json, save_json, sha256_of
+from jrec.outputs import write_file
 
 FORMAT, VERSION = "jrec-fae", 2
 MANIFEST_FILE = "fae.json"
@@ -258,7 +259,7 @@ def save_hot_rows(folder: pathlib.Path, name: str, table_rows: int, rows: np.nda
     np.save(content, rows, allow_pickle=False)
     path = folder / ROWS / f"{name}.npy"
     path.parent.mkdir(exist_ok=True)
-    write_atomically(path, content.getbuffer())
+    write_file(path, content.getbuffer())
     digest = hashlib.sha256(content.getbuffer()).hexdigest()
     return HotTable(name=name, rows=table_rows, hot=len(rows), file=f"{ROWS}/{path.name}", sha256=digest)
 

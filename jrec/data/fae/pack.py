@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jrec.data.fae import piece as fae_piece
-from jrec.data.fae.manifest import COLD, HOT, FaeManifest, HotSet, check_rows, is_fae_folder, save_hot_rows
+from jrec.data.fae.manifest import COLD, HOT, FaeManifest, HotSet, check_rows, save_hot_rows
 from jrec.data.fae.piece import Job, Packed, Piece
 from jrec.data.fae.rows import RowSet, sealed
 from jrec.data.identity import Identity, digest_of
@@ -27,8 +27,8 @@ from jrec.data.packing_kernels import permutation
 from jrec.data.reorder.file import load_orders
 from jrec.data.schema import DatasetError, Schema, Shard, Split, Table
 from jrec.data.vocabulary_load import buckets_file
-from jrec.data.workspace import link, workspace
 from jrec.errors import ConfigError
+from jrec.outputs import link, new_folder
 from jrec.progress import Progress
 
 PIECE_BLOCKS = 64  # some hundred thousand examples: what a kill costs, and what a shuffle keeps in memory, a thread
@@ -96,15 +96,14 @@ def pack(
     schema.check_numbered("`jrec fae pack`")
     if "train" not in schema.splits or not schema.splits["train"].examples:
         raise DatasetError(f"{folder} has no training examples to pack; prepare it with another --split")
-    if out.exists() and out.samefile(folder):
-        raise DatasetError(f"--out {out} is the dataset itself; choose another folder")
     rows = _checked_rows(schema, hot)
-    with workspace(
+    with new_folder(
         out,
         _request(schema, rows, options),
+        kind="FAE folder",
         overwrite=options.overwrite,
         resume=True,
-        ours=is_fae_folder,
+        inputs=[folder],
         report=report,
     ) as target:
         job = _job(folder, target, schema, rows, options)

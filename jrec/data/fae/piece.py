@@ -19,7 +19,8 @@ from jrec.data.fae.manifest import COLD, HOT
 from jrec.data.fae.rows import RowSet, check_columns, content, hot_examples, take
 from jrec.data.packing_kernels import permutation
 from jrec.data.schema import DatasetError, Schema, Shard
-from jrec.files import sha256_of, write_atomically
+from jrec.files import sha256_of
+from jrec.outputs import write_file
 
 _FLUSH_BLOCKS = 2  # gathered before they go to the writer, whose every call costs the same
 # Examples that kernels work on at once. With 8,192 a call of a kernel takes some 20 microseconds, and threads spend as
@@ -271,4 +272,4 @@ def _journal_file(job: Job, piece: Piece) -> pathlib.Path:
 
 def _journal(job: Job, piece: Piece, packed: Packed) -> None:
     content: dict[str, Any] = dataclasses.asdict(packed)
-    write_atomically(_journal_file(job, piece), json.dumps(content).encode())
+    write_file(_journal_file(job, piece), json.dumps(content))

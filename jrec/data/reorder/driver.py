@@ -26,9 +26,8 @@ from jrec.data.reorder.plots import image, plot_prefixes
 from jrec.data.reorder.table import TableOrder, reorder_table
 from jrec.data.reorder.verify import verify
 from jrec.data.schema import SCHEMA_FILE, Bijection, DatasetError, Schema
-from jrec.data.workspace import disk_errors, link, locked, workspace
-from jrec.files import write_atomically
 from jrec.ops.layout import MAX_ROWS
+from jrec.outputs import link, locked, new_folder, write_file, writing
 from jrec.progress import Progress
 
 REPORT_FILE = "report.json"
@@ -89,14 +88,12 @@ def reorder(
     """
     options = options or ReorderOptions()
     folder = pathlib.Path(folder)
-    if out is not None and pathlib.Path(out).exists() and pathlib.Path(out).samefile(folder):
-        raise DatasetError(f"--out {out} is the dataset itself; leave --out away to reorder it in place")
     with _target(folder, out, overwrite=overwrite, command=command, report=report) as target:
         schema = Schema.load(folder)
         schema.check_numbered("`jrec reorder`")
         orders = _find(folder, stored(schema), options, progress)
         outcome = _judge(folder, stored(schema), options, orders, progress)
-        with disk_errors(target):
+        with writing(target):
             entries = {o.table: save_order(target, o.table, o.order) for o in orders if o.table in outcome.kept}
             schema = _with_bijections(schema, entries, options, command)
             (target / FOLDER).mkdir(exist_ok=True)
@@ -111,7 +108,7 @@ def restore(folder: str | os.PathLike[str]) -> tuple[str, ...]:
     """Takes a dataset's bijections away: rows have their stored numbers again. Returns the tables that had one."""
     folder = pathlib.Path(folder)
     Schema.load(folder)
-    with locked(folder.absolute()), disk_errors(folder):
+    with locked(folder.absolute()), writing(folder):
         schema = Schema.load(folder)
         provenance = {k: v for k, v in schema.provenance.items() if k != "reorder"}
         dataclasses.replace(stored(schema), provenance=provenance).save(folder)
@@ -159,7 +156,8 @@ def _target(
         with locked(folder.absolute()):
             yield folder
         return
-    with workspace(out, {"command": command, "dataset": str(folder)}, overwrite=overwrite, report=report) as target:
+    about = {"command": command, "dataset": str(folder)}
+    with new_folder(out, about, kind="dataset", overwrite=overwrite, inputs=[folder], report=report) as target:
         for path in sorted(folder.iterdir()):
             if path.name in (FOLDER, SCHEMA_FILE):
                 continue
@@ -241,8 +239,8 @@ def _write_report(folder: pathlib.Path, schema: Schema, options: ReorderOptions,
         "effects": [dataclasses.asdict(e) for e in outcome.effects],
     }
     figure = plot_prefixes(outcome.effects, title=f"{schema.name}: unique prefixes of a batch")
-    write_atomically(folder / PLOT_FILE, image(figure))
-    write_atomically(folder / REPORT_FILE, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+    write_file(folder / PLOT_FILE, image(figure))
+    write_file(folder / REPORT_FILE, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def _sweep(folder: pathlib.Path, schema: Schema) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from jrec.data.schema import Bijection, DatasetError, Schema, Table
-from jrec.files import write_atomically
+from jrec.outputs import write_file
 
 FOLDER = "reorder"
 VERSION = 1
@@ -53,7 +53,7 @@ def save_order(folder: str | os.PathLike[str], table: str, order: np.ndarray) ->
     checksum = hashlib.sha256(content.getbuffer()).hexdigest()
     path = pathlib.Path(folder) / FOLDER / f"{table}-{checksum[:16]}.npy"
     path.parent.mkdir(exist_ok=True)
-    write_atomically(path, content.getbuffer())
+    write_file(path, content.getbuffer())
     return Bijection(file=f"{FOLDER}/{path.name}", sha256=checksum, version=VERSION)
 
 

@@ -26,7 +26,7 @@ from jrec.data.synth.examples import Examples, ExampleSource
 from jrec.data.synth.shapes import Shape
 from jrec.data.synth.teacher import Ceiling, Teacher
 from jrec.data.vocabulary_file import file_digests
-from jrec.data.workspace import disk_errors, workspace
+from jrec.outputs import new_folder, writing
 from jrec.progress import Progress
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ def synthesize(
         "sources": list(shape.sources),
         "jrec": importlib.metadata.version("jrec"),
     }
-    with workspace(out, provenance, overwrite=options.overwrite, report=report) as folder:
+    with new_folder(out, provenance, kind="dataset", overwrite=options.overwrite, report=report) as folder:
         source = ExampleSource(shape=shape, seed=options.seed, total=options.rows, drift=options.drift)
         made = _Dataset(folder, source, options, progress or Progress(show=False)).write(provenance)
         made.save(folder)
@@ -129,7 +129,7 @@ class _Dataset:
         for name in list(counts):
             file = f"counts/{name}.npy"
             self.row_of_item[name], counted = number_rows(counts.pop(name))
-            with disk_errors(self.folder):
+            with writing(self.folder):
                 save_counts(self.folder / file, counted, self.shape.rows[name])
             numbering = self._numbering(name)
             tables.append(Table(name=name, rows=self.shape.rows[name], counts=file, numbering=numbering))

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, override
 
 from jrec.errors import ConfigError
+from jrec.outputs import write_file
 from jrec.train.config.fae import FAEConfig
 from jrec.train.config.mesh import MeshConfig
 from jrec.train.config.optimizer import LRScheduleConfig, OptimizerConfig
@@ -350,13 +351,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
 
 def save_config(config: TrainConfig, path: str | os.PathLike[str]) -> None:
     """Writes the resolved configuration as TOML, atomically; ``load_config`` reads an equal one back."""
-    path = pathlib.Path(path)
-    temporary = path.with_name(f"{path.name}.partial")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(config.to_toml())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_file(path, config.to_toml())
 
 
 def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from jrec import environment
 from jrec.data.schema import Schema
-from jrec.files import write_atomically
+from jrec.outputs import write_file
 from jrec.train import determinism
 from jrec.train.config import TrainConfig
 from jrec.train.report.comparison import baseline_lines, metric_by_split, step_lines, verdict
@@ -154,7 +154,7 @@ def write_report(
         if fae is not None and (schedules := [r for r in records if r["split"] == SCHEDULE]):
             _save(plot_schedule(schedules, title=title, split=fae["test_split"]), folder / "schedule.png")
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    write_atomically(folder / METRICS_FILE, text.encode())
+    write_file(folder / METRICS_FILE, text)
     return content
 
 
@@ -291,4 +291,4 @@ def _training(steps: int, seconds: float | None, examples: int | None) -> dict[s
 def _save(figure: Figure, path: pathlib.Path) -> None:
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=DPI)
-    write_atomically(path, image.getvalue())
+    write_file(path, image.getvalue())

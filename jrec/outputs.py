@@ -1,0 +1,362 @@
+"""Everything that jrec writes: it appears whole or not at all, has one writer at a time, and never replaces its input.
+
+``FILE`` is written as ``FILE.partial`` and ``FOLDER`` as ``FOLDER.partial``; when they are complete and on the disk, a
+rename gives them their name. A lock file beside them, ``.NAME.lock``, keeps a second writer out; the operating system
+drops the lock with its process, so that what a killed process left never blocks the next one, which reuses or removes
+it. Checkpoints have a protocol of their own (``jrec.checkpoint.save``), under the lock of their run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from jrec.errors import OutputError
+
+MANIFEST = "unfinished.json"
+"""In a folder that is being made: what it is to be. A folder without it, or its own mark, is not jrec's to remove."""
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_KINDS = {  # file of a finished folder: its "format", and what such a folder is called
+    "manifest.json": {"jrec-export": "export", "jrec-checkpoint": "checkpoint"},
+    "fae.json": {"jrec-fae": "FAE folder"},
+    "dataset.json": {"jrec-run-dataset": "run"},
+    "schema.json": {"jrec-dataset": "dataset"},  # last: exports have one, too
+}
+
+Place = str | os.PathLike[str]
+
+
+class NewFile:
+    """A file that is being written, under the lock of its name until ``commit`` or ``abort``.
+
+    Attributes:
+      partial: Where to write it.
+
+    Args:
+      path: The file. Missing folders above it are made.
+      overwrite: Whether a file there may be replaced.
+      inputs: What it is made of, where the user names the file, see ``check_output``; None for a file of jrec's own
+        folders, which is not checked.
+
+    Raises:
+      OutputError: If it may not be written, or another process is writing it.
+    """
+
+    def __init__(self, path: Place, *, overwrite: bool = True, inputs: Iterable[Place] | None = None):
+        self.path = pathlib.Path(path)
+        if inputs is not None:
+            check_output(path, inputs=inputs)
+        self.partial = self.path.with_name(f"{self.path.name}.partial")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(locked(self.path))
+            check_file(self.path, overwrite=overwrite)  # under the lock: nobody makes it between check and rename
+            stack.callback(self.partial.unlink, missing_ok=True)
+            self._held = stack.pop_all()
+
+    def commit(self) -> None:
+        """Gives the file its name, when it is on the disk; an error leaves what was there."""
+        with self._held, writing(self.path):
+            sync(self.partial)
+            self.partial.replace(self.path)
+            sync(self.path.parent)
+
+    def abort(self) -> None:
+        """Removes what was written; does nothing after ``commit``."""
+        self._held.close()
+
+
+@contextlib.contextmanager
+def new_file(path: Place, *, overwrite: bool = True, inputs: Iterable[Place] | None = None) -> Iterator[pathlib.Path]:
+    """A file that appears when the block ends without an exception; yields where to write it. See ``NewFile``.
+
+    Raises:
+      OutputError: As ``NewFile``; or for an ``OSError`` of the block about this file, which its message names.
+    """
+    file = NewFile(path, overwrite=overwrite, inputs=inputs)
+    try:
+        with writing(path):
+            yield file.partial
+        file.commit()
+    finally:
+        file.abort()
+
+
+def write_file(path: Place, content: bytes | memoryview | str, *, inputs: Iterable[Place] | None = None) -> None:
+    """Writes a file that appears whole or not at all, in place of one that is there; see ``new_file``."""
+    with new_file(path, inputs=inputs) as partial:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def new_folder(
+    out: Place,
+    manifest: Mapping[str, Any],
+    *,
+    kind: str,
+    overwrite: bool = False,
+    resume: bool = False,
+    inputs: Iterable[Place] = (),
+    room: str = "",
+    report: Callable[[str], None] = lambda message: None,
+) -> Iterator[pathlib.Path]:
+    """A fresh folder beside ``out`` that becomes ``out`` when the block ends without an exception.
+
+    What an interrupted run left is discarded with a word about it, and an exception removes the folder again; with
+    ``resume`` what is left stays, and the next run with the same manifest gets it. Nothing else that existed is touched
+    until the very end.
+
+    Args:
+      out: Where the folder shall be.
+      manifest: What is being made, written into the folder for people who find it unfinished; JSON types.
+      kind: What it is, as ``kind_of`` tells it when it is finished.
+      overwrite: Whether a finished folder of this kind at ``out`` may be replaced.
+      resume: Whether to go on with the work that an interrupted run left.
+      inputs: What it is made of; see ``check_output``.
+      room: How much room it takes, for the message where there is none left.
+      report: Takes messages for the user.
+
+    Raises:
+      OutputError: If ``out`` may not be written, another process works on it, there is no room, or, with ``resume``,
+        what an interrupted run left has another manifest; or for an ``OSError`` of the block about this folder.
+    """
+    out = pathlib.Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a link that is to be replaced)
+    check_output(out, inputs=inputs)
+    partial, replaced = (out.with_name(f"{out.name}.{suffix}") for suffix in ("partial", "replaced"))
+    with locked(out), writing(out, room):
+        _recover(out, replaced, report)
+        _check_folder(out, overwrite, kind)
+        text = json.dumps(manifest, indent=1)
+        resumed = resume and _resumes(partial, text, report)
+        if not resumed:
+            _discard(partial, kind, report)
+        try:
+            if not resumed:
+                partial.mkdir()
+                (partial / MANIFEST).write_text(text, encoding="utf-8")
+            yield partial
+            _sync_tree(partial)
+            (partial / MANIFEST).unlink()
+            _exchange(partial, out, replaced)
+        except BaseException:
+            if not resume:
+                _remove(partial, ignore_errors=True)
+            raise
+
+
+def check_output(out: Place, *, inputs: Iterable[Place] = ()) -> None:
+    """Refuses an output that would replace or change what it is made of, or another work of jrec.
+
+    Args:
+      out: The file or folder to write.
+      inputs: Files and folders that are read for it. Names of no file, such as "-" or "", do not count.
+
+    Raises:
+      OutputError: If ``out`` is one of the inputs or holds one, or lies inside of a dataset, an FAE folder, a run, a
+        checkpoint or an export.
+    """
+    target = pathlib.Path(out).resolve()
+    for name in inputs:
+        if not name or not pathlib.Path(name).exists():
+            continue
+        source = pathlib.Path(name).resolve()
+        if source == target or (target.exists() and target.samefile(source)):
+            raise OutputError(f"{out} is an input, which would be lost; choose another --out")
+        if target in source.parents:
+            raise OutputError(f"{out} holds {name}, an input, which would be lost; choose another --out")
+    beside = target.parent.iterdir() if target.name.isdigit() and target.parent.is_dir() else ()
+    if any(other.name.isdigit() and kind_of(other) == "checkpoint" for other in beside):
+        raise OutputError(f"{out} would be taken for one of the checkpoints in {target.parent}; choose another --out")
+    for folder in target.parents:
+        if (kind := kind_of(folder)) is not None:
+            raise OutputError(f"{out} lies inside the {kind} {folder}, which it would damage; choose another --out")
+
+
+def check_file(path: Place, *, overwrite: bool) -> None:
+    """Refuses to write where there is something else than a file, or, without ``overwrite``, anything.
+
+    Raises:
+      OutputError: Naming the path.
+    """
+    path = pathlib.Path(path)
+    if path.exists() and not path.is_file():
+        raise OutputError(f"{path} exists and is not a file; choose another --out")
+    if path.exists() and not overwrite:
+        raise OutputError(f"{path} exists; replace it with --overwrite, or choose another --out")
+
+
+def kind_of(folder: Place) -> str | None:
+    """What a finished folder of jrec is: "dataset", "FAE folder", "run", "checkpoint" or "export"; None for others."""
+    for name, formats in _KINDS.items():
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+            content = json.loads((pathlib.Path(folder) / name).read_text(encoding="utf-8"))
+            if (kind := formats.get(content.get("format"))) is not None:
+                return kind
+    return None
+
+
+@contextlib.contextmanager
+def writing(place: Place, room: str = "") -> Iterator[None]:
+    """Turns the operating system's errors of writing ``place`` into an ``OutputError`` that names it, and the remedy.
+
+    Errors that name another file, as those of reading an input, stay as they are.
+    """
+    try:
+        yield
+    except OSError as error:
+        named = "" if error.filename is None else os.path.abspath(os.fsdecode(error.filename))  # noqa: PTH100
+        beside = os.path.abspath(pathlib.Path(place).with_name(f".{pathlib.Path(place).name}."))  # noqa: PTH100
+        if isinstance(error, BrokenPipeError) or (named and not named.startswith((os.path.abspath(place), beside))):  # noqa: PTH100
+            raise
+        reason = error.strerror or str(error) or type(error).__name__
+        if error.errno in _NO_ROOM:
+            advice = "free some, or choose another --out"
+            raise OutputError(f"no room left to write {place} ({reason}); {advice}{room and f'. {room}'}") from error
+        raise OutputError(f"cannot write {place}: {reason}{named and f' ({named})'}") from error
+
+
+@contextlib.contextmanager
+def locked(out: Place) -> Iterator[None]:
+    """Holds the lock of a file or folder that is being written, or changed in place.
+
+    Raises:
+      OutputError: If another process, or thread, holds it.
+    """
+    out = pathlib.Path(os.path.abspath(out))  # noqa: PTH100
+    path = out.with_name(f".{out.name}.lock")
+    with contextlib.ExitStack() as stack:
+        with writing(out):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                file = stack.enter_context(path.open("w"))
+                try_lock(file, f"another process is writing {out}; wait for it, or choose another --out")
+                # Whoever held the lock may have removed the file: a lock on it would keep nobody out.
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                        break
+        stack.callback(path.unlink, missing_ok=True)
+        yield
+
+
+def try_lock(file: Any, busy: str) -> None:
+    """Locks an open file until it is closed.
+
+    Raises:
+      OutputError: With the message ``busy``, if it is locked; or if its file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise OutputError(busy) from error
+    except OSError as error:
+        raise OutputError(
+            f"{file.name} cannot be locked ({error.strerror}), and without locks two processes could write the same"
+            " file; write to another file system, or mount this one with flock"
+        ) from error
+
+
+def sync(path: Place) -> None:
+    """Waits until a file's content, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+    finally:
+        os.close(descriptor)
+
+
+def link(source: Place, target: Place) -> str:
+    """A hard link, or a copy where links cannot be; files of a dataset are replaced, never changed."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return str(target)
+
+
+def _recover(out: pathlib.Path, replaced: pathlib.Path, report: Callable[[str], None]) -> None:
+    """Undoes or completes a replacement that was interrupted between its renames."""
+    if not replaced.exists():
+        return
+    if out.exists():
+        shutil.rmtree(replaced)
+    else:
+        report(f"an interrupted run had set {out} aside; it is back")
+        replaced.rename(out)
+
+
+def _check_folder(out: pathlib.Path, overwrite: bool, kind: str) -> None:
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise OutputError(f"{out} exists and is not a folder; choose another --out")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if kind_of(out) != kind:
+        raise OutputError(f"{out} exists and holds something else than a jrec {kind}; choose another --out")
+    if not overwrite:
+        raise OutputError(f"{out} is a finished {kind}; pass --overwrite to replace it, or choose another --out")
+
+
+def _resumes(partial: pathlib.Path, manifest: str, report: Callable[[str], None]) -> bool:
+    """Whether an interrupted run left work towards the same end; without a whole manifest it left none."""
+    try:
+        stored = json.loads((partial / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if stored != json.loads(manifest):
+        raise OutputError(
+            f"{partial} is an interrupted run that was to make something else; give that run's options again to finish"
+            " it, or remove the folder to start anew"
+        )
+    report(f"going on with what an interrupted run left in {partial}")
+    return True
+
+
+def _discard(partial: pathlib.Path, kind: str, report: Callable[[str], None]) -> None:
+    if not partial.exists():
+        return
+    # A run killed at its last step leaves a whole folder without the manifest, at its first an empty one.
+    if not ((partial / MANIFEST).is_file() or kind_of(partial) == kind or not any(partial.iterdir())):
+        raise OutputError(
+            f"{partial} is needed as a workplace, but holds something that jrec did not make; move it away"
+        )
+    report(f"starting anew: discarding what an interrupted run left in {partial}")
+    _remove(partial)
+
+
+def _remove(partial: pathlib.Path, *, ignore_errors: bool = False) -> None:
+    """Removes the folder, the manifest last: what a kill leaves of it can still be told to be ours."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in sorted(partial.iterdir()):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=ignore_errors)
+            elif path.name != MANIFEST:
+                path.unlink(missing_ok=True)
+        shutil.rmtree(partial, ignore_errors=ignore_errors)
+
+
+def _sync_tree(folder: pathlib.Path) -> None:
+    for root, _, files in os.walk(folder):
+        for name in [*files, "."]:
+            sync(os.path.join(root, name))  # noqa: PTH118
+
+
+def _exchange(partial: pathlib.Path, out: pathlib.Path, replaced: pathlib.Path) -> None:
+    aside = out.exists() and any(out.iterdir())
+    if aside:
+        out.rename(replaced)
+    try:
+        partial.rename(out)  # also over an empty folder
+    except BaseException:
+        if aside and not out.exists():
+            replaced.rename(out)
+        raise
+    sync(out.parent)
+    shutil.rmtree(replaced, ignore_errors=True)

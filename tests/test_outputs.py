@@ -1,0 +1,239 @@
+"""What jrec writes appears whole or not at all, has one writer at a time, and never replaces what it is made of."""
+
+import errno
+import multiprocessing
+import os
+import pathlib
+import re
+import time
+
+import numpy as np
+import pytest
+
+from jrec import outputs
+from jrec.access.profile import AccessProfile
+from jrec.cli import main
+from jrec.errors import OutputError
+from jrec.train.score_file import score_file
+
+OLD, NEW = b"old" * 1000, b"new" * 1000
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_appears_when_the_block_ends(tmp_path):
+    path = tmp_path / "deep" / "file"
+    with outputs.new_file(path) as partial:
+        partial.write_bytes(NEW)
+        assert not path.exists()
+    assert path.read_bytes() == NEW
+    assert names(path.parent) == ["file"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, OSError(errno.ENOSPC, "No space left on device")])
+def test_an_error_leaves_what_was_there(tmp_path, error):
+    path = tmp_path / "file"
+    path.write_bytes(OLD)
+
+    def write():
+        with outputs.new_file(path) as partial:
+            partial.write_bytes(NEW)
+            raise error
+
+    with pytest.raises((RuntimeError, KeyboardInterrupt, OutputError)):
+        write()
+    assert path.read_bytes() == OLD
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_an_error_of_the_system_names_the_file(tmp_path, monkeypatch, call):
+    path = tmp_path / "file"
+    path.write_bytes(OLD)
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os if call == "fsync" else pathlib.Path, call, fail)
+    with pytest.raises(OutputError, match=f"no room left to write {path} .*free some, or choose another --out"):
+        outputs.write_file(path, NEW)
+    assert path.read_bytes() == OLD
+    assert names(tmp_path) == ["file"]
+
+
+def test_an_error_about_an_input_stays_as_it_is(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no_such_log"), outputs.new_file(tmp_path / "file"):
+        (tmp_path / "no_such_log").read_bytes()
+
+
+def test_what_a_killed_process_left_is_reused(tmp_path):
+    (tmp_path / "file.partial").write_bytes(b"half")
+    (tmp_path / ".file.lock").touch()
+    outputs.write_file(tmp_path / "file", NEW)
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_second_writer_is_refused_until_the_first_ends(tmp_path):
+    first = outputs.NewFile(tmp_path / "file")
+    first.partial.write_bytes(NEW)
+    with pytest.raises(OutputError, match=f"another process is writing {tmp_path / 'file'}; wait for it"):
+        outputs.write_file(tmp_path / "file", OLD)
+    first.commit()
+    with pytest.raises(OutputError, match="exists; replace it with --overwrite"):
+        outputs.NewFile(tmp_path / "file", overwrite=False)
+    outputs.write_file(tmp_path / "file", OLD)
+    assert (tmp_path / "file").read_bytes() == OLD
+
+
+def test_devices_and_folders_are_no_files(tmp_path):
+    for path in ("/dev/null", tmp_path):
+        with pytest.raises(OutputError, match="exists and is not a file"):
+            outputs.write_file(path, NEW)
+
+
+# Two processes write the same output at the same time.
+
+
+def scores(path, value):
+    import pyarrow as pa
+
+    with score_file(path, splits=False, overwrite=True) as file:
+        for first in range(0, 3000, 1000):
+            logits = np.full(1000, value, np.float32)
+            table = pa.table({"row": np.arange(first, first + 1000), "score": logits, "logit": logits})
+            file._writer = file._writer or file._opened(table.schema)
+            file._writer.write_table(table)
+
+
+def folder(path, value):
+    with outputs.new_folder(path, {"value": value}, kind="dataset", overwrite=True) as partial:
+        for number in range(20):
+            (partial / f"{number}").write_bytes(bytes([value]) * 1000)
+        outputs.write_file(partial / "schema.json", '{"format": "jrec-dataset"}')
+
+
+def content(path):
+    path = pathlib.Path(path)
+    return path.read_bytes() if path.is_file() else {p.name: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+WRITERS = {
+    "file": (lambda path, value: outputs.write_file(path, bytes([value]) * 3_000_000), "file"),
+    "scores": (scores, "scores.parquet"),
+    "csv": (scores, "scores.csv"),
+    "profile": (lambda path, value: AccessProfile(examples=value, source="", tables=()).save(path), "profile"),
+    "folder": (folder, "folder"),
+}
+
+
+def write_at(barrier, delay, kind, path, value, said):
+    barrier.wait()
+    time.sleep(delay)
+    try:
+        WRITERS[kind][0](path, value)
+    except OutputError as error:
+        said.put(str(error))
+    else:
+        said.put("")
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_of_two_writers_one_wins_whole_or_is_refused(tmp_path, kind):
+    """In 20 of 20 timings what is there afterwards is what one of them wrote, and who was refused was told so."""
+    process = multiprocessing.get_context("fork")
+    name = WRITERS[kind][1]
+    alone = {}
+    for value in (1, 2):
+        (tmp_path / f"{value}").mkdir()
+        WRITERS[kind][0](tmp_path / f"{value}" / name, value)
+        alone[value] = content(tmp_path / f"{value}" / name)
+    for number in range(20):
+        target = tmp_path / f"{number}_both"
+        target.mkdir()
+        barrier, said = process.Barrier(2), process.Queue()
+        both = [
+            process.Process(target=write_at, args=(barrier, delay, kind, target / name, value, said))
+            for value, delay in ((1, 0), (2, number * 4e-4))
+        ]
+        for one in both:
+            one.start()
+        answers = [said.get(timeout=60) for _ in both]
+        for one in both:
+            one.join(60)
+        assert content(target / name) in alone.values()
+        assert "" in answers
+        assert all("another process is writing" in answer for answer in answers if answer)
+        assert names(target) == [name]
+
+
+# What is made of an input never replaces it, and no work of jrec's gets a foreign file.
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A dataset, an access profile, a run of two steps and its export."""
+    root = tmp_path_factory.mktemp("world")
+    assert main(["synth", "--like", "quickstart", "--rows", "600", "--out", f"{root}/data", "--quiet"]) == 0
+    assert main(["access", f"{root}/data", "--out", f"{root}/profile", "--quiet"]) == 0
+    machine = "name='m'\ndevices=2\nmemory='1GB'\n[links]\nlocal=1e12\nremote=1e11\n"
+    (root / "machine.toml").write_text(machine)
+    run = ["train", "quickstart", f"data.path={root}/data", f"out={root}/run", "max_steps=2", "log.progress=off"]
+    assert main([*run, "evaluate.final_splits=[]", "evaluate.baselines=off"]) == 0
+    assert main(["export", f"{root}/run", "--out", f"{root}/export", "--quiet"]) == 0
+    (root / "log.csv").write_text("label,a\n" + "".join(f"{i % 2},{i}\n" for i in range(50)))
+    (root / "columns.toml").write_text('[label]\ncolumn = "label"\n[[categorical]]\ncolumn = "a"\n')
+    return root
+
+
+CLASHES = {
+    "a profile over the dataset": ("access ROOT/data --out ROOT/data", "data is an input, which would be lost"),
+    "a profile in the dataset": ("access ROOT/data --out ROOT/data/profile", "profile lies inside the dataset"),
+    "a calibration in the dataset": ("fae calibrate ROOT/data --out ROOT/data/f", "lies inside the dataset"),
+    "figures in the dataset": ("fae calibrate ROOT/data --figures ROOT/data/f", "lies inside the dataset"),
+    "a pack over the dataset": ("fae pack ROOT/data --out ROOT/data --overwrite", "data is an input"),
+    "a dataset over its log": (
+        "prepare csv --schema ROOT/columns.toml --input ROOT/log.csv --out ROOT/log.csv --overwrite",
+        "log.csv is an input",
+    ),
+    "a dataset around its log": (
+        "prepare csv --schema ROOT/columns.toml --input ROOT/log.csv --out ROOT --overwrite", "holds .*, an input",
+    ),
+    "a dataset over its schema": (
+        "prepare csv --schema ROOT/columns.toml --input ROOT/log.csv --out ROOT/columns.toml", "toml is an input",
+    ),
+    "a dataset in a dataset": ("synth --like quickstart --rows 600 --out ROOT/data/x", "x lies inside the dataset"),
+    "a plan over its profile": (
+        "plan ROOT/data --hardware ROOT/machine.toml --profile ROOT/profile --dim 8 --out ROOT/profile",
+        "profile is an input",
+    ),
+    "a plan over its hardware": (
+        "plan ROOT/data --hardware ROOT/machine.toml --dim 8 --out ROOT/machine.toml", "machine.toml is an input",
+    ),
+    "a configuration in the dataset": ("init ROOT/data --out ROOT/data/c.toml --quick", "lies inside the dataset"),
+    "a delta over its base": (
+        "export ROOT/run --since ROOT/export --out ROOT/export --overwrite", "export is an input"
+    ),
+    "an export over its run": ("export ROOT/run --out ROOT/run --overwrite", "run is an input"),
+    "an export among checkpoints": ("export ROOT/run --out ROOT/run/checkpoints/99", "taken for one of the checkpoints"),
+    "an export in an export": ("export ROOT/run --out ROOT/export/x", "lies inside the export"),
+    "scores over their log": ("predict ROOT/run ROOT/log.csv --out ROOT/log.csv --overwrite", "log.csv is an input"),
+    "scores in their run": ("predict ROOT/run ROOT/data --out ROOT/run/scores.csv", "lies inside the run"),
+    "a compressed run over its source": (
+        "compress ROOT/run --out ROOT/run --rank 2 --largest 1 --overwrite", "run is an input"
+    ),
+    "a run over an export": ("train quickstart data.path=ROOT/data out=ROOT/export", "is a finished export"),
+    "a run over a dataset": ("train quickstart data.path=ROOT/data out=ROOT/data", "is a finished dataset"),
+    "a run in a dataset": ("train quickstart data.path=ROOT/data out=ROOT/data/r", "lies inside the dataset"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clash", CLASHES)
+def test_no_command_destroys_its_input(world, capsys, clash):
+    command, message = CLASHES[clash]
+    before = content(world)
+    assert main([word.replace("ROOT", str(world)) for word in command.split()]) == 2
+    said = capsys.readouterr().err
+    assert re.search(message, said), said
+    assert content(world) == before
