@@ -211,9 +211,14 @@ def writing(place: Place, room: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        whole = pathlib.Path(os.path.abspath(place))  # noqa: PTH100
         named = "" if error.filename is None else os.path.abspath(os.fsdecode(error.filename))  # noqa: PTH100
-        beside = os.path.abspath(pathlib.Path(place).with_name(f".{pathlib.Path(place).name}."))  # noqa: PTH100
-        if isinstance(error, BrokenPipeError) or (named and not named.startswith((os.path.abspath(place), beside))):  # noqa: PTH100
+        ours = (
+            not named
+            or named == str(whole.parent)
+            or named.startswith((str(whole), str(whole.parent / f".{whole.name}.")))
+        )
+        if isinstance(error, BrokenPipeError) or not ours:
             raise
         reason = error.strerror or str(error) or type(error).__name__
         if error.errno in _NO_ROOM:

@@ -177,8 +177,7 @@ def world(tmp_path_factory):
     root = tmp_path_factory.mktemp("world")
     assert main(["synth", "--like", "quickstart", "--rows", "600", "--out", f"{root}/data", "--quiet"]) == 0
     assert main(["access", f"{root}/data", "--out", f"{root}/profile", "--quiet"]) == 0
-    machine = "name='m'\ndevices=2\nmemory='1GB'\n[links]\nlocal=1e12\nremote=1e11\n"
-    (root / "machine.toml").write_text(machine)
+    (root / "machine.toml").write_text('devices=2\nmemory="1GB"\nlookup=1e12\nwithin=1e11\nall_reduce=1e10\n')
     run = ["train", "quickstart", f"data.path={root}/data", f"out={root}/run", "max_steps=2", "log.progress=off"]
     assert main([*run, "evaluate.final_splits=[]", "evaluate.baselines=off"]) == 0
     assert main(["export", f"{root}/run", "--out", f"{root}/export", "--quiet"]) == 0

@@ -259,8 +259,9 @@ def save_hot_rows(folder: pathlib.Path, name: str, table_rows: int, rows: np.nda
     np.save(content, rows, allow_pickle=False)
     path = folder / ROWS / f"{name}.npy"
     path.parent.mkdir(exist_ok=True)
-    write_file(path, content.getbuffer())
-    digest = hashlib.sha256(content.getbuffer()).hexdigest()
+    data = content.getvalue()  # no view of it: CPython's garbage collection crashes on one in an error's frames
+    write_file(path, data)
+    digest = hashlib.sha256(data).hexdigest()
     return HotTable(name=name, rows=table_rows, hot=len(rows), file=f"{ROWS}/{path.name}", sha256=digest)
 
 

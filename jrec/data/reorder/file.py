@@ -50,10 +50,11 @@ def save_order(folder: str | os.PathLike[str], table: str, order: np.ndarray) ->
         raise ValueError(f"the order of table {table!r} is no uint32 permutation of its {order.size:,} rows")
     content = io.BytesIO()
     np.save(content, order, allow_pickle=False)
-    checksum = hashlib.sha256(content.getbuffer()).hexdigest()
+    data = content.getvalue()  # no view of it: CPython's garbage collection crashes on one in an error's frames
+    checksum = hashlib.sha256(data).hexdigest()
     path = pathlib.Path(folder) / FOLDER / f"{table}-{checksum[:16]}.npy"
     path.parent.mkdir(exist_ok=True)
-    write_file(path, content.getbuffer())
+    write_file(path, data)
     return Bijection(file=f"{FOLDER}/{path.name}", sha256=checksum, version=VERSION)
 
 

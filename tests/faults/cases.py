@@ -1,0 +1,206 @@
+"""The commands that are tried, on a log of 300 lines: what is made before, what is run, what counts of its outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import hashlib
+import json
+import pathlib
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+COLUMNS = """\
+[label]
+column = "label"
+[[dense]]
+column = "price"
+[[categorical]]
+column = "user"
+[[categorical]]
+column = "item"
+"""
+RUN = """\
+max_steps = 4
+[data]
+path = "data"
+batch_size = 32
+[model]
+embedding_dim = 4
+bottom_mlp = [4]
+top_mlp = [1]
+[optimizer]
+learning_rate = 0.1
+[checkpoint]
+every_steps = 2
+[log]
+every_steps = 1
+tensorboard = false
+progress = "off"
+[evaluate]
+baselines = "off"
+"""
+MACHINE = 'name = "two"\ndevices = 2\nmemory = "1GB"\nlookup = "1TB/s"\nwithin = 1e11\nall_reduce = "20GB/s"\n'
+
+PREPARE = "jrec prepare csv --schema columns.toml --input log.csv --out data --quiet"
+TRAIN = "jrec train run.toml out=run"
+EXPORT = "jrec export run --out export --quiet"
+LATER = "jrec train run.toml out=run max_steps=8 --resume"
+DELTA = "jrec export run --since export --out delta --quiet"
+UNFINISHED = (
+    "*.partial",
+    "*.partial/*",
+    ".*.lock",
+    "*/.*.lock",
+    "*/.lock",
+    "*.replaced",
+    "*.replaced/*",
+    "*.removed/*",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A command that is tried.
+
+    Attributes:
+      command: What is run, words apart; "jrec …", or a module and a function.
+      setup: The commands before it, of which the last may leave an older output.
+      outputs: Files and folders that it makes.
+      leaves_out: Patterns of files in them that differ from run to run.
+      recover: What is run after a failure; by default the command.
+      modules: What the process has loaded before it starts.
+      partly: Whether what a failure leaves may be a beginning that ``recover`` goes on with, as of a run.
+      devices: Virtual devices.
+      read: What of an output counts, where that is not every byte.
+    """
+
+    command: str
+    setup: tuple[str, ...] = (PREPARE,)
+    outputs: tuple[str, ...]
+    leaves_out: tuple[str, ...] = ()
+    recover: str | None = None
+    modules: tuple[str, ...] = ()
+    partly: bool = False
+    devices: int = 1
+    read: Callable[[pathlib.Path], str] | None = None
+
+    def state(self, folder: pathlib.Path) -> dict[str, str]:
+        """SHA-256 of the finished files that are there, by path."""
+        state = {}
+        for output in self.outputs:
+            top = folder / output
+            for path in [top] if top.is_file() else sorted(p for p in top.rglob("*") if p.is_file()):
+                name = path.relative_to(folder).as_posix()
+                if not any(fnmatch.fnmatch(name, pattern) for pattern in (*UNFINISHED, *self.leaves_out)):
+                    content = path.read_bytes() if self.read is None else self.read(path).encode()
+                    state[name] = hashlib.sha256(content).hexdigest()
+        return state
+
+
+def _hot_rows(path: pathlib.Path) -> str:
+    from jrec.access.calibrate.file import Calibration
+
+    return repr({name: rows.tolist() for name, rows in Calibration.load(path).rows.items()})
+
+
+TIMES = ("*/timing.jsonl", "*/report/*", "*/manifest.json")  # seconds, versions of figures, seconds again
+_DATA = ("jrec.commands.prepare", "jrec.data.prepare", "jrec.data.joined", "numba", "jrec.data.reorder")
+_MODEL = (*_DATA, "jrec.train.loop", "jrec.train.report", "jrec.train.predict", "jrec.train.score_file",
+          "jrec.train.export", "jrec.serving.model", "jrec.imports", "jrec.train.compress", "jrec.train.preflight",
+          "jrec.train.comparisons", "jrec.commands.kernel_check", "jrec.selfcheck.report", "optax")  # fmt: skip
+
+CASES = {
+    "prepare": Case(
+        command=f"{PREPARE} --overwrite", setup=(f"{PREPARE} --split 0.5,0.25,0.25",), outputs=("data",), modules=_DATA
+    ),
+    "access": Case(
+        command="jrec access data --split test --out profile --quiet",
+        setup=(PREPARE, "jrec access data --out profile --quiet"), outputs=("profile",), modules=_DATA,
+    ),
+    "plan": Case(
+        command="jrec plan data --hardware machine.toml --dim 8 --out plan --figure none",
+        setup=(PREPARE, "jrec plan data --hardware machine.toml --dim 4 --out plan --figure none"), outputs=("plan",),
+        modules=(*_DATA, "jrec.commands.plan", "jrec.sharding.planner", "scipy.optimize"),
+    ),
+    "reorder": Case(
+        command="jrec reorder data --min-rows 4 --always --quiet", outputs=("data",), leaves_out=("*/reorder/*.*",),
+        modules=(*_DATA, "jrec.data.reorder.driver", "igraph", "matplotlib.figure", "matplotlib.backends.backend_agg"),
+    ),
+    "fae calibrate": Case(
+        command="jrec fae calibrate data --budget 300B --small 10B --out hot --quiet",
+        setup=(PREPARE, "jrec fae calibrate data --budget 900B --small 10B --out hot --quiet"), outputs=("hot",),
+        modules=(*_DATA, "jrec.access.calibrate"), read=_hot_rows,
+    ),
+    "fae pack": Case(
+        command="jrec fae pack data --budget 300B --small 10B --out fae --overwrite --quiet",
+        setup=(PREPARE, "jrec fae pack data --budget 900B --small 10B --out fae --quiet"), outputs=("fae",),
+        modules=(*_DATA, "jrec.access.calibrate", "jrec.data.fae.pack"),
+    ),
+    "init": Case(
+        command="jrec init data --out first.toml --quick --overwrite", outputs=("first.toml",), modules=_MODEL,
+    ),
+    "train": Case(
+        command=TRAIN, outputs=("run",), leaves_out=TIMES, recover=f"{TRAIN} --resume", modules=_MODEL, partly=True
+    ),
+    "train in host memory": Case(
+        command=f"{TRAIN} tables.tier=host", outputs=("run",), leaves_out=TIMES,
+        recover=f"{TRAIN} tables.tier=host --resume", modules=_MODEL, partly=True,
+    ),
+    "train on a mesh": Case(
+        command=f"{TRAIN} mesh.devices=2", outputs=("run",), leaves_out=TIMES,
+        recover=f"{TRAIN} mesh.devices=2 --resume", modules=_MODEL, partly=True, devices=2,
+    ),
+    "predict": Case(
+        command="jrec predict run log.csv --out scores.parquet --overwrite --quiet",
+        setup=(PREPARE, TRAIN, "jrec predict run/checkpoints/2 log.csv --out scores.parquet --quiet"),
+        outputs=("scores.parquet",), modules=_MODEL,
+    ),
+    "predict csv": Case(
+        command="jrec predict run data --out scores.csv --quiet", setup=(PREPARE, TRAIN), outputs=("scores.csv",),
+        modules=_MODEL,
+    ),
+    "export": Case(
+        command=f"{EXPORT} --overwrite", setup=(PREPARE, TRAIN, f"{EXPORT} --dtype int8"), outputs=("export",),
+        modules=_MODEL,
+    ),
+    "delta": Case(command=DELTA, setup=(PREPARE, TRAIN, EXPORT, LATER), outputs=("delta",), modules=_MODEL),
+    "apply": Case(
+        command="apply_delta main", setup=(PREPARE, TRAIN, EXPORT, LATER, DELTA), outputs=("said",), modules=_MODEL,
+    ),
+    "compress": Case(
+        command="jrec compress run --rank 2 --tables user --out small --overwrite --quiet",
+        setup=(PREPARE, TRAIN, "jrec compress run --rank 1 --tables user --out small --quiet"),
+        outputs=("small",), leaves_out=TIMES, modules=_MODEL,
+    ),
+    "import-dlrm": Case(
+        command="jrec import-dlrm dlrm.pt data --out imported --overwrite",
+        setup=(PREPARE, "jrec import-dlrm dlrm.pt data --out imported seed=1"), outputs=("imported",),
+        leaves_out=TIMES, modules=_MODEL,
+    ),
+}  # fmt: skip
+
+
+def write_inputs(folder: pathlib.Path) -> None:
+    """Writes what all cases begin with: a log, the description of its columns, of a machine, of a run, and a DLRM."""
+    draw = random.Random(0)
+    lines = [
+        f"{draw.randint(0, 1)},{draw.random():.4f},u{draw.randint(0, 20)},i{draw.randint(0, 9)}" for _ in range(300)
+    ]
+    (folder / "log.csv").write_text("\n".join(["label,price,user,item", *lines]) + "\n")
+    (folder / "columns.toml").write_text(COLUMNS)
+    (folder / "run.toml").write_text(RUN)
+    (folder / "machine.toml").write_text(MACHINE)
+
+
+def write_dlrm(folder: pathlib.Path) -> None:
+    """Writes a DLRM of the dataset's shape, as torch.save does."""
+    import torch_files
+
+    tables = json.loads((folder / "data/schema.json").read_text())["tables"]
+    draw = np.random.default_rng(0)
+    shapes = {f"emb_l.{n}.weight": (table["rows"], 4) for n, table in enumerate(tables)}
+    shapes |= {"bot_l.0.weight": (4, 1), "bot_l.0.bias": (4,), "top_l.0.weight": (1, 7), "top_l.0.bias": (1,)}
+    torch_files.save(folder / "dlrm.pt", {name: draw.normal(size=shape).astype("f4") for name, shape in shapes.items()})
