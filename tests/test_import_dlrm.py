@@ -3,14 +3,12 @@
 import os
 import pathlib
 import subprocess
-import zipfile
 
-import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch_files
 from run_cases import quickstart
-from torch_files import dictionary, name, tensor, text, write
 
 from jrec.cli import main
 from jrec.data.schema import Schema
@@ -143,6 +141,19 @@ def test_imported_models_give_the_authors_logits(tmp_path, dataset, source, kind
     np.testing.assert_allclose(run.scores("test").logits, expected, rtol=2e-5, atol=2e-5)
 
 
+def test_both_formats_import_to_the_same_run(tmp_path, dataset):
+    named = facebook(*weights_of(dataset, "dot"))
+    safetensors.numpy.save_file(named, tmp_path / "a")
+    torch_files.save(tmp_path / "b", named)
+    for file in "ab":
+        assert main(["import-dlrm", str(tmp_path / file), str(dataset), "--out", str(tmp_path / f"run_{file}")]) == 0
+    folder, other = tmp_path / "run_a/checkpoints", tmp_path / "run_b/checkpoints"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > len(named)
+    for path in files:
+        assert path.read_bytes() == (other / path.relative_to(folder)).read_bytes(), path
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), ("tables.tier='host'",), ("optimizer.embedding.name='rowwise_adagrad'",)])
 def test_imported_runs_train_on(tmp_path, dataset, overrides):
@@ -179,68 +190,13 @@ def test_rows_of_other_numbers_and_dtypes(tmp_path, dataset, capsys):
     np.save(tmp_path / f"{table}.npy", numbers + 9)
     with pytest.raises(ConfigError, match=r"values from 8 to"):
         import_dlrm(file, dataset, tmp_path / "other", rows=tmp_path)
+    for content in (b"", b"PK\x03\x04", b"\x93NUMPY\1\0\2\0{("):
+        (tmp_path / f"{table}.npy").write_bytes(content)
+        with pytest.raises(ConfigError, match="cannot be read as a NumPy array"):
+            import_dlrm(file, dataset, tmp_path / "other", rows=tmp_path)
 
 
 # What is refused.
-
-
-def refused(path, match):
-    with pytest.raises(CheckpointError, match=match):
-        read_state_dict(path)
-
-
-@pytest.mark.parametrize(
-    ("module", "attribute"),
-    [("os", "system"), ("builtins", "eval"), ("posix", "system"), ("torch", "load"), ("numpy", "load")],
-)
-def test_a_pickle_that_would_run_code_is_refused_and_not_run(tmp_path, module, attribute):
-    target = tmp_path / "touched"
-    attack = name(module, attribute) + b"(" + text(f"touch {target}") + b"tR"
-    refused(write(tmp_path / "a.pt", attack, {}), rf"asks for {module}.{attribute}, which is not run")
-    inside = dictionary({"emb_l.0.weight": attack})
-    refused(write(tmp_path / "b.pt", inside, {}), "which is not run")
-    assert not target.exists()
-
-
-def test_a_dotted_name_does_not_pass(tmp_path):
-    stacked = b"\x80\x04\x8c\x0bcollections\x8c\x1dOrderedDict.__init__.__self__\x93"
-    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
-        archive.writestr("archive/data.pkl", stacked + b".")
-    refused(tmp_path / "a.pt", "which is not run")
-
-
-def test_damaged_files_are_refused(tmp_path):
-    array = np.ones((3, 4), np.float32)
-    whole = {"0": array}
-
-    def of(opcodes, storages=whole, **options):
-        return write(tmp_path / "a.pt", dictionary({"a": opcodes}), storages, **options)
-
-    np.testing.assert_array_equal(read_state_dict(of(tensor("0", array)))["a"], array)
-    refused(of(tensor("0", array, count=13)), "cut off")
-    refused(of(tensor("0", array, first=1)), "passes a storage of 12")
-    refused(of(tensor("0", array, strides=[1, 3])), "save contiguous tensors")
-    refused(of(tensor("1", array)), "damaged")
-    refused(of(tensor("0", array), {"0": array[:2]}), "cut off")
-    refused(of(tensor("0", array), compression=zipfile.ZIP_DEFLATED), "compressed")
-    refused(of(b"K\x01"), "no dictionary of tensors")
-    refused(write(tmp_path / "a.pt", b"R", {}), "damaged")
-    (tmp_path / "a.pt").write_bytes(b"\x80\x02}.")
-    refused(tmp_path / "a.pt", "no zip archive")
-    refused(tmp_path / "absent.pt", "cannot be read")
-    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
-        archive.writestr("notes.txt", "")
-    refused(tmp_path / "a.pt", "without one data.pkl")
-
-
-def test_stored_dtypes_are_kept(tmp_path):
-    arrays = {dtype: np.arange(6).reshape(2, 3).astype(dtype) for dtype in ("float32", "float64", "float16")}
-    arrays["bfloat16"] = arrays["float32"].astype(ml_dtypes.bfloat16)
-    found = read_state_dict(torch_files.save(tmp_path / "a.pt", arrays))
-    assert list(found) == list(arrays)
-    for key, array in arrays.items():
-        assert found[key].dtype == array.dtype
-        np.testing.assert_array_equal(found[key], array)
 
 
 def test_other_models_are_refused(dataset):
@@ -250,6 +206,8 @@ def test_other_models_are_refused(dataset):
         ({"emb_l.0.weight_q": tables[0]}, "has emb_l.0.weight_q, which no DLRM"),
         ({"v_W_l.0": tables[0]}, "weighted-pooling"),
         ({"emb_l.12.weight": tables[0]}, "some are missing"),
+        ({"module.emb_l.0.weight": tables[0]}, "with and without 'module.'"),
+        ({"emb_l.0.weight": tables[0].astype(np.int8)}, "emb_l.0.weight is int8, but weights are of"),
         ({"emb_l.0.weight": tables[0][:, :2]}, "must have one dim"),
         ({"top_l.0.weight": top[0][0][:, :-1]}, "inputs, but 11 vectors of 4 give 59 by dot and 44 by concat"),
         ({"top_l.0.weight": np.zeros((5, 70), "f4")}, "arch-interaction-itself"),
@@ -261,6 +219,39 @@ def test_other_models_are_refused(dataset):
             read_dlrm(named | changes)
     with pytest.raises(CheckpointError, match="no weights of a DLRM's tables and bottom MLP"):
         read_dlrm({"over_arch.model.1.weight": top[1][0], "over_arch.model.1.bias": top[1][1]})
+
+
+def test_other_cross_networks_are_refused(dataset):
+    named = torchrec(*weights_of(dataset, "dcn"))
+    prefix = "module.model.inter_arch.crossnet"
+    down, up = named[f"{prefix}.V_kernels.0"], named[f"{prefix}.W_kernels.0"]
+    wider = {
+        f"{prefix}.V_kernels.0": np.pad(down, ((0, 0), (0, 1))),
+        f"{prefix}.W_kernels.0": np.pad(up, ((0, 1), (0, 0))),
+    }
+    wider[f"{prefix}.bias.0"] = np.zeros(len(up) + 1, np.float32)
+    for changes, match in (
+        (wider, "must take all 44 elements"),
+        ({f"{prefix}.V_kernels.0": down[0], f"{prefix}.W_kernels.0": down[0]}, "cross layer 0 lacks"),
+        ({f"{prefix}.V_kernels.0": down[:, 1:]}, "do not fit"),
+        ({f"{prefix}.bias.0": named[f"{prefix}.bias.0"], f"other.{prefix}.bias.0": up}, "another tensor for the same"),
+    ):
+        with pytest.raises(CheckpointError, match=match):
+            read_dlrm(named | changes)
+
+
+def test_an_order_that_is_not_the_models_is_not_taken(tmp_path, dataset):
+    named = torchrec(*weights_of(dataset, "dot"))
+    safetensors.numpy.save_file(named, tmp_path / "a.safetensors")
+    numbered = read_dlrm(read_state_dict(tmp_path / "a.safetensors"))
+    expected = read_dlrm(named)
+    for name, table in expected.tables.items():
+        np.testing.assert_array_equal(numbered.tables[name], table)
+    named = {name.replace("t_cat_", "t_table"): array for name, array in named.items()}
+    assert next(iter(read_dlrm(named).tables)) == f"table{len(expected.tables) - 1}"
+    safetensors.numpy.save_file(named, tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError, match="in the model's order, which safetensors files do not keep"):
+        read_dlrm(read_state_dict(tmp_path / "a.safetensors"))
 
 
 def test_models_that_do_not_fit_the_dataset_are_refused(tmp_path, dataset):

@@ -8,13 +8,15 @@ DESCRIPTION = """\
 Make a run of a DLRM that facebookresearch/dlrm or TorchRec trained, for `jrec eval`, `jrec predict`, `jrec export`,
 `jrec compress` and `jrec train --resume`.
 
-CKPT is what torch.save wrote: a state_dict, or a dictionary that has one as "state_dict". Nothing in it is run, and
-PyTorch is not needed. DATA is a dataset with the model's features in its order, each with a table of its own. Row i of
-a table is PyTorch's id i; where the dataset numbers its rows differently, FOLDER/TABLE.npy of --rows says of each of
-the dataset's rows which row of the checkpoint it is (-1: zeros). Keys after the options are of the run's
-configuration, such as its optimizers; slots of optimizers begin fresh."""
+CKPT is a safetensors file, or what torch.save wrote: a state_dict, or a dictionary that has one as "state_dict". Its
+ending does not matter, nothing in it is run, and PyTorch is not needed. DATA is a dataset with the model's features in
+its order, each with a table of its own. Row i of a table is PyTorch's id i; where the dataset numbers its rows
+differently, FOLDER/TABLE.npy of --rows says of each of the dataset's rows which row of the checkpoint it is (-1:
+zeros). Keys after the options are of the run's configuration, such as its optimizers; slots of optimizers begin
+fresh."""
 EPILOG = """examples:
   jrec import-dlrm dlrm.pt data/kaggle --out runs/imported
+  jrec import-dlrm dlrm.safetensors data/kaggle --out runs/imported
   jrec import-dlrm dlrm.pt data/kaggle --out runs/imported --rows numbers optimizer.embedding.name=rowwise_adagrad
   jrec eval runs/imported data/kaggle
 """
@@ -23,7 +25,7 @@ EPILOG = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("checkpoint", metavar="CKPT", help="the file that torch.save wrote")
+    parser.add_argument("checkpoint", metavar="CKPT", help="the file of torch.save or safetensors")
     parser.add_argument("data", metavar="DATA", help="the dataset's folder")
     parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="keys of the run's configuration")
     parser.add_argument("--out", required=True, metavar="RUN", help="the new run's folder")

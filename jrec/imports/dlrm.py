@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jrec.errors import CheckpointError
+from jrec.imports.safetensors_file import SortedTensors
 
 Layer = tuple[np.ndarray, np.ndarray]
 """Weight (outputs, inputs) and bias (outputs,) of a linear layer, in PyTorch's orientation."""
@@ -18,6 +19,7 @@ CrossLayer = tuple[np.ndarray, np.ndarray, np.ndarray]
 Joined = Literal["dot", "concat", "dcn"]
 
 _OTHER_EMBEDDINGS = "quotient-remainder (--qr-flag) and mixed-dimension (--md-flag) embeddings"
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 _TABLE = {
     "facebook": re.compile(r"emb_l\.(\d+)\.weight"),
     "torchrec": re.compile(r"(?:.*\.)?embedding_bags\.(?:t_)?(.+)\.weight"),
@@ -116,19 +118,21 @@ def read_dlrm(tensors: Mapping[str, np.ndarray], *, interaction: Joined | None =
     """Finds a DLRM's weights among the tensors of a ``state_dict``.
 
     Args:
-      tensors: By name; ``read_state_dict`` reads them.
+      tensors: By name, as ``read_state_dict`` reads them. Their order is that of tables with names of their own in the
+        interaction, so that ``SortedTensors`` may have only numbered tables.
       interaction: "dot" or "concat" where the widths do not tell; None to go by them.
 
     Raises:
       CheckpointError: If a weight is missing, of another shape, or of a variant that ``jrec.nn.DLRM`` lacks.
     """
-    tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    ordered = not isinstance(tensors, SortedTensors)
+    tensors = _without_prefix(tensors)
     source = "facebook" if any(name.startswith("emb_l.") for name in tensors) else "torchrec"
     patterns, roles = _DENSE[source], dict[str, dict[tuple[str, ...], np.ndarray]]()
     tables: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
         if match := _TABLE[source].fullmatch(name):
-            tables[match[1]] = tensor
+            _add(tables, match[1], name, tensor)
             continue
         matches = [(role, match) for role, pattern in patterns.items() if (match := pattern.fullmatch(name))]
         if not matches:
@@ -137,8 +141,8 @@ def read_dlrm(tensors: Mapping[str, np.ndarray], *, interaction: Joined | None =
                 f" {_OTHER_EMBEDDINGS}, learned weights of pooling (--weighted-pooling) and other models are not taken"
             )
         ((role, match),) = matches
-        roles.setdefault(role, {})[match.groups()] = tensor
-    tables = _ordered(tables)
+        _add(roles.setdefault(role, {}), match.groups(), name, tensor)
+    tables = _ordered(tables, ordered)
     bottom = _layers("bottom", roles.get("bottom", {}))
     top = _layers("top", roles.get("top", {})) + (_layers("last", roles["last"]) if "last" in roles else [])
     if not bottom or not top or not tables:
@@ -155,16 +159,40 @@ def read_dlrm(tensors: Mapping[str, np.ndarray], *, interaction: Joined | None =
         )
     if len(top[-1][1]) != 1:
         raise CheckpointError(f"the last top layer has {len(top[-1][1])} outputs; it must have one, the logit")
+    width = (len(tables) + 1) * len(bottom[-1][1])
+    if cross and {layer[0].shape[1] for layer in cross} | {top[0][0].shape[1]} != {width}:
+        raise CheckpointError(f"cross layers and the first top layer must take all {width} elements of the vectors")
     joined: Joined = (
         "dcn" if cross else _interaction(len(tables) + 1, len(bottom[-1][1]), top[0][0].shape[1], interaction)
     )
     return DLRMWeights(source=source, tables=tables, bottom=bottom, top=top, cross=cross, interaction=joined)
 
 
-def _ordered(tables: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Numbered tables ("0", "cat_0") by their numbers, named "0", "1" …; others as they come."""
+def _without_prefix(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Names as they are without ``DistributedDataParallel``."""
+    plain = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
+    if len(plain) < len(tensors):
+        raise CheckpointError("the checkpoint has tensors of one name with and without 'module.'; save one model alone")
+    return plain
+
+
+def _add[Key](tensors: dict[Key, np.ndarray], key: Key, name: str, tensor: np.ndarray) -> None:
+    if key in tensors:
+        raise CheckpointError(f"the checkpoint has {name} and another tensor for the same; save one model alone")
+    if tensor.dtype.name not in _FLOATS:
+        raise CheckpointError(f"{name} is {tensor.dtype}, but weights are of {', '.join(_FLOATS)}; save it unquantized")
+    tensors[key] = tensor
+
+
+def _ordered(tables: Mapping[str, np.ndarray], ordered: bool) -> dict[str, np.ndarray]:
+    """Numbered tables ("0", "cat_0") by their numbers, named "0", "1" …; others as they come, if that is an order."""
     numbers = {name: re.fullmatch(r"(?:cat_)?(\d+)", name) for name in tables}
     if not all(numbers.values()):
+        if len(tables) > 1 and not ordered:
+            raise CheckpointError(
+                f"the tables {', '.join(tables)} interact in the model's order, which safetensors files do not keep;"
+                " import the file that torch.save makes of model.state_dict()"
+            )
         return dict(tables)
     by_number = {int(match[1]): tables[name] for name, match in numbers.items() if match}
     if sorted(by_number) != list(range(len(tables))):
@@ -191,8 +219,10 @@ def _cross_layers(tensors: Mapping[tuple[str, ...], np.ndarray]) -> list[CrossLa
     for number in sorted({int(number) for _, number in tensors}):
         parts = [tensors.get((kind, str(number))) for kind in ("V_kernels", "W_kernels", "bias")]
         down, up, bias = (None if tensor is None else np.asarray(tensor) for tensor in parts)
-        if down is None or up is None or bias is None or down.shape != up.shape[::-1] or bias.size != len(up):
-            raise CheckpointError(f"cross layer {number} lacks V, W and bias of a low-rank cross network that fit")
+        if down is None or up is None or bias is None or down.ndim != 2:
+            raise CheckpointError(f"cross layer {number} lacks V, W or bias of a low-rank cross network")
+        if down.shape != up.shape[::-1] or bias.size != len(up):
+            raise CheckpointError(f"cross layer {number} has V, W and bias of a low-rank cross network that do not fit")
         layers.append((down, up, bias.reshape(-1)))
     return layers
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import tempfile
+import tokenize
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ def import_dlrm(
     from file to file in pieces, and are never in memory whole.
 
     Args:
-      path: What ``torch.save`` wrote; see ``read_state_dict``. Nothing in it is run.
+      path: A file of ``torch.save`` or safetensors; see ``read_state_dict``. Nothing in it is run.
       data: A dataset with the model's features, each with a table of its own.
       out: The run's folder, with a checkpoint of step 0.
       overrides: ``section.key=value`` of the run's configuration, such as its optimizers; not of ``[model]``.
@@ -139,8 +140,8 @@ def _rows(folder: str | os.PathLike[str] | None, table: str) -> np.ndarray | Non
     if folder is None or not (path := pathlib.Path(folder) / f"{table}.npy").is_file():
         return None
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+        return np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError, tokenize.TokenError) as error:  # NumPy reads the header as Python's tokens
         raise ConfigError(f"{path} cannot be read as a NumPy array: {error}") from error
 
 
