@@ -112,7 +112,7 @@ SMALL = '[label]\ncolumn = "y"\n[[categorical]]\ncolumn = "c"\n'
         (["a", "b\nc"], r"log:2: the line has 4 field\(s\) where 3 are expected, since a text in it holds a line end"),
         (["a", "b\x1fc"], "log:2: the line has 4 field"),
         ([["a"], ["b"]], "column 'c' holds lists, but the schema reads one value a row; .* set lists = true"),
-        ([{"d": 1}, {"d": 2}], "column 'c' holds struct<d: int64>, which is no value"),
+        ([{"d": 1}, {"d": 2}], "column 'c' holds struct<d: int64>, which cannot be a category; cast it"),
         ([[[1]], [[2]]], "column 'c' holds lists of lists; flatten them first"),
     ],
 )
