@@ -220,27 +220,29 @@ def read_batches(
       DatasetError: If the file is damaged, with the row group and the column.
     """
     with opened(path, remedy=remedy) as file:
-        for number in range(file.num_row_groups):
-            expected = file.metadata.row_group(number).num_rows
-            try:
-                for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
-                    expected -= batch.num_rows
-                    yield batch.select(names)
-            except _damage() as error:
-                raise ValueError(f"{_first_line(error)} ({_culprit(file, number, names)})") from error
-            if expected:
-                raise ValueError(f"row group {number + 1} has not the rows that the footer counts")
-
-
-def _culprit(file: Any, number: int, names: list[str]) -> str:
-    """Which column of a row group cannot be read."""
-    for name in names:
+        done, total = 0, file.metadata.num_rows
         try:
-            for _ in file.iter_batches(_MAX_ROWS, row_groups=[number], columns=[name], use_threads=False):
-                pass
-        except _damage():
-            return f"row group {number + 1}, column {name!r}"
-    return f"row group {number + 1}"
+            for batch in file.iter_batches(rows, columns=names, use_threads=False):
+                done += batch.num_rows
+                yield batch.select(names)
+        except _damage() as error:
+            raise ValueError(f"{_first_line(error)}{_culprit(file, names, done)}") from error
+        if done != total:
+            raise ValueError(f"the footer counts {total:,} rows, but its columns have {done:,}")
+
+
+def _culprit(file: pq.ParquetFile, names: list[str], done: int) -> str:
+    """Which column of which row group, from the one after ``done`` rows on, cannot be read."""
+    end = 0
+    for number in range(file.num_row_groups):
+        end += file.metadata.row_group(number).num_rows
+        for name in names if end > done else ():
+            try:
+                for _ in file.iter_batches(_MAX_ROWS, row_groups=[number], columns=[name], use_threads=False):
+                    pass
+            except _damage():
+                return f" (row group {number + 1}, column {name!r})"
+    return ""
 
 
 @contextlib.contextmanager
