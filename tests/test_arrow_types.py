@@ -1,21 +1,29 @@
 """Columns of every Arrow type in every role, of a Parquet file and in memory: read right, or refused in one line."""
 
+import contextlib
 import datetime
 import decimal
 import uuid
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jrec.data.column_forms import form_of
 from jrec.data.ingest import BadLines, Log
+from jrec.data.packing_columns import prepare_columns
 from jrec.data.raw_columns import parsed_columns
 from jrec.data.readers import Delimited, load_schema
-from jrec.data.readers.keys import text_key
+from jrec.data.readers.keys import buckets, text_key
 from jrec.data.readers.parquet import sample
 from jrec.data.readers.streams import Input
 from jrec.data.schema import DatasetError
+from jrec.data.value_rows import HashVocabulary, ValueRows
+from jrec.ops.layout import FeatureConfig
+from jrec.train.predict import LoadedRun
 
 # The values 1 and 0 and a missing one in each type that numbers have; their text as a category where it is not "1".
 NUMBERS = {
@@ -240,3 +248,43 @@ def test_times_that_do_not_fit_are_refused(tmp_path, formats):
 def test_lists_that_are_none_need_a_separator(tmp_path, formats):
     with pytest.raises(DatasetError, match=r"log.parquet: column 'c' holds string, .* lists = true .* separator"):
         from_file(formats["categories"], pa.array(["a|b", "c"]), tmp_path)
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, *TIMES, *CATEGORIES, *REFUSED])
+def test_columns_of_a_batch(name):
+    """Each is packed, or refused by an error that names it; the ids of texts and bytes are those of their keys."""
+    rows = ValueRows(vocabularies={"t": HashVocabulary(num_rows=1 << 20)})
+    column = {**NUMBERS, **REFUSED}.get(name)
+    texts = ("1", "0", "")
+    if column is None:
+        column, text = (TIMES | CATEGORIES)[name]
+        texts = (text, "")
+    ids = FeatureConfig(name="c", table="t", max_length=1)
+    weighted = FeatureConfig(name="k", table="t", max_length=1, weighted=True)
+    weights = {"k": [[1]] * len(column), "k:weight": column}
+    roles = (
+        ({"c": column}, {"numbers": ["c"], "features": []}),
+        ({"c": column}, {"numbers": [], "features": [], "extras": ["c"]}),
+        (weights, {"numbers": [], "features": [weighted]}),
+    )
+    for columns, options in roles:
+        with contextlib.suppress(DatasetError, ValueError):
+            prepare_columns(columns, plain=(), values=rows, **options)
+    try:
+        packed = prepare_columns({"c": column}, numbers=[], features=[ids], plain=(), values=rows)
+    except ValueError as error:
+        assert "'c'" in str(error)  # noqa: PT017 (which types are packed is said below)
+        assert name in {*TIMES, *REFUSED, "time32", "time64"} or any(
+            w in name for w in ("float", "double", "dec", "bool")
+        )
+    else:
+        expected = buckets(np.array(keys(*texts[:-1]), np.uint64), 1 << 20)
+        np.testing.assert_array_equal(packed.ids["c"].values, expected)
+
+
+def test_predictions_of_a_format_that_is_text_name_the_file(tmp_path):
+    pq.write_table(pa.table({"c": [{"a": 1}]}), tmp_path / "log.parquet")
+    encoder = SimpleNamespace(raw_columns=("c",), columns=lambda batch: form_of("c", batch.column("c")))
+    run: Any = SimpleNamespace(encoder=encoder, batch_size=5)
+    with pytest.raises(DatasetError, match=r"log.parquet: column 'c' holds struct<a: int64>, which"):
+        next(LoadedRun._encoded_parquet(run, [str(tmp_path / "log.parquet")]))

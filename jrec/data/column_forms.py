@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrec.data.arrow_values import is_list, plain
 from jrec.data.blocks import ListColumn
+from jrec.data.readers.arrow_values import is_list, plain, plain_type
 
 _REMEDY = "give NumPy arrays, Arrow or DataFrame columns, or Python lists of integers or texts"
 
@@ -111,6 +111,11 @@ def array_of(name: str, column: Any) -> np.ndarray:
     """
     if isinstance(column, np.ma.MaskedArray):
         return np.asarray(np.ma.filled(column.astype(np.float32), np.nan))
+    if type(column).__module__.startswith("pyarrow"):
+        import pyarrow as pa
+
+        if pa.types.is_interval(plain_type(column.type)):  # whose conversion to NumPy ends the process (pyarrow 26)
+            raise ValueError(f"column {name!r} holds {column.type}, which is no number; give its parts as columns")
     try:
         if hasattr(column, "__array__") or not hasattr(column, "__dlpack__"):
             return np.asarray(column)

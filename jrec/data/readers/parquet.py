@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jrec.data.arrow_values import DELIMITER, SEPARATOR, is_list, plain, plain_type
 from jrec.data.readers import lines
+from jrec.data.readers.arrow_values import DELIMITER, SEPARATOR, is_list, plain, plain_type
 from jrec.data.readers.lines import Block
 from jrec.data.readers.parse import Dialect, Field
 from jrec.data.schema import DatasetError
