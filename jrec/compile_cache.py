@@ -3,6 +3,8 @@
 JAX writes an entry in place, so that a process that is killed leaves half of one, on which every later process would
 stumble. No process therefore writes into the lasting folder. Each has a folder of its own inside it, filled with hard
 links; what it compiled is kept when it ends, or, where it was killed, when the next one begins: whole and checked.
+JAX runs what it finds under a program's name, so a kept file has the checksum of name and content in its own name; one
+that does not fit it, because it was damaged or swapped with another, is deleted and compiled anew.
 
 XLA compiles for the processor and the number of cores that it finds, and JAX's keys name neither, so each kind of
 machine has its own lasting folder. Calls of native kernels are stored by name, never by address, and ``jrec.native``
@@ -33,6 +35,7 @@ DEFAULT_MIB = 1024
 _JAX_FOLDER, _JAX_SECONDS = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 _JAX_OTHERS = "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"
 _ENTRIES, _RUN, _LOCK = "*-cache", "run-", "lock"
+_KEPT = "*-cache.*"  # the entry's name and a checksum
 _UNLOCKED_SECONDS = 3600  # a folder without a lock is one that is being made, unless it is this old
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
@@ -114,9 +117,12 @@ def run_folder(lasting: pathlib.Path, *, limit: int) -> Iterator[pathlib.Path]:
     own = pathlib.Path(tempfile.mkdtemp(prefix=_RUN, dir=lasting))
     with (own / _LOCK).open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for entry in lasting.glob(_ENTRIES):
+        for kept in lasting.glob(_KEPT):
             with contextlib.suppress(OSError):  # another process made room meanwhile
-                os.link(entry, own / entry.name)
+                if kept.name == _kept_name(kept.stem, _content(kept)):
+                    os.link(kept, own / kept.stem)
+                else:
+                    kept.unlink()
         try:
             yield own
         finally:
@@ -141,16 +147,25 @@ def _collect_killed(lasting: pathlib.Path) -> None:
 
 
 def _keep(run: pathlib.Path, lasting: pathlib.Path) -> None:
+    there = {kept.stem for kept in lasting.glob(_KEPT)}
     for entry in run.glob(_ENTRIES):
-        kept = lasting / entry.name
-        if not kept.exists() and _whole(entry):
+        if entry.name not in there and _whole(content := entry.read_bytes()):
             with contextlib.suppress(FileExistsError):  # another process kept the same one
-                os.link(entry, kept)
+                os.link(entry, lasting / _kept_name(entry.name, content))
 
 
-def _whole(entry: pathlib.Path) -> bool:
+def _kept_name(entry: str, content: bytes) -> str:
+    return f"{entry}.{zlib.crc32(content, zlib.crc32(entry.encode())):08x}"
+
+
+def _content(kept: pathlib.Path) -> bytes:
+    """Reads a file without making it look used, which decides what makes room."""
+    with os.fdopen(os.open(kept, os.O_RDONLY | getattr(os, "O_NOATIME", 0)), "rb") as file:
+        return file.read()
+
+
+def _whole(content: bytes) -> bool:
     """Whether an entry ends as it should."""
-    content = entry.read_bytes()
     try:
         _decompressor(content)(content)
     except Exception:  # each library has errors of its own
@@ -170,7 +185,7 @@ def _decompressor(content: bytes) -> Callable[[bytes], bytes]:
 def _make_room(lasting: pathlib.Path, limit: int) -> None:
     """Deletes entries beyond the limit; file systems take down at least once a day when a file was last read."""
     found = []
-    for entry in lasting.glob(_ENTRIES):
+    for entry in [*lasting.glob(_KEPT), *lasting.glob(_ENTRIES)]:  # those of an earlier jrec, which nothing reads, too
         with contextlib.suppress(FileNotFoundError):
             status = entry.stat()
             found.append((max(status.st_atime, status.st_mtime), status.st_size, entry))

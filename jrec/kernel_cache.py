@@ -1,22 +1,62 @@
-"""numba's cache of compiled kernels, shared by processes that start together: one compiles a kernel, the others wait.
+"""numba's cache of compiled kernels, sealed, and shared by processes that start together: one compiles, others wait.
 
 numba alone lets each of them compile, since all find nothing: every worker of a fresh clone's tests, every process of a
-run.
+run. And it runs what it finds: a flipped byte of machine code, another kernel's file, or the code of an older source
+whose index a killed process had written anew. A file whose seal does not fit is none here, and is written anew.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import pathlib
+import pickle
 import time
 from collections.abc import Callable
 from typing import IO, Any
 
 import numba
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 WAIT_SECONDS = 120.0  # several times what the slowest kernel takes on a busy machine; then a process compiles itself
 _POLL_SECONDS = 0.02
+_SEAL_BYTES = hashlib.sha256().digest_size
+
+
+class _SealedFiles(IndexDataCacheFile):
+    """The index and the code of a function, each followed by a digest of what it is for and what it holds."""
+
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            return self._read(self._index_path)
+        except OSError:
+            return {}
+
+    def _save_index(self, overloads: dict[Any, str]) -> None:
+        self._write(self._index_path, overloads)
+
+    def _load_data(self, name: str) -> Any:
+        return self._read(self._data_path(name))
+
+    def _save_data(self, name: str, data: Any) -> None:
+        self._write(self._data_path(name), data)
+
+    def _read(self, path: str) -> Any:
+        """What was written for this source; if it is anything else an OSError, which ``load`` takes for a miss."""
+        content = pathlib.Path(path).read_bytes()
+        payload, seal = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
+        if seal != self._seal(path, payload):
+            raise OSError(f"{path} is damaged")
+        return pickle.loads(payload)
+
+    def _write(self, path: str, value: Any) -> None:
+        payload = self._dump(value)
+        with self._open_for_write(path) as file:
+            file.write(payload + self._seal(path, payload))
+
+    def _seal(self, path: str, payload: bytes) -> bytes:
+        about = repr((numba.__version__, self._source_stamp, pathlib.Path(path).name))
+        return hashlib.sha256(about.encode() + payload).digest()
 
 
 class SharedCache(FunctionCache):
@@ -28,6 +68,11 @@ class SharedCache(FunctionCache):
 
     def __init__(self, function: Callable[..., Any]):
         super().__init__(function)
+        self._cache_file = _SealedFiles(
+            cache_path=self.cache_path,
+            filename_base=self._impl.filename_base,
+            source_stamp=self._impl.locator.get_source_stamp(),
+        )
         self._lock: IO[bytes] | None = None
         self._lock_path = pathlib.Path(self.cache_path) / f"{self._impl.filename_base}.lock"
 

@@ -18,7 +18,13 @@ WHOLE = zlib.compress(b"a program" * 100)
 
 
 def _entries(folder):
-    return sorted(entry.name for entry in folder.glob("*-cache"))
+    """The names of what a run's folder or a lasting one holds."""
+    return sorted(entry.name.partition("-cache")[0] + "-cache" for entry in folder.glob("*-cache*"))
+
+
+def _kept(folder, name):
+    (path,) = folder.glob(f"{name}-cache.*")
+    return path
 
 
 def test_whole_entries_outlive_a_process_and_halves_do_not(tmp_path):
@@ -30,7 +36,27 @@ def test_whole_entries_outlive_a_process_and_halves_do_not(tmp_path):
     assert _entries(tmp_path / "lasting") == ["one-cache"]
     with run_folder(tmp_path / "lasting", limit=LIMIT) as run:
         assert (run / "one-cache").read_bytes() == WHOLE
-    assert (tmp_path / "lasting" / "one-cache").read_bytes() == WHOLE
+    assert _kept(tmp_path / "lasting", "one").read_bytes() == WHOLE
+
+
+def test_a_damaged_or_swapped_entry_is_compiled_anew(tmp_path):
+    programs = {f"{name}-cache": zlib.compress(name.encode() * 100) for name in ("a", "b", "c", "d")}
+    with run_folder(tmp_path, limit=LIMIT) as run:
+        for name, program in programs.items():
+            (run / name).write_bytes(program)
+    one, other, damaged = (_kept(tmp_path, name) for name in ("a", "b", "c"))
+    one.rename(tmp_path / "x")
+    other.rename(one)
+    (tmp_path / "x").rename(other)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    (tmp_path / "old-cache").write_bytes(WHOLE)  # as an earlier jrec kept them
+    with run_folder(tmp_path, limit=LIMIT) as run:
+        assert _entries(run) == ["d-cache"]
+        assert _entries(tmp_path) == ["d-cache", "old-cache"]
+        for name in ("a-cache", "b-cache", "c-cache"):
+            (run / name).write_bytes(programs[name])
+    with run_folder(tmp_path, limit=LIMIT) as run:
+        assert {name: (run / name).read_bytes() for name in programs} == programs
 
 
 def test_a_killed_process_leaves_its_whole_entries_to_the_next(tmp_path):
@@ -55,7 +81,7 @@ def test_what_was_not_used_for_the_longest_time_makes_room(tmp_path):
         for number in range(4):
             (run / f"{number}-cache").write_bytes(zlib.compress(bytes(1)) + bytes(89))
     for number, read in enumerate((10, 40, 20, 30)):
-        os.utime(tmp_path / f"{number}-cache", (read, 5))
+        os.utime(_kept(tmp_path, number), (read, 5))
     with run_folder(tmp_path, limit=2 * 98):
         pass
     assert _entries(tmp_path) == ["1-cache", "3-cache"]
@@ -133,7 +159,7 @@ def test_programs_from_the_cache_compute_the_same_bits(tmp_path):
         )
         saved = tmp_path / out / "checkpoints" / "7"
         bits = {str(file.relative_to(saved)): file.read_bytes() for file in saved.rglob("*") if file.is_file()}
-        return bits, {e.name: e.stat().st_mtime_ns for e in (tmp_path / "cache").rglob("*-cache")}
+        return bits, {e.name: e.stat().st_mtime_ns for e in (tmp_path / "cache").rglob("*-cache.*")}
 
     uncached = train("uncached", {"JREC_COMPILE_CACHE_MIB": "0"})
     cold, warm = train("cold", {}), train("warm", {})

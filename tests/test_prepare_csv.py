@@ -1,6 +1,7 @@
 """``jrec prepare csv``: any columns, described by a schema file."""
 
 import csv
+import dataclasses
 import io
 import json
 
@@ -13,7 +14,7 @@ from prepare_reference import bounds, check_table, read_dataset
 from jrec.data.prepare import prepare
 from jrec.data.prepare_options import PrepareOptions
 from jrec.data.readers import Delimited, load_schema
-from jrec.data.schema import DatasetError
+from jrec.data.schema import DatasetError, Schema
 
 SCHEMA = """
 name = "shop"
@@ -201,12 +202,12 @@ def test_bad_content(tmp_path, schema, content, message):
     ("schema", "message"),
     [
         ("label = 3", "label must be a table or nothing, but is 3"),
-        ("", "there is no feature"),
+        ("", r"there is no \[\[categorical\]\] feature, but jrec trains embedding tables"),
         ("[label]", "label.column is missing"),
         ("label.column = 1", "label.column must be a string, but is 1"),
         ("x = [", "not valid TOML"),
         ("label.colum = 'y'", "label.column is missing, but there is colum"),
-        ("label.column = 'y'", "there is no feature"),
+        ("label.column = 'y'\n[[dense]]\ncolumn = 'x'", r"there is no \[\[categorical\]\] feature, .*quantiles"),
         ("label.column = 'y'\ndelimitr = ';'", "unknown key delimitr; did you mean delimiter"),
         ("label.column = 'y'\n[dense]\ncolumn = 'x'", "dense must be an array, but is a table"),
         ("label.column = 'y'\n[[dense]]\ncolumn = 'y'", r"column\(s\) y are used more than once"),
@@ -230,6 +231,14 @@ def test_bad_schemas(tmp_path, schema, message):
     (tmp_path / "schema.toml").write_text(schema)
     with pytest.raises(DatasetError, match=message):
         load_schema(str(tmp_path / "schema.toml"))
+
+
+def test_a_dataset_of_numbers_alone_is_refused_where_it_is_opened(tmp_path):
+    """As an earlier jrec prepared it; training ended in a division by zero."""
+    schema = run(tmp_path, LISTS, b"y\tc\tw\n" + b"1\ta\t1\n0\tb\t2\n" * 5)
+    dataclasses.replace(schema, categorical=(), tables=()).save(tmp_path / "out")
+    with pytest.raises(DatasetError, match=r"out has no categorical feature, but .*quantiles = 64\); then prepare it"):
+        Schema.load(tmp_path / "out", check_files=False)
 
 
 def test_json_says_the_same_as_toml(tmp_path):

@@ -71,6 +71,16 @@ def test_the_dataset_is_that_of_the_text(tmp_path, monkeypatch):
 def test_a_pipe_of_a_file(tmp_path):
     pq.write_table(pa.table({"y": [0, 1] * 5, "c": ["a", "b"] * 5}), tmp_path / "log")
     os.mkfifo(tmp_path / "pipe")
+    pq.write_table(
+        pa.table({"y": [0, 1] * 50, "c": ["a"] * 100}), tmp_path / "sums", row_group_size=60, write_page_checksum=True
+    )
+    content = bytearray((tmp_path / "sums").read_bytes())
+    content[pq.read_metadata(tmp_path / "sums").row_group(1).column(1).data_page_offset + 40] ^= 1
+    (tmp_path / "sums").write_bytes(content)
+    with pytest.raises(
+        DatasetError, match=r"sums is a damaged .*: .*CRC.* \(row group 2, column 'c'\); download or copy"
+    ):
+        made(tmp_path, "out", SMALL, tmp_path / "sums")
     content = (tmp_path / "log").read_bytes()
     threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(content,), daemon=True).start()
     assert shards(made(tmp_path, "out", SMALL, tmp_path / "pipe")) == shards(
@@ -112,7 +122,7 @@ SMALL = '[label]\ncolumn = "y"\n[[categorical]]\ncolumn = "c"\n'
         (["a", "b\nc"], r"log:2: the line has 4 field\(s\) where 3 are expected, since a text in it holds a line end"),
         (["a", "b\x1fc"], "log:2: the line has 4 field"),
         ([["a"], ["b"]], "column 'c' holds lists, but the schema reads one value a row; .* set lists = true"),
-        ([{"d": 1}, {"d": 2}], "column 'c' holds struct<d: int64>, which is no value"),
+        ([{"d": 1}, {"d": 2}], "column 'c' holds struct<d: int64>, which cannot be a category; cast it"),
         ([[[1]], [[2]]], "column 'c' holds lists of lists; flatten them first"),
     ],
 )

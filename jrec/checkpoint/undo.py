@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import numba
 import numpy as np
+
+from jrec.kernel_cache import compiled
 
 DIRTY, PENDING = np.uint8(1), np.uint8(2)
 """Bits of a row: changed since the last checkpoint; belongs to the one under way and is not read yet."""
@@ -83,7 +84,7 @@ class _Entry:
             self.size, self._trimmed = sum(array.nbytes for array in self.arrays.values()), True
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def mark(flags: np.ndarray, rows: np.ndarray, pending: np.ndarray) -> int:
     """Marks rows as changed, and lists those whose old values a checkpoint still wants.
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jrec.data.blocks import ListColumn
+from jrec.data.readers.arrow_values import is_list, plain, plain_type
 
 _REMEDY = "give NumPy arrays, Arrow or DataFrame columns, or Python lists of integers or texts"
 
@@ -110,6 +111,11 @@ def array_of(name: str, column: Any) -> np.ndarray:
     """
     if isinstance(column, np.ma.MaskedArray):
         return np.asarray(np.ma.filled(column.astype(np.float32), np.nan))
+    if type(column).__module__.startswith("pyarrow"):
+        import pyarrow as pa
+
+        if pa.types.is_interval(plain_type(column.type)):  # whose conversion to NumPy ends the process (pyarrow 26)
+            raise ValueError(f"column {name!r} holds {column.type}, which is no number; give its parts as columns")
     try:
         if hasattr(column, "__array__") or not hasattr(column, "__dlpack__"):
             return np.asarray(column)
@@ -183,57 +189,31 @@ def _of_arrow(name: str, column: Any) -> Form:
     import pyarrow.compute
 
     compute: Any = pyarrow.compute  # whose functions exist at run time only
-    column = _decoded(column)
+    column = _built(name, lambda: plain(column))
     kinds, offsets = pa.types, None
-    if any(
-        is_list(column.type)
-        for is_list in (
-            kinds.is_list,
-            kinds.is_large_list,
-            kinds.is_fixed_size_list,
-            kinds.is_list_view,
-            kinds.is_large_list_view,
-        )
-    ):
+    if is_list(column.type):
         lengths = compute.list_value_length(column).fill_null(0)  # a null is an empty list
         offsets = np.zeros(len(column) + 1, np.int64)
         np.cumsum(lengths.to_numpy(zero_copy_only=False), out=offsets[1:])
-        column = _decoded(column.flatten())
+        values = column.flatten()
+        column = _built(name, lambda: plain(values))
     present = None if not column.null_count else column.is_valid().to_numpy(zero_copy_only=False)
     dtype = column.type
     if kinds.is_null(dtype):
         return Form(np.zeros(len(column), np.int64), offsets, np.zeros(len(column), bool))
-    if kinds.is_integer(dtype):
-        values = column.fill_null(0) if column.null_count else column
+    if kinds.is_integer(dtype) or kinds.is_boolean(dtype):
+        nothing = False if kinds.is_boolean(dtype) else 0
+        values = column.fill_null(nothing) if column.null_count else column
         return Form(values.to_numpy(zero_copy_only=False), offsets, present)
-    if kinds.is_floating(dtype):
+    if kinds.is_decimal(dtype):
+        column = column.cast(pa.large_string()).cast(pa.float64())  # the nearest one, as of a log's text
+    if kinds.is_timestamp(dtype) or kinds.is_date(dtype):
+        column = column.cast(pa.timestamp("ms" if kinds.is_date(dtype) else dtype.unit))  # in UTC
+    if kinds.is_floating(column.type) or kinds.is_timestamp(column.type):
         return Form(column.to_numpy(zero_copy_only=False), offsets, present)
-    if kinds.is_string_view(dtype):
-        column = column.cast(pa.large_string())
-    elif kinds.is_binary_view(dtype) or kinds.is_fixed_size_binary(dtype):
-        column = column.cast(pa.binary())
-    if kinds.is_string(column.type) or kinds.is_large_string(column.type) or kinds.is_binary(column.type):
-        column = column.cast(pa.large_binary())
-    if kinds.is_large_binary(column.type):
+    if kinds.is_large_binary(dtype):
         return Form(column, offsets, present)
     raise ValueError(f"column {name!r} holds {dtype}, which are neither ids nor lists of them; {_REMEDY}")
-
-
-def _decoded(column: Any) -> Any:
-    """An Arrow array of no chunks, dictionary or extension type."""
-    import pyarrow as pa
-
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    if isinstance(column, pa.ChunkedArray):  # of several chunks where offsets of 32 bits do not hold them
-        column = pa.concat_arrays(column.cast(pa.large_string()).chunks)
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
-    if not pa.types.is_dictionary(column.type):
-        return column
-    if pa.types.is_string_view(column.type.value_type):  # which Arrow does not decode
-        column = pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(pa.large_string()))
-    return column.dictionary_decode()
 
 
 def _name(value: Any) -> str:

@@ -153,7 +153,8 @@ def _numbers(name: str, column: Any) -> np.ndarray:
 def _extra(name: str, column: Any) -> np.ndarray:
     """An array in the types that JAX holds without 64 bits: float64 becomes float32, and integers int32."""
     values = array_of(name, column)
-    if not values.ndim or not (jnp.issubdtype(values.dtype, np.number) or values.dtype == bool):
+    number = jnp.issubdtype(values.dtype, np.number) and values.dtype.kind != "m"  # NumPy counts durations as integers
+    if not values.ndim or not (number or values.dtype == bool):
         raise ValueError(
             f"extra {name!r} must be numbers, (examples, ...), but is {values.dtype}{list(values.shape)}; cast it,"
             " number its texts, and pad its lists to one length"

@@ -143,7 +143,12 @@ def _integers(field: Field, form: Form) -> np.ndarray:
 def _times(field: Field, form: Form) -> np.ndarray:
     """(values,) int64 microseconds since 1970 of times in the field's unit, or of NumPy's datetimes."""
     if not form.is_text and form.values.dtype.kind == "M":
-        values = form.values.astype("datetime64[us]")
+        try:
+            values = form.values.astype("datetime64[us]")
+        except OverflowError as error:
+            raise DatasetError(
+                f"column {field.name!r} holds times in {form.values.dtype} that microseconds of 64 bits cannot hold"
+            ) from error
         if (absent := np.isnat(values)).any():
             raise _refused(field, form, int(absent.argmax()), "no value", "is missing; give one")
         return values.astype(np.int64)
@@ -163,7 +168,11 @@ def _times(field: Field, form: Form) -> np.ndarray:
 def _keys(field: Field, form: Form, key_seed: int) -> np.ndarray:
     """(values,) uint64 keys; those of integers are those of their decimal texts."""
     values = form.values
-    if form.is_text:
+    if not form.is_text and values.dtype.kind == "b":
+        import pyarrow as pa
+
+        values = pa.array(values).cast(pa.large_string())  # "true" and "false", as of a log's
+    elif form.is_text:
         values = values.fill_null(b"")
     elif values.dtype.kind not in "iu":
         raise DatasetError(

@@ -36,6 +36,10 @@ SCHEMA_FILE = "schema.json"
 # Keys of features and tables that are written only where they say something.
 _LEARNED = {"dense": ("mean", "deviation"), "categorical": ("boundaries",), "tables": ("growing",)}
 _REMEDY = "copy it again, or prepare the dataset again"
+NO_TABLES = (
+    "jrec trains embedding tables, which only these have; name one in the schema of its log, or turn a column of"
+    " numbers into one ([[categorical]] with quantiles = 64)"
+)
 
 
 class DatasetError(JrecError):
@@ -268,8 +272,8 @@ class Schema:
         """Reads and checks a dataset's schema, and that every shard is there in its full size.
 
         Raises:
-          DatasetError: If the folder is no finished dataset, is of another format version, or a shard is missing or
-            truncated.
+          DatasetError: If the folder is no finished dataset, is of another format version, has no categorical feature,
+            or a shard is missing or truncated.
         """
         folder = pathlib.Path(folder)
         path = folder / SCHEMA_FILE
@@ -296,6 +300,8 @@ class Schema:
             schema = decode(content, Schema, where=str(path), error=DatasetError, remedy=_REMEDY)
         except DatasetError as error:
             raise error if str(path) in str(error) else DatasetError(f"{path}: {error}; {_REMEDY}") from error
+        if not schema.categorical:
+            raise DatasetError(f"{folder} has no categorical feature, but {NO_TABLES}; then prepare it again")
         schema = dataclasses.replace(schema, folder=folder)
         if check_files:
             _check_shards(folder, schema)

@@ -254,10 +254,7 @@ def vocabulary_of(table: str, vocabulary: AnyVocabulary, rows: int) -> TableVoca
 def _texts(values: Any) -> list[str]:
     import pyarrow as pa
 
-    try:
-        return values.cast(pa.large_string()).to_pylist()
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"texts must be UTF-8 ({error}); decode them first") from error
+    return values.cast(pa.large_string()).to_pylist()
 
 
 def _text(values: Any, k: int) -> Any:

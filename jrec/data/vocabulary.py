@@ -6,11 +6,11 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-import numba
 import numpy as np
 
 from jrec.data.readers.keys import buckets, count_buckets, mix64
 from jrec.data.schema import DatasetError
+from jrec.kernel_cache import compiled
 
 MAX_ROWS = 2**32 - 1
 """Of a table: row numbers are uint32, of which the last one stands for none."""
@@ -24,7 +24,7 @@ KeyChunks = Callable[[], Iterable[np.ndarray]]
 """Iterates anew, at every call, the uint64 keys of all accesses to a table in the training split."""
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _count(keys, start, table_keys, table_counts, used, limit, partition_bits, partition):
     """Counts keys of one partition from ``start`` on until ``limit`` slots are used; returns (how far, used)."""
     mask = np.uint64(table_keys.shape[0] - 1)
@@ -45,7 +45,7 @@ def _count(keys, start, table_keys, table_counts, used, limit, partition_bits, p
     return keys.shape[0], used
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _recount(old_keys, old_counts, table_keys, table_counts):
     mask = np.uint64(table_keys.shape[0] - 1)
     for i in range(old_keys.shape[0]):
@@ -57,7 +57,7 @@ def _recount(old_keys, old_counts, table_keys, table_counts):
             table_counts[slot] = old_counts[i]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _fill_index(keys, rows, index_keys, index_rows):
     mask = np.uint64(index_keys.shape[0] - 1)
     for i in range(keys.shape[0]):
@@ -68,7 +68,7 @@ def _fill_index(keys, rows, index_keys, index_rows):
         index_rows[slot] = rows[i]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _look_up(keys, index_keys, index_rows, oov_row):
     mask = np.uint64(index_keys.shape[0] - 1)
     out = np.empty(keys.shape[0], np.uint32)
@@ -81,7 +81,7 @@ def _look_up(keys, index_keys, index_rows, oov_row):
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def count_rows(rows, counts):
     """Adds how often each of (n,) rows occurs to (table rows,) int64 counts, in place."""
     for i in range(rows.shape[0]):

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jrec.data.readers.keys import decode_keys
-from jrec.data.schema import DatasetError, Table
+from jrec.data.readers.parquet import read_batches
+from jrec.data.schema import Table
 from jrec.data.texts import TextStore
 from jrec.data.vocabulary import HashedTable, KeyTable, Vocabulary
 from jrec.files import sha256_of
@@ -54,18 +55,14 @@ def save_table(
 def copy_vocabulary(source: pathlib.Path, target: pathlib.Path, counts: np.ndarray) -> None:
     """Copies a vocabulary with other counts, (rows,) int64."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(source) as file, pq.ParquetWriter(target, file.schema_arrow, compression="zstd") as writer:
-            at = 0
-            for batch in file.iter_batches(_ROWS):
-                stop = at + batch.num_rows
-                columns = [batch.column("value"), batch.column("row"), pa.array(counts[at:stop])]
-                writer.write_table(pa.table(columns, schema=file.schema_arrow))
-                at = stop
-    except (KeyError, pa.ArrowException) as error:
-        raise DatasetError(f"{source} cannot be read ({error}); copy it again, or prepare the dataset again") from error
+    remedy = "copy it again, or prepare the dataset again"
+    with _writer(target) as writer:
+        at = 0
+        for batch in read_batches(source, ["value", "row"], _ROWS, remedy=remedy):
+            stop = at + batch.num_rows
+            writer.write_table(pa.table([*batch.columns, pa.array(counts[at:stop])], schema=writer.schema))
+            at = stop
 
 
 def file_digests(folder: pathlib.Path, tables: Sequence[Table], threads: int) -> dict[str, str]:
@@ -82,10 +79,8 @@ def _save_vocabulary(path: pathlib.Path, built: Vocabulary, texts: TextStore | N
     """
     lengths, values_digest = hashlib.sha256(), hashlib.sha256()
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    schema = pa.schema([("value", pa.string()), ("row", pa.uint32()), ("count", pa.int64())])
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+    with _writer(path) as writer:
         for start in range(0, len(built.keys), _ROWS):
             keys = built.keys[start : start + _ROWS]
             ends, stored = texts.texts_of(keys) if texts else (np.empty(0, np.int64), np.empty(0, np.uint8))
@@ -98,8 +93,16 @@ def _save_vocabulary(path: pathlib.Path, built: Vocabulary, texts: TextStore | N
             ).cast(pa.string())
             rows = pa.array(np.arange(start, start + len(keys), dtype=np.uint32))
             counts = pa.array(built.counts[start : start + _ROWS])
-            writer.write_table(pa.table([values, rows, counts], schema=schema))
+            writer.write_table(pa.table([values, rows, counts], schema=writer.schema))
     return hashlib.sha256(b"vocabulary\n" + lengths.digest() + values_digest.digest()).hexdigest()
+
+
+def _writer(path: pathlib.Path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([("value", pa.string()), ("row", pa.uint32()), ("count", pa.int64())])
+    return pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
 
 
 def _bitmap(valid: np.ndarray):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jrec.data.readers.keys import hash_texts, is_text
+from jrec.data.readers.parquet import read_batches
 from jrec.data.readers.parse import LongTexts
 from jrec.data.schema import DatasetError, Schema, Table
 from jrec.data.value_keys import text_bounds
@@ -131,11 +132,6 @@ def _oov_row(table: Table) -> int:
 def _texts(path: pathlib.Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Pieces of the column of values: uint8 bytes, and (values + 1,) int64 bounds in them."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS, columns=["value"]):
-                yield text_bounds(batch.column(0).fill_null("").cast(pa.large_string()))
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{path} cannot be read ({error}); {_AGAIN}") from error
+    for batch in read_batches(path, ["value"], _ROWS, remedy=_AGAIN):
+        yield text_bounds(batch.column(0).fill_null("").cast(pa.large_string()))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jrec.data.blocks import LABEL
+from jrec.data.readers.parquet import read_batches
 from jrec.data.schema import DatasetError, Schema
 from jrec.train.baselines.examples import Split
 from jrec.train.baselines.measure import measure, wanted
@@ -70,10 +71,9 @@ def _groups(folder: pathlib.Path, schema: Schema, split: str, name: str, scores:
 def _values(path: pathlib.Path, rows: Sequence[int]) -> dict[int, str]:
     """The values of some rows of a vocabulary."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     texts: dict[int, str] = {}
-    for batch in pq.ParquetFile(path).iter_batches(columns=["value", "row"]):
+    for batch in read_batches(path, ["value", "row"], 1 << 16, remedy="copy the dataset again"):
         some = batch.filter(pa.array(np.isin(batch["row"].to_numpy(), rows)))
         pairs = zip(some["row"].to_pylist(), some["value"].to_pylist(), strict=True)
         texts |= {row: value for row, value in pairs if value is not None}

@@ -17,7 +17,7 @@ from jrec.data.dataset_packer import dataset_packer, pack_encoded
 from jrec.data.encoder import EncodedColumns, Encoder
 from jrec.data.growing import StoredKeys
 from jrec.data.packing import Packer
-from jrec.data.readers.parquet import is_parquet
+from jrec.data.readers.parquet import column_types, is_parquet, read_batches
 from jrec.data.schema import SCHEMA_FILE, DatasetError
 from jrec.run.predictions import Predictions
 from jrec.train.evaluate import RestoredRun, restore_run
@@ -190,17 +190,14 @@ class LoadedRun:
 
     def _encoded_parquet(self, paths: Sequence[str]) -> Iterator[EncodedColumns]:
         """The columns of Parquet files of a format that is text otherwise, without labels."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         for path in paths:
-            try:
-                with pq.ParquetFile(path) as file:
-                    wanted = [name for name in self.encoder.raw_columns if name in file.schema_arrow.names]
-                    for batch in file.iter_batches(self.batch_size, columns=wanted):
-                        yield self.encoder.columns(pa.Table.from_batches([batch]))
-            except (OSError, pa.ArrowException) as error:
-                raise DatasetError(f"{path} cannot be read as Parquet ({error})") from error
+            types = column_types(path)
+            wanted = [name for name in self.encoder.raw_columns if name in types]
+            for batch in read_batches(path, wanted, self.batch_size):
+                try:
+                    yield self.encoder.columns(batch)
+                except (DatasetError, ValueError) as error:  # a ValueError is about a column's type
+                    raise DatasetError(f"{path}: {error}") from error
 
     def _logits(self, encoded: EncodedColumns) -> np.ndarray:
         parts = [np.zeros(0, np.float32)]

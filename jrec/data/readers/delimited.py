@@ -14,7 +14,7 @@ import numpy as np
 from jrec.data.readers.delimited_schema import PARTS, CategoricalColumn, DelimitedSchema
 from jrec.data.readers.dense import bucket_keys, dense_column, reject_dense
 from jrec.data.readers.lines import first_line
-from jrec.data.readers.parquet import column_types, dialect_of, is_parquet
+from jrec.data.readers.parquet import column_types, dialect_of, is_parquet, may_be_lists
 from jrec.data.readers.parse import Dialect, Field, Kind, ListField, ParsedBlock, any_of_list
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source, calendar_keys, labels_of, texts_by_feature
 from jrec.data.schema import DatasetError, DenseFeature
@@ -69,12 +69,20 @@ class Delimited(Source):
         schema = self._schema
         if schema.label is None and self.labels == "required":
             raise DatasetError("the schema has no [label]; add one, or pass --no-labels for a log without labels")
+        bare = [c.column for c in schema.categorical if c.lists and not c.separator]
         if is_parquet(path):
-            names = [name for name in column_types(path) if name in self._read_columns]
+            types = column_types(path)
+            names = [name for name in types if name in self._read_columns]
             self._check_columns(f"{path}: the file", names)
+            for name in bare:
+                if not may_be_lists(types[name]):
+                    raise DatasetError(
+                        f"{path}: column {name!r} holds {types[name]}, but the schema says lists = true of it; if its"
+                        " texts are lists, name their separator in the schema"
+                    )
             dialect = dialect_of(path, [self._field(name) for name in names])
             return dataclasses.replace(dialect, missing_hint=_MISSING_HINT, integer_hint=_INTEGER_HINT)
-        if bare := [c.column for c in schema.categorical if c.lists and not c.separator]:
+        if bare:
             raise DatasetError(
                 f"{path} is text, in which the lists of {', '.join(map(repr, bare))} need a separator; name it in the"
                 " schema"

@@ -11,7 +11,7 @@ from typing import Any
 
 from jrec.data.blocks import WEIGHT_SUFFIX
 from jrec.data.readers.dense import STANDARDIZE, TRANSFORMS
-from jrec.data.schema import DatasetError
+from jrec.data.schema import NO_TABLES, DatasetError
 from jrec.files import decode, load_toml, parse_json
 
 _REMEDY = "docs/data.md has every key"
@@ -272,8 +272,6 @@ def _check(schema: DelimitedSchema, path: str) -> None:
     for name in [*names, *(c.table for c in schema.categorical if c.table)]:
         if "/" in name or "\0" in name or name.startswith(".") or name.endswith(":weight"):
             raise wrong(f"{name!r} cannot name a feature or table: files are called after them; set another name")
-    if len(names) == 1:
-        raise wrong("there is no feature; add a [[dense]] or a [[categorical]]")
     if schema.label and schema.label.positive_values and schema.label.positive_at_least is not None:
         raise wrong("[label] has positive_values and positive_at_least; give one of them")
     if schema.time and schema.time.format not in TIME_FORMATS:
@@ -310,3 +308,5 @@ def _check(schema: DelimitedSchema, path: str) -> None:
             raise wrong(f"{subject}: too_long = {feature.too_long!r} needs a max_length")
         if feature.fixed_length and feature.max_length is None:
             raise wrong(f"{subject}: fixed_length needs a max_length")
+    if not schema.categorical:
+        raise wrong(f"there is no [[categorical]] feature, but {NO_TABLES}")

@@ -41,7 +41,7 @@ for _i, _c in enumerate(b"0123456789abcdef"):
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(nogil=True, inline="always")
 def mix64(x):
     """The finalizer of splitmix64: a bijection of uint64 whose every output bit depends on every input bit."""
     x = (x ^ (x >> _S30)) * _MIX_1
