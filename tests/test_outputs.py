@@ -13,6 +13,7 @@ import pytest
 from jrec import outputs
 from jrec.access.profile import AccessProfile
 from jrec.cli import main
+from jrec.data.blocks import ShardWriter
 from jrec.errors import OutputError
 from jrec.train.score_file import score_file
 
@@ -119,7 +120,13 @@ def content(path):
     return path.read_bytes() if path.is_file() else {p.name: p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
+def shard(path, value):
+    with ShardWriter(path, 100) as writer:
+        writer.write({"label": np.full(1000, value, np.uint8)})
+
+
 WRITERS = {
+    "shard": (shard, "shard"),
     "file": (lambda path, value: outputs.write_file(path, bytes([value]) * 3_000_000), "file"),
     "scores": (scores, "scores.parquet"),
     "csv": (scores, "scores.csv"),
@@ -128,41 +135,54 @@ WRITERS = {
 }
 
 
-def write_at(barrier, delay, kind, path, value, said):
-    barrier.wait()
-    time.sleep(delay)
-    try:
-        WRITERS[kind][0](path, value)
-    except OutputError as error:
-        said.put(str(error))
-    else:
-        said.put("")
+def serve(barrier, asked, said):
+    """A process that writes what it is asked to, when the other one does."""
+    while (work := asked.get()) is not None:
+        kind, path, value, delay = work
+        barrier.wait()
+        time.sleep(delay)
+        try:
+            WRITERS[kind][0](path, value)
+        except OutputError as error:
+            said.put(str(error))
+        else:
+            said.put("")
+
+
+@pytest.fixture(scope="module")
+def writers():
+    """Asks two processes to write at once, the second some seconds later; returns what they answer."""
+    process = multiprocessing.get_context("spawn")
+    barrier, said, asked = process.Barrier(2), process.Queue(), [process.Queue() for _ in range(2)]
+    both = [process.Process(target=serve, args=(barrier, queue, said), daemon=True) for queue in asked]
+    for one in both:
+        one.start()
+
+    def write(kind, path, delay):
+        for value, queue in enumerate(asked, 1):
+            queue.put((kind, path, value, delay if value == 2 else 0))
+        return [said.get(timeout=120) for _ in asked]
+
+    yield write
+    for queue, one in zip(asked, both, strict=True):
+        queue.put(None)
+        one.join(60)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_of_two_writers_one_wins_whole_or_is_refused(tmp_path, kind):
+def test_of_two_writers_one_wins_whole_or_is_refused(tmp_path, writers, kind):
     """In 20 of 20 timings what is there afterwards is what one of them wrote, and who was refused was told so."""
-    process = multiprocessing.get_context("fork")
-    name = WRITERS[kind][1]
-    alone = {}
+    write_one, name = WRITERS[kind]
+    alone = []
     for value in (1, 2):
         (tmp_path / f"{value}").mkdir()
-        WRITERS[kind][0](tmp_path / f"{value}" / name, value)
-        alone[value] = content(tmp_path / f"{value}" / name)
+        write_one(tmp_path / f"{value}" / name, value)
+        alone.append(content(tmp_path / f"{value}" / name))
     for number in range(20):
         target = tmp_path / f"{number}_both"
         target.mkdir()
-        barrier, said = process.Barrier(2), process.Queue()
-        both = [
-            process.Process(target=write_at, args=(barrier, delay, kind, target / name, value, said))
-            for value, delay in ((1, 0), (2, number * 4e-4))
-        ]
-        for one in both:
-            one.start()
-        answers = [said.get(timeout=60) for _ in both]
-        for one in both:
-            one.join(60)
-        assert content(target / name) in alone.values()
+        answers = writers(kind, target / name, number * 4e-4)
+        assert content(target / name) in alone
         assert "" in answers
         assert all("another process is writing" in answer for answer in answers if answer)
         assert names(target) == [name]
@@ -215,7 +235,7 @@ CLASHES = {
         "export ROOT/run --since ROOT/export --out ROOT/export --overwrite", "export is an input"
     ),
     "an export over its run": ("export ROOT/run --out ROOT/run --overwrite", "run is an input"),
-    "an export among checkpoints": ("export ROOT/run --out ROOT/run/checkpoints/99", "taken for one of the checkpoints"),
+    "an export among checkpoints": ("export ROOT/run --out ROOT/run/checkpoints/99", "taken for one of the check"),
     "an export in an export": ("export ROOT/run --out ROOT/export/x", "lies inside the export"),
     "scores over their log": ("predict ROOT/run ROOT/log.csv --out ROOT/log.csv --overwrite", "log.csv is an input"),
     "scores in their run": ("predict ROOT/run ROOT/data --out ROOT/run/scores.csv", "lies inside the run"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Mapping
 
 import numpy as np
 
+from jrec.outputs import new_file
 from jrec.sharding.cost import Cost
 
 
@@ -38,4 +40,5 @@ def draw_balance(costs: Mapping[str, Cost], path: str | os.PathLike[str], *, tit
     axes[0].legend(frameon=False)
     if title:
         figure.suptitle(title)
-    figure.savefig(os.fspath(path))
+    with new_file(path) as partial:
+        figure.savefig(partial, format=pathlib.Path(path).suffix[1:] or "png")

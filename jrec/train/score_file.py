@@ -82,7 +82,7 @@ class ScoreFile:
         if self._suffix == ".parquet":
             import pyarrow.parquet as pq
 
-            return pq.ParquetWriter(self._path, schema)
+            return pq.ParquetWriter(self._path, schema, write_page_checksum=True)
         import pyarrow.csv
 
         return pyarrow.csv.CSVWriter(self._path, schema)

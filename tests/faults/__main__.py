@@ -12,13 +12,13 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # as pytest does
 
-from .cases import CASES  # noqa: E402
-from .harness import MODES, trials  # noqa: E402
+from .cases import CASES
+from .harness import MODES, trials
 
 DESCRIPTION = """\
-Run commands of jrec again and again, each time with a fault at another of their calls on files: no room from there on, a
-failing write, rename or read, half of a write, a signal, two. Afterwards there has to be the old state, the new state or
-a clear error that names a file; the command, given once more, has to reach the new state. Hangs, third states and
+Run commands of jrec again and again, each time with a fault at another of their calls on files: no room from there on,
+a failing write, rename or read, half of a write, a signal, two. Afterwards there has to be the old state, the new state
+or a clear error that names a file; the command, given once more, has to reach the new state. Hangs, third states and
 tracebacks are listed, and make the exit code 1."""
 EPILOG = """examples:
   python -m tests.faults --list

@@ -75,6 +75,7 @@ class Case:
       partly: Whether what a failure leaves may be a beginning that ``recover`` goes on with, as of a run.
       devices: Virtual devices.
       read: What of an output counts, where that is not every byte.
+      within: The folder whose files faults are about.
     """
 
     command: str
@@ -86,6 +87,7 @@ class Case:
     partly: bool = False
     devices: int = 1
     read: Callable[[pathlib.Path], str] | None = None
+    within: str = ""
 
     def state(self, folder: pathlib.Path) -> dict[str, str]:
         """SHA-256 of the finished files that are there, by path."""
@@ -169,6 +171,7 @@ CASES = {
     "delta": Case(command=DELTA, setup=(PREPARE, TRAIN, EXPORT, LATER), outputs=("delta",), modules=_MODEL),
     "apply": Case(
         command="apply_delta main", setup=(PREPARE, TRAIN, EXPORT, LATER, DELTA), outputs=("said",), modules=_MODEL,
+        within="delta",
     ),
     "compress": Case(
         command="jrec compress run --rank 2 --tables user --out small --overwrite --quiet",

@@ -182,7 +182,8 @@ class Trials:
     def _run(self, command: str, **fault: int) -> Reply:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        request = Request(folder=str(self.work), command=command.split(), **fault)
+        within = str(self.work / self.case.within)
+        request = Request(folder=str(self.work), within=within, command=command.split(), **fault)
         print(json.dumps(dataclasses.asdict(request)), file=self._server.stdin, flush=True)
         line = self._server.stdout.readline()
         if not line:

@@ -19,9 +19,10 @@ import time
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """A try: what to run in ``folder``, and what becomes of the call ``at`` of those of ``kinds`` below it."""
+    """A try: what to run in ``folder``, and what becomes of the call ``at`` of those of ``kinds`` below ``within``."""
 
     folder: str
+    within: str
     command: list[str]
     kinds: int = 0
     action: int = 0
@@ -57,7 +58,7 @@ def serve() -> Request | None:
             os.setpgid(0, 0)
             os.chdir(request.folder)
             arguments = (request.kinds, request.action, request.number, request.at, met)
-            layer.faults_arm(request.folder.encode(), *arguments)
+            layer.faults_arm(request.within.encode(), *arguments)
             return request
         code, hung = _ended(child, request.seconds)
         reply = Reply(

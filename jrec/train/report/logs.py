@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from jrec.errors import CheckpointError, DivergedError
+from jrec.outputs import writing
 
 SCHEDULE = "schedule"
 """In place of a split: the records of FAE's schedules (``jrec.train.shuffle_scheduler.Schedule``)."""
@@ -49,15 +50,18 @@ class JsonLines:
 
         Raises:
           ValueError: If the record holds a NaN or an infinity, which JSON lacks.
+          OutputError: If it cannot be written.
         """
         line = json.dumps(_plain(record), allow_nan=False, separators=(", ", ": ")) + "\n"
-        written = self._file.write(line.encode())
-        if written != len(line.encode()):
-            raise OSError(28, "No space left on device", str(self._path))
+        rest = memoryview(line.encode())
+        with writing(self._path):
+            while rest:  # the system may take less than it is given
+                rest = rest[self._file.write(rest) :]
 
     def sync(self) -> None:
         """Returns when everything written is on disk."""
-        os.fsync(self._file.fileno())
+        with writing(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Closes the file."""
