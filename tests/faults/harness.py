@@ -102,6 +102,17 @@ class Trials:
             [sys.executable, str(HERE / "server.py"), *case.modules],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
+        self.old: dict[str, str] = {}
+        self.new: dict[str, str] = {}
+        self._points: dict[int, int] = {}
+
+    def prepare(self) -> None:
+        """Runs what comes before the command, and the command, twice: both times it has to make the same.
+
+        Raises:
+          AssertionError: If a command fails, or this one changes nothing, or not always the same.
+        """
+        case = self.case
         self.work.mkdir()
         write_inputs(self.work)
         for command in case.setup:
@@ -123,14 +134,25 @@ class Trials:
 
     def points(self, mode: str) -> int:
         """How many calls there are to meet."""
-        self._fresh()
-        return self._run(self.case.command, kinds=MODES[mode].kinds).seen
+        kinds = MODES[mode].kinds
+        if kinds not in self._points:
+            self._fresh()
+            self._points[kinds] = self._run(self.case.command, kinds=kinds).seen
+        return self._points[kinds]
 
-    def attempt(self, mode: str, at: int) -> Tried:
-        """Meets one call."""
+    def attempt(self, mode: str, at: int, *, command: str | None = None, seconds: float = 120) -> Tried:
+        """Meets one call.
+
+        Args:
+          mode: What happens to it.
+          at: Which of the calls of the mode's kinds, from 1.
+          command: What is run instead of the case's command.
+          seconds: How long it may take.
+        """
         self._fresh()
         how = MODES[mode]
-        reply = self._run(self.case.command, kinds=how.kinds, action=how.action, number=how.number, at=at)
+        fault = {"kinds": how.kinds, "action": how.action, "number": how.number, "at": at}
+        reply = self._run(command or self.case.command, **fault, seconds=seconds)
         outcome = self._outcome(mode, reply)
         tried = Tried(mode=mode, at=at, met=reply.met.strip().replace(f"{self.work}/", ""), outcome=outcome)
         said = reply.said
@@ -142,9 +164,7 @@ class Trials:
 
     def close(self) -> None:
         """Ends the process."""
-        assert self._server.stdin is not None
-        self._server.stdin.close()
-        self._server.wait(30)
+        self._server.communicate()
 
     def _outcome(self, mode: str, reply: Reply) -> str:
         state = self.case.state(self.work)
@@ -179,7 +199,7 @@ class Trials:
         if reply.code:
             raise AssertionError(f"{command}: exit {reply.code}\n{reply.said}")
 
-    def _run(self, command: str, **fault: int) -> Reply:
+    def _run(self, command: str, **fault: float) -> Reply:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         within = str(self.work / self.case.within)
@@ -197,6 +217,7 @@ def trials(case: Case) -> Iterator[Trials]:
     with tempfile.TemporaryDirectory(prefix="jrec-faults-") as folder:
         made = Trials(case, pathlib.Path(folder).resolve())
         try:
+            made.prepare()
             yield made
         finally:
             made.close()

@@ -1,0 +1,54 @@
+"""A sample of the points of ``python -m tests.faults``: a fault leaves the old state, the new one, or a clear error."""
+
+import random
+import shutil
+import sys
+
+import pytest
+from faults.cases import CASES
+from faults.harness import MODES, trials
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or shutil.which("cc") is None,
+    reason="faults are injected on Linux, by a library that a C compiler (cc) makes",
+)
+QUICK = ("prepare",)
+
+
+@pytest.fixture(scope="module")
+def made():
+    """The trials of a case; those of one case at a time."""
+    held = {}
+
+    def of(case):
+        if case not in held:
+            while held:
+                held.popitem()[1].__exit__(None, None, None)
+            held[case] = trials(CASES[case])
+            of.trials = held[case].__enter__()
+        return of.trials
+
+    yield of
+    for context in held.values():
+        context.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "case", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_a_fault_leaves_the_old_state_the_new_one_or_a_clear_error(made, case, mode):
+    tried = made(case)
+    points = tried.points(mode)
+    assert points, "no call was met"
+    at = random.Random(f"{case} {mode}").randint(1, points)
+    result = tried.attempt(mode, at)
+    assert result.good, f"python -m tests.faults {case!r} --mode {mode!r} --at {at}: {result.outcome}\n{result.said}"
+
+
+@pytest.mark.parametrize(
+    ("broken", "outcome"), [("third", "third state"), ("silent", "unnamed"), ("trace", "traceback"), ("hang", "hang")]
+)
+def test_what_is_wrong_is_found(made, broken, outcome):
+    """Commands that end as none may, in the place of ``jrec prepare``."""
+    assert made("prepare").attempt("failing write", 2, command=f"broken {broken}", seconds=5).outcome == outcome
