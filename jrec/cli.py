@@ -3,7 +3,8 @@
 A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int | None``, listed in ``COMMANDS``. Where
 ``add_arguments`` sets no description or epilog, they come from the module's docstring and its ``EXAMPLES``.
 
-Exit codes: 0 success, 1 a defect (with its trace), 2 a mistake that the message explains, 130 interrupted.
+Exit codes: 0 success, 1 a defect (with its trace), 2 a mistake that the message explains, 130 interrupted (Ctrl-C), 143
+terminated (SIGTERM).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
+from jrec import signals
 from jrec.errors import JrecError
 
 
@@ -82,14 +84,16 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
     arguments = list(sys.argv[1:] if argv is None else argv)
     show_trace = "--traceback" in arguments
     arguments = [a for a in arguments if a != "--traceback"]  # so that it may stand anywhere
+    if argv is None:
+        signals.end_on_signals()
     try:
         try:
             return _run(arguments, commands, own_process=argv is None)
         finally:
             sys.stdout.flush()  # here, where a closed pipe can still be answered
-    except KeyboardInterrupt:
-        print("jrec: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        print(f"jrec: {str(error) or 'interrupted'}", file=sys.stderr)
+        return signals.exit_code(error)
     except BrokenPipeError:
         # Whoever read the output has left; keep the interpreter from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

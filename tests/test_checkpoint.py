@@ -1,5 +1,7 @@
 """Checkpoints of every tier: any sequence of them restores any state; damage, full disks, kills, links that fail."""
 
+import contextlib
+import dataclasses
 import errno
 import itertools
 import os
@@ -19,8 +21,9 @@ from checkpoint_cases import TIERS, Host, chain_of_three, counts, make, restore,
 from jrec import ops
 from jrec.checkpoint import Checkpoints, CopiedRows, Saved, device
 from jrec.checkpoint.files import read_json, write_json
+from jrec.checkpoint.manifest import TableShape
 from jrec.checkpoint.undo import Undo
-from jrec.checkpoint.writer import Writer
+from jrec.checkpoint.writer import Writer, piece_to_write
 from jrec.errors import CheckpointError
 from jrec.native.crc32c import crc32c
 
@@ -576,6 +579,89 @@ def test_a_closed_run_leaves_no_part_of_a_checkpoint(tmp_path):
     save(checkpoints, tables, 1, wait=False)
     checkpoints.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@dataclasses.dataclass
+class NumberedPiece:
+    """Rows whose values are their numbers."""
+
+    count: int
+    table: str = "t"
+    rows: np.ndarray | None = None
+    folder: str = "0000"
+
+    def begin(self, start, stop):
+        return np.arange(start, stop, dtype=np.float32)
+
+    def finish(self, begun, start, stop):
+        return {"values": begun[:, None]}
+
+
+def interrupting(number):
+    """A trace that raises KeyboardInterrupt in place of that line of the writer's, or of what it calls."""
+    lines = itertools.count()
+
+    def trace(frame, event, argument):
+        if event == "line" and next(lines) == number:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
+def goes_on(writer):
+    writer.advance()
+    writer.put()
+    writer.wait()
+
+
+def gives_up(writer):
+    writer.put()
+    writer.abort()
+
+
+@pytest.mark.parametrize("calls", [goes_on, gives_up])
+def test_an_interrupt_anywhere_in_the_writer_never_hangs_and_never_seals_a_part(calls, tmp_path):
+    """At every line of ``put``, ``advance``, ``wait``, ``abort`` and the Python that they call."""
+    shape, outcomes = TableShape(name="t", rows=8, dim=1, dtype="float32", slots={}), []
+
+    def scenario(number):
+        folder = tmp_path / str(number)
+        (folder / "tables" / "t").mkdir(parents=True)
+        sealed = threading.Event()
+        piece = piece_to_write(NumberedPiece(8), shape, "0000", chunk_bytes=8)
+        writer = Writer(folder, [piece], prepare=lambda: None, finish=sealed.set)
+        writer.start()
+        interrupted = False
+        try:
+            sys.settrace(interrupting(number))
+            calls(writer)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sys.settrace(None)
+        if calls is goes_on:  # whoever catches the interrupt may go on: that ends, too
+            with contextlib.suppress(BaseException):
+                writer.wait()
+        writer.abort()
+        writer._thread.join(5)
+        assert not writer._thread.is_alive()
+        if sealed.is_set():
+            files = sorted((folder / "tables/t/0000/values").glob("c.*"))
+            assert [np.fromfile(path, np.float32)[0] for path in files] == [0, 2, 4, 6]
+        outcomes.append((interrupted, sealed.is_set()))
+
+    for number in itertools.count():
+        thread = threading.Thread(target=scenario, args=(number,), daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), f"it hangs where line {number} is interrupted"
+        assert len(outcomes) == number + 1
+        if not outcomes[-1][0]:
+            break
+    assert len(outcomes) > 10
+    assert outcomes[-1][1] == (calls is goes_on)
 
 
 class Killed(BaseException):

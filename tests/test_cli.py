@@ -1,13 +1,15 @@
 """The shell of the ``jrec`` command: dispatch, help, exit codes, and which errors become one line."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 import types
 
 import pytest
 
-from jrec import cli
+from jrec import cli, signals
 from jrec.data.schema import DatasetError
 from jrec.errors import CheckpointError, ConfigError, DivergedError
 
@@ -112,6 +114,58 @@ def test_a_slip_in_the_code_is_not_dressed_up(toy):
 def test_interrupt(toy, capsys):
     assert toy("toy", "--do", "interrupt") == 130
     assert capsys.readouterr().err.endswith("\njrec: interrupted\n")
+
+
+_WAITS = """
+import sys, tempfile, time, types
+from jrec import cli
+def run(options):
+    try:
+        with tempfile.TemporaryDirectory(dir=options.folder):
+            print("waits", flush=True)
+            time.sleep(60)
+    finally:
+        time.sleep(options.takes)  # what is removed at the end
+module = types.ModuleType("waits")
+module.run = run
+def add_arguments(parser):
+    parser.add_argument("folder")
+    parser.add_argument("takes", type=float)
+module.add_arguments = add_arguments
+sys.modules["waits"] = module
+sys.exit(cli.main(commands=[cli.Command(name="waits", module="waits", help="waits")]))
+"""
+
+
+def waiting(folder, takes):
+    """A command that waits, with a temporary folder, and takes so many seconds to end."""
+    command = [sys.executable, "-c", _WAITS, "waits", str(folder), str(takes)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waits\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "line"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_signal_ends_a_command_in_order_and_its_echo_does_nothing(tmp_path, number, code, line):
+    with waiting(tmp_path, 0.3) as process:
+        for _ in range(3):
+            process.send_signal(number)
+            time.sleep(0.05)
+        assert process.communicate(timeout=20) == ("", f"jrec: {line}\n")
+    assert process.returncode == code
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_later_signal_ends_a_command_that_does_not_end(tmp_path):
+    with waiting(tmp_path, 60) as process:
+        process.send_signal(signal.SIGINT)
+        time.sleep(signals.ECHO_SECONDS + 0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=20) == ("", "jrec: ended at once, without removing temporary files\n")
+    assert process.returncode == 143
 
 
 def test_help_lists_commands_without_importing_them(toy, capsys):

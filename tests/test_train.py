@@ -1,5 +1,6 @@
 """Training runs from a configuration: they learn, log, resume to the same bits, and refuse what cannot work."""
 
+import contextlib
 import json
 import os
 import signal
@@ -15,8 +16,10 @@ from run_cases import CONFIG, configuring, quickstart
 from jrec.data.schema import DatasetError
 from jrec.errors import CheckpointError, ConfigError, DivergedError
 from jrec.run.checkpoint import flatten
+from jrec.signals import ECHO_SECONDS
 from jrec.train import loop
 from jrec.train.evaluate import evaluate_checkpoint
+from jrec.train.interrupt import stop_on_signals
 from jrec.train.loop import train
 from jrec.train.report.metrics import evaluate
 from jrec.train.run_folder import open_run_folder
@@ -155,6 +158,96 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(configure, monkeypatch)
     assert final_arrays(outcome.folder)[0] == outcome.step < 10
     monkeypatch.setattr(loop._Run, "_absorb", absorb)
     assert train(config, resume=True).finished
+
+
+def test_an_echo_of_a_signal_is_none_and_a_later_one_gives_up(monkeypatch, capfd):
+    with stop_on_signals() as stop:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+        assert stop.signal == signal.SIGTERM
+        monkeypatch.setattr("jrec.signals.ECHO_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt, match="--resume goes on from the last complete one"):
+            signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == (
+        "jrec: SIGTERM: stopping after the current step or evaluation, with a checkpoint; one more, in 2 seconds or"
+        " later, gives that up\n"
+    )
+
+
+_SLOW_DISK = """
+import sys, time
+from jrec import cli
+from jrec.checkpoint import writer
+write = writer.Writer._write
+def slowly(self, *args):
+    time.sleep({seconds})
+    write(self, *args)
+writer.Writer._write = slowly
+sys.exit(cli.main())
+"""
+
+
+@contextlib.contextmanager
+def training(command, log):
+    """A child process that has trained for some steps."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while not (log.exists() and log.stat().st_size) and process.poll() is None:
+                time.sleep(0.01)
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_two_signals_at_once_lose_no_step(configure, tmp_path, dataset):
+    configure()
+    overrides = [f"data.path={dataset}", "epochs=30", "checkpoint.every_steps=1000", "evaluate.every_steps=0"]
+    arguments = ["train", str(tmp_path / "tiny.toml"), *overrides, "log.every_steps=1"]
+    slow = [sys.executable, "-c", _SLOW_DISK.format(seconds=0.2), *arguments]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        out = tmp_path / number.name
+        with training([*slow, f"out={out}"], out / "metrics.jsonl") as process:
+            process.send_signal(number)
+            time.sleep(0.05)
+            process.send_signal(number)
+            _, err = process.communicate(timeout=60)
+        assert process.returncode == 130, err
+        stopping, stopped = err.splitlines()
+        assert stopping.startswith(f"jrec: {number.name}: stopping after the current step")
+        steps = sorted(int(path.name) for path in (out / "checkpoints").iterdir())
+        assert stopped == f"stopped after step {steps[-1]:,}; the same command with --resume goes on"
+        assert len((out / "metrics.jsonl").read_text().splitlines()) == steps[-1] < 570
+    command = [sys.executable, "-m", "jrec", *arguments]
+    runs = [(tmp_path / "whole", []), *((tmp_path / name, ["--resume"]) for name in ("SIGINT", "SIGTERM"))]
+    for out, options in runs:
+        subprocess.run([*command, f"out={out}", *options], check=True, capture_output=True)
+    whole, *resumed = [(final_arrays(out), (out / "metrics.jsonl").read_bytes()) for out, _ in runs]
+    assert resumed == [whole, whole]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_later_signal_gives_up_the_checkpoint_that_is_written(configure, tmp_path, dataset, number):
+    configure()
+    out = tmp_path / "run"
+    overrides = [f"data.path={dataset}", "epochs=30", "log.every_steps=1", "checkpoint.every_steps=1000"]
+    slow = [sys.executable, "-c", _SLOW_DISK.format(seconds=3)]
+    with training([*slow, "train", str(tmp_path / "tiny.toml"), *overrides, f"out={out}"], out / "metrics.jsonl") as (
+        process
+    ):
+        process.send_signal(number)
+        time.sleep(ECHO_SECONDS + 0.5)
+        assert [path.suffix for path in (out / "checkpoints").iterdir()] == [".partial"]
+        for _ in range(2):
+            process.send_signal(number)
+            time.sleep(0.05)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert err.splitlines()[1:] == [
+        "jrec: interrupted without a checkpoint of the last steps; --resume goes on from the last complete one"
+    ]
+    assert list((out / "checkpoints").iterdir()) == []
 
 
 def test_a_second_run_in_the_folder_needs_resume_or_overwrite(configure):

@@ -233,9 +233,9 @@ class Checkpoints:
         try:
             yield
         except BaseException as error:
-            save, self._save, self._base = self._save, None, None
+            save, self._base = self._save, None
             if save is not None:
-                save.abort()
+                self.close()
                 if isinstance(error, OSError):
                     raise CheckpointError(
                         f"the checkpoint of step {save.step} could not be written to {self.folder}: {error};"

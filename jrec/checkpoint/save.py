@@ -134,6 +134,7 @@ class Save:
                 self._prepare()
             self._meet("begun")
         self._writer = Writer(self._target, self._pieces, prepare=self._begin_writing, finish=self._written)
+        self._writer.start()  # only now, when ``abort`` knows it
 
     @contextlib.contextmanager
     def blocking(self) -> Iterator[None]:

@@ -60,6 +60,10 @@ class _Read:
 class Writer:
     """Writes the pieces of one checkpoint.
 
+    An interrupt may come anywhere in the caller's thread. So the two threads share only flags and instances of
+    ``queue.SimpleQueue``, whose calls happen whole or not at all (an interrupted ``Thread.join`` takes the thread for
+    dead in Python 3.12), and the writing thread knows what is to come: it seals after every read, in order.
+
     Args:
       folder: The checkpoint's temporary folder.
       pieces: What to write, see ``piece_to_write``.
@@ -78,60 +82,84 @@ class Writer:
         self._folder, self._pieces = folder, pieces
         self._reads, self._next = _in_order(pieces), 0
         self._prepare, self._finish = prepare, finish
-        self._queue: queue.Queue[tuple[_Read, Any] | None] = queue.Queue(_AHEAD)
+        self._begun: queue.SimpleQueue[Any] = queue.SimpleQueue()  # what pieces' ``begin`` returned, in order
+        self._free: queue.SimpleQueue[None] = queue.SimpleQueue()  # an entry for each read that may be begun
+        for _ in range(_AHEAD):
+            self._free.put(None)
         self._chunk: dict[str, np.ndarray] = {}  # room for one, always the same memory
         self._error: BaseException | None = None
-        self._stop = False
+        self._stop = self._running = self._over = False
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()  # an entry once the thread is over
         self._thread = threading.Thread(target=self._run, name="jrec-checkpoint", daemon=True)
+
+    def start(self) -> None:
+        """Begins to write."""
         self._thread.start()
 
     @property
     def done(self) -> bool:
         """Whether everything is written, or something went wrong."""
-        return self._error is not None or not self._thread.is_alive()
+        return self._error is not None or self._over
 
     def advance(self) -> None:
         """Starts the next reads, as many as there is room for; between two steps."""
-        while self._next <= len(self._reads) and not self._queue.full():
-            self.put()
+        while not self._free.empty() and self.put():
+            pass
 
     def put(self) -> bool:
-        """Starts the next read, as soon as there is room for it; False where all are started. Between two steps."""
-        if self._next > len(self._reads):
+        """Starts the next read, as soon as there is room for it; between two steps.
+
+        Returns:
+          Whether it did; False where all are started or something went wrong.
+        """
+        if self._error is not None or self._next == len(self._reads):
             return False
-        item = None
-        if self._next < len(self._reads):
-            at = self._reads[self._next]
-            item = (at, at.piece.piece.begin(at.start, at.stop))
-        self._next += 1
-        self._queue.put(item)
+        at = self._reads[self._next]
+        try:
+            self._free.get()
+            self._begun.put(at.piece.piece.begin(at.start, at.stop))
+            self._next += 1
+        except BaseException as error:
+            self._error = error  # a read that was begun cannot be begun again: later steps change its rows
+            raise
         return True
 
     def wait(self) -> None:
         """Returns when everything is written; between two steps.
 
         Raises:
-          Exception: What went wrong.
+          BaseException: What went wrong.
         """
         while self.put():
             pass
-        self._thread.join()
+        if self._error is None:
+            self._join()
         if self._error is not None:
             raise self._error
 
     def abort(self) -> None:
-        """Ends the thread, whatever is written."""
+        """Ends the thread, whatever is written; may be called again where it was interrupted."""
         self._stop = True
-        if self._next <= len(self._reads):
-            self._next = len(self._reads) + 1
-            self._queue.put(None)
-        self._thread.join()
+        self._begun.put(None)
+        if self._running:  # a thread that has not come so far will see that it is to stop
+            self._join()
+
+    def _join(self) -> None:
+        while not self._over:
+            self._ended.get()
 
     def _run(self) -> None:
+        self._running = True
         self._guarded(self._begin)
-        while (item := self._queue.get()) is not None:
-            self._guarded(self._write, *item)
+        for at in self._reads:
+            begun = self._begun.get()
+            if self._stop:
+                break
+            self._free.put(None)
+            self._guarded(self._write, at, begun)
         self._guarded(self._seal)
+        self._over = True
+        self._ended.put(None)
 
     def _guarded(self, work: Callable[..., None], *args: Any) -> None:
         """After a failure nothing is done any more, but what the caller puts is taken, so that it never waits."""

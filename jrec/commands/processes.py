@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from jrec.errors import JrecError
+from jrec.signals import exit_code
 
 if TYPE_CHECKING:
     from jrec.train.lifeline import Lifeline
@@ -93,7 +94,9 @@ class Company:
                 with contextlib.suppress(JrecError):
                     meet(self._role, {}, refusal=why)
             return None
-        self._code = 2 if isinstance(error, JrecError | OSError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+        self._code = 2 if isinstance(error, JrecError | OSError) else 1
+        if isinstance(error, KeyboardInterrupt):
+            self._code = exit_code(error)
         lost = self._lifeline.lost(2.0) if _of_processes(error) else None
         self._lifeline.fail(why)
         return lost

@@ -13,8 +13,9 @@ Train a model as CONFIG says, evaluate it, and write a report.
 
 Keys given as section.key=value win over the file. The run folder (out=, runs/NAME by default) receives checkpoints,
 metrics.jsonl, TensorBoard files and report/ with metrics.json and plots. SIGINT (Ctrl-C) and SIGTERM stop the run after
-the current step with a checkpoint; --resume goes on from the latest one and computes the same bits as an uninterrupted
-run. If a run has taken all its steps already, --resume says so and exits with code 0.
+the current step with a checkpoint (one more, two seconds later, gives that up); --resume goes on from the latest one
+and computes the same bits as an uninterrupted run. If a run has taken all its steps already, --resume says so and exits
+with code 0.
 
 Whatever can be checked beforehand is checked within seconds: the run folder and its space, the dataset, the splits to
 evaluate, and the steps of the learning rates.

@@ -42,10 +42,12 @@ def run(kernel: Kernel, job: int, chunks: int, threads: int) -> None:
             call(job, begin, min(begin + group, chunks))
 
     helpers = [_pool(os.getpid(), threads - 1).submit(work) for _ in range(min(threads, chunks) - 1)]
-    work()
-    for helper in helpers:
-        if not helper.cancel():
-            helper.result()
+    try:
+        work()
+    finally:  # an interrupted caller frees what the helpers still read and write
+        for helper in helpers:
+            if not helper.cancel():
+                helper.result()
 
 
 @functools.cache

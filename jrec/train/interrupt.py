@@ -6,7 +6,8 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from types import FrameType
+
+from jrec import signals
 
 
 class StopRequest:
@@ -21,21 +22,27 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turns the first SIGINT or SIGTERM into a request that the loop sees; a second SIGINT interrupts at once.
+    """Turns SIGINT and SIGTERM into a request that the loop sees, and says so; a further one gives the run up.
 
-    Outside the main thread, where Python cannot handle signals, the request is never set.
+    A further one is no echo of the first (``jrec.signals.ECHO_SECONDS``); it raises KeyboardInterrupt wherever the run
+    is. Outside the main thread, where Python cannot handle signals, the request is never set.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def respond(number: signal.Signals) -> None:
         if request:
-            signal.default_int_handler(number, frame)
-        request.signal = signal.Signals(number)
+            lost = "interrupted without a checkpoint of the last steps; --resume goes on from the last complete one"
+            signals.interrupt(signals.Interrupted(lost))
+        request.signal = number
+        signals.say(
+            f"{number.name}: stopping after the current step or evaluation, with a checkpoint; one more, in"
+            f" {signals.ECHO_SECONDS:g} seconds or later, gives that up"
+        )
 
-    previous = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    previous = signals.answer(respond)
     try:
         yield request
     finally:

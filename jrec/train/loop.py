@@ -89,6 +89,7 @@ def train(
       The run's outcome. A SIGINT or SIGTERM ends the run after the current step, with a checkpoint.
 
     Raises:
+      KeyboardInterrupt: If one more comes, two seconds after the first was answered or later.
       ConfigError: If the configuration does not fit the data or the folder, or asks for deterministic programs after
         JAX has started GPUs without them.
       DatasetError: If the dataset cannot be used.
