@@ -5,11 +5,10 @@ format has a checksum, structural ones change a value of its JSON and seal it ag
 """
 
 import contextlib
-import copy
 import dataclasses
+import functools
 import hashlib
 import json
-import math
 import pathlib
 import random
 import resource
@@ -19,6 +18,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import mutations
 import numpy as np
 import pytest
 from checkpoint_cases import chain_of_three
@@ -229,55 +229,27 @@ def same(one, other):
     return one == other
 
 
-# Mutations of bytes
-
-
-def flip(rng, content, other):
-    out = bytearray(content)
-    for _ in range(rng.choice((1, 1, 1, 3))):
-        out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
-    return bytes(out)
-
-
-def truncate(rng, content, other):
-    return content[: rng.choice((0, 1, len(content) // 2, len(content) - 1, rng.randrange(len(content))))]
-
-
-def overwrite(rng, content, other):
-    at, size = rng.randrange(len(content)), rng.choice((1, 8, 64))
-    filling = rng.choice((b"\0", b"\xff", b"9")) * size
-    return (content[:at] + filling + content[at + size :])[: len(content)]
-
-
-def exchange(rng, content, other):
-    size = max(1, min(64, len(content) // 4))
-    a, b = sorted((rng.randrange(len(content) - size + 1), rng.randrange(len(content) - size + 1)))
-    if b < a + size:
-        return content[size:] + content[:size]
-    return content[:a] + content[b : b + size] + content[a + size : b] + content[a : a + size] + content[b + size :]
+# Mutations
 
 
 def replace(rng, content, other):
     return other
 
 
-def append(rng, content, other):
-    return content + bytes(rng.randrange(256) for _ in range(rng.choice((1, 100))))
-
-
 def delete(rng, content, other):
     return None
 
 
-RAW = (flip, flip, flip, truncate, overwrite, exchange, replace, append, delete)
+def _raw(mutation):
+    @functools.wraps(mutation)
+    def mutate(rng, content, other):
+        del other
+        return mutation(rng, content)
+
+    return mutate
 
 
-# Mutations of values
-
-NUMBERS = (0, -1, 1, 2**31, 2**32, 2**62, 2**63, -(2**63), 10**400, 4.5, -0.5, 1e308, math.nan, math.inf)
-ODD = (None, True, False, "", "x", "../../etc/passwd", "\ud800", "n" * 10_000, [], {}, [[]], {"x": 1}, [None] * 100)
-
-
+RAW = (*map(_raw, mutations.RAW), replace, delete)
 TOML_VALUES = (
     "4.5", "-1", "0", str(2**62), str(2**70), "1" * 5000, "1e400", "nan", "inf", "true", '""', '"x"', "[]", "{}",
     "[[[]]]", "[" * 5000, "{a = " * 3000, '"\\ud800"', "1979-05-27", "'''", "[1, 'a', {}]", "{x = 1}",
@@ -285,58 +257,14 @@ TOML_VALUES = (
 TOML_TABLES = ("[data.path]", "[[data]]", "[a.b.c]", "[[label]]", "[categorical]", "[model.features.x]")
 
 
-def places(value, path=()):
-    """The path of every value of nested JSON, containers too."""
-    yield path
-    if isinstance(value, dict):
-        for key in value:
-            yield from places(value[key], (*path, key))
-    elif isinstance(value, list):
-        for index in range(min(len(value), 3)):
-            yield from places(value[index], (*path, index))
-
-
-def change(rng, tree):
-    """A copy with one place changed."""
-    tree = copy.deepcopy(tree)
-    path = rng.choice([p for p in places(tree) if p])
-    parent = tree
-    for step in path[:-1]:
-        parent = parent[step]
-    key = path[-1]
-    what = rng.choice(("number", "number", "odd", "odd", "delete", "rename", "add", "double", "bomb", "flip"))
-    if what == "number":
-        parent[key] = rng.choice(NUMBERS)
-    elif what == "odd":
-        parent[key] = copy.deepcopy(rng.choice(ODD))
-    elif what == "delete":
-        del parent[key]
-    elif what == "rename" and isinstance(parent, dict):
-        parent[str(key) + "s"] = parent.pop(key)
-    elif what == "add" and isinstance(parent, dict):
-        parent["unheard_of"] = 1
-    elif what == "double" and isinstance(parent, list):
-        parent.append(copy.deepcopy(parent[key]))
-    elif what == "flip" and isinstance(parent[key], int | float):
-        parent[key] = -parent[key] if rng.random() < 0.5 else parent[key] + 1
-    else:
-        parent[key] = "BOMB"
-    return tree
-
-
-def as_json(tree):
-    text = json.dumps(tree)
-    return text.replace('"BOMB"', "[" * 50_000 + "]" * 50_000)
-
-
 def change_json(rng, content):
-    tree = change(rng, json.loads(content))
+    tree = mutations.change(rng, json.loads(content))
     for key, seal in (("sha256", _seal), ("checksum", _checksum)):
         if key in tree and rng.random() < 0.9:
             del tree[key]
             with contextlib.suppress(ValueError, RecursionError):
                 tree[key] = seal(tree)
-    return as_json(tree).encode("utf-8", "surrogatepass")
+    return mutations.as_json(tree)
 
 
 def change_container(rng, content):
@@ -344,7 +272,7 @@ def change_container(rng, content):
     first, _, rest = content.partition(b"\n")
     (length,) = struct.unpack_from("<Q", rest)
     tree, arrays = json.loads(rest[8 : 8 + length]), rest[8 + length : -32]
-    text = as_json(change(rng, tree)).encode("utf-8", "surrogatepass")
+    text = mutations.as_json(mutations.change(rng, tree))
     whole = first + b"\n" + struct.pack("<Q", len(text)) + text + arrays
     return whole + hashlib.sha256(whole).digest()
 
