@@ -1,14 +1,20 @@
-"""Damage for fuzz targets: of bytes as they are, and of the values inside JSON."""
+"""Damage for fuzz targets: of bytes as they are, and of the values inside JSON; and bounds for reading it."""
 
+import contextlib
 import copy
 import json
 import math
+import pathlib
 import random
+import resource
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 NUMBERS = (0, -1, 1, 2**31, 2**32, 2**62, 2**63, -(2**63), 10**400, 4.5, -0.5, 1e308, math.nan, math.inf)
 ODD = (None, True, False, "", "x", "../../etc/passwd", "\ud800", "n" * 10_000, [], {}, [[]], {"x": 1}, [None] * 100)
+SECONDS = 20  # that reading a damaged file may take
+ROOM = 4 << 30  # bytes of address space that it may ask for
 BOMB = "BOMB"  # stands for 50,000 nested lists, which json.dumps could not write
 
 
@@ -38,6 +44,26 @@ def as_json(content: Any) -> bytes:
     """The text of what ``json_mutations`` yields."""
     text = json.dumps(content).replace(f'"{BOMB}"', "[" * 50_000 + "]" * 50_000)
     return text.encode("utf-8", "surrogatepass")
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Ends the reading of damage that takes too long, and lets it fail where it asks for too much memory."""
+
+    def late(number: int, frame: Any) -> None:
+        raise TimeoutError(f"reading took more than {SECONDS} s")
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def flip(rng: random.Random, content: bytes) -> bytes:

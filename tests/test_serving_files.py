@@ -218,6 +218,11 @@ def table(number, **values):
     return lambda schema: schema["tables"][number].update(values)
 
 
+def raw(schema):
+    """How the log was that the dataset was prepared from."""
+    return schema["provenance"]["format_options"]["schema"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -231,6 +236,12 @@ def table(number, **values):
         (table(1, rows=10**6), "table 'item' has 1,000,000 rows, but the model has"),
         (table(1, vocabulary="model.onnx"), "table 'item' reads model.onnx, which the manifest does not list"),
         (lambda s: s["dense"][0].update(name="cost"), "dense features are"),
+        (table(1, oov_row=3), "mean other values than the model's"),
+        (lambda s: raw(s)["dense"][0].update(name="cost"), "feature 'price' is log1p, dense, but by its provenance it"),
+        (lambda s: raw(s)["dense"][0].update(transform="none"), "but by its provenance it is none, dense"),
+        (lambda s: raw(s)["categorical"][1].update(table="user"), "feature 'item' is of table item, not weighted, but"),
+        (lambda s: raw(s)["categorical"][2].update(weights=""), "feature 'history' is of table item, weighted, but"),
+        (lambda s: raw(s)["categorical"][2].update(max_length=-1), "max_length is -1; it must be at least 1"),
     ],
 )
 def test_a_schema_that_says_what_cannot_be_is_refused(change, message, export):

@@ -255,6 +255,8 @@ def _schema_faults(folder: pathlib.Path, schema: Schema, manifest: Manifest) -> 
         for file in named:
             if file and file not in manifest.files and (folder / file).exists():
                 yield f"table {table.name!r} reads {file}, which the manifest does not list"
+    if schema.identity.rows != manifest.rows:
+        yield "its features and tables mean other values than the model's (another dataset)"
 
 
 def _names(manifest: Manifest) -> list[str]:

@@ -101,7 +101,8 @@ class Model:
           DatasetError: If a column is missing or holds what the feature cannot have; the message names it.
         """
         logits = self.logits(columns)
-        return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+        with np.errstate(over="ignore"):  # 1 / infinity is 0
+            return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
     def logits(self, columns: Any) -> np.ndarray:
         """Logits, (examples,) float32; see ``__call__``."""
