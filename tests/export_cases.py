@@ -19,7 +19,7 @@ _RUN = (
     "max_steps=3",
     "tables.tt.min_rows=20",
     "tables.tt.rank=2",
-    "tables.tt.whole_rows=10",
+    "tables.tt.whole_rows=30",
     "tables.tt.cache.rows=8",
     "tables.tt.cache.warmup_steps=1",
     'model.features={history={pooling="none"}}',

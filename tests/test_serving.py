@@ -25,13 +25,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def request_(folder):
-    """Raw columns, and dense features and ids, of some examples."""
+    """Raw columns of some examples, which read all rows."""
     rng = np.random.default_rng(0)
-    count = 9
+    count = 70
     columns = {
         "price": rng.gamma(2.0, size=count).round(2),
-        "user": [f"u{n}" for n in rng.integers(0, 45, count)],
-        "item": [f"i{n}" for n in rng.integers(0, 70, count)],
+        "user": [f"u{n}" for n in range(count)],
+        "item": [f"i{n}" for n in range(count)],
         "history": [[f"i{n}" for n in rng.integers(0, 70, rng.integers(0, 6))] for _ in range(count)],
     }
     columns["strengths"] = [[round(float(x), 3) for x in rng.random(len(h))] for h in columns["history"]]
@@ -49,9 +49,14 @@ def equal_to(states, logits):
     return [k for k, state in enumerate(states) if np.array_equal(state, logits)]
 
 
-def test_the_states_differ(states):
+def test_a_delta_changes_rows_in_place_all_rows_of_a_table_and_the_program(folder, states):
     assert not np.array_equal(states[0], states[1])
     assert not np.array_equal(states[1], states[2])
+    changed = {
+        table: [bool(p.changed) for p in parts]
+        for table, parts in checks.load_manifest(folder / "delta1").tables.items()
+    }
+    assert changed == {"user": [True], "item": [True, False]}
 
 
 # Deltas: the old model or the new one
@@ -256,8 +261,13 @@ def test_the_same_delta_twice_at_once_is_applied_once(folder, states, request_):
 # What a request may hold
 
 
-def asked(loaded, request_):
-    dense, ids = loaded.encode(request_)
+@pytest.fixture(scope="module")
+def few(request_):
+    return {name: column[:9] for name, column in request_.items()}
+
+
+def asked(loaded, few):
+    dense, ids = loaded.encode(few)
     return dense, dict(ids)
 
 
@@ -316,8 +326,8 @@ def loaded(folder):
 
 
 @pytest.mark.parametrize("fault", BAD_IDS)
-def test_bad_ids_are_refused(fault, loaded, request_):
-    dense, ids = asked(loaded, request_)
+def test_bad_ids_are_refused(fault, loaded, few):
+    dense, ids = asked(loaded, few)
     changed, message = BAD_IDS[fault]
     ids = {name: one for name, one in (ids | changed).items() if one is not None}
     with pytest.raises(ValueError, match=message):
@@ -327,8 +337,8 @@ def test_bad_ids_are_refused(fault, loaded, request_):
 
 
 @pytest.mark.parametrize("fault", BAD_WEIGHTS)
-def test_bad_weights_are_refused(fault, loaded, request_):
-    dense, ids = asked(loaded, request_)
+def test_bad_weights_are_refused(fault, loaded, few):
+    dense, ids = asked(loaded, few)
     change, message = BAD_WEIGHTS[fault]
     ids["history"] = dataclasses.replace(ids["history"], weights=change(ids["history"].weights))
     for call in (lambda: loaded.logits_of(dense, ids), lambda: loaded.vectors(ids)):
@@ -337,15 +347,16 @@ def test_bad_weights_are_refused(fault, loaded, request_):
 
 
 @pytest.mark.parametrize("fault", BAD_DENSE)
-def test_bad_dense_features_are_refused(fault, loaded, request_):
+def test_bad_dense_features_are_refused(fault, loaded, few):
     dense, message = BAD_DENSE[fault]
     with pytest.raises(ValueError, match=message):
-        loaded.logits_of(dense, asked(loaded, request_)[1])
+        loaded.logits_of(dense, asked(loaded, few)[1])
 
 
-def test_other_forms_of_a_request_give_the_same_scores(loaded, states, request_):
+def test_other_forms_of_a_fewgive_the_same_scores(loaded, few):
     """Other integers, padded lists, padding behind ragged ones, whatever it holds."""
-    dense, ids = asked(loaded, request_)
+    dense, ids = asked(loaded, few)
+    want = loaded.logits_of(dense, ids)
     padded, weights = ids["history"].padded(5)
     wide = {name: dataclasses.replace(one, values=one.values.astype(np.int64)) for name, one in ids.items()}
     behind = dataclasses.replace(
@@ -354,7 +365,7 @@ def test_other_forms_of_a_request_give_the_same_scores(loaded, states, request_)
         weights=np.append(ids["history"].weights, np.float32("nan")),
     )
     for form in (wide, ids | {"history": Ids(values=padded, weights=weights)}, ids | {"history": behind}):
-        np.testing.assert_array_equal(loaded.logits_of(dense.astype(np.float64), form), states[0])
+        np.testing.assert_array_equal(loaded.logits_of(dense.astype(np.float64), form), want)
 
 
 def test_examples_without_ids_have_scores(loaded):
@@ -380,6 +391,6 @@ BAD_COLUMNS = {
 
 
 @pytest.mark.parametrize("fault", BAD_COLUMNS)
-def test_bad_columns_are_refused(fault, loaded, request_):
+def test_bad_columns_are_refused(fault, loaded, few):
     with pytest.raises((ValueError, JrecError), match="|".join(BAD_COLUMNS[fault])):
-        loaded(request_ | BAD_COLUMNS[fault])
+        loaded(few | BAD_COLUMNS[fault])
