@@ -18,6 +18,7 @@ from jrec.errors import JrecError
 from jrec.outputs import write_file
 
 _LONGEST = 80  # characters of a value that a message shows
+_LONGEST_NAME = 255  # bytes of a file's name on the file systems in use
 
 
 def save_json(path: pathlib.Path, content: Mapping[str, Any], *, kind: str, version: int, sealed: bool = False) -> None:
@@ -115,6 +116,14 @@ def _finite(text: str) -> float:
 
 def _seal(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def stays_inside(path: str) -> bool:
+    """Whether the path of a file that another one names is relative and normalized, with no way out of the folder."""
+    pure = pathlib.PurePosixPath(path)
+    if str(pure) != path or path == "." or pure.is_absolute() or "\0" in path:
+        return False
+    return all(part != ".." and len(part.encode(errors="replace")) <= _LONGEST_NAME for part in pure.parts)
 
 
 def sha256_of(path: pathlib.Path) -> str:

@@ -19,6 +19,7 @@ from jrec.files import decode
 
 KIND, VERSION = "jrec-access", 2
 _CHUNK = 1 << 22
+_MOST_ACCESSES = 2.0**63  # of a row: counts are int64
 _REMEDY = "count the dataset again with `jrec access`"
 
 
@@ -50,8 +51,8 @@ class TableProfile:
             raise ProfileError(f"table {self.name!r}: {starts.shape} starts do not go with {counts.shape} counts")
         if starts[0] != 0 or (np.diff(starts) <= 0).any():
             raise ProfileError(f"table {self.name!r}: starts of runs do not ascend from 0")
-        if not np.isfinite(counts).all() or (counts < 0).any():
-            raise ProfileError(f"table {self.name!r}: counts are negative or not finite")
+        if not ((counts >= 0) & (counts <= _MOST_ACCESSES)).all():  # NaN is neither; sums of products stay finite
+            raise ProfileError(f"table {self.name!r}: counts are negative, not finite or above 2^63")
 
     @property
     def rows(self) -> int:

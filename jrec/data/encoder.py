@@ -8,6 +8,7 @@ This module imports no JAX. ``jrec.data.dataset_packer.pack_encoded`` makes batc
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import pathlib
@@ -109,6 +110,12 @@ class Encoder:
             self._columns = self._log.prejoined()
         self._fields = self._columns.raw_fields()
         self._encoders = dict(growing or {})
+
+    def with_growing(self, growing: Mapping[str, Callable[[np.ndarray], np.ndarray]]) -> Encoder:
+        """The same with other rows of tables that grow; the vocabularies that were read are shared."""
+        other = copy.copy(self)
+        other._encoders = {**self._encoders, **growing}
+        return other
 
     @property
     def raw_columns(self) -> tuple[str, ...]:

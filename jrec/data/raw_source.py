@@ -10,7 +10,7 @@ from jrec.data.blocks import WEIGHT_SUFFIX
 from jrec.data.joined import csv_source
 from jrec.data.readers.avazu import Avazu
 from jrec.data.readers.criteo import Criteo
-from jrec.data.readers.delimited_schema import DelimitedSchema
+from jrec.data.readers.delimited_schema import DelimitedSchema, check_schema
 from jrec.data.readers.dense import dense_column, reject_dense
 from jrec.data.readers.parse import Field, ListField, ParsedBlock
 from jrec.data.readers.source import CategoricalSpec, Chunk, Source, learned_of
@@ -23,7 +23,11 @@ _REMEDY = "prepare the dataset again"
 
 
 def log_source(schema: Schema) -> Source | None:
-    """The format of a dataset whose examples are the lines of its log; None where lines do not make examples."""
+    """The format of a dataset whose examples are the lines of its log; None where lines do not make examples.
+
+    Raises:
+      DatasetError: If the schema says that it was prepared from a log that cannot be, or has not its features.
+    """
     made = preparation(schema)
     options, name = made.get("format_options"), made.get("format")
     options = options if isinstance(options, Mapping) else {}
@@ -32,6 +36,7 @@ def log_source(schema: Schema) -> Source | None:
         columns = decode(
             options["schema"], DelimitedSchema, where=where, error=DatasetError, remedy=_REMEDY, partial=True
         )
+        check_schema(columns, where)
         source: Source = csv_source(columns)
     elif name in ("criteo-kaggle", "criteo-terabyte"):
         source = Criteo(str(name))
@@ -41,8 +46,22 @@ def log_source(schema: Schema) -> Source | None:
         return Taobao()
     else:
         return None
+    _check_features(schema, source)
     source = source.with_labels("optional").limited({f.name: f.max_length for f in schema.categorical})
     return source.fitted(*learned_of(schema))
+
+
+def _check_features(schema: Schema, source: Source) -> None:
+    made = {f.name: f"{f.transform}, dense" for f in source.dense}
+    made |= {f.name: f"of table {f.table}, {'' if f.weighted else 'not '}weighted" for f in source.categorical}
+    said = {f.name: f"{f.transform}, dense" for f in schema.dense}
+    said |= {f.name: f"of table {f.table}, {'' if f.weighted else 'not '}weighted" for f in schema.categorical}
+    for name, what in said.items():
+        if what != (other := made.get(name, "not there")):
+            raise DatasetError(
+                f"schema.json of {schema.name!r}: feature {name!r} is {what}, but by its provenance it is {other};"
+                f" {_REMEDY}"
+            )
 
 
 class FeatureColumns(Source):

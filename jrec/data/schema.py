@@ -19,12 +19,12 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jrec.data.identity import Identity, identity_of
 from jrec.errors import JrecError
-from jrec.files import decode, load_json, save_json, sha256_of
+from jrec.files import decode, load_json, save_json, sha256_of, stays_inside
 
 FORMAT = "jrec-dataset"
 VERSION = 2
@@ -204,6 +204,16 @@ class Schema:
         for kind, all_names in (("feature", self.feature_names), ("table", names)):
             if repeated := sorted({n for n in all_names if all_names.count(n) > 1}):
                 raise DatasetError(f"{kind} name(s) {', '.join(repeated)} occur more than once in the schema")
+        if (file := next((f for f in self._named_files() if not stays_inside(f)), None)) is not None:
+            raise DatasetError(f"the schema names file {file!r}, which is no path inside the dataset's folder")
+
+    def _named_files(self) -> Iterator[str]:
+        """All files that are read by a name of the schema's."""
+        yield from (shard.file for split in self.splits.values() for shard in split.shards)
+        yield from self.files
+        for table in self.tables:
+            named = (f"{table.name}.npy", table.counts, table.vocabulary, table.bijection and table.bijection.file)
+            yield from (file for file in named if file is not None)
 
     @property
     def feature_names(self) -> list[str]:

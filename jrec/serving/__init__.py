@@ -2,8 +2,8 @@
 
 from jrec.serving.format import ExportError as ExportError
 from jrec.serving.format import Manifest as Manifest
+from jrec.serving.ids import Ids as Ids
 from jrec.serving.model import Model as Model
 from jrec.serving.model import load as load
 from jrec.serving.quantize import dequantize as dequantize
 from jrec.serving.quantize import quantize as quantize
-from jrec.serving.tables import Ids as Ids

@@ -10,8 +10,9 @@ import numpy as np
 
 from jrec.data.blocks import WEIGHT_SUFFIX, ListColumn
 from jrec.data.vocabulary import Vocabulary
+from jrec.serving.arrays import loaded
 from jrec.serving.format import ExportError, Feature, keys_file
-from jrec.serving.tables import Ids
+from jrec.serving.ids import Ids
 
 
 def model_inputs(
@@ -40,17 +41,16 @@ def model_inputs(
     return numbers, ids
 
 
-def rows_of_keys(folder: pathlib.Path, table: str) -> Callable[[np.ndarray], np.ndarray]:
+def rows_of_keys(folder: pathlib.Path, table: str, rows: int) -> Callable[[np.ndarray], np.ndarray]:
     """A function from (n,) uint64 keys of a table that grows to (n,) uint32 rows, as of an export or a delta.
 
     Raises:
-      ExportError: If the file of its keys cannot be read.
+      ExportError: If the file of its keys cannot be read, or has none or more of them than ``rows``.
     """
     path = folder / keys_file(table)
-    try:
-        keys = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as problem:
-        raise ExportError(f"{path} cannot be read ({problem}); export the run again") from problem
+    keys = loaded(path, np.uint64, (None,))
+    if not 1 <= keys.size <= rows:
+        raise ExportError(f"{path} has {keys.size:,} keys, but table {table!r} has {rows:,} rows; export the run again")
     return Vocabulary(keys, np.empty(0, np.int64), oov_row=0).encoder()
 
 

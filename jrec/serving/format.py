@@ -20,18 +20,17 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from jrec.errors import JrecError
-from jrec.files import decode, load_json, save_json, sha256_of
+from jrec.files import save_json, sha256_of
 from jrec.outputs import MANIFEST as UNFINISHED
 
 MANIFEST = "manifest.json"
 MODEL, ONNX = "model.jax_export", "model.onnx"
 FORMAT, VERSION = "jrec-export", 1
 Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]
-_REMEDY = "export the run again"
 
 
 class ExportError(JrecError):
@@ -86,6 +85,12 @@ class Part:
     cached_ids: str = ""
     cached_rows: str = ""
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All its files."""
+        named = (self.file, self.changed, *self.cores, self.cached_ids, self.cached_rows)
+        return tuple(file for file in named if file)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
@@ -122,6 +127,11 @@ class Manifest:
         """Whether it is a delta."""
         return bool(self.parent)
 
+    @property
+    def row_files(self) -> frozenset[str]:
+        """The files of uncompressed rows, which are mapped into memory and may be large."""
+        return frozenset(part.file for parts in self.tables.values() for part in parts if part.file)
+
 
 def keys_file(table: str) -> str:
     """Where the keys of a table that grows are, relative to the folder."""
@@ -142,60 +152,3 @@ def save_manifest(folder: pathlib.Path, manifest: Manifest) -> Manifest:
     manifest = dataclasses.replace(manifest, id=identity(json.loads(json.dumps(dataclasses.asdict(manifest)))))
     save_json(folder / MANIFEST, dataclasses.asdict(manifest), kind=FORMAT, version=VERSION, sealed=True)
     return manifest
-
-
-def load_manifest(folder: pathlib.Path) -> Manifest:
-    """Reads a manifest.
-
-    Raises:
-      ExportError: If there is none, it is damaged, or of another version.
-    """
-    if not folder.is_dir():
-        raise ExportError(f"{folder} is not a folder; give one that `jrec export` made")
-    content = load_json(folder / MANIFEST, kind=FORMAT, version=VERSION, error=ExportError, remedy=_REMEDY, sealed=True)
-    return decode(content, Manifest, where=str(folder / MANIFEST), error=ExportError, remedy=_REMEDY)
-
-
-def check_order(folders: Sequence[pathlib.Path], manifests: Sequence[Manifest]) -> None:
-    """Refuses what is not an export and the deltas that follow it, each the one before.
-
-    Raises:
-      ExportError: If one is missing in between, or the first is a delta.
-    """
-    if manifests[0].follows:
-        raise ExportError(f"{folders[0]} is a delta; give the export that it follows, and the deltas in their order")
-    known = {manifest.id: folder for folder, manifest in zip(folders, manifests, strict=True)}
-    for before, folder, manifest in zip(manifests, folders[1:], manifests[1:], strict=False):
-        check_follows(before, folder, manifest, known)
-
-
-def check_follows(
-    before: Manifest, folder: pathlib.Path, delta: Manifest, known: Mapping[str, pathlib.Path] | None = None
-) -> None:
-    """Refuses a delta that does not follow ``before``.
-
-    Raises:
-      ExportError: If it follows another export or delta, or none.
-    """
-    if not delta.follows:
-        raise ExportError(f"{folder} is a whole export, not a delta; load it by itself")
-    if delta.parent != before.id:
-        parent = (known or {}).get(delta.parent)
-        named = f"{parent}, which" if parent is not None else f"{delta.parent[:12]}, which is another one and"
-        raise ExportError(
-            f"{folder} (step {delta.step:,}) is a delta of {named} does not come right before it (that is"
-            f" {before.id[:12]}, step {before.step:,}); apply all deltas in the order in which they were made"
-        )
-
-
-def verify(folder: pathlib.Path, manifest: Manifest, paths: Iterable[str] | None = None) -> None:
-    """Reads files of an export for their checksums; ``paths`` None for all.
-
-    Raises:
-      ExportError: If one is missing or damaged.
-    """
-    for path in manifest.files if paths is None else paths:
-        if not (folder / path).is_file():
-            raise ExportError(f"{folder / path} is missing; copy the export again")
-        if sha256_of(folder / path) != manifest.files[path]:
-            raise ExportError(f"{folder / path} is damaged: its checksum does not fit; copy the export again")

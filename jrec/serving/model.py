@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import os
 import pathlib
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jrec.data.encoder import Encoder
-from jrec.data.schema import Schema
+from jrec.serving.checks import check_follows, load_manifest, load_schema, verify
 from jrec.serving.encode import model_inputs, rows_of_keys
-from jrec.serving.format import MODEL, ExportError, Manifest, check_follows, load_manifest, verify
-from jrec.serving.tables import Ids, ServedTables, masks
+from jrec.serving.format import MODEL, ExportError, Manifest, keys_file
+from jrec.serving.ids import Ids, checked_dense, masks
+from jrec.serving.tables import ServedTables
 
 BATCH_SIZES = (1, 4, 16, 64, 256, 1024, 4096)
 """Sizes that batches are padded to, one compiled program each; larger ones are cut."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Loaded:
+    """All that a delta changes, so that one assignment changes it.
+
+    Attributes:
+      manifest: The export's, or the last delta's.
+      tables: The rows.
+      program: The jitted dense part.
+      encoder: From raw values to rows.
+    """
+
+    manifest: Manifest
+    tables: ServedTables
+    program: Any
+    encoder: Encoder
+
+
+class _Request(NamedTuple):
+    """What of a request does not depend on rows anymore.
+
+    Attributes:
+      program: The dense part that belongs to the rows that were looked up.
+      parts: (examples, n) float32 each: dense features, then vectors by feature.
+      masks: By feature of pooling "none".
+    """
+
+    program: Any
+    parts: Sequence[np.ndarray]
+    masks: Mapping[str, np.ndarray]
 
 
 class Model:
@@ -27,9 +60,6 @@ class Model:
 
     Rows are looked up in host memory, from memory-mapped files, whatever their number; the dense part runs on JAX's
     default device.
-
-    Attributes:
-      manifest: What is loaded: of the last delta, where some were applied.
     """
 
     def __init__(
@@ -40,16 +70,24 @@ class Model:
         batch_sizes: Sequence[int] = BATCH_SIZES,
         threads: int | None = None,
     ):
-        self.manifest, self._folder, self._threads = manifest, folder, threads
-        self._schema = Schema.load(folder, check_files=False)
-        self._latest = folder  # the last delta's, which has the keys of tables that grow
-        self._sizes = tuple(sorted(set(batch_sizes)))
+        self._sizes, self._threads = tuple(sorted(set(batch_sizes))), threads
         if not self._sizes or self._sizes[0] < 1:
             raise ValueError(f"batch_sizes are {list(batch_sizes)}; give sizes of at least 1")
-        self._tables = ServedTables(folder, manifest)
-        self._program = _program(folder, manifest)
-        self._lock = threading.RLock()  # a delta changes rows, their keys and the program together
-        self._encoder: Encoder | None = None
+        schema = load_schema(folder, manifest)
+        self._growing = sorted(schema.growing & manifest.tables.keys())
+        self._loaded = _Loaded(
+            manifest=manifest,
+            tables=ServedTables.load(folder, manifest),
+            program=_program(folder, manifest),
+            encoder=Encoder(schema, growing=self._keys(folder, manifest)),
+        )
+        self._applying = threading.Lock()  # held while a delta is read and applied, so that they come one by one
+        self._rows_lock = threading.Lock()  # held while rows are looked up or written: both, or neither, of a delta
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is loaded: of the last delta, where some were applied."""
+        return self._loaded.manifest
 
     def __call__(self, columns: Any) -> np.ndarray:
         """Probabilities, (examples,) float32.
@@ -63,77 +101,107 @@ class Model:
           DatasetError: If a column is missing or holds what the feature cannot have; the message names it.
         """
         logits = self.logits(columns)
-        return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
+        with np.errstate(over="ignore"):  # 1 / infinity is 0
+            return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
     def logits(self, columns: Any) -> np.ndarray:
         """Logits, (examples,) float32; see ``__call__``."""
-        if not self._schema.growing:
+        if not self._growing:
             return self.logits_of(*self.encode(columns))
-        with self._lock:  # a delta in between could give a row to another key
-            return self.logits_of(*self.encode(columns))
+        with self._rows_lock:  # a delta in between could give a row to another key
+            request = self._look_up(*self.encode(columns))
+        return self._scores(request)
 
     def encode(self, columns: Any) -> tuple[np.ndarray, dict[str, Ids]]:
         """Dense features, (examples, num_dense) float32, and ids by feature, of raw columns.
 
         Ids of tables that grow are good until the next ``apply``, which may give their rows to other keys.
         """
-        if (encoder := self._encoder) is None:
-            growing = {name: rows_of_keys(self._latest, name) for name in self._schema.growing}
-            encoder = self._encoder = Encoder(self._schema, growing=growing)
-        encoded = encoder.columns(columns)
-        return model_inputs(encoded.by_name(), self.manifest.dense, self.manifest.features, encoder.orders)
+        now = self._loaded
+        encoded = now.encoder.columns(columns)
+        return model_inputs(encoded.by_name(), now.manifest.dense, now.manifest.features, now.encoder.orders)
 
     def logits_of(self, dense: np.ndarray, ids: Mapping[str, Ids]) -> np.ndarray:
         """Logits, (examples,) float32, of dense features and rows of tables.
 
         Args:
-          dense: (examples, num_dense) float32, transformed.
-          ids: By feature.
+          dense: (examples, num_dense) float32, finite, transformed.
+          ids: By feature, of all features.
 
         Raises:
-          ValueError: If shapes do not fit, or an id is past its table.
+          ValueError: If shapes or dtypes do not fit, an id is past its table, or a number is not finite; the message
+            names the feature.
         """
-        count = dense.shape[0]
-        with self._lock:
-            vectors = self._tables.vectors(ids, threads=self._threads)
-            program = self._program
-        parts = [np.ascontiguousarray(dense, np.float32)]
-        parts += [
-            vectors[feature.name].reshape(count, math.prod(vectors[feature.name].shape[1:]))
-            for feature in self.manifest.features
-        ]
-        held = masks(self.manifest.features, ids)
-        out = [self._run(program, parts, held, begin, count) for begin in range(0, count, self._sizes[-1])]
-        return np.concatenate(out) if out else np.zeros(0, np.float32)
+        with self._rows_lock:
+            request = self._look_up(dense, ids)
+        return self._scores(request)
 
     def vectors(self, ids: Mapping[str, Ids]) -> dict[str, np.ndarray]:
         """Vectors by feature, as the dense part takes them: (examples, dim) float32; see ``ServedTables.vectors``."""
-        with self._lock:
-            return self._tables.vectors(ids, threads=self._threads)
+        with self._rows_lock:
+            return self._loaded.tables.vectors(ids, threads=self._threads)
 
     def apply(self, delta: str | os.PathLike[str]) -> None:
-        """Takes the next delta, while other threads go on: rows and dense part change at once.
+        """Takes the next delta, while other threads go on: rows, their keys and the dense part change at once.
+
+        Whatever fails, nothing has changed then, and the same delta may be applied again.
 
         Raises:
-          ExportError: If it does not follow what is loaded, or is damaged; nothing has changed then.
+          ExportError: If it does not follow what is loaded, or is damaged.
         """
         folder = pathlib.Path(delta)
-        manifest = load_manifest(folder)
-        check_follows(self.manifest, folder, manifest)
-        verify(folder, manifest)
-        program = _program(folder, manifest)
-        with self._lock:
-            self._tables.apply(folder, manifest)
-            self._program, self.manifest = program, manifest
-            if self._schema.growing:
-                self._latest, self._encoder = folder, None
+        with self._applying:
+            before = self._loaded
+            manifest = load_manifest(folder)
+            check_follows(before.manifest, folder, manifest)
+            verify(folder, manifest)
+            change = before.tables.change(folder, manifest)
+            after = _Loaded(
+                manifest=manifest,
+                tables=change.tables,
+                program=_program(folder, manifest),
+                encoder=before.encoder.with_growing(self._keys(folder, manifest)),
+            )
+            with self._rows_lock:
+                try:
+                    change.write()
+                    self._loaded = after
+                except BaseException:  # also an interrupt
+                    change.undo()
+                    self._loaded = before
+                    raise
 
     def warm_up(self) -> None:
         """Compiles the program for every size of a batch, so that no request waits for it."""
-        features = self.manifest.features
         for size in self._sizes:
-            ids = {f.name: Ids(values=np.full((size, 1), -1, np.int32)) for f in features}
+            ids = {}
+            for feature in self.manifest.features:
+                weights = np.zeros((size, 1), np.float32) if feature.weighted else None
+                ids[feature.name] = Ids(values=np.full((size, 1), -1, np.int32), weights=weights)
             self.logits_of(np.zeros((size, len(self.manifest.dense)), np.float32), ids)
+
+    def _keys(self, folder: pathlib.Path, manifest: Manifest) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+        rows = {table: sum(part.rows for part in manifest.tables[table]) for table in self._growing}
+        for table in self._growing:
+            if keys_file(table) not in manifest.files:
+                raise ExportError(
+                    f"{folder} has no {keys_file(table)}, but table {table!r} grows; export the run again"
+                )
+        return {table: rows_of_keys(folder, table, rows[table]) for table in self._growing}
+
+    def _look_up(self, dense: np.ndarray, ids: Mapping[str, Ids]) -> _Request:
+        """Checks a request and looks up its rows; the caller holds the rows' lock."""
+        now = self._loaded
+        features = now.manifest.features
+        numbers = checked_dense(dense, now.manifest.dense)
+        vectors = now.tables.vectors(ids, examples=len(numbers), threads=self._threads)
+        flat = [v.reshape(len(numbers), math.prod(v.shape[1:])) for v in (vectors[f.name] for f in features)]
+        return _Request(now.program, [numbers, *flat], masks(features, ids))
+
+    def _scores(self, request: _Request) -> np.ndarray:
+        count = len(request.parts[0])
+        out = [self._run(*request, begin, count) for begin in range(0, count, self._sizes[-1])]
+        return np.concatenate(out) if out else np.zeros(0, np.float32)
 
     def _run(
         self, program: Any, parts: Sequence[np.ndarray], held: Mapping[str, np.ndarray], begin: int, count: int
@@ -162,12 +230,16 @@ def load(
     Args:
       folder: A whole export.
       deltas: The deltas that follow it, in order.
-      check: Whether all files are read for their checksums first; rows are read only as they are looked up otherwise.
+      check: Whether all files are read for their checksums first. Without, the files of rows (``tables/TABLE.npy``) are
+        not: only that each is an array of the right shape and dtype, and no byte longer, so that rows are read as they
+        are looked up. Changed bytes in such a file, or another table's file of the same shape in its place, then give
+        wrong scores without an error. All other files, and deltas, are read and checked anyway.
       batch_sizes: Sizes that batches are padded to: each costs a compilation at its first use (``Model.warm_up``).
       threads: Threads of lookups; None for all cores.
 
     Raises:
       ExportError: If a folder is no export, is damaged, is of another version, or a delta is missing in between.
+      DatasetError: If the schema of an export is damaged.
 
     Example:
       >>> model = jrec.serving.load("exports/clicks")  # doctest: +SKIP
@@ -178,8 +250,7 @@ def load(
     manifest = load_manifest(path)
     if manifest.follows:
         raise ExportError(f"{path} is a delta; load the export that it follows, and give this one in deltas")
-    if check:
-        verify(path, manifest)
+    verify(path, manifest, rows=check)
     model = Model(path, manifest, batch_sizes=batch_sizes, threads=threads)
     for delta in deltas:
         model.apply(delta)
@@ -193,9 +264,12 @@ def _program(folder: pathlib.Path, manifest: Manifest) -> Any:
 
     try:
         exported = export.deserialize(bytearray((folder / MODEL).read_bytes()))
-    except (OSError, ValueError) as problem:
+    except MemoryError:
+        raise
+    except Exception as problem:  # of many kinds, also of JAX's parsers
         raise ExportError(f"{folder / MODEL} cannot be read ({problem}); export the run again") from problem
     shapes = [(f.max_length, f.dim) if f.pooling == "none" else (f.dim,) for f in manifest.features]
+    _check_program(folder, manifest, exported, shapes)
     bounds = np.cumsum([len(manifest.dense), *(math.prod(shape) for shape in shapes)])
 
     def logits(numbers: jax.Array, held: Mapping[str, jax.Array]) -> jax.Array:
@@ -207,3 +281,22 @@ def _program(folder: pathlib.Path, manifest: Manifest) -> Any:
         return exported.call(dense, vectors, held)
 
     return jax.jit(logits)
+
+
+def _check_program(folder: pathlib.Path, manifest: Manifest, exported: Any, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Refuses a program of other inputs than the manifest's features."""
+    import jax
+
+    def of(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((1, *shape), dtype)
+
+    vectors = {f.name: of("float32", *shape) for f, shape in zip(manifest.features, shapes, strict=True)}
+    held = {f.name: of("bool", f.max_length) for f in manifest.features if f.pooling == "none"}
+    inputs, tree = jax.tree.flatten(((of("float32", len(manifest.dense)), vectors, held), {}))
+    wanted = [(x.dtype.name, *x.shape[1:]) for x in inputs]
+    taken = [(x.dtype.name, *x.shape[1:]) for x in exported.in_avals]
+    if tree != exported.in_tree or wanted != taken or [x.ndim for x in exported.out_avals] != [1]:
+        raise ExportError(
+            f"{folder / MODEL} takes inputs of {taken}, but the manifest's features are of {wanted}; export the run"
+            " again"
+        )

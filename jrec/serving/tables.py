@@ -9,79 +9,91 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jrec.native.batched_lookup import Lookup, lookup_many
+from jrec.serving.arrays import BFLOAT16, loaded, mapped, row_array
+from jrec.serving.checks import tt_shape
 from jrec.serving.format import ExportError, Feature, Manifest, Part
+from jrec.serving.ids import Ids, checked_features
 
 _ABSENT = np.int32(-1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Ids:
-    """The ids of a feature for some examples, rows of its table.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Write:
+    """New values of some rows of a mapped file, and what was there.
 
     Attributes:
-      values: int32, (examples, length) or, with ``offsets``, (capacity,). Negative ones are absent.
-      offsets: (examples + 1,) int32, ascending from 0, or None.
-      weights: float32 of the shape of ``values``, or None.
+      values: The mapped rows.
+      rows: (n,) int64, ascending.
+      new, old: Their values.
     """
 
     values: np.ndarray
-    offsets: np.ndarray | None = None
-    weights: np.ndarray | None = None
+    rows: np.ndarray
+    new: np.ndarray
+    old: np.ndarray
 
-    def padded(self, length: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Ids and weights, (examples, length), absent ones -1; ids past the length raise ValueError."""
-        if self.offsets is None:
-            values, weights = self.values, self.weights
-            if (more := values.shape[1] - length) > 0:
-                if (values[:, length:] >= 0).any():
-                    raise ValueError(f"an example has more than {length} ids")
-                return values[:, :length], None if weights is None else weights[:, :length]
-            width = ((0, 0), (0, -more))
-            return np.pad(values, width, constant_values=_ABSENT), None if weights is None else np.pad(weights, width)
-        lengths = np.diff(self.offsets)
-        if lengths.size and lengths.max() > length:
-            raise ValueError(f"an example has {lengths.max()} ids, but at most {length} fit")
-        values = np.full((lengths.size, length), _ABSENT, np.int32)
-        held = np.arange(length) < lengths[:, None]
-        values[held] = self.values[self.offsets[0] : self.offsets[-1]]
-        if self.weights is None:
-            return values, None
-        weights = np.zeros(values.shape, np.float32)
-        weights[held] = self.weights[self.offsets[0] : self.offsets[-1]]
-        return values, weights
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Change:
+    """A delta, read and checked, that is to be applied.
+
+    Attributes:
+      tables: The tables after it. They share the mapped rows that are changed in place with those before it, so that
+        both give new values once ``write`` was called.
+    """
+
+    tables: ServedTables
+    _writes: Sequence[_Write]
+
+    def write(self) -> None:
+        """Writes the changed rows: nothing is read, checked or allocated anymore."""
+        for one in self._writes:
+            one.values[one.rows] = one.new
+
+    def undo(self) -> None:
+        """Puts back what was there before ``write``, also where that was interrupted."""
+        for one in self._writes:
+            one.values[one.rows] = one.old
 
 
 class _Rows:
     """Rows of a part: a file that is mapped into memory; changed rows are private copies of its pages."""
 
-    def __init__(self, folder: pathlib.Path, part: Part):
-        self.part = part
-        self.values = _mapped(folder / part.file)
-
-    def apply(self, folder: pathlib.Path, part: Part) -> None:
-        if part.changed:
-            self.values[np.load(folder / part.changed, allow_pickle=False)] = _loaded(folder / part.file)
-        else:
-            self.values = _mapped(folder / part.file)
+    def __init__(self, part: Part, values: np.ndarray):
+        self.part, self.values = part, values
 
     def of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.values, ids
+
+    def write(self, folder: pathlib.Path, part: Part) -> _Write:
+        """What a delta's changed rows are to become."""
+        rows = loaded(folder / part.changed, np.int64, (None,))
+        if rows.size and (rows[0] < 0 or rows[-1] >= part.rows or (rows[1:] <= rows[:-1]).any()):
+            raise ExportError(
+                f"{folder / part.changed} does not hold ascending rows below {part.rows:,}; export the run again"
+            )
+        new = loaded(folder / part.file, *row_array(part.dtype, rows.size, part.dim))
+        return _Write(values=self.values, rows=rows, new=new, old=self.values[rows])
 
 
 class _Train:
     """Rows of a tensor train, made of its cores for the distinct ids of a batch."""
 
     def __init__(self, folder: pathlib.Path, part: Part):
-        self.apply(folder, part)
-
-    def apply(self, folder: pathlib.Path, part: Part) -> None:
-        self.part = part
-        self._cores = [_loaded(folder / file).astype(np.float32) for file in part.cores]
+        self.part, shapes = part, tt_shape(part).core_shapes
+        dtype = BFLOAT16 if part.dtype == "bfloat16" else np.dtype(part.dtype)
+        files = zip(part.cores, shapes, strict=True)
+        self._cores = [loaded(folder / file, dtype, shape).astype(np.float32) for file, shape in files]
         self._cached = None
         if part.cached_ids:
-            numbers = np.load(folder / part.cached_ids, allow_pickle=False)
+            numbers = loaded(folder / part.cached_ids, np.int32, (None,))
+            if numbers.size and (numbers.min() < 0 or numbers.max() > part.rows):  # an empty place has number ``rows``
+                raise ExportError(
+                    f"{folder / part.cached_ids} does not hold rows up to {part.rows:,}; export the run again"
+                )
+            rows = loaded(folder / part.cached_rows, np.float32, (numbers.size, part.dim))
             order = np.argsort(numbers, kind="stable")
-            self._cached = numbers[order], _loaded(folder / part.cached_rows).astype(np.float32)[order]
+            self._cached = numbers[order], rows[order]
 
     def of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         held = ids >= 0
@@ -100,7 +112,8 @@ class _Train:
         for core, digit in zip(self._cores, reversed(digits), strict=True):
             slices = core[digit]  # (n, rank, dims, next rank)
             n, rank, dims, after = slices.shape
-            product = (product @ slices.reshape(n, rank, dims * after)).reshape(n, -1, after)
+            product = product @ slices.reshape(n, rank, dims * after)
+            product = product.reshape(n, product.shape[1] * dims, after)
         values = product.reshape(rows.size, self.part.dim)
         if self._cached is not None:
             numbers, changed = self._cached
@@ -110,52 +123,82 @@ class _Train:
         return np.ascontiguousarray(values)
 
 
+_Part = _Rows | _Train
+
+
 class ServedTables:
     """The tables of an export, for lookups by feature.
 
     Args:
-      folder: The export's folder.
-      manifest: Its manifest.
+      features: The model's.
+      parts: Of each table, in the order of its rows.
     """
 
-    def __init__(self, folder: pathlib.Path, manifest: Manifest):
-        self._features = manifest.features
-        self._parts: dict[str, list[_Rows | _Train]] = {
-            table: [_Train(folder, part) if part.cores else _Rows(folder, part) for part in parts]
-            for table, parts in manifest.tables.items()
-        }
+    def __init__(self, features: Sequence[Feature], parts: Mapping[str, Sequence[_Part]]):
+        self._features, self._parts = features, parts
+        self._rows = {table: sum(held.part.rows for held in of_table) for table, of_table in parts.items()}
 
-    def apply(self, folder: pathlib.Path, delta: Manifest) -> None:
-        """Takes the rows of a delta."""
-        for table, parts in delta.tables.items():
-            for held, part in zip(self._parts[table], parts, strict=True):
-                held.apply(folder, part)
+    @staticmethod
+    def load(folder: pathlib.Path, manifest: Manifest) -> ServedTables:
+        """Opens the tables of a whole export.
 
-    def stored(self, table: str, first_row: int) -> np.ndarray:
-        """The rows, as they are stored, of the part of a table that begins at a row."""
-        (held,) = [held for held in self._parts[table] if held.part.first_row == first_row]
-        assert isinstance(held, _Rows)  # whoever asks knows its kind
-        return held.values
+        Raises:
+          ExportError: If a file cannot be read, or is of another shape, dtype or size than the manifest says.
+        """
+        parts = {table: [_opened(folder, part) for part in of_table] for table, of_table in manifest.tables.items()}
+        return ServedTables(manifest.features, parts)
 
-    def rows_of(self, table: str) -> int:
-        """How many rows a table has."""
-        return sum(held.part.rows for held in self._parts[table])
+    def change(self, folder: pathlib.Path, delta: Manifest) -> Change:
+        """Reads a delta of these tables (``check_follows``), of which nothing has changed yet.
 
-    def vectors(self, ids: Mapping[str, Ids], *, threads: int | None = None) -> dict[str, np.ndarray]:
+        Raises:
+          ExportError: For the same reasons as ``load``, or if changed rows are not ascending rows of their part.
+        """
+        parts: dict[str, list[_Part]] = {}
+        writes = []
+        for table, of_table in delta.tables.items():
+            parts[table] = []
+            for held, part in zip(self._parts[table], of_table, strict=True):
+                if part.changed and isinstance(held, _Rows):
+                    writes.append(held.write(folder, part))
+                    parts[table].append(held)
+                else:
+                    parts[table].append(_opened(folder, part))
+        return Change(tables=ServedTables(self._features, parts), _writes=writes)
+
+    def stored(self, table: str, part: Part) -> np.ndarray:
+        """The rows, as they are stored, of such a part of a table.
+
+        Raises:
+          ExportError: If the table has no such rows.
+        """
+        for held in self._parts.get(table, ()):
+            if isinstance(held, _Rows) and (held.part.first_row, held.part.rows) == (part.first_row, part.rows):
+                return held.values
+        raise ExportError(
+            f"table {table!r} has no {part.rows:,} rows from {part.first_row:,} on there; make a whole export"
+        )
+
+    def vectors(
+        self, ids: Mapping[str, Ids], *, examples: int | None = None, threads: int | None = None
+    ) -> dict[str, np.ndarray]:
         """Vectors by feature, (examples, dim) float32, of pooling "none" (examples, max_length, dim).
 
         Args:
-          ids: By feature.
+          ids: By feature, of all features.
+          examples: How many examples there must be; None for any number, the same in all features.
           threads: None for all.
 
         Raises:
-          ValueError: If an id is past its table, or an example has more ids than its feature.
+          ValueError: If a feature is missing or unknown, or its ids or weights are not as ``Ids`` says, or past its
+            table.
         """
+        ids = checked_features(ids, self._features, self._rows, examples)
         lookups, placed = [], []
         for feature in self._features:
-            bags = self._bags(feature, ids[feature.name])
+            bags = _bags(feature, ids[feature.name])
             for held in self._parts[feature.table]:
-                values, local = held.of(_within(bags.values, held.part, self.rows_of(feature.table)))
+                values, local = held.of(_within(bags.values, held.part, self._rows[feature.table]))
                 one = Lookup(rows=values, dim=feature.dim, ids=local, offsets=bags.offsets, weights=bags.weights)
                 lookups.append(one)
                 placed.append(feature.name)
@@ -164,19 +207,21 @@ class ServedTables:
             sums[name] = looked_up if name not in sums else sums[name] + looked_up
         return {feature.name: _pooled(feature, ids[feature.name], sums[feature.name]) for feature in self._features}
 
-    def _bags(self, feature: Feature, ids: Ids) -> Ids:
-        """The bags of a feature's lookups, whose sums ``_pooled`` takes."""
-        rows = self.rows_of(feature.table)
-        if ids.values.size and ids.values.max() >= rows:
-            raise ValueError(
-                f"feature {feature.name!r} has id {ids.values.max():,}, but table {feature.table!r} has {rows:,} rows"
-            )
-        if feature.pooling in ("none", "max"):
-            values, weights = ids.padded(feature.max_length)
-            return Ids(values=values.reshape(-1, 1), weights=None if weights is None else weights.reshape(-1, 1))
-        if feature.pooling == "sum":
-            return ids
-        return Ids(values=ids.values, offsets=ids.offsets, weights=_averaging(ids, root=feature.pooling == "sqrtn"))
+
+def _opened(folder: pathlib.Path, part: Part) -> _Part:
+    if part.cores:
+        return _Train(folder, part)
+    return _Rows(part, mapped(folder / part.file, *row_array(part.dtype, part.rows, part.dim)))
+
+
+def _bags(feature: Feature, ids: Ids) -> Ids:
+    """The bags of a feature's lookups, whose sums ``_pooled`` takes."""
+    if feature.pooling in ("none", "max"):
+        values, weights = ids.padded(feature.max_length)
+        return Ids(values=values.reshape(-1, 1), weights=None if weights is None else weights.reshape(-1, 1))
+    if feature.pooling == "sum":
+        return ids
+    return Ids(values=ids.values, offsets=ids.offsets, weights=_averaging(ids, root=feature.pooling == "sqrtn"))
 
 
 def _within(ids: np.ndarray, part: Part, rows: int) -> np.ndarray:
@@ -215,33 +260,3 @@ def _pooled(feature: Feature, ids: Ids, sums: np.ndarray) -> np.ndarray:
     present = ids.padded(feature.max_length)[0] >= 0
     highest = np.where(present[:, :, None], rows, -np.inf).max(axis=1, initial=-np.inf)
     return np.where(present.any(axis=1)[:, None], highest, np.float32(0)).astype(np.float32)
-
-
-def masks(features: Sequence[Feature], ids: Mapping[str, Ids]) -> dict[str, np.ndarray]:
-    """Which positions of the features of pooling "none" hold an id, (examples, max_length) bool by feature."""
-    return {f.name: ids[f.name].padded(f.max_length)[0] >= 0 for f in features if f.pooling == "none"}
-
-
-def _mapped(path: pathlib.Path) -> np.ndarray:
-    """A file's array, mapped into memory: writes stay in this process."""
-    try:
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError) as problem:
-        raise ExportError(f"{path} cannot be read ({problem}); copy the export again") from problem
-    return _bfloat16(array)
-
-
-def _loaded(path: pathlib.Path) -> np.ndarray:
-    try:
-        return _bfloat16(np.load(path, allow_pickle=False))
-    except (OSError, ValueError) as problem:
-        raise ExportError(f"{path} cannot be read ({problem}); copy the export again") from problem
-
-
-def _bfloat16(array: np.ndarray) -> np.ndarray:
-    """bfloat16 has no name in NumPy's files, which call it two bytes."""
-    if array.dtype != np.dtype("V2"):
-        return array
-    import ml_dtypes
-
-    return array.view(ml_dtypes.bfloat16)

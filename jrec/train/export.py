@@ -21,6 +21,7 @@ from jrec.ops.layout import EmbeddingLayout, TableConfig
 from jrec.outputs import new_folder
 from jrec.progress import Progress
 from jrec.run.checkpoint import restore_state
+from jrec.serving.checks import MAX_ROWS, check_order, difference, load_manifest, verify
 from jrec.serving.format import (
     MODEL,
     ONNX,
@@ -29,11 +30,8 @@ from jrec.serving.format import (
     Feature,
     Manifest,
     Part,
-    check_order,
     keys_file,
-    load_manifest,
     save_manifest,
-    verify,
 )
 from jrec.serving.onnx import onnx_program
 from jrec.serving.program import export_program
@@ -45,7 +43,6 @@ from jrec.train.evaluate import OpenedRun, open_run
 from jrec.train.tables import vocabularies_of
 
 _AT_ONCE = 1 << 16  # rows that are read, cast and written at once
-_MAX_ROWS = 2**31 - 1
 
 
 def export_run(
@@ -114,12 +111,15 @@ def export_run(
         total = sum(table.rows for _, table in _tables(run.layout) if table.tier != "tt")
         with (progress or Progress(False)).stage("export", max(total, 1)) as advance, run.reading():
             tables = writer.write(advance)
+        manifest = dataclasses.replace(manifest, tables=tables)
         if base is None:
             _copy_vocabularies(run.schema, folder)
+        else:
+            base.check(manifest)
         for name, vocabulary in growing.now().items():
             (folder / "keys").mkdir(exist_ok=True)
             np.save(folder / keys_file(name), vocabulary.keys, allow_pickle=False)
-        return save_manifest(folder, dataclasses.replace(manifest, tables=tables))
+        return save_manifest(folder, manifest)
 
 
 def _own_dtype(layout: EmbeddingLayout) -> Any:
@@ -175,9 +175,9 @@ class _Writer:
         tables: dict[str, tuple[Part, ...]] = {}
         done = 0
         for stack, table in _tables(self._run.layout):
-            if table.table_rows > _MAX_ROWS:
+            if table.table_rows > MAX_ROWS:
                 raise ExportError(
-                    f"table {table.name!r} has {table.table_rows:,} rows; serving reads up to {_MAX_ROWS:,}"
+                    f"table {table.name!r} has {table.table_rows:,} rows; serving reads up to {MAX_ROWS:,}"
                 )
             if table.tier == "tt":
                 part = self._cores(table, self._model.embeddings.tt[stack])
@@ -233,7 +233,7 @@ class _Writer:
                 first = piece
             out.flush()
             return part
-        held, begin = self._base.tables.stored(table.name, table.first_row), 0
+        held, begin = self._base.tables.stored(table.name, part), 0
         numbers, values = [np.zeros(0, np.int64)], [held[:0]]
         for piece in pieces:
             before = held[begin : begin + len(piece)]
@@ -284,16 +284,16 @@ class _Base:
         for folder, manifest in zip(folders, self.manifests, strict=True):
             verify(folder, manifest)
         check_order(folders, self.manifests)
-        self.tables = ServedTables(folders[0], self.manifests[0])
+        self.tables = ServedTables.load(folders[0], self.manifests[0])
         for folder, manifest in zip(folders[1:], self.manifests[1:], strict=True):
-            self.tables.apply(folder, manifest)
+            change = self.tables.change(folder, manifest)
+            change.write()
+            self.tables = change.tables
         self._folder, self.dtype = folders[0], self.manifests[0].dtype
 
     def check(self, manifest: Manifest) -> None:
-        """Refuses a run that is not of the export's model."""
+        """Refuses a run that is not of the export's model; tables that are not known yet are its own."""
         first = self.manifests[0]
-        for name in ("rows", "dtype", "dense", "features"):
-            was, now = getattr(first, name), getattr(manifest, name)
-            if was != now:
-                what = "rows mean other values (another dataset)" if name == "rows" else f"{name} is {now}, not {was}"
-                raise ExportError(f"a delta of {self._folder} needs its model: {what}; make a whole export")
+        whole = manifest if manifest.tables else dataclasses.replace(manifest, tables=first.tables)
+        if (what := difference(first, whole)) is not None:
+            raise ExportError(f"a delta of {self._folder} needs its model: {what}; make a whole export")

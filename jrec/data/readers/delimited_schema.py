@@ -200,11 +200,20 @@ def load_schema(path: str) -> DelimitedSchema:
     """
     tree = load_toml(path, error=DatasetError) if not path.endswith(".json") else _read_json(path)
     schema = decode(tree, DelimitedSchema, where=f"schema {path}", error=DatasetError, remedy=_REMEDY, partial=True)
-    _check_joins(schema, path)
-    _check(schema.prejoined(), path)
+    check_schema(schema, path)
     folder = pathlib.Path(path).parent
     joins = (dataclasses.replace(j, file=str((folder / j.file).absolute()), name=j.title) for j in schema.join)
     return dataclasses.replace(schema, join=tuple(joins))
+
+
+def check_schema(schema: DelimitedSchema, path: str) -> None:
+    """Refuses a schema whose values do not go together.
+
+    Raises:
+      DatasetError: Naming the schema by its path, the key and what it should be.
+    """
+    _check_joins(schema, path)
+    _check(schema.prejoined(), path)
 
 
 def _read_json(path: str) -> Any:

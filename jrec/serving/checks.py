@@ -1,0 +1,268 @@
+"""Reads manifests, and refuses exports and deltas that are damaged, inconsistent, or do not follow each other.
+
+A checksum says that a manifest is as it was written, not that a sound program wrote it. So nothing that it says is
+believed: files lie in the folder, parts make up their tables, sizes are those of the files.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, get_args
+
+from jrec.data.schema import MAX_LENGTH, SCHEMA_FILE, Schema
+from jrec.data.vocabulary_load import buckets_file
+from jrec.files import decode, load_json, sha256_of, stays_inside
+from jrec.serving.format import (
+    FORMAT,
+    MANIFEST,
+    MODEL,
+    VERSION,
+    Dtype,
+    ExportError,
+    Feature,
+    Manifest,
+    Part,
+    identity,
+)
+
+if TYPE_CHECKING:
+    from jrec.ops.tt.shape import TTShape
+
+MAX_ROWS = 2**31 - 1  # ids are int32
+_MAX_DIM = 4096
+_REMEDY = "export the run again"
+_COPY = "copy the export again"
+_FLOATS = ("float32", "bfloat16", "float16")
+_POOLINGS = ("sum", "mean", "sqrtn", "max", "none")
+
+
+def load_manifest(folder: pathlib.Path) -> Manifest:
+    """Reads and checks a manifest, not the files that it names.
+
+    Raises:
+      ExportError: If there is none, it is damaged, of another version, inconsistent, or names files outside its folder.
+    """
+    if not folder.is_dir():
+        raise ExportError(f"{folder} is not a folder; give one that `jrec export` made")
+    path = folder / MANIFEST
+    content = load_json(path, kind=FORMAT, version=VERSION, error=ExportError, remedy=_REMEDY, sealed=True)
+    manifest = decode(content, Manifest, where=str(path), error=ExportError, remedy=_REMEDY)
+    if manifest.id != identity(content):
+        raise ExportError(f"{path} was edited: its id does not fit what it says; {_REMEDY}")
+    if (fault := next(_faults(folder, manifest), None)) is not None:
+        raise ExportError(f"{path}: {fault}; {_REMEDY}")
+    return manifest
+
+
+def verify(folder: pathlib.Path, manifest: Manifest, *, rows: bool = True) -> None:
+    """Reads the files of an export for their checksums.
+
+    Args:
+      folder: The export's folder.
+      manifest: Its manifest.
+      rows: Whether the files of uncompressed rows are read as well.
+
+    Raises:
+      ExportError: If one is missing or damaged.
+    """
+    for file, digest in manifest.files.items():
+        path = folder / file
+        if not rows and file in manifest.row_files:
+            continue
+        try:
+            if not path.is_file():
+                raise ExportError(f"{path} is missing; {_COPY}")
+            found = sha256_of(path)
+        except OSError as problem:
+            raise ExportError(f"{path} cannot be read ({problem.strerror or problem}); {_COPY}") from problem
+        if found != digest:
+            raise ExportError(f"{path} is damaged: its checksum does not fit; {_COPY}")
+
+
+def load_schema(folder: pathlib.Path, manifest: Manifest) -> Schema:
+    """Reads the schema of a whole export, by which raw values become rows.
+
+    Raises:
+      DatasetError: If it is damaged.
+      ExportError: If its features and tables are not the manifest's, or it names files that the manifest lacks.
+    """
+    schema = Schema.load(folder, check_files=False)
+    if (fault := next(_schema_faults(folder, schema, manifest), None)) is not None:
+        raise ExportError(f"{folder / SCHEMA_FILE}: {fault}; {_REMEDY}")
+    return schema
+
+
+def check_order(folders: Sequence[pathlib.Path], manifests: Sequence[Manifest]) -> None:
+    """Refuses what is not an export and the deltas that follow it, each the one before.
+
+    Raises:
+      ExportError: If one is missing in between, or the first is a delta.
+    """
+    if manifests[0].follows:
+        raise ExportError(f"{folders[0]} is a delta; give the export that it follows, and the deltas in their order")
+    known = {manifest.id: folder for folder, manifest in zip(folders, manifests, strict=True)}
+    for before, folder, manifest in zip(manifests, folders[1:], manifests[1:], strict=False):
+        check_follows(before, folder, manifest, known)
+
+
+def check_follows(
+    before: Manifest, folder: pathlib.Path, delta: Manifest, known: Mapping[str, pathlib.Path] | None = None
+) -> None:
+    """Refuses a delta that does not follow ``before``.
+
+    Raises:
+      ExportError: If it follows another export or delta, or none, or is of another model.
+    """
+    if not delta.follows:
+        raise ExportError(f"{folder} is a whole export, not a delta; load it by itself")
+    if delta.parent != before.id:
+        parent = (known or {}).get(delta.parent)
+        named = f"{parent}, which" if parent is not None else f"{delta.parent[:12]}, which is another one and"
+        raise ExportError(
+            f"{folder} (step {delta.step:,}) is a delta of {named} does not come right before it (that is"
+            f" {before.id[:12]}, step {before.step:,}); apply all deltas in the order in which they were made"
+        )
+    if (what := difference(before, delta)) is not None:
+        raise ExportError(f"{folder / MANIFEST} is of another model than what it follows: {what}; make a whole export")
+
+
+def difference(before: Manifest, after: Manifest) -> str | None:
+    """How the model of an export differs from that of another, in words; None where both are of one model."""
+    for name in ("rows", "dtype", "dense", "features"):
+        was, now = getattr(before, name), getattr(after, name)
+        if was != now:
+            return "rows mean other values (another dataset)" if name == "rows" else f"{name} is {now}, not {was}"
+    for table in sorted({*before.tables, *after.tables}):
+        was, now = ([_outline(part) for part in of.tables.get(table, ())] for of in (before, after))
+        if was != now:
+            return f"table {table!r} has parts {now}, not {was}"
+    return None
+
+
+def _outline(part: Part) -> tuple[str, int, int, int]:
+    return "cores" if part.cores else "rows", part.first_row, part.rows, part.dim
+
+
+def tt_shape(part: Part) -> TTShape:
+    """The shape of a part's cores; ValueError where there is none."""
+    from jrec.ops.tt.shape import TTShape
+
+    return TTShape(
+        rows=part.rows, dim=part.dim, row_factors=part.row_factors, dim_factors=part.dim_factors, ranks=part.ranks
+    )
+
+
+def _faults(folder: pathlib.Path, manifest: Manifest) -> Iterator[str]:
+    """What is wrong with a manifest. Each check relies on those before it: only the first fault counts."""
+    yield from _file_faults(folder, manifest)
+    if manifest.dtype not in get_args(Dtype):
+        yield f"dtype is {manifest.dtype!r}, which is none of {', '.join(get_args(Dtype))}"
+    if manifest.step < 0:
+        yield f"step is {manifest.step:,}"
+    for table, parts in manifest.tables.items():
+        yield from (f"table {table!r} {fault}" for fault in _table_faults(parts, manifest))
+    named = [file for parts in manifest.tables.values() for part in parts for file in part.files]
+    yield from (f"tables name file {file!r} more than once" for file in _repeated(named))
+    yield from (f"feature {name!r} is there more than once" for name in _repeated(_names(manifest)))
+    for feature in manifest.features:
+        yield from (f"feature {feature.name!r} {fault}" for fault in _feature_faults(feature, manifest))
+
+
+def _file_faults(folder: pathlib.Path, manifest: Manifest) -> Iterator[str]:
+    inside = os.path.realpath(folder)
+    for file in manifest.files:
+        if not stays_inside(file) or file == MANIFEST:
+            yield f"files has {file!r}, which is no path inside the folder"
+        elif not pathlib.Path(os.path.realpath(folder / file)).is_relative_to(inside):
+            yield f"{file} is a link that leads out of the folder"
+    for file in (MODEL,) if manifest.follows else (MODEL, SCHEMA_FILE):
+        if file not in manifest.files:
+            yield f"files lacks {file}"
+
+
+def _table_faults(parts: Sequence[Part], manifest: Manifest) -> Iterator[str]:
+    if not parts:
+        yield "has no parts"
+    rows = 0
+    for part in parts:
+        if part.first_row != rows or part.rows < 1:
+            yield f"has a part of {part.rows:,} rows from {part.first_row:,} on, but {rows:,} rows before it"
+        rows += part.rows
+        if not 1 <= part.dim <= _MAX_DIM or part.dim != parts[0].dim:
+            yield f"has dim {part.dim}; it must be 1 to {_MAX_DIM}, the same in all parts"
+        if lacking := [file for file in part.files if file not in manifest.files]:
+            yield f"names {lacking[0]!r}, which is not in files"
+        yield from _cores_faults(part) if part.cores else _rows_faults(part, manifest)
+    if rows > MAX_ROWS:
+        yield f"has {rows:,} rows; serving reads up to {MAX_ROWS:,}"
+
+
+def _rows_faults(part: Part, manifest: Manifest) -> Iterator[str]:
+    if not part.file:
+        yield f"has neither rows nor cores from row {part.first_row:,} on"
+    if part.dtype != manifest.dtype:
+        yield f"has rows of {part.dtype!r}, but the export is of {manifest.dtype}"
+    if part.row_factors or part.dim_factors or part.ranks or part.cached_ids or part.cached_rows:
+        yield "has factors, ranks or cached rows without cores"
+    if part.changed and not manifest.follows:
+        yield f"has changed rows ({part.changed}), but the export is no delta"
+
+
+def _cores_faults(part: Part) -> Iterator[str]:
+    if part.file or part.changed:
+        yield "has cores and rows in one part"
+    if part.dtype not in _FLOATS:
+        yield f"has cores of {part.dtype!r}; they are of {', '.join(_FLOATS)}"
+    if bool(part.cached_ids) != bool(part.cached_rows):
+        yield "has cached rows without their numbers, or the reverse"
+    if len(part.cores) != len(part.row_factors):
+        yield f"has {len(part.cores)} cores, but {len(part.row_factors)} row_factors"
+    try:
+        tt_shape(part)
+    except ValueError as fault:
+        yield f"is no tensor train: {fault}"
+
+
+def _feature_faults(feature: Feature, manifest: Manifest) -> Iterator[str]:
+    if feature.table not in manifest.tables:
+        yield f"reads table {feature.table!r}, which is not there"
+    elif feature.dim != (dim := manifest.tables[feature.table][0].dim):
+        yield f"has dim {feature.dim}, but table {feature.table!r} has {dim}"
+    if feature.pooling not in _POOLINGS:
+        yield f"has pooling {feature.pooling!r}, which is none of {', '.join(_POOLINGS)}"
+    if not 1 <= feature.max_length <= MAX_LENGTH:
+        yield f"has max_length {feature.max_length:,}; it must be 1 to {MAX_LENGTH:,}"
+
+
+def _schema_faults(folder: pathlib.Path, schema: Schema, manifest: Manifest) -> Iterator[str]:
+    """How a schema and a manifest differ, and the files that may be read without a checksum."""
+    if (names := tuple(feature.name for feature in schema.dense)) != manifest.dense:
+        yield f"dense features are {list(names)}, but the model has {list(manifest.dense)}"
+    says = {f.name: (f.table, f.max_length, f.weighted) for f in schema.categorical}
+    takes = {f.name: (f.table, f.max_length, f.weighted) for f in manifest.features}
+    for name in sorted(says.keys() ^ takes.keys()):
+        yield f"feature {name!r} is not of both the schema and the model"
+    for name, model in takes.items():
+        if says[name] != model:
+            yield f"feature {name!r} has table, max_length, weights {says[name]}, but the model has {model}"
+    for table in schema.tables:
+        held = sum(part.rows for part in manifest.tables.get(table.name, ()))
+        if held != table.rows and held and not table.growing:
+            yield f"table {table.name!r} has {table.rows:,} rows, but the model has {held:,}"
+        named = (table.vocabulary, buckets_file(table.name), table.bijection and table.bijection.file)
+        for file in named:
+            if file and file not in manifest.files and (folder / file).exists():
+                yield f"table {table.name!r} reads {file}, which the manifest does not list"
+    if schema.identity.rows != manifest.rows:
+        yield "its features and tables mean other values than the model's (another dataset)"
+
+
+def _names(manifest: Manifest) -> list[str]:
+    return [*manifest.dense, *(feature.name for feature in manifest.features)]
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    seen: set[str] = set()
+    return [name for name in names if name in seen or seen.add(name)]
