@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 
@@ -21,7 +22,10 @@ class Batch:
       bags: Per embedding stack (see ``jrec.ops.layout``) the addresses of its lookups, feature-major.
       extras: Further arrays by name, (batch, ...), zeros in rows of padding: sample weights, groups, a second label.
         Whatever cuts, joins or pads a batch does so to them; a loss may use them.
+      packed: Whether ``jrec.data`` packed it, in arrays of its own; no field, so that what is made of it has it not.
     """
+
+    packed: ClassVar[bool] = False
 
     dense: jax.Array
     labels: jax.Array

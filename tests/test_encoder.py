@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from jrec.data.blocks import ListColumn
 from jrec.data.dataset_packer import dataset_packer, pack_encoded
 from jrec.data.encoder import Encoder
 from jrec.data.fae import FaeManifest
@@ -143,6 +144,24 @@ def test_columns_equal_the_prepared_log(tmp_path, shop, form):
     assert whole.labels is None
     whole = dataclasses.replace(whole, labels=np.array([float(line[1]) for line in lines], np.float32))
     assert_equal_batches(made, [whole.cut(start, min(start + 50, 230)) for start in range(0, 230, 50)], 50)
+
+
+def test_what_is_encoded_stays_when_the_columns_are_written_over(shop):
+    encoder, rng = Encoder(shop[0]), np.random.default_rng(0)
+    offsets, numbers = np.array([0, 2, 3]), np.arange(3)
+    columns = {
+        "price": rng.random(2),
+        "age": rng.random(2, np.float32),
+        "user": 10**9 + np.arange(2),
+        "items": ListColumn(offsets, numbers),
+        "strengths": ListColumn(offsets, rng.random(3, np.float32)),
+        "tags": ListColumn(offsets, numbers),
+    }
+    encoded = encoder.columns(columns)
+    copied = jax.tree.map(np.copy, encoded.by_name())
+    for leaf in jax.tree.leaves(columns):
+        leaf[:] = 0
+    jax.tree.map(np.testing.assert_array_equal, encoded.by_name(), copied)
 
 
 @pytest.mark.parametrize("kind", ["plain", "gzip", "pipe", "several"])

@@ -1,15 +1,17 @@
 """Exported runs give the run's own scores, whatever the model, the tables' tiers and the dtype; deltas follow them."""
 
+import dataclasses
 import json
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 import shop_logs
 from tbsm_config import SHIPPED, SMALL
 
 from jrec import cli, serving
-from jrec.data.blocks import ShardReader
+from jrec.data.blocks import ListColumn, ShardReader
 from jrec.data.columns import cut
 from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
@@ -101,6 +103,28 @@ def test_batches_of_any_size_give_the_same_scores(shop, tmp_path):
             {n: cut(c, 0, count) for n, c in columns.items()}, model.manifest.dense, model.manifest.features
         )
         np.testing.assert_allclose(model.logits_of(*part), whole[:count], rtol=1e-5, atol=1e-6)
+
+
+def test_a_served_model_keeps_nothing_that_it_was_given_or_gave(shop, tmp_path):
+    _, dataset = shop
+    export_run(shop_logs.trained(tmp_path, dataset), tmp_path / "export")
+    model = serving.load(tmp_path / "export")
+    offsets, items, strengths = np.array([0, 2, 3]), np.array([1, 2, 3]), np.ones(3, np.float32)
+    columns = {"price": np.ones(2), "user": np.arange(2), "item": np.arange(2)}
+    columns |= {"history": ListColumn(offsets, items), "strengths": ListColumn(offsets, strengths)}
+
+    def spoil(tree):
+        for leaf in jax.tree.leaves(tree):
+            leaf[...] = 0
+
+    dense, ids = model.encode(columns)
+    expected = model.logits_of(dense, ids).copy(), {n: v.copy() for n, v in model.vectors(ids).items()}
+    spoil([columns, model.logits_of(dense, ids), model.vectors(ids)])
+    np.testing.assert_array_equal(model.logits_of(dense, ids), expected[0])
+    jax.tree.map(np.testing.assert_array_equal, model.vectors(ids), expected[1])
+    logits = model.logits_of(dense, ids)
+    spoil([dense, [dataclasses.astuple(one) for one in ids.values()]])
+    np.testing.assert_array_equal(logits, expected[0])
 
 
 def test_deltas_apply_in_order_and_a_gap_is_refused(shop, tmp_path):

@@ -101,6 +101,20 @@ configs = st.builds(
 )
 
 
+@pytest.mark.parametrize("cast", ["none", "host"])
+def test_no_batch_has_memory_that_another_uses(tmp_path, cast):
+    schema = write_dataset(tmp_path, [50, 33], 7)
+
+    def batches():
+        config = LoaderConfig(batch_size=10, seed=3, workers=2, prefetch=2, cast=cast)
+        return make_loader(tmp_path, schema, LAYOUT, "train", config, epochs=2)
+
+    for batch, expected in zip(batches(), list(batches()), strict=True):
+        same(batch, expected)
+        for leaf in jax.tree.leaves(batch):
+            leaf[...] = 1
+
+
 @hypothesis.given(dataset=datasets, config=configs, processes=st.integers(1, 5), epochs=st.integers(1, 3))
 @hypothesis.settings(max_examples=30)
 def test_processes_read_every_example_once_an_epoch(tmp_path_factory, dataset, config, processes, epochs):

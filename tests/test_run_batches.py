@@ -87,6 +87,33 @@ def test_an_iterator_with_a_state_goes_on_where_the_last_batch_was(workers):
     assert list(other) == [10 * n for n in range(4, 12)]
 
 
+class Counting:
+    """An iterator whose state is one dictionary, which it changes in place, and which has a list."""
+
+    def __init__(self):
+        self.now = {"next": [0]}
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.now["next"][0] += 1
+        return self.now["next"][0] - 1
+
+    def get_state(self):
+        return self.now
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_position_stays_where_the_last_batch_was_while_the_iterator_changes_its_state_in_place(workers):
+    batches = packed(Counting(), workers=workers)
+    assert batches.upcoming(1) == [0]
+    assert [next(batches), next(batches)] == [0, 10]
+    time.sleep(0.02)
+    assert batches.state() == {"batches": 2, "iterator": {"next": [2]}}
+    batches.close()
+
+
 def test_of_an_iterator_without_a_state_only_the_count_is_kept():
     batches = packed(iter([7, 8]))
     batches.restore({"batches": 5})

@@ -11,7 +11,7 @@ from jrec.batch import Batch
 from jrec.data.blocks import LABEL
 from jrec.data.encoder import EncodedColumns
 from jrec.data.loader_checks import check_layout
-from jrec.data.packing import CastPlace, OnBadId, Packer
+from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
 from jrec.data.reorder.file import load_orders
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.value_rows import TableVocabulary
@@ -44,7 +44,7 @@ def dataset_packer(
       DatasetError: If layout and dataset do not fit together, a bijection is damaged, or nothing gives a table's keys
         their rows.
     """
-    own, vocabularies = dict(orders or {}), dict(growing or {})
+    own, vocabularies = kept_orders(orders), dict(growing or {})
     read = {table.name for stack in layout.members for table in stack.tables}
     if lacking := sorted((schema.growing & read) - vocabularies.keys()):
         raise DatasetError(

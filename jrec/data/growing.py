@@ -313,7 +313,7 @@ class GrowingVocabulary:
         if self._now.evicted > before.evicted:  # new rows ascend
             order = np.argsort(renewed)
             renewed, new_keys = renewed[order], new_keys[order]
-        return rows, NewRows(renewed, new_keys)
+        return rows, NewRows(renewed.copy(), new_keys)  # the other is kept, for the way back
 
     def _free_rows(self, frequency: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows for other keys, (n,) int32, at most one for each of these, and whether each has had a key, (n,) bool.

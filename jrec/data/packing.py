@@ -7,6 +7,7 @@ needs no dataset folder; the loader packs with the same code.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -15,7 +16,7 @@ import numpy as np
 from jrec.batch import Batch
 from jrec.data import packing_kernels as kernels
 from jrec.data.blocks import LABEL, ListColumn
-from jrec.data.packing_columns import PreparedColumns, needed_columns, prepare_columns
+from jrec.data.packing_columns import PreparedColumns, ReadColumns, needed_columns, prepare_columns, read_columns
 from jrec.data.schema import DatasetError
 from jrec.data.value_rows import AnyVocabulary, TableVocabulary, ValueRows, vocabulary_of
 from jrec.ops.host_cast import with_cast
@@ -146,10 +147,17 @@ class Packer:
         """The names of the columns that packing reads."""
         return needed_columns(self._numbers, self._features, self.extras)
 
+    def read(self, columns: Any) -> ReadColumns:
+        """Finds the columns that packing reads, in any form that ``pack_batch`` takes; see ``read_columns``."""
+        return read_columns(columns, numbers=self._numbers, features=self._features, extras=self.extras)
+
     def prepare(self, columns: Any) -> PreparedColumns:
-        """Checks columns, in any form that ``pack_batch`` takes, and brings them into the one that ``pack`` reads."""
+        """Checks columns, also of ``read``, and brings them into the form that ``pack`` reads.
+
+        What is right already is not copied: pack it before the columns are written to.
+        """
         return prepare_columns(
-            columns,
+            columns if isinstance(columns, ReadColumns) else self.read(columns),
             numbers=self._numbers,
             features=self._features,
             plain=self._plain,
@@ -221,7 +229,9 @@ class _Pack:
         extras = {name: self._extra(self.columns.extras[name]) for name in self.packer.extras}
         # Batch names the arrays as jax.Array; on the host they are NumPy's.
         arrays: Any = {"dense": dense, "labels": labels[:, 0], "mask": mask, "extras": extras}
-        return Batch(bags=bags, **arrays)
+        batch = Batch(bags=bags, **arrays)
+        object.__setattr__(batch, "packed", True)
+        return batch
 
     def _extra(self, values: np.ndarray) -> np.ndarray:
         extra = np.zeros((self.batch_size, *values.shape[1:]), values.dtype)
@@ -372,6 +382,20 @@ def _checked_oov_rows(
             raise ValueError(f"the OOV row of table {table.name!r} is {row}, but it has {table.table_rows:,} rows")
         checked[table.name] = row
     return checked
+
+
+def kept_orders(orders: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+    """Orders for a packer that outlasts the call: copies, but of those that nobody can write to, as to a mapped file.
+
+    A read-only view does not do: whoever has the array that it shows can write to it.
+    """
+    return {name: order if _is_constant(order) else np.array(order) for name, order in (orders or {}).items()}
+
+
+def _is_constant(array: Any) -> bool:
+    while isinstance(array, np.ndarray) and not array.flags.writeable:
+        array = array.base
+    return array is None or isinstance(array, mmap.mmap)
 
 
 def _checked_orders(layout: EmbeddingLayout, orders: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

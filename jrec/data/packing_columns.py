@@ -21,6 +21,31 @@ _ID_DTYPES = (np.uint8, np.uint16, np.uint32, np.int64)  # kernels are compiled 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadColumns:
+    """Columns in the one form, as they came: packing's first stage, which looks at no value.
+
+    Attributes:
+      arrays: Labels, dense features and extras by name, as NumPy arrays.
+      forms: Ids and weights by name.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    forms: Mapping[str, Form]
+
+    def copied(self) -> ReadColumns:
+        """The same columns in memory that nobody else writes to; Arrow's texts, which nobody can write to, stay.
+
+        Numbers are copied whatever holds them: Arrow, polars and JAX also take NumPy's arrays over without a copy.
+        """
+        arrays = {name: array.copy() for name, array in self.arrays.items()}
+        return ReadColumns(arrays=arrays, forms={name: _copied(form) for name, form in self.forms.items()})
+
+
+def _copied(form: Form) -> Form:
+    return Form(*(part.copy() if isinstance(part, np.ndarray) else part for part in form))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedColumns:
     """Checked columns: what a packer packs examples from.
 
@@ -50,8 +75,32 @@ def needed_columns(
     return names
 
 
+def read_columns(
+    columns: Any, *, numbers: Collection[str], features: Collection[FeatureConfig], extras: Collection[str] = ()
+) -> ReadColumns:
+    """Brings columns of any form that ``pack_batch`` takes into the one form; without a copy where they have it.
+
+    Args:
+      columns: As ``pack_batch`` takes them.
+      numbers: Names of labels and dense features.
+      features: The categorical features to read.
+      extras: Names of the further arrays.
+
+    Raises:
+      DatasetError: A column is missing.
+      ValueError: A column has no such form.
+    """
+    columns = by_name(columns)
+    if missing := [name for name in needed_columns(numbers, features, extras) if name not in columns]:
+        raise DatasetError(f"column(s) {', '.join(missing)} are missing; there are {', '.join(columns) or 'none'}")
+    return ReadColumns(
+        arrays={name: array_of(name, columns[name]) for name in (*numbers, *extras)},
+        forms={name: form_of(name, columns[name]) for name in needed_columns((), features)},
+    )
+
+
 def prepare_columns(
-    columns: Any,
+    columns: ReadColumns,
     *,
     numbers: Collection[str],
     features: Collection[FeatureConfig],
@@ -59,10 +108,10 @@ def prepare_columns(
     values: ValueRows,
     extras: Collection[str] = (),
 ) -> PreparedColumns:
-    """Checks presence, form and length of columns.
+    """Checks types and lengths of columns, and gives values their rows.
 
     Args:
-      columns: As ``pack_batch`` takes them.
+      columns: From ``read_columns``.
       numbers: Names of labels and dense features.
       features: The categorical features to read.
       plain: Features among them that are to stay plain arrays if they are; the others become lists.
@@ -70,24 +119,22 @@ def prepare_columns(
       extras: Names of the further arrays.
 
     Raises:
-      DatasetError: A column is missing, weights do not run parallel to their ids, or a value has no row.
+      DatasetError: Weights do not run parallel to their ids, or a value has no row.
       ValueError: Wrong shape or type, or unequal lengths.
     """
-    columns = by_name(columns)
-    if missing := [name for name in needed_columns(numbers, features, extras) if name not in columns]:
-        raise DatasetError(f"column(s) {', '.join(missing)} are missing; there are {', '.join(columns) or 'none'}")
     lengths: dict[str, int] = {}
-    found_numbers = {name: _numbers(name, columns[name]) for name in numbers}
-    found_extras = {name: _extra(name, columns[name]) for name in extras}
+    found_numbers = {name: _numbers(name, columns.arrays[name]) for name in numbers}
+    found_extras = {name: _extra(name, columns.arrays[name]) for name in extras}
     lengths.update({name: len(array) for name, array in (found_numbers | found_extras).items()})
     ids: dict[str, Column] = {}
     weights: dict[str, np.ndarray] = {}
     for feature in features:
         name = feature.name
-        column, form = _ids(feature, columns[name], values)
+        form = _with_absent(columns.forms[name])
+        column = _ids(feature, form, values)
         if feature.weighted:
             column = _as_lists(column)
-            weights[name] = _weights(name, columns[name + WEIGHT_SUFFIX], form)
+            weights[name] = _weights(name, columns.forms[name + WEIGHT_SUFFIX], form)
         ids[name] = column if name in plain else _as_lists(column)
         lengths[name] = count_examples(column)
     if len(set(lengths.values())) > 1:
@@ -138,8 +185,7 @@ def _gather(column: Column, indices: np.ndarray) -> Column:
     return ListColumn(offsets, column.values[positions])
 
 
-def _numbers(name: str, column: Any) -> np.ndarray:
-    values = array_of(name, column)
+def _numbers(name: str, values: np.ndarray) -> np.ndarray:
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1 or values.dtype.kind not in "fiub":
@@ -150,9 +196,8 @@ def _numbers(name: str, column: Any) -> np.ndarray:
     return _plain(values, np.float32)
 
 
-def _extra(name: str, column: Any) -> np.ndarray:
+def _extra(name: str, values: np.ndarray) -> np.ndarray:
     """An array in the types that JAX holds without 64 bits: float64 becomes float32, and integers int32."""
-    values = array_of(name, column)
     number = jnp.issubdtype(values.dtype, np.number) and values.dtype.kind != "m"  # NumPy counts durations as integers
     if not values.ndim or not (number or values.dtype == bool):
         raise ValueError(
@@ -177,12 +222,8 @@ def _plain(values: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
     return np.require(values, dtype, ["C", "W"])
 
 
-def _ids(feature: FeatureConfig, column: Any, values: ValueRows) -> tuple[Column, Form]:
-    """The rows of a feature, and the form of its column with which of its values are present."""
-    form = form_of(feature.name, column)
-    ids = form.values
-    if not form.is_text and ids.dtype.kind == "i" and (absent := ids == -1).any():
-        form = form._replace(present=~absent if form.present is None else form.present & ~absent)
+def _ids(feature: FeatureConfig, form: Form, values: ValueRows) -> Column:
+    """The rows of a feature."""
     present = _present(form)
     rows = values.rows(feature, present)
     if feature.table in values.keyed:
@@ -191,7 +232,15 @@ def _ids(feature: FeatureConfig, column: Any, values: ValueRows) -> tuple[Column
         if rows.dtype == np.uint64:  # what int64 does not hold stays too large
             rows = np.minimum(rows, np.uint64(2**63 - 1))
         rows = _plain(rows, rows.dtype if rows.dtype in _ID_DTYPES else np.int64)
-    return rows if present.offsets is None else ListColumn(present.offsets, rows), form
+    return rows if present.offsets is None else ListColumn(present.offsets, rows)
+
+
+def _with_absent(form: Form) -> Form:
+    """A form of ids with which of them are present: -1 is not."""
+    ids = form.values
+    if form.is_text or ids.dtype.kind != "i" or not (absent := ids == -1).any():
+        return form
+    return form._replace(present=~absent if form.present is None else form.present & ~absent)
 
 
 def _present(form: Form) -> Form:
@@ -211,9 +260,8 @@ def _as_lists(column: Column) -> ListColumn:
     return ListColumn(np.arange(len(column) + 1, dtype=np.int64), column)
 
 
-def _weights(name: str, column: Any, ids: Form) -> np.ndarray:
+def _weights(name: str, weights: Form, ids: Form) -> np.ndarray:
     """The weights of the ids that are present, one after the other."""
-    weights = form_of(name + WEIGHT_SUFFIX, column)
     if len(weights.values) != len(ids.values) or not np.array_equal(weights.bounds, ids.bounds):
         raise DatasetError(f"weights of {name!r} must have the form and lengths of its ids, example by example")
     if weights.is_text or weights.values.dtype.kind != "f":

@@ -81,7 +81,7 @@ def _read(field: Field, form: Form, key_seed: int) -> Column:
         values = _times(field, form)
     else:
         values = _keys(field, form, key_seed)
-    column = ListField(form.bounds, values) if many else values
+    column = ListField(form.bounds.copy(), values) if many else values  # the bounds may be the caller's
     return without_missing(column, field, key_seed) if field.kind in ("text", "texts") and field.missing else column
 
 

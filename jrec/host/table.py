@@ -76,7 +76,7 @@ class HostTable:
     ) -> None:
         self.stack, self.optimizer = stack, optimizer
         self.threads = thread_count(threads)
-        keys = key if isinstance(key, np.ndarray) else np.asarray(table_keys(key, [t.name for t in stack.tables]))
+        keys = np.array(key if isinstance(key, np.ndarray) else table_keys(key, [t.name for t in stack.tables]))
         shapes = {n: (stack.rows, stack.dim)[: 1 + (s == "element")] for n, s in optimizer.slots.items()}
         size = _bytes(stack, shapes)
         if huge_pages is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import copy
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -231,12 +232,12 @@ class _Threads:
 
 
 def _state_of(iterator: Any) -> Any:
-    """An iterator's state in JSON types; None if it has none."""
+    """A copy of an iterator's state in JSON types, which it may change in place; None if it has none."""
     get_state = getattr(iterator, "get_state", None) or getattr(iterator, "state", None)
     if not callable(get_state):
         return None
     state = get_state()
-    return {"bytes": state.decode("latin-1")} if isinstance(state, bytes) else state
+    return {"bytes": state.decode("latin-1")} if isinstance(state, bytes) else copy.deepcopy(state)
 
 
 def _decoded(state: Any) -> Any:

@@ -17,7 +17,8 @@ from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints
 from jrec.data.blocks import LABEL
 from jrec.data.growing import GrowingVocabulary
-from jrec.data.packing import OnBadId, Packer
+from jrec.data.loader import Loader
+from jrec.data.packing import OnBadId, Packer, kept_orders
 from jrec.errors import ConfigError
 from jrec.host import HostTable
 from jrec.nn import SparseOptimizer, binary_cross_entropy
@@ -128,7 +129,7 @@ class Run:
           ConfigError: If ``hot``, but there is no plan.
           RuntimeError: If another feed is open that reads rows in host memory ahead of its steps, as this one would.
         """
-        growing, packing = self._state.growing, dict(packing)
+        growing, packing = self._state.growing, {**packing, "orders": kept_orders(packing.get("orders"))}
         self._feeds = [feed for feed in self._feeds if not feed.closed]
         if growing:
             if self._feeds or hot:
@@ -155,7 +156,15 @@ class Run:
         cast = "host" if setup is None else "none"
         packer = Packer(self.layout, dense=dense, label=label, on_bad_id=on_bad_id, cast=cast, **packing)
         shared = 1 if setup is None else sum(number in setup.local for number in setup.plan.askers)
-        pack = ItemPacker(packer, batch_size, shared, growing)
+        ahead = setup is not None or bool(self._state.tables)
+        pack = ItemPacker(
+            packer,
+            batch_size,
+            shared,
+            growing,
+            columns_wait=workers > 0 or setup is not None,
+            batches_wait=ahead and not isinstance(batches, Loader),
+        )
         packed = PackedBatches(batches, pack, transform=transform, workers=workers, prefetch=prefetch, order=pack.order)
         if hot and setup is not None:
             feed: Feed = MeshFeed(packed, setup=setup, total=None)
