@@ -14,7 +14,7 @@ import pytest
 
 from jrec.data.column_forms import form_of
 from jrec.data.ingest import BadLines, Log
-from jrec.data.packing_columns import prepare_columns
+from jrec.data.packing_columns import prepare_columns, read_columns
 from jrec.data.raw_columns import parsed_columns
 from jrec.data.readers import Delimited, load_schema
 from jrec.data.readers.keys import buckets, text_key
@@ -269,9 +269,10 @@ def test_columns_of_a_batch(name):
     )
     for columns, options in roles:
         with contextlib.suppress(DatasetError, ValueError):
-            prepare_columns(columns, plain=(), values=rows, **options)
+            prepare_columns(read_columns(columns, **options), plain=(), values=rows, **options)
     try:
-        packed = prepare_columns({"c": column}, numbers=[], features=[ids], plain=(), values=rows)
+        read = read_columns({"c": column}, numbers=[], features=[ids])
+        packed = prepare_columns(read, numbers=[], features=[ids], plain=(), values=rows)
     except ValueError as error:
         assert "'c'" in str(error)  # noqa: PT017 (which types are packed is said below)
         assert name in {*TIMES, *REFUSED, "time32", "time64"} or any(
