@@ -2,9 +2,11 @@
 
 Overhead: the steps of ``Run.compile`` on batches of ``Run.feed`` against one ``jax.jit`` on a split state, which it is
 given to overwrite, on the same packed batches; few examples and a small model leave little else to measure. The peer
-is the step by hand: a ratio of 0.83 is an overhead of 1.2. Growth: the same lookups in a table of more rows; the detail
-"by_fewest" is the time by that of the fewest rows. Updates in place touch only the looked-up rows, whose cache misses
-grow with the table; "scan" draws the same 4,096 rows from every table, so that caches are alike.
+is the step by hand: a ratio of 0.83 is an overhead of 1.2. Copies: what a feed copies of the columns of 2,048 examples
+before it reads the next ones, beside the packing of a batch, the copy aside, and beside a step. Growth: the same
+lookups in a table of more rows; the detail "by_fewest" is the time by that of the fewest rows. Updates in place touch
+only the looked-up rows, whose cache misses grow with the table; "scan" draws the same 4,096 rows from every table, so
+that caches are alike.
 
 Examples:
   python -m benchmarks.library_step
@@ -24,11 +26,13 @@ from flax import nnx
 import jrec
 from benchmarks import harness
 from jrec.batch import Batch
+from jrec.data.packing import Packer
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 
 TABLES, DIM, NUM_DENSE = 8, 16, 4
 GROWTH_ROWS = (100_000, 1_000_000, 10_000_000)
+LOOKUPS = {"26 ids, 13 numbers": (26, 1, 13), "20 ids of one feature": (1, 20, 1)}  # features, ids of each, numbers
 IN_A_BLOCK = 8  # steps timed together, so that a thread that prepares the next batch is part of it
 
 
@@ -38,6 +42,8 @@ def main() -> None:
     with harness.Report(arguments, "library_step") as report:
         for batch in (16, 256, 2048):
             _overhead(report, batch)
+        for lookups in LOOKUPS:
+            _copies(report, lookups)
         for kind in ("scan", "uniform"):
             fewest: float | None = None
             for rows in GROWTH_ROWS[:2] if arguments.quick else GROWTH_ROWS:
@@ -47,13 +53,13 @@ def main() -> None:
                 report.add(f"{rows:,} rows, {kind}", "step", 1e3 * seconds, "ms", details=details)
 
 
-def _modules(rows: int, tables: int) -> tuple[Any, SparseOptimizer]:
+def _modules(rows: int, tables: int, *, length: int = 1, num_dense: int = NUM_DENSE) -> tuple[Any, SparseOptimizer]:
     names = [f"t{i}" for i in range(tables)]
     layout = EmbeddingLayout.build(
         [TableConfig(name=name, rows=rows, dim=DIM) for name in names],
-        [FeatureConfig(name=name, table=name) for name in names],
+        [FeatureConfig(name=name, table=name, max_length=length) for name in names],
     )
-    config = DLRMConfig(num_dense=NUM_DENSE, bottom_mlp=(32, DIM), top_mlp=(32, 1))
+    config = DLRMConfig(num_dense=num_dense, bottom_mlp=(32, DIM), top_mlp=(32, 1))
     model = DLRM(config, layout, rngs=nnx.Rngs(0))
     return model, SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.Adagrad(learning_rate=0.1))
 
@@ -100,6 +106,34 @@ def _overhead(report: harness.Report, batch: int) -> None:
     report.compare(
         f"batch {batch:,}", f"{IN_A_BLOCK} steps", harness.timed(ours), peer="by hand", theirs=harness.timed(theirs)
     )
+    run.close()
+
+
+def _copies(report: harness.Report, lookups: str) -> None:
+    features, length, numbers = LOOKUPS[lookups]
+    model, optimizer = _modules(10_000, features, length=length, num_dense=numbers)
+    rng, dense = np.random.default_rng(0), [f"d{i}" for i in range(numbers)]
+    columns: dict[str, Any] = {"label": rng.integers(0, 2, 2048).astype(np.float32)}
+    columns |= {name: rng.random(2048, dtype=np.float32) for name in dense}
+    shape = 2048 if length == 1 else (2048, length)
+    columns |= {name: rng.integers(0, 10_000, shape) for name in model.embeddings.layout.order}
+    packer = Packer(model.embeddings.layout, dense=dense, cast="host")
+    examples = np.arange(2048, dtype=np.int32)
+
+    def packed() -> Batch:
+        return packer.pack(packer.prepare(columns), examples, 2048)
+
+    run = jrec.distribute(model, optimizer)
+    step, feed = run.compile(), run.feed(itertools.repeat(columns), dense=dense)
+    sides = {
+        "read": harness.timed(lambda: packer.read(columns), calls=20),
+        "read and copied": harness.timed(lambda: packer.read(columns, copy=True), calls=20),
+        "packing": harness.timed(packed),
+        "step, fed": harness.timed(lambda: step(next(feed))[0], calls=IN_A_BLOCK),
+    }
+    for metric, side in sides.items():
+        seconds = harness.alternate(side, seconds=report.seconds / 3).median
+        report.add(f"2,048 examples, {lookups}", metric, 1e6 * seconds, "µs")
     run.close()
 
 

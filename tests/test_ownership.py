@@ -12,9 +12,11 @@ from growing_cases import growing
 from growing_cases import layout_of as growing_layout
 
 import jrec
+from jrec import ops
 from jrec.data import GrowingVocabulary, Growth, pack_batch
 from jrec.data.blocks import ListColumn
 from jrec.data.packing import kept_orders
+from jrec.host import HostTable
 from jrec.run.options import HostOptions
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -226,6 +228,19 @@ def test_only_orders_that_nobody_can_write_to_are_kept_as_they_are(tmp_path):
         False,
         False,
     ]
+
+
+def test_a_table_in_host_memory_keeps_no_array_that_it_was_given_or_gave():
+    (stack,) = layout_of(tiers=ON_HOST).host_stacks
+    words, rows = np.array([[1, 2]], np.uint32), np.arange(3, dtype=np.int32)
+    table = HostTable(stack, ops.Adagrad(learning_rate=0.1), words)
+    values, slots = table.fetch(rows)
+    table.store(rows, values, slots)
+    expected = table.read(rows)
+    for array in (words, rows, values, *slots.values(), table.read(rows), table.made_rows()):
+        array[...] = 0
+    np.testing.assert_array_equal(table.read(np.arange(3)), expected)
+    np.testing.assert_array_equal(table.keys, [[1, 2]])
 
 
 @pytest.mark.parametrize("evict", ["lru", "lfu"])

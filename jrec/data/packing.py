@@ -47,7 +47,7 @@ def pack_batch(
     vocabularies: Mapping[str, AnyVocabulary] | None = None,
     cast: CastPlace = "none",
 ) -> Batch:
-    """Packs examples into one batch of NumPy arrays.
+    """Packs examples into one batch of NumPy arrays, which are its own: docs/library.md, "Arrays that you hand over".
 
     Args:
       layout: Where the model's tables and features lie.
@@ -147,9 +147,9 @@ class Packer:
         """The names of the columns that packing reads."""
         return needed_columns(self._numbers, self._features, self.extras)
 
-    def read(self, columns: Any) -> ReadColumns:
+    def read(self, columns: Any, *, copy: bool = False) -> ReadColumns:
         """Finds the columns that packing reads, in any form that ``pack_batch`` takes; see ``read_columns``."""
-        return read_columns(columns, numbers=self._numbers, features=self._features, extras=self.extras)
+        return read_columns(columns, numbers=self._numbers, features=self._features, extras=self.extras, copy=copy)
 
     def prepare(self, columns: Any) -> PreparedColumns:
         """Checks columns, also of ``read``, and brings them into the form that ``pack`` reads.

@@ -32,18 +32,6 @@ class ReadColumns:
     arrays: Mapping[str, np.ndarray]
     forms: Mapping[str, Form]
 
-    def copied(self) -> ReadColumns:
-        """The same columns in memory that nobody else writes to; Arrow's texts, which nobody can write to, stay.
-
-        Numbers are copied whatever holds them: Arrow, polars and JAX also take NumPy's arrays over without a copy.
-        """
-        arrays = {name: array.copy() for name, array in self.arrays.items()}
-        return ReadColumns(arrays=arrays, forms={name: _copied(form) for name, form in self.forms.items()})
-
-
-def _copied(form: Form) -> Form:
-    return Form(*(part.copy() if isinstance(part, np.ndarray) else part for part in form))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedColumns:
@@ -76,15 +64,21 @@ def needed_columns(
 
 
 def read_columns(
-    columns: Any, *, numbers: Collection[str], features: Collection[FeatureConfig], extras: Collection[str] = ()
+    columns: Any,
+    *,
+    numbers: Collection[str],
+    features: Collection[FeatureConfig],
+    extras: Collection[str] = (),
+    copy: bool = False,
 ) -> ReadColumns:
-    """Brings columns of any form that ``pack_batch`` takes into the one form; without a copy where they have it.
+    """Brings columns of any form that ``pack_batch`` takes into the one form.
 
     Args:
       columns: As ``pack_batch`` takes them.
       numbers: Names of labels and dense features.
       features: The categorical features to read.
       extras: Names of the further arrays.
+      copy: Whether to copy what would otherwise stay in the caller's memory, since it has the form already.
 
     Raises:
       DatasetError: A column is missing.
@@ -93,10 +87,23 @@ def read_columns(
     columns = by_name(columns)
     if missing := [name for name in needed_columns(numbers, features, extras) if name not in columns]:
         raise DatasetError(f"column(s) {', '.join(missing)} are missing; there are {', '.join(columns) or 'none'}")
-    return ReadColumns(
-        arrays={name: array_of(name, columns[name]) for name in (*numbers, *extras)},
-        forms={name: form_of(name, columns[name]) for name in needed_columns((), features)},
-    )
+    arrays = {name: array_of(name, columns[name]) for name in (*numbers, *extras)}
+    if copy:
+        arrays = {name: array.copy() for name, array in arrays.items()}
+    read = _copied_form if copy else form_of
+    return ReadColumns(arrays=arrays, forms={name: read(name, columns[name]) for name in needed_columns((), features)})
+
+
+def _copied_form(name: str, column: Any) -> Form:
+    """``form_of`` in memory of its own.
+
+    Numbers are copied whatever holds them, since Arrow, polars, pandas and JAX take NumPy's arrays over without a copy;
+    texts are Arrow's, which nobody writes to.
+    """
+    if isinstance(column, np.ndarray):
+        return form_of(name, column.copy())
+    values, offsets, present = form = form_of(name, column)
+    return Form(values if form.is_text else values.copy(), None if offsets is None else offsets.copy(), present)
 
 
 def prepare_columns(

@@ -107,7 +107,7 @@ def _checked_rows(layout: EmbeddingLayout, everywhere: Mapping[str, Any]) -> dic
     checked = {}
     sizes = {table.name: table.rows for stack in layout.planned_stacks for table in stack.tables}
     for name, given_rows in everywhere.items():
-        rows = np.array(given_rows)
+        rows = np.asarray(given_rows)
         if name not in sizes:
             raise ConfigError(f"everywhere names table {name!r}; uncompressed are {', '.join(sorted(sizes))}")
         fits = rows.ndim == 1 and (not rows.size or np.issubdtype(rows.dtype, np.integer))

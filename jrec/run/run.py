@@ -112,6 +112,7 @@ class Run:
         Args:
           batches: Yields columns as ``jrec.data.pack_batch`` takes them, or packed batches (``jrec.data.Loader``). With
             several processes each gives its own part of every batch, all parts of one size, equally many of them.
+            Arrays may be written over when the next item is asked for: docs/library.md, "Arrays that you hand over".
           dense: Names of the float features, in the order the model takes them.
           label: Name of the labels, or None to fill them with 0.
           batch_size: The static number of examples of a batch; fewer are padded. None for as many as the first has,
