@@ -130,7 +130,9 @@ def test_what_is_exported_equals_the_call(name, ragged):
     for num_bags in (1, 40):
         arguments = _arguments(num_bags, ragged)
         got, want = exported.call(*arguments), jax.jit(PROGRAMS[name])(*arguments)
-        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5), got, want)
+        # Leaves: the exported program's residuals do not know of how many bags they are.
+        for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_sums_for_gpus_of_any_number_of_lookups():

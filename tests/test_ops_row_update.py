@@ -186,7 +186,7 @@ def test_a_foreign_optimizer_runs_by_its_own_step_and_native_refuses_it():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"gradients": jnp.ones((1, 3))}, "table must be"),
+        ({"gradients": jnp.ones((1, 3))}, "gradients must be float32 of shape"),
         ({"gradients": jnp.ones((2, 2))}, "gradients must be float32 of shape"),
         ({"rows": jnp.zeros((1, 1), jnp.int32)}, "rows must be"),
         ({"slots": {}}, "keeps slots"),

@@ -1,6 +1,7 @@
 """Every op under jit, grad, vmap, remat, shard_map, pmap and buffer donation; and what the compiled programs hold."""
 
 import functools
+import operator
 import re
 
 import jax
@@ -239,7 +240,7 @@ def test_without_donation_the_old_tables_stay(implementation, table, ids, rng):
 def test_lookup_takes_the_casts_of_the_loader(implementation, table, ids):
     cast = ops.tensor_cast(ids, num_rows=ROWS, implementation="xla")
     _, residuals = ops.lookup({"t": table}, {"t": ops.Bags(ids=ids, cast=cast)}, implementation=implementation)
-    assert residuals["t"].cast is cast
+    assert all(map(operator.is_, jax.tree.leaves(residuals["t"].cast), jax.tree.leaves(cast)))
 
 
 def test_names_must_agree(table, ids):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jrec.ops.arrays import AnyBagged, AnyIds, AnyOffsets, AnyWeights, Table
 from jrec.ops.dispatch import Implementation
+from jrec.ops.doors import checked_table
 from jrec.ops.forms import formed
 from jrec.ops.gather_reduce import lookup_of_table, segment_of_entries
 from jrec.ops.offsets import nan_unless, whole_bags, within_bags
@@ -64,6 +65,7 @@ def embedding_bag(
       [[4.0, 5.0], [0.0, 0.0]]
     """
     check_combiner(combiner)
+    table = checked_table(table)
     bags = formed(ids, offsets, weights, table.shape[0])
     if combiner == "max":
 

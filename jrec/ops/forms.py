@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jrec.ops.doors import check_bags
 from jrec.ops.gather_reduce import check_segments
 from jrec.ops.ids import check_ids
 from jrec.ops.types import Bags
@@ -65,8 +66,9 @@ def formed_bags(bags: Bags) -> Bags:
     """Bags whose ids and offsets are int32, (num_bags, 1) where they were (num_bags,) without offsets.
 
     Raises:
-      ValueError: On ids that are no integers.
+      ValueError: On what are no bags, or ids that are no integers.
     """
+    check_bags(bags)
     ids = narrowed(_array(bags.ids))
     offsets = None if bags.offsets is None else narrowed(_array(bags.offsets), name="offsets")
     weights = bags.weights

@@ -15,6 +15,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jrec.ops.arrays import Bagged, Ids, Offsets, Table, Weights
 from jrec.ops.dispatch import Call, Implementation, dispatch_together
+from jrec.ops.doors import array, checked_table
 from jrec.ops.gather_reduce_xla import run_in_xla
 from jrec.ops.gather_reduce_xla import segment_of_entries as segment_of_entries
 from jrec.ops.gather_reduce_xla import take_rows as take_rows
@@ -72,8 +73,7 @@ def gather_reduce_call(
 ) -> Call:
     """One of several for ``gather_reduce_together``; see ``gather_reduce`` for arguments and errors."""
     check_segments(indices, offsets, weights, name="indices")
-    if source.ndim != 2 or not jnp.issubdtype(source.dtype, jnp.floating):
-        raise ValueError(f"source must be a (rows, dim) float array, but is {source.dtype}{list(source.shape)}")
+    source = checked_table(source, "source")
     _check_rows_not_explicit(source)
     return _call(source, indices, offsets, weights)
 
@@ -137,6 +137,9 @@ def check_segments(
     Outside jit also where the offsets do not ascend from 0 to at most the number of indices.
     """
     expected = "(num_bags, length)" if offsets is None else "(capacity,) beside offsets"
+    for argument, values in ((name, indices), ("offsets", offsets), ("weights", weights)):
+        if values is not None:
+            array(argument, values, "an array")
     if indices.ndim != (2 if offsets is None else 1):
         one_id = f"give offsets, or {name}[:, None] for one id a bag"
         remedy = "flatten them, or leave the offsets out" if offsets is not None else one_id

@@ -33,7 +33,7 @@ def checked_ids(ids: ArrayLike, num_rows: int) -> np.ndarray:
       ValueError: ids[0] is 4294967298, but the table has 3 rows; hash or clip the ids, or enlarge the table
     """
     values = np.asarray(ids)
-    if not 1 <= num_rows < 2**31:
+    if not (isinstance(num_rows, int | np.integer) and 1 <= num_rows < 2**31):
         raise ValueError(f"num_rows is {num_rows}; row numbers are int32, so it must lie in 1..2**31 - 1")
     if values.size == 0:
         return np.zeros(values.shape, np.int32)

@@ -21,21 +21,35 @@ import jax.numpy as jnp
 from jrec.ops import rounding
 from jrec.ops.arrays import Activations, Count, RoundingKey, Scalar, Scale, Slots, Step, Tables
 from jrec.ops.dispatch import Implementation
+from jrec.ops.doors import (
+    about,
+    checked_gradients,
+    checked_optimizer,
+    checked_scale,
+    checked_step,
+    checked_table,
+)
 from jrec.ops.forms import formed_bags
 from jrec.ops.gather_reduce import gather_reduce_call, gather_reduce_together
 from jrec.ops.row_update import casted_gather_reduce, casted_update_call, casted_update_together
-from jrec.ops.tensor_cast import tensor_cast
-from jrec.ops.types import Bags, Cast, array_record
+from jrec.ops.sizes import static
+from jrec.ops.tensor_cast import cast_of
+from jrec.ops.types import Bags, Cast, array_record, known
 from jrec.row_optimizers import RowOptimizers, optimizer_of
 
 
 @array_record
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Residuals:
-    """What a lookup leaves for its backward pass: the cast of the ids, and their weights."""
+    """What a lookup leaves for its backward pass: the cast of the ids, their weights, and of what table they are.
+
+    The table's ``width`` and ``dtype`` are static; where they are None, nobody compares them.
+    """
 
     cast: Cast
     weights: jax.Array | None = None
+    width: int | None = known()
+    dtype: str | None = known()
 
 
 def lookup(
@@ -61,32 +75,25 @@ def lookup(
       past its table, or whose offsets descend, are negative or too large, is NaN; such ids and bags update no row.
 
     Raises:
-      ValueError: If tables and bags have different names, a capacity has no table, shapes do not fit, or, outside jit,
-        offsets are malformed.
+      ValueError: If tables and bags have different names, a capacity has no table, shapes or dtypes do not fit, a cast
+        is of other bags or another table, or, outside jit, offsets are malformed.
     """
     _same_names("bags", bags, tables)
-    bags = {name: formed_bags(of_table) for name, of_table in bags.items()}
     capacities = dict(unique_capacities or {})
     if unknown := sorted(capacities.keys() - tables.keys()):
         raise ValueError(f"unique_capacities name {unknown}, but the tables are {sorted(tables)}")
-    calls = [
-        gather_reduce_call(table, bags[name].ids, bags[name].offsets, weights=bags[name].weights)
-        for name, table in tables.items()
-    ]
-    activations = dict(zip(tables, gather_reduce_together(calls, implementation, tables=True), strict=True))
-    residuals = {}
+    formed, calls, residuals = {}, [], {}
     for name, table in tables.items():
-        bag = bags[name]
-        cast = bag.cast
-        if cast is None:
-            cast = tensor_cast(
-                bag.ids,
-                bag.offsets,
-                num_rows=table.shape[0],
-                unique_capacity=capacities.get(name),
-                implementation=implementation,
-            )
-        residuals[name] = Residuals(cast=cast, weights=bag.weights)
+        with about(f"table {name!r}"):
+            rows, formed[name] = checked_table(table), (bag := formed_bags(bags[name]))
+            calls.append(gather_reduce_call(rows, bag.ids, bag.offsets, weights=bag.weights))
+    activations = dict(zip(tables, gather_reduce_together(calls, implementation, tables=True), strict=True))
+    for (name, bag), table in zip(formed.items(), tables.values(), strict=True):
+        with about(f"table {name!r}"):
+            room = capacities.get(name)
+            cast = cast_of(bag, table.shape[0], unique_capacity=room, implementation=implementation)
+        width = static(table.shape[1])
+        residuals[name] = Residuals(cast=cast, weights=bag.weights, width=width, dtype=table.dtype.name)
     return activations, residuals
 
 
@@ -97,7 +104,7 @@ def rows_left_out(residuals: Mapping[str, Residuals]) -> dict[str, Count]:
       >>> activations, residuals = lookup(tables, bags, unique_capacities={"items": 100_000})
       >>> left_out = rows_left_out(residuals)["items"]  # check it after the step, as jax.device_get(left_out) == 0
     """
-    casts = {name: left.cast for name, left in residuals.items()}
+    casts = {name: _checked(left).cast for name, left in residuals.items()}
     return {name: jnp.maximum(cast.num_unique - cast.rows.shape[0], 0) for name, cast in casts.items()}
 
 
@@ -119,11 +126,11 @@ def apply_gradients(
     Args:
       optimizer: The optimizer of all tables, or a function from a table's name to its own, or to None where the table
         is frozen: it and its slots are then returned as they are.
-      tables: As given to ``lookup``.
+      tables: Of the sizes and dtypes that were given to ``lookup``.
       slots: By table, as ``init_slots`` makes them.
       residuals: From ``lookup``.
       gradients: (num_bags, dim) float32 by table: the loss's gradient of the activations.
-      step: () int32, how many steps were taken before.
+      step: () int32, how many steps were taken before; outside jit a negative one is refused.
       gradient_scale: Multiplies the gradients: one over the loss scale.
       rounding_key: (2,) uint32, a new one for every step: tables of 16 bits are rounded stochastically, each with
         ``jrec.ops.rounding.derived_key(rounding_key, i)``, where ``i`` is its place among the sorted names. None
@@ -135,33 +142,38 @@ def apply_gradients(
       The new tables and slots.
 
     Raises:
-      ValueError: If names, shapes or slots do not fit, or the rounding key is not (2,) uint32.
+      ValueError: If names, shapes, dtypes or slots do not fit each other or what was looked up, the step is negative or
+        no integer, or the rounding key is not (2,) uint32.
     """
     if rounding_key is not None:
         rounding.check_key(rounding_key)
+    step, gradient_scale = checked_step(step), checked_scale(gradient_scale)
     named = {"slots": slots, "residuals": residuals, "gradients": gradients}
     for argument, values in (named if dims is None else {**named, "dims": dims}).items():
         _same_names(argument, values, tables)
     number = {name: i for i, name in enumerate(sorted(tables))}
     calls, own = {}, {name: optimizer_of(optimizer, name) for name in tables}
     for name, table in tables.items():
-        if (of_table := own[name]) is None:
+        if (rule := own[name]) is None:
             continue
-        key = None
-        if rounding_key is not None and table.dtype.itemsize < 4:
-            key = rounding.derived_key(rounding_key, number[name])
-        calls[name] = casted_update_call(
-            of_table,
-            table,
-            slots[name],
-            residuals[name].cast,
-            gradients[name],
-            weights=residuals[name].weights,
-            step=step,
-            gradient_scale=gradient_scale,
-            rounding_key=key,
-            dim=None if dims is None else dims[name],
-        )
+        with about(f"table {name!r}"):
+            left, rows = _checked(residuals[name]), checked_table(table)
+            _check_same_table(left, rows)
+            key = None
+            if rounding_key is not None and rows.dtype.itemsize < 4:
+                key = rounding.derived_key(rounding_key, number[name])
+            calls[name] = casted_update_call(
+                rule,
+                rows,
+                slots[name],
+                left.cast,
+                gradients[name],
+                weights=left.weights,
+                step=step,
+                gradient_scale=gradient_scale,
+                rounding_key=key,
+                dim=None if dims is None else dims[name],
+            )
     results = casted_update_together(list(calls.values()), implementation) if calls else []
     changed = dict(zip(calls, results, strict=True))
     updated = {name: changed.get(name, (table, slots[name])) for name, table in tables.items()}
@@ -189,6 +201,9 @@ def squared_gradient_norm(
     Returns:
       () float32.
 
+    Raises:
+      ValueError: If names or shapes do not fit.
+
     Example:
       >>> squares = squared_gradient_norm(residuals, gradients) + optax.tree.norm(dense_gradients) ** 2
       >>> scale = jnp.minimum(1.0, 10.0 * jax.lax.rsqrt(squares))
@@ -199,7 +214,12 @@ def squared_gradient_norm(
         raise ValueError(f"gradients are named {missing}, but residuals only {sorted(residuals)}")
     total = jnp.float32(0)
     for name, of_bags in gradients.items():
-        left = residuals[name]
+        with about(f"table {name!r}"):
+            left = _checked(residuals[name])
+            of_bags = checked_gradients(of_bags, left.cast, "dim")
+            dim, width = static(of_bags.shape[1]), left.width
+            if dim is not None and width is not None and dim > width:  # less where the table is padded
+                raise ValueError(f"gradients are of dim {dim}, but the table's rows hold {width} elements")
         rows = casted_gather_reduce(left.cast, of_bags, left.weights, implementation=implementation)
         total += jnp.sum(jnp.square(rows))
     return total
@@ -208,7 +228,25 @@ def squared_gradient_norm(
 def init_slots(optimizer: RowOptimizers, tables: Mapping[str, Tables]) -> dict[str, Slots]:
     """Fresh optimizer slots for every table; none for a frozen one (see ``apply_gradients``)."""
     own = {name: optimizer_of(optimizer, name) for name in tables}
-    return {name: {} if (rule := own[name]) is None else rule.init(table) for name, table in tables.items()}
+    slots: dict[str, Slots] = {}
+    for name, table in tables.items():
+        with about(f"table {name!r}"):
+            rule = None if own[name] is None else checked_optimizer(own[name])
+            slots[name] = {} if rule is None else rule.init(checked_table(table))
+    return slots
+
+
+def _checked(residuals: Residuals) -> Residuals:
+    if not isinstance(residuals, Residuals):
+        raise ValueError(f"the residuals must come from lookup, but are of type {type(residuals).__name__}")
+    return residuals
+
+
+def _check_same_table(residuals: Residuals, table: jax.Array) -> None:
+    """Raises ValueError on a table of another width or dtype than the one that was looked up; rows are the cast's."""
+    was = residuals.width, residuals.dtype
+    if was != (None, None) and was != (now := (static(table.shape[1]), table.dtype.name)):
+        raise ValueError(f"its rows are {now[1]} of {now[0]} elements, but were {was[1]} of {was[0]} when looked up")
 
 
 def _same_names(argument: str, named: Mapping[str, object], tables: Mapping[str, jax.Array]) -> None:

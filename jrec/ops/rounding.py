@@ -11,6 +11,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jrec.ops.doors import checked
+
 _EXPONENT = 0x7F800000
 _SIGN = 0x80000000
 _HALF_NORMAL = 2.0**-14  # the smallest normal float16; below it the grid has a spacing of 2**-24
@@ -70,11 +72,8 @@ def round_values(
 
 def check_key(key: jax.Array) -> None:
     """Raises ValueError where ``key`` is not (2,) uint32."""
-    if key.shape != (2,) or key.dtype != jnp.uint32:
-        raise ValueError(
-            f"a rounding key must be uint32 of shape (2,), but is {key.dtype}{list(key.shape)}; make it with"
-            " jax.random.key_data(jax.random.key(seed, impl='threefry2x32'))"
-        )
+    remedy = "; make it with jax.random.key_data(jax.random.key(seed, impl='threefry2x32'))"
+    checked("a rounding key", key, (2,), ("uint32",), why=remedy)
 
 
 def derived_key(key: jax.Array, number: jax.Array | int) -> jax.Array:

@@ -11,6 +11,17 @@ import jax.numpy as jnp
 from jrec.ops import rounding
 from jrec.ops.arrays import Bagged, RoundingKey, RowGradients, Rows, RowSlots, Scale, Step, Table, Weights
 from jrec.ops.dispatch import Call, Implementation, dispatch, dispatch_together
+from jrec.ops.doors import (
+    INT32,
+    checked,
+    checked_cast,
+    checked_gradients,
+    checked_scale,
+    checked_slots,
+    checked_step,
+    checked_table,
+    checked_weights,
+)
 from jrec.ops.gather_reduce import gather_reduce
 from jrec.ops.row_update_xla import update_rows
 from jrec.ops.storage import real_dim
@@ -57,13 +68,11 @@ def row_update(
     Raises:
       ValueError: If shapes, dtypes or slots do not fit the table and optimizer.
     """
-    _check(optimizer, table, slots, rows, gradients.shape[-1], dim, rounding_key, rounding_rows)
-    if gradients.shape != (rows.shape[0], gradients.shape[-1]) or gradients.dtype != jnp.float32:
-        raise ValueError(
-            f"gradients must be float32 of shape {(rows.shape[0], real_dim(table.shape[1], dim))}, but are"
-            f" {gradients.dtype}{list(gradients.shape)}"
-        )
-    step, scale = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32)
+    table, rows = checked_table(table), checked("rows", rows, ("n",), INT32)
+    gradients = checked("gradients", gradients, (rows.shape[0], real_dim(table.shape[1], dim)))
+    slots = checked_slots(optimizer, table, slots)
+    _check_rounding(rows, rounding_key, rounding_rows)
+    step, scale = checked_step(step), checked_scale(gradient_scale)
 
     def xla(table, slots, rows, gradients, step, scale, key, numbers):
         return update_rows(optimizer, table, slots, rows, gradients, step, scale, key, numbers)
@@ -177,10 +186,14 @@ def casted_update_call(
     dim: int | None = None,
 ) -> Call:
     """One of several for ``casted_update_together``; see ``casted_update`` for arguments and errors."""
-    _check(optimizer, table, slots, cast.rows, bag_gradients.shape[-1], dim, rounding_key, rounding_rows)
-    if weights is not None and weights.size != cast.positions.shape[0]:
-        raise ValueError(f"weights of shape {weights.shape} do not fit a cast of {cast.positions.shape[0]} lookups")
-    step, scale = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32)
+    table = checked_table(table)
+    cast = checked_cast(cast, table.shape[0])
+    bag_gradients = checked_gradients(bag_gradients, cast, real_dim(table.shape[1], dim))
+    slots = checked_slots(optimizer, table, slots)
+    _check_rounding(cast.rows, rounding_key, rounding_rows)
+    if weights is not None:
+        weights = checked_weights(weights, cast)
+    step, scale = checked_step(step), checked_scale(gradient_scale)
 
     def xla(table, slots, cast, bag_gradients, weights, step, scale, key, numbers):
         gradients = casted_gather_reduce(cast, bag_gradients, weights, implementation="xla")
@@ -267,40 +280,8 @@ def casted_gather_reduce(
     return gather_reduce(bag_gradients, cast.sources, cast.offsets, weights=weights, implementation=implementation)
 
 
-def _check(
-    optimizer: RowOptimizer,
-    table: jax.Array,
-    slots: Slots,
-    rows: jax.Array,
-    gradient_dim: int,
-    dim: int | None,
-    rounding_key: jax.Array | None,
-    rounding_rows: jax.Array | None,
-) -> None:
-    if rounding_key is not None:
-        rounding.check_key(rounding_key)
-    if table.ndim != 2 or real_dim(table.shape[1], dim) != gradient_dim:
-        real = "" if dim is None else f" of which {dim} columns are real"
-        raise ValueError(
-            f"table must be (rows, {gradient_dim}) for gradients of dim {gradient_dim}, but has shape"
-            f" {table.shape}{real}"
-        )
-    if rows.ndim != 1 or rows.dtype != jnp.int32:
-        raise ValueError(f"rows must be (n,) int32, but are {rows.dtype}{list(rows.shape)}")
-    if rounding_rows is not None and (rounding_rows.shape, rounding_rows.dtype) != (rows.shape, rows.dtype):
-        raise ValueError(
-            f"rounding_rows must be int32 of shape {rows.shape}, one for each row, but are"
-            f" {rounding_rows.dtype}{list(rounding_rows.shape)}"
-        )
-    if slots.keys() != optimizer.slots.keys():
-        raise ValueError(
-            f"{type(optimizer).__name__} keeps slots {sorted(optimizer.slots)}, but was given {sorted(slots)};"
-            " make them with optimizer.init(table)"
-        )
-    for name, shape in optimizer.slots.items():
-        expected = table.shape if shape == "element" else table.shape[:1]
-        if slots[name].shape != expected or slots[name].dtype != jnp.float32:
-            raise ValueError(
-                f"slot {name!r} must be float32 of shape {expected},"
-                f" but is {slots[name].dtype}{list(slots[name].shape)}"
-            )
+def _check_rounding(rows: jax.Array, key: jax.Array | None, numbers: jax.Array | None) -> None:
+    if key is not None:
+        rounding.check_key(key)
+    if numbers is not None:
+        checked("rounding_rows", numbers, rows.shape, INT32)

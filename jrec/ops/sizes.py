@@ -30,6 +30,11 @@ def is_static(size: Any) -> bool:
     return isinstance(size, int)
 
 
+def static(size: Any) -> int | None:
+    """A size that is a number; None for a symbolic one."""
+    return int(size) if is_static(size) else None
+
+
 def all_static(*trees: Any) -> bool:
     """Whether all arrays of some pytrees have static shapes."""
     return all(is_static(size) for leaf in jax.tree.leaves(trees) for size in leaf.shape)

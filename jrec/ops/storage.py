@@ -34,6 +34,6 @@ def real_dim(width: int, dim: int | None) -> int:
     Raises:
       ValueError: If ``dim`` is not from 1 to ``width``.
     """
-    if dim is not None and not 1 <= dim <= width:
+    if dim is not None and not (isinstance(dim, int) and 1 <= dim <= width):
         raise ValueError(f"dim is {dim}, but rows hold {width} elements; it counts those that are not padding")
     return width if dim is None else dim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,11 +10,12 @@ import jax.numpy as jnp
 
 from jrec.ops.arrays import Ids, Offsets
 from jrec.ops.dispatch import Implementation, dispatch
+from jrec.ops.doors import check_count, checked_cast
 from jrec.ops.gather_reduce import check_segments, segment_of_entries
 from jrec.ops.offsets import well_formed, within_bags
 from jrec.ops.platforms import cpu_or_other
-from jrec.ops.sizes import larger, smaller
-from jrec.ops.types import Cast
+from jrec.ops.sizes import larger, smaller, static
+from jrec.ops.types import Bags, Cast
 from jrec.ops.verdicts import CAST
 
 
@@ -46,6 +48,9 @@ def tensor_cast(
       ValueError: On shapes or dtypes that do not fit, or, outside jit, malformed offsets.
     """
     check_segments(ids, offsets, None)
+    check_count("num_rows", num_rows)
+    if unique_capacity is not None:
+        check_count("unique_capacity", unique_capacity)
     room: Any = smaller(ids.size, num_rows) if unique_capacity is None else unique_capacity
 
     def xla(ids: jax.Array, offsets: jax.Array | None) -> Cast:
@@ -59,7 +64,28 @@ def tensor_cast(
     def pallas(ids: jax.Array, offsets: jax.Array | None) -> Cast:
         return _pallas(ids, offsets, num_rows, room)
 
-    return dispatch("tensor_cast", implementation, (ids, offsets), xla=xla, native=native, pallas=pallas, kernel=CAST)
+    args, num_bags = (ids, offsets), ids.shape[0] if offsets is None else offsets.shape[0] - 1
+    cast = dispatch("tensor_cast", implementation, args, xla=xla, native=native, pallas=pallas, kernel=CAST)
+    return dataclasses.replace(cast, num_rows=static(num_rows), num_bags=static(num_bags))
+
+
+def cast_of(
+    bags: Bags, num_rows: int, *, unique_capacity: int | None = None, implementation: Implementation | None = None
+) -> Cast:
+    """The bags' cast, made here where nobody made it ahead of time; its ``num_rows`` and ``num_bags`` are known.
+
+    Raises:
+      ValueError: If their cast is of other bags or another table; else see ``tensor_cast``.
+    """
+    if bags.cast is not None:
+        return checked_cast(bags.cast, num_rows, bags)
+    return tensor_cast(
+        bags.ids,
+        bags.offsets,
+        num_rows=num_rows,
+        unique_capacity=unique_capacity,
+        implementation=implementation,
+    )
 
 
 def _xla(ids: jax.Array, offsets: jax.Array | None, num_rows: int, unique_capacity: int) -> Cast:

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from typing import Any
 
 import jax
 import jax.export
 
 
 def array_record[T](cls: type[T]) -> type[T]:
-    """Registers a dataclass of arrays as a pytree, which ``jax.export`` serializes by the class's name."""
-    names = [field.name for field in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
-    jax.tree_util.register_dataclass(cls, data_fields=names, meta_fields=())
+    """Registers a dataclass of arrays as a pytree, which ``jax.export`` serializes by the class's name.
+
+    Fields whose metadata say ``static`` are no arrays, but numbers, texts or None.
+    """
+    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    metas = [field.name for field in fields if field.metadata.get("static")]
+    names = [field.name for field in fields if field.name not in metas]
+    jax.tree_util.register_dataclass(cls, data_fields=names, meta_fields=metas)
     return jax.export.register_pytree_node_serialization(
         cls,
         serialized_name=f"jrec.{cls.__name__}",
-        serialize_auxdata=lambda _: b"",
-        deserialize_auxdata=lambda _: (),
-        from_children=lambda aux_data, children: cls(**dict(zip(names, children, strict=True))),
+        serialize_auxdata=lambda values: json.dumps(values).encode(),
+        deserialize_auxdata=lambda text: tuple(json.loads(text)) if text else (None,) * len(metas),
+        from_children=lambda aux_data, children: cls(
+            **dict(zip([*metas, *names], [*aux_data, *children], strict=True))
+        ),
     )
+
+
+def known() -> Any:
+    """A static field of an ``array_record``; None where it is not known."""
+    return dataclasses.field(default=None, metadata={"static": True})
 
 
 @array_record
@@ -37,6 +51,9 @@ class Cast:
       positions: (capacity,) int32, the flat position of each sorted lookup in the ids (``ARGSORT`` of the paper).
         Padding lookups come last, in ascending order.
       num_unique: () int32, how many entries of ``rows`` are real.
+      num_rows: How many rows the table has, static; None where it is not known, as in casts of the loader. Updates
+        refuse another table.
+      num_bags: How many bags there are, static; None likewise. Updates refuse gradients of other bags.
     """
 
     rows: jax.Array
@@ -44,6 +61,8 @@ class Cast:
     sources: jax.Array
     positions: jax.Array
     num_unique: jax.Array
+    num_rows: int | None = known()
+    num_bags: int | None = known()
 
 
 @array_record

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from jrec.ops.arrays import Step
 from jrec.ops.dispatch import Implementation
+from jrec.ops.doors import INT32, checked, checked_cast, checked_step
 from jrec.ops.row_optimizers import RowOptimizer, Slots
 from jrec.ops.tt.cache_fold import fold_rows
 from jrec.ops.tt.cache_tracker import TTTracker, compact, empty_tracker, find, most_frequent, take, track
@@ -33,7 +34,7 @@ from jrec.ops.tt.contract import TTResiduals
 from jrec.ops.tt.cost import Contraction, TTTraffic
 from jrec.ops.tt.init import Cores
 from jrec.ops.tt.lookup import tt_lookup
-from jrec.ops.tt.shape import TTShape
+from jrec.ops.tt.shape import TTShape, check_shape
 from jrec.ops.types import Bags, Cast, array_record
 
 OnEvict = Literal["discard", "fold"]
@@ -165,8 +166,7 @@ def tt_cache_step(
     Raises:
       ValueError: On shapes that do not fit.
     """
-    check_cache(cache, shape)
-    step = jnp.asarray(step, jnp.int32)
+    cache, step = checked_cache(cache, shape), checked_step(step)
     since = step + 1 - jnp.int32(config.warmup_steps)
     if config.refresh_every is None:
         tracks, refreshes = since <= 0, since == 0  # nobody would read later counts
@@ -177,7 +177,7 @@ def tt_cache_step(
         tracks = due if tracks is None else tracks & due
 
     def tracked(tracker: TTTracker) -> TTTracker:
-        return track(tracker, cast() if callable(cast) else cast, shape.rows)
+        return track(tracker, checked_cast(cast() if callable(cast) else cast, shape.rows), shape.rows)
 
     tracker = tracked(cache.tracker) if tracks is None else _only_if(tracks, tracked, cache.tracker)
 
@@ -214,7 +214,7 @@ def tt_cache_refresh(
     Raises:
       ValueError: On shapes that do not fit.
     """
-    check_cache(cache, shape)
+    cache = checked_cache(cache, shape)
     size = cache.ids.shape[0]
     ids = most_frequent(cache.tracker, size, shape.rows)
     if config.on_evict == "fold":
@@ -274,19 +274,21 @@ def lookup_rows(
     return tt_lookup(cores, shape, bags, contraction=contraction, traffic=traffic, implementation=implementation)
 
 
-def check_cache(cache: TTCache, shape: TTShape) -> None:
-    """Raises ValueError unless the cache is one of a table of this shape."""
-    ids, rows = cache.ids, cache.rows
-    if ids.ndim != 1 or ids.dtype != jnp.int32 or ids.shape[0] > shape.rows:
-        raise ValueError(
-            f"cache ids must be (cache_rows,) int32, at most the table's {shape.rows:,} rows, but are"
-            f" {ids.dtype}{list(ids.shape)}; make the cache with tt_cache_init"
-        )
-    if rows.shape != (ids.shape[0], shape.dim) or rows.dtype != jnp.float32:
-        raise ValueError(
-            f"cached rows must be float32 of shape {(ids.shape[0], shape.dim)}, but are"
-            f" {rows.dtype}{list(rows.shape)}; make the cache with tt_cache_init for this table"
-        )
+def checked_cache(cache: TTCache, shape: TTShape) -> TTCache:
+    """A cache of a table of this shape.
+
+    Raises:
+      ValueError: If it is something else.
+    """
+    check_shape(shape)
+    if not isinstance(cache, TTCache):
+        raise ValueError(f"the cache must be made with tt_cache_init, but is of type {type(cache).__name__}")
+    remedy = "; make the cache with tt_cache_init for this table"
+    ids = checked("cache ids", cache.ids, ("cache_rows",), INT32, why=remedy)
+    if ids.shape[0] > shape.rows:
+        raise ValueError(f"cache ids must be at most the table's {shape.rows} rows, but are {ids.shape[0]}{remedy}")
+    rows = checked("cached rows", cache.rows, (ids.shape[0], shape.dim), why=remedy)
+    return dataclasses.replace(cache, ids=ids, rows=rows)
 
 
 def _only_if(condition, change, state):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 
 from jrec.ops.arrays import Bagged, RoundingKey, Scale, Slots, Step
 from jrec.ops.dispatch import Implementation
@@ -17,8 +16,8 @@ from jrec.ops.forms import formed_bags
 from jrec.ops.gather_reduce import check_segments, gather_reduce
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import casted_update
-from jrec.ops.tensor_cast import tensor_cast
-from jrec.ops.tt.cache import TTCache, check_cache
+from jrec.ops.tensor_cast import cast_of
+from jrec.ops.tt.cache import TTCache, checked_cache
 from jrec.ops.tt.cache_split import split_cast
 from jrec.ops.tt.contract import TTResiduals
 from jrec.ops.tt.cost import Contraction, TTTraffic
@@ -82,20 +81,12 @@ def tt_cached_lookup(
     """
     bags = formed_bags(bags)
     check_segments(bags.ids, bags.offsets, bags.weights)
-    check_cache(cache, shape)
+    cache = checked_cache(cache, shape)
     if contraction == "sample":
         raise ValueError(
             "contraction 'sample' sums slices bag by bag, which cached rows have none of; use None, 'unique' or 'dense'"
         )
-    cast = bags.cast
-    if cast is None:
-        cast = tensor_cast(
-            bags.ids,
-            bags.offsets,
-            num_rows=shape.rows,
-            unique_capacity=unique_capacity,
-            implementation=implementation,
-        )
+    cast = cast_of(bags, shape.rows, unique_capacity=unique_capacity, implementation=implementation)
     split = split_cast(
         cast, cache.ids, bags.ids, rows=shape.rows, num_bags=bags.num_bags, implementation=implementation
     )
@@ -109,7 +100,7 @@ def tt_cached_lookup(
     return from_cores + from_cache, TTCachedResiduals(
         cast=cast,
         weights=bags.weights,
-        cached=split.hits,
+        cached=dataclasses.replace(split.hits, num_rows=cache.ids.shape[0], num_bags=cast.num_bags),
         misses=misses,
         hits=split.hits.offsets[-1],
         lookups=cast.offsets[-1],
@@ -157,12 +148,9 @@ def tt_cached_apply_gradients(
     Raises:
       ValueError: On shapes, dtypes or slots that do not fit, or unknown names.
     """
-    check_cache(cache, shape)
-    if gradients.ndim != 2 or gradients.shape[1] != shape.dim or gradients.dtype != jnp.float32:
-        raise ValueError(
-            f"gradients must be float32 of shape (num_bags, {shape.dim}), but are"
-            f" {gradients.dtype}{list(gradients.shape)}"
-        )
+    cache = checked_cache(cache, shape)
+    if not isinstance(residuals, TTCachedResiduals):
+        raise ValueError(f"the residuals must come from tt_cached_lookup, but are of type {type(residuals).__name__}")
     rows, row_slots = casted_update(
         optimizer,
         cache.rows,

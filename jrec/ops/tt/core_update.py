@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jrec.ops import rounding
 from jrec.ops.arrays import Slots
 from jrec.ops.dispatch import Implementation, dispatch
+from jrec.ops.doors import CORES, about, checked, checked_optimizer, checked_slots
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.row_update import has_native, row_update
 from jrec.ops.tt.contract import TTResiduals, backward_levels, factor
@@ -22,20 +23,28 @@ from jrec.ops.tt.shape import TTShape
 
 def tt_init_slots(optimizer: RowOptimizer, cores: Cores) -> tuple[Slots, ...]:
     """Fresh slots for every core, whose slices are the optimizer's rows."""
-    return tuple(optimizer.init(core.reshape(core.shape[0], -1)) for core in cores)
+    checked_optimizer(optimizer)
+    sizes = "m", "R", "n", "R'"
+    return tuple(optimizer.init(_as_table(checked(f"core {k}", c, sizes, CORES))) for k, c in enumerate(cores))
 
 
-def check_slots(optimizer: RowOptimizer, cores: Cores, slots: tuple[Slots, ...]) -> None:
-    """Raises ValueError where ``slots`` are not such as ``tt_init_slots`` makes."""
-    if len(slots) != len(cores):
-        raise ValueError(f"there are slots of {len(slots)} cores, but {len(cores)} cores; use tt_init_slots")
-    expected = jax.eval_shape(functools.partial(tt_init_slots, optimizer), tuple(cores))
-    for k, pair in enumerate(zip(slots, expected, strict=True)):
-        actual, fresh = (jax.tree.map(jnp.shape, dict(one)) for one in pair)
-        if actual != fresh:
-            raise ValueError(
-                f"{type(optimizer).__name__} keeps slots {fresh} of core {k}, but was given {actual}; use tt_init_slots"
-            )
+def checked_core_slots(optimizer: RowOptimizer, cores: Cores, slots: tuple[Slots, ...]) -> tuple[Slots, ...]:
+    """The cores' slots.
+
+    Raises:
+      ValueError: If they are not such as ``tt_init_slots`` makes.
+    """
+    if not isinstance(slots, Sequence) or len(slots) != len(cores):
+        raise ValueError(f"there must be slots of each of the {len(cores)} cores; make them with tt_init_slots")
+    found = []
+    for k, (core, of_core) in enumerate(zip(cores, slots, strict=True)):
+        with about(f"core {k}"):
+            found.append(checked_slots(optimizer, jax.eval_shape(_as_table, core), of_core))
+    return tuple(found)
+
+
+def _as_table(core: jax.Array) -> jax.Array:
+    return core.reshape(core.shape[0], -1)
 
 
 def core_keys(key: jax.Array | None, cores: Cores) -> tuple[jax.Array | None, ...]:

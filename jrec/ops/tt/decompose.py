@@ -150,8 +150,9 @@ def tt_svd(
     Raises:
       ValueError: On a table that is not finite or does not fit the shape, or an error outside of [0, 1).
     """
-    if tuple(table.shape) != (shape.rows, shape.dim):
-        raise ValueError(f"the table has shape {tuple(table.shape)}, but the tensor train {(shape.rows, shape.dim)}")
+    given = tuple(getattr(table, "shape", ("unknown",)))
+    if given != (shape.rows, shape.dim):
+        raise ValueError(f"the table has shape {given}, but the tensor train {(shape.rows, shape.dim)}")
     if relative_error is not None and not 0 <= relative_error < 1:
         raise ValueError(f"relative_error is {relative_error}; it must be in [0, 1)")
     chunk_rows = max(1, _CHUNK_ELEMENTS // shape.dim) if chunk_rows is None else chunk_rows
@@ -274,7 +275,7 @@ def _host_cores(cores: Sequence[Any], shape: TTShape) -> list[np.ndarray]:
 
 def check_cores(cores: Sequence[Any], shape: TTShape) -> None:
     """Raises ValueError unless there is an array of the right shape for every core."""
-    shapes = tuple(tuple(core.shape) for core in cores)
+    shapes = tuple(tuple(getattr(core, "shape", ("no array",))) for core in cores)
     if shapes != shape.core_shapes:
         raise ValueError(
             f"the cores have shapes {list(shapes)}, but this tensor train has {list(shape.core_shapes)},"

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jrec.ops.arrays import Core
+from jrec.ops.doors import CORES, array
 from jrec.ops.tt.shape import TTShape
 
 Initializer = Literal["sampled_gaussian", "gaussian", "uniform"]
@@ -50,13 +51,16 @@ def tt_init(
       The cores, ``shape.core_shapes`` each.
 
     Raises:
-      ValueError: On an unknown initializer, or a variance that is not positive.
+      ValueError: On an unknown initializer, a dtype that cores do not have, or a variance that is not positive.
     """
     if initializer not in INITIALIZERS:
         raise ValueError(f"initializer {initializer!r} is unknown; choose one of {', '.join(INITIALIZERS)}")
     variance = 1 / (3 * shape.rows) if variance is None else variance
     if not variance > 0:
         raise ValueError(f"variance is {variance}; it must be positive")
+    array("key", key, "a key of jax.random")
+    if jnp.dtype(dtype).name not in CORES:
+        raise ValueError(f"dtype is {jnp.dtype(dtype)}; cores are {' or '.join(CORES)}")
     scale = (variance / math.prod(shape.ranks)) ** (0.5 / shape.num_cores)
     return _draw(key, scale, shape, initializer, jnp.dtype(dtype))
 

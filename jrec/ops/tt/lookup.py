@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jrec.ops.arrays import AnyBagged, AnyIds, AnyOffsets, AnyWeights, Bagged, RoundingKey, Scale, Slots, Step
 from jrec.ops.bag_sums import bag_weight_gradient
 from jrec.ops.dispatch import IMPLEMENTATIONS, Implementation, native_unavailable
+from jrec.ops.doors import CORES, checked, checked_cast, checked_gradients, checked_scale, checked_step
 from jrec.ops.embedding_bag import (
     Combiner,
     check_combiner,
@@ -32,14 +33,14 @@ from jrec.ops.tt.contract import (
     naive_bag,
     unique_rows,
 )
-from jrec.ops.tt.core_update import check_slots, core_keys, step_cores
+from jrec.ops.tt.core_update import checked_core_slots, core_keys, step_cores
 from jrec.ops.tt.core_update import tt_init_slots as tt_init_slots
 from jrec.ops.tt.cost import CONTRACTIONS, Contraction, TTTraffic, dense_fits, explain, fuses_pooling
 from jrec.ops.tt.decompose import check_cores
 from jrec.ops.tt.index import TTIndex, tt_index
 from jrec.ops.tt.init import Cores
 from jrec.ops.tt.products import Method, expand
-from jrec.ops.tt.shape import TTShape
+from jrec.ops.tt.shape import TTShape, check_shape
 from jrec.ops.types import Bags, Cast
 
 
@@ -101,13 +102,14 @@ def tt_embedding_bag(
       (2, 8)
     """
     check_combiner(combiner)
+    check_shape(shape)
     bags = formed(ids, offsets, weights, shape.rows)
-    config = _checked(cores, shape, contraction, traffic, implementation)
+    config, cores = _checked(cores, shape, contraction, traffic, implementation)
 
     def pooled(ids: jax.Array, offsets: jax.Array | None, weights: jax.Array | None) -> jax.Array:
         if contraction == "naive":
             return naive_bag(cores, shape, ids, offsets, weights)
-        return _bag(config, tuple(cores), ids, offsets, weights)
+        return _bag(config, cores, ids, offsets, weights)
 
     if combiner == "max":
         highest = max_of_bags(lambda one, column: pooled(one, None, column), bags.ids, bags.offsets, bags.weights)
@@ -148,10 +150,11 @@ def tt_lookup(
     """
     bags = formed_bags(bags)
     check_segments(bags.ids, bags.offsets, bags.weights)
-    config = _checked(cores, shape, contraction, traffic, implementation)
+    config, cores = _checked(cores, shape, contraction, traffic, implementation)
     _refuse_naive(contraction)
     config = dataclasses.replace(config, unique_capacity=unique_capacity)
-    return _forward(config, tuple(cores), bags.ids, bags.offsets, bags.weights, bags.cast)
+    cast = None if bags.cast is None else checked_cast(bags.cast, shape.rows, bags)
+    return _forward(config, cores, bags.ids, bags.offsets, bags.weights, cast)
 
 
 def tt_core_gradients(
@@ -178,9 +181,9 @@ def tt_core_gradients(
     Raises:
       ValueError: On shapes or dtypes that do not fit, or unknown names.
     """
-    config = _checked(cores, shape, contraction, traffic, implementation)
+    config, cores = _checked(cores, shape, contraction, traffic, implementation)
     _refuse_naive(contraction)
-    _check_gradients(shape, gradients)
+    gradients = _checked_gradients(shape, residuals, gradients)
 
     def run(method: Method) -> Callable[..., Cores]:
         way = _way(method)
@@ -194,7 +197,7 @@ def tt_core_gradients(
 
         return backward
 
-    return _by_platform(config, "backward", residuals.index, run, (tuple(cores), residuals, gradients))
+    return _by_platform(config, "backward", residuals.index, run, (cores, residuals, gradients))
 
 
 def tt_apply_gradients(
@@ -237,10 +240,10 @@ def tt_apply_gradients(
     Raises:
       ValueError: On shapes, dtypes or slots that do not fit, unknown names, or a rounding key that is not (2,) uint32.
     """
-    config = _checked(cores, shape, contraction, traffic, implementation)
+    config, cores = _checked(cores, shape, contraction, traffic, implementation)
     _refuse_naive(contraction)
-    _check_gradients(shape, gradients)
-    check_slots(optimizer, cores, slots)
+    gradients = _checked_gradients(shape, residuals, gradients)
+    slots = checked_core_slots(optimizer, cores, slots)
 
     def run(method: Method) -> Callable[..., tuple[Cores, tuple[Slots, ...]]]:
         way = _way(method)
@@ -253,8 +256,8 @@ def tt_apply_gradients(
 
         return update
 
-    scalars = jnp.asarray(step, jnp.int32), jnp.asarray(gradient_scale, jnp.float32), core_keys(rounding_key, cores)
-    args = (tuple(cores), residuals, gradients, tuple(slots), *scalars)
+    scalars = checked_step(step), checked_scale(gradient_scale), core_keys(rounding_key, cores)
+    args = (cores, residuals, gradients, slots, *scalars)
     return _by_platform(config, "backward", residuals.index, run, args)
 
 
@@ -383,11 +386,11 @@ def _checked(
     contraction: Contraction | None,
     traffic: TTTraffic | None,
     implementation: Implementation | None,
-) -> _Config:
+) -> tuple[_Config, Cores]:
+    """The static arguments, and the cores as JAX's arrays."""
+    check_shape(shape)
     check_cores(cores, shape)
-    for k, core in enumerate(cores):
-        if core.dtype not in (jnp.float32, jnp.bfloat16):
-            raise ValueError(f"core {k} is {core.dtype}; cores are float32 or bfloat16")
+    cores = tuple(checked(f"core {k}", core, core.shape, CORES) for k, core in enumerate(cores))
     if contraction is not None and contraction not in CONTRACTIONS:
         raise ValueError(f"contraction {contraction!r} is unknown; choose None or one of {', '.join(CONTRACTIONS)}")
     if contraction == "dense" and shape.num_cores == 2:
@@ -400,7 +403,8 @@ def _checked(
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         names = ", ".join(IMPLEMENTATIONS)
         raise ValueError(f"implementation={implementation!r} is unknown; choose None or one of {names}")
-    return _Config(shape=shape, contraction=contraction, traffic=traffic, implementation=implementation)
+    config = _Config(shape=shape, contraction=contraction, traffic=traffic, implementation=implementation)
+    return config, cores
 
 
 def _refuse_naive(contraction: Contraction | None) -> None:
@@ -408,9 +412,12 @@ def _refuse_naive(contraction: Contraction | None) -> None:
         raise ValueError("contraction 'naive' exists only in tt_embedding_bag; use 'unique' or None here")
 
 
-def _check_gradients(shape: TTShape, gradients: jax.Array) -> None:
-    if gradients.ndim != 2 or gradients.shape[1] != shape.dim or gradients.dtype != jnp.float32:
-        raise ValueError(
-            f"gradients must be float32 of shape (num_bags, {shape.dim}), but are"
-            f" {gradients.dtype}{list(gradients.shape)}"
-        )
+def _checked_gradients(shape: TTShape, residuals: TTResiduals, gradients: jax.Array) -> jax.Array:
+    """The gradients, (num_bags, dim) float32, for residuals of a lookup in a table of this shape.
+
+    Raises:
+      ValueError: If one of them is something else.
+    """
+    if not isinstance(residuals, TTResiduals):
+        raise ValueError(f"the residuals must come from tt_lookup, but are of type {type(residuals).__name__}")
+    return checked_gradients(gradients, checked_cast(residuals.index.cast, shape.rows), shape.dim)

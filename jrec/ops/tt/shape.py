@@ -176,6 +176,12 @@ class TTShape:
         return math.prod(self.row_factors[:cores])
 
 
+def check_shape(shape: object) -> None:
+    """Raises ValueError on what is no shape of a tensor-train table."""
+    if not isinstance(shape, TTShape):
+        raise ValueError(f"shape must be a jrec.TTShape, such as TTShape.search(rows, dim), but is {shape!r}")
+
+
 def _check_size(rows: int, dim: int) -> None:
     if not 1 <= rows <= MAX_ROWS:
         raise ValueError(f"a table of {rows} rows is not possible; rows go from 1 to {MAX_ROWS:,}")
