@@ -64,7 +64,7 @@ class Batches:
         offsets = [gpu_cases.stacked_offsets(stack) for stack in case.stacks]
         bags = [
             {
-                name: Bags(ids=jnp.asarray(i), offsets=None if o is None else jnp.asarray(o), cast=_no_cast())
+                name: Bags(ids=jnp.asarray(i), offsets=None if o is None else jnp.asarray(o), cast=_no_cast(i.size))
                 for name, i, o in zip(names, batch, offsets, strict=True)
             }
             for batch in ids
@@ -81,11 +81,16 @@ class Batches:
         )
 
 
-def _no_cast() -> Cast:
-    """An empty cast: without one, ``lookup`` makes its own, which is not what a forward pass is timed for."""
+def _no_cast(lookups: int) -> Cast:
+    """A cast of zeros: without one, ``lookup`` makes its own, which is not what a forward pass is timed for."""
     none = jnp.zeros((0,), jnp.int32)
+    zeros = jnp.zeros((lookups,), jnp.int32)
     return Cast(
-        rows=none, offsets=jnp.zeros((1,), jnp.int32), sources=none, positions=none, num_unique=jnp.zeros((), jnp.int32)
+        rows=none,
+        offsets=jnp.zeros((1,), jnp.int32),
+        sources=zeros,
+        positions=zeros,
+        num_unique=jnp.zeros((), jnp.int32),
     )
 
 

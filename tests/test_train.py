@@ -14,7 +14,7 @@ from checkpoint_state import final_arrays
 from run_cases import CONFIG, configuring, quickstart
 
 from jrec.data.schema import DatasetError
-from jrec.errors import CheckpointError, ConfigError, DivergedError
+from jrec.errors import CheckpointError, ConfigError, DivergedError, OutputError
 from jrec.run.checkpoint import flatten
 from jrec.signals import ECHO_SECONDS
 from jrec.train import loop
@@ -277,7 +277,7 @@ def test_a_folder_in_use_is_refused(configure):
     config = configure()
     with (
         open_run_folder(config, resume=False, overwrite=False),
-        pytest.raises(ConfigError, match="another process is training"),
+        pytest.raises(OutputError, match="another process is training"),
         open_run_folder(config, resume=True, overwrite=False),
     ):
         pass

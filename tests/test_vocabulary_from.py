@@ -16,6 +16,7 @@ from jrec.data.readers import Avazu, Criteo, Delimited, MovieLens, MovieLensOpti
 from jrec.data.reorder.file import load_order, save_order
 from jrec.data.schema import DatasetError, Schema
 from jrec.data.vocabulary_load import long_texts
+from jrec.errors import OutputError
 
 SMALL = PrepareOptions(block_size=64, shard_examples=512, threads=2)
 LATER = {"block_size": 64, "shard_examples": 512, "threads": 2}
@@ -67,10 +68,10 @@ def monday(tmp_path):
     return tmp_path / "monday"
 
 
-def after(folder, data, lines, text=COLUMNS, **options):
+def after(folder, data, lines, text=COLUMNS, out="later", **options):
     options = {**LATER, "vocabulary_from": str(data), **options}
     inputs = [written(folder / "later.csv", lines)]
-    return prepare(source(folder, text), inputs, folder / "later", PrepareOptions(**options))
+    return prepare(source(folder, text), inputs, folder / out, PrepareOptions(**options))
 
 
 def files(folder, kind):
@@ -111,8 +112,10 @@ def test_values_have_their_rows_and_new_ones_the_oov_row(tmp_path, monday):
         before = f"; {counts[schema.table(table).oov_row] / counts.sum():.1%} in the training of {monday}"
         assert any(one.startswith(message) and one.endswith(before) for one in said) == (oov > 0)
     assert seen["user"][0].count([schema.table("user").oov_row]) > 0
-    again = after(tmp_path, tmp_path / "later", lines, overwrite=True)  # a later dataset serves as well
+    again = after(tmp_path, tmp_path / "later", lines, out="again")  # a later dataset serves as well
     assert again.identity == schema.identity
+    with pytest.raises(OutputError, match="later is an input, which would be lost"):
+        after(tmp_path, tmp_path / "later", lines, overwrite=True)
 
 
 def test_the_log_itself_gives_the_same_bytes(tmp_path, shared_data):
