@@ -24,7 +24,7 @@ from jrec.checkpoint.files import read_json, write_json
 from jrec.checkpoint.manifest import TableShape
 from jrec.checkpoint.undo import Undo
 from jrec.checkpoint.writer import Writer, piece_to_write
-from jrec.errors import CheckpointError
+from jrec.errors import CheckpointError, OutputError
 from jrec.native.crc32c import crc32c
 
 
@@ -571,6 +571,20 @@ def test_a_failure_while_steps_go_on_is_raised_at_the_next_one(tier, tmp_path, m
     fresh = make(tier)
     restore(tmp_path, fresh)
     assert fresh.state() == tables.state()
+
+
+def test_a_second_writer_of_a_folder_is_refused_until_the_first_is_done(tmp_path):
+    """A checkpoint under way is another program's to finish: its temporary folder is not removed."""
+    world, other = make("host"), make("host")
+    first, second = Checkpoints(tmp_path), Checkpoints(tmp_path)
+    save(first, world, 1, wait=False)
+    with pytest.raises(OutputError, match=f"another process is writing {tmp_path}"):
+        save(second, other, 2)
+    first.finish()
+    save(second, other, 2)
+    assert second.steps() == [1, 2]
+    for step in (1, 2):
+        first.open(step).verify()
 
 
 def test_a_closed_run_leaves_no_part_of_a_checkpoint(tmp_path):

@@ -27,6 +27,7 @@ from jrec.checkpoint.save import Save, Settings, Written, withdrawn
 from jrec.checkpoint.saved import Saved
 from jrec.checkpoint.sources import Source
 from jrec.errors import CheckpointError
+from jrec.outputs import locked
 
 CHUNK_BYTES = 32 << 20
 UNDO_BYTES = 256 << 20
@@ -66,6 +67,7 @@ class Checkpoints:
         )
         self._base: Manifest | None = None  # of the checkpoint that changes are counted from
         self._save: Save | None = None
+        self._held = contextlib.ExitStack()  # the lock of the folder, while a checkpoint is under way
         self._written: Written | None = None
 
     @property
@@ -174,10 +176,13 @@ class Checkpoints:
         Raises:
           CheckpointError: If it cannot be written, such as on a full disk; older checkpoints stay. Where it is not
             waited for, one of the next calls raises.
+          OutputError: If another process is writing one there.
         """
         if step < 0:
             raise ValueError(f"step is {step}; it must be at least 0")
         self.finish()
+        if self._settings.first:
+            self._held.enter_context(locked(self.folder))
         self._save = save = Save(self._settings, self._base, step, copy.deepcopy(dict(meta or {})), protected=protected)
         with self._failing(), save.blocking():
             save.start(arrays, sources, full)
@@ -221,12 +226,14 @@ class Checkpoints:
 
     def close(self) -> None:
         """Ends the writing thread; a checkpoint that is not complete vanishes."""
-        if self._save is not None:
-            self._save.abort()
-            self._save = None
+        with self._held:
+            if self._save is not None:
+                self._save.abort()
+                self._save = None
 
     def _completed(self, save: Save) -> None:
         self._base, self._save, self._written = save.manifest, None, save.report()
+        self._held.close()
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:

@@ -37,7 +37,7 @@ RUN_FOLDERS = (CHECKPOINT_FOLDER, *OLD_FOLDERS, REPORT_FOLDER, TENSORBOARD_FOLDE
 """Folders that a run writes; ``--overwrite`` deletes them."""
 
 _FILES = (
-    CONFIG_FILE, DATASET_FILE, INITIAL_FILE, KERNELS_FILE, LOCK_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE, "access"
+    CONFIG_FILE, DATASET_FILE, INITIAL_FILE, KERNELS_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE, "access"
 )  # fmt: skip
 
 # Keys that a resumed run may change: how it is logged and saved, not what it computes.
@@ -105,7 +105,8 @@ def new_run_folder(
     with contextlib.ExitStack() as stack:
         if kind_of(folder) == "run":
             stack.enter_context(_held(folder))
-            if others := sorted({path.name for path in folder.iterdir()} - {*RUN_FOLDERS, *_FILES}):
+            names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}  # but for locks
+            if others := sorted(names - {*RUN_FOLDERS, *_FILES}):
                 raise OutputError(f"{folder} holds {others[0]}, which is not of the run; move it away")
         partial = stack.enter_context(new_folder(folder, about, kind="run", overwrite=overwrite, inputs=inputs))
         save_config(config, partial / CONFIG_FILE)
