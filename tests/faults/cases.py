@@ -86,26 +86,40 @@ class Case:
     modules: tuple[str, ...] = ()
     partly: bool = False
     devices: int = 1
-    read: Callable[[pathlib.Path], str] | None = None
+    read: Callable[[pathlib.Path], dict[str, bytes]] | None = None
     within: str = ""
 
     def state(self, folder: pathlib.Path) -> dict[str, str]:
-        """SHA-256 of the finished files that are there, by path."""
-        state = {}
+        """SHA-256 of the finished files that are there, by path, or of what ``read`` finds in them."""
+        found = {}
         for output in self.outputs:
-            top = folder / output
-            for path in [top] if top.is_file() else sorted(p for p in top.rglob("*") if p.is_file()):
-                name = path.relative_to(folder).as_posix()
-                if not any(fnmatch.fnmatch(name, pattern) for pattern in (*UNFINISHED, *self.leaves_out)):
-                    content = path.read_bytes() if self.read is None else self.read(path).encode()
-                    state[name] = hashlib.sha256(content).hexdigest()
-        return state
+            found |= self._files(folder, output) if self.read is None else self.read(folder / output)
+        return {name: hashlib.sha256(content).hexdigest() for name, content in found.items()}
+
+    def _files(self, folder: pathlib.Path, output: str) -> dict[str, bytes]:
+        top = folder / output
+        paths = [top] if top.is_file() else sorted(path for path in top.rglob("*") if path.is_file())
+        names = {path.relative_to(folder).as_posix(): path for path in paths}
+        left_out = (*UNFINISHED, *self.leaves_out)
+        return {n: p.read_bytes() for n, p in names.items() if not any(fnmatch.fnmatch(n, one) for one in left_out)}
 
 
-def _hot_rows(path: pathlib.Path) -> str:
+def _hot_rows(path: pathlib.Path) -> dict[str, bytes]:
     from jrec.access.calibrate.file import Calibration
 
-    return repr({name: rows.tolist() for name, rows in Calibration.load(path).rows.items()})
+    return {name: rows.tobytes() for name, rows in Calibration.load(path).rows.items()}
+
+
+def _trained(run: pathlib.Path) -> dict[str, bytes]:
+    """The latest checkpoint's content, however it is stored, the metrics, and whether there is a report."""
+    from checkpoint_state import contents, latest
+
+    from jrec.checkpoint import Checkpoints
+
+    if Checkpoints(run / "checkpoints").latest_step() is None:
+        return {}
+    report = str((run / "report/metrics.json").is_file()).encode()
+    return {**contents(latest(run)), "metrics": (run / "metrics.jsonl").read_bytes(), "report": report}
 
 
 TIMES = ("*/timing.jsonl", "*/report/*", "*/manifest.json")  # seconds, versions of figures, seconds again
@@ -145,14 +159,14 @@ CASES = {
         command="jrec init data --out first.toml --quick --overwrite", outputs=("first.toml",), modules=_MODEL,
     ),
     "train": Case(
-        command=TRAIN, outputs=("run",), leaves_out=TIMES, recover=f"{TRAIN} --resume", modules=_MODEL, partly=True
+        command=TRAIN, outputs=("run",), read=_trained, recover=f"{TRAIN} --resume", modules=_MODEL, partly=True
     ),
     "train in host memory": Case(
-        command=f"{TRAIN} tables.tier=host", outputs=("run",), leaves_out=TIMES,
+        command=f"{TRAIN} tables.tier=host", outputs=("run",), read=_trained,
         recover=f"{TRAIN} tables.tier=host --resume", modules=_MODEL, partly=True,
     ),
     "train on a mesh": Case(
-        command=f"{TRAIN} mesh.devices=2", outputs=("run",), leaves_out=TIMES,
+        command=f"{TRAIN} mesh.devices=2", outputs=("run",), read=_trained,
         recover=f"{TRAIN} mesh.devices=2 --resume", modules=_MODEL, partly=True, devices=2,
     ),
     "predict": Case(
