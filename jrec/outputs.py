@@ -354,13 +354,12 @@ def _sync_tree(folder: pathlib.Path) -> None:
 
 
 def _exchange(partial: pathlib.Path, out: pathlib.Path, replaced: pathlib.Path) -> None:
-    aside = out.exists() and any(out.iterdir())
-    if aside:
-        out.rename(replaced)
     try:
+        if out.exists() and any(out.iterdir()):
+            out.rename(replaced)
         partial.rename(out)  # also over an empty folder
-    except BaseException:
-        if aside and not out.exists():
+    except BaseException:  # an interrupt, too, which may come right behind the first rename
+        if replaced.exists() and not out.exists():
             replaced.rename(out)
         raise
     sync(out.parent)
