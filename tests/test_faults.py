@@ -12,7 +12,14 @@ pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux") or shutil.which("cc") is None,
     reason="faults are injected on Linux, by a library that a C compiler (cc) makes",
 )
-QUICK = ("prepare",)
+# Every mode of one command, and of each of the others, which take longer, two.
+SAMPLE = [("prepare", mode) for mode in MODES]
+SAMPLE += [
+    pytest.param(case, mode, marks=pytest.mark.slow)
+    for number, (case, how) in enumerate(CASES.items())
+    for mode in [how.modes[(3 * number + k) % len(how.modes)] for k in (0, 4)]
+    if case != "prepare"
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +40,7 @@ def made():
         context.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "case", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.parametrize(("case", "mode"), SAMPLE)
 def test_a_fault_leaves_the_old_state_the_new_one_or_a_clear_error(made, case, mode):
     tried = made(case)
     points = tried.points(mode)

@@ -53,7 +53,7 @@ def main() -> int:
     bad = 0
     for name in args.cases or CASES:
         with trials(CASES[name]) as made:
-            for mode in args.mode or MODES:
+            for mode in args.mode or CASES[name].modes:
                 begin, points = time.monotonic(), made.points(mode)
                 counts: collections.Counter[str] = collections.Counter()
                 for at in [args.at] if args.at else range(1 + (points - 1) % args.every, points + 1, args.every):

@@ -61,6 +61,10 @@ UNFINISHED = (
 )
 
 
+MODES = ("full disk", "failing write", "failing read", "half", "SIGINT", "SIGTERM", "SIGKILL", "two SIGINT")
+"""The faults, see ``harness.MODES``."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
     """A command that is tried.
@@ -76,6 +80,7 @@ class Case:
       devices: Virtual devices.
       read: What of an output counts, where that is not every byte.
       within: The folder whose files faults are about.
+      modes: The faults that can be.
     """
 
     command: str
@@ -88,6 +93,7 @@ class Case:
     devices: int = 1
     read: Callable[[pathlib.Path], dict[str, bytes]] | None = None
     within: str = ""
+    modes: tuple[str, ...] = MODES
 
     def state(self, folder: pathlib.Path) -> dict[str, str]:
         """SHA-256 of the finished files that are there, by path, or of what ``read`` finds in them."""
@@ -185,7 +191,7 @@ CASES = {
     "delta": Case(command=DELTA, setup=(PREPARE, TRAIN, EXPORT, LATER), outputs=("delta",), modules=_MODEL),
     "apply": Case(
         command="apply_delta main", setup=(PREPARE, TRAIN, EXPORT, LATER, DELTA), outputs=("said",), modules=_MODEL,
-        within="delta",
+        within="delta", modes=("failing read", "half", "SIGINT", "SIGTERM", "two SIGINT"),
     ),
     "compress": Case(
         command="jrec compress run --rank 2 --tables user --out small --overwrite --quiet",
