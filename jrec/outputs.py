@@ -9,6 +9,7 @@ it. Checkpoints have a protocol of their own (``jrec.checkpoint.save``), under t
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
@@ -23,6 +24,7 @@ from jrec.errors import OutputError
 MANIFEST = "unfinished.json"
 """In a folder that is being made: what it is to be. A folder without it, or its own mark, is not jrec's to remove."""
 
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _KINDS = {  # file of a finished folder: its "format", and what such a folder is called
     "manifest.json": {"jrec-export": "export", "jrec-checkpoint": "checkpoint"},
@@ -354,13 +356,27 @@ def _sync_tree(folder: pathlib.Path) -> None:
 
 
 def _exchange(partial: pathlib.Path, out: pathlib.Path, replaced: pathlib.Path) -> None:
-    try:
-        if out.exists() and any(out.iterdir()):
-            out.rename(replaced)
-        partial.rename(out)  # also over an empty folder
-    except BaseException:  # an interrupt, too, which may come right behind the first rename
-        if replaced.exists() and not out.exists():
-            replaced.rename(out)
-        raise
+    if not out.exists() or not _swapped(partial, out):
+        try:
+            if out.exists() and any(out.iterdir()):
+                out.rename(replaced)
+            partial.rename(out)  # also over an empty folder
+        except BaseException:  # an interrupt, too, which may come right behind the first rename
+            if replaced.exists() and not out.exists():
+                replaced.rename(out)
+            raise
     sync(out.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    for old in (partial, replaced):
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _swapped(one: pathlib.Path, other: pathlib.Path) -> bool:
+    """Gives two folders each other's name in one step; False where the system cannot, as outside Linux."""
+    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if swap is None:
+        return False
+    if not swap(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE):
+        return True
+    if (number := ctypes.get_errno()) in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))

@@ -256,3 +256,31 @@ def test_no_command_destroys_its_input(world, capsys, clash):
     said = capsys.readouterr().err
     assert re.search(message, said), said
     assert content(world) == before
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_folder_is_replaced_in_one_step_or_comes_back(tmp_path, monkeypatch, swaps):
+    """Where the system swaps two names, there is the old folder or the new one at any time; elsewhere it comes back."""
+    if not swaps:
+        monkeypatch.setattr(outputs, "_swapped", lambda one, other: False)
+    elif not outputs._swapped(tmp_path, tmp_path):
+        pytest.skip("this file system does not swap names in one step")
+    folder(tmp_path / "out", 1)
+    before = content(tmp_path / "out")
+
+    def fails(self, target, rename=pathlib.Path.rename):
+        rename(self, target)
+        if pathlib.Path(target).name == "out.replaced":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "rename", fails)
+        if swaps:
+            folder(tmp_path / "out", 2)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                folder(tmp_path / "out", 2)
+    assert (content(tmp_path / "out") == before) != swaps
+    folder(tmp_path / "out", 3)
+    assert content(tmp_path / "out")["0"] == bytes([3]) * 1000
+    assert names(tmp_path) == ["out"]

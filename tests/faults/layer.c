@@ -189,6 +189,11 @@ int renameat(int from_folder, const char *from, int to_folder, const char *to) {
   return below(to) && event(RENAME, "renameat", to) == FAIL ? -1 : next(from_folder, from, to_folder, to);
 }
 
+int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags) {
+  NEXT(int, renameat2, int, const char *, int, const char *, unsigned)
+  return below(to) && event(RENAME, "renameat2", to) == FAIL ? -1 : next(from_folder, from, to_folder, to, flags);
+}
+
 int linkat(int from_folder, const char *from, int to_folder, const char *to, int flags) {
   NEXT(int, linkat, int, const char *, int, const char *, int)
   return below(to) && event(OTHER, "linkat", to) == FAIL ? -1 : next(from_folder, from, to_folder, to, flags);
