@@ -181,9 +181,10 @@ class Checkpoints:
         if step < 0:
             raise ValueError(f"step is {step}; it must be at least 0")
         self.finish()
+        save = Save(self._settings, self._base, step, copy.deepcopy(dict(meta or {})), protected=protected)
         if self._settings.first:
             self._held.enter_context(locked(self.folder))
-        self._save = save = Save(self._settings, self._base, step, copy.deepcopy(dict(meta or {})), protected=protected)
+        self._save = save
         with self._failing(), save.blocking():
             save.start(arrays, sources, full)
         if wait or self._settings.barrier is not None:

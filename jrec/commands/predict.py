@@ -98,7 +98,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         )
         count = 0
         if first():
-            with score_file(out, splits=dataset, overwrite=args.overwrite, inputs=read) as file:
+            with score_file(out, splits=dataset, overwrite=args.overwrite) as file:
                 for scored in _shown(_scored(args, loaded, dataset), loaded, args, dataset):
                     file.write(scored)
                     count += scored.logits.size

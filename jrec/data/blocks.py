@@ -174,7 +174,11 @@ class ShardWriter:
         self._compress_columns = compress_columns
         options = _WRITE_COMPRESSED if compress_columns else _WRITE_OPTIONS
         self._file = NewFile(self.path)
-        self._writer = array_record_module.ArrayRecordWriter(os.fspath(self._file.partial), options)
+        try:
+            self._writer = array_record_module.ArrayRecordWriter(os.fspath(self._file.partial), options)
+        except BaseException:
+            self._file.abort()
+            raise
         self._open = True
 
     @property

@@ -269,7 +269,7 @@ class Run:
         """
         self._settle()
         target = pathlib.Path(folder).absolute()
-        check_output(target / "step")
+        check_output(target / "step")  # of which the folder is a parent: a dataset or an export takes no checkpoints
         if self._checkpoints is None or self._checkpoints.folder != target:
             self._finish()
             self._checkpoints = self._open(target, keep)

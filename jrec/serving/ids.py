@@ -9,7 +9,7 @@ import numpy as np
 
 from jrec.serving.format import Feature
 
-_ABSENT = np.int32(-1)
+ABSENT = np.int32(-1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,11 +34,11 @@ class Ids:
             if values.shape[1] > length:
                 raise ValueError(f"examples have {values.shape[1]} ids, but at most {length} fit")
             width = ((0, 0), (0, length - values.shape[1]))
-            return np.pad(values, width, constant_values=_ABSENT), None if weights is None else np.pad(weights, width)
+            return np.pad(values, width, constant_values=ABSENT), None if weights is None else np.pad(weights, width)
         lengths = np.diff(self.offsets)
         if lengths.size and lengths.max() > length:
             raise ValueError(f"an example has {lengths.max()} ids, but at most {length} fit")
-        values = np.full((lengths.size, length), _ABSENT, np.int32)
+        values = np.full((lengths.size, length), ABSENT, np.int32)
         held = np.arange(length) < lengths[:, None]
         values[held] = self.values[self.offsets[0] : self.offsets[-1]]
         if self.weights is None:

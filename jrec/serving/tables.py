@@ -12,9 +12,7 @@ from jrec.native.batched_lookup import Lookup, lookup_many
 from jrec.serving.arrays import BFLOAT16, loaded, mapped, row_array
 from jrec.serving.checks import tt_shape
 from jrec.serving.format import ExportError, Feature, Manifest, Part
-from jrec.serving.ids import Ids, checked_features
-
-_ABSENT = np.int32(-1)
+from jrec.serving.ids import ABSENT, Ids, checked_features
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,7 +96,7 @@ class _Train:
     def of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         held = ids >= 0
         wanted, inverse = np.unique(ids[held], return_inverse=True)
-        local = np.full(ids.shape, _ABSENT, np.int32)
+        local = np.full(ids.shape, ABSENT, np.int32)
         local[held] = inverse
         return self._rows(wanted), local
 
@@ -229,9 +227,9 @@ def _within(ids: np.ndarray, part: Part, rows: int) -> np.ndarray:
     if part.rows == rows:
         return ids
     if part.first_row == 0:
-        return np.where(ids < part.rows, ids, _ABSENT)
+        return np.where(ids < part.rows, ids, ABSENT)
     local = ids - np.int32(part.first_row)
-    return np.where((local >= 0) & (local < part.rows), local, _ABSENT)
+    return np.where((local >= 0) & (local < part.rows), local, ABSENT)
 
 
 def _averaging(ids: Ids, *, root: bool) -> np.ndarray:

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from jrec.errors import ConfigError
-from jrec.outputs import Place, new_file
+from jrec.outputs import new_file
 from jrec.train.predict import Scored
 
 FORMATS = (".parquet", ".csv")
 
 
 @contextlib.contextmanager
-def score_file(
-    path: pathlib.Path, *, splits: bool, overwrite: bool, inputs: Iterable[Place] = ()
-) -> Iterator[ScoreFile]:
+def score_file(path: pathlib.Path, *, splits: bool, overwrite: bool) -> Iterator[ScoreFile]:
     """A file of scores that appears when the block ends without an exception.
 
     Args:
       path: Where; its ending says the format.
       splits: Whether the examples are of a dataset's splits.
       overwrite: Whether a file there is replaced.
-      inputs: What is scored, and by what; see ``jrec.outputs.check_output``.
 
     Raises:
       ConfigError: If the ending is another.
       OutputError: If the file may not or cannot be written.
     """
     check_format(path)
-    with new_file(path, overwrite=overwrite, inputs=inputs) as partial:
+    with new_file(path, overwrite=overwrite) as partial:
         file = ScoreFile(partial, path.suffix, splits=splits)
         try:
             yield file
