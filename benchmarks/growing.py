@@ -71,7 +71,7 @@ def _steps(report: harness.Report, folder: pathlib.Path, batch_sizes: tuple[int,
     few.append("tables.growth.evict=lru")
     for size in batch_sizes:
         for state, overrides in (("growing", []), ("evicting", few)):
-            with _trainer(folder, fixed, size) as theirs, _trainer(folder, growing, size, *overrides) as ours:
+            with _trainer(fixed, size) as theirs, _trainer(growing, size, *overrides) as ours:
                 passes = 54_000 // size // _STEPS  # the training part has some 63,000 examples
                 for name in (state, "grown") if state == "growing" else (state,):
                     pairs = [(theirs(_STEPS), ours(_STEPS)) for _ in range(passes)][1:]
@@ -83,27 +83,30 @@ def _steps(report: harness.Report, folder: pathlib.Path, batch_sizes: tuple[int,
 
 
 @contextlib.contextmanager
-def _trainer(folder: pathlib.Path, data: pathlib.Path, size: int, *overrides: str) -> Iterator[Callable[[int], float]]:
+def _trainer(data: pathlib.Path, size: int, *overrides: str) -> Iterator[Callable[[int], float]]:
     """Takes that many steps and returns the seconds."""
-    from jrec.train.assemble import assemble
     from jrec.train.build import build_layout
     from jrec.train.config import load_config
     from jrec.train.dataset import open_data
+    from jrec.train.loaders import train_loader
+    from jrec.train.make_run import make_run
 
     keys = [f"data.path={str(data)!r}", f"data.batch_size={size}", "epochs=1000", "data.window_blocks=0"]
     keys += ["data.workers=1", "data.prefetch=1"]  # what is made ahead in the other side's turn is not counted
     read = open_data(load_config("criteo-kaggle", [*keys, *overrides]))
-    assembled = assemble(read, build_layout(read.config, read.schema), folder, restored=False)
-    trainer = assembled.trainer
+    layout = build_layout(read.config, read.schema)
+    run = make_run(read.config, read.schema, layout, total_steps=1)
+    step = run.compile()
+    feed = run.feed(train_loader(read.config, read.schema, layout), workers=1, prefetch=1)
 
     def take(steps: int) -> float:
         begin = time.perf_counter()
         for _ in range(steps):
-            outputs, _ = trainer.step()
-        jax.block_until_ready(outputs)
+            loss, _ = step(next(feed))
+        jax.block_until_ready(loss)
         return time.perf_counter() - begin
 
-    with contextlib.closing(trainer):
+    with run:
         yield take
 
 

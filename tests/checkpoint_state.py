@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrec.checkpoint import Checkpoints, DeviceRows, Saved
+from jrec.run.identity import meta_of
 
 
 def latest(folder: pathlib.Path) -> Saved:
@@ -27,7 +28,7 @@ def contents(saved: Saved) -> dict[str, bytes]:
 def final_arrays(folder: pathlib.Path) -> tuple[int, dict[str, bytes], dict]:
     """Step, every array's bits, and the loader's position of a run's latest checkpoint."""
     saved = latest(folder)
-    return saved.step, contents(saved), saved.manifest.meta
+    return saved.step, contents(saved), meta_of(saved)
 
 
 def whole_stack_checkpoint(folder: pathlib.Path, stack, optimizer, arrays) -> Saved:

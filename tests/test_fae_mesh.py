@@ -88,23 +88,23 @@ class Run:
 
 def train(config, *, resume=False):
     seen: dict[str, Any] = {"shapes": None}
-    ends, steps = loop._Run.close, RunState.step
+    ends, steps = loop._Training.close, RunState.step
 
     def close(self):
-        seen["run"] = self.trainer.run
+        seen["run"] = self.run._state
         ends(self)
 
-    def step(self, ready):
+    def step(self, ready, step_on):
         if all(route.own is None for route in ready.prepared.routes.values()):  # a hot batch
             arguments = (self.state, self.rows, ready.host, ready.prepared)
             shape = functools.partial(
                 jax.tree.map, lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
             )
             seen["shapes"] = shape(arguments)
-        return steps(self, ready)
+        return steps(self, ready, step_on)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop._Run, "close", close)
+        patch.setattr(loop._Training, "close", close)
         patch.setattr(RunState, "step", step)
         outcome = loop.train(config, resume=resume)
     return Run(outcome=outcome, **seen)

@@ -33,7 +33,6 @@ from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.fae_data import FaeLoaders
 from jrec.train.loaders import train_loader
 from jrec.train.loop import train
-from jrec.train.open_mesh import open_mesh
 from jrec.train.report import summary, write_report
 from jrec.train.shuffle_scheduler import ShuffleScheduler
 
@@ -103,8 +102,7 @@ def loaders_of(config):
     """The loaders of a run."""
     data = open_data(config)
     layout = build_layout(data.config, data.schema)
-    cold = open_mesh(data.config, data.schema, layout, packed=data.packed)
-    return FaeLoaders(data.config, data.packed, cold=cold, hot=cold.for_hot_batches())
+    return FaeLoaders(data.config, data.packed, layout)
 
 
 def close(loaders):
@@ -125,7 +123,7 @@ def plain_run(config, kinds):
     state, compiled = compile_run(model, build_optimizer(device, model, loaders.total_batches))
     losses = []
     for kind in kinds:
-        batch = next(loaders.hot if kind == "hot" else loaders.cold).batch
+        batch = next(loaders.hot if kind == "hot" else loaders.cold)
         bags = {n: dataclasses.replace(of, cast=None) for n, of in batch.bags.items()}
         state, loss, _ = compiled.step(state, dataclasses.replace(batch, bags=bags))
         losses.append(float(loss))
@@ -224,7 +222,7 @@ def test_every_example_once_an_epoch_and_in_another_order_in_the_next(fae, datas
             scheduler.observe(0.5)
             continue
         loader = loaders.hot if scheduler.next() == "hot" else loaders.cold
-        epochs[-1] += examples(next(loader).batch)
+        epochs[-1] += examples(next(loader))
     close(loaders)
     assert len(epochs) == 2
     for epoch in epochs:
@@ -243,7 +241,7 @@ class Killed(BaseException):
 
 def resumed_through(fae, monkeypatch, deaths, overrides, out):
     """A run that dies at each of the steps ``deaths`` in turn, goes on each time, and ends."""
-    absorb = loop._Run._absorb
+    absorb = loop._Training._absorb
     for queue, death in enumerate([*deaths, None], 1):
 
         def dies(self, step, *args, death=death):
@@ -251,7 +249,7 @@ def resumed_through(fae, monkeypatch, deaths, overrides, out):
                 raise Killed
             absorb(self, step, *args)
 
-        monkeypatch.setattr(loop._Run, "_absorb", dies)
+        monkeypatch.setattr(loop._Training, "_absorb", dies)
         config = fae(*overrides, f"tables.host.queue={1 + queue % 3}", out=out)
         if death is None:
             return train(config, resume=True)

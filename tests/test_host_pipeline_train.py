@@ -123,7 +123,7 @@ class Killed(BaseException):
 def test_a_run_killed_anywhere_resumes_to_the_same_bits_in_host_memory_too(configure, monkeypatch, overrides, way):
     overrides = (*way, "checkpoint.every_steps=3", *overrides)
     whole = train(configure(*overrides, out="whole"))
-    rng, absorb, deaths, outcome = np.random.default_rng(0), loop._Run._absorb, 0, None
+    rng, absorb, deaths, outcome = np.random.default_rng(0), loop._Training._absorb, 0, None
     while outcome is None and deaths < 40:
         budget = [int(rng.integers(4, 9))]
 
@@ -133,7 +133,7 @@ def test_a_run_killed_anywhere_resumes_to_the_same_bits_in_host_memory_too(confi
                 raise Killed
             absorb(self, *args)
 
-        monkeypatch.setattr(loop._Run, "_absorb", dies)
+        monkeypatch.setattr(loop._Training, "_absorb", dies)
         pipeline, queue = str(rng.choice(["on", "auto"])), int(rng.integers(1, 5))
         others = (f"tables.host.pipeline={pipeline}", f"tables.host.queue={queue}", "tables.host.threads=1")
         try:  # a resumed run may go another way, and use other queues and threads
@@ -196,18 +196,18 @@ def test_bad_data_fails_after_the_steps_before_it_as_on_the_device(configure, mo
 def test_a_signal_drains_the_pipeline_into_a_checkpoint(configure, monkeypatch, number, way):
     overrides = (*way, "max_steps=14")
     whole = train(configure(*overrides, out="whole"))
-    absorb = loop._Run._absorb
+    absorb = loop._Training._absorb
 
     def signals(self, step, *args):
         absorb(self, step, *args)
         if step == 6:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(loop._Run, "_absorb", signals)
+    monkeypatch.setattr(loop._Training, "_absorb", signals)
     stopped = train(configure(*overrides))
     assert not stopped.finished
     assert final_arrays(stopped.folder)[0] == stopped.step < 10
-    monkeypatch.setattr(loop._Run, "_absorb", absorb)
+    monkeypatch.setattr(loop._Training, "_absorb", absorb)
     assert kept(train(configure(*overrides), resume=True).folder) == kept(whole.folder)
 
 
@@ -286,7 +286,7 @@ def test_what_cannot_work_is_refused(configure, monkeypatch):
         (("tables.implementation=xla",), r"tables\.implementation is 'xla', .* updated by the 'native' kernels"),
     ):
         with monkeypatch.context() as nothing_is_made:
-            nothing_is_made.setattr("jrec.train.assemble.build_modules", None)
+            nothing_is_made.setattr("jrec.train.make_run.build_modules", None)
             with pytest.raises(ConfigError, match=rf"tables\.host\.pipeline is 'off', but {reason}"):
                 train(configure(*IN_PLACE, *keys, out="refused"))
     folder = train(configure(*PIPELINE, "max_steps=1", "evaluate.final_splits=[]")).folder

@@ -83,7 +83,7 @@ def opened(data, config_file, plan_file, *overrides):
     training = plan.purpose == "training"
     slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots if training else None
     found = run_plan(config, schema, layout, slots)
-    check_sharing(config, layout, found, [0] * plan.devices, training=training)
+    check_sharing(config, found, [0] * plan.devices, training=training)
     return found
 
 

@@ -23,7 +23,7 @@ from jrec.sharding.hardware import grid
 from jrec.train.build import build_layout
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
-from jrec.train.open_mesh import open_mesh
+from jrec.train.make_run import placement
 from jrec.train.run_plan import run_plan
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -50,7 +50,7 @@ def test_what_cannot_train_on_a_mesh_is_refused(configure, dataset, overrides, s
     config = configure(*overrides)
     schema = Schema.load(dataset)
     with pytest.raises(ConfigError, match=says):
-        open_mesh(config, schema, build_layout(config, schema))
+        placement(config, schema, build_layout(config, schema))
 
 
 OTHER = Identity(name="other", path="", rows="f" * 64, examples="f" * 64, columns={})

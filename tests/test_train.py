@@ -69,7 +69,7 @@ def test_a_run_interrupted_anywhere_resumes_to_the_same_bits(configure, monkeypa
 
     rng = np.random.default_rng(0)
     config = configure("epochs=2", f"model.table_dtype={dtype!r}", out="killed")
-    absorb = loop._Run._absorb
+    absorb = loop._Training._absorb
     deaths = 0
     while deaths < 40:
         survive = int(rng.integers(2, 14))
@@ -80,7 +80,7 @@ def test_a_run_interrupted_anywhere_resumes_to_the_same_bits(configure, monkeypa
                 raise Killed
             absorb(self, *args)
 
-        monkeypatch.setattr(loop._Run, "_absorb", dies)
+        monkeypatch.setattr(loop._Training, "_absorb", dies)
         try:
             outcome = train(config, resume=True)
         except Killed:
@@ -144,19 +144,19 @@ def test_kill_9_at_ten_random_moments_then_resume_gives_the_same_bits(configure,
 
 def test_a_signal_stops_after_the_step_with_a_checkpoint(configure, monkeypatch):
     config = configure()
-    absorb = loop._Run._absorb
+    absorb = loop._Training._absorb
 
     def signals(self, step, *args):
         absorb(self, step, *args)
         if step == 6:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(loop._Run, "_absorb", signals)
+    monkeypatch.setattr(loop._Training, "_absorb", signals)
     outcome = train(config)
     assert not outcome.finished
     assert outcome.scores == {}
     assert final_arrays(outcome.folder)[0] == outcome.step < 10
-    monkeypatch.setattr(loop._Run, "_absorb", absorb)
+    monkeypatch.setattr(loop._Training, "_absorb", absorb)
     assert train(config, resume=True).finished
 
 

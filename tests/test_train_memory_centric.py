@@ -87,17 +87,17 @@ def test_a_run_scores_as_on_one_device_and_its_checkpoints_move(configure, datas
 def test_what_such_a_plan_cannot_train_is_refused(configure, apart, overrides, says):
     from jrec.data.schema import Schema
     from jrec.train.build import build_layout
-    from jrec.train.open_mesh import open_mesh
+    from jrec.train.make_run import placement
 
     config = configure(*apart, *overrides)
     schema = Schema.load(config.data.path)
     with pytest.raises(ConfigError, match=says):
-        open_mesh(config, schema, build_layout(config, schema))
+        placement(config, schema, build_layout(config, schema))
 
 
 def test_processes_need_equal_numbers_of_devices_that_compute(configure):
-    layout, plan, config = mesh_runs.layout(), plan_apart(MIDDLE), configure("mesh.devices=4")
-    check_sharing(config, layout, plan, [0, 0, 1, 1], training=True)
+    plan, config = plan_apart(MIDDLE), configure("mesh.devices=4")
+    check_sharing(config, plan, [0, 0, 1, 1], training=True)
     with pytest.raises(ConfigError, match=r"of the 2 processes 0, 2 compute.*equal number of devices of every process"):
-        check_sharing(config, layout, plan, [0, 1, 1, 0], training=True)
-    check_sharing(config, layout, plan, [0, 1, 1, 0], training=False)
+        check_sharing(config, plan, [0, 1, 1, 0], training=True)
+    check_sharing(config, plan, [0, 1, 1, 0], training=False)

@@ -17,7 +17,7 @@ from jrec.sharding.contents import shard_addresses
 from jrec.train.build import build_layout
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
-from jrec.train.open_mesh import open_mesh
+from jrec.train.make_run import make_run
 from jrec.train.report.logs import FORMS, METRICS_FILE, read_records
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -137,4 +137,4 @@ def test_a_resumed_run_chooses_alike_and_gives_the_same_bits(configure):
 def test_an_exchange_that_the_platform_lacks_is_refused(configure, dataset):
     config, schema = configure("mesh.devices=2", "mesh.exchange='ragged'"), Schema.load(dataset)
     with pytest.raises(ConfigError, match=r"mesh\.exchange.*lacks on CPUs; use 'padded'"):
-        open_mesh(config, schema, build_layout(config, schema))
+        make_run(config, schema, build_layout(config, schema), total_steps=1)

@@ -13,7 +13,7 @@ from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
 from jrec.run.checkpoint import flatten
-from jrec.train.build import build_layout, fingerprint
+from jrec.train.build import described
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
@@ -61,7 +61,7 @@ def test_a_run_learns_from_histories_and_is_evaluated(device_run, dataset):
 def test_checkpoints_of_versions_without_products_in_the_top_mlp_are_of_the_same_model(configure, dataset):
     def model(*overrides):
         config, schema = configure(*overrides), Schema.load(dataset)
-        return fingerprint(config, build_layout(config, schema), schema)["model"]["tbsm"]
+        return described(config, schema)["model"]["tbsm"]
 
     assert "top_with" not in model()
     assert model("model.tbsm.top_with=products") == model() | {"top_with": "products"}

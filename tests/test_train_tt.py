@@ -55,7 +55,7 @@ def test_a_compressed_run_learns_resumes_to_the_same_bits_and_is_evaluated(confi
     class Killed(BaseException):
         """As sudden as a kill: nothing in the loop handles it."""
 
-    absorb = loop._Run._absorb
+    absorb = loop._Training._absorb
 
     def dies(self, *args):
         absorb(self, *args)
@@ -64,7 +64,7 @@ def test_a_compressed_run_learns_resumes_to_the_same_bits_and_is_evaluated(confi
             raise Killed
 
     for deadly in (True, False):  # once in the cached rows' first life, then to the end
-        monkeypatch.setattr(loop._Run, "_absorb", dies if deadly else absorb)
+        monkeypatch.setattr(loop._Training, "_absorb", dies if deadly else absorb)
         if deadly:
             with pytest.raises(Killed):
                 train(configured("killed"), resume=True)

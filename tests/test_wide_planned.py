@@ -218,14 +218,14 @@ def test_a_plan_of_a_wide_table_trains_as_host_memory_and_resumes_to_its_bits(co
     class Killed(BaseException):
         """As sudden as a kill: nothing in the loop handles it."""
 
-    absorb = loop._Run._absorb
+    absorb = loop._Training._absorb
 
     def dies(self, step, *args):
         if step == 7:
             raise Killed
         absorb(self, step, *args)
 
-    monkeypatch.setattr(loop._Run, "_absorb", dies)
+    monkeypatch.setattr(loop._Training, "_absorb", dies)
     with pytest.raises(Killed):
         train(configure(*planned, out="killed"))
     monkeypatch.undo()

@@ -137,7 +137,7 @@ def test_a_run_on_wide_tables_is_the_run_on_small_ones_and_resumes_to_its_bits(c
     class Killed(BaseException):
         """As sudden as a kill: nothing in the loop handles it."""
 
-    absorb = loop._Run._absorb
+    absorb = loop._Training._absorb
 
     def dies(self, step, *args):
         if step == 13:
@@ -145,7 +145,7 @@ def test_a_run_on_wide_tables_is_the_run_on_small_ones_and_resumes_to_its_bits(c
         absorb(self, step, *args)
 
     config = configure("wide", "tables.host.queue=1", out="killed")
-    monkeypatch.setattr(loop._Run, "_absorb", dies)
+    monkeypatch.setattr(loop._Training, "_absorb", dies)
     with pytest.raises(Killed):
         train(config)
     monkeypatch.undo()

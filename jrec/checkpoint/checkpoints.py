@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import os
 import pathlib
 import shutil
@@ -39,7 +40,7 @@ class Checkpoints:
     Args:
       folder: Their folder; made when the first is written.
       keep: How many of the latest are kept.
-      fingerprint: What must agree between a checkpoint and the run that loads it, JSON.
+      fingerprint: What its checkpoints record of the run, JSON; the run that loads them compares it.
       chunk_bytes: About how large a file of rows becomes.
       undo_bytes: How many bytes of rows, that steps changed before they were written, are kept until steps wait.
       barrier: Returns when all processes have called it with the same text; of a run of several processes.
@@ -96,7 +97,7 @@ class Checkpoints:
           step: Which; None for the latest complete one.
 
         Raises:
-          CheckpointError: If there is none, its manifest is damaged, or it is of another model.
+          CheckpointError: If there is none, or its manifest is damaged.
         """
         step = self.latest_step() if step is None else step
         if step is None or step not in self.steps():
@@ -104,13 +105,7 @@ class Checkpoints:
                 raise CheckpointError(f"{self.folder / str(step)} {OLD_FORMAT}")
             have = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(f"{self.folder} has no complete checkpoint of step {step}; steps there: {have}")
-        saved = Saved(self.folder / str(step))
-        if differing := _differences(saved.manifest.fingerprint, self._settings.fingerprint):
-            raise CheckpointError(
-                f"{saved.folder} is a checkpoint of another model: {'; '.join(differing)}."
-                " Use its own configuration, or another run folder"
-            )
-        return saved
+        return Saved(self.folder / str(step))
 
     @contextlib.contextmanager
     def reading(self, step: int, remedy: Callable[[int | None], str]) -> Iterator[None]:
@@ -156,6 +151,7 @@ class Checkpoints:
         meta: Mapping[str, Any] | None = None,
         full: bool | None = None,
         wait: bool = True,
+        keep: int | None = None,
         protected: int | None = None,
     ) -> None:
         """Writes a checkpoint.
@@ -171,6 +167,7 @@ class Checkpoints:
             that came in many pieces.
           wait: Whether to return only when it is written. Otherwise call ``between_steps`` before every step, and
             ``finish`` at the end; while several processes train it is written at once in any case.
+          keep: How many of the latest stay, from now on; None for as many as before.
           protected: A step whose checkpoint stays, though it is not among the latest; None for none.
 
         Raises:
@@ -181,6 +178,8 @@ class Checkpoints:
         if step < 0:
             raise ValueError(f"step is {step}; it must be at least 0")
         self.finish()
+        if keep is not None:
+            self._settings = dataclasses.replace(self._settings, keep=keep)
         save = Save(self._settings, self._base, step, copy.deepcopy(dict(meta or {})), protected=protected)
         if self._settings.first:
             self._held.enter_context(locked(self.folder))
@@ -256,13 +255,3 @@ def _old(folder: pathlib.Path) -> pathlib.Path | None:
     """A checkpoint of an earlier jrec."""
     numbered = sorted(path for path in folder.glob("*") if path.name.isdigit())
     return next((path for path in numbered if is_old(path)), None)
-
-
-def _differences(stored: Any, expected: Any, prefix: str = "") -> list[str]:
-    """Human-readable differences of two JSON-like values; tuples equal lists."""
-    if isinstance(stored, dict) and isinstance(expected, dict):
-        keys = sorted(set(stored) | set(expected))
-        return [d for k in keys for d in _differences(stored.get(k), expected.get(k), f"{prefix}.{k}" if prefix else k)]
-    if isinstance(expected, tuple | list) and isinstance(stored, tuple | list):
-        return [] if list(expected) == list(stored) else [f"{prefix} was {list(stored)} and is {list(expected)}"]
-    return [] if stored == expected else [f"{prefix} was {stored!r} and is {expected!r}"]

@@ -110,4 +110,4 @@ def _open(plan: Plan, path: pathlib.Path, schema: Schema, config: TrainConfig) -
     layout = build_layout(config, schema)
     slots = config.optimizer.embedding.slots if training else None
     opened = run_plan(config, schema, layout, slots)
-    check_sharing(config, layout, opened, [0] * plan.devices, training=training)
+    check_sharing(config, opened, [0] * plan.devices, training=training)

@@ -92,8 +92,8 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.selfcheck.report import record
     from jrec.train.build import build_layout
     from jrec.train.comparisons import comparison_sections
-    from jrec.train.host_pipeline import check_pipeline
     from jrec.train.loop import train
+    from jrec.train.make_run import check_pipeline
     from jrec.train.report import summary, write_report
     from jrec.train.report.logs import METRICS_FILE
     from jrec.train.report.sections import merged

@@ -181,6 +181,7 @@ class Loader:
     ):
         self.config = config
         self._transform = transform
+        self._passed_through: Callable[[Batch], Any] | None = None  # a feed's
         self._shared, self._source = shared, shared(identity["process_count"])
         self._identity = identity
         self._position = 0
@@ -215,12 +216,27 @@ class Loader:
         """The epoch that the next batch belongs to."""
         return self._position // self.batches_per_epoch
 
+    @property
+    def packs(self) -> bool:
+        """Whether it gives out batches, and not what a ``transform`` made of them."""
+        return self._transform is None
+
+    def pass_through(self, function: Callable[[Batch], Any] | None) -> None:
+        """From the next batch on gives out what a function makes of batches, in the threads that pack; None for none.
+
+        It may change from one look at a batch to the next, as before ``first`` and after it.
+        """
+        self.close()
+        self._passed_through = function
+
     def batch(self, index: int) -> Batch:
         """Batch ``index`` of the run, without moving the position."""
         if not 0 <= index < len(self._source):
             raise IndexError(f"the loader has batches 0 to {len(self._source) - 1}, not {index}")
         batch = self._source[index]
-        return batch if self._transform is None else self._transform(batch)
+        for function in self._functions():
+            batch = function(batch)
+        return batch
 
     def first(self, count: int) -> list[Batch]:
         """The run's first batches, at most ``count``, without moving the position."""
@@ -309,6 +325,9 @@ class Loader:
         self.close()
         self._position = position
 
+    def _functions(self) -> list[Callable[[Batch], Any]]:
+        return [function for function in (self._transform, self._passed_through) if function is not None]
+
     def _start(self) -> Any:
         import grain
 
@@ -316,8 +335,8 @@ class Loader:
             num_threads=self.config.workers, prefetch_buffer_size=self.config.prefetch if self.config.workers else 0
         )
         batches = grain.MapDataset.source(self._source)
-        if self._transform is not None:
-            batches = batches.map(self._transform)
+        for function in self._functions():
+            batches = batches.map(function)
         iterator = iter(batches.to_iter_dataset(options))
         iterator.set_state({"next_index": self._position})
         return iterator

@@ -21,7 +21,7 @@ from jrec.imports.torch_file import read_state_dict
 from jrec.ops.layout import EmbeddingLayout
 from jrec.row_optimizers import RowOptimizer
 from jrec.run.checkpoint import dense_arrays
-from jrec.train.build import build_layout, fingerprint
+from jrec.train.build import build_layout, run_identity
 from jrec.train.compress import fresh_arrays
 from jrec.train.config import DataConfig, ModelConfig, TrainConfig, load_config, save_config
 from jrec.train.loaders import train_loader
@@ -92,11 +92,11 @@ def import_dlrm(
     with new_run_folder(config, about, overwrite=overwrite, inputs=[path, data, *([rows] if rows else [])]) as folder:
         keep_dataset(folder, schema.identity, resume=False)
         loader = train_loader(config, schema, layout)
-        Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=fingerprint(config, layout, schema)).save(
+        Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=run_identity(config, schema, layout)).save(
             0,
             arrays={**arrays, **learned},
             sources=[_Tables(config, layout, held, row_numbers)],
-            meta={"loader": loader.state(), "losses": [], "hits": {}},
+            meta={"meta": {"loader": loader.state(), "losses": [], "hits": {}}},
         )
     return config
 

@@ -11,16 +11,21 @@ from jax.sharding import Mesh
 
 from jrec.data.growing import GrowingVocabulary
 from jrec.data.growing_tables import GrowingTables
+from jrec.data.packing import CastPlace
 from jrec.errors import ConfigError
 from jrec.mesh.route import AXIS
 from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
+from jrec.row_optimizers import SlotShape
 from jrec.run.held import HeldRows, without_rows
+from jrec.run.identity import Description
+from jrec.run.mesh_monitor import monitor_of
 from jrec.run.mesh_plan import check_tables, placed_plan
 from jrec.run.mesh_setup import MeshSetup, open_setup
 from jrec.run.options import HostOptions, MeshOptions
 from jrec.run.run import Run
 from jrec.run.state import RunState
+from jrec.sharding.of_layout import SlotShapes
 from jrec.sharding.plans import Plan
 
 
@@ -35,6 +40,10 @@ def distribute(
     mesh_options: MeshOptions | None = None,
     host: HostOptions | None = None,
     growing: Mapping[str, GrowingVocabulary] | None = None,
+    cast: CastPlace = "host",
+    training: bool = True,
+    saves: bool = False,
+    description: Description | None = None,
 ) -> Run:
     """Places a model's tables, and takes its steps from there on: on one device or many, with rows in host memory.
 
@@ -62,6 +71,11 @@ def distribute(
       host: How rows in host memory are kept and travel.
       growing: By table that grows, its vocabulary, of as many rows as the table. ``feed`` then takes values (integers
         or texts) for it, gives new ones rows, and takes rows from old ones; ``predict`` only looks them up.
+      cast: Where the cast of a batch is computed: "host" in the threads that pack, "none" leaves it to the device.
+      training: False to predict only: rows have no slots, and plans for inference are accepted.
+      saves: Whether checkpoints will be written while steps go on: what reads rows for them is then compiled at once.
+      description: What checkpoints record of the run beside its tables, JSON. A checkpoint that has one of its keys
+        with another value is refused.
 
     Raises:
       ConfigError: If plan, mesh and tables do not go together, a table that grows is a tensor train or frozen, or
@@ -79,23 +93,46 @@ def distribute(
             model, optimizer, held = without_rows(model, optimizer)
             layout = model.embeddings.layout
         if plan is not None:
-            _check_plan(plan, layout, len(devices))
-        slots = {table.name: stack.name for stack in layout.planned_stacks for table in stack.tables}
-
-        def slots_of(table: str) -> Mapping[str, Any]:
-            return {} if (own := optimizer.of(slots[table])) is None else own.slots
-
-        placed = placed_plan(plan, layout, len(devices), slots_of, everywhere=_checked_rows(layout, everywhere or {}))
-        options = mesh_options or MeshOptions()
-        setup = open_setup(layout, Mesh(devices, (AXIS,)), placed, options=options, growing=bool(growing))
+            _check_plan(plan, layout, len(devices), training=training)
+        slots = _slots(layout, optimizer) if training else None
+        placed = placed_plan(plan, layout, len(devices), slots, everywhere=_checked_rows(layout, everywhere or {}))
+        setup = open_setup(
+            layout,
+            Mesh(devices, (AXIS,)),
+            placed,
+            options=mesh_options or MeshOptions(),
+            cast=cast == "host",
+            training=training,
+            monitor=None if plan is None or not training else monitor_of(layout, placed, plan),
+            growing=bool(growing),
+        )
     elif jax.process_count() > 1:
         raise ConfigError(
             f"{jax.process_count()} processes run, but distribute was given no mesh; give one of all devices:"
             " jax.make_mesh((jax.device_count(),), ('devices',))"
         )
-    tables = GrowingTables(layout, growing or {}, peers=None if setup is None else setup.peers_growing)
-    places: dict[str, Any] = {"key": first_key, "host": host, "setup": setup, "held": held}
-    return Run(RunState(model, optimizer, growing=tables, **places), model, optimizer, host=host)
+    state = RunState(
+        model,
+        optimizer,
+        key=first_key,
+        host=host,
+        setup=setup,
+        held=held,
+        training=training,
+        saves=saves,
+        growing=GrowingTables(layout, growing or {}, peers=None if setup is None else setup.peers_growing),
+    )
+    return Run(state, model, optimizer, host=host, cast=cast, description=description or {})
+
+
+def _slots(layout: EmbeddingLayout, optimizer: SparseOptimizer) -> SlotShapes:
+    """The slots of each table's rows, which take memory."""
+    stacks = {table.name: stack.name for stack in layout.planned_stacks for table in stack.tables}
+
+    def of_table(table: str) -> Mapping[str, SlotShape]:
+        return {} if (own := optimizer.of(stacks[table])) is None else own.slots
+
+    return of_table
 
 
 def _checked_rows(layout: EmbeddingLayout, everywhere: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -105,9 +142,12 @@ def _checked_rows(layout: EmbeddingLayout, everywhere: Mapping[str, Any]) -> dic
       ConfigError: If there is no such table or row, or rows do not ascend.
     """
     checked = {}
-    sizes = {table.name: table.rows for stack in layout.planned_stacks for table in stack.tables}
+    sizes = {table.name: table.table_rows for stack in layout.planned_stacks for table in stack.tables}
     for name, given_rows in everywhere.items():
         rows = np.asarray(given_rows)
+        rows = (
+            rows.astype(np.int64) if np.issubdtype(rows.dtype, np.integer) else rows
+        )  # unsigned ones would not descend
         if name not in sizes:
             raise ConfigError(f"everywhere names table {name!r}; uncompressed are {', '.join(sorted(sizes))}")
         fits = rows.ndim == 1 and (not rows.size or np.issubdtype(rows.dtype, np.integer))
@@ -117,12 +157,12 @@ def _checked_rows(layout: EmbeddingLayout, everywhere: Mapping[str, Any]) -> dic
     return checked
 
 
-def _check_plan(plan: Plan, layout: EmbeddingLayout, devices: int) -> None:
+def _check_plan(plan: Plan, layout: EmbeddingLayout, devices: int, *, training: bool) -> None:
     if plan.devices != devices:
         raise ConfigError(
             f"the plan is for {plan.devices} devices, but the mesh has {devices}; plan for {devices}, or give a mesh of"
             f" {plan.devices}"
         )
-    if plan.purpose != "training":
+    if training and plan.purpose != "training":
         raise ConfigError(f"the plan is for {plan.purpose}: its copies of rows would not follow the updates")
     check_tables(plan, layout)

@@ -40,16 +40,13 @@ class Feed(Protocol):
         """
         ...
 
-    def stepped(self, ready: Ready, host: HostResults, results: Seen) -> Batch:
+    def stepped(self, ready: Ready, host: HostResults, results: Seen) -> None:
         """Takes back a batch after its step; before the next one is asked for.
 
         Args:
           ready: The batch.
           host: The batch's rows from host memory after the step, or what the host updates them with.
           results: The step's outputs.
-
-        Returns:
-          The batch of the step's logits; with several processes, it has the labels and mask of all of them.
         """
         ...
 
@@ -93,10 +90,8 @@ class LoaderFeed:
         batch = next(self._loader)
         return Ready(batch=batch, prepared=StepBatch(batch=batch), grown=self._loader.aside)
 
-    def stepped(self, ready: Ready, host: HostResults, results: Seen) -> Batch:
-        """The batch itself, since its rows are on the device."""
-        del host, results
-        return ready.batch
+    def stepped(self, ready: Ready, host: HostResults, results: Seen) -> None:
+        """Does nothing: all rows are on the devices."""
 
     def settle(self) -> None:
         """Does nothing: no row is in host memory."""

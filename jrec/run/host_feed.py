@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jrec.batch import Batch
 from jrec.host import HostTable
 from jrec.host.pipeline import HostPipeline
 from jrec.host.pipeline_batch import BatchRows, Preparation, Prepared
@@ -28,7 +27,6 @@ from jrec.run.mesh_arrays import Shapes, on_mesh, stacked
 from jrec.run.mesh_batch import Dealt
 from jrec.run.mesh_setup import MeshSetup
 from jrec.run.options import HostOptions
-from jrec.run.processes import several
 from jrec.run.step import HostRows, Seen, StepBatch
 
 
@@ -123,12 +121,11 @@ class HostFeed:
             return Ready(batch=batch, prepared=StepBatch(batch=ready.batch), host=tables, grown=grown)
         return Ready(batch=batch, prepared=ready.batch, host=dealt_rows(tables, self._setup.mesh), grown=grown)
 
-    def stepped(self, ready: Ready, host: HostRows, results: Seen) -> Batch:
+    def stepped(self, ready: Ready, host: HostRows, results: Seen) -> None:
         """Takes back a batch after its step; see ``Feed``."""
         if self._setup is not None:
             host = {name: gathered_rows(rows, self._out.tables[name]) for name, rows in host.items()}
         self._pipeline.put_back(self._out, host)
-        return dataclasses.replace(ready.batch, labels=results.labels, mask=results.mask) if several() else ready.batch
 
     def settle(self) -> None:
         """Waits until host memory holds every row as the last step left it."""

@@ -205,14 +205,13 @@ class InPlaceFeed(LoaderFeed):
         self._dispatched = time.perf_counter()
         return Ready(batch=batch, prepared=prepared, grown=grown)
 
-    def stepped(self, ready: Ready, host: HostResults, results: Seen) -> Batch:
+    def stepped(self, ready: Ready, host: HostResults, results: Seen) -> None:
         """Waits for the step and updates the rows; see ``Feed``."""
         number = self._loader.position - 1
         jax.block_until_ready((host, results))  # also of a step whose tables are all frozen: it reads our memory
         self.timeline.worked(STEP, number, self._dispatched, time.perf_counter())
         with self.timeline.working(UPDATE, number):
             self._pooling.update(ready.batch, host)
-        return ready.batch
 
     def sections(self, seconds: float) -> dict[str, Any]:
         """The section "in_place": where the time of the steps went, and how many rows memory holds."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from jrec.batch import Batch
 from jrec.run.batches import Batches
 from jrec.run.feed import LoaderFeed, Ready
 from jrec.run.mesh_arrays import Shapes, agreed, described, on_mesh, stacked
 from jrec.run.mesh_setup import FIRST_BATCHES, MeshSetup
-from jrec.run.processes import several
-from jrec.run.step import HostRows, Seen
 
 
 class MeshFeed(LoaderFeed):
@@ -56,11 +52,6 @@ class MeshFeed(LoaderFeed):
             self._on_growth(self._step, described(grown))
         prepared = on_mesh(stacked(dealt.parts, setup.local, self._shapes), setup.mesh)
         return Ready(batch=dealt.batch, prepared=prepared, grown=self._loader.aside)
-
-    def stepped(self, ready: Ready, host: HostRows, results: Seen) -> Batch:
-        """Takes back a batch after its step; see ``Feed``."""
-        del host
-        return dataclasses.replace(ready.batch, labels=results.labels, mask=results.mask) if several() else ready.batch
 
     def sections(self, seconds: float) -> dict[str, Any]:
         """The feed's sections of the report; see ``Feed``."""

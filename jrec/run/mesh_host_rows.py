@@ -7,10 +7,8 @@ lives, and only rows that are written take memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jrec.checkpoint import HostRows, Saved
@@ -108,18 +106,6 @@ def _within(ranges: np.ndarray, addresses: np.ndarray) -> np.ndarray:
     """Which addresses lie in one of the ascending ranges, (n,) bool."""
     at = np.searchsorted(ranges[:, 0], addresses, side="right") - 1
     return (at >= 0) & (addresses < np.append(ranges[:, 1], 0)[at])
-
-
-def with_host_rows(
-    parameters: Mapping[str, Mapping[str, Any]], layout: EmbeddingLayout, plan: Plan
-) -> dict[str, dict[str, Any]]:
-    """``parameter_counts`` with the rows of planned stacks in host memory, and their bytes."""
-    counts = {name: dict(counted) for name, counted in parameters.items()}
-    for stack in layout.planned_stacks:
-        if rows := plan.host_rows(stack.name):
-            size = rows * stack.dim * np.dtype(jnp.dtype(stack.dtype)).itemsize
-            counts[stack.name] |= {"host_rows": rows, "host_bytes": size}
-    return counts
 
 
 def _differ(rows: np.ndarray, other_rows: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -14,23 +15,24 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
-from jrec.checkpoint import Checkpoints
+from jrec.checkpoint import Checkpoints, Saved
+from jrec.checkpoint.save import Written
 from jrec.data.blocks import LABEL
 from jrec.data.growing import GrowingVocabulary
+from jrec.data.growing_tables import GrowingTables
 from jrec.data.loader import Loader
-from jrec.data.packing import OnBadId, Packer, kept_orders
+from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
 from jrec.errors import ConfigError
 from jrec.host import HostTable
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss
-from jrec.ops.layout import EmbeddingLayout
-from jrec.outputs import check_output
-from jrec.run.batches import PackedBatches
+from jrec.outputs import check_output, kind_of
+from jrec.run.batches import Batches, PackedBatches
 from jrec.run.checkpoint import dense_arrays, restore_state
-from jrec.run.feed import Feed
 from jrec.run.feeds import open_feed
+from jrec.run.identity import Description, check_identity, identity_of, meta_of
 from jrec.run.in_place_feed import HostCasts, reads_in_place
-from jrec.run.mesh_feed import MeshFeed
+from jrec.run.mesh_setup import MeshSetup
 from jrec.run.options import HostOptions
 from jrec.run.predictions import Predictions
 from jrec.run.processes import wait_for_all
@@ -40,6 +42,21 @@ from jrec.run.step import Seen, StepOn
 from jrec.run.whole_tables import read_rows, table_rows
 
 Step = Callable[[FedBatch], tuple[jax.Array, Seen]]
+CHECKPOINT_FOLDER = "checkpoints"
+"""Of the folder of a run of ``jrec train``."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What came with a checkpoint beside the state of its run.
+
+    Attributes:
+      meta: What ``Run.save`` was given as ``meta``.
+      arrays: What it was given as ``arrays``, and those of growing tables.
+    """
+
+    meta: dict[str, Any]
+    arrays: dict[str, np.ndarray]
 
 
 class Run:
@@ -49,20 +66,32 @@ class Run:
       layout: The tables.
       mesh: The devices; None for one without a plan.
       plan: Where the rows of planned tables live; None without a mesh and a plan.
+      predictions: Predicts batches as the run is at the moment; call ``settle`` first.
       steps: The number of steps taken.
     """
 
-    def __init__(self, state: RunState, model: Any, optimizer: SparseOptimizer, *, host: HostOptions):
+    def __init__(
+        self,
+        state: RunState,
+        model: Any,
+        optimizer: SparseOptimizer,
+        *,
+        host: HostOptions,
+        cast: CastPlace,
+        description: Description,
+    ):
         self._state, self._host = state, host
+        self._cast: CastPlace = cast
         self.layout = state.layout
         self.mesh, self.plan = (None, None) if state.setup is None else (state.setup.mesh, state.setup.plan)
         planned, implementation = self.plan is not None, model.embeddings.implementation
-        named: Any = {"planned": planned, "implementation": implementation, "key": "HostOptions.pipeline"}
-        self._in_place = reads_in_place(self.layout, host, **named)
-        self._fingerprint = _fingerprint(self.layout, optimizer)
+        self._in_place = state.training and reads_in_place(
+            self.layout, host, planned=planned, implementation=implementation, key="HostOptions.pipeline"
+        )
+        self._identity = identity_of(self.layout, optimizer, description)
         self._feeds: list[RunFeed] = []  # those that are open: what their steps left may not be stored yet
         self._checkpoints: Checkpoints | None = None
-        self._predictions = Predictions(state)
+        self.predictions = Predictions(state)
         step = optimizer.dense.step.get_value()
         self.steps = 0 if isinstance(step, jax.ShapeDtypeStruct) else int(step)
 
@@ -88,6 +117,8 @@ class Run:
         batch.feed.check(batch)
         if self._checkpoints is not None:
             self._checkpoints.between_steps()
+        if (setup := self._state.setup) is not None and setup.monitor is not None:
+            setup.monitor.observe(batch.batch)
         host, outputs = self._state.step(batch.ready, step_on)
         batch.feed.stepped(batch, host, outputs)
         self.steps += 1
@@ -105,13 +136,17 @@ class Run:
         workers: int = 2,
         prefetch: int = 2,
         position: Any = None,
+        total: int | None = None,
+        trace: pathlib.Path | None = None,
+        on_growth: Callable[[int, Mapping[str, Any]], None] = lambda step, grown: None,
         **packing: Any,
     ) -> RunFeed:
         """Batches for steps, from any iterable of examples; packed, routed and prefetched in threads.
 
         Args:
-          batches: Yields columns as ``jrec.data.pack_batch`` takes them, or packed batches (``jrec.data.Loader``). With
-            several processes each gives its own part of every batch, all parts of one size, equally many of them.
+          batches: Yields columns as ``jrec.data.pack_batch`` takes them, or packed batches. A ``jrec.data.Loader`` goes
+            on where it stands, and does all work in its own threads. With several processes each gives its own part of
+            every batch, all parts of one size, equally many of them.
             Arrays may be written over when the next item is asked for: docs/library.md, "Arrays that you hand over".
           dense: Names of the float features, in the order the model takes them.
           label: Name of the labels, or None to fill them with 0.
@@ -124,21 +159,22 @@ class Run:
           prefetch: Packed batches that may wait.
           position: Where to go on, from ``RunFeed.position``: an iterator with a state, as grain's, is moved there; of
             others give what follows.
+          total: How many batches will be taken at most, so that none is read ahead that no step takes; None for all.
+          trace: A file for the trace of the stages of rows in host memory, for Chrome or Perfetto; None for none.
+          on_growth: Called in process 0 with the number of the batch and what grew, by stack and kind, where a batch
+            needs larger buffers between devices; its step is compiled once more.
           **packing: Further arguments of ``pack_batch``.
 
         Raises:
           ConfigError: If ``hot``, but there is no plan.
           RuntimeError: If another feed is open that reads rows in host memory ahead of its steps, as this one would.
         """
-        growing, packing = self._state.growing, {**packing, "orders": kept_orders(packing.get("orders"))}
         self._feeds = [feed for feed in self._feeds if not feed.closed]
-        if growing:
-            if self._feeds or hot:
-                raise RuntimeError(
-                    "tables of the run grow with the order of its batches, so that it has one feed at a time, and no"
-                    " hot batches; take all batches of the other feed, or close it first"
-                )
-            packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.keys()}
+        if self._state.growing and (self._feeds or hot):
+            raise RuntimeError(
+                "tables of the run grow with the order of its batches, so that it has one feed at a time, and no hot"
+                " batches; take all batches of the other feed, or close it first"
+            )
         reads_ahead = bool(self._state.tables) and not (self._in_place or hot)
         if reads_ahead and any(feed.reads_ahead for feed in self._feeds):
             raise RuntimeError(
@@ -149,33 +185,56 @@ class Run:
         if hot and setup is None:
             raise ConfigError("hot batches read the rows that every device has by a plan; give distribute a plan")
         setup = setup.for_hot_batches() if hot and setup is not None else setup
-        transform: Callable[[Batch], Any] | None = None
-        if setup is not None:
-            transform = functools.partial(hot_parts, setup) if hot else setup.parts
-        if self._in_place:
-            transform = HostCasts(self.layout.host_stacks)
-        cast = "host" if setup is None else "none"
-        packer = Packer(self.layout, dense=dense, label=label, on_bad_id=on_bad_id, cast=cast, **packing)
-        shared = 1 if setup is None else sum(number in setup.local for number in setup.plan.askers)
-        ahead = setup is not None or bool(self._state.tables)
-        pack = ItemPacker(
-            packer,
-            batch_size,
-            shared,
-            growing,
-            columns_wait=workers > 0 or setup is not None,
-            batches_wait=ahead and not isinstance(batches, Loader),
-        )
-        packed = PackedBatches(batches, pack, transform=transform, workers=workers, prefetch=prefetch, order=pack.order)
-        if hot and setup is not None:
-            feed: Feed = MeshFeed(packed, setup=setup, total=None)
+        transform = self._transform(setup)
+        replays = isinstance(batches, Loader) and batches.packs and not self._state.growing
+        if isinstance(batches, Loader) and replays:
+            batches.pass_through(transform)
+            packed: Batches = batches
         else:
-            feed = open_feed(self._state, packed, host=self._host, in_place=self._in_place)
+            packing |= {"dense": dense, "label": label, "on_bad_id": on_bad_id}
+            pack = self._packer(batches, batch_size, setup, threads=workers > 0, **packing)
+            packed = PackedBatches(
+                batches, pack, transform=transform, workers=workers, prefetch=prefetch, order=pack.order
+            )
+        feed = open_feed(
+            self._state,
+            packed,
+            host=self._host,
+            setup=setup,
+            in_place=self._in_place,
+            total=total,
+            trace=trace,
+            on_growth=on_growth,
+        )
+        opened = RunFeed(feed, reads_ahead=reads_ahead, replays=replays)
         if position is not None:
-            feed.restore(position)
-        opened = RunFeed(feed, reads_ahead=reads_ahead)
+            opened.restore(position)
         self._feeds.append(opened)
         return opened
+
+    def _transform(self, setup: MeshSetup | None) -> Callable[[Batch], Any] | None:
+        """What becomes of packed batches before their steps."""
+        if setup is not None:
+            return functools.partial(hot_parts, setup) if setup.hot else setup.parts
+        return HostCasts(self.layout.host_stacks) if self._in_place else None
+
+    def _packer(
+        self, batches: Iterable[Any], batch_size: int | None, setup: MeshSetup | None, *, threads: bool, **packing: Any
+    ) -> ItemPacker:
+        growing, packing = self._state.growing, {**packing, "orders": kept_orders(packing.get("orders"))}
+        if growing:
+            packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.keys()}
+        cast: CastPlace = self._cast if setup is None else "none"
+        packer = Packer(self.layout, cast=cast, **packing)
+        ahead = setup is not None or bool(self._state.tables)
+        return ItemPacker(
+            packer,
+            batch_size,
+            1 if setup is None else sum(number in setup.local for number in setup.plan.askers),
+            growing,
+            columns_wait=threads or setup is not None,
+            batches_wait=ahead and not isinstance(batches, Loader),
+        )
 
     def predict(
         self,
@@ -195,7 +254,7 @@ class Run:
           on_bad_id: See ``pack_batch``.
           **packing: Further arguments of ``pack_batch``.
         """
-        self._settle()
+        self.settle()
         if growing := self._state.growing:
             packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.now()}
         packer = Packer(self.layout, dense=dense, label=None, on_bad_id=on_bad_id, **packing)
@@ -204,9 +263,14 @@ class Run:
         parts = []
         for begin in range(0, max(1, prepared.examples), size):
             chosen = np.arange(begin, min(begin + size, prepared.examples), dtype=np.int32)
-            logits = self._predictions.of_batch(packer.pack(prepared, chosen, size))
+            logits = self.predictions.of_batch(packer.pack(prepared, chosen, size))
             parts.append(jax.tree.map(lambda array, count=chosen.size: np.asarray(array)[:count], logits))
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
+
+    def settle(self) -> None:
+        """Waits until every row is where it lives, as the last step left it."""
+        for feed in self._feeds:
+            feed.settle()
 
     def table(self, name: str) -> np.ndarray:
         """All rows of a table as the last step left them, (rows, dim); see ``rows``."""
@@ -225,7 +289,7 @@ class Run:
         Raises:
           ValueError: If there is no such table or row.
         """
-        self._settle()
+        self.settle()
         return read_rows(self._state, name, np.asarray(ids, None if len(ids) else np.int64))
 
     @property
@@ -243,15 +307,31 @@ class Run:
 
         The next step takes their arrays, so that they are to be read before it.
         """
-        self._settle()
+        self.settle()
         return self._state.modules()
+
+    @property
+    def state(self) -> Any:
+        """Dense parameters, their optimizer, and all else that every device holds alike: an ``nnx.State``."""
+        return self._state.state
+
+    @property
+    def growing_tables(self) -> GrowingTables:
+        """How keys of growing tables become rows, as of the last step; false where no table grows."""
+        return self._state.growing
+
+    def plan_sections(self, folder: pathlib.Path) -> dict[str, Any]:
+        """What a report says of a plan by `jrec plan`; writes the profile of the run's accesses to ``folder``."""
+        return {} if self._state.setup is None else self._state.setup.sections(folder)
 
     def save(
         self,
         folder: str | os.PathLike[str],
         *,
         meta: Mapping[str, Any] | None = None,
+        arrays: Mapping[str, np.ndarray] | None = None,
         keep: int = 2,
+        protected: int | None = None,
         wait: bool = True,
     ) -> None:
         """Writes a checkpoint of this step to FOLDER/STEP: dense parameters, rows, slots; docs/checkpoints.md.
@@ -261,29 +341,51 @@ class Run:
         Args:
           folder: A folder for the run's checkpoints, which every process sees.
           meta: Further information in JSON types, such as the feed's position; ``restore`` returns it.
+          arrays: Further arrays by name; ``load`` returns them.
           keep: How many checkpoints stay there.
+          protected: A step whose checkpoint stays there, though it is not among the latest.
           wait: Whether to return only when it is complete; on one device it can be written while steps go on.
 
         Raises:
           CheckpointError: If it cannot be written.
         """
-        self._settle()
+        self.settle()
         target = pathlib.Path(folder).absolute()
-        check_output(target / "step")  # of which the folder is a parent: a dataset or an export takes no checkpoints
         if self._checkpoints is None or self._checkpoints.folder != target:
             self._finish()
-            self._checkpoints = self._open(target, keep)
+            if not (target.name == CHECKPOINT_FOLDER and kind_of(target.parent) == "run"):
+                check_output(target / "step")  # a dataset or an export takes no checkpoints
+            self._checkpoints = self._open(target)
         about = {"meta": json.loads(json.dumps(dict(meta or {}))), "forms": self._forms()}
         state = self._state
-        arrays = dense_arrays(state.state, state.growing.state(), self.layout)
-        wait = wait or state.waits_for_checkpoints
-        self._checkpoints.save(self.steps, arrays=arrays, sources=state.sources(), meta=about, wait=wait)
+        self._checkpoints.save(
+            self.steps,
+            arrays=dense_arrays(state.state, {**(arrays or {}), **state.growing.state()}, self.layout),
+            sources=state.sources(),
+            meta=about,
+            keep=keep,
+            protected=protected,
+            wait=wait or state.waits_for_checkpoints,
+        )
+
+    def written(self) -> Written | None:
+        """What the last checkpoint was, once it is complete; None where there is none since the last call."""
+        return None if self._checkpoints is None else self._checkpoints.written()
+
+    def finish_saving(self) -> None:
+        """Returns when the checkpoint under way, if there is one, is complete.
+
+        Raises:
+          CheckpointError: If it could not be written.
+        """
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
 
     def restore(self, folder: str | os.PathLike[str], *, step: int | None = None) -> dict[str, Any]:
         """Reads a checkpoint of ``save``, by a run on any mesh and plan; the steps after it have the same bits.
 
         Args:
-          folder: The folder of the checkpoints.
+          folder: The folder of the checkpoints, or that of a run of `jrec train`.
           step: Which; None for the latest.
 
         Returns:
@@ -293,28 +395,50 @@ class Run:
           CheckpointError: If there is none, or it is damaged, or of another model.
           RuntimeError: If a feed of the run is open: it has read ahead of rows that change now.
         """
-        if any(not feed.closed for feed in self._feeds):
-            raise RuntimeError("close the run's feeds before a checkpoint is restored, and make new ones after it")
-        self._finish()
-        self._checkpoints = self._open(pathlib.Path(folder).absolute(), keep=2)
-        saved = self._checkpoints.open(step)
-        state, progress = restore_state(saved, self._state.state, self.layout)
-        self._state.growing.restore(progress)
-        self._state.restore(saved, state)
-        if (setup := self._state.setup) is None:
-            self._checkpoints.restored(saved)
-        elif (send := saved.manifest.meta.get("forms")) is not None:
-            setup.forms.settle(send)
-        self.steps = saved.step
-        return dict(saved.manifest.meta["meta"])
+        self._check_no_feeds()
+        place = pathlib.Path(folder).absolute()
+        place = place / CHECKPOINT_FOLDER if kind_of(place) == "run" else place
+        return self.load(Checkpoints(place).open(step)).meta
 
-    def close(self) -> None:
-        """Ends all threads; a checkpoint under way is completed first."""
+    def load(self, saved: Saved, *, goes_on: bool = True, slots: bool = True, of: Description | None = None) -> Loaded:
+        """Takes over a checkpoint; see ``restore``.
+
+        Args:
+          saved: The checkpoint.
+          goes_on: Whether the run goes on from its step; otherwise it begins from its model, rows and slots.
+          of: What the checkpoint is to be of, where that is not what the run is of: by key of the run's description.
+          slots: Whether to read the slots of rows on one device; without them it can only predict.
+        """
+        self._check_no_feeds()
+        check_identity(saved, {**self._identity, **(of or {})})
+        self._finish()
+        state, arrays = restore_state(saved, self._state.state, self.layout, slots=slots)
+        self._state.growing.restore(arrays)
+        self._state.restore(saved, state)
+        if goes_on:
+            self.steps, setup = saved.step, self._state.setup
+            self._checkpoints = self._open(saved.folder.parent)
+            if setup is None:
+                self._checkpoints.restored(saved)
+            elif (send := saved.manifest.meta.get("forms")) is not None:
+                setup.forms.settle(send)
+        return Loaded(meta=meta_of(saved), arrays=arrays)
+
+    def close(self, *, finish: bool = True) -> None:
+        """Ends all threads.
+
+        Args:
+          finish: Whether what the last step left is stored, and a checkpoint under way completed; otherwise the run is
+            lost, and the checkpoint vanishes.
+        """
         with contextlib.ExitStack() as stack:
             stack.callback(self._state.setup.close if self._state.setup is not None else lambda: None)
             for feed in list(self._feeds):
-                stack.callback(feed.close)
-            stack.callback(self._finish)
+                stack.callback(feed.close, settle=finish)
+            if finish:
+                stack.callback(self._finish)
+            elif self._checkpoints is not None:
+                stack.callback(self._checkpoints.close)
 
     def __enter__(self) -> Run:
         return self
@@ -322,35 +446,20 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self, folder: pathlib.Path, keep: int) -> Checkpoints:
-        return Checkpoints(folder, keep=keep, fingerprint=self._fingerprint, barrier=wait_for_all)
+    def _check_no_feeds(self) -> None:
+        if any(not feed.closed for feed in self._feeds):
+            raise RuntimeError("close the run's feeds before a checkpoint is restored, and make new ones after it")
+
+    def _open(self, folder: pathlib.Path) -> Checkpoints:
+        return Checkpoints(folder, fingerprint=self._identity, barrier=wait_for_all)
 
     def _finish(self) -> None:
         if self._checkpoints is not None:
             self._checkpoints.finish()
             self._checkpoints = None
 
-    def _settle(self) -> None:
-        for feed in self._feeds:
-            feed.settle()
-
     def _forms(self) -> list[str] | None:
-        """The features whose lookups are sent, where that is decided."""
+        """The features whose lookups are sent, where the same batches will not decide it again."""
         setup = self._state.setup
-        return None if setup is None or not setup.forms.decided else sorted(setup.forms.send)
-
-
-def _fingerprint(layout: EmbeddingLayout, optimizer: SparseOptimizer) -> dict[str, Any]:
-    """What must agree between a checkpoint and the run that restores it."""
-    tables: dict[str, Any] = {}
-    for stack in layout.members:
-        own = optimizer.of(stack.name)
-        for table in stack.tables:
-            shape = table.tt_shape
-            described: dict[str, Any] = {"rows": table.rows, "dim": table.dim, "dtype": table.dtype}
-            described["optimizer"] = "frozen" if own is None else type(own).__name__
-            if shape is not None:
-                described |= {"row_factors": list(shape.row_factors), "dim_factors": list(shape.dim_factors)}
-                described["ranks"] = list(shape.ranks)
-            tables[f"{table.name}[{table.first_row}:]" if table.first_row else table.name] = described
-    return {"tables": tables}
+        decides_again = bool(self._feeds) and all(feed.replays for feed in self._feeds)
+        return None if setup is None or decides_again or not setup.forms.decided else sorted(setup.forms.send)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
+from jrec.data.gathering import Gathered
 from jrec.data.growing_tables import GrowingTables, Grown
 from jrec.data.packing import Packer
 from jrec.data.packing_columns import PreparedColumns
@@ -42,11 +43,12 @@ class RunFeed:
 
     Attributes:
       reads_ahead: Whether it reads rows in host memory ahead of the steps, so that no other steps may change them.
+      replays: Whether its first batches can be read again, wherever it stands, as those of ``jrec.data.Loader``.
     """
 
-    def __init__(self, feed: Feed, *, reads_ahead: bool):
+    def __init__(self, feed: Feed, *, reads_ahead: bool, replays: bool):
         self._feed, self._closed = feed, False
-        self.reads_ahead = reads_ahead
+        self.reads_ahead, self.replays = reads_ahead, replays
         self._out: FedBatch | None = None  # whose step is not taken yet
 
     def __iter__(self) -> Iterator[FedBatch]:
@@ -84,17 +86,39 @@ class RunFeed:
         """The position after the last step, in JSON types, for ``Run.save`` and ``Run.feed(..., position=...)``."""
         return self._feed.position()
 
+    def restore(self, position: Any) -> None:
+        """Goes to a ``position()``; before the first batch.
+
+        Raises:
+          CheckpointError: If it is of other batches.
+        """
+        # Feeds of earlier versions wrapped a loader, whose position is the inner one.
+        wrapped = self.replays and isinstance(position, dict) and "iterator" in position
+        self._feed.restore(position["iterator"] if wrapped else position)
+
+    def sections(self, seconds: float) -> dict[str, Any]:
+        """What a report says of the batches, by section.
+
+        Args:
+          seconds: The duration of training.
+        """
+        return self._feed.sections(seconds)
+
     def settle(self) -> None:
         """Waits until host memory holds every row as the last step left it."""
         if not self._closed:
             self._feed.settle()
 
-    def close(self) -> None:
-        """Stores what the last step left, and ends the threads; a feed whose batches are all taken is closed."""
+    def close(self, *, settle: bool = True) -> None:
+        """Stores what the last step left, unless told otherwise, and ends the threads.
+
+        A feed whose batches are all taken is closed.
+        """
         if not self._closed:
             self._closed = True
             try:
-                self._feed.settle()
+                if settle:
+                    self._feed.settle()
             finally:
                 self._feed.close()
 
@@ -143,6 +167,9 @@ class ItemPacker:
           ValueError: If tables grow, and the item is a packed batch.
         """
         if self._map is not None:
+            if isinstance(item, Gathered):
+                columns, grown = self._map(item.columns)
+                return dataclasses.replace(item, columns=columns), grown
             if isinstance(item, Batch):
                 raise ValueError("a packed batch has rows, but tables of the run grow; give the feed columns of values")
             prepared, grown = self._map(self._packer.prepare(self._packer.read(item, copy=self._columns_wait)))
@@ -161,6 +188,8 @@ class ItemPacker:
         """The item's batch; an item that is one stays as it is."""
         if isinstance(item, Batch):
             return item
+        if isinstance(item, Gathered):
+            return item.pack()
         prepared = item if isinstance(item, PreparedColumns) else self._packer.prepare(item)
         size = -(-(self._size or prepared.examples) // self._shared) * self._shared
         return self._packer.pack(prepared, np.arange(prepared.examples, dtype=np.int32), size)

@@ -13,9 +13,12 @@ from jrec import ops
 from jrec.data.identity import Identity
 from jrec.data.schema import CategoricalFeature, Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
-from jrec.nn import DLRM, TBSM, DLRMConfig, SparseOptimizer, TBSMConfig, TTOptions
-from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.nn import DLRM, TBSM, DLRMConfig, SparseOptimizer, TBSMConfig
+from jrec.ops.layout import EmbeddingLayout, FeatureConfig
+from jrec.run.identity import identity_of
+from jrec.run.run import Run
 from jrec.train.config import EmbeddingOptimizerConfig, ModelConfig, TrainConfig, TTSection
+from jrec.train.config.typed_toml import MOST
 from jrec.train.tables import plan_tables, tt_options
 
 
@@ -162,39 +165,31 @@ def _of_cores(
     return dataclasses.replace(config, **chosen)
 
 
-def fingerprint(
-    config: TrainConfig, layout: EmbeddingLayout, schema: Schema, *, trained_on: Identity | None = None
-) -> dict[str, Any]:
-    """What must agree between a checkpoint and the run that loads it: shapes, optimizers, dataset.
+def described(config: TrainConfig, schema: Schema, *, trained_on: Identity | None = None) -> dict[str, Any]:
+    """What checkpoints record of a run beside its tables (``jrec.run.identity``): model, optimizer, dataset.
 
     Args:
       config: The run's configuration.
-      layout: The run's tables.
       schema: The dataset.
       trained_on: The dataset that the run was trained on, where ``schema`` is another one to evaluate on.
     """
-    options, rows = tt_options(config, layout), config.optimizer.embedding
-    own = {table: rows.of(table) for table in rows.tables}
-    by_table = {table: "frozen" if trained is None else trained.name for table, trained in own.items()}
     return {
-        "model": _model_fingerprint(config.model, len(schema.dense)),
-        "optimizer": {
-            "dense": config.optimizer.name,
-            "embedding": config.optimizer.embedding.name,
-            **({"tables": by_table} if by_table else {}),
-        },
+        "model": _model_description(config.model, len(schema.dense)),
         "num_dense": len(schema.dense),
-        "tables": {
-            t.name: _table_fingerprint(t, options)
-            for stack in layout.members
-            for t in stack.tables
-            if not t.is_part or t.first_row  # the part after the uncompressed rows tells how many they are
-        },
+        "dense_optimizer": config.optimizer.name,
         "dataset": (trained_on or schema.identity).digests,
     }
 
 
-def _model_fingerprint(model: ModelConfig, num_dense: int) -> dict[str, Any]:
+def run_identity(
+    config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, trained_on: Identity | None = None
+) -> dict[str, Any]:
+    """What a checkpoint of the configuration's run records; arguments as of ``described``."""
+    _, optimizer = build_modules(config, schema, layout, total_steps=MOST, abstract=True)
+    return identity_of(layout, optimizer, described(config, schema, trained_on=trained_on))
+
+
+def _model_description(model: ModelConfig, num_dense: int) -> dict[str, Any]:
     """The model's keys, less those that it does not read, which checkpoints of earlier versions lack."""
     keys = dataclasses.asdict(model)
     if model.kind == "dlrm":
@@ -213,18 +208,6 @@ def _model_fingerprint(model: ModelConfig, num_dense: int) -> dict[str, Any]:
     return keys
 
 
-def _table_fingerprint(table: TableConfig, options: TTOptions) -> Any:
-    shape = table.tt_shape
-    if shape is None:
-        return table.rows
-    factors = {"row_factors": list(shape.row_factors), "dim_factors": list(shape.dim_factors)}
-    cache = options.caches.get(table.name)
-    cached = {} if cache is None else {"cache_rows": cache.cache_rows}
-    whole = {"whole_rows": table.first_row} if table.first_row else {}
-    dtype = {"rows": table.table_rows, **whole, "dtype": table.dtype}
-    return {**dtype, **factors, "ranks": list(shape.ranks), **cached}
-
-
 def parameter_counts(model: DLRM | TBSM) -> dict[str, dict[str, Any]]:
     """Parameters and bytes of the dense part and of every stack, for the report; the model may be abstract."""
     dense = jax.tree.leaves(nnx.state(model, nnx.Param))
@@ -241,6 +224,16 @@ def parameter_counts(model: DLRM | TBSM) -> dict[str, dict[str, Any]]:
         parameters = stack.rows * stack.dim
         size = jax.numpy.dtype(stack.dtype).itemsize
         counts[stack.name] = {"parameters": parameters, "bytes": size * parameters, "rows": stack.rows}
+    return counts
+
+
+def run_parameters(run: Run) -> dict[str, dict[str, Any]]:
+    """``parameter_counts`` of a run's model, with the rows of planned stacks in host memory, and their bytes."""
+    counts = parameter_counts(run.modules()[0])
+    for stack in run.layout.planned_stacks:
+        if run.plan is not None and (rows := run.plan.host_rows(stack.name)):
+            size = rows * stack.dim * jax.numpy.dtype(stack.dtype).itemsize
+            counts[stack.name] |= {"host_rows": rows, "host_bytes": size}
     return counts
 
 

@@ -24,8 +24,9 @@ from jrec.ops.tt.shape import MAX_ROWS
 from jrec.outputs import check_output
 from jrec.progress import Progress
 from jrec.run.checkpoint import core_arrays, dense_arrays
+from jrec.run.identity import meta_of
 from jrec.run.step import compile_run
-from jrec.train.build import build_layout, build_modules, fingerprint
+from jrec.train.build import build_layout, build_modules, run_identity
 from jrec.train.config import TrainConfig
 from jrec.train.config.typed_toml import MOST
 from jrec.train.evaluate import OpenedRun, open_run, restore_run
@@ -316,12 +317,12 @@ def _write(run: OpenedRun, config: TrainConfig, trains: Mapping[str, Sequence[ja
     inputs = [run.folder, config.data.path]
     with new_run_folder(config, about, overwrite=overwrite, inputs=inputs) as folder:
         keep_dataset(folder, run.trained_on, resume=False)
-        own = fingerprint(alone, layout, run.schema, trained_on=run.trained_on)
+        own = run_identity(alone, run.schema, layout, trained_on=run.trained_on)
         Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=own).save(
             run.saved.step,
             arrays={**fresh_arrays(alone, run.schema, layout), **learned},
             sources=[CopiedRows(run.saved, uncompressed)],
-            meta=run.saved.manifest.meta,
+            meta={"meta": meta_of(run.saved)},
         )
 
 

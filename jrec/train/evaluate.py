@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -17,50 +17,39 @@ from jrec import lean
 from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.fae import is_fae_folder
-from jrec.data.growing_tables import GrowingTables
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
-from jrec.nn import DLRM, TBSM, SparseOptimizer
+from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout
-from jrec.run.checkpoint import restore_state
-from jrec.run.predictions import Predictions
 from jrec.run.processes import first
-from jrec.run.state import RunState
+from jrec.run.run import Run
 from jrec.train import determinism
-from jrec.train.build import build_layout, build_modules, fingerprint, parameter_counts, table_key
+from jrec.train.build import build_layout, run_parameters
 from jrec.train.config import LRScheduleConfig, TrainConfig
 from jrec.train.config.typed_toml import MOST
 from jrec.train.dataset import evaluation_config
 from jrec.train.loaders import eval_loader
+from jrec.train.make_run import make_run
 from jrec.train.mesh_processes import shared_scores
-from jrec.train.open_mesh import open_mesh
 from jrec.train.progress import TrainingProgress
 from jrec.train.report.metrics import ScoreAccumulator, Scores
 from jrec.train.run_dataset import check_evaluated
 from jrec.train.run_folder import CHECKPOINT_FOLDER, find_checkpoint, load_run_config
-from jrec.train.tables import on_devices, vocabularies_of
+from jrec.train.tables import on_devices
 from jrec.train.watch import chosen_step
 
 
 def score_split(
-    config: TrainConfig,
-    schema: Schema,
-    layout: EmbeddingLayout,
-    split: str,
-    *,
-    predictions: Predictions,
-    limit: int = 0,
-    progress: TrainingProgress,
+    config: TrainConfig, schema: Schema, run: Run, split: str, *, limit: int = 0, progress: TrainingProgress
 ) -> Scores:
     """Predicts every example of a split; each process of a mesh reads and cuts its own share of them.
 
     Args:
       config: The run's configuration.
       schema: The dataset.
-      layout: The tables.
+      run: The run, as its last step left it.
       split: "train", "valid" or "test".
-      predictions: Predicts the batches.
       limit: Batches to read at most; 0 for all.
       progress: Shows the batches.
 
@@ -72,13 +61,14 @@ def score_split(
       DivergedError: If a logit is NaN or infinite.
     """
     schema.check_labels()
-    loading = predictions.loading
+    run.settle()
+    loading = run.predictions.loading
     with (
-        eval_loader(config, schema, layout, split, limit=limit, **loading) as loader,
+        eval_loader(config, schema, run.layout, split, limit=limit, **loading) as loader,
         progress.evaluating(split, loader.batches_per_epoch) as advance,
     ):
         shared = loading.get("shared", False)
-        scores = collected(predictions.of_split(loader), check=not shared, on_batch=advance)
+        scores = collected(run.predictions.of_split(loader), check=not shared, on_batch=advance)
         return shared_scores(scores) if shared else scores
 
 
@@ -154,23 +144,25 @@ class OpenedRun:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RestoredRun(OpenedRun):
-    """A run as one of its checkpoints has it.
+    """A run as one of its checkpoints has it, for predictions.
 
     Attributes:
-      model, optimizer: The modules with the checkpoint's state.
-      run: The run's state.
-      progress: The running metrics.
+      run: The run.
+      arrays: The running metrics.
     """
 
-    model: DLRM | TBSM
-    optimizer: SparseOptimizer
-    run: RunState
-    progress: dict[str, np.ndarray]
+    run: Run
+    arrays: dict[str, np.ndarray]
 
     @property
     def state(self) -> Any:
         """The state of model and optimizer."""
         return self.run.state
+
+    @property
+    def model(self) -> SparseModel:
+        """The model with the checkpoint's state."""
+        return self.run.modules()[0]
 
     def scores(self, split: str, *, limit: int = 0) -> Scores:
         """Scores a split with this model.
@@ -184,15 +176,7 @@ class RestoredRun(OpenedRun):
           DivergedError: If a logit is NaN or infinite.
         """
         with TrainingProgress("auto" if first() else "off", total=0, start=0) as progress:
-            return score_split(
-                self.config,
-                self.schema,
-                self.layout,
-                split,
-                predictions=Predictions(self.run),
-                limit=limit,
-                progress=progress,
-            )
+            return score_split(self.config, self.schema, self.run, split, limit=limit, progress=progress)
 
 
 def open_run(
@@ -216,9 +200,7 @@ def open_run(
     trained_on = check_evaluated(folder, schema.identity)
     config = on_devices(dataclasses.replace(config, schedule="plain"), schema, devices)
     config = dataclasses.replace(config, plan=plan)
-    layout = build_layout(config, schema)
-    own = fingerprint(config, layout, schema, trained_on=trained_on)
-    checkpoints = _checkpoints(folder, own)
+    layout, checkpoints = build_layout(config, schema), _checkpoints(folder)
     step = chosen_step(folder) if step is None else step
     with checkpoints.reading(step or 0, functools.partial(_remedy, folder)):
         saved = checkpoints.open(step)
@@ -248,24 +230,24 @@ def restore_run(
       DatasetError: If the dataset cannot be used.
     """
     opened = open_run(checkpoint, data, devices=devices, plan=plan)
-    config, schema, layout, saved = opened.config, opened.schema, opened.layout, opened.saved
+    run = make_run(
+        opened.config,
+        opened.schema,
+        opened.layout,
+        total_steps=MOST,
+        trained_on=opened.trained_on,
+        training=False,
+        abstract=True,
+    )
     with opened.reading():
-        model, optimizer = build_modules(config, schema, layout, total_steps=MOST, abstract=True)
-        setup = open_mesh(config, schema, layout, training=False) if config.planned else None
-        growing = GrowingTables(layout, vocabularies_of(config, schema))
-        places: dict[str, Any] = {"key": table_key(config), "host": config.tables.host, "setup": setup}
-        run = RunState(model, optimizer, **places, training=False, growing=growing)
-        state, progress = restore_state(saved, run.state, layout, slots=slots)
-        run.growing.restore(progress)
-        run.restore(saved, state)
-        model, optimizer = run.modules()
+        loaded = run.load(opened.saved, slots=slots)
     lean.over()
     known = {field.name: getattr(opened, field.name) for field in dataclasses.fields(opened)}
-    return RestoredRun(**known, model=model, optimizer=optimizer, run=run, progress=progress)
+    return RestoredRun(**known, run=run, arrays=loaded.arrays)
 
 
-def _checkpoints(folder: pathlib.Path, fingerprint: Mapping[str, Any] | None = None) -> Checkpoints:
-    return Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=fingerprint)
+def _checkpoints(folder: pathlib.Path) -> Checkpoints:
+    return Checkpoints(folder / CHECKPOINT_FOLDER)
 
 
 def _remedy(folder: pathlib.Path, step: int | None) -> str:
@@ -293,5 +275,5 @@ def evaluate_checkpoint(
         schema=run.schema,
         trained_on=run.trained_on,
         config=run.config,
-        parameters=parameter_counts(run.model),
+        parameters=run_parameters(run.run),
     )

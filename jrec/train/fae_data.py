@@ -13,7 +13,6 @@ from jrec.data.loader import Loader
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
 from jrec.ops.layout import EmbeddingLayout
-from jrec.run.mesh_setup import MeshSetup
 from jrec.train.config import DataConfig, TrainConfig
 from jrec.train.loaders import train_loader
 from jrec.train.shuffle_scheduler import ShuffleScheduler
@@ -25,8 +24,7 @@ class FaeLoaders:
     Args:
       config: The run's configuration.
       packed: The FAE folder.
-      cold: Mesh and plan of the run.
-      hot: Mesh and plan of the hot batches (``MeshSetup.for_hot_batches``).
+      layout: The run's tables.
 
     Attributes:
       hot: Batches that read only hot rows; None where no example is hot.
@@ -34,22 +32,21 @@ class FaeLoaders:
       scheduler: The scheduler of their order.
       packed: The FAE folder.
       split: The split whose loss the scheduler observes.
-      hot_setup: Mesh and plan of the hot batches.
 
     Raises:
       DatasetError: If the folder cannot be used.
     """
 
-    def __init__(self, config: TrainConfig, packed: FaeManifest, *, cold: MeshSetup, hot: MeshSetup):
-        self.packed, self.split, self.hot_setup = packed, config.fae.split, hot
+    def __init__(self, config: TrainConfig, packed: FaeManifest, layout: EmbeddingLayout):
+        self.packed, self.split = packed, config.fae.split
         self.hot = self.cold = None
         if (schema := packed.hot_schema) is not None:
             # Packing checked every id; an OOV row need not be among the hot ones.
             data = dataclasses.replace(config.data, path=str(packed.hot_folder), on_bad_id="raise")
-            self.hot = _loader(data, config, schema, hot, _orders(packed, hot.layout))
+            self.hot = _loader(data, config, schema, layout, _orders(packed, layout))
         if packed.cold_examples:
             data = dataclasses.replace(config.data, path=str(packed.cold_folder))
-            self.cold = _loader(data, config, packed.cold_schema, cold)
+            self.cold = _loader(data, config, packed.cold_schema, layout)
         batches, hot_batches = (0 if loader is None else loader.batches_per_epoch for loader in (self.cold, self.hot))
         self.scheduler = ShuffleScheduler(config.fae, cold=batches, hot=hot_batches, epochs=config.epochs)
         self._identity = packed.identity
@@ -85,11 +82,11 @@ def _loader(
     data: DataConfig,
     config: TrainConfig,
     schema: Schema,
-    setup: MeshSetup,
+    layout: EmbeddingLayout,
     orders: Mapping[str, np.ndarray] | None = None,
 ) -> Loader:
     config = dataclasses.replace(config, data=data)
-    return train_loader(config, schema, setup.layout, transform=setup.parts, orders=orders)
+    return train_loader(config, schema, layout, orders=orders)
 
 
 def _orders(packed: FaeManifest, layout: EmbeddingLayout) -> dict[str, np.ndarray]:

@@ -11,67 +11,56 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jrec.batch import Batch
-from jrec.run.feed import Feed, Ready
-from jrec.run.step import HostRows, Seen
+from jrec.run.run import Run
+from jrec.run.run_feed import FedBatch, RunFeed
 from jrec.train.fae_data import FaeLoaders
 
 
 class HotColdFeed:
-    """Batches of both kinds; see ``Feed``. The training loop tells the scheduler the losses that it awaits.
+    """Batches of both kinds for the steps of a run. The training loop tells the scheduler the losses that it awaits.
 
     Args:
-      loaders: The scheduler of the order, and the hot loader.
-      hot: The hot batches; None where there are none.
-      cold: The cold batches; None where there are none.
+      loaders: The scheduler of the order, and the loaders of both kinds.
+      run: The run.
+      position: Where to go on, from ``position``; None begins.
+      options: Arguments of ``Run.feed``.
 
     Attributes:
       scheduler: The scheduler, which awaits a loss from time to time.
+
+    Raises:
+      CheckpointError: If the position is of another FAE folder, or another order.
     """
 
-    def __init__(self, loaders: FaeLoaders, *, hot: Feed | None, cold: Feed | None):
-        self.scheduler, self._loaders = loaders.scheduler, loaders
-        self._feeds = {"hot": hot, "cold": cold}
+    def __init__(self, loaders: FaeLoaders, run: Run, *, position: Any = None, **options: Any):
+        self.scheduler, self._loaders, self._plan = loaders.scheduler, loaders, run.plan
+        if position is not None:
+            loaders.restore(position)
+        self._switches_before = self.scheduler.switches
+        self._feeds: dict[str, RunFeed | None] = {}
+        for kind, loader in (("hot", loaders.hot), ("cold", loaders.cold)):
+            self._feeds[kind] = None
+            if loader is not None:
+                begin, total = None if position is None else position[kind], loader.total_batches
+                self._feeds[kind] = run.feed(loader, hot=kind == "hot", position=begin, total=total, **options)
         self._steps = {"hot": 0, "cold": 0}
-        self._kind = "cold"
-        self._switches_before = 0
 
-    def next(self) -> Ready:
+    def __next__(self) -> FedBatch:
         """The next batch, hot or cold as the scheduler decides.
 
         Raises:
           RuntimeError: If the scheduler awaits a loss.
         """
-        self._kind = self.scheduler.next()
-        self._steps[self._kind] += 1
-        return self._feed(self._kind).next()
-
-    def stepped(self, ready: Ready, host: HostRows, results: Seen) -> Batch:
-        """Gives the batch back to the feed of its kind."""
-        return self._feed(self._kind).stepped(ready, host, results)
-
-    def settle(self) -> None:
-        """Settles both feeds."""
-        for feed in self._present():
-            feed.settle()
+        kind = self.scheduler.next()
+        self._steps[kind] += 1
+        feed = self._feeds[kind]
+        assert feed is not None, "the scheduler gives no batch of a kind that has none"
+        return next(feed)
 
     def position(self) -> Any:
         """The positions of both feeds and the scheduler, in JSON types."""
         positions = {kind: None if feed is None else feed.position() for kind, feed in self._feeds.items()}
         return self._loaders.state(positions)
-
-    def restore(self, position: Any) -> None:
-        """Continues from a ``position()``."""
-        self._loaders.restore(position)
-        self._switches_before = self.scheduler.switches
-        for kind, feed in self._feeds.items():
-            if feed is not None:
-                feed.restore(position[kind])
-
-    def close(self) -> None:
-        """Closes both feeds."""
-        for feed in self._present():
-            feed.close()
 
     def sections(self, seconds: float) -> dict[str, Any]:
         """The sections of the cold batches, and "fae".
@@ -83,7 +72,8 @@ class HotColdFeed:
 
     def _summary(self, stages: Mapping[str, Any]) -> dict[str, Any]:
         packed, scheduler = self._loaders.packed, self.scheduler
-        of_row = {t.name: t.memory_bytes for t in self._loaders.hot_setup.plan.tables}
+        assert self._plan is not None  # hot rows are replicated rows of it
+        of_row = {t.name: t.memory_bytes for t in self._plan.tables}
         hot_bytes = sum(rows.size * of_row.get(name, 0) for name, rows in packed.hot_rows.items())
         keys = ("bytes_to_device", "bytes_to_host")
         moved = {key: sum(of_stack[key] for of_stack in stages["rows"].values()) for key in keys}
@@ -105,11 +95,3 @@ class HotColdFeed:
                 "paper_synchronization": (scheduler.switches - self._switches_before) * hot_bytes,
             },
         }
-
-    def _feed(self, kind: str) -> Feed:
-        feed = self._feeds[kind]
-        assert feed is not None, "the scheduler gives no batch of a kind that has none"
-        return feed
-
-    def _present(self) -> list[Feed]:
-        return [feed for feed in self._feeds.values() if feed is not None]

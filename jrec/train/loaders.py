@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,15 +9,14 @@ import jax
 import numpy as np
 
 from jrec.batch import Batch
-from jrec.data.gathering import Gathered, Gathering
-from jrec.data.growing_tables import GrowingTables, Grown
+from jrec.data.gathering import Gathering
 from jrec.data.loader import Loader, LoaderConfig, make_loader
 from jrec.data.schema import Schema
-from jrec.data.value_rows import TableVocabulary
+from jrec.data.value_rows import Keys, TableVocabulary
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout
-from jrec.run.batches import Batches, PackedBatches
 from jrec.train.config import TrainConfig
+from jrec.train.tables import vocabularies_of
 
 
 def train_loader(
@@ -26,68 +24,34 @@ def train_loader(
     schema: Schema,
     layout: EmbeddingLayout,
     *,
-    transform: Callable[[Batch], Any] | None = None,
     orders: Mapping[str, np.ndarray] | None = None,
 ) -> Loader:
-    """The shuffled batches of this process, over all epochs.
+    """The shuffled training batches of this process, over all epochs.
+
+    Where tables grow, it gives out columns with keys, which ``Run.feed`` gives rows, one batch after the other, before
+    they are packed.
 
     Args:
       config: The run's configuration.
       schema: The dataset's schema.
       layout: The tables' layout.
-      transform: A function of every batch, see ``make_loader``; it gets batches without casts.
       orders: See ``make_loader``.
     """
+    vocabularies = vocabularies_of(config, schema)
+    growing = {name: Keys(stored=True, key_seed=own.key_seed) for name, own in vocabularies.items()}
     return make_loader(
         config.data.path,
         schema,
         layout,
         "train",
-        _train_order(config, transform),
+        _train_order(config),
         epochs=config.epochs,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
-        transform=transform,
         orders=orders,
+        growing=growing or None,
+        packer=Gathering if growing else None,
     )
-
-
-def train_batches(
-    config: TrainConfig,
-    schema: Schema,
-    layout: EmbeddingLayout,
-    growing: GrowingTables,
-    *,
-    transform: Callable[[Batch], Any] | None = None,
-) -> tuple[Batches, int]:
-    """The shuffled training batches of a run, and how many there are in all epochs.
-
-    Where tables grow, the loader gives out columns with keys, which get rows one batch after the other, and threads
-    pack them then. Arguments as of ``train_loader``.
-    """
-    if not growing:
-        loader = train_loader(config, schema, layout, transform=transform)
-        return loader, loader.total_batches or 0
-    data, with_rows = config.data, growing.mapper()
-    loader = make_loader(
-        data.path,
-        schema,
-        layout,
-        "train",
-        _train_order(config, transform),
-        epochs=config.epochs,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-        growing=growing.keys(stored=True),
-        packer=Gathering,
-    )
-
-    def order(batch: Gathered) -> tuple[Gathered, Grown]:
-        columns, grown = with_rows(batch.columns)
-        return dataclasses.replace(batch, columns=columns), grown
-
-    threads = {"workers": data.workers, "prefetch": data.prefetch}
-    return PackedBatches(loader, Gathered.pack, transform=transform, order=order, **threads), loader.total_batches or 0
 
 
 def eval_loader(
@@ -140,7 +104,7 @@ def eval_loader(
     )
 
 
-def _train_order(config: TrainConfig, transform: Callable[[Batch], Any] | None) -> LoaderConfig:
+def _train_order(config: TrainConfig) -> LoaderConfig:
     data = config.data
     return LoaderConfig(
         batch_size=_local_batch(data.batch_size),
@@ -149,7 +113,7 @@ def _train_order(config: TrainConfig, transform: Callable[[Batch], Any] | None) 
         window_blocks=max(1, data.window_blocks),
         workers=data.workers,
         prefetch=data.prefetch,
-        cast="host" if data.cast == "host" and transform is None else "none",
+        cast="host" if data.cast == "host" and not config.planned else "none",
         on_bad_id=data.on_bad_id,
         drop_remainder=data.drop_remainder,
     )

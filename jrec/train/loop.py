@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import pathlib
 import time
@@ -15,30 +16,34 @@ import numpy as np
 from jrec import lean
 from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
+from jrec.data.loader import Loader
 from jrec.data.schema import Schema
 from jrec.errors import DivergedError
-from jrec.run.checkpoint import dense_arrays, restore_state
-from jrec.run.predictions import Predictions
-from jrec.run.processes import first, wait_for_all
+from jrec.run.processes import first, several
+from jrec.run.run_feed import RunFeed
 from jrec.run.step import Seen
 from jrec.train import determinism
-from jrec.train.assemble import assemble
-from jrec.train.build import build_layout, fingerprint
+from jrec.train.build import build_layout, described, run_parameters
 from jrec.train.capacities import with_capacities
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData, open_data
 from jrec.train.evaluate import restore_run, score_split
+from jrec.train.fae_data import FaeLoaders
+from jrec.train.hot_cold_feed import HotColdFeed
 from jrec.train.initial import Initial, initial_of
 from jrec.train.interrupt import StopRequest, stop_on_signals
+from jrec.train.loaders import train_loader
+from jrec.train.make_run import make_run
 from jrec.train.mesh_processes import AgreedStop, SilentLog, one_of_many, shared_run_folder
 from jrec.train.progress import TrainingProgress
 from jrec.train.report.hit_rates import HitRates
-from jrec.train.report.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog
+from jrec.train.report.logs import CHECKPOINTS, FORMS, SCHEDULE, MetricLog, log_growth
 from jrec.train.report.metrics import Scores, evaluate, log_loss
 from jrec.train.report.running_auc import RunningAuc
 from jrec.train.report.sections import merged
 from jrec.train.run_dataset import keep_dataset
-from jrec.train.run_folder import CHECKPOINT_FOLDER
+from jrec.train.run_folder import CHECKPOINT_FOLDER, TRACE_FILE
+from jrec.train.shuffle_scheduler import ShuffleScheduler
 from jrec.train.watch import BestStep, plan_evaluations
 
 
@@ -105,16 +110,13 @@ def train(
     with one_of_many(), folder as folder, stop_on_signals() as stop:
         keep_dataset(folder, data.schema.identity, resume=resume)
         initial = initial_of(config, folder, data.schema.identity, resume=resume)
-        run = _Run(data, folder, initial, resume=resume, resume_from=resume_from)
-        with contextlib.closing(run):
-            if resume:
-                run.restore()
-            if run.begins_from is not None:
-                run.take_over(run.begins_from)
+        training = _Training(data, folder, initial, resume=resume, resume_from=resume_from)
+        with contextlib.closing(training):
+            training.begin(resume=resume)
             lean.over()
-            with run.rescuing_checkpoint():
-                outcome = run.go(AgreedStop(stop))
-        del run
+            with training.rescuing_checkpoint():
+                outcome = training.go(AgreedStop(stop))
+        del training
         if outcome.finished and outcome.scored_step < outcome.step:
             outcome = dataclasses.replace(outcome, scores=_scores_of(config, data.schema, folder, outcome.scored_step))
         return outcome
@@ -130,8 +132,8 @@ def _final_splits(config: TrainConfig, schema: Schema) -> list[str]:
     return [split for split in config.evaluate.final_splits if split in schema.splits]
 
 
-class _Run:
-    """The moving parts of one training run."""
+class _Training:
+    """A run, and what happens beside its steps: logs, evaluations, checkpoints."""
 
     def __init__(
         self,
@@ -143,28 +145,33 @@ class _Run:
         resume_from: int | None,
     ):
         config, schema = data.config, data.schema
-        self.config, self.schema, self.folder = config, schema, folder
+        self.config, self.schema, self.folder, self.initial = config, schema, folder, initial
         self.layout = build_layout(config, schema)
-        self.checkpoints = Checkpoints(
-            folder / CHECKPOINT_FOLDER,
-            keep=config.checkpoint.keep,
-            fingerprint=fingerprint(config, self.layout, schema),
-            barrier=wait_for_all,
-        )
-        self.saved_run = self._open_saved(resume_from) if resume else None
+        self.checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER)
+        self.resumed = self._open_saved(resume_from) if resume else None
         self.begins_from: Saved | None = None
-        if self.saved_run is None and initial is not None:
-            of_initial = fingerprint(config, self.layout, schema, trained_on=initial.trained_on)
-            self.begins_from = Checkpoints(initial.checkpoints, fingerprint=of_initial).open(initial.step)
-        restored = self.saved_run is not None or self.begins_from is not None
-        first_step = 0 if initial is None else initial.optimizer_step
-        assembled = assemble(data, self.layout, folder, restored=restored, first_step=first_step)
-        self.setup, self.total, self.parameters = assembled.setup, assembled.total, assembled.parameters
-        self.trainer, self.fae = assembled.trainer, assembled.hot_cold
-        self.predictions = Predictions(self.trainer.run)
+        if self.resumed is None and initial is not None:
+            self.begins_from = Checkpoints(initial.checkpoints).open(initial.step)
+        self.batches: FaeLoaders | Loader
+        if data.packed is not None:
+            self.batches = FaeLoaders(config, data.packed, self.layout)
+        else:
+            self.batches = train_loader(config, schema, self.layout)
+        self.total = self.batches.total_batches or 0
+        self.total = min(self.total, config.max_steps) if config.max_steps else self.total
+        self.run = make_run(
+            config,
+            schema,
+            self.layout,
+            total_steps=self.total,
+            first_step=0 if initial is None else initial.optimizer_step,
+            packed=data.packed,
+            abstract=self.resumed is not None or self.begins_from is not None,
+        )
+        self.parameters = run_parameters(self.run)
         self.log = MetricLog(folder, tensorboard=config.log.tensorboard) if first() else SilentLog()
         self.auc = RunningAuc()
-        self.hits = HitRates(self.layout, lambda: self.trainer.run.state)
+        self.hits = HitRates(self.layout, lambda: self.run.state)
         self.plan = plan_evaluations(config, schema, self.total)
         self.best = BestStep(config.evaluate.early_stopping.metric, config.evaluate.early_stopping.patience)
         self.evaluations, self.evaluating = 0, 0.0  # during training: how many, and their seconds
@@ -174,6 +181,31 @@ class _Run:
         self.saved = -1
         self.preparing = 0.0  # seconds that the last checkpoint took before anything was written
         self.seconds, self.examples = 0.0, 0
+
+    def begin(self, *, resume: bool) -> None:
+        """Loads the checkpoint that the run goes on or begins from, and opens its batches."""
+        position = None
+        if self.resumed is not None:
+            position = self._restore(self.resumed)
+        elif resume:
+            self.log.truncate_after(-1)
+        if self.initial is not None and self.begins_from is not None:
+            of = described(self.config, self.schema, trained_on=self.initial.trained_on)
+            self.run.load(self.begins_from, goes_on=False, of=of)
+        self.feed = self._open_feed(self.batches, position)
+        self.resumed = self.begins_from = None
+
+    def _open_feed(self, batches: FaeLoaders | Loader, position: Any) -> HotColdFeed | RunFeed:
+        config, folder = self.config, self.folder
+        options: dict[str, Any] = {
+            "workers": config.data.workers,
+            "prefetch": config.data.prefetch,
+            "trace": folder / TRACE_FILE if config.log.trace else None,
+            "on_growth": functools.partial(log_growth, folder),
+        }
+        if isinstance(batches, FaeLoaders):
+            return HotColdFeed(batches, self.run, position=position, **options)
+        return self.run.feed(batches, position=position, total=self.total, **options)
 
     def _open_saved(self, step: int | None) -> Saved | None:
         """The checkpoint to continue from; None to begin."""
@@ -187,42 +219,25 @@ class _Run:
         step = self.checkpoints.latest_step() if step is None else step
         return self.checkpoints.reading(step or 0, resume_remedy)
 
-    def restore(self) -> None:
-        """Restores the checkpoint, if there is one; drops log records after it."""
-        saved = self.saved_run
-        if saved is None:
-            self.log.truncate_after(-1)
-            return
+    def _restore(self, saved: Saved) -> Any:
+        """Goes on from a checkpoint; drops log records after it. Returns the position in the batches."""
         with self._advising(saved.step):
-            state, progress = restore_state(saved, self.trainer.run.state, self.layout)
-            self.trainer.run.growing.restore(progress)
-            self.trainer.restore(saved, state, saved.manifest.meta["loader"])
+            loaded = self.run.load(saved)
         if first():
             self.checkpoints.drop_after(saved.step)
-        if self.setup is None:
-            self.checkpoints.restored(saved)
-        if self.setup is not None and "forms" in saved.manifest.meta:
-            self.setup.forms.settle(saved.manifest.meta["forms"])
-        self.auc.restore(progress)
-        self.hits.restore(saved.manifest.meta.get("hits", {}))
-        self.losses = list(saved.manifest.meta["losses"])
-        self.norms = list(saved.manifest.meta.get("norms", []))
-        self.best.restore(saved.manifest.meta.get("best", {}))
+        self.auc.restore(loaded.arrays)
+        self.hits.restore(loaded.meta.get("hits", {}))
+        self.losses = list(loaded.meta["losses"])
+        self.norms = list(loaded.meta.get("norms", []))
+        self.best.restore(loaded.meta.get("best", {}))
         self.step = self.saved = saved.step
         self.log.truncate_after(self.step)
-        self.saved_run = None
-
-    def take_over(self, saved: Saved) -> None:
-        """Begins with model, rows and slots of another run's checkpoint."""
-        state, progress = restore_state(saved, self.trainer.run.state, self.layout)
-        self.trainer.run.growing.restore(progress)
-        self.trainer.run.restore(saved, state)
-        self.begins_from = None
+        return loaded.meta["loader"]
 
     def go(self, stop: StopRequest) -> Outcome:
         """Trains to the end or to a stop request, then evaluates."""
         mode = self.config.log.progress if first() else "off"
-        if self.step == 0 and "forms" in (sections := self.trainer.feed.sections(0.0)):
+        if self.step == 0 and "forms" in (sections := self.feed.sections(0.0)):
             self.log.write(0, {"tables": sections["forms"]}, split=FORMS)
         with TrainingProgress(mode, total=self.total, start=self.step) as progress:
             stopped = self._train(stop, progress)
@@ -246,7 +261,7 @@ class _Run:
         )
 
     def _sections(self) -> dict[str, Any]:
-        of_plan = {} if self.setup is None else self.setup.sections(self.folder)
+        of_plan = self.run.plan_sections(self.folder)
         evaluations = {}
         if self.evaluations:
             evaluations = {
@@ -257,9 +272,9 @@ class _Run:
                 "share": self.evaluating / (self.seconds + self.evaluating),
             }
         of_evaluations = {"evaluations": evaluations} if evaluations else {}
-        growing = self.trainer.run.growing
+        growing = self.run.growing_tables
         of_growing = {"growing": growing.sections()} if growing else {}
-        of_feed = self.trainer.feed.sections(self.seconds)
+        of_feed = self.feed.sections(self.seconds)
         return merged(of_feed, of_plan, self.hits.sections(), of_growing, of_evaluations)
 
     def _scored_step(self) -> int:
@@ -269,40 +284,41 @@ class _Run:
         return best if kept and best is not None else self.step
 
     def _train(self, stop: StopRequest, progress: TrainingProgress) -> bool:
-        config = self.config
+        config, step_on = self.config, self.run.compile()
+        scheduler = self.feed.scheduler if isinstance(self.feed, HotColdFeed) else None
         pending: tuple[Seen, Batch] | None = None
         clock = time.perf_counter()
-        with contextlib.closing(self.trainer):
-            while self.step < self.total and not self.best.over and not stop:
-                self.checkpoints.between_steps()
-                self._note_saved()
-                outputs, batch = self.trainer.step()
-                self.step += 1
-                # Reading a step's results back only after the next one is under way keeps the device busy.
-                if pending is not None:
-                    self._absorb(self.step - 1, *pending)
-                pending = (outputs, batch)
-                progress.advance(batch.labels.shape[0], self.losses[-1] if self.losses else None, self.auc.value)
-                due = [
-                    every and self.step % every == 0
-                    for every in (config.log.every_steps, self.plan.every_steps, config.checkpoint.every_steps)
-                ]
-                if self.step == self.total and self.plan.every_steps and config.checkpoint.keep_best:
-                    due[1] = True  # the last step may be the best
-                awaited = self.fae is not None and self.fae.scheduler.awaits_loss
-                if any(due) or awaited:
-                    self._absorb(self.step, *pending)
-                    pending = None
-                    self._count_time(clock)
-                    if awaited:
-                        self._decide(progress)
-                    self._do(due, progress)
-                    clock = time.perf_counter()
+        while self.step < self.total and not self.best.over and not stop:
+            self._note_saved()
+            fed = next(self.feed)
+            _, outputs = step_on(fed)
+            self.step += 1
+            # Reading a step's results back only after the next one is under way keeps the device busy.
             if pending is not None:
+                self._absorb(self.step - 1, *pending)
+            pending = (outputs, fed.batch)
+            examples = len(_examples(*pending).labels)
+            progress.advance(examples, self.losses[-1] if self.losses else None, self.auc.value)
+            due = [
+                every and self.step % every == 0
+                for every in (config.log.every_steps, self.plan.every_steps, config.checkpoint.every_steps)
+            ]
+            if self.step == self.total and self.plan.every_steps and config.checkpoint.keep_best:
+                due[1] = True  # the last step may be the best
+            awaited = scheduler is not None and scheduler.awaits_loss
+            if any(due) or awaited:
                 self._absorb(self.step, *pending)
-            self.trainer.settle()
-            if pending is not None:
+                pending = None
                 self._count_time(clock)
+                if scheduler is not None and awaited:
+                    self._decide(scheduler, progress)
+                self._do(due, progress)
+                clock = time.perf_counter()
+        if pending is not None:
+            self._absorb(self.step, *pending)
+        self.run.settle()
+        if pending is not None:
+            self._count_time(clock)
         return self.step < self.total and not self.best.over
 
     def _do(self, due: list[bool | int], progress: TrainingProgress) -> None:
@@ -324,11 +340,10 @@ class _Run:
         self.evaluations, self.evaluating = self.evaluations + 1, self.evaluating + time.perf_counter() - begin
         return improved
 
-    def _decide(self, progress: TrainingProgress) -> None:
+    def _decide(self, scheduler: ShuffleScheduler, progress: TrainingProgress) -> None:
         """Tells the Shuffle Scheduler the loss after a schedule, and logs its decision."""
-        assert self.fae is not None
         scores = self._score(self.config.fae.split, self.config.fae.batches, progress)
-        schedule = self.fae.scheduler.observe(log_loss(scores.logits, scores.labels))
+        schedule = scheduler.observe(log_loss(scores.logits, scores.labels))
         self.log.write(self.step, dataclasses.asdict(schedule), split=SCHEDULE)
 
     def _absorb(self, step: int, outputs: Seen, batch: Batch) -> None:
@@ -342,8 +357,9 @@ class _Run:
         self.losses.append(value)
         if outputs.gradient_norm is not None:
             self.norms.append(float(outputs.gradient_norm))
-        self.auc.update(outputs.logits, batch.labels, batch.mask)
-        self.examples += int(np.sum(batch.mask))
+        examples = _examples(outputs, batch)
+        self.auc.update(outputs.logits, examples.labels, examples.mask)
+        self.examples += int(np.sum(examples.mask))
 
     def _count_time(self, since: float) -> None:
         self.seconds += time.perf_counter() - since
@@ -365,17 +381,19 @@ class _Run:
         self._finish_saving()
         self.log.sync()
         begin = time.perf_counter()
-        meta = {"loader": self.trainer.position(), "losses": self.losses, "hits": self.hits.position()}
+        meta = {"loader": self.feed.position(), "losses": self.losses, "hits": self.hits.position()}
         meta |= {"norms": self.norms} if self.norms else {}
         meta |= {"best": self.best.state()} if self._watches else {}
-        if self.setup is not None and self.setup.forms.decided and self.trainer.run.growing:
-            meta["forms"] = sorted(self.setup.forms.send)  # its first batches do not come again
-        protected = self.best.step if self.config.checkpoint.keep_best else None
-        sources = self.trainer.sources()
-        progress = self.auc.state() | self.trainer.run.growing.state()
-        arrays = dense_arrays(self.trainer.run.state, progress, self.layout)
-        wait, self.preparing = self.trainer.run.waits_for_checkpoints, time.perf_counter() - begin
-        self.checkpoints.save(self.step, arrays=arrays, sources=sources, meta=meta, wait=wait, protected=protected)
+        self.run.settle()
+        self.preparing = time.perf_counter() - begin
+        self.run.save(
+            self.folder / CHECKPOINT_FOLDER,
+            meta=meta,
+            arrays=self.auc.state(),
+            keep=self.config.checkpoint.keep,
+            protected=self.best.step if self.config.checkpoint.keep_best else None,
+            wait=False,
+        )
         self.saved = self.step
         self._note_saved()
 
@@ -396,12 +414,12 @@ class _Run:
 
     def _finish_saving(self) -> None:
         """Waits for the checkpoint under way."""
-        self.checkpoints.finish()
+        self.run.finish_saving()
         self._note_saved()
 
     def _note_saved(self) -> None:
         """Logs the time of a checkpoint once it is complete."""
-        if (written := self.checkpoints.written()) is not None:
+        if (written := self.run.written()) is not None:
             record = dataclasses.asdict(written)
             record["of"] = record.pop("step")
             for name in ("blocking_seconds", "seconds"):
@@ -409,21 +427,20 @@ class _Run:
             self.log.write_timing(self.step, record, split=CHECKPOINTS)
 
     def _score(self, split: str, limit: int, progress: TrainingProgress) -> Scores:
-        self.trainer.settle()
-        return score_split(
-            self.config, self.schema, self.layout, split, predictions=self.predictions, limit=limit, progress=progress
-        )
+        return score_split(self.config, self.schema, self.run, split, limit=limit, progress=progress)
 
     def _final_scores(self, progress: TrainingProgress) -> dict[str, Scores]:
         return {split: self._score(split, 0, progress) for split in _final_splits(self.config, self.schema)}
 
     def close(self) -> None:
         """Releases threads and files."""
-        self.trainer.close()
-        if self.setup is not None:
-            self.setup.close()
-        self.checkpoints.close()
+        self.run.close(finish=False)
         self.log.close()
+
+
+def _examples(outputs: Seen, batch: Batch) -> Seen | Batch:
+    """What has the labels and the mask of a step's logits: with several processes, those of all."""
+    return outputs if several() else batch
 
 
 def resume_remedy(step: int | None) -> str:

@@ -19,7 +19,6 @@ from jrec.data.growing import StoredKeys
 from jrec.data.packing import Packer
 from jrec.data.readers.parquet import column_types, is_parquet, read_batches
 from jrec.data.schema import SCHEMA_FILE, DatasetError
-from jrec.run.predictions import Predictions
 from jrec.train.evaluate import RestoredRun, restore_run
 from jrec.train.loaders import eval_loader
 from jrec.train.report.metrics import check_finite
@@ -93,7 +92,6 @@ class LoadedRun:
 
     def __init__(self, restored: RestoredRun):
         self.restored = restored
-        self._predictions = Predictions(restored.run)
 
     @functools.cached_property
     def encoder(self) -> Encoder:
@@ -109,7 +107,7 @@ class LoadedRun:
     @functools.cached_property
     def _growing(self) -> Mapping[str, StoredKeys]:
         """The rows that keys of growing tables have, by table."""
-        return self.restored.run.growing.rows_of_keys()
+        return self.restored.run.growing_tables.rows_of_keys()
 
     @property
     def batch_size(self) -> int:
@@ -207,7 +205,7 @@ class LoadedRun:
         return np.concatenate(parts)
 
     def _of_batch(self, batch: Batch, count: int) -> np.ndarray:
-        logits = np.asarray(jax.device_get(self._predictions.of_batch(batch)))[:count]
+        logits = np.asarray(jax.device_get(self.restored.run.predictions.of_batch(batch)))[:count]
         check_finite(logits)
         return logits
 

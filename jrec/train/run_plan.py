@@ -41,50 +41,54 @@ def run_plan(
       PlanError: If the plan file is for another dataset or another number of devices, or its devices cannot hold it.
       ConfigError: If the plan has other tables than the run, or is for inference, or nothing of it would be used.
     """
-    devices, plan = max(1, config.mesh.devices), None
-    if config.plan:
-        plan = load_plan(config.plan, schema=schema, devices=devices)
-        if slots is not None and plan.purpose != "training":
-            raise ConfigError(
-                f"plan: {config.plan} is for {plan.purpose}: its copies of rows would not follow the updates; plan with"
-                " `jrec plan DATA --for training`"
-            )
-        _check_tables(plan, layout, config)
-        tables = [table for stack in layout.planned_stacks for table in stack.tables]
-        if not planned_trains(plan) and all(table.tier in WHOLE for table in tables):
-            raise ConfigError(
-                f"plan: {config.plan} places rows on {devices} devices, but by [tables] all tables lie in host memory,"
-                " on every device or in cores, so nothing of it would be used; leave out plan, or tables.tier and"
-                " tables.overrides.NAME.tier"
-            )
+    plan, devices = checked_plan(config, schema, layout, training=slots is not None), max(1, config.mesh.devices)
     return placed_plan(plan, layout, devices, slots, everywhere=None if packed is None else packed.hot_rows)
 
 
-def check_sharing(
-    config: TrainConfig, layout: EmbeddingLayout, plan: Plan, processes: Sequence[int], *, training: bool
-) -> None:
+def checked_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool) -> Plan | None:
+    """The plan in a run's plan file, for ``jrec.distribute``; None where it has none. See ``run_plan``."""
+    if not config.plan:
+        return None
+    devices = max(1, config.mesh.devices)
+    plan = load_plan(config.plan, schema=schema, devices=devices)
+    if training and plan.purpose != "training":
+        raise ConfigError(
+            f"plan: {config.plan} is for {plan.purpose}: its copies of rows would not follow the updates; plan with"
+            " `jrec plan DATA --for training`"
+        )
+    _check_tables(plan, layout, config)
+    tables = [table for stack in layout.planned_stacks for table in stack.tables]
+    if not planned_trains(plan) and all(table.tier in WHOLE for table in tables):
+        raise ConfigError(
+            f"plan: {config.plan} places rows on {devices} devices, but by [tables] all tables lie in host memory,"
+            " on every device or in cores, so nothing of it would be used; leave out plan, or tables.tier and"
+            " tables.overrides.NAME.tier"
+        )
+    return plan
+
+
+def check_sharing(config: TrainConfig, plan: Plan | None, processes: Sequence[int], *, training: bool) -> None:
     """Refuses batches and processes that the devices that compute cannot share equally.
 
     Args:
       config: The run's configuration.
-      layout: The tables' layout.
-      plan: The plan from ``run_plan``.
+      plan: The run's plan; None where rows are dealt to devices that all compute.
       processes: (devices,), each device's process.
       training: False to predict only, in batches that may be padded.
 
     Raises:
       ConfigError: If a batch, or the processes, cannot be divided equally.
     """
-    count = len(plan.askers)
+    count = len(processes) if plan is None else len(plan.askers)
     if training and config.data.batch_size % count:
         users = f"{count} devices (mesh.devices)"
-        if plan.computes is not None:
+        if plan is not None and plan.computes is not None:
             users = f"the {count} devices that compute by {config.plan} (of mesh.devices = {plan.devices})"
         raise ConfigError(
             f"data.batch_size is {config.data.batch_size}, which {users} cannot share equally; use a multiple of"
             f" {count}"
         )
-    if plan.computes is None:
+    if plan is None or plan.computes is None:
         return
     of_process = computing_of(plan, processes)
     if training and len(set(of_process)) > 1:

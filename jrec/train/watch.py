@@ -9,6 +9,7 @@ from typing import Any
 
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.data.schema import Schema
+from jrec.run.identity import meta_of
 from jrec.train.config import TrainConfig
 from jrec.train.report.metrics import Evaluation
 from jrec.train.run_folder import CHECKPOINT_FOLDER, load_run_config
@@ -61,7 +62,7 @@ def chosen_step(run: str | os.PathLike[str]) -> int | None:
     checkpoints = Checkpoints(pathlib.Path(run) / CHECKPOINT_FOLDER)
     if (latest := checkpoints.latest_step()) is None:
         return None
-    best = Saved(checkpoints.folder / str(latest)).manifest.meta.get("best", {}).get("step")
+    best = meta_of(Saved(checkpoints.folder / str(latest))).get("best", {}).get("step")
     kept = load_run_config(pathlib.Path(run)).checkpoint.keep_best and best in checkpoints.steps()
     return best if kept else latest
 
