@@ -39,6 +39,7 @@ from jrec.train.report.running_auc import RunningAuc
 from jrec.train.report.sections import merged
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER
+from jrec.train.run_length import new_length
 from jrec.train.watch import BestStep, plan_evaluations
 
 
@@ -101,6 +102,7 @@ def train(
         determinism.request()
     data, resume = open_data(config), resume or resume_from is not None
     config = with_capacities(config, data.schema)
+    longer = new_length(data, resume_from=resume_from) if resume else None
     folder = shared_run_folder(config, resume=resume, overwrite=overwrite)
     with one_of_many(), folder as folder, stop_on_signals() as stop:
         keep_dataset(folder, data.schema.identity, resume=resume)
@@ -109,6 +111,8 @@ def train(
         with contextlib.closing(run):
             if resume:
                 run.restore()
+            if longer is not None and first():
+                longer.announce(folder)
             if run.begins_from is not None:
                 run.take_over(run.begins_from)
             lean.over()
