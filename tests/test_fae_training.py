@@ -270,6 +270,12 @@ def test_a_run_killed_around_switches_resumes_to_the_same_bits(fae, whole, monke
 
 
 @pytest.mark.slow
+def test_a_finished_run_of_one_epoch_goes_on_for_a_second(fae, whole):
+    train(fae(*WHOLE, "epochs=1", out="longer"))
+    assert kept(train(fae(*WHOLE, out="longer"), resume=True).folder) == kept(whole[0].folder)
+
+
+@pytest.mark.slow
 def test_a_run_of_single_batches_in_turn_killed_anywhere_resumes_to_the_same_bits(fae, monkeypatch):
     overrides = ("epochs=2", "checkpoint.every_steps=3", "fae.initial_rate=1", "model.table_dtype='bfloat16'")
     expected = train(fae(*overrides))

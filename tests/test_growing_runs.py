@@ -14,8 +14,11 @@ import shop_logs
 
 import jrec
 from jrec import cli, serving
+from jrec.access import AccessProfile
+from jrec.access.profile import TableProfile
 from jrec.data.schema import DatasetError, Schema
 from jrec.errors import ConfigError
+from jrec.sharding import load_plan
 from jrec.train.config import load_config
 from jrec.train.evaluate import restore_run
 from jrec.train.export import export_run
@@ -185,19 +188,86 @@ def test_the_report_says_what_grew(shop, tmp_path, capsys):
     assert "lookups; give it more by tables.overrides." in said
 
 
+def planned(*arguments):
+    """Runs `jrec plan` on four devices; returns its exit code."""
+    return cli.main(["plan", *map(str, arguments), "--hardware", "h200x8", "--devices", "4", "--figure", "none"])
+
+
+def test_a_plan_places_rows_by_capacity_and_then_by_what_a_run_accessed(shop, tmp_path, capsys):
+    """Which value has which row is not known before training: all rows of a table count alike, then as observed."""
+    _, monday, tuesday, _ = shop
+    plain = shop_logs.trained(tmp_path, monday, *SMALL, *OFTEN, out="plain")
+    assert planned(monday, "--config", plain / "config.toml", "--out", tmp_path / "plan") == 0
+    plan = load_plan(tmp_path / "plan", schema=Schema.load(tuesday))  # of other values, by the same keys
+    assert {table.name: table.rows for table in plan.tables} == {"user": 30, "item": 30}
+    assert "rows of item, user, which grow, all alike" in plan.info["profile"]
+    over = (f"plan={str(tmp_path / 'plan')!r}", "mesh.devices=4")
+    run = shop_logs.trained(tmp_path, monday, *SMALL, *OFTEN, *over, out="planned")
+    close(arrays(run), arrays(plain))
+    seen = AccessProfile.load(run / "access")
+    for name, ids in (("user", 1.0), ("item", 1.0)):  # and lists of items
+        counts = seen.table(name).dense()
+        assert len(counts) == 30
+        assert counts.sum() / seen.examples >= ids
+        assert counts.std() > 0
+    capsys.readouterr()
+    assert cli.main(["replan", str(tmp_path / "plan"), str(run / "access"), "--out", str(tmp_path / "now")]) == 0
+    config = ["--config", plain / "config.toml", "--profile", run / "access"]
+    assert planned(monday, *config, "--out", tmp_path / "observed") == 0
+    assert "monitored" in load_plan(tmp_path / "observed").info["profile"]
+    assert cli.main(["plan", str(monday), "--out", str(tmp_path / "plan"), "--explain", "user:3"]) == 0
+
+
+def test_a_plan_without_a_configuration_has_room_for_all_values_and_fits_no_other_capacity(shop, tmp_path, capsys):
+    _, monday, _, _ = shop
+    assert planned(monday, "--dim", "8", "--out", tmp_path / "plan") == 0
+    rows = {t.name: t.rows_for_all for t in Schema.load(monday).tables}
+    assert {t.name: t.rows for t in load_plan(tmp_path / "plan").tables} == rows
+    over = (f"plan={str(tmp_path / 'plan')!r}", "mesh.devices=4", "max_steps=1")
+    shop_logs.trained(tmp_path, monday, *over, out="all")
+    with pytest.raises(ConfigError, match=r"places 41 rows of table 'user', but .*capacity.* has 30; plan again with"):
+        shop_logs.trained(tmp_path, monday, *over, *SMALL, out="refused")
+    capsys.readouterr()
+    assert planned(monday, "--dim", "8", "--tt", "user=2", "--out", tmp_path / "cores") == 2
+    assert "--tt user: the table grows" in capsys.readouterr().err
+    seen = uniform_profile({"user": 30, "item": 30}, source="elsewhere")
+    seen.save(tmp_path / "other.access")
+    config = ["--dim", "8", "--profile", tmp_path / "other.access"]
+    assert planned(monday, *config, "--out", tmp_path / "cores") == 2
+    assert "profile has 30 rows of table 'user', which grows, but its capacity is 41" in capsys.readouterr().err
+
+
+def uniform_profile(rows, source):
+    tables = [TableProfile(name=name, starts=[0, count], counts=[1.0]) for name, count in rows.items()]
+    return AccessProfile(tables=tuple(tables), examples=10, source=source)
+
+
+def test_a_plan_of_cores_makes_no_tensor_train_of_a_table_that_grows(shop, tmp_path):
+    folder, monday, _, _ = shop
+    fixed = shop_logs.prepare(folder, folder / "monday.csv", "fixed_for_cores")
+    assert planned(fixed, "--dim", "8", "--tt", "user=2!", "--out", tmp_path / "cores") == 0
+    over = (f"plan={str(tmp_path / 'cores')!r}", "mesh.devices=4", "max_steps=1")
+    with pytest.raises(ConfigError, match=r"has rows of table 'user' in cores, but the table grows"):
+        shop_logs.trained(tmp_path, monday, *over, out="refused")
+
+
 def test_what_needs_known_rows_is_refused_in_one_line(shop, tmp_path, capsys):
     folder, monday, _, _ = shop
-    for arguments in (
-        ["reorder", monday, "--always", "--min-rows", "1"],
-        ["access", monday],
-        ["plan", monday, "--hardware", "h200x8", "--out", tmp_path / "plan"],
-        ["fae", "calibrate", monday, "--budget", "1MB", "--out", tmp_path / "fae"],
-    ):
+    for arguments, needs, remedy in (
+        (["reorder", monday, "--always", "--min-rows", "1"], "`jrec reorder` renumbers rows", "without --growing"),
+        (["access", monday], "`jrec access` counts the accesses of rows", "counts them itself, in RUN/access"),
+        (["access", monday, "--sample", "0.5"], "`jrec access` counts the accesses of rows", "in RUN/access"),
+        (
+            ["fae", "calibrate", monday, "--budget", "1MB", "--out", tmp_path / "fae"],
+            "`jrec fae calibrate` chooses rows by their counts", "without --growing",
+        ),
+    ):  # fmt: skip
         capsys.readouterr()
         assert cli.main([*map(str, arguments)]) == 2
         error = capsys.readouterr().err.strip()
-        assert "needs tables whose rows are known before training, but table 'item' of" in error, error
-        assert error.endswith("grows; prepare it without --growing")
+        assert needs in error, error
+        assert f"but table 'item' of {monday} grows: training gives its rows to values as they come" in error, error
+        assert error.endswith(remedy)
     for overrides, message in (
         (("tables.overrides.item.tier='tt'",), "the table grows, so that its rows change hands"),
         (("optimizer.embedding.tables.item.frozen=true",), "'item' grows, but is frozen"),
@@ -207,7 +277,7 @@ def test_what_needs_known_rows_is_refused_in_one_line(shop, tmp_path, capsys):
     fixed = shop_logs.prepare(tmp_path, folder / "monday.csv", "fixed")
     with pytest.raises(ConfigError, match="does not grow; prepare the log with --growing item"):
         shop_logs.trained(tmp_path, fixed, "tables.overrides.item.capacity=9", out="refused")
-    with pytest.raises(DatasetError, match="load_vocabularies needs tables whose rows are known"):
+    with pytest.raises(DatasetError, match="load_vocabularies reads which value has which row, but"):
         jrec.data.load_vocabularies(monday)
     layout = jrec.EmbeddingLayout.build(
         [jrec.TableConfig(name="user", rows=9, dim=4)], [jrec.FeatureConfig(name="user", table="user")]

@@ -277,13 +277,6 @@ def test_a_run_trains_every_table_by_its_own_and_resumes_to_the_same_bits(config
     np.testing.assert_array_equal(scores.logits, whole.scores["valid"].logits)
 
 
-def test_a_decay_of_a_table_to_the_end_of_the_run_keeps_its_length(configure):
-    to_the_end = (*OWN, "optimizer.embedding.tables.C7.lr_schedule.decay_steps=0")
-    train(configure(*to_the_end, "max_steps=5"))
-    with pytest.raises(ConfigError, match="max_steps was 5 and is 8"):
-        train(configure(*to_the_end, "max_steps=8"), resume=True)
-
-
 @pytest.mark.parametrize(
     ("override", "words"),
     [

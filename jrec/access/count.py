@@ -28,11 +28,13 @@ def exact_profile(
 ) -> AccessProfile:
     """Counts every access of a split.
 
-    Of the training split it takes the counts that the dataset holds, where it holds them for all tables.
+    Of the training split it takes the counts that the dataset holds, where it holds them for all tables. Which row of a
+    table that grows a value will have is not known: all its rows share the accesses equally.
 
     Args:
       folder: The dataset's folder.
-      schema: Its description; None reads and checks it.
+      schema: Its description, with the rows that a run gives to tables that grow (``Schema.with_capacities``); None
+        reads and checks it.
       split: The split to count.
       progress: Shows how far the counting is.
 
@@ -40,12 +42,12 @@ def exact_profile(
       DatasetError: If the split is missing or empty, or counts do not fit the schema.
     """
     schema = Schema.load(folder) if schema is None else schema
-    schema.check_numbered("counting accesses of rows")
     examples = _examples(schema, split)
     stored = [(t, t.counts) for t in schema.tables]
     if split != "train" or any(counts is None for _, counts in stored):
         tables = count_blocks(folder, schema, split, split_blocks(schema, split), progress=progress)
-        source = f"exact, {examples:,} examples of split {split}"
+        growing = f"; rows of {', '.join(sorted(schema.growing))}, which grow, all alike" if schema.growing else ""
+        source = f"exact, {examples:,} examples of split {split}{growing}"
         return AccessProfile(tables=tables, examples=examples, source=source, dataset=schema.identity)
     tables = []
     with progress.stage("reading counts", len(stored)) as advance:
@@ -96,7 +98,7 @@ def sampled_profile(
       ProfileError: On a fraction out of range.
     """
     schema = Schema.load(folder) if schema is None else schema
-    schema.check_numbered("counting accesses of rows")
+    schema.check_numbered("a sample counts the accesses of single rows", remedy="use exact_profile")
     total = _examples(schema, split)
     sample = sample_blocks(schema, split, fraction=fraction, seed=seed)
     examples = sum(block_examples(schema, split, block) for block in sample)
@@ -157,11 +159,15 @@ def count_blocks(
     smooth: bool = False,
     progress: Progress = _SILENT,
 ) -> tuple[TableProfile, ...]:
-    """The accesses of every table in some blocks of a split, smoothed if asked for; no others are read."""
+    """The accesses of every table in some blocks of a split, smoothed if asked for; no others are read.
+
+    All rows of a table that grows have the same.
+    """
     from jrec.data.blocks import ListColumn, ShardReader
 
     readers = [ShardReader(folder, shard) for shard in schema.splits[split].shards]
-    counters = {t.name: SparseCounter() for t in schema.tables}
+    counters = {t.name: SparseCounter() for t in schema.tables if not t.growing}
+    keys = dict.fromkeys(schema.growing, 0)  # how many of each table that grows
     with progress.stage(f"counting {split}", len(blocks)) as advance:
         for done, (shard, block) in enumerate(blocks, start=1):
             columns = readers[shard].read(block)
@@ -169,7 +175,16 @@ def count_blocks(
                 if feature.name not in columns:
                     raise DatasetError(f"block {block} of {readers[shard].path} has no column {feature.name}")
                 column = columns[feature.name]
-                counters[feature.table].add(column.values if isinstance(column, ListColumn) else column)
+                ids = column.values if isinstance(column, ListColumn) else column
+                if feature.table in keys:
+                    keys[feature.table] += ids.size
+                else:
+                    counters[feature.table].add(ids)
             advance(done)
-    profile = TableProfile.smoothed_from_sparse if smooth else TableProfile.from_sparse
-    return tuple(profile(t.name, t.rows, *counters[t.name].counts()) for t in schema.tables)
+    of_rows = TableProfile.smoothed_from_sparse if smooth else TableProfile.from_sparse
+    return tuple(
+        TableProfile.uniform(t.name, t.rows, keys[t.name])
+        if t.growing
+        else of_rows(t.name, t.rows, *counters[t.name].counts())
+        for t in schema.tables
+    )

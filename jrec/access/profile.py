@@ -82,6 +82,11 @@ class TableProfile:
         return TableProfile(name=name, starts=starts, counts=counts[starts[:-1]].astype(np.float64))
 
     @staticmethod
+    def uniform(name: str, rows: int, accesses: float) -> TableProfile:
+        """Of rows that share the table's accesses equally."""
+        return TableProfile(name=name, starts=np.array([0, rows]), counts=np.array([accesses / rows]))
+
+    @staticmethod
     def from_sparse(name: str, rows: int, ids: np.ndarray, counts: np.ndarray) -> TableProfile:
         """From ascending distinct (n,) ids and their (n,) counts; all other rows were not accessed."""
         if len(ids) and not 0 <= ids[0] <= ids[-1] < rows:
@@ -221,11 +226,19 @@ class AccessProfile:
     def check_dataset(self, schema: Schema) -> None:
         """Refuses to be used with another dataset than the one counted.
 
+        Args:
+          schema: The dataset, with the capacities of tables that grow (``Schema.with_capacities``).
+
         Raises:
           ProfileError: Naming the difference.
         """
         rows = {t.name: t.rows for t in self.tables}
         for table in schema.tables:
+            if table.growing and table.name in rows and rows[table.name] != table.rows:
+                raise ProfileError(
+                    f"the access profile has {rows[table.name]:,} rows of table {table.name!r}, which grows, but its"
+                    f" capacity is {table.rows:,}; give both the same tables.growth.capacity (jrec plan --config)"
+                )
             if rows.get(table.name) != table.rows:
                 counted = f"{rows[table.name]:,} rows" if table.name in rows else "no such table"
                 raise ProfileError(

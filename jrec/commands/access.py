@@ -35,16 +35,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Counts, and says how uneven the accesses are."""
     from jrec.access.count import exact_profile, sampled_profile
+    from jrec.data.schema import Schema
     from jrec.outputs import check_output
     from jrec.progress import Progress
 
     if args.out:
         check_output(args.out, inputs=[args.data])
+    schema = Schema.load(args.data)
+    schema.check_numbered(
+        "`jrec access` counts the accesses of rows",
+        remedy="`jrec plan` takes them as accessed alike, and a run with its plan counts them itself, in RUN/access",
+    )
     progress = Progress(show=False if args.quiet else None)
     if args.sample is None:
-        profile = exact_profile(args.data, split=args.split, progress=progress)
+        profile = exact_profile(args.data, schema, split=args.split, progress=progress)
     else:
-        profile = sampled_profile(args.data, fraction=args.sample, split=args.split, seed=args.seed, progress=progress)
+        profile = sampled_profile(
+            args.data, schema, fraction=args.sample, split=args.split, seed=args.seed, progress=progress
+        )
     if args.out:
         profile.save(args.out)
     print(summary(profile))

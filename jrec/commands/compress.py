@@ -19,7 +19,7 @@ CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the lat
 RUN/checkpoints/STEP. Tables may have been trained on devices or in host memory; their rows are read from the
 checkpoint's files, some at a time. Prints each table's error and compression, and AUC and log loss before and after on
 the splits valid and test; the same goes into OUT/report/compression.json. To train on, raise epochs: `jrec train
-OUT/config.toml epochs=2 --resume` (where the lr_schedule does not depend on it). The slots of the cores begin fresh."""
+OUT/config.toml epochs=2 --resume`. The slots of the cores begin fresh."""
 EPILOG = """examples:
   jrec compress runs/kaggle --rank 32 --largest 7 --out runs/kaggle_tt32
   jrec compress runs/kaggle --rank 64 --min-rows 1000000 --out runs/kaggle_tt64

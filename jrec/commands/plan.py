@@ -150,11 +150,10 @@ def run(args: argparse.Namespace) -> int:
     figure = "" if args.figure == "none" else args.figure or f"{args.out}.svg"
     for out in filter(None, (args.out, figure)):
         check_output(out, inputs=[args.data, args.profile or "", args.config or "", args.hardware])
-    schema, config = Schema.load(args.data, check_files=False), _config(args)
-    schema.check_numbered("`jrec plan`")
-    problem = _problem(args, schema)
-    check_shared(problem, _settings(args)["batch_size"])
-    options = _options(args, problem, schema)
+    schema, config = _settled(Schema.load(args.data, check_files=False), _config(args))
+    problem = _problem(args, schema, config)
+    check_shared(problem, _settings(args, config)["batch_size"])
+    options = _options(args, problem, schema, config)
     planned = plan_placement(problem, options)
     plan = build_plan(problem, planned.placement, describe(problem, options, data=schema.name))
     check_budget(plan, problem.hardware.memory)
@@ -237,6 +236,7 @@ def _explain(args: argparse.Namespace) -> int:
         schema = Schema.load(args.data, check_files=False)
     plan = load_plan(args.out, schema=schema)
     if schema is not None:
+        schema = schema.with_capacities({table.name: table.rows for table in plan.tables})
         problem = problem_of_plan(plan, _profile(args, schema))
     print(explain(plan, args.explain, problem))
     return 0
@@ -254,7 +254,21 @@ def _profile(args: argparse.Namespace, schema: Any) -> Any:
     return profile
 
 
-def _problem(args: argparse.Namespace, schema: Any) -> Any:
+def _settled(schema: Any, config: Any) -> tuple[Any, Any]:
+    """Schema and configuration with the rows that the run, or one without a configuration, gives to growing tables."""
+    if not schema.growing:
+        return schema, config
+    if config is None:
+        return schema.with_capacities({t.name: t.rows_for_all for t in schema.tables}), None
+    from jrec.train.capacities import with_capacities
+    from jrec.train.tables import growths_of
+
+    config = with_capacities(config, schema)
+    growths = growths_of(config, schema)
+    return schema.with_capacities({name: growth.capacity for name, growth in growths.items()}), config
+
+
+def _problem(args: argparse.Namespace, schema: Any, config: Any) -> Any:
     from jrec.errors import ConfigError
     from jrec.sharding.hardware import load_hardware, parse_devices
     from jrec.sharding.problem import Problem, tables_of
@@ -264,7 +278,7 @@ def _problem(args: argparse.Namespace, schema: Any) -> Any:
         hardware = hardware.with_memory(args.memory)
     if args.tables_on:
         hardware = dataclasses.replace(hardware, tables_on=parse_devices(args.tables_on, "--tables-on"))
-    settings = _settings(args)
+    settings = _settings(args, config)
     if settings["dim"] is None:
         raise ConfigError("say how long rows are: --dim N, or --config CONFIG.toml of the run to be planned")
     tables = tables_of(
@@ -273,7 +287,7 @@ def _problem(args: argparse.Namespace, schema: Any) -> Any:
         dtype=settings["dtype"],
         slot_bytes=settings["slot_bytes"],
     )
-    if (config := _config(args)) is not None and args.slot_bytes is None and args.purpose == "training":
+    if config is not None and args.slot_bytes is None and args.purpose == "training":
         named = {t.name: row_settings(config, t.name)["slot_bytes"] for t in tables}
         tables = tuple(dataclasses.replace(t, slot_bytes=named[t.name]) for t in tables)
     return Problem(
@@ -287,10 +301,10 @@ def _problem(args: argparse.Namespace, schema: Any) -> Any:
     )
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
+def _settings(args: argparse.Namespace, config: Any) -> dict[str, Any]:
     """Dim, dtype, slots and batch size, of the arguments or else the configuration."""
     settings: dict[str, Any] = {"dim": None, "dtype": "float32", "slot_bytes": 0, "batch_size": None}
-    if (config := _config(args)) is not None:
+    if config is not None:
         settings |= row_settings(config)
         check_row_arguments(args.config, settings, {"dim": args.dim, "dtype": args.dtype})
         settings["batch_size"] = config.data.batch_size
@@ -323,12 +337,18 @@ def row_settings(config: Any, table: str | None = None) -> dict[str, Any]:
     return {"dim": dim, "dtype": config.model.table_dtype, "slot_bytes": slot_bytes(slots, dim)}
 
 
-def _options(args: argparse.Namespace, problem: Any, schema: Any) -> Any:
+def _options(args: argparse.Namespace, problem: Any, schema: Any, config: Any) -> Any:
     from jrec.errors import ConfigError
     from jrec.sharding.planner import PlanOptions
 
-    allowed, fixed = [_tt(text, problem) for text in args.tt], _configured(args, problem, schema)
-    check_trains(args.config, _config(args), [o.table for o in allowed])
+    allowed, fixed = [_tt(text, problem) for text in args.tt], _configured(config, problem, schema)
+    names = [option.table for option in allowed]
+    check_trains(args.config, config, names)
+    if growing := sorted(schema.growing & {*names}):
+        raise ConfigError(
+            f"--tt {growing[0]}: the table grows, so that its rows change hands, which cores cannot; leave it out, or"
+            " prepare the dataset without --growing"
+        )
     if twice := sorted({o.table for o in allowed} & {o.table for o in fixed}):
         raise ConfigError(
             f"--tt {twice[0]}: {args.config} makes that table tensor-train already; say in tables.overrides.{twice[0]}"
@@ -343,9 +363,8 @@ def _options(args: argparse.Namespace, problem: Any, schema: Any) -> Any:
     )
 
 
-def _configured(args: argparse.Namespace, problem: Any, schema: Any) -> list[Any]:
+def _configured(config: Any, problem: Any, schema: Any) -> list[Any]:
     """The tables that the run's configuration makes tensor-train, as it makes them."""
-    config = _config(args)
     if config is None:
         return []
     from jrec.sharding.tiers import tt_option

@@ -14,8 +14,8 @@ Train a model as CONFIG says, evaluate it, and write a report.
 Keys given as section.key=value win over the file. The run folder (out=, runs/NAME by default) receives checkpoints,
 metrics.jsonl, TensorBoard files and report/ with metrics.json and plots. SIGINT (Ctrl-C) and SIGTERM stop the run after
 the current step with a checkpoint (one more, two seconds later, gives that up); --resume goes on from the latest one
-and computes the same bits as an uninterrupted run. If a run has taken all its steps already, --resume says so and exits
-with code 0.
+and computes the same bits as an uninterrupted run. With more epochs= or max_steps= a run goes on for longer, also a
+finished one. If a run has taken all its steps already, --resume says so and exits with code 0.
 
 Whatever can be checked beforehand is checked within seconds: the run folder and its space, the dataset, the splits to
 evaluate, and the steps of the learning rates.
@@ -72,13 +72,11 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     # Before JAX is loaded, so that a mistake is answered at once.
     config = load_config(args.config, args.overrides)
     resume = args.resume or args.resume_from is not None
-    start = check_start(config, resume=resume, overwrite=args.overwrite, writes=company.first)
-    if start.finished and args.resume_from is None:
-        print(
-            f"{config.out} is finished: all {start.steps:,} steps are taken, and the report is there; more epochs= or"
-            " max_steps= go on with it, --overwrite begins anew",
-            file=sys.stderr,
-        )
+    start = check_start(
+        config, resume=resume, overwrite=args.overwrite, resume_from=args.resume_from, writes=company.first
+    )
+    if start.finished is not None and args.resume_from is None:
+        print(_over(config.out, start.finished, start.steps), file=sys.stderr)
         return 0
     flags = {"resume": args.resume, "resume-from": args.resume_from, "overwrite": args.overwrite}
     company.meet(training_facts(config, start.data, flags))
@@ -135,3 +133,16 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     print(summary(content))
     print(f"{outcome.step:,} steps; report: {report}")
     return 0
+
+
+def _over(folder: str, taken: int, steps: int) -> str:
+    """What --resume says of a run that has no more to do."""
+    if taken < steps:
+        return (
+            f"{folder} ended early, after step {taken:,} of {steps:,} (evaluate.early_stopping), and the report is"
+            " there; a greater evaluate.early_stopping.patience goes on with it, --overwrite begins anew"
+        )
+    return (
+        f"{folder} is finished: all {steps:,} steps are taken, and the report is there; more epochs= or max_steps= go"
+        " on with it, --overwrite begins anew"
+    )

@@ -225,16 +225,27 @@ class Schema:
         """The tables that grow."""
         return frozenset(t.name for t in self.tables if t.growing)
 
-    def check_numbered(self, what: str) -> None:
+    def with_capacities(self, capacities: Mapping[str, int]) -> Schema:
+        """The schema with the rows that a run gives to tables that grow.
+
+        Args:
+          capacities: By table, its number of rows.
+        """
+        rows = {table.name: capacities.get(table.name, table.rows) for table in self.tables if table.growing}
+        tables = (dataclasses.replace(t, rows=rows.get(t.name, t.rows)) for t in self.tables)
+        return dataclasses.replace(self, tables=tuple(tables))
+
+    def check_numbered(self, what: str, *, remedy: str = "prepare it without --growing") -> None:
         """Raises DatasetError if a table grows, for what needs to know which row means what.
 
         Args:
-          what: What needs it, as the beginning of a sentence: "`jrec reorder`".
+          what: What needs it and why, as the beginning of a sentence: "`jrec reorder` renumbers rows".
+          remedy: What to do instead.
         """
         if self.growing:
             raise DatasetError(
-                f"{what} needs tables whose rows are known before training, but table {min(self.growing)!r} of"
-                f" {self.folder or self.name} grows; prepare it without --growing"
+                f"{what}, but table {min(self.growing)!r} of {self.folder or self.name} grows: training gives its rows"
+                f" to values as they come; {remedy}"
             )
 
     @functools.cached_property

@@ -166,7 +166,9 @@ def load_vocabularies(folder: str | os.PathLike[str], *, key_seed: int = 0) -> d
     """
     folder, vocabularies = pathlib.Path(folder), {}
     schema = Schema.load(folder)
-    schema.check_numbered("load_vocabularies")
+    schema.check_numbered(
+        "load_vocabularies reads which value has which row", remedy="let a run give them rows, see docs/growing.md"
+    )
     for table in schema.tables:
         loaded = load_table(folder, schema, table, key_seed)
         if isinstance(loaded, HashedTable):

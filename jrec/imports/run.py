@@ -68,7 +68,7 @@ def import_dlrm(
     """
     weights = read_dlrm(read_state_dict(path), interaction=interaction)
     schema = Schema.load(data)
-    schema.check_numbered("`jrec import-dlrm`")
+    schema.check_numbered("`jrec import-dlrm` takes rows in the dataset's order")
     config = _configuration(weights, data, out, overrides)
     layout = build_layout(config, schema)
     if layout.tt_stacks:

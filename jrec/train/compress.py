@@ -149,7 +149,7 @@ def compress_run(
     if (pathlib.Path(out) / CONFIG_FILE).exists() and not overwrite:
         raise ConfigError(f"{out} holds a run already; replace it with --overwrite, or choose another --out")
     run = open_run(checkpoint, data)
-    run.schema.check_numbered("`jrec compress`")
+    run.schema.check_numbered("`jrec compress` gives rows common cores")
     selected = _selected(run, selection)
     tables, trains, rows = {}, {}, 0
     with (progress or Progress(False)).stage("compress", sum(t.rows for t in selected)) as advance, run.reading():

@@ -43,6 +43,7 @@ from jrec.train.report.running_auc import RunningAuc
 from jrec.train.report.sections import merged
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER, TRACE_FILE
+from jrec.train.run_length import new_length
 from jrec.train.shuffle_scheduler import ShuffleScheduler
 from jrec.train.watch import BestStep, plan_evaluations
 
@@ -106,6 +107,7 @@ def train(
         determinism.request()
     data, resume = open_data(config), resume or resume_from is not None
     config = with_capacities(config, data.schema)
+    longer = new_length(data, resume_from=resume_from) if resume else None
     folder = shared_run_folder(config, resume=resume, overwrite=overwrite)
     with one_of_many(), folder as folder, stop_on_signals() as stop:
         keep_dataset(folder, data.schema.identity, resume=resume)
@@ -113,6 +115,8 @@ def train(
         training = _Training(data, folder, initial, resume=resume, resume_from=resume_from)
         with contextlib.closing(training):
             training.begin(resume=resume)
+            if longer is not None and first():
+                longer.announce(folder)
             lean.over()
             with training.rescuing_checkpoint():
                 outcome = training.go(AgreedStop(stop))

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jrec.data.schema import DatasetError, Schema
+from jrec.data.schema import Schema
 from jrec.errors import ConfigError
 from jrec.row_optimizers import SlotShape, slot_bytes
 from jrec.train.config import TrainConfig
@@ -24,6 +24,7 @@ from jrec.train.dataset import RunData, open_data
 from jrec.train.initial import check_initial
 from jrec.train.run_dataset import check_resumed
 from jrec.train.run_folder import REPORT_FOLDER, RUN_FOLDERS, began, check_run_folder
+from jrec.train.run_length import new_length, steps_of
 
 if TYPE_CHECKING:
     from jrec.ops.layout import EmbeddingLayout, Stack
@@ -36,26 +37,31 @@ class Start:
     Attributes:
       data: The dataset.
       steps: Steps of the whole run.
-      finished: Whether the run has taken all of them, and its report has every split in the configuration.
+      finished: The steps that the run took, where it is over and its report has every split in the configuration;
+        fewer than ``steps`` where ``evaluate.early_stopping`` ended it. None where there is more to do.
     """
 
     data: RunData
     steps: int
-    finished: bool
+    finished: int | None
 
 
-def check_start(config: TrainConfig, *, resume: bool, overwrite: bool, writes: bool = True) -> Start:
+def check_start(
+    config: TrainConfig, *, resume: bool, overwrite: bool, resume_from: int | None = None, writes: bool = True
+) -> Start:
     """Refuses a run that could not begin, or could not end.
 
     Args:
       config: The run's configuration.
       resume: Whether to resume a run in its folder.
       overwrite: Whether to replace a run in its folder.
+      resume_from: The step of the checkpoint to resume from; None for the latest.
       writes: Whether this process writes to the folder, as the first of several does.
 
     Raises:
       ConfigError: If the folder holds another run or cannot be written to, the learning rates' decay would begin after
-        the last step, or a split that will be evaluated has no examples.
+        the last step, a split that will be evaluated has no examples, or a run to resume would end before its
+        checkpoint.
       DatasetError: If the dataset cannot be used, or has no examples to train on.
       CheckpointError: If a run to resume does not record its dataset.
     """
@@ -67,15 +73,16 @@ def check_start(config: TrainConfig, *, resume: bool, overwrite: bool, writes: b
     goes_on = resume and began(folder)
     if goes_on:
         check_resumed(folder, data.schema.identity)
+        new_length(data, resume_from=resume_from)
     else:
         check_initial(config, data.schema.identity)
     _check_evaluated(data.config, data.schema)
-    steps = _steps(data)
+    steps = steps_of(data)
     config.lr_schedule.check_length(steps)
     for table, own in config.optimizer.embedding.tables.items():
         if own.lr_schedule is not None:
             own.lr_schedule.check_length(steps, key=f"optimizer.embedding.tables.{table}.lr_schedule")
-    return Start(data=data, steps=steps, finished=goes_on and _finished(data, folder, steps))
+    return Start(data=data, steps=steps, finished=_finished(data, folder, steps) if goes_on else None)
 
 
 def check_space(config: TrainConfig, layout: EmbeddingLayout, *, overwrite: bool) -> None:
@@ -196,42 +203,19 @@ def check_group(group: str, schema: Schema, *, key: str) -> None:
         )
 
 
-def _steps(data: RunData) -> int:
-    """Steps of the whole run.
-
-    The number does not depend on how many processes share the batches: shares round up, or down, as whole batches do.
-    """
-    config = data.config
-    if data.packed is not None:
-        per_epoch = sum(_batches(config, n) for n in (data.packed.hot_examples, data.packed.cold_examples))
-    elif "train" not in data.schema.splits or not data.schema.splits["train"].examples:
-        raise DatasetError(
-            f"{config.data.path} has no examples in a 'train' split; prepare more rows or other split fractions"
-        )
-    else:
-        per_epoch = _batches(config, data.schema.splits["train"].examples)
-    steps = config.epochs * per_epoch
-    return min(steps, config.max_steps) if config.max_steps else steps
-
-
-def _batches(config: TrainConfig, examples: int) -> int:
-    whole, rest = divmod(examples, config.data.batch_size)
-    return whole if config.data.drop_remainder else whole + bool(rest)
-
-
-def _finished(data: RunData, folder: pathlib.Path, steps: int) -> bool:
-    """Whether the report of the last step exists, with every split in the configuration."""
+def _finished(data: RunData, folder: pathlib.Path, steps: int) -> int | None:
+    """The steps of a run that is over and whose report has every split in the configuration."""
     report: Any = None
     with contextlib.suppress(OSError, ValueError):
         report = json.loads((folder / REPORT_FOLDER / "metrics.json").read_bytes())
     if not isinstance(report, dict):
-        return False
+        return None
     training, scored = report.get("training"), report.get("splits")
     if not isinstance(training, dict) or not isinstance(scored, dict):
-        return False
+        return None
     wanted = {split for split in data.config.evaluate.final_splits if split in data.schema.splits}
-    took_all = training.get("steps") == steps or _ended_early(report, data.config)
-    return took_all and wanted <= scored.keys()
+    over = training.get("steps") == steps or _ended_early(report, data.config)
+    return training.get("steps") if over and wanted <= scored.keys() else None
 
 
 def _ended_early(report: Mapping[str, Any], config: TrainConfig) -> bool:

@@ -40,13 +40,13 @@ _FILES = (
     CONFIG_FILE, DATASET_FILE, INITIAL_FILE, KERNELS_FILE, METRICS_FILE, TIMING_FILE, TRACE_FILE, "access"
 )  # fmt: skip
 
-# Keys that a resumed run may change: how it is logged and saved, not what it computes.
+# Keys that a resumed run may change: how it is logged and saved, and how long it is.
 FREE = (
     "log.", "evaluate.", "checkpoint.", "tables.host.", "mesh.", "plan",
     "model.dot_with",  # the checkpoint knows what it came to
     "data.workers", "data.prefetch", "data.eval_batch_size", "data.path", "out",
+    "epochs", "max_steps",  # see jrec.train.run_length
 )  # fmt: skip
-LENGTH = ("epochs", "max_steps")
 
 
 @contextlib.contextmanager
@@ -205,12 +205,8 @@ def _clear(folder: pathlib.Path) -> None:
 
 
 def _check_same_run(old: TrainConfig, new: TrainConfig, folder: pathlib.Path) -> None:
-    of_tables = (own.lr_schedule for own in new.optimizer.embedding.tables.values())
-    schedules = [new.lr_schedule, *(own for own in of_tables if own is not None)]
-    schedules_ignore_length = all(own.kind == "constant" or own.decay_steps > 0 for own in schedules)
-    free = (*FREE, *LENGTH) if schedules_ignore_length else FREE
-    if new.schedule == "fae":  # the loss of evaluation batches decides the order
-        free = tuple(key for key in free if key != "data.eval_batch_size")
+    ordered = ("data.eval_batch_size",) if new.schedule == "fae" else ()  # the loss of evaluation batches decides
+    free = tuple(key for key in FREE if key not in ordered)
     changed = {k: v for k, v in differences(old, new).items() if not k.startswith(free)}
     if changed:
         texts = [f"{key} was {before!r} and is {after!r}" for key, (before, after) in changed.items()]

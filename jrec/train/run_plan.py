@@ -56,7 +56,7 @@ def checked_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *
             f"plan: {config.plan} is for {plan.purpose}: its copies of rows would not follow the updates; plan with"
             " `jrec plan DATA --for training`"
         )
-    _check_tables(plan, layout, config)
+    _check_tables(plan, layout, config, schema.growing)
     tables = [table for stack in layout.planned_stacks for table in stack.tables]
     if not planned_trains(plan) and all(table.tier in WHOLE for table in tables):
         raise ConfigError(
@@ -132,10 +132,16 @@ def planned_trains(plan: Plan) -> dict[str, PlannedTrain]:
     return trains
 
 
-def _check_tables(plan: Plan, layout: EmbeddingLayout, config: TrainConfig) -> None:
+def _check_tables(plan: Plan, layout: EmbeddingLayout, config: TrainConfig, growing: frozenset[str]) -> None:
     for stack in layout.planned_stacks:
         for table in stack.tables:
             planned = plan.tables[plan.number(table.name)]
+            if table.name in growing and planned.rows != table.rows:
+                raise ConfigError(
+                    f"plan: {config.plan} places {planned.rows:,} rows of table {table.name!r}, but the table grows and"
+                    f" by tables.growth.capacity or its own has {table.rows:,}; plan again with `jrec plan DATA"
+                    " --config` of this run"
+                )
             for field, key, ours, theirs in (
                 ("dim", "model.embedding_dim", table.dim, planned.dim),
                 ("dtype", "model.table_dtype", table.dtype, planned.dtype),

@@ -71,6 +71,11 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
                 f"tables.overrides.{table.name} makes a tensor train of it, but the table grows, so that its rows"
                 " change hands; leave it whole, or prepare it without --growing"
             )
+        if table.growing and table.name in planned:
+            raise ConfigError(
+                f"plan: {config.plan} has rows of table {table.name!r} in cores, but the table grows, so that its rows"
+                " change hands; plan this dataset with `jrec plan DATA --config` of this run, without --tt for it"
+            )
         if override.tier == "tt":
             shape = _named_shape(config, table, override)
         elif override.tier is None and table.name in selected:

@@ -138,7 +138,7 @@ def calibrate_and_count(
     asked = options or CalibrateOptions()
     schema = Schema.load(folder) if schema is None else schema
     schema.check_labels()
-    schema.check_numbered("`jrec fae calibrate`")
+    schema.check_numbered("`jrec fae calibrate` chooses rows by their counts")
     _check_small(schema, asked)
     exact = asked.exact or (asked.fraction is None and _has_counts(schema))
     fraction = _FRACTION if asked.fraction is None else asked.fraction

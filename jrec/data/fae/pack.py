@@ -93,7 +93,7 @@ def pack(
     folder, out = pathlib.Path(folder), pathlib.Path(out)
     schema = Schema.load(folder)
     schema.check_labels()
-    schema.check_numbered("`jrec fae pack`")
+    schema.check_numbered("`jrec fae pack` looks for examples that read only rows chosen before training")
     if "train" not in schema.splits or not schema.splits["train"].examples:
         raise DatasetError(f"{folder} has no training examples to pack; prepare it with another --split")
     rows = _checked_rows(schema, hot)

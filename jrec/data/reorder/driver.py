@@ -90,7 +90,7 @@ def reorder(
     folder = pathlib.Path(folder)
     with _target(folder, out, overwrite=overwrite, command=command, report=report) as target:
         schema = Schema.load(folder)
-        schema.check_numbered("`jrec reorder`")
+        schema.check_numbered("`jrec reorder` renumbers rows before training")
         orders = _find(folder, stored(schema), options, progress)
         outcome = _judge(folder, stored(schema), options, orders, progress)
         with writing(target):

@@ -30,6 +30,8 @@ FORMS = "forms"
 """In place of a split: the record, at step 0, of how a mesh looks rows up (``jrec.run.mesh_forms.Forms.record``)."""
 SIZES = "sizes"
 """In place of a split: the records, in ``timing.jsonl``, of steps for which buffers between devices grew."""
+LENGTHS = "length"
+"""In place of a split: the records, in ``timing.jsonl``, of resumptions with another length of the run."""
 CHECKPOINTS = "checkpoint"
 """In place of a split, in ``timing.jsonl`` only: how long a checkpoint took. ``of`` is its step, and the record's step
 the one at which it was complete; of its ``seconds``, training waited ``blocking_seconds``."""
