@@ -39,7 +39,7 @@ def exports(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _compiled_once(monkeypatch):
     """What a program is compiled to depends on its bytes and the manifest's features."""
-    made, program = {}, model._program
+    made, program = {}, model.LoadedProgram
 
     def kept(folder, manifest):
         key = (folder / "model.jax_export").read_bytes(), manifest.dense, manifest.features
@@ -47,7 +47,7 @@ def _compiled_once(monkeypatch):
             made[key] = program(folder, manifest)
         return made[key]
 
-    monkeypatch.setattr(model, "_program", kept)
+    monkeypatch.setattr(model, "LoadedProgram", kept)
 
 
 def score(folder, kind):

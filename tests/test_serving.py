@@ -14,7 +14,7 @@ from export_cases import SIZES, made_exports, reseal
 
 from jrec import serving
 from jrec.errors import JrecError
-from jrec.serving import arrays, checks, encode, model, tables
+from jrec.serving import arrays, checks, encode, loaded_program, model, tables
 from jrec.serving.ids import Ids
 
 
@@ -95,7 +95,7 @@ def interrupting(number, modules, error):
 
 def test_a_delta_that_fails_at_any_line_changes_nothing(folder, states, request_):
     loaded = serving.load(folder / "whole", batch_sizes=SIZES)
-    manifest, where = loaded.manifest, (model, tables, arrays, encode)
+    manifest, where = loaded.manifest, (model, tables, arrays, encode, loaded_program)
     applied, number = False, 0
     while not applied:
         with interrupting(number, where, Interrupted if number % 2 else MemoryError) as seen:

@@ -27,6 +27,7 @@ def test_dense_and_rows_equal_the_einsum(shape):
     np.testing.assert_allclose(tt_to_dense(cores, shape), want, rtol=1e-5, atol=1e-5)
     ids = np.random.default_rng(0).integers(0, shape.rows, 40)
     np.testing.assert_allclose(tt_rows(cores, shape, ids), want[ids], rtol=1e-5, atol=1e-5)
+    assert tt_rows(cores, shape, []).shape == (0, shape.dim)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

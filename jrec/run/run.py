@@ -9,7 +9,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -40,6 +40,10 @@ from jrec.run.run_feed import FedBatch, ItemPacker, RunFeed, hot_parts
 from jrec.run.state import RunState
 from jrec.run.step import Seen, StepOn
 from jrec.run.whole_tables import read_rows, table_rows
+
+if TYPE_CHECKING:
+    from jrec.data.schema import Schema
+    from jrec.serving.format import Dtype, Manifest
 
 Step = Callable[[FedBatch], tuple[jax.Array, Seen]]
 CHECKPOINT_FOLDER = "checkpoints"
@@ -423,6 +427,51 @@ class Run:
             elif (send := saved.manifest.meta.get("forms")) is not None:
                 setup.forms.settle(send)
         return Loaded(meta=meta_of(saved), arrays=arrays)
+
+    def export(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        dense: Sequence[str] = (),
+        schema: Schema | None = None,
+        dtype: Dtype | None = None,
+        since: Sequence[str | os.PathLike[str]] = (),
+        onnx: bool = False,
+        overwrite: bool = False,
+    ) -> Manifest:
+        """Writes the model as the last step left it, for ``jrec.serving.load``: docs/serving.md.
+
+        Args:
+          folder: The folder to make; it appears when it is whole.
+          dense: Names of the float features, in the order the model takes them.
+          schema: The prepared dataset's, read from its folder (``jrec.data.Schema.load``), so that requests have raw
+            values; None for requests with row numbers, as ``predict`` takes them.
+          dtype: Of rows: "float32", "bfloat16", "float16", "int8" or "int4"; None for the tables' own.
+          since: An export and the deltas that follow it, in order: writes only what changed, as the next delta.
+          onnx: Whether to write the dense part for onnxruntime, too.
+          overwrite: Replaces an export there.
+
+        Returns:
+          What was written.
+
+        Raises:
+          ExportError: If the model cannot be served, or ``since`` is of another one.
+          OutputError: If the folder may not or cannot be written.
+        """
+        from jrec.run.export import of_run, write_export
+
+        self.settle()
+        source = of_run(self._state, step=self.steps, dense=dense, schema=schema)
+        return write_export(
+            source,
+            folder,
+            dtype=dtype,
+            since=since,
+            onnx=onnx,
+            overwrite=overwrite,
+            about={"command": "Run.export"},
+            inputs=[] if schema is None or schema.folder is None else [schema.folder],
+        )
 
     def close(self, *, finish: bool = True) -> None:
         """Ends all threads.

@@ -6,6 +6,7 @@ believed: files lie in the folder, parts make up their tables, sizes are those o
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, get_args
 
 from jrec.data.schema import MAX_LENGTH, SCHEMA_FILE, Schema
 from jrec.data.vocabulary_load import buckets_file
-from jrec.files import decode, load_json, sha256_of, stays_inside
+from jrec.files import decode, load_json, save_json, sha256_of, stays_inside
 from jrec.serving.format import (
     FORMAT,
+    IDS,
     MANIFEST,
     MODEL,
     VERSION,
@@ -35,7 +37,13 @@ _MAX_DIM = 4096
 _REMEDY = "export the run again"
 _COPY = "copy the export again"
 _FLOATS = ("float32", "bfloat16", "float16")
+IDS_FORMAT = "jrec-export-ids"
 _POOLINGS = ("sum", "mean", "sqrtn", "max", "none")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _KeySeeds:
+    key_seeds: Mapping[str, int]
 
 
 def load_manifest(folder: pathlib.Path) -> Manifest:
@@ -51,7 +59,7 @@ def load_manifest(folder: pathlib.Path) -> Manifest:
     manifest = decode(content, Manifest, where=str(path), error=ExportError, remedy=_REMEDY)
     if manifest.id != identity(content):
         raise ExportError(f"{path} was edited: its id does not fit what it says; {_REMEDY}")
-    if (fault := next(_faults(folder, manifest), None)) is not None:
+    if (fault := next(faults(folder, manifest), None)) is not None:
         raise ExportError(f"{path}: {fault}; {_REMEDY}")
     return manifest
 
@@ -89,9 +97,28 @@ def load_schema(folder: pathlib.Path, manifest: Manifest) -> Schema:
       ExportError: If its features and tables are not the manifest's, or it names files that the manifest lacks.
     """
     schema = Schema.load(folder, check_files=False)
-    if (fault := next(_schema_faults(folder, schema, manifest), None)) is not None:
+    if (fault := next(schema_faults(folder, schema, manifest), None)) is not None:
         raise ExportError(f"{folder / SCHEMA_FILE}: {fault}; {_REMEDY}")
     return schema
+
+
+def save_key_seeds(folder: pathlib.Path, seeds: Mapping[str, int]) -> None:
+    """Writes ``ids.json`` of an export without a schema: by table that grows, the seed of the hash of long texts."""
+    save_json(folder / IDS, {"key_seeds": dict(seeds)}, kind=IDS_FORMAT, version=VERSION)
+
+
+def load_key_seeds(folder: pathlib.Path, manifest: Manifest) -> dict[str, int]:
+    """Reads what ``save_key_seeds`` wrote.
+
+    Raises:
+      ExportError: If it is damaged, or names a table that the manifest lacks.
+    """
+    path = folder / IDS
+    content = load_json(path, kind=IDS_FORMAT, version=VERSION, error=ExportError, remedy=_REMEDY)
+    seeds = decode(content, _KeySeeds, where=str(path), error=ExportError, remedy=_REMEDY).key_seeds
+    if unknown := sorted(seeds.keys() - manifest.tables.keys()):
+        raise ExportError(f"{path}: key_seeds names table {unknown[0]!r}, which is not there; {_REMEDY}")
+    return dict(seeds)
 
 
 def check_order(folders: Sequence[pathlib.Path], manifests: Sequence[Manifest]) -> None:
@@ -154,7 +181,7 @@ def tt_shape(part: Part) -> TTShape:
     )
 
 
-def _faults(folder: pathlib.Path, manifest: Manifest) -> Iterator[str]:
+def faults(folder: pathlib.Path, manifest: Manifest) -> Iterator[str]:
     """What is wrong with a manifest. Each check relies on those before it: only the first fault counts."""
     yield from _file_faults(folder, manifest)
     if manifest.dtype not in get_args(Dtype):
@@ -177,9 +204,12 @@ def _file_faults(folder: pathlib.Path, manifest: Manifest) -> Iterator[str]:
             yield f"files has {file!r}, which is no path inside the folder"
         elif not pathlib.Path(os.path.realpath(folder / file)).is_relative_to(inside):
             yield f"{file} is a link that leads out of the folder"
-    for file in (MODEL,) if manifest.follows else (MODEL, SCHEMA_FILE):
+    inputs = IDS if IDS in manifest.files else SCHEMA_FILE
+    for file in (MODEL,) if manifest.follows else (MODEL, inputs):
         if file not in manifest.files:
             yield f"files lacks {file}"
+    if {IDS, SCHEMA_FILE} <= manifest.files.keys():
+        yield f"files has both {IDS} and {SCHEMA_FILE}"
 
 
 def _table_faults(parts: Sequence[Part], manifest: Manifest) -> Iterator[str]:
@@ -236,7 +266,7 @@ def _feature_faults(feature: Feature, manifest: Manifest) -> Iterator[str]:
         yield f"has max_length {feature.max_length:,}; it must be 1 to {MAX_LENGTH:,}"
 
 
-def _schema_faults(folder: pathlib.Path, schema: Schema, manifest: Manifest) -> Iterator[str]:
+def schema_faults(folder: pathlib.Path, schema: Schema, manifest: Manifest) -> Iterator[str]:
     """How a schema and a manifest differ, and the files that may be read without a checksum."""
     if (names := tuple(feature.name for feature in schema.dense)) != manifest.dense:
         yield f"dense features are {list(names)}, but the model has {list(manifest.dense)}"

@@ -1,18 +1,137 @@
-"""From raw columns, or a dataset's, to what an exported model looks up."""
+"""From raw columns, a dataset's, or row numbers to what an exported model looks up."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from jrec.data.blocks import WEIGHT_SUFFIX, ListColumn
+from jrec.data.encoder import Encoder
+from jrec.data.schema import DatasetError
+from jrec.data.value_keys import value_keys
 from jrec.data.vocabulary import Vocabulary
 from jrec.serving.arrays import loaded
-from jrec.serving.format import ExportError, Feature, keys_file
+from jrec.serving.checks import load_key_seeds, load_schema
+from jrec.serving.format import IDS, ExportError, Feature, Manifest, keys_file
 from jrec.serving.ids import Ids
+
+if TYPE_CHECKING:
+    from jrec.ops.layout import Pooling
+
+RowsOfKeys = Callable[[np.ndarray], np.ndarray]
+"""From (n,) uint64 keys to (n,) integer rows."""
+
+
+class RawValues:
+    """Inputs of a model whose export has a schema: of raw columns, as the dataset's log has them."""
+
+    def __init__(self, folder: pathlib.Path, manifest: Manifest):
+        schema = load_schema(folder, manifest)
+        self.growing = sorted(schema.growing & manifest.tables.keys())
+        self._manifest, self._encoder = manifest, Encoder(schema)
+
+    def with_keys(self, keys: Mapping[str, RowsOfKeys]) -> RawValues:
+        """The same with these rows of tables that grow."""
+        other = copy.copy(self)
+        other._encoder = self._encoder.with_growing(keys)
+        return other
+
+    def inputs(self, columns: Any) -> tuple[np.ndarray, dict[str, Ids]]:
+        """Dense features, (examples, num_dense) float32, and ids by feature."""
+        encoded = self._encoder.columns(columns).by_name()
+        return model_inputs(encoded, self._manifest.dense, self._manifest.features, self._encoder.orders)
+
+
+class RowNumbers:
+    """Inputs of a model whose export has no schema: columns hold row numbers, of tables that grow their values."""
+
+    def __init__(self, folder: pathlib.Path, manifest: Manifest):
+        from jrec.ops.layout import FeatureConfig  # imports JAX
+
+        self._seeds = load_key_seeds(folder, manifest)
+        self.growing = sorted(self._seeds)
+        self._dense, self._vocabularies = manifest.dense, {}
+        self._features = [
+            FeatureConfig(
+                name=f.name,
+                table=f.table,
+                max_length=f.max_length,
+                pooling=cast("Pooling", f.pooling),
+                weighted=f.weighted,
+            )
+            for f in manifest.features
+        ]
+
+    def with_keys(self, keys: Mapping[str, RowsOfKeys]) -> RowNumbers:
+        """The same with these rows of tables that grow."""
+        other = copy.copy(self)
+        other._vocabularies = {name: _GrownRows(of_keys, self._seeds[name]) for name, of_keys in keys.items()}
+        return other
+
+    def inputs(self, columns: Any) -> tuple[np.ndarray, dict[str, Ids]]:
+        """Dense features, (examples, num_dense) float32, and ids by feature, in any form that ``pack_batch`` takes."""
+        from jrec.data.packing_columns import prepare_columns, read_columns
+        from jrec.data.value_rows import ValueRows
+
+        read = read_columns(columns, numbers=self._dense, features=self._features)
+        for feature in self._features:
+            if read.forms[feature.name].is_text and feature.table not in self._vocabularies:
+                raise DatasetError(
+                    f"{feature.name!r} holds texts, but the model was exported without a schema: give the numbers of"
+                    f" rows of table {feature.table!r}, or export it with one"
+                )
+        prepared = prepare_columns(
+            read,
+            numbers=self._dense,
+            features=self._features,
+            plain={feature.name for feature in self._features},
+            values=ValueRows(vocabularies=self._vocabularies),
+        )
+        numbers = np.empty((prepared.examples, len(self._dense)), np.float32)
+        for place, name in enumerate(self._dense):
+            numbers[:, place] = prepared.numbers[name]
+        ids = {}
+        for name, column in prepared.ids.items():  # of any size: whether they are rows is checked as they are looked up
+            if isinstance(column, ListColumn):
+                begin, end = int(column.offsets[0]), int(column.offsets[-1])
+                weights = prepared.weights.get(name)
+                ids[name] = Ids(
+                    values=np.array(column.values[begin:end]),
+                    offsets=column.offsets - begin,
+                    weights=None if weights is None else np.array(weights[begin:end]),
+                )
+            else:
+                ids[name] = Ids(values=np.array(column)[:, None])
+        return numbers, ids
+
+
+@dataclasses.dataclass(frozen=True)
+class _GrownRows:
+    """The vocabulary of a table that grows, as of an export or a delta."""
+
+    rows_of_keys: RowsOfKeys
+    key_seed: int
+    oov_row: int | None = 0
+    complete: bool = True
+
+    def rows(self, values: Any) -> np.ndarray:
+        """(n,) int64 rows of integers or texts, 0 for those without one."""
+        return self.rows_of_keys(value_keys(values, self.key_seed)).astype(np.int64)
+
+
+def encoder_of(folder: pathlib.Path, manifest: Manifest) -> RawValues | RowNumbers:
+    """What turns the columns of requests into inputs of a whole export's model, without the keys of growing tables.
+
+    Raises:
+      DatasetError: If its schema is damaged.
+      ExportError: If its schema is not the manifest's, or its ``ids.json`` is damaged.
+    """
+    return RowNumbers(folder, manifest) if IDS in manifest.files else RawValues(folder, manifest)
 
 
 def model_inputs(

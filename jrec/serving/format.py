@@ -8,6 +8,7 @@
       tables/TABLE.core-K.npy  instead, of a tensor-train table: its cores
       keys/TABLE.npy           (rows in use,) uint64, of a table that grows: the key of each row but row 0
       schema.json, vocabulary/, buckets/, reorder/   how raw values become rows, as in the dataset
+      ids.json                 instead, where requests have row numbers (``Run.export`` without a schema)
 
 A delta holds, of the tables, ``tables/TABLE.changed.npy``, the (n,) int64 rows that changed, beside their new values in
 ``tables/TABLE.npy``, or the whole table where that is smaller; whole cores, keys, and a whole model. It names the
@@ -29,6 +30,7 @@ from jrec.outputs import MANIFEST as UNFINISHED
 
 MANIFEST = "manifest.json"
 MODEL, ONNX = "model.jax_export", "model.onnx"
+IDS = "ids.json"
 FORMAT, VERSION = "jrec-export", 1
 Dtype = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 
@@ -102,7 +104,7 @@ class Manifest:
       jrec: The version that made it.
       run: The run's name.
       step: Steps taken before its checkpoint.
-      rows: What rows mean: the ``rows`` digest of the dataset's identity.
+      rows: What rows mean: the ``rows`` digest of the dataset's identity; without a schema, of the tables.
       dtype: Of rows; tensor-train cores keep their own.
       dense: Names of dense features in the model's order.
       features: In the model's order.

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import os
 import pathlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrec.data.encoder import Encoder
-from jrec.serving.checks import check_follows, load_manifest, load_schema, verify
-from jrec.serving.encode import model_inputs, rows_of_keys
-from jrec.serving.format import MODEL, ExportError, Manifest, keys_file
+from jrec.serving.checks import check_follows, load_manifest, verify
+from jrec.serving.encode import RawValues, RowNumbers, RowsOfKeys, encoder_of, rows_of_keys
+from jrec.serving.format import ExportError, Manifest, keys_file
 from jrec.serving.ids import Ids, checked_dense, masks
+from jrec.serving.loaded_program import LoadedProgram
 from jrec.serving.tables import ServedTables
 
 BATCH_SIZES = (1, 4, 16, 64, 256, 1024, 4096)
@@ -31,14 +30,14 @@ class _Loaded:
     Attributes:
       manifest: The export's, or the last delta's.
       tables: The rows.
-      program: The jitted dense part.
-      encoder: From raw values to rows.
+      program: The dense part.
+      encoder: From a request's columns to rows.
     """
 
     manifest: Manifest
     tables: ServedTables
-    program: Any
-    encoder: Encoder
+    program: LoadedProgram
+    encoder: RawValues | RowNumbers
 
 
 class _Request(NamedTuple):
@@ -50,7 +49,7 @@ class _Request(NamedTuple):
       masks: By feature of pooling "none".
     """
 
-    program: Any
+    program: LoadedProgram
     parts: Sequence[np.ndarray]
     masks: Mapping[str, np.ndarray]
 
@@ -73,13 +72,13 @@ class Model:
         self._sizes, self._threads = tuple(sorted(set(batch_sizes))), threads
         if not self._sizes or self._sizes[0] < 1:
             raise ValueError(f"batch_sizes are {list(batch_sizes)}; give sizes of at least 1")
-        schema = load_schema(folder, manifest)
-        self._growing = sorted(schema.growing & manifest.tables.keys())
+        encoder = encoder_of(folder, manifest)
+        self._growing = encoder.growing
         self._loaded = _Loaded(
             manifest=manifest,
             tables=ServedTables.load(folder, manifest),
-            program=_program(folder, manifest),
-            encoder=Encoder(schema, growing=self._keys(folder, manifest)),
+            program=LoadedProgram(folder, manifest),
+            encoder=encoder.with_keys(self._keys(folder, manifest)),
         )
         self._applying = threading.Lock()  # held while a delta is read and applied, so that they come one by one
         self._rows_lock = threading.Lock()  # held while rows are looked up or written: both, or neither, of a delta
@@ -90,22 +89,24 @@ class Model:
         return self._loaded.manifest
 
     def __call__(self, columns: Any) -> np.ndarray:
-        """Probabilities, (examples,) float32.
+        """Probabilities, (examples,) float32, of a model with one logit an example.
 
         Args:
           columns: Raw columns by name, as the log has them that the dataset was made of: NumPy arrays, lists, Arrow or
             polars columns; ragged lists for features of several ids. Unknown values read their table's row for them, as
-            in ``jrec prepare``.
+            in ``jrec prepare``. Of an export without a schema, columns as ``run.predict`` takes them: row numbers.
 
         Raises:
           DatasetError: If a column is missing or holds what the feature cannot have; the message names it.
+          ValueError: If a row number is past its table, or the model has other outputs than one logit an example.
         """
+        self._loaded.program.check_one_logit()
         logits = self.logits(columns)
         with np.errstate(over="ignore"):  # 1 / infinity is 0
             return (1 / (1 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
 
-    def logits(self, columns: Any) -> np.ndarray:
-        """Logits, (examples,) float32; see ``__call__``."""
+    def logits(self, columns: Any) -> Any:
+        """Logits, (examples,) float32, or what else the model's ``logits`` returns; see ``__call__``."""
         if not self._growing:
             return self.logits_of(*self.encode(columns))
         with self._rows_lock:  # a delta in between could give a row to another key
@@ -117,12 +118,10 @@ class Model:
 
         Ids of tables that grow are good until the next ``apply``, which may give their rows to other keys.
         """
-        now = self._loaded
-        encoded = now.encoder.columns(columns)
-        return model_inputs(encoded.by_name(), now.manifest.dense, now.manifest.features, now.encoder.orders)
+        return self._loaded.encoder.inputs(columns)
 
-    def logits_of(self, dense: np.ndarray, ids: Mapping[str, Ids]) -> np.ndarray:
-        """Logits, (examples,) float32, of dense features and rows of tables.
+    def logits_of(self, dense: np.ndarray, ids: Mapping[str, Ids]) -> Any:
+        """Logits, (examples,) float32, of dense features and rows of tables; see ``logits``.
 
         Args:
           dense: (examples, num_dense) float32, finite, transformed.
@@ -159,8 +158,8 @@ class Model:
             after = _Loaded(
                 manifest=manifest,
                 tables=change.tables,
-                program=_program(folder, manifest),
-                encoder=before.encoder.with_growing(self._keys(folder, manifest)),
+                program=LoadedProgram(folder, manifest),
+                encoder=before.encoder.with_keys(self._keys(folder, manifest)),
             )
             with self._rows_lock:
                 try:
@@ -180,7 +179,7 @@ class Model:
                 ids[feature.name] = Ids(values=np.full((size, 1), -1, np.int32), weights=weights)
             self.logits_of(np.zeros((size, len(self.manifest.dense)), np.float32), ids)
 
-    def _keys(self, folder: pathlib.Path, manifest: Manifest) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+    def _keys(self, folder: pathlib.Path, manifest: Manifest) -> dict[str, RowsOfKeys]:
         rows = {table: sum(part.rows for part in manifest.tables[table]) for table in self._growing}
         for table in self._growing:
             if keys_file(table) not in manifest.files:
@@ -198,14 +197,19 @@ class Model:
         flat = [v.reshape(len(numbers), math.prod(v.shape[1:])) for v in (vectors[f.name] for f in features)]
         return _Request(now.program, [numbers, *flat], masks(features, ids))
 
-    def _scores(self, request: _Request) -> np.ndarray:
+    def _scores(self, request: _Request) -> Any:
         count = len(request.parts[0])
         out = [self._run(*request, begin, count) for begin in range(0, count, self._sizes[-1])]
-        return np.concatenate(out) if out else np.zeros(0, np.float32)
+        return request.program.joined(out)
 
     def _run(
-        self, program: Any, parts: Sequence[np.ndarray], held: Mapping[str, np.ndarray], begin: int, count: int
-    ) -> np.ndarray:
+        self,
+        program: LoadedProgram,
+        parts: Sequence[np.ndarray],
+        held: Mapping[str, np.ndarray],
+        begin: int,
+        count: int,
+    ) -> list[np.ndarray]:
         stop = min(begin + self._sizes[-1], count)
         size = next(size for size in self._sizes if size >= stop - begin)
         numbers = np.zeros((size, sum(part.shape[1] for part in parts)), np.float32)
@@ -214,7 +218,7 @@ class Model:
         for name, mask in held.items():
             padded[name] = np.zeros((size, mask.shape[1]), bool)
             padded[name][: stop - begin] = mask[begin:stop]
-        return np.asarray(program(numbers, padded))[: stop - begin]
+        return [array[: stop - begin] for array in program(numbers, padded)]
 
 
 def load(
@@ -255,48 +259,3 @@ def load(
     for delta in deltas:
         model.apply(delta)
     return model
-
-
-def _program(folder: pathlib.Path, manifest: Manifest) -> Any:
-    """The jitted dense part of an export: of all its numbers side by side, one array to move, and of masks."""
-    import jax
-    from jax import export
-
-    try:
-        exported = export.deserialize(bytearray((folder / MODEL).read_bytes()))
-    except MemoryError:
-        raise
-    except Exception as problem:  # of many kinds, also of JAX's parsers
-        raise ExportError(f"{folder / MODEL} cannot be read ({problem}); export the run again") from problem
-    shapes = [(f.max_length, f.dim) if f.pooling == "none" else (f.dim,) for f in manifest.features]
-    _check_program(folder, manifest, exported, shapes)
-    bounds = np.cumsum([len(manifest.dense), *(math.prod(shape) for shape in shapes)])
-
-    def logits(numbers: jax.Array, held: Mapping[str, jax.Array]) -> jax.Array:
-        dense, *rows = (numbers[:, begin:end] for begin, end in itertools.pairwise([0, *bounds.tolist()]))
-        vectors = {
-            feature.name: row.reshape(-1, *shape)
-            for feature, row, shape in zip(manifest.features, rows, shapes, strict=True)
-        }
-        return exported.call(dense, vectors, held)
-
-    return jax.jit(logits)
-
-
-def _check_program(folder: pathlib.Path, manifest: Manifest, exported: Any, shapes: Sequence[tuple[int, ...]]) -> None:
-    """Refuses a program of other inputs than the manifest's features."""
-    import jax
-
-    def of(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((1, *shape), dtype)
-
-    vectors = {f.name: of("float32", *shape) for f, shape in zip(manifest.features, shapes, strict=True)}
-    held = {f.name: of("bool", f.max_length) for f in manifest.features if f.pooling == "none"}
-    inputs, tree = jax.tree.flatten(((of("float32", len(manifest.dense)), vectors, held), {}))
-    wanted = [(x.dtype.name, *x.shape[1:]) for x in inputs]
-    taken = [(x.dtype.name, *x.shape[1:]) for x in exported.in_avals]
-    if tree != exported.in_tree or wanted != taken or [x.ndim for x in exported.out_avals] != [1]:
-        raise ExportError(
-            f"{folder / MODEL} takes inputs of {taken}, but the manifest's features are of {wanted}; export the run"
-            " again"
-        )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import export
 
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig
+from jrec.serving.format import ExportError
 
 PLATFORMS = ("cpu", "cuda")
+Program = Callable[[jax.Array, Mapping[str, jax.Array], Mapping[str, jax.Array]], Any]
 
 
 class _Vectors:
@@ -37,29 +41,58 @@ class _Vectors:
         return dict(self._masks)
 
 
-class _Served:
-    """A model whose embeddings are ``_Vectors``; everything else is the model's."""
+class _Stacks(Mapping[str, Any]):
+    """Stands for activations and bags by stack, which a served model does not have."""
 
-    def __init__(self, model: Any, embeddings: _Vectors):
-        self._model, self.embeddings = model, embeddings
+    def __getitem__(self, name: str) -> NoReturn:
+        self._refuse()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+    def __iter__(self) -> Iterator[str]:
+        self._refuse()
+
+    def __len__(self) -> int:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ExportError(
+            "the model's logits reads activations or bags itself, but serving looks vectors up by feature; read them by"
+            " self.embeddings.features(activations, bags), vectors(activations, bags) and masks(bags)"
+        )
 
 
-def dense_program(model: Any, layout: EmbeddingLayout) -> Any:
-    """The function ``dense, vectors, masks -> logits`` of a model.
+def dense_program(model: Any, layout: EmbeddingLayout) -> Program:
+    """The function ``dense, vectors, masks -> outputs`` of a model in evaluation mode.
 
     ``dense`` is (batch, num_dense) float32, ``vectors`` float32 by feature: (batch, dim), of pooling "none"
     (batch, max_length, dim), zeros where a position holds no id; ``masks`` (batch, max_length) bool by feature of
-    pooling "none". Logits are (batch,) float32.
+    pooling "none". Outputs are what the model's ``logits`` returns, (batch,) float32 or a tree of arrays; all their
+    floats are float32.
+
+    Args:
+      model: Any NNX module with ``embeddings`` and ``logits``; it does not change.
+      layout: Its tables and features.
     """
+    graph, state = nnx.split(model)  # of which only what ``logits`` reads becomes a constant: no table
 
-    def logits(dense: jax.Array, vectors: Mapping[str, jax.Array], masks: Mapping[str, jax.Array]) -> jax.Array:
-        served = _Served(model, _Vectors(layout, vectors, masks))
-        return type(model).logits(served, dense, {}, {})
+    def outputs(dense: jax.Array, vectors: Mapping[str, jax.Array], masks: Mapping[str, jax.Array]) -> Any:
+        served = nnx.merge(graph, state)  # in here, so that what it changes of its state stays in the trace
+        served.eval()
+        _replace(served, served.embeddings, _Vectors(layout, vectors, masks))
+        named = {}
+        if "mask" in inspect.signature(served.logits).parameters:  # whose 0 marks padding, which requests have none of
+            named["mask"] = jnp.ones(dense.shape[0], jnp.float32)
+        result = served.logits(dense, _Stacks(), _Stacks(), **named)
+        return jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, result)
 
-    return logits
+    return outputs
+
+
+def _replace(model: nnx.Module, embeddings: Any, by: _Vectors) -> None:
+    """Replaces a model's embeddings wherever a module of it refers to them."""
+    for _, module in list(nnx.iter_modules(model)):
+        for name, value in list(vars(module).items()):
+            if value is embeddings:
+                setattr(module, name, by)
 
 
 def export_program(model: Any, layout: EmbeddingLayout, num_dense: int, platforms: Sequence[str] = PLATFORMS) -> bytes:
@@ -70,11 +103,43 @@ def export_program(model: Any, layout: EmbeddingLayout, num_dense: int, platform
       layout: Its tables and features.
       num_dense: Dense features of an example.
       platforms: What it can run on.
+
+    Raises:
+      ExportError: If ``logits`` cannot be traced for a batch of any size, or its outputs are no arrays of an example
+        each.
     """
-    exported = export.export(jax.jit(dense_program(model, layout)), platforms=tuple(platforms))(
-        *symbolic_inputs(layout, num_dense)
-    )
-    return bytes(exported.serialize())
+    subject = f"{type(model).__name__}.logits"
+    inputs = symbolic_inputs(layout, num_dense)
+    program = jax.jit(dense_program(model, layout))
+    try:
+        exported = export.export(program, platforms=tuple(platforms))(*inputs)
+    except (ExportError, MemoryError):
+        raise
+    except Exception as problem:  # whatever the model's own code, Flax and JAX raise
+        raise ExportError(
+            f"{subject} cannot be exported for {num_dense} dense features and batches of any size"
+            f" ({type(problem).__name__}: {problem})"
+        ) from problem
+    _check_outputs(subject, exported, inputs[0].shape[0])
+    try:
+        return bytes(exported.serialize())
+    except ValueError as problem:  # of a container that was not registered
+        raise ExportError(
+            f"{subject} returns what cannot be stored ({problem}); return arrays, or dictionaries, lists or tuples of"
+            " them"
+        ) from problem
+
+
+def _check_outputs(subject: str, exported: export.Exported, batch: Any) -> None:
+    """Refuses outputs that are not one entry an example: requests are padded, and cut into batches."""
+    if not exported.out_avals:
+        raise ExportError(f"{subject} returns no array")
+    for output in exported.out_avals:
+        if not output.ndim or output.shape[0] != batch or not all(isinstance(size, int) for size in output.shape[1:]):
+            raise ExportError(
+                f"{subject} returns an array of shape {output.shape}; what is served is (batch, ...), an entry for each"
+                " example, whose shape does not depend on the batch"
+            )
 
 
 def symbolic_inputs(layout: EmbeddingLayout, num_dense: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:

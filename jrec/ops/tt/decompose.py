@@ -73,9 +73,9 @@ def tt_rows(cores: Sequence[Any], shape: TTShape, ids: Any) -> np.ndarray:
         rest = rest // factor
     out = np.ones((len(digits[0]), 1, 1), np.float32)
     for core, digit in zip(arrays, reversed(digits), strict=True):
-        slices = core[digit]
-        out = np.matmul(out, slices.reshape(len(digit), slices.shape[1], -1))
-        out = out.reshape(len(digit), -1, core.shape[3])
+        _, rank, dims, after = core.shape
+        out = np.matmul(out, core[digit].reshape(len(digit), rank, dims * after))
+        out = out.reshape(len(digit), out.shape[1] * dims, after)  # -1 for a size would not do where there are no ids
     return out.reshape(len(out), shape.dim)
 
 

@@ -1,0 +1,388 @@
+"""Writes a model for serving, wherever its rows are: the dense part as a program, rows as plain arrays; and deltas."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast, get_args
+
+import jax
+import numpy as np
+
+from jrec.data.growing import GrowingVocabulary
+from jrec.data.schema import Schema
+from jrec.files import stays_inside
+from jrec.nn.optimizer import SparseModel
+from jrec.nn.tt_stack import TTStack
+from jrec.ops.layout import EmbeddingLayout, TableConfig
+from jrec.outputs import new_folder
+from jrec.progress import Progress
+from jrec.run.state import RunState
+from jrec.run.whole_tables import read_rows
+from jrec.serving.checks import (
+    MAX_ROWS,
+    check_order,
+    difference,
+    faults,
+    load_manifest,
+    save_key_seeds,
+    schema_faults,
+    verify,
+)
+from jrec.serving.format import (
+    MODEL,
+    ONNX,
+    Dtype,
+    ExportError,
+    Feature,
+    Manifest,
+    Part,
+    keys_file,
+    save_manifest,
+)
+from jrec.serving.onnx import onnx_program
+from jrec.serving.program import export_program
+from jrec.serving.quantize import quantize
+from jrec.serving.tables import ServedTables
+
+Place = str | os.PathLike[str]
+_AT_ONCE = 1 << 16  # rows that are read, cast and written at once
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exportable:
+    """A model, its rows, and what an export says about it.
+
+    Attributes:
+      model: The model with its dense parameters and tensor-train cores; rows are not read from it.
+      layout: The tables and features.
+      rows: Reads rows: of a table's name and (n,) int64 row numbers, (n, dim) floats.
+      growing: The vocabularies of the tables that grow.
+      dense: Names of the dense features, in the order the model takes them.
+      schema: How raw values become rows, read from its folder; None where requests have row numbers.
+      run: The run's name.
+      step: Steps taken.
+    """
+
+    model: SparseModel
+    layout: EmbeddingLayout
+    rows: Callable[[str, np.ndarray], np.ndarray]
+    growing: Mapping[str, GrowingVocabulary]
+    dense: tuple[str, ...]
+    schema: Schema | None
+    run: str
+    step: int
+
+    @property
+    def tables(self) -> list[tuple[str, TableConfig]]:
+        """Stacks' names and tables, or parts of them, those of a table in the order of its rows."""
+        parts = [(stack.name, table) for stack in self.layout.members for table in stack.tables]
+        return sorted(parts, key=lambda part: (part[1].name, part[1].first_row))
+
+    @property
+    def meaning(self) -> str:
+        """What rows mean (``Manifest.rows``): a delta must have the same."""
+        if self.schema is not None:
+            return self.schema.identity.rows
+        rows = {table.name: table.table_rows for _, table in self.tables}
+        about = {"ids": rows, "key_seeds": self.key_seeds}
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def key_seeds(self) -> dict[str, int]:
+        """By table that grows, the seed of the hash of long texts."""
+        return {name: vocabulary.key_seed for name, vocabulary in self.growing.items()}
+
+
+def of_run(state: RunState, *, step: int, dense: Sequence[str], schema: Schema | None) -> Exportable:
+    """A run as its last step left it; rows in host memory have settled.
+
+    Raises:
+      ExportError: If the run has several processes, each of which would write the export.
+    """
+    if (processes := jax.process_count()) > 1:
+        raise ExportError(
+            f"the run has {processes} processes, but one writes an export; save a checkpoint (Run.save), restore it in"
+            " one process on any devices, and export that"
+        )
+    model = state.modules()[0]
+    if schema is not None and not dense:
+        dense = [feature.name for feature in schema.dense]
+    return Exportable(
+        model=model,
+        layout=state.layout,
+        rows=lambda table, rows: read_rows(state, table, rows),
+        growing=state.growing.now(),
+        dense=tuple(dense),
+        schema=schema,
+        run=type(model).__name__,
+        step=step,
+    )
+
+
+def write_export(
+    source: Exportable,
+    out: Place,
+    *,
+    dtype: Dtype | None = None,
+    since: Sequence[Place] = (),
+    onnx: bool = False,
+    overwrite: bool = False,
+    about: Mapping[str, Any],
+    inputs: Iterable[Place] = (),
+    progress: Progress | None = None,
+    report: Callable[[str], None] = lambda message: None,
+) -> Manifest:
+    """Writes a model for ``jrec.serving``; its rows are read in pieces.
+
+    Args:
+      source: The model.
+      out: The folder to make; it appears when it is whole.
+      dtype: Of rows; "int8" and "int4" quantize each row. None for the tables' own, which must then be one.
+        Tensor-train cores keep their dtype.
+      since: An export and the deltas that follow it, in order: only rows that changed since then are written, as the
+        next delta.
+      onnx: Whether to write the dense part for onnxruntime, too.
+      overwrite: Replaces an export at ``out``.
+      about: What is being made; see ``jrec.outputs.new_folder``.
+      inputs: What it is made of, beside ``since``; see ``jrec.outputs.check_output``.
+      progress: Shows how many rows are done; None shows nothing.
+      report: Takes messages for the user.
+
+    Returns:
+      What was written.
+
+    Raises:
+      ExportError: If ``since`` is not an export and its deltas, or is of other tables, rows or another dtype; if the
+        model, its names or its schema cannot be served.
+      OutputError: If ``out`` may not or cannot be written.
+    """
+    base = _Base([pathlib.Path(path) for path in since]) if since else None
+    stored = _dtype_of(source, dtype, base)
+    manifest = Manifest(
+        id="",
+        parent="" if base is None else base.manifests[-1].id,
+        jrec=importlib.metadata.version("jrec"),
+        run=source.run,
+        step=source.step,
+        rows=source.meaning,
+        dtype=stored,
+        dense=source.dense,
+        features=_features(source.layout),
+        tables={},
+        files={},
+    )
+    _check_names(source)
+    if base is not None:
+        base.check(manifest)
+    with new_folder(out, about, kind="export", overwrite=overwrite, inputs=[*inputs, *since], report=report) as folder:
+        (folder / "tables").mkdir()
+        (folder / MODEL).write_bytes(export_program(source.model, source.layout, len(source.dense)))
+        if onnx:
+            (folder / ONNX).write_bytes(onnx_program(source.model, source.layout, len(source.dense)))
+        writer = _Writer(source, folder, stored, base)
+        total = sum(table.rows for _, table in source.tables if table.tier != "tt")
+        with (progress or Progress(False)).stage("export", max(total, 1)) as advance:
+            tables = writer.write(advance)
+        manifest = dataclasses.replace(manifest, tables=tables)
+        if base is not None:
+            base.check(manifest)
+        elif source.schema is not None:
+            _copy_vocabularies(source.schema, folder)
+        else:
+            save_key_seeds(folder, source.key_seeds)
+        for name, vocabulary in source.growing.items():
+            (folder / "keys").mkdir(exist_ok=True)
+            np.save(folder / keys_file(name), vocabulary.keys, allow_pickle=False)
+        manifest = save_manifest(folder, manifest)
+        if (fault := next(_faults(source, folder, manifest), None)) is not None:
+            raise ExportError(f"the model cannot be served: {fault}")
+        return manifest
+
+
+def _dtype_of(source: Exportable, dtype: Dtype | None, base: _Base | None) -> Dtype:
+    """The dtype of exported rows."""
+    if dtype is not None and dtype not in get_args(Dtype):
+        raise ExportError(f"dtype is {dtype!r}; choose one of {', '.join(get_args(Dtype))}")
+    if dtype is not None:
+        return dtype
+    dtypes = sorted({table.dtype for _, table in source.tables if table.tier != "tt"}) or ["float32"]
+    if base is None and len(dtypes) > 1:
+        raise ExportError(f"the model's tables are of {' and '.join(dtypes)}; say which the export is of (dtype)")
+    return cast("Dtype", dtypes[0] if base is None else base.dtype)
+
+
+def _check_names(source: Exportable) -> None:
+    """Refuses names of tables that are no names of files."""
+    for _, table in source.tables:
+        if "/" in table.name or "\0" in table.name or not stays_inside(f"tables/{table.name}.npy"):
+            raise ExportError(f"table {table.name!r} cannot have a file of its name; call it by letters and digits")
+
+
+def _faults(source: Exportable, folder: pathlib.Path, manifest: Manifest) -> Iterator[str]:
+    """Why ``jrec.serving`` would refuse what was written."""
+    yield from faults(folder, manifest)
+    if source.schema is None:
+        return
+    yield from (f"its schema: {fault}" for fault in schema_faults(folder, source.schema, manifest))
+    if (grow := source.schema.growing & manifest.tables.keys()) != source.growing.keys():
+        yield f"by its schema the tables that grow are {sorted(grow)}, but in the run they are {sorted(source.growing)}"
+
+
+def _features(layout: EmbeddingLayout) -> tuple[Feature, ...]:
+    return tuple(
+        Feature(name=f.name, table=f.table, pooling=f.pooling, max_length=f.max_length, dim=dim, weighted=f.weighted)
+        for f, dim in layout.features
+    )
+
+
+def _copy_vocabularies(schema: Schema, folder: pathlib.Path) -> None:
+    """Copies what turns raw values into rows: the schema, vocabularies, hash buckets, bijections."""
+    if schema.folder is None:
+        raise ExportError("the schema was not read from a folder, which has its vocabularies; give Schema.load(folder)")
+    files = {table.vocabulary for table in schema.tables} | {f"buckets/{table.name}.npy" for table in schema.tables}
+    files |= {table.bijection.file for table in schema.tables if table.bijection is not None}
+    for file in sorted(file for file in files if file is not None and (schema.folder / file).is_file()):
+        (folder / file).parent.mkdir(exist_ok=True)
+        shutil.copyfile(schema.folder / file, folder / file)
+    schema.save(folder)
+
+
+class _Writer:
+    """Writes the tables of a model to a folder."""
+
+    def __init__(self, source: Exportable, folder: pathlib.Path, dtype: Dtype, base: _Base | None):
+        self._source, self._folder, self._dtype, self._base = source, folder, dtype, base
+
+    def write(self, advance: Callable[[int], None]) -> dict[str, tuple[Part, ...]]:
+        """Writes all tables; returns their parts."""
+        tables: dict[str, tuple[Part, ...]] = {}
+        done = 0
+        for stack, table in self._source.tables:
+            if table.table_rows > MAX_ROWS:
+                raise ExportError(
+                    f"table {table.name!r} has {table.table_rows:,} rows; serving reads up to {MAX_ROWS:,}"
+                )
+            if table.tier == "tt":
+                part = self._cores(table, self._source.model.embeddings.tt[stack])
+            else:
+                part = self._rows(table, lambda rows, done=done: advance(done + rows))
+                done += table.rows
+            tables[table.name] = (*tables.get(table.name, ()), part)
+        return tables
+
+    def _path(self, table: TableConfig, kind: str) -> str:
+        return f"tables/{table.name}{kind}.npy"
+
+    def _cores(self, table: TableConfig, stack: TTStack) -> Part:
+        shape = stack.shape
+        files = [self._saved(self._path(table, f".core-{k}"), core) for k, core in enumerate(stack.arrays())]
+        cached = {name: stack.cached[name].get_value() for name in stack.cached}
+        return Part(
+            first_row=table.first_row,
+            rows=table.rows,
+            dim=table.dim,
+            dtype=str(stack.arrays()[0].dtype),
+            cores=tuple(files),
+            row_factors=shape.row_factors,
+            dim_factors=shape.dim_factors,
+            ranks=shape.ranks,
+            **{f"cached_{name}": self._saved(self._path(table, f".cached-{name}"), a) for name, a in cached.items()},
+        )
+
+    def _saved(self, path: str, array: Any) -> str:
+        np.save(self._folder / path, np.asarray(array), allow_pickle=False)
+        return path
+
+    def _rows(self, table: TableConfig, advance: Callable[[int], None]) -> Part:
+        part = Part(
+            first_row=table.first_row,
+            rows=table.rows,
+            dim=table.dim,
+            dtype=self._dtype,
+            file=self._path(table, ""),
+            changed="" if self._base is None else self._path(table, ".changed"),
+        )
+        pieces = self._pieces(table, advance)
+        if self._base is None:
+            first = next(pieces)
+            shape = (table.rows, *first.shape[1:])
+            out = np.lib.format.open_memmap(self._folder / part.file, mode="w+", dtype=first.dtype, shape=shape)
+            begin = 0
+            while True:
+                out[begin : begin + len(first)] = first
+                begin += len(first)
+                if (piece := next(pieces, None)) is None:
+                    break
+                first = piece
+            out.flush()
+            return part
+        held, begin = self._base.tables.stored(table.name, part), 0
+        numbers, values = [np.zeros(0, np.int64)], [held[:0]]
+        for piece in pieces:
+            before = held[begin : begin + len(piece)]
+            same = (_bytes(piece) == _bytes(before)).all(axis=1)
+            numbers.append(np.flatnonzero(~same) + begin)
+            values.append(piece[~same])
+            begin += len(piece)
+        changed = np.concatenate(numbers)
+        if changed.size * (changed.itemsize + held.itemsize * held[:1].size) < held.nbytes:
+            self._saved(part.changed, changed)
+            self._saved(part.file, np.concatenate(values))
+            return part
+        out = np.lib.format.open_memmap(self._folder / part.file, mode="w+", dtype=held.dtype, shape=held.shape)
+        for begin in range(0, len(held), _AT_ONCE):
+            out[begin : begin + _AT_ONCE] = held[begin : begin + _AT_ONCE]
+        out[changed] = np.concatenate(values)
+        out.flush()
+        return dataclasses.replace(part, changed="")
+
+    def _pieces(self, table: TableConfig, advance: Callable[[int], None]) -> Iterator[np.ndarray]:
+        """A table's rows as they are exported, in order."""
+        for begin in range(0, table.rows, _AT_ONCE):
+            stop = min(begin + _AT_ONCE, table.rows)
+            rows = self._source.rows(table.name, np.arange(begin, stop) + table.first_row)
+            if self._dtype in ("int8", "int4"):
+                yield quantize(rows, int(self._dtype[3:]))
+            else:
+                yield np.asarray(rows, self._dtype if self._dtype != "bfloat16" else _bfloat16())
+            advance(stop)
+
+
+def _bfloat16() -> Any:
+    import ml_dtypes
+
+    return ml_dtypes.bfloat16
+
+
+def _bytes(rows: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1)
+
+
+class _Base:
+    """What a delta follows: an export and deltas in order."""
+
+    def __init__(self, folders: Sequence[pathlib.Path]):
+        self.manifests = [load_manifest(folder) for folder in folders]
+        for folder, manifest in zip(folders, self.manifests, strict=True):
+            verify(folder, manifest)
+        check_order(folders, self.manifests)
+        self.tables = ServedTables.load(folders[0], self.manifests[0])
+        for folder, manifest in zip(folders[1:], self.manifests[1:], strict=True):
+            change = self.tables.change(folder, manifest)
+            change.write()
+            self.tables = change.tables
+        self._folder, self.dtype = folders[0], self.manifests[0].dtype
+
+    def check(self, manifest: Manifest) -> None:
+        """Refuses a model that is not the export's model; tables that are not known yet are its own."""
+        first = self.manifests[0]
+        whole = manifest if manifest.tables else dataclasses.replace(manifest, tables=first.tables)
+        if (what := difference(first, whole)) is not None:
+            raise ExportError(f"a delta of {self._folder} needs its model: {what}; make a whole export")

@@ -1,0 +1,101 @@
+"""The dense part of an export as it is run: a checked, jitted program."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrec.serving.format import MODEL, ExportError, Manifest
+
+
+class LoadedProgram:
+    """The jitted dense part of an export: of all its numbers side by side, one array to move, and of masks.
+
+    Args:
+      folder: The export or delta.
+      manifest: Its manifest.
+
+    Raises:
+      ExportError: If it cannot be read, or takes or returns something else than the manifest's features need.
+    """
+
+    def __init__(self, folder: pathlib.Path, manifest: Manifest):
+        import jax
+
+        exported = _read(folder)
+        shapes = [(f.max_length, f.dim) if f.pooling == "none" else (f.dim,) for f in manifest.features]
+        _check(folder, manifest, exported, shapes)
+        self._tree = exported.out_tree
+        self._outputs = [(output.dtype, output.shape[1:]) for output in exported.out_avals]
+        bounds = np.cumsum([len(manifest.dense), *(math.prod(shape) for shape in shapes)])
+
+        def outputs(numbers: jax.Array, held: Mapping[str, jax.Array]) -> list[jax.Array]:
+            dense, *rows = (numbers[:, begin:end] for begin, end in itertools.pairwise([0, *bounds.tolist()]))
+            vectors = {
+                feature.name: row.reshape(-1, *shape)
+                for feature, row, shape in zip(manifest.features, rows, shapes, strict=True)
+            }
+            return jax.tree.leaves(exported.call(dense, vectors, held))
+
+        self._jitted = jax.jit(outputs)
+
+    def __call__(self, numbers: np.ndarray, held: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The leaves of the model's outputs."""
+        return [np.asarray(leaf) for leaf in self._jitted(numbers, held)]
+
+    def joined(self, batches: Sequence[Sequence[np.ndarray]]) -> Any:
+        """The model's outputs of the examples of all batches, in arrays of their own."""
+        import jax
+
+        leaves = [
+            np.concatenate([np.zeros((0, *shape), dtype), *(batch[number] for batch in batches)])
+            for number, (dtype, shape) in enumerate(self._outputs)
+        ]
+        return jax.tree.unflatten(self._tree, leaves)
+
+    def check_one_logit(self) -> None:
+        """Raises ValueError where the model does not return (batch,) logits, which alone are probabilities' logits."""
+        if self._tree.num_nodes != 1 or self._outputs != [(np.dtype(np.float32), ())]:
+            raise ValueError(f"the model does not return one logit an example, but {self._tree}; call Model.logits")
+
+
+def _read(folder: pathlib.Path) -> Any:
+    from jax import export
+
+    try:
+        return export.deserialize(bytearray((folder / MODEL).read_bytes()))
+    except MemoryError:
+        raise
+    except Exception as problem:  # of many kinds, also of JAX's parsers
+        raise ExportError(f"{folder / MODEL} cannot be read ({problem}); export the run again") from problem
+
+
+def _check(folder: pathlib.Path, manifest: Manifest, exported: Any, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Refuses a program of other inputs than the manifest's features, or whose outputs are not one an example."""
+    import jax
+
+    def of(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((1, *shape), dtype)
+
+    vectors = {f.name: of("float32", *shape) for f, shape in zip(manifest.features, shapes, strict=True)}
+    held = {f.name: of("bool", f.max_length) for f in manifest.features if f.pooling == "none"}
+    inputs, tree = jax.tree.flatten(((of("float32", len(manifest.dense)), vectors, held), {}))
+    wanted = [(x.dtype.name, *x.shape[1:]) for x in inputs]
+    taken = [(x.dtype.name, *x.shape[1:]) for x in exported.in_avals]
+    if tree != exported.in_tree or wanted != taken:
+        raise ExportError(
+            f"{folder / MODEL} takes inputs of {taken}, but the manifest's features are of {wanted}; export the run"
+            " again"
+        )
+    batch = exported.in_avals[0].shape[0]
+    outputs = [(x.shape[:1] == (batch,), *x.shape[1:]) for x in exported.out_avals]
+    if not outputs or any(not first or any(type(n) is not int for n in rest) for first, *rest in outputs):
+        raise ExportError(
+            f"{folder / MODEL} returns {[x.shape for x in exported.out_avals]}, which is not an entry for each example"
+            " of a batch; export the run again"
+        )
