@@ -162,7 +162,7 @@ def make_loader(
         **({} if config.first is None else {"first": config.first}),
         "reordered": table_checksums(schema),
     }
-    return Loader(shared, config, identity, transform)
+    return Loader(shared, config, identity, transform, schema=schema)
 
 
 class Loader:
@@ -178,8 +178,10 @@ class Loader:
         config: LoaderConfig,
         identity: dict[str, Any],
         transform: Callable[[Batch], Any] | None = None,
+        *,
+        schema: Schema,
     ):
-        self.config = config
+        self.config, self.schema = config, schema
         self._transform = transform
         self._passed_through: Callable[[Batch], Any] | None = None  # a feed's
         self._shared, self._source = shared, shared(identity["process_count"])

@@ -327,15 +327,18 @@ class EmbeddingLayout:
         """The features in order, each once, with their dims."""
         return tuple((placed[0][0].features[placed[0][1]].config, placed[0][0].dim) for placed in self.places.values())
 
+    @functools.cached_property
+    def tables(self) -> tuple[TableConfig, ...]:
+        """The tables, or parts of them, in the order that ``build`` was given."""
+        order = list(dict.fromkeys(config.table for config, _ in self.features))
+        tables = [table for stack in self.members for table in stack.tables]
+        return tuple(sorted(tables, key=lambda table: (order.index(table.name), table.first_row)))
+
     def with_plan(self) -> EmbeddingLayout:
         """The same tables and features where a plan places every uncompressed row."""
         if self.planned:
             return self
-        features = [config for config, _ in self.features]
-        order = list(dict.fromkeys(feature.table for feature in features))
-        tables = [table for stack in self.members for table in stack.tables]
-        tables.sort(key=lambda table: (order.index(table.name), table.first_row))
-        return EmbeddingLayout.build(tables, features, planned=True)
+        return EmbeddingLayout.build(self.tables, [config for config, _ in self.features], planned=True)
 
     @staticmethod
     def build(

@@ -22,6 +22,7 @@ from jrec.row_optimizers import RowOptimizers, SlotShape, optimizer_of
 
 VALUES = "values"
 _STATE, _PROGRESS = "state.", "progress."
+_OPTIMIZER, _DENSE_OPTIMIZER = "1.", "1.dense."  # a state is of (model, optimizer)
 _KEY = "0.embeddings.key.value"
 
 
@@ -81,7 +82,13 @@ def core_arrays(layout: EmbeddingLayout, table: str, cores: Sequence[Any]) -> di
 
 
 def restore_state(
-    saved: Saved, like: Any, layout: EmbeddingLayout, *, slots: bool = True, rows: bool = True
+    saved: Saved,
+    like: Any,
+    layout: EmbeddingLayout,
+    *,
+    slots: bool = True,
+    rows: bool = True,
+    dense_optimizer: bool = True,
 ) -> tuple[Any, dict[str, np.ndarray]]:
     """The state of a checkpoint, and running metrics.
 
@@ -89,8 +96,10 @@ def restore_state(
       saved: The checkpoint, written on one device or on a mesh.
       like: The expected state, arrays or ``jax.ShapeDtypeStruct``.
       layout: The tables.
-      slots: Whether to read the slots of rows too; otherwise empty arrays stand for them, which is enough to predict.
+      slots: Whether to read the optimizers' state too, such as the slots of rows; otherwise empty arrays stand for it,
+        which is enough to predict.
       rows: Whether to read rows at all; otherwise empty arrays stand for them and their slots.
+      dense_optimizer: Whether to read the state of the dense optimizer; otherwise it stays as ``like`` has it.
 
     Raises:
       CheckpointError: If the checkpoint is damaged or belongs to another model.
@@ -104,10 +113,17 @@ def restore_state(
             leaves.append(_rows(saved, layout, *where, leaf) if read else jnp.zeros(0))
         elif path == _KEY:  # a run knows it from its seed; a restored one makes no row by it
             leaves.append(_placed(saved, path, np.zeros(leaf.shape, leaf.dtype), leaf) if _abstract(leaf) else leaf)
+        elif not slots and path.startswith(_OPTIMIZER):
+            leaves.append(jnp.zeros(0))
+        elif not dense_optimizer and path.startswith(_DENSE_OPTIMIZER):
+            leaves.append(leaf)
         elif (array := dense.pop(_STATE + path, None)) is None:
             raise CheckpointError(f"{saved.folder}: array {path} exists only in this run")
         else:
             leaves.append(_placed(saved, path, array, leaf))
+    if not (slots and dense_optimizer):
+        unread = _STATE + (_DENSE_OPTIMIZER if slots else _OPTIMIZER)
+        dense = {name: array for name, array in dense.items() if not name.startswith(unread)}
     if dense:
         raise CheckpointError(f"{saved.folder}: array {min(dense).removeprefix(_STATE)} exists only in the checkpoint")
     return jax.tree.unflatten(jax.tree.structure(like), leaves), progress

@@ -23,6 +23,7 @@ from jrec.run.mesh_monitor import monitor_of
 from jrec.run.mesh_plan import check_tables, placed_plan
 from jrec.run.mesh_setup import MeshSetup, open_setup
 from jrec.run.options import HostOptions, MeshOptions
+from jrec.run.record import record_of
 from jrec.run.run import Run
 from jrec.run.state import RunState
 from jrec.sharding.of_layout import SlotShapes
@@ -44,6 +45,8 @@ def distribute(
     training: bool = True,
     saves: bool = False,
     description: Description | None = None,
+    factory: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Run:
     """Places a model's tables, and takes its steps from there on: on one device or many, with rows in host memory.
 
@@ -76,6 +79,10 @@ def distribute(
       saves: Whether checkpoints will be written while steps go on: what reads rows for them is then compiled at once.
       description: What checkpoints record of the run beside its tables, JSON. A checkpoint that has one of its keys
         with another value is refused.
+      factory: The function that made the model, as "package.module:function", so that `jrec eval`, `predict`,
+        `export`, `compress` and ``init_from`` read the run's checkpoints: docs/library.md. None of ``DLRM`` and
+        ``TBSM``.
+      options: The factory's own keyword arguments, in JSON types.
 
     Raises:
       ConfigError: If plan, mesh and tables do not go together, a table that grows is a tensor train or frozen, or
@@ -83,7 +90,7 @@ def distribute(
       PlanError: If the devices cannot hold the plan.
       ProcessError: If another process cannot be reached.
     """
-    host, layout = host or HostOptions(), model.embeddings.layout
+    host, layout, made = host or HostOptions(), model.embeddings.layout, model
     first_key: jax.Array = model.embeddings.table_key() if key is None else key
     held: HeldRows | None = None
     setup: MeshSetup | None = None
@@ -122,7 +129,8 @@ def distribute(
         saves=saves,
         growing=GrowingTables(layout, growing or {}, peers=None if setup is None else setup.peers_growing),
     )
-    return Run(state, model, optimizer, host=host, cast=cast, description=description or {})
+    record = None if description else record_of(made, first_key, factory=factory, options=options)
+    return Run(state, model, optimizer, host=host, cast=cast, description=description or {}, record=record)
 
 
 def _slots(layout: EmbeddingLayout, optimizer: SparseOptimizer) -> SlotShapes:

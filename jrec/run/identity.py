@@ -11,6 +11,7 @@ from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
 from jrec.row_optimizers import ROW_OPTIMIZERS
 
+_SHOWN = 5  # differences that a message names
 Description = Mapping[str, Any]
 """JSON. Checkpoints of two runs that both have a key here go together only where its values are equal."""
 
@@ -37,23 +38,25 @@ def identity_of(layout: EmbeddingLayout, optimizer: SparseOptimizer, description
     return {**description, "tables": tables}
 
 
-def check_identity(saved: Saved, own: Mapping[str, Any]) -> None:
+def check_identity(saved: Saved, own: Mapping[str, Any], *, optimizers: bool) -> None:
     """Refuses a checkpoint of another model.
 
     Args:
       saved: The checkpoint.
       own: What it is to be of (``identity_of``).
+      optimizers: Whether the optimizers must agree too; they need not for predictions.
 
     Raises:
       CheckpointError: Naming what differs.
     """
     stored = _converted(saved.manifest.fingerprint)
-    shared = [key for key in own if key in stored and key != "tables"]
+    shared = [key for key in own if key in stored and key != "tables" and (optimizers or key != "dense_optimizer")]
     differing = [text for key in shared for text in _differences(stored[key], own[key], key)]
-    differing += _of_tables(stored.get("tables", {}), own["tables"])
+    differing += _of_tables(stored.get("tables", {}), own["tables"], optimizers=optimizers)
     if differing:
+        more = f"; and {len(differing) - _SHOWN:,} more" if len(differing) > _SHOWN else ""
         raise CheckpointError(
-            f"{saved.folder} is a checkpoint of another model: {'; '.join(differing)}."
+            f"{saved.folder} is a checkpoint of another model: {'; '.join(differing[:_SHOWN])}{more}."
             " Use its own configuration, or another run folder"
         )
 
@@ -85,15 +88,14 @@ def _converted(stored: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**kept, "dense_optimizer": optimizer["dense"], "tables": tables}
 
 
-def _of_tables(stored: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+def _of_tables(stored: Mapping[str, Any], own: Mapping[str, Any], *, optimizers: bool) -> list[str]:
     """How tables differ in what is known of both."""
     texts = [f"tables.{name} exists only in the checkpoint" for name in stored if name not in own]
     texts += [f"tables.{name} exists only in this run" for name in own if name not in stored]
     for name in own.keys() & stored.keys():
-        keys = [key for key in own[name] if key in stored[name]]
-        texts += [
-            text for key in keys for text in _differences(stored[name][key], own[name][key], f"tables.{name}.{key}")
-        ]
+        shared = [key for key in own[name] if key in stored[name] and (optimizers or key != "optimizer")]
+        before, now = ({key: side[name][key] for key in shared} for side in (stored, own))
+        texts += _differences(before, now, f"tables.{name}")
     return sorted(texts)
 
 

@@ -20,6 +20,7 @@ from jrec.checkpoint.save import Written
 from jrec.data.blocks import LABEL
 from jrec.data.growing import GrowingVocabulary
 from jrec.data.growing_tables import GrowingTables
+from jrec.data.identity import Identity
 from jrec.data.loader import Loader
 from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
 from jrec.errors import ConfigError
@@ -36,6 +37,7 @@ from jrec.run.mesh_setup import MeshSetup
 from jrec.run.options import HostOptions
 from jrec.run.predictions import Predictions
 from jrec.run.processes import wait_for_all
+from jrec.run.record import RECORD, Record, decoded
 from jrec.run.run_feed import FedBatch, ItemPacker, RunFeed, hot_parts
 from jrec.run.state import RunState
 from jrec.run.step import Seen, StepOn
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from jrec.serving.format import Dtype, Manifest
 
 Step = Callable[[FedBatch], tuple[jax.Array, Seen]]
+Fed = tuple[tuple[str, ...], Identity | None]
+"""Names of the float features of what a run was fed with, and its dataset, where that is known."""
 CHECKPOINT_FOLDER = "checkpoints"
 """Of the folder of a run of ``jrec train``."""
 
@@ -83,6 +87,7 @@ class Run:
         host: HostOptions,
         cast: CastPlace,
         description: Description,
+        record: Record | None = None,
     ):
         self._state, self._host = state, host
         self._cast: CastPlace = cast
@@ -92,6 +97,8 @@ class Run:
         self._in_place = state.training and reads_in_place(
             self.layout, host, planned=planned, implementation=implementation, key="HostOptions.pipeline"
         )
+        self._record = record
+        self._fed: Fed = ((), None)
         self._identity = identity_of(self.layout, optimizer, description)
         self._feeds: list[RunFeed] = []  # those that are open: what their steps left may not be stored yet
         self._checkpoints: Checkpoints | None = None
@@ -185,6 +192,9 @@ class Run:
                 "another feed of the run reads rows in host memory ahead of its steps, which steps of this one would"
                 " change; take all of its batches, or close it first"
             )
+        self._fed = (tuple(dense), None)
+        if isinstance(batches, Loader):
+            self._fed = (tuple(feature.name for feature in batches.schema.dense), batches.schema.identity)
         setup = self._state.setup
         if hot and setup is None:
             raise ConfigError("hot batches read the rows that every device has by a plan; give distribute a plan")
@@ -361,6 +371,7 @@ class Run:
                 check_output(target / "step")  # a dataset or an export takes no checkpoints
             self._checkpoints = self._open(target)
         about = {"meta": json.loads(json.dumps(dict(meta or {}))), "forms": self._forms()}
+        about |= {} if self._record is None else self._record.of(*self._fed).meta()
         state = self._state
         self._checkpoints.save(
             self.steps,
@@ -404,21 +415,40 @@ class Run:
         place = place / CHECKPOINT_FOLDER if kind_of(place) == "run" else place
         return self.load(Checkpoints(place).open(step)).meta
 
-    def load(self, saved: Saved, *, goes_on: bool = True, slots: bool = True, of: Description | None = None) -> Loaded:
+    def load(
+        self,
+        saved: Saved,
+        *,
+        goes_on: bool = True,
+        slots: bool = True,
+        rows: bool = True,
+        dense_optimizer: bool = True,
+        of: Description | None = None,
+    ) -> Loaded:
         """Takes over a checkpoint; see ``restore``.
 
         Args:
           saved: The checkpoint.
           goes_on: Whether the run goes on from its step; otherwise it begins from its model, rows and slots.
+          dense_optimizer: Whether to take over the state of the dense optimizer, which must then be of its kind;
+            otherwise it stays as the run has it.
           of: What the checkpoint is to be of, where that is not what the run is of: by key of the run's description.
-          slots: Whether to read the slots of rows on one device; without them it can only predict.
+          slots: Whether to read the optimizers' state on one device; without it the run can only predict.
+          rows: Whether to read rows; without them, and slots, only the dense model is of use.
         """
         self._check_no_feeds()
-        check_identity(saved, {**self._identity, **(of or {})})
+        check_identity(saved, {**self._identity, **(of or {})}, optimizers=self._state.training)
         self._finish()
-        state, arrays = restore_state(saved, self._state.state, self.layout, slots=slots)
+        state, arrays = restore_state(
+            saved,
+            self._state.state,
+            self.layout,
+            slots=slots and rows,
+            rows=rows,
+            dense_optimizer=dense_optimizer,
+        )
         self._state.growing.restore(arrays)
-        self._state.restore(saved, state)
+        self._state.restore(saved, state, rows=rows)
         if goes_on:
             self.steps, setup = saved.step, self._state.setup
             self._checkpoints = self._open(saved.folder.parent)
@@ -426,6 +456,9 @@ class Run:
                 self._checkpoints.restored(saved)
             elif (send := saved.manifest.meta.get("forms")) is not None:
                 setup.forms.settle(send)
+        if self._record is not None and (before := saved.manifest.meta.get(RECORD)) is not None:
+            before = decoded(before, where=str(saved.folder))
+            self._record = self._record.of(before.dense, before.dataset)
         return Loaded(meta=meta_of(saved), arrays=arrays)
 
     def export(

@@ -163,13 +163,15 @@ class RunState:
         """
         return self.setup is not None
 
-    def restore(self, saved: Saved, state: State) -> None:
-        """Restores a checkpoint: its state, and its rows that are not in the state. Call before the first step.
+    def restore(self, saved: Saved, state: State, *, rows: bool = True) -> None:
+        """Restores a checkpoint: its state, and, if ``rows``, its rows that are not in the state.
 
         Raises:
           CheckpointError: If the rows are damaged, or belong to other tables.
         """
         self._state, self._behind = state, False
+        if not rows:
+            return
         for name in self._whole:
             self._host_sources[name].restore(saved, slots=self.training)
         if (setup := self.setup) is not None:

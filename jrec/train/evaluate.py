@@ -23,19 +23,21 @@ from jrec.errors import ConfigError
 from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout
 from jrec.run.processes import first
+from jrec.run.record import Record
 from jrec.run.run import Run
 from jrec.train import determinism
 from jrec.train.build import build_layout, run_parameters
 from jrec.train.config import LRScheduleConfig, TrainConfig
 from jrec.train.config.typed_toml import MOST
 from jrec.train.dataset import evaluation_config
+from jrec.train.library_run import holds_checkpoints, latest_record, settled
 from jrec.train.loaders import eval_loader
 from jrec.train.make_run import make_run
 from jrec.train.mesh_processes import shared_scores
 from jrec.train.progress import TrainingProgress
 from jrec.train.report.metrics import ScoreAccumulator, Scores
 from jrec.train.run_dataset import check_evaluated
-from jrec.train.run_folder import CHECKPOINT_FOLDER, find_checkpoint, load_run_config
+from jrec.train.run_folder import checkpoints_of, find_checkpoint, load_run_config
 from jrec.train.tables import on_devices
 from jrec.train.watch import chosen_step
 
@@ -128,6 +130,7 @@ class OpenedRun:
       trained_on: The dataset that the run was trained on, whose rows have the same meaning.
       layout: The tables.
       saved: The checkpoint.
+      record: What made the model of a folder of ``Run.save``; None of a run's folder, whose configuration says so.
     """
 
     folder: pathlib.Path
@@ -136,6 +139,7 @@ class OpenedRun:
     trained_on: Identity
     layout: EmbeddingLayout
     saved: Saved
+    record: Record | None = None
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """Around reads of the checkpoint: errors about damaged files name the newest earlier whole checkpoint."""
@@ -200,11 +204,16 @@ def open_run(
     trained_on = check_evaluated(folder, schema.identity)
     config = on_devices(dataclasses.replace(config, schedule="plain"), schema, devices)
     config = dataclasses.replace(config, plan=plan)
-    layout, checkpoints = build_layout(config, schema), _checkpoints(folder)
+    checkpoints, record = _checkpoints(folder), latest_record(folder) if holds_checkpoints(folder) else None
+    if record is None:
+        layout = build_layout(config, schema)
+    else:
+        config, layout = settled(record, config, schema), record.layout(planned=config.planned)
     step = chosen_step(folder) if step is None else step
     with checkpoints.reading(step or 0, functools.partial(_remedy, folder)):
         saved = checkpoints.open(step)
-    return OpenedRun(folder=folder, config=config, schema=schema, trained_on=trained_on, layout=layout, saved=saved)
+    known = {"folder": folder, "config": config, "schema": schema, "trained_on": trained_on, "saved": saved}
+    return OpenedRun(**known, layout=layout, record=record)
 
 
 def restore_run(
@@ -229,31 +238,36 @@ def restore_run(
       ConfigError: If several processes would share one device.
       DatasetError: If the dataset cannot be used.
     """
-    opened = open_run(checkpoint, data, devices=devices, plan=plan)
+    return load_opened(open_run(checkpoint, data, devices=devices, plan=plan), slots=slots)
+
+
+def load_opened(opened: OpenedRun, *, slots: bool = False, rows: bool = True) -> RestoredRun:
+    """The run of an opened checkpoint, to predict with or, without ``rows``, to export its dense model."""
     run = make_run(
         opened.config,
         opened.schema,
         opened.layout,
         total_steps=MOST,
         trained_on=opened.trained_on,
+        key=None if opened.record is None else opened.record.table_key(),
         training=False,
         abstract=True,
     )
     with opened.reading():
-        loaded = run.load(opened.saved, slots=slots)
+        loaded = run.load(opened.saved, slots=slots, rows=rows)
     lean.over()
     known = {field.name: getattr(opened, field.name) for field in dataclasses.fields(opened)}
     return RestoredRun(**known, run=run, arrays=loaded.arrays)
 
 
 def _checkpoints(folder: pathlib.Path) -> Checkpoints:
-    return Checkpoints(folder / CHECKPOINT_FOLDER)
+    return Checkpoints(checkpoints_of(folder))
 
 
 def _remedy(folder: pathlib.Path, step: int | None) -> str:
     if step is None:
         return "no earlier checkpoint of the run is whole"
-    return f"the newest earlier one that is whole is {folder / CHECKPOINT_FOLDER / str(step)}"
+    return f"the newest earlier one that is whole is {checkpoints_of(folder) / str(step)}"
 
 
 def evaluate_checkpoint(

@@ -5,19 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from flax import nnx
-
 from jrec.checkpoint.manifest import VALUES
-from jrec.data.growing_tables import GrowingTables
-from jrec.nn.optimizer import SparseModel
 from jrec.progress import Progress
-from jrec.run.checkpoint import restore_state
 from jrec.run.export import Exportable, write_export
 from jrec.serving.format import Dtype, Manifest
-from jrec.train.build import build_modules
-from jrec.train.config.typed_toml import MOST
-from jrec.train.evaluate import OpenedRun, open_run
-from jrec.train.tables import vocabularies_of
+from jrec.train.evaluate import load_opened, open_run
 
 
 def export_run(
@@ -54,14 +46,13 @@ def export_run(
       DatasetError: If the dataset cannot be used.
       OutputError: If ``out`` may not or cannot be written.
     """
-    run = open_run(checkpoint, data)
+    run = load_opened(open_run(checkpoint, data), rows=False)
     with run.reading():
-        model, growing = _model(run)
         source = Exportable(
-            model=model,
+            model=run.model,
             layout=run.layout,
             rows=lambda table, rows: run.saved.table(table).read(VALUES, rows),
-            growing=growing.now(),
+            growing=run.run.growing,
             dense=tuple(feature.name for feature in run.schema.dense),
             schema=run.schema,
             run=run.config.name,
@@ -79,13 +70,3 @@ def export_run(
             progress=progress,
             report=report,
         )
-
-
-def _model(run: OpenedRun) -> tuple[SparseModel, GrowingTables]:
-    """The model with its dense parameters and cores, and the tables that grow; no row is read."""
-    model, optimizer = build_modules(run.config, run.schema, run.layout, total_steps=MOST, abstract=True)
-    graph, state = nnx.split((model, optimizer))
-    growing = GrowingTables(run.layout, vocabularies_of(run.config, run.schema))
-    state, progress = restore_state(run.saved, state, run.layout, rows=False)
-    growing.restore(progress)
-    return nnx.merge(graph, state)[0], growing

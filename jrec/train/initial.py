@@ -8,9 +8,10 @@ import pathlib
 from jrec.data.identity import Identity
 from jrec.errors import CheckpointError, ConfigError
 from jrec.files import decode, load_json, save_json
-from jrec.train.config import TrainConfig, load_config
+from jrec.train.config import TrainConfig
+from jrec.train.library_run import holds_checkpoints
 from jrec.train.run_dataset import run_dataset
-from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, INITIAL_FILE, began, find_checkpoint
+from jrec.train.run_folder import INITIAL_FILE, began, checkpoints_of, find_checkpoint, load_run_config
 
 FORMAT, VERSION = "jrec-run-initial", 1
 
@@ -32,7 +33,16 @@ class Initial:
     @property
     def checkpoints(self) -> pathlib.Path:
         """The folder of the run's checkpoints."""
-        return pathlib.Path(self.run) / CHECKPOINT_FOLDER
+        return checkpoints_of(pathlib.Path(self.run))
+
+    @property
+    def configured(self) -> bool:
+        """Whether its run has a configuration, which says what its dense optimizer is.
+
+        A run that begins from a folder of ``Run.save`` takes over its model, rows and slots; the state of the dense
+        optimizer begins anew.
+        """
+        return not holds_checkpoints(pathlib.Path(self.run))
 
     @property
     def trained_on(self) -> Identity:
@@ -80,7 +90,7 @@ def initial_of(config: TrainConfig, folder: pathlib.Path, dataset: Identity, *, 
     step = chosen_step(run) if step is None else step
     if step is None:
         raise CheckpointError(f"init_from: the run in {run} has no complete checkpoint; train it first")
-    before = _read(run / INITIAL_FILE).optimizer_step if load_config(run / CONFIG_FILE).init_from else 0
+    before = _read(run / INITIAL_FILE).optimizer_step if load_run_config(run).init_from else 0
     initial = Initial(run=str(run.absolute()), step=step, optimizer_step=before + step)
     if first():
         save_json(path, dataclasses.asdict(initial), kind=FORMAT, version=VERSION, sealed=True)

@@ -170,7 +170,7 @@ class _Training:
             total_steps=self.total,
             first_step=0 if initial is None else initial.optimizer_step,
             packed=data.packed,
-            abstract=self.resumed is not None or self.begins_from is not None,
+            abstract=self.resumed is not None or (initial is not None and initial.configured),
         )
         self.parameters = run_parameters(self.run)
         self.log = MetricLog(folder, tensorboard=config.log.tensorboard) if first() else SilentLog()
@@ -195,7 +195,7 @@ class _Training:
             self.log.truncate_after(-1)
         if self.initial is not None and self.begins_from is not None:
             of = described(self.config, self.schema, trained_on=self.initial.trained_on)
-            self.run.load(self.begins_from, goes_on=False, of=of)
+            self.run.load(self.begins_from, goes_on=False, dense_optimizer=self.initial.configured, of=of)
         self.feed = self._open_feed(self.batches, position)
         self.resumed = self.begins_from = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -31,6 +32,7 @@ def make_run(
     first_step: int = 0,
     packed: FaeManifest | None = None,
     trained_on: Identity | None = None,
+    key: jax.Array | None = None,
     training: bool = True,
     abstract: bool = False,
 ) -> Run:
@@ -44,6 +46,7 @@ def make_run(
       first_step: Steps that the optimizer took before the run.
       packed: Hot and cold examples, whose hot rows every device has.
       trained_on: The dataset that the run was trained on, where ``schema`` is another one to evaluate on.
+      key: The key of the initial rows; None for that of ``config.seed``.
       training: False to predict only: rows have no slots, and plans for inference are accepted.
       abstract: Whether to make no values, because a checkpoint will be loaded.
 
@@ -63,7 +66,7 @@ def make_run(
         mesh=mesh,
         plan=plan,
         everywhere=None if packed is None else _hot_rows(packed, layout),
-        key=table_key(config),
+        key=table_key(config) if key is None else key,
         mesh_options=config.mesh,
         host=config.tables.host,
         growing=vocabularies_of(config, schema),

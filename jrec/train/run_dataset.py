@@ -8,6 +8,7 @@ import pathlib
 from jrec.data.identity import Identity
 from jrec.errors import CheckpointError, ConfigError
 from jrec.files import decode, load_json, save_json
+from jrec.train.library_run import holds_checkpoints, recorded_dataset
 from jrec.train.run_folder import DATASET_FILE, began
 
 FORMAT, VERSION = "jrec-run-dataset", 1
@@ -73,6 +74,8 @@ def run_dataset(folder: pathlib.Path) -> Identity:
       CheckpointError: If the run does not record its dataset, or the file is damaged.
     """
     path = folder / DATASET_FILE
+    if not path.is_file() and holds_checkpoints(folder):
+        return recorded_dataset(folder)
     if not path.is_file():
         raise CheckpointError(
             f"{folder} has no {DATASET_FILE}, which says what dataset the run is of: it was trained by an older jrec;"

@@ -22,6 +22,7 @@ from jrec.errors import CheckpointError, ConfigError, OutputError
 from jrec.files import load_toml
 from jrec.outputs import Place, check_output, kind_of, new_folder, try_lock, writing
 from jrec.train.config import TrainConfig, differences, load_config, save_config
+from jrec.train.library_run import holds_checkpoints, recorded_config
 from jrec.train.report.logs import METRICS_FILE, TENSORBOARD_FOLDER, TIMING_FILE
 
 CONFIG_FILE = "config.toml"
@@ -121,7 +122,7 @@ def _held(folder: pathlib.Path) -> Iterator[None]:
 
 
 def load_run_config(folder: pathlib.Path, overrides: Iterable[str] = ()) -> TrainConfig:
-    """The configuration that a run was begun with.
+    """The configuration that a run was begun with; of a folder of ``Run.save``, one to predict with.
 
     Runs of earlier versions, which know no ``model.dot_with``, had nothing but dot products where they had no dense
     features: "bottom".
@@ -130,6 +131,8 @@ def load_run_config(folder: pathlib.Path, overrides: Iterable[str] = ()) -> Trai
       ConfigError: If the file cannot be read, or is not valid.
     """
     path = folder / CONFIG_FILE
+    if not path.exists() and holds_checkpoints(folder):
+        return recorded_config(folder, overrides)
     model = load_toml(path, error=ConfigError).get("model", {})
     earlier = "dot_with" not in model and (model.get("kind"), model.get("interaction")) == ("dlrm", "dot")
     return load_config(path, [*(["model.dot_with='bottom'"] if earlier else []), *overrides])
@@ -174,7 +177,7 @@ def began(folder: pathlib.Path) -> bool:
 
 
 def find_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
-    """The run folder, and the step where the path is one checkpoint of it.
+    """The folder of a run, or of ``Run.save``, and the step where the path is one checkpoint of it.
 
     Raises:
       CheckpointError: If it is neither.
@@ -184,9 +187,19 @@ def find_checkpoint(path: pathlib.Path) -> tuple[pathlib.Path, int | None]:
     run = path.parent.parent
     if path.parent.name == CHECKPOINT_FOLDER and path.name.isdigit() and (run / CONFIG_FILE).is_file():
         return run, int(path.name)
+    if holds_checkpoints(path):
+        return path, None
+    if path.name.isdigit() and kind_of(path) == "checkpoint":
+        return path.parent, int(path.name)
     raise CheckpointError(
-        f"{path} is neither a run folder (with {CONFIG_FILE}) nor a checkpoint of one (RUN/{CHECKPOINT_FOLDER}/STEP)"
+        f"{path} is neither a run folder (with {CONFIG_FILE}), nor a folder of checkpoints, nor one checkpoint"
+        f" (RUN/{CHECKPOINT_FOLDER}/STEP)"
     )
+
+
+def checkpoints_of(folder: pathlib.Path) -> pathlib.Path:
+    """Where the checkpoints of a folder are: in a run's ``checkpoints``, or in one of ``Run.save`` itself."""
+    return folder / CHECKPOINT_FOLDER if (folder / CONFIG_FILE).is_file() else folder
 
 
 def _clear(folder: pathlib.Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrec import environment
+from jrec.checkpoint.manifest import MANIFEST
 from jrec.data.fae.manifest import MANIFEST_FILE
 from jrec.data.schema import SCHEMA_FILE
 from jrec.files import sha256_of
@@ -44,7 +45,8 @@ def evaluation_facts(checkpoint: str, data: str, plan: str, **options: Any) -> d
     """
     facts = _versions() | {f"--{name}": _text(value) for name, value in options.items()}
     place = pathlib.Path(checkpoint)
-    stored = next((p for p in (place / CONFIG_FILE, place.parent.parent / CONFIG_FILE) if p.is_file()), None)
+    places = (place / CONFIG_FILE, place.parent.parent / CONFIG_FILE, place / MANIFEST)
+    stored = next((p for p in places if p.is_file()), None)
     facts["the run's configuration"] = file_digest(stored) if stored else "absent"
     described = next((p for name in (SCHEMA_FILE, MANIFEST_FILE) if (p := pathlib.Path(data) / name).is_file()), None)
     facts["the dataset"] = file_digest(described) if described else "absent"

@@ -12,7 +12,7 @@ from jrec.data.schema import Schema
 from jrec.run.identity import meta_of
 from jrec.train.config import TrainConfig
 from jrec.train.report.metrics import Evaluation
-from jrec.train.run_folder import CHECKPOINT_FOLDER, load_run_config
+from jrec.train.run_folder import checkpoints_of, load_run_config
 
 _MOST, _LEAST, _BATCHES = 16, 5, 8
 _SHARE = 0.1
@@ -59,7 +59,7 @@ def chosen_step(run: str | os.PathLike[str]) -> int | None:
     Returns:
       The step; None where there is no checkpoint.
     """
-    checkpoints = Checkpoints(pathlib.Path(run) / CHECKPOINT_FOLDER)
+    checkpoints = Checkpoints(checkpoints_of(pathlib.Path(run)))
     if (latest := checkpoints.latest_step()) is None:
         return None
     best = meta_of(Saved(checkpoints.folder / str(latest))).get("best", {}).get("step")

@@ -1,0 +1,119 @@
+"""What made a run's model: recorded in its checkpoints, so that commands open them without the run's program."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrec.checkpoint import Saved
+from jrec.data.identity import Identity
+from jrec.errors import CheckpointError
+from jrec.files import decode
+from jrec.nn import DLRM, TBSM
+from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.ops.row_init import is_threefry, key_words
+
+RECORD = "made"
+"""The key of a checkpoint's meta."""
+_OF_DLRM = ("bottom_mlp", "top_mlp", "interaction", "compute_dtype")
+"""Keys that ``[model]`` of a configuration has for a DLRM and a TBSM alike."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """What made a model.
+
+    Attributes:
+      model: The model as keys of ``[model]`` of a configuration: of a DLRM or TBSM, or ``factory`` and ``options``.
+      tables, features: The layout (``EmbeddingLayout.build``).
+      dense: Names of the float features, in the order the model takes them.
+      key: The words of the key of the initial rows.
+      dataset: The dataset whose rows the tables have; None where it is not known.
+    """
+
+    model: dict[str, Any]
+    tables: tuple[TableConfig, ...]
+    features: tuple[FeatureConfig, ...]
+    dense: tuple[str, ...]
+    key: tuple[int, int]
+    dataset: Identity | None
+
+    def layout(self, *, planned: bool) -> EmbeddingLayout:
+        """The layout of the model, or of its tables under a plan."""
+        return EmbeddingLayout.build(self.tables, self.features, planned=planned)
+
+    def table_key(self) -> jax.Array:
+        """The key of the initial rows."""
+        return jax.random.wrap_key_data(jnp.array(self.key, jnp.uint32), impl="threefry2x32")
+
+    def of(self, dense: tuple[str, ...], dataset: Identity | None) -> Record:
+        """The record of a run that has been fed."""
+        return dataclasses.replace(self, dataset=dataset or self.dataset, dense=dense or self.dense)
+
+    def meta(self) -> dict[str, Any]:
+        """For a checkpoint, JSON."""
+        return {RECORD: dataclasses.asdict(self)}
+
+
+def record_of(
+    model: Any, key: jax.Array, *, factory: str | None = None, options: Mapping[str, Any] | None = None
+) -> Record | None:
+    """The record of a run that begins; None of a model that neither is jrec's own nor has a factory.
+
+    Args:
+      model: The model.
+      key: The key of its initial rows.
+      factory: The function that made it, as "package.module:function".
+      options: The factory's own keyword arguments, JSON.
+    """
+    caches = any(stack.cache_config is not None for stack in model.embeddings.tt.values())
+    described = {"factory": factory, "options": dict(options or {})} if factory else _described(model)
+    if described is None or caches or not is_threefry(key):
+        return None
+    layout: EmbeddingLayout = model.embeddings.layout
+    first, second = (int(word) for word in key_words(key))
+    return Record(
+        model=described,
+        tables=layout.tables,
+        features=tuple(config for config, _ in layout.features),
+        dense=(),
+        key=(first, second),
+        dataset=None,
+    )
+
+
+def recorded(saved: Saved) -> Record:
+    """The record in a checkpoint.
+
+    Raises:
+      CheckpointError: If it has none.
+    """
+    if (content := saved.manifest.meta.get(RECORD)) is None:
+        raise CheckpointError(
+            f"{saved.folder} does not say what made its model, which is neither DLRM nor TBSM, or has caches of tensor"
+            " trains; give jrec.distribute the factory that makes it, and its options"
+        )
+    return decoded(content, where=str(saved.folder))
+
+
+def decoded(content: Any, *, where: str) -> Record:
+    """The record of a checkpoint's JSON."""
+    return decode(content, Record, where=where, error=CheckpointError, remedy="copy the checkpoint again")
+
+
+def _described(model: Any) -> dict[str, Any] | None:
+    """Keys of ``[model]`` for a DLRM or TBSM."""
+    if type(model) not in (DLRM, TBSM):
+        return None
+    keys: dict[str, Any] = dataclasses.asdict(model.config)
+    del keys["num_dense"]
+    if isinstance(model, TBSM):
+        own = {key: value for key, value in keys.items() if key not in _OF_DLRM}
+        own["histories"] = dict(own["histories"])
+        keys = {"kind": "tbsm", "tbsm": own, **{key: keys[key] for key in _OF_DLRM}}
+    (dim, *_) = {dim for _, dim in model.embeddings.layout.features}
+    return {"embedding_dim": dim - bool(keys.get("wide")), **keys}

@@ -1,0 +1,259 @@
+"""The library's runs and the command's are of one kind: each goes on from, and reads, what the other wrote."""
+
+import dataclasses
+import json
+import pathlib
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from run_cases import CONFIG, configuring, quickstart
+
+import jrec
+from jrec.checkpoint.files import write_json
+from jrec.checkpoint.manifest import MANIFEST, read_manifest
+from jrec.cli import main
+from jrec.data import LoaderConfig, Schema, make_loader
+from jrec.errors import CheckpointError
+from jrec.run.mesh_rows import make_mesh
+from jrec.train.build import build_layout, build_modules, table_key
+from jrec.train.evaluate import evaluate_checkpoint, restore_run
+from jrec.train.export import export_run
+from jrec.train.loaders import train_loader
+from jrec.train.loop import train
+from jrec.train.predict import load_run
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+STEPS = 12
+SHORT = (
+    f"max_steps={STEPS}",
+    "log.every_steps=1",
+    "evaluate.final_splits=[]",
+    "evaluate.every_steps=0",
+    "checkpoint.keep=9",
+)
+PLACES = {
+    "device": (),
+    "host": ("tables.tier=host",),
+    "pipeline": ("tables.tier=host", "tables.host.pipeline=on"),
+    "mesh": ("mesh.devices=4",),
+    "mesh and host": ("mesh.devices=4", "tables.tier=host"),
+    "cores": ("tables.tt.largest=1", "tables.tt.rank=2"),
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return quickstart(tmp_path_factory.mktemp("data"), rows=5000)
+
+
+@pytest.fixture(scope="module")
+def configure(tmp_path_factory, dataset):
+    return configuring(tmp_path_factory.mktemp("runs"), dataset, CONFIG)
+
+
+@pytest.fixture(scope="module")
+def folders(configure):
+    """A folder of ``jrec train`` in every place, made at its first use."""
+    made = {}
+
+    def of(place):
+        if place not in made:
+            made[place] = train(configure(*SHORT, *PLACES[place], out=place.replace(" ", "_"))).folder
+        return made[place]
+
+    return of
+
+
+def by_library(configure, dataset, place):
+    """A run of the library with the modules of a configuration, and its loader."""
+    config, schema = configure(*SHORT, *PLACES[place]), Schema.load(dataset)
+    layout = build_layout(config, schema)
+    model, optimizer = build_modules(config, schema, layout, STEPS)
+    mesh = make_mesh(config.mesh.devices) if config.mesh.on else None
+    run = jrec.distribute(model, optimizer, key=table_key(config), mesh=mesh, host=config.tables.host)
+    return run, train_loader(config, schema, layout)
+
+
+def losses_of(folder):
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [record["loss"] for record in records if "loss" in record]
+
+
+def rows_of(run):
+    return {table.name: run.table(table.name) for table in run.layout.tables if not table.first_row}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_library_gives_the_losses_of_the_command_and_goes_on_from_its_folder(configure, dataset, folders, place):
+    logged = losses_of(folders(place))
+    run, loader = by_library(configure, dataset, place)
+    losses, step = [], run.compile()
+    with run:
+        for batch in run.feed(loader, total=STEPS):
+            losses.append(float(step(batch)[0]))
+            if len(losses) == STEPS:
+                break
+        assert losses == logged
+        rows = rows_of(run)
+    half, loader = by_library(configure, dataset, place)
+    with half:
+        meta = half.restore(folders(place), step=5)
+        assert half.steps == 5
+        losses, step = [], half.compile()
+        for batch in half.feed(loader, position=meta["loader"], total=STEPS):
+            losses.append(float(step(batch)[0]))
+            if len(losses) == STEPS - 5:
+                break
+        assert losses == logged[5:]
+        jax.tree.map(np.testing.assert_array_equal, rows_of(half), rows)
+
+
+@pytest.mark.parametrize(("before", "after"), [("mesh and host", "device"), ("device", "mesh"), ("mesh", "pipeline")])
+def test_a_run_restores_a_folder_of_another_place(configure, dataset, folders, before, after):
+    whole, _ = by_library(configure, dataset, before)
+    moved, _ = by_library(configure, dataset, after)
+    with whole, moved:
+        whole.restore(folders(before))
+        moved.restore(folders(before))
+        jax.tree.map(np.testing.assert_array_equal, rows_of(moved), rows_of(whole))
+
+
+def model_of(layout, num_dense=13, **options):
+    config = jrec.nn.DLRMConfig(num_dense=num_dense, bottom_mlp=(16, 8), top_mlp=(8, 1), **options)
+    model = jrec.nn.DLRM(config, layout, rngs=nnx.Rngs(5))
+    rows = jrec.ops.Adagrad(learning_rate=0.1)
+    return model, jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.05, momentum=0.9), embedding=rows)
+
+
+def layout_of(schema, *, tier="sharded"):
+    tables = [jrec.TableConfig(name=table.name, rows=table.rows, dim=8, tier=tier) for table in schema.tables]
+    features = [
+        jrec.FeatureConfig(name=f.name, table=f.table, max_length=f.max_length, pooling="mean")
+        for f in schema.categorical
+    ]
+    return jrec.EmbeddingLayout.build(tables, features)
+
+
+def fed(run, dataset, schema, steps=4):
+    loader = make_loader(dataset, schema, run.layout, "train", LoaderConfig(batch_size=256))
+    feed, step = run.feed(loader), run.compile()
+    for _ in range(steps):
+        step(next(feed))
+    feed.close()
+
+
+LIBRARY = {
+    "device": {},
+    "host": {"tier": "host"},
+    "mesh": {"devices": 4},
+    "mesh and host": {"tier": "host", "devices": 4},
+}
+
+
+@pytest.fixture(scope="module", params=LIBRARY)
+def saved(request, tmp_path_factory, dataset):
+    """A library's folder of checkpoints, and the logits of the test split by the run itself."""
+    schema, place = Schema.load(dataset), LIBRARY[request.param]
+    folder = tmp_path_factory.mktemp("library") / "checkpoints of mine"
+    model, optimizer = model_of(layout_of(schema, tier=place.get("tier", "sharded")), len(schema.dense))
+    mesh = make_mesh(place["devices"]) if "devices" in place else None
+    with jrec.distribute(model, optimizer, mesh=mesh) as run:
+        fed(run, dataset, schema)
+        run.save(folder)
+        order = LoaderConfig(batch_size=512, shuffle=False)
+        with make_loader(dataset, schema, run.layout, "test", order) as loader:
+            logits = [np.asarray(run.predictions.of_batch(batch))[: int(batch.mask.sum())] for batch in loader]
+    return folder, np.concatenate(logits)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_commands_read_what_a_run_saved(saved, dataset, devices, tmp_path, capsys):
+    folder, want = saved
+    result = evaluate_checkpoint(folder, dataset, split="test", devices=devices)
+    np.testing.assert_allclose(result.scores.logits, want, rtol=0, atol=1e-6)
+    assert result.step == 4
+    flags = ["--split", "test", "--devices", str(devices)]
+    assert main(["predict", str(folder), str(dataset), *flags, "--out", str(tmp_path / "scores.csv")]) == 0
+    assert main(["eval", str(folder / "4"), str(dataset), "--devices", str(devices)]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["step"] == 4
+
+
+def test_what_a_run_saved_is_exported_and_begun_from(saved, dataset, configure, tmp_path):
+    folder, want = saved
+    export_run(folder, tmp_path / "export")
+    loaded = load_run(folder)
+    np.testing.assert_allclose(np.concatenate([s.logits for s in loaded.of_dataset(["test"])]), want, atol=1e-6)
+    keys = ("model.top_mlp=[8, 1]", "model.pooling=mean", "optimizer.embedding.name=adagrad", "optimizer.name=adam")
+    config = configure(*SHORT, *keys, f"init_from={str(folder)!r}", out=f"from_{tmp_path.name}")
+    outcome = train(dataclasses.replace(config, max_steps=2))
+    assert outcome.step == 2
+    with pytest.raises(CheckpointError, match=r"another model: tables\.\w+\.optimizer was 'Adagrad' and is 'Adam'"):
+        train(configure(*SHORT, f"init_from={str(folder)!r}", out=f"other_{tmp_path.name}"))
+
+
+def test_what_commands_cannot_open_says_why(dataset, tmp_path):
+    schema = Schema.load(dataset)
+
+    class Own(jrec.nn.DLRM):
+        """Of no factory."""
+
+    def save(folder, kind=jrec.nn.DLRM, **how):
+        config = jrec.nn.DLRMConfig(num_dense=len(schema.dense), bottom_mlp=(8,), top_mlp=(1,))
+        model = kind(config, layout_of(schema), rngs=nnx.Rngs(0))
+        rows = jrec.ops.SGD(learning_rate=0.1)
+        with jrec.distribute(model, jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=rows), **how) as run:
+            if kind is Own:
+                fed(run, dataset, schema, steps=1)
+            run.save(folder)
+
+    save(tmp_path / "unfed")
+    with pytest.raises(CheckpointError, match=r"does not say which dataset its rows are of.*jrec\.data\.Loader"):
+        restore_run(tmp_path / "unfed", dataset)
+    save(tmp_path / "own", Own)
+    with pytest.raises(CheckpointError, match=r"does not say what made its model.*give jrec\.distribute the factory"):
+        restore_run(tmp_path / "own", dataset)
+    with pytest.raises(CheckpointError, match=r"neither a run folder .* nor a folder of checkpoints"):
+        restore_run(tmp_path, dataset)
+
+
+def as_earlier_versions_wrote(folder: pathlib.Path, config) -> None:
+    """Rewrites the latest checkpoint's manifest to what ``jrec train`` recorded before it drove a ``Run``."""
+    step = max(int(path.name) for path in (folder / "checkpoints").iterdir())
+    manifest = read_manifest(folder / "checkpoints" / str(step))
+    now, tables = manifest.fingerprint, {}
+    for name, table in now["tables"].items():
+        base, _, first = name.partition("[")
+        if "ranks" not in table:
+            tables[base] = table["rows"]
+            continue
+        kept = {key: table[key] for key in ("dtype", "row_factors", "dim_factors", "ranks")}
+        whole = int(first[:-2]) if first else 0
+        tables[base] = {"rows": table["rows"] + whole, **({"whole_rows": whole} if whole else {}), **kept}
+    fingerprint = {key: now[key] for key in ("model", "num_dense", "dataset")}
+    fingerprint |= {"optimizer": {"dense": config.optimizer.name, "embedding": "adam"}, "tables": tables}
+    old = dataclasses.replace(manifest, fingerprint=fingerprint, meta=manifest.meta["meta"])
+    path = folder / "checkpoints" / str(step) / MANIFEST
+    path.unlink()
+    write_json(path, old.to_json())
+
+
+@pytest.mark.parametrize(
+    ("place", "more"), [("device", ()), ("mesh and host", ()), ("cores", ("tables.tt.whole_rows=20",))]
+)
+def test_folders_of_earlier_versions_open(configure, dataset, place, more):
+    keys, out = (*PLACES[place], *more), f"old_{place.replace(' ', '_')}"
+    whole = train(configure(*SHORT, *keys, out=f"{out}_whole"))
+    config = configure(*SHORT, *keys, out=out)
+    folder = train(dataclasses.replace(config, max_steps=7)).folder
+    as_earlier_versions_wrote(folder, config)
+    assert evaluate_checkpoint(folder, dataset, split="test").step == 7
+    train(config, resume=True)
+    assert losses_of(folder) == losses_of(whole.folder)
+    with pytest.raises(CheckpointError, match=re.escape("model.compute_dtype was 'float32' and is 'bfloat16'")):
+        train(
+            configure(*SHORT, *keys, "model.compute_dtype=bfloat16", f"init_from={str(folder)!r}", out=f"{out}_other")
+        )
