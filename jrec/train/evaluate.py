@@ -21,7 +21,8 @@ from jrec.data.growing_tables import GrowingTables
 from jrec.data.identity import Identity
 from jrec.data.schema import Schema
 from jrec.errors import ConfigError
-from jrec.nn import DLRM, TBSM, SparseOptimizer
+from jrec.nn import SparseOptimizer
+from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout
 from jrec.run.checkpoint import restore_state
 from jrec.run.predictions import Predictions
@@ -162,7 +163,7 @@ class RestoredRun(OpenedRun):
       progress: The running metrics.
     """
 
-    model: DLRM | TBSM
+    model: SparseModel
     optimizer: SparseOptimizer
     run: RunState
     progress: dict[str, np.ndarray]
