@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from jrec.data.schema import Schema
     from jrec.serving.format import Dtype, Manifest
 
+_EXPORT = {"command": "Run.export"}
 Step = Callable[[FedBatch], tuple[jax.Array, Seen]]
 
 
@@ -330,7 +331,7 @@ class Run:
           dense: Names of the float features, in the order the model takes them.
           schema: The prepared dataset's, read from its folder (``jrec.data.Schema.load``), so that requests have raw
             values; None for requests with row numbers, as ``predict`` takes them.
-          dtype: Of rows: "float32", "bfloat16", "float16", "int8" or "int4"; None for the tables' own.
+          dtype: "float32", "bfloat16", "float16", "int8" or "int4", as which rows are kept; None for the tables' own.
           since: An export and the deltas that follow it, in order: writes only what changed, as the next delta.
           onnx: Whether to write the dense part for onnxruntime, too.
           overwrite: Replaces an export there.
@@ -346,9 +347,10 @@ class Run:
 
         self._settle()
         source = of_run(self._state, step=self.steps, dense=dense, schema=schema)
-        how: dict[str, Any] = {"dtype": dtype, "since": since, "onnx": onnx, "overwrite": overwrite}
         inputs = [] if schema is None or schema.folder is None else [schema.folder]
-        return write_export(source, folder, **how, about={"command": "Run.export"}, inputs=inputs)
+        return write_export(
+            source, folder, dtype=dtype, since=since, onnx=onnx, overwrite=overwrite, about=_EXPORT, inputs=inputs
+        )
 
     def close(self) -> None:
         """Ends all threads; a checkpoint under way is completed first."""
