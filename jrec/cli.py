@@ -15,6 +15,7 @@ import dataclasses
 import difflib
 import importlib
 import os
+import pathlib
 import sys
 import traceback
 from collections.abc import Sequence
@@ -130,6 +131,8 @@ def _run(arguments: list[str], commands: Sequence[Command], *, own_process: bool
             from jrec import compile_cache, lean, memory
 
             if own_process:
+                if (here := str(pathlib.Path.cwd())) not in sys.path:
+                    sys.path.append(here)  # of model.factory; last, so that no file there stands in for a library
                 stack.enter_context(lean.start())
                 if memory.expects_cpu():
                     memory.keep_freed_memory()

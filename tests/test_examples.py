@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import sys
 
 import jax
 import pytest
@@ -77,3 +78,9 @@ def test_hot_cold():
     figures = run("hot_cold")
     assert 0.5 < figures["hot examples"] < 1
     assert figures["last losses"] < figures["first losses"] - 0.1
+
+
+def test_train_own_model(monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    figures = run("train_own_model")
+    assert figures["model"] > figures["popularity"] + 0.15

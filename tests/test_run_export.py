@@ -162,9 +162,14 @@ def test_values_of_growing_tables_have_the_rows_that_the_run_gives_them(tmp_path
 
 
 class Towers(own_model.DeepFM):
-    """Several outputs, of which one is a vector, and ``logits`` with a mask and its class's own."""
+    """Several outputs, of which one is a vector; ``logits`` has a mask, calls its class's own, and counts calls."""
+
+    def __init__(self, embeddings, **options):
+        super().__init__(embeddings, **options)
+        self.calls = nnx.Variable(jnp.zeros((), jnp.int32))
 
     def logits(self, dense, activations, bags, *, mask):
+        self.calls[...] += 1
         click = super().logits(dense, activations, bags) * mask
         vectors = self.embeddings.features(activations, bags)
         return {

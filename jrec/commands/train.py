@@ -88,7 +88,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.commands.kernel_check import agree_on_kernels, check_before_training, keep_kernels
     from jrec.ops.verdicts import choices, local_verdicts
     from jrec.selfcheck.report import record
-    from jrec.train.build import build_layout
+    from jrec.train.build import build_layout, check_model
     from jrec.train.comparisons import comparison_sections
     from jrec.train.loop import train
     from jrec.train.make_run import check_pipeline
@@ -104,6 +104,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     classes = check_before_training(config)
     company.join()
     agree_on_kernels(classes)
+    check_model(start.data.config, start.data.schema, layout)
     keep_kernels(config, classes, resume=resume, overwrite=args.overwrite)
     outcome = train(config, resume=resume, overwrite=args.overwrite, resume_from=args.resume_from)
     if not outcome.finished:

@@ -144,8 +144,8 @@ def write_export(
     Args:
       source: The model.
       out: The folder to make; it appears when it is whole.
-      dtype: Of rows; "int8" and "int4" quantize each row. None for the tables' own, which must then be one.
-        Tensor-train cores keep their dtype.
+      dtype: The dtype of exported rows; "int8" and "int4" quantize each row. None for the tables' own, which must then
+        be one. Tensor-train cores keep their dtype.
       since: An export and the deltas that follow it, in order: only rows that changed since then are written, as the
         next delta.
       onnx: Whether to write the dense part for onnxruntime, too.

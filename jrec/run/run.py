@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from jrec.data.schema import Schema
     from jrec.serving.format import Dtype, Manifest
 
+_EXPORT = {"command": "Run.export"}
 Step = Callable[[FedBatch], tuple[jax.Array, Seen]]
 Fed = tuple[tuple[str, ...], Identity | None]
 """Names of the float features of what a run was fed with, and its dataset, where that is known."""
@@ -479,7 +480,7 @@ class Run:
           dense: Names of the float features, in the order the model takes them.
           schema: The prepared dataset's, read from its folder (``jrec.data.Schema.load``), so that requests have raw
             values; None for requests with row numbers, as ``predict`` takes them.
-          dtype: Of rows: "float32", "bfloat16", "float16", "int8" or "int4"; None for the tables' own.
+          dtype: "float32", "bfloat16", "float16", "int8" or "int4", as which rows are kept; None for the tables' own.
           since: An export and the deltas that follow it, in order: writes only what changed, as the next delta.
           onnx: Whether to write the dense part for onnxruntime, too.
           overwrite: Replaces an export there.
@@ -495,15 +496,9 @@ class Run:
 
         self.settle()
         source = of_run(self._state, step=self.steps, dense=dense, schema=schema)
+        inputs = [] if schema is None or schema.folder is None else [schema.folder]
         return write_export(
-            source,
-            folder,
-            dtype=dtype,
-            since=since,
-            onnx=onnx,
-            overwrite=overwrite,
-            about={"command": "Run.export"},
-            inputs=[] if schema is None or schema.folder is None else [schema.folder],
+            source, folder, dtype=dtype, since=since, onnx=onnx, overwrite=overwrite, about=_EXPORT, inputs=inputs
         )
 
     def close(self, *, finish: bool = True) -> None:

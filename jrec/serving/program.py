@@ -75,7 +75,7 @@ def dense_program(model: Any, layout: EmbeddingLayout) -> Program:
     graph, state = nnx.split(model)  # of which only what ``logits`` reads becomes a constant: no table
 
     def outputs(dense: jax.Array, vectors: Mapping[str, jax.Array], masks: Mapping[str, jax.Array]) -> Any:
-        served = nnx.merge(graph, state)  # in here, so that what it changes of its state stays in the trace
+        served = nnx.merge(graph, state, copy=True)  # what it changes of its state stays in the trace
         served.eval()
         _replace(served, served.embeddings, _Vectors(layout, vectors, masks))
         named = {}

@@ -13,13 +13,17 @@ from jrec import ops
 from jrec.data.identity import Identity
 from jrec.data.schema import CategoricalFeature, Schema
 from jrec.errors import ConfigError, value_errors_are_config_errors
-from jrec.nn import DLRM, TBSM, DLRMConfig, SparseOptimizer, TBSMConfig
+from jrec.nn import DLRM, TBSM, DLRMConfig, EmbeddingCollection, SparseOptimizer, TBSMConfig
+from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig
 from jrec.run.identity import identity_of
 from jrec.run.run import Run
-from jrec.train.config import EmbeddingOptimizerConfig, ModelConfig, TrainConfig, TTSection
+from jrec.train.config import OWN_MODEL_KEYS, EmbeddingOptimizerConfig, ModelConfig, TrainConfig, TTSection
 from jrec.train.config.typed_toml import MOST
+from jrec.train.factory import made_by_factory
 from jrec.train.tables import plan_tables, tt_options
+
+_NOT_PARAMS = 0x6F776E  # "own": sets further streams of an own model's rngs apart from those of its parameters
 
 
 def build_layout(config: TrainConfig, schema: Schema) -> EmbeddingLayout:
@@ -58,14 +62,21 @@ def _feature(config: ModelConfig, feature: CategoricalFeature) -> FeatureConfig:
     )
 
 
-def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> DLRM | TBSM:
+def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> SparseModel:
     """A freshly initialized model, seeded by ``config.seed``.
 
     Raises:
-      ConfigError: If the MLPs, the interaction and the features do not fit together.
+      ConfigError: If the MLPs, the interaction and the features do not fit together, or ``model.factory`` does not make
+        a model of them.
     """
     model, tables = config.model, config.tables
     implementation = None if tables.implementation == "auto" else tables.implementation
+    if model.factory:
+        others = jax.random.fold_in(jax.random.key(config.seed), _NOT_PARAMS)
+        rngs = nnx.Rngs(others, params=config.seed)
+        options: dict[str, Any] = {"implementation": implementation, "tt": tt_options(config, layout)}
+        collection = EmbeddingCollection(layout, **options, key=rngs.params(), rngs=rngs)  # as ``table_key``
+        return made_by_factory(model, collection, num_dense=len(schema.dense), rngs=rngs)
     with value_errors_are_config_errors("the [model] section does not fit the dataset"):
         dense: dict[str, Any] = {
             "num_dense": len(schema.dense),
@@ -85,13 +96,18 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
         return TBSM(TBSMConfig(**dense, **own), layout, **embeddings, rngs=rngs)
 
 
+def check_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> None:
+    """Refuses what ``build_model`` refuses, in no time and memory: no value is made."""
+    nnx.eval_shape(lambda: build_model(config, schema, layout))
+
+
 def table_key(config: TrainConfig) -> jax.Array:
     """The key of the initial rows of a run's tables, wherever they live."""
     return nnx.Rngs(params=config.seed).params()
 
 
 def build_optimizer(
-    config: TrainConfig, model: DLRM | TBSM, total_steps: int, *, first_step: int = 0
+    config: TrainConfig, model: SparseModel, total_steps: int, *, first_step: int = 0
 ) -> SparseOptimizer:
     """Dense and row optimizers; learning rates follow ``[lr_schedule]``, or a table's own, over ``total_steps``.
 
@@ -132,7 +148,7 @@ def build_modules(
     *,
     first_step: int = 0,
     abstract: bool = False,
-) -> tuple[DLRM | TBSM, SparseOptimizer]:
+) -> tuple[SparseModel, SparseOptimizer]:
     """The model and its optimizer (``build_model``, ``build_optimizer``).
 
     Args:
@@ -149,7 +165,7 @@ def build_modules(
       ConfigError: If the MLPs, the interaction and the features do not fit together.
     """
 
-    def build() -> tuple[DLRM | TBSM, SparseOptimizer]:
+    def build() -> tuple[SparseModel, SparseOptimizer]:
         model = build_model(config, schema, layout)
         return model, build_optimizer(config, model, total_steps, first_step=first_step)
 
@@ -192,6 +208,9 @@ def run_identity(
 def _model_description(model: ModelConfig, num_dense: int) -> dict[str, Any]:
     """The model's keys, less those that it does not read, which checkpoints of earlier versions lack."""
     keys = dataclasses.asdict(model)
+    if model.factory:
+        return {key: keys[key] for key in OWN_MODEL_KEYS}
+    del keys["factory"], keys["options"]
     if model.kind == "dlrm":
         del keys["tbsm"]
     elif model.tbsm.top_with == "context":
@@ -208,7 +227,7 @@ def _model_description(model: ModelConfig, num_dense: int) -> dict[str, Any]:
     return keys
 
 
-def parameter_counts(model: DLRM | TBSM) -> dict[str, dict[str, Any]]:
+def parameter_counts(model: SparseModel) -> dict[str, dict[str, Any]]:
     """Parameters and bytes of the dense part and of every stack, for the report; the model may be abstract."""
     dense = jax.tree.leaves(nnx.state(model, nnx.Param))
     counts: dict[str, dict[str, Any]] = {"dense": {"parameters": sum(x.size for x in dense), "bytes": _bytes(dense)}}

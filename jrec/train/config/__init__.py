@@ -10,6 +10,7 @@ from jrec.train.config.tables import TableOverride as TableOverride
 from jrec.train.config.tables import TablesConfig as TablesConfig
 from jrec.train.config.tables import TTCacheSection as TTCacheSection
 from jrec.train.config.tables import TTSection as TTSection
+from jrec.train.config.train import OWN_MODEL_KEYS as OWN_MODEL_KEYS
 from jrec.train.config.train import CheckpointConfig as CheckpointConfig
 from jrec.train.config.train import DataConfig as DataConfig
 from jrec.train.config.train import EarlyStoppingSection as EarlyStoppingSection

@@ -32,6 +32,8 @@ Width = Annotated[int, Range(minimum=1, maximum=65536)]
 BatchSize = Annotated[int, Range(minimum=1, maximum=2**24)]  # room is made for whole batches
 Ahead = Annotated[int, Range(minimum=0, maximum=1024)]  # threads, or batches under way
 Dtype = Literal["float32", "bfloat16", "float16"]
+OWN_MODEL_KEYS = ("factory", "options", "embedding_dim", "pooling", "table_dtype", "features")
+"""The keys of ``[model]`` that say something of a model by ``model.factory``."""
 Pooling = Literal["sum", "mean", "sqrtn", "max", "none"]
 SplitName = Literal["train", "valid", "test"]
 
@@ -77,7 +79,7 @@ class FeatureOverride(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
-    """``[model]``: the DLRM or TBSM.
+    """``[model]``: the DLRM or TBSM, or a model of one's own (``factory``).
 
     Attributes:
       kind: "dlrm", or "tbsm", a DLRM tower on every step of a history with attention over them.
@@ -99,6 +101,9 @@ class ModelConfig(Section):
       compute_dtype: The dtype of the MLPs' computation.
       features: Settings of single categorical features, by name.
       tbsm: The rest of a TBSM.
+      factory: A function that makes another model, as "package.module:function", see ``jrec.train.factory``; "" for
+        none. Of the keys above only ``embedding_dim``, ``pooling``, ``table_dtype`` and ``features`` are then read.
+      options: The factory's own keyword arguments.
     """
 
     kind: Literal["dlrm", "tbsm"] = "dlrm"
@@ -115,9 +120,18 @@ class ModelConfig(Section):
     compute_dtype: Dtype = "float32"
     features: Mapping[str, FeatureOverride] = dataclasses.field(default_factory=dict)
     tbsm: TBSMSection = dataclasses.field(default_factory=TBSMSection)
+    factory: str = ""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @override
     def check(self) -> None:
+        if self.factory:
+            self._check_factory()
+            return
+        if self.options:
+            raise ConfigError(
+                f"model.options has {', '.join(self.options)}, but model.factory, whose arguments they are, is not set"
+            )
         one_dim = self.interaction in ("dot", "fm")
         if one_dim and self.bottom_mlp and self.bottom_mlp[-1] != self.embedding_dim:
             raise ConfigError(
@@ -133,6 +147,17 @@ class ModelConfig(Section):
             raise ConfigError("model.tbsm is set, but model.kind is 'dlrm'; set model.kind to 'tbsm', or leave it out")
         if self.kind == "tbsm":
             self._check_tbsm()
+
+    def _check_factory(self) -> None:
+        """Refuses keys that only the models of jrec read."""
+        if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", self.factory):
+            raise ConfigError(f"model.factory is {self.factory!r}, not package.module:function")
+        default, own = ModelConfig().to_dict(), self.to_dict()
+        if odd := [f"model.{key}" for key in default if key not in OWN_MODEL_KEYS and own[key] != default[key]]:
+            raise ConfigError(
+                f"{', '.join(odd)} {'is' if len(odd) == 1 else 'are'} set, but model.factory is {self.factory}, whose"
+                " model does not read that; leave it out, or give it to the factory as a key of [model.options]"
+            )
 
     @property
     def table_dim(self) -> int:
@@ -332,6 +357,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     Args:
       path: A TOML file, or the name of one that comes with jrec (``shipped_configs``).
       overrides: ``section.key=value`` texts that win over the file; see ``jrec.train.config.overrides.read_tables``.
+        ``model=package.module:function`` is short for ``model.factory=...``.
 
     Returns:
       The configuration with every default filled in.
@@ -341,12 +367,21 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
         names the file or the override, the key, its valid values, and for unknown keys the nearest valid one.
     """
     path = find_config(path)
-    content, origins = read_tables(path, overrides)
+    content, origins = read_tables(path, map(_with_factory, overrides))
     if isinstance(content.get("schedule"), Mapping):
         raise ConfigError(f"{origins['schedule']}: the section [schedule] is called [lr_schedule]; rename it")
     if "name" not in content:
         content["name"] = re.sub(r"[^\w.+-]|^[.+-]+", "_", pathlib.Path(path).stem)
     return TrainConfig.from_dict(content, origins)
+
+
+def _with_factory(override: str) -> str:
+    key, equals, value = override.partition("=")
+    return (
+        f"model.factory={value}"
+        if equals and key.strip() == "model" and ":" in value and "{" not in value
+        else override
+    )
 
 
 def save_config(config: TrainConfig, path: str | os.PathLike[str]) -> None:

@@ -2,8 +2,8 @@
 
 A section derives from ``Section``. Its annotations may be ``bool``, ``int``, ``float``, ``str``, ``Literal`` of
 strings, ``tuple[X, ...]``, ``Mapping[str, X]``, another section, ``X | None``, ``Annotated[X, Range(...)]``, or
-``Annotated[str, Choices(...)]``; with ``Formerly`` a key accepts older names, too. Values are checked however a section
-is made, from TOML or in Python.
+``Annotated[str, Choices(...)]``; ``Mapping[str, Any]`` is a free table of JSON's values. With ``Formerly`` a key
+accepts older names, too. Values are checked however a section is made, from TOML or in Python.
 """
 
 from __future__ import annotations
@@ -152,18 +152,20 @@ def type_name(hint: Any) -> str:
         return "one of " + ", ".join(toml_value(choice) for choice in typing.get_args(base))
     if typing.get_origin(base) is tuple:
         return "an array, each element " + type_name(typing.get_args(base)[0])
-    names = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "a string", Any: "any value"}
     return names.get(base, "a table") + suffix + (' or "auto"' if _automatic(hint) else "")
 
 
 def toml_value(value: Any) -> str:
-    """A scalar or an array as TOML."""
+    """A scalar, an array, or a table inside of an array, as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return "[" + ", ".join(toml_value(v) for v in value) + "]"
+    if isinstance(value, Mapping):  # inside an array
+        return "{" + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + "}"
     return repr(value)
 
 
@@ -229,6 +231,8 @@ def _build[S: Section](cls: type[S], content: Mapping[str, Any], prefix: str, or
 
 def _convert(value: Any, hint: Any, key: str, origins: Origins, known: list[str]) -> Any:
     base, bounds = _strip(hint)
+    if base is Any:
+        return _free_value(value, key, origins)
     if (value is None and _optional(hint)) or (value == "auto" and _automatic(hint)):
         return None
     if isinstance(value, str):
@@ -249,6 +253,25 @@ def _convert(value: Any, hint: Any, key: str, origins: Origins, known: list[str]
     else:
         return _convert_scalar(value, base, bounds, key, origins, automatic=_automatic(hint))
     return _ill_typed(value, hint, key, origins)
+
+
+def _free_value(value: Any, key: str, origins: Origins, *, in_array: bool = False) -> Any:
+    """A value of a free table: what both TOML and JSON have, in plain dictionaries and lists."""
+    if isinstance(value, Mapping):
+        if not value and not in_array:
+            raise ConfigError(f"{origins[key]}: {key} is an empty table, which a file would not keep; leave it out")
+        return {
+            str(k): _free_value(v, f"{key}.{toml_key(str(k))}", origins, in_array=in_array) for k, v in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_free_value(v, key, origins, in_array=True) for v in value]
+    if value in ("True", "False", "None") and origins.raw.get(key) == value:
+        raise ConfigError(f"{origins[key]}: {key} is {value} of Python; write true or false, or leave the key out")
+    if not isinstance(value, bool | int | str) and not (isinstance(value, float) and math.isfinite(value)):
+        raise ConfigError(
+            f"{origins[key]}: {key} is {value!r}; it takes true or false, finite numbers, strings, arrays and tables"
+        )
+    return value
 
 
 def _convert_scalar(value: Any, base: Any, bounds: Range | None, key: str, origins: Origins, *, automatic: bool) -> Any:
