@@ -46,7 +46,7 @@ def on_devices(folder, source, plan):
     mesh = Mesh(np.array(jax.devices()[: plan.devices]), ("devices",))
     rows = saved_rows(source, LAYOUT, plan, mesh, OPTIMIZER)
     checkpoints = Checkpoints(folder, chunk_bytes=1000)
-    checkpoints.save(7, arrays={}, sources=[MeshSource(STACK, plan, mesh, OPTIMIZER, rows[STACK.name])])
+    checkpoints.save(7, arrays={}, sources=[MeshSource(STACK, plan, mesh, OPTIMIZER, lambda: rows[STACK.name])])
     return checkpoints.open()
 
 
@@ -74,15 +74,15 @@ def test_a_damaged_or_missing_file_is_named(saved, tmp_path):
     shutil.copytree(saved[0].folder, tmp_path / "7")
     every = np.arange(STACK.rows)
     name = STACK.tables[0].name
-    target = tmp_path / "7" / "tables" / name / "device-00001" / "sum" / "c.0"
+    target = tmp_path / "7" / "tables" / name / "0000" / "sum" / "c.0"
     content = bytearray(target.read_bytes())
     content[5] ^= 1
     target.write_bytes(content)
     Saved(tmp_path / "7").read(STACK, "values", every)
-    with pytest.raises(CheckpointError, match=r"device-00001/sum/c\.0 is damaged: its checksum differs"):
+    with pytest.raises(CheckpointError, match=r"0000/sum/c\.0 is damaged: its checksum differs"):
         Saved(tmp_path / "7").read(STACK, "sum", every)
     target.unlink()
-    with pytest.raises(CheckpointError, match=r"device-00001/sum/c\.0 is damaged: No such file"):
+    with pytest.raises(CheckpointError, match=r"0000/sum/c\.0 is damaged: No such file"):
         Saved(tmp_path / "7").read(STACK, "sum", every)
     (tmp_path / "7" / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):

@@ -262,7 +262,8 @@ class Run:
           folder: A folder for the run's checkpoints, which every process sees.
           meta: Further information in JSON types, such as the feed's position; ``restore`` returns it.
           keep: How many checkpoints stay there.
-          wait: Whether to return only when it is complete; on one device it can be written while steps go on.
+          wait: Whether to return only when it is complete. Otherwise it is written while steps go on; several
+            processes wait in any case.
 
         Raises:
           CheckpointError: If it cannot be written.
@@ -276,7 +277,6 @@ class Run:
         about = {"meta": json.loads(json.dumps(dict(meta or {}))), "forms": self._forms()}
         state = self._state
         arrays = dense_arrays(state.state, state.growing.state(), self.layout)
-        wait = wait or state.waits_for_checkpoints
         self._checkpoints.save(self.steps, arrays=arrays, sources=state.sources(), meta=about, wait=wait)
 
     def restore(self, folder: str | os.PathLike[str], *, step: int | None = None) -> dict[str, Any]:
@@ -301,9 +301,8 @@ class Run:
         state, progress = restore_state(saved, self._state.state, self.layout)
         self._state.growing.restore(progress)
         self._state.restore(saved, state)
-        if (setup := self._state.setup) is None:
-            self._checkpoints.restored(saved)
-        elif (send := saved.manifest.meta.get("forms")) is not None:
+        self._checkpoints.restored(saved)
+        if (setup := self._state.setup) is not None and (send := saved.manifest.meta.get("forms")) is not None:
             setup.forms.settle(send)
         self.steps = saved.step
         return dict(saved.manifest.meta["meta"])

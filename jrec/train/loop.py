@@ -199,8 +199,7 @@ class _Run:
             self.trainer.restore(saved, state, saved.manifest.meta["loader"])
         if first():
             self.checkpoints.drop_after(saved.step)
-        if self.setup is None:
-            self.checkpoints.restored(saved)
+        self.checkpoints.restored(saved)
         if self.setup is not None and "forms" in saved.manifest.meta:
             self.setup.forms.settle(saved.manifest.meta["forms"])
         self.auc.restore(progress)
@@ -374,8 +373,8 @@ class _Run:
         sources = self.trainer.sources()
         progress = self.auc.state() | self.trainer.run.growing.state()
         arrays = dense_arrays(self.trainer.run.state, progress, self.layout)
-        wait, self.preparing = self.trainer.run.waits_for_checkpoints, time.perf_counter() - begin
-        self.checkpoints.save(self.step, arrays=arrays, sources=sources, meta=meta, wait=wait, protected=protected)
+        self.preparing = time.perf_counter() - begin
+        self.checkpoints.save(self.step, arrays=arrays, sources=sources, meta=meta, wait=False, protected=protected)
         self.saved = self.step
         self._note_saved()
 
