@@ -21,7 +21,7 @@ from jrec.run.options import HostOptions
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
 
 TIERS = ("device", "host", "mesh")
-PLACES = (*TIERS, "mesh-host")
+PLACES = ("device", "host", "mesh-host")
 
 
 def layout_of(tier, rows, dim, bound=None, *, planned=False):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from jrec.checkpoint.manifest import TableShape
 from jrec.ops.layout import Stack
 
 Arrays = Mapping[str, jax.Array]
-_SIZES = (1 << 10, 1 << 13, 1 << 16)
+_SIZES = (1 << 10, 1 << 12, 1 << 14, 1 << 16)
 
 
 class DeviceRows(ChangingRows):
@@ -40,10 +39,10 @@ class DeviceRows(ChangingRows):
         super().end()
         self._room, self._read = {}, None
 
-    def compile_reads(self) -> None:
-        """Compiles in a thread what reads rows, so that no step waits for it once a checkpoint begins."""
+    def compile_all(self) -> Callable[[], None]:
+        """What compiles all that reads rows; to be called in a thread."""
         arrays = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in self._arrays().items()}
-        threading.Thread(target=_compile, args=(arrays,), name="jrec-checkpoint-compile").start()
+        return functools.partial(_compile, arrays)
 
     def read(self, addresses: np.ndarray) -> list[Part]:
         """Starts to read the rows at (n,) ascending addresses, as they are now."""
@@ -73,14 +72,26 @@ class DeviceRows(ChangingRows):
         return super().finish_read(parts, where, shape)
 
 
+def compile_gathers(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    """Compiles ``gathered`` for arrays of these shapes."""
+    for size in _sizes(arrays):
+        _gather.lower(dict(arrays), jax.ShapeDtypeStruct((size,), jnp.int32)).compile()
+
+
 def _compile(arrays: dict[str, jax.ShapeDtypeStruct]) -> None:
+    compile_gathers(arrays)
     rows = next(iter(arrays.values())).shape[0]
-    for size in _SIZES:
-        _gather.lower(arrays, jax.ShapeDtypeStruct((size,), jnp.int32)).compile()
+    for size in _sizes(arrays):
         slices = _slice.lower(arrays, np.int32(0), min(size, rows))
         slices.compile()
         room = {name: jax.ShapeDtypeStruct(out.shape, out.dtype) for name, out in slices.out_info.items()}
         _slice_into.lower(room, arrays, np.int32(0)).compile()
+
+
+def _sizes(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> list[int]:
+    """In which sizes rows of these arrays are read."""
+    rows = next(iter(arrays.values())).shape[0]
+    return [size for size, smaller in zip(_SIZES, (0, *_SIZES), strict=False) if smaller < rows]
 
 
 def gathered(arrays: Arrays, addresses: np.ndarray) -> dict[str, jax.Array]:
@@ -93,7 +104,7 @@ def gathered(arrays: Arrays, addresses: np.ndarray) -> dict[str, jax.Array]:
 def _bucket(count: int) -> int:
     """The static size in which rows are read: a few powers of two, then multiples of the largest.
 
-    A program is compiled for each, which steps may have to wait for: so there are three of them, whatever the tables.
+    A program is compiled for each, which steps may have to wait for: so there are few of them, whatever the tables.
     """
     size = next((size for size in _SIZES if count <= size), _SIZES[-1])
     return -(-count // size) * size

@@ -135,8 +135,8 @@ class SavedTable:
             piece.read_into(array, rows, out, found)
         if self.record.shape.first is None and not found.all():
             raise CheckpointError(
-                f"{self._folder}: {rows.size - np.count_nonzero(found):,} of {rows.size:,} rows of table {self.record.shape.name!r} are in"
-                " no piece of this checkpoint; go on from an earlier one"
+                f"{self._folder}: {np.count_nonzero(~found):,} of {rows.size:,} rows of table"
+                f" {self.record.shape.name!r} are in no piece of this checkpoint; go on from an earlier one"
             )
 
     def written(self, arrays: list[str]) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:

@@ -13,21 +13,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jrec.checkpoint import Saved
 from jrec.checkpoint.changing import ChangingRows, Part
-from jrec.checkpoint.device import gathered
+from jrec.checkpoint.device import compile_gathers, gathered
 from jrec.checkpoint.manifest import VALUES
 from jrec.checkpoint.undo import DIRTY
 from jrec.mesh.route import AXIS, MeshRows
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_fill import PIECE_BYTES, fill_rows
 from jrec.row_optimizers import RowOptimizer, RowOptimizers, optimizer_of
-from jrec.run.mesh_rows import device_addresses
+from jrec.run.mesh_rows import device_addresses, replicated_capacity
 from jrec.run.peers import Peers
 from jrec.run.row_source import RowSource
 from jrec.sharding import Plan
+from jrec.sharding.contents import shard_capacity
 from jrec.sharding.pieces import REPLICATED, SHARDED
 
 
@@ -53,8 +54,26 @@ class MeshSource(ChangingRows):
         peers: Peers | None = None,
     ):
         self._devices, self._rows, self._segments = list(mesh.devices.flat), rows, _Segments(stack, plan, mesh)
-        self._peers = peers
+        self._peers, self._lines = peers, (shard_capacity(plan, stack.name), replicated_capacity(plan, stack))
         super().__init__(stack, {} if optimizer is None else optimizer.slots, self._segments.ranges())
+
+    def compile_all(self) -> Callable[[], None]:
+        """What compiles all that reads rows, from each of this process's devices; to be called in a thread."""
+        own = [device for device in self._devices if device.process_index == jax.process_index()]
+        places = [*((device, self._lines[0]) for device in own), (own[0], self._lines[1])]
+        shapes = next(iter(self.tables.values()))
+
+        def arrays(device: Any, lines: int) -> dict[str, jax.ShapeDtypeStruct]:
+            return {
+                name: jax.ShapeDtypeStruct((lines, *tail), jnp.dtype(dtype), sharding=SingleDeviceSharding(device))
+                for name, (tail, dtype) in ((n, shapes.array(n)) for n in (VALUES, *shapes.slots))
+            }
+
+        def compile_each() -> None:
+            for device, lines in places:
+                compile_gathers(arrays(device, lines))
+
+        return compile_each
 
     def changed(self) -> dict[str, tuple[int, int]]:
         """As ``ChangingRows.changed``; all processes call it together."""

@@ -81,8 +81,7 @@ class RunState:
         if setup is not None:
             self._partly = planned_host_tables(layout, setup.plan, key, self._optimizer, host, setup.owners)
         self.tables = {**self._whole, **({n: self._partly[n] for n in setup.host_stacks} if setup else {})}
-        device_sources = device_rows(layout, self._optimizer, lambda: self.state)
-        self._device_sources: dict[str, ChangingRows] = {**device_sources}
+        self._device_sources: dict[str, ChangingRows] = {**device_rows(layout, self._optimizer, lambda: self.state)}
         if setup is not None:
             self._device_sources |= mesh_sources(
                 layout, setup.plan, setup.mesh, self._optimizer, lambda stack: self.rows[stack], setup.peers
@@ -98,7 +97,7 @@ class RunState:
                 else:
                     self._rows[stack.name] = initial_stack(stack, plan, setup.mesh, key, own)
         if saves:
-            for rows in device_sources.values():
+            for rows in self._device_sources.values():
                 rows.compile_reads()
 
     @property
