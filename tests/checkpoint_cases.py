@@ -1,27 +1,37 @@
-"""Tables in host memory and on the device whose rows change at random, to be saved and restored."""
+"""Tables in host memory, on a device and on a mesh whose rows change at random, to be saved and restored."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from mesh_plans import scattered
+from whole_stacks import whole_stack
 
 from jrec import ops
 from jrec.checkpoint import Checkpoints, DeviceRows, HostRows
 from jrec.host import HostTable
+from jrec.mesh.route import AXIS, MeshRows
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.run.mesh_checkpoint import mesh_sources, saved_rows, saved_stack
+from jrec.run.mesh_host_rows import load_host_rows, planned_host_tables
+from jrec.run.mesh_plan import dealt
+from jrec.run.options import HostOptions
+from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
 
-TIERS = ("device", "host")
+TIERS = ("device", "host", "mesh")
+PLACES = ("device", "host", "mesh-host")
 
 
-def layout_of(tier, rows, dim, bound=None):
+def layout_of(tier, rows, dim, bound=None, *, planned=False):
     """Two stacks, one of bfloat16, of tables of so many rows each."""
     configs = [
         TableConfig(name=f"{dtype}{r}", rows=r, dim=dim, dtype=dtype, tier=tier, initial_bound=bound)
         for dtype in ("float32", "bfloat16")
         for r in rows
     ]
-    return EmbeddingLayout.build(configs, [FeatureConfig(name=c.name, table=c.name) for c in configs])
+    return EmbeddingLayout.build(configs, [FeatureConfig(name=c.name, table=c.name) for c in configs], planned=planned)
 
 
 class Host:
@@ -38,10 +48,7 @@ class Host:
     def write(self, rng, rows=60):
         """Changes random rows of every stack."""
         for table in self.tables:
-            at = np.unique(rng.integers(0, table.rows, rows)).astype(np.int32)
-            values, slots = table.fetch(at)
-            values = rng.normal(size=values.shape).astype(values.dtype)
-            table.store(at, values, {n: rng.normal(size=s.shape).astype(np.float32) for n, s in slots.items()})
+            _store(rng, table, np.unique(rng.integers(0, table.rows, rows)).astype(np.int32))
 
     def restore(self, saved):
         """Takes a checkpoint."""
@@ -101,6 +108,103 @@ class Device:
         }
 
 
+class Planned:
+    """Stacks of 4 devices by a plan that scatters their rows, changed in place as steps do; some in host memory."""
+
+    def __init__(self, rows=(900, 40), *, dim=5, seed=7, optimizer=None, folder=None, host=0.0):
+        optimizer, rng = ops.Adam(learning_rate=0.1) if optimizer is None else optimizer, np.random.default_rng(seed)
+        self.layout, self.optimizer = layout_of("sharded", rows, dim, planned=True), optimizer
+        self.stacks = self.layout.members
+        self.plan = scattered(dealt(self.layout, 4), seed=seed, replicate=0.2, host=host)
+        self.mesh = Mesh(np.array(jax.devices()[:4]), (AXIS,))
+        key = jax.random.key(seed, impl="threefry2x32")
+        self.tables = planned_host_tables(self.layout, self.plan, key, optimizer, HostOptions(folder=folder or ""))
+        self.rows = {stack.name: saved_stack(Fresh(rng), stack, *self.where) for stack in self.stacks}
+        on_devices = mesh_sources(self.layout, *self.where, lambda stack: self.rows[stack], None)
+        self.on_devices = list(on_devices.values())
+        self.sources = [*self.on_devices, *map(HostRows, self.tables.values())]
+
+    @property
+    def where(self):
+        """What places the rows."""
+        return self.plan, self.mesh, self.optimizer
+
+    def write(self, rng, rows=60):
+        """Changes random rows of every stack."""
+        for source in self.on_devices:
+            stack = source.stack
+            at = rng.integers(-1, stack.rows, rows).astype(np.int32)
+            source.before_step(at)
+            at = np.unique(at[at >= 0])
+            (tier, lines), arrays = self._lines(stack, at), self.rows[stack.name]
+            sharded, replicated = lines[tier == SHARDED], lines[tier == REPLICATED]
+            self.rows[stack.name] = MeshRows(
+                sharded=_changed(rng, arrays.sharded, sharded),
+                replicated=_changed(rng, arrays.replicated, replicated),
+                sharded_slots={n: _changed(rng, array, sharded) for n, array in arrays.sharded_slots.items()},
+                replicated_slots={n: _changed(rng, array, replicated) for n, array in arrays.replicated_slots.items()},
+            )
+            if (tier == HOST).any():
+                _store(rng, self.tables[stack.name], at[tier == HOST])
+
+    def _lines(self, stack, at):
+        """The tier of each row, and its line in the whole array there."""
+        bounds, capacity = np.searchsorted(at, [*stack.bases, stack.rows]), self.rows[stack.name].sharded.shape[0] // 4
+        located = [
+            self.plan.locate(table.name, at[begin:stop] - base)
+            for table, base, begin, stop in zip(stack.tables, stack.bases, bounds, bounds[1:], strict=False)
+        ]
+        tier, owner, offset = (np.concatenate(column) for column in zip(*located, strict=True))
+        return tier, np.maximum(owner.astype(np.int64), 0) * capacity + offset
+
+    def restore(self, saved):
+        """Takes a checkpoint."""
+        load_host_rows(self.tables, self.plan, saved)
+        self.rows = saved_rows(saved, self.layout, *self.where)
+
+    def state(self):
+        """Everything, as bytes."""
+        found = {}
+        for stack in self.stacks:
+            values, slots = whole_stack(stack, self.plan, self.rows[stack.name], self.tables.get(stack.name))
+            found[stack.name] = (values.tobytes(), {n: a.tobytes() for n, a in {"values": values, **slots}.items()})
+        return found
+
+
+class Fresh:
+    """Random values of rows, and zeros of their slots."""
+
+    def __init__(self, rng):
+        self._rng = rng
+
+    def read(self, stack, array, addresses):
+        """See ``jrec.run.row_source.RowSource``."""
+        if array == "values":
+            return self._rng.normal(size=(addresses.size, stack.dim)).astype(stack.dtype)
+        return np.zeros((addresses.size, stack.dim), np.float32)
+
+
+def _store(rng, table, at):
+    """Changes rows of a table in host memory."""
+    values, slots = table.fetch(at)
+    values = rng.normal(size=values.shape).astype(values.dtype)
+    table.store(at, values, {n: rng.normal(size=s.shape).astype(np.float32) for n, s in slots.items()})
+
+
+def _changed(rng, array, at):
+    """Changes lines of an array over the mesh."""
+    size = next(size for size in (64, 1024, 8192) if at.size <= size)  # few programs to compile
+    room = np.full(size, array.shape[0], np.int32)
+    room[: at.size] = at
+    values = rng.normal(size=(size, *array.shape[1:])).astype(array.dtype)
+    return _set_alike(array, room, values, array.sharding)
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=3)
+def _set_alike(array, at, values, sharding):
+    return jax.lax.with_sharding_constraint(array.at[at].set(values, mode="drop"), sharding)
+
+
 @functools.partial(jax.jit, donate_argnums=0)
 def _set(array, at, values):
     """In place, as a step's donated tables: what was read before must have been read."""
@@ -109,7 +213,8 @@ def _set(array, at, values):
 
 def make(tier, *args, **kwargs):
     """Tables of a tier."""
-    return {"device": Device, "host": Host}[tier](*args, **kwargs)
+    made = {"device": Device, "host": Host, "mesh": Planned, "mesh-host": functools.partial(Planned, host=0.3)}
+    return made[tier](*args, **kwargs)
 
 
 def save(checkpoints, tables, step, **kwargs):

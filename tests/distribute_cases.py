@@ -14,8 +14,8 @@ ROWS = {"user": 300, "item": 40, "tag": 90}
 STEPS = 6
 
 
-def layout_of(*, tiers=(), planned=False):
-    tables = [jrec.TableConfig(name=n, rows=r, dim=8, tier=dict(tiers).get(n, "sharded")) for n, r in ROWS.items()]
+def layout_of(*, tiers=(), planned=False, rows=ROWS):
+    tables = [jrec.TableConfig(name=n, rows=r, dim=8, tier=dict(tiers).get(n, "sharded")) for n, r in rows.items()]
     features = [
         jrec.FeatureConfig(name="user", table="user"),
         jrec.FeatureConfig(name="item", table="item"),

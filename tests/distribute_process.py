@@ -24,6 +24,7 @@ def main():
             feed = run.feed((part(n, process) for n in steps), dense=DENSE)
             losses += [float(step(batch)[0]) for batch in feed]
             run.save(folder / "c", meta={"of": "half"})
+            run.save(folder / "whole")
             tables = {name: run.table(name) for name in ROWS}
             logits = run.predict(columns(99), dense=DENSE)
     np.savez(folder / f"{process}.npz", losses=losses, logits=logits, **tables)

@@ -31,9 +31,10 @@ def scattered(plan, *, seed, replicate=0.0, host=0.0):
     kept = np.zeros(total, bool) if not host else rng.random(total) < host
     owner[kept] = -1
     tier = np.where(kept, HOST, np.where(shared, REPLICATED, SHARDED))
+    stack = np.repeat([plan.stacks.index(t.stack) for t in plan.tables], rows)
     array, offset = np.where(owner < 0, -1 - tier.astype(np.int64), owner), np.empty(total, np.int64)
-    for group in np.unique(array):
-        of = array == group
+    for group in np.unique(np.stack([stack, array]), axis=1).T:
+        of = (stack == group[0]) & (array == group[1])
         offset[of] = np.arange(of.sum())
     path = np.vstack(
         [np.repeat(np.arange(devices)[:, None], devices, axis=1), np.arange(devices), np.full(devices, -1)]

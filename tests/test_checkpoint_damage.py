@@ -27,7 +27,7 @@ def of_tier(tier, folder):
         rows = {"values": rng.normal(size=(stack.rows, stack.dim)).astype(np.float32), "sum": np.ones(stack.rows)}
         one = whole_stack_checkpoint(folder / "one", stack, optimizer, rows)
         placed = saved_rows(one, layout, plan, mesh, optimizer)[stack.name]
-        sources = [MeshSource(stack, plan, mesh, optimizer, placed)]
+        sources = [MeshSource(stack, plan, mesh, optimizer, lambda: placed)]
         checkpoints.save(3, arrays={"w": np.arange(9.0)}, sources=sources, meta={"loader": {"position": 3}})
         return checkpoints.open().folder
     tables = make(tier, rows=(300,))

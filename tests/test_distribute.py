@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from checkpoint_state import contents
 from distribute_cases import DENSE, ROWS, STEPS, columns, layout_of, mesh_of, modules, three_tiers
 from flax import nnx
 from process_pair import run_pair
 
 import jrec
 from jrec import nn, ops
+from jrec.checkpoint import Saved
 from jrec.data import pack_batch
 from jrec.errors import ConfigError
 from jrec.run.options import HostOptions
@@ -253,6 +255,11 @@ def test_two_processes_train_save_and_restore(tmp_path):
         for name, rows in tables.items():
             np.testing.assert_allclose(one[name], rows, **CLOSE)
     np.testing.assert_array_equal(found[0]["logits"], found[1]["logits"])
+    half, whole = (Saved(tmp_path / "c" / str(step)).manifest.tables["user"].pieces for step in (STEPS // 2, STEPS))
+    assert whole[: len(half)] == half  # of which the second one is an increment
+    assert 0 < sum(piece.count for piece in whole[len(half) :]) < ROWS["user"] // 2
+    step = str(STEPS)
+    assert contents(Saved(tmp_path / "c" / step)) == contents(Saved(tmp_path / "whole" / step))
     with placed("device") as run:  # which goes on from what the two wrote
         run.restore(tmp_path / "c")
         follows(run, [])

@@ -1,24 +1,32 @@
 """Checkpoints of a mesh go on under any plan, on any mesh and on one device, with the same bits."""
 
 import shutil
+import time
 
 import jax
 import mesh_runs
 import numpy as np
+import optax
 import pytest
-from checkpoint_state import whole_stack_checkpoint
+from checkpoint_state import contents, whole_stack_checkpoint
+from distribute_cases import DENSE, ROWS, columns, layout_of, mesh_of, three_tiers
+from flax import nnx
 from jax.sharding import Mesh
 from mesh_plans import some_plan
 from mesh_run_cases import CONFIG
 from mesh_runs import OPTIMIZERS
 from whole_stacks import whole_stack
 
+import jrec
+from jrec import nn
 from jrec.checkpoint import Checkpoints, Saved
+from jrec.checkpoint.writer import Writer
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError
-from jrec.run.checkpoint import flatten
+from jrec.run.checkpoint import dense_arrays, flatten
 from jrec.run.mesh_checkpoint import MeshSource, saved_rows
+from jrec.run.run import Run
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
@@ -46,7 +54,7 @@ def on_devices(folder, source, plan):
     mesh = Mesh(np.array(jax.devices()[: plan.devices]), ("devices",))
     rows = saved_rows(source, LAYOUT, plan, mesh, OPTIMIZER)
     checkpoints = Checkpoints(folder, chunk_bytes=1000)
-    checkpoints.save(7, arrays={}, sources=[MeshSource(STACK, plan, mesh, OPTIMIZER, rows[STACK.name])])
+    checkpoints.save(7, arrays={}, sources=[MeshSource(STACK, plan, mesh, OPTIMIZER, lambda: rows[STACK.name])])
     return checkpoints.open()
 
 
@@ -74,15 +82,15 @@ def test_a_damaged_or_missing_file_is_named(saved, tmp_path):
     shutil.copytree(saved[0].folder, tmp_path / "7")
     every = np.arange(STACK.rows)
     name = STACK.tables[0].name
-    target = tmp_path / "7" / "tables" / name / "device-00001" / "sum" / "c.0"
+    target = tmp_path / "7" / "tables" / name / "0000" / "sum" / "c.0"
     content = bytearray(target.read_bytes())
     content[5] ^= 1
     target.write_bytes(content)
     Saved(tmp_path / "7").read(STACK, "values", every)
-    with pytest.raises(CheckpointError, match=r"device-00001/sum/c\.0 is damaged: its checksum differs"):
+    with pytest.raises(CheckpointError, match=r"0000/sum/c\.0 is damaged: its checksum differs"):
         Saved(tmp_path / "7").read(STACK, "sum", every)
     target.unlink()
-    with pytest.raises(CheckpointError, match=r"device-00001/sum/c\.0 is damaged: No such file"):
+    with pytest.raises(CheckpointError, match=r"0000/sum/c\.0 is damaged: No such file"):
         Saved(tmp_path / "7").read(STACK, "sum", every)
     (tmp_path / "7" / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):
@@ -115,3 +123,101 @@ def test_a_run_goes_on_with_other_numbers_of_devices(tmp_path):
         "0.embeddings.stacks.d4_float32.value",
         "1.slots.d4_float32.sum.value",
     }
+
+
+# Checkpoints of a run on a mesh, while its steps go on.
+
+
+def run_of(place, row, rows=ROWS):
+    """A run of the small model: on one device, or on 4 by a plan of rows on all devices, on one, and in host memory."""
+    layout = layout_of(rows=rows)
+    config = nn.DLRMConfig(num_dense=2, bottom_mlp=(16, 8), top_mlp=(16, 1))
+    model = nn.DLRM(config, layout, rngs=nnx.Rngs(0))
+    optimizer = nn.SparseOptimizer(model, dense=optax.sgd(0.05, momentum=0.9), embedding=row)
+    if place == "device":
+        return jrec.distribute(model, optimizer)
+    plan = three_tiers(4, layout) if place == "plan" else None
+    return jrec.distribute(model, optimizer, mesh=mesh_of(4), plan=plan)
+
+
+def copied(run):
+    """Bits of the rows, slots and dense arrays of a run on a mesh, as ``contents`` names them."""
+    run._settle()
+    state = run._state
+    found = {path: np.asarray(a).tobytes() for path, a in dense_arrays(state.state, {}, run.layout).items()}
+    for stack in run.layout.planned_stacks:
+        values, slots = whole_stack(stack, run.plan, state.rows[stack.name], state.tables.get(stack.name))
+        for table, base in zip(stack.tables, stack.bases, strict=True):
+            for name, array in {"values": values, **slots}.items():
+                found[f"{table.name}/{name}"] = array[base : base + table.rows].tobytes()
+    return found
+
+
+def slowly(written):
+    def write(self, *args):
+        time.sleep(0.01)
+        written(self, *args)
+
+    return write
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "momentum", "rowwise_adagrad", "rmsprop")]
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("name", ["adagrad", "adam", *SLOW])
+def test_checkpoints_are_of_their_steps_while_a_mesh_takes_others(name, tmp_path, monkeypatch):
+    """And increments go on in any place, from what any place wrote."""
+    monkeypatch.setattr(Writer, "_write", slowly(Writer._write))
+    monkeypatch.setattr("jrec.checkpoint.writer._READ_BYTES", 1000)
+    opened = Run._open
+    monkeypatch.setattr(Run, "_open", lambda self, folder, keep: opened(self, folder, 99))
+    row, taken, during, pieces = OPTIMIZERS[name], {}, 0, set()
+    for place in ("plan", "mesh", "device", "plan"):
+        with run_of(place, row) as run:
+            if taken:
+                run.restore(tmp_path)
+                assert run.steps == max(taken)
+            step, first = run.compile(), run.steps
+            for batch in run.feed((columns(n) for n in range(first, first + 8)), dense=DENSE):
+                step(batch)
+                if run._checkpoints is not None and run._checkpoints.saving:
+                    during += 1
+                else:
+                    taken[run.steps] = copied(run) if run.mesh is not None else {}
+                    run.save(tmp_path, wait=False)
+    assert during > 8
+    for step, expected in taken.items():
+        saved = Saved(tmp_path / str(step))
+        pieces |= {len(table.pieces) for table in saved.manifest.tables.values()}
+        for place in ("plan", "mesh"):
+            with run_of(place, row) as run:
+                run.restore(tmp_path, step=step)
+                assert copied(run) == (expected or contents(saved)), (step, place)
+        with run_of("device", row) as run:
+            run.restore(tmp_path, step=step)
+            run.save(tmp_path / "whole")
+        assert contents(Saved(tmp_path / "whole" / str(step))) == contents(saved)
+    assert max(pieces) > 4
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_a_mesh_writes_only_rows_that_changed(tmp_path):
+    """Also where another place wrote the checkpoint before."""
+    rows, written = ROWS | {"user": 40_000}, {}
+    for number, place in enumerate(("plan", "mesh", "device", "plan")):
+        with run_of(place, OPTIMIZERS["adagrad"], rows) as run:
+            if number:
+                run.restore(tmp_path)
+            step, first = run.compile(), run.steps
+            for batch in run.feed(map(columns, range(first, first + 2)), dense=DENSE):
+                step(batch)
+                run.save(tmp_path)
+                assert run._checkpoints is not None
+                written[run.steps] = run._checkpoints.written()
+    first, *later = written.values()
+    assert first.full
+    for saved in later:
+        assert not saved.full
+        assert 16 < saved.rows < 200
+        assert saved.bytes < 0.05 * first.bytes

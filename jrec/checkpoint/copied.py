@@ -58,7 +58,6 @@ class _CopiedPiece:
     table: str
     rows: np.ndarray | None
     count: int
-    folder: str = ""
 
     def begin(self, start: int, stop: int) -> Any:
         """Rows are read by the writing thread."""

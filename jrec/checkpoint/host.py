@@ -21,13 +21,11 @@ class HostRows:
     """A table in host memory, for checkpoints; see ``jrec.checkpoint.sources.Source``.
 
     Args:
-      table: The stack's rows.
-      folder: The name of the pieces' folders, of one of several processes that have some of the rows each; then every
-        checkpoint has all rows that were ever made. None where one process has all of them.
+      table: The stack's rows, or with several processes this one's share of them.
     """
 
-    def __init__(self, table: HostTable, *, folder: str | None = None):
-        self._table, self._folder, stack, optimizer = table, folder, table.stack, table.optimizer
+    def __init__(self, table: HostTable):
+        self._table, stack, optimizer = table, table.stack, table.optimizer
         self._lock, self._undo = threading.Lock(), Undo()
         self._rows, self._pending = np.empty(0, np.int32), np.empty(0, bool)
         self.tables = {
@@ -49,8 +47,6 @@ class HostRows:
 
     def changed(self) -> dict[str, tuple[int, int]]:
         """By table: rows changed since the last checkpoint, and rows that were ever made."""
-        if self._folder is not None:
-            return {}
         dirty, made = self._split(self._table.dirty_rows()), self._split(self._table.made_rows())
         return {name: (dirty[name].size, made[name].size) for name in self.tables}
 
@@ -58,8 +54,7 @@ class HostRows:
         """The pieces of a checkpoint of this moment. Not to be called while another thread writes rows."""
         dirty, made = self._split(self._table.dirty_rows()), self._split(self._table.made_rows())
         self._table.clear_dirty()
-        every = self.tables if self._folder is not None else full
-        rows = {name: made[name] if name in every else dirty[name] for name in self.tables}
+        rows = {name: made[name] if name in full else dirty[name] for name in self.tables}
         self._undo.clear()
         ends = np.cumsum([changed.size for changed in rows.values()])
         self._rows = np.concatenate(
@@ -68,7 +63,7 @@ class HostRows:
         self._pending = np.ones(self._rows.size, bool)
         self._table.watch(self._keep)
         return [
-            _HostPiece(self, name, changed, changed.size, int(end) - changed.size, self._folder or "")
+            _HostPiece(self, name, changed, changed.size, int(end) - changed.size)
             for (name, changed), end in zip(rows.items(), ends, strict=True)
             if changed.size
         ]
@@ -124,15 +119,15 @@ class HostRows:
                 self.tables.values(), table.stack.bases, saved.stack_tables(table.stack), strict=True
             ):
                 check_same(saved, shape, one.record.shape, slots)
-                restored = 0
                 for rows, arrays in one.written(["values", *shape.slots]):
                     table.store((rows + base).astype(np.int64), arrays.pop("values"), arrays)
-                    restored += rows.size
-                if one.record.shape.first is None and restored < shape.rows:
-                    raise CheckpointError(
-                        f"{saved.folder}: table {shape.name!r} has {restored:,} of its {shape.rows:,} rows there; go on"
-                        " from an earlier checkpoint"
-                    )
+                if one.record.shape.first is None and not any(piece.whole for piece in one.record.pieces):
+                    restored = self._split(table.made_rows())[shape.name].size
+                    if restored < shape.rows:
+                        raise CheckpointError(
+                            f"{saved.folder}: table {shape.name!r} has {restored:,} of its {shape.rows:,} rows there;"
+                            " go on from an earlier checkpoint"
+                        )
         except CheckpointError:
             table.reset()
             raise
@@ -157,7 +152,6 @@ class _HostPiece:
     rows: np.ndarray
     count: int
     first: int
-    folder: str = ""
 
     def begin(self, start: int, stop: int) -> Any:
         """Rows in host memory are read by the writing thread."""

@@ -25,6 +25,7 @@ from jrec.checkpoint.manifest import (
     TableRecord,
     TableShape,
     complete_steps,
+    read_manifest,
     table_records,
 )
 from jrec.checkpoint.sources import Piece, Source
@@ -118,13 +119,7 @@ class Save:
                     self._shapes[name] = shape
         self._dense = {path: np.array(array) for path, array in arrays.items()} if settings.first else {}
         self._dense_bytes = sum(array.nbytes for array in self._dense.values())
-        links = not full and self._can_link()
-        whole = {
-            name
-            for source in sources
-            for name, (changed, rows) in source.changed().items()
-            if not (links and self._builds_on(name, changed, rows))
-        }
+        whole = self._whole(full)
         for piece in [piece for source in sources for piece in source.begin(whole)]:
             shape = self._shapes[piece.table]
             self._pieces.append(piece_to_write(piece, shape, self._name(piece), settings.chunk_bytes))
@@ -194,6 +189,8 @@ class Save:
         settings = self._settings
         if self._base is None or self._base.step >= self.step:
             return False
+        if not settings.first:  # it makes the links
+            return True
         trial = settings.folder / f"{self.step}.link"
         try:
             trial.unlink(missing_ok=True)
@@ -203,21 +200,48 @@ class Save:
             return False
         return True
 
-    def _builds_on(self, name: str, changed: int, rows: int) -> bool:
-        """Takes over a table's pieces from the checkpoint before; False where all rows are to be written."""
+    def _whole(self, full: bool | None) -> set[str]:
+        """The tables of which all rows are to be written; all processes decide alike."""
+        counted: dict[str, np.ndarray] = {}
+        for source in self._sources:
+            for name, counts in source.changed().items():
+                counted[name] = counted.get(name, 0) + np.array([*counts, 1])
+        numbers = np.array([[not full and self._can_link(), 0, 0], *counted.values()], np.int64)
+        processes = 1 if self._settings.barrier is None else jax.process_count()
+        (linking, _, _), *summed = (numbers if processes == 1 else _over_processes(numbers)).tolist()
+        links = linking == processes
+        return {n for n, counts in zip(counted, summed, strict=True) if not (links and self._builds_on(n, *counts))}
+
+    def _builds_on(self, name: str, changed: int, rows: int, writers: int) -> bool:
+        """Takes over a table's pieces from the checkpoint before; False where all rows are to be written.
+
+        Args:
+          name: The table.
+          changed: Its rows that changed since.
+          rows: Its rows that a full checkpoint would hold.
+          writers: The number of sources that have some of them.
+        """
         base, shape = self._base, self._shapes[name]
         if base is None or name not in base.tables:
             return False
-        pieces = [piece for piece in base.tables[name].pieces if piece.folder.isdigit()]  # devices write all of theirs
-        since = sum(piece.count for piece in pieces[1:]) + changed
-        if base.tables[name].shape != shape or 2 * since > rows or len(pieces) >= _MOST_PIECES:
+        record = base.tables[name]
+        firsts = (record.shape.first, shape.first)
+        alike = None in firsts or firsts[0] == firsts[1]
+        if not alike or dataclasses.replace(record.shape, first=shape.first) != shape:
             return False
-        self._linked[name] = pieces
+        rows = shape.rows if record.shape.first is None else rows
+        again = sum(piece.count for piece in record.pieces) + changed - rows  # that are there more than once
+        if 2 * again > rows or len(record.pieces) >= _MOST_PIECES * writers:
+            return False
+        # Rows that no piece has are as they were first: of pieces with all rows there are none, whatever the tiers now.
+        self._linked[name], self._shapes[name] = record.pieces, record.shape
         return True
 
     def _name(self, piece: Piece) -> str:
-        last = self._linked.get(piece.table, [])
-        return piece.folder or f"{int(last[-1].folder) + 1 if last else 0:04}"
+        """The next number among the table's pieces; with several processes also this one's."""
+        own = sum(other.shape.name == piece.table for other in self._pieces)
+        number = f"{len(self._linked.get(piece.table, [])) + own:04}"
+        return number if self._settings.barrier is None else f"{number}-{jax.process_index():05}"
 
     def _prepare(self) -> None:
         folder, base = self._settings.folder, self._base
@@ -284,10 +308,21 @@ class Save:
                 path.unlink()
             self._seal()
         self._meet("complete")
+        if not settings.first:
+            self.manifest = read_manifest(settings.folder / str(self.step))
 
     def _meet(self, phase: str) -> None:
         if self._settings.barrier is not None:
             self._settings.barrier(f"checkpoint {self.step} {phase}")
+
+
+def _over_processes(numbers: np.ndarray) -> np.ndarray:
+    """The sum of all processes' numbers, int64 of one shape."""
+    from jax.experimental import multihost_utils
+
+    # As bytes, since JAX would make int32 of them.
+    of_all = multihost_utils.process_allgather(numbers.reshape(-1).view(np.uint8))
+    return np.asarray(of_all).view(np.int64).sum(axis=0).reshape(numbers.shape)
 
 
 def _link_tree(source: pathlib.Path, target: pathlib.Path) -> None:

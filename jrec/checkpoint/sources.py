@@ -28,11 +28,6 @@ class Piece(Protocol):
         """How many they are."""
         ...
 
-    @property
-    def folder(self) -> str:
-        """The folder's name; "" for the table's next number."""
-        ...
-
     def begin(self, start: int, stop: int) -> Any:
         """Starts to read rows ``start`` to ``stop`` of the piece; in the thread that takes steps, between two steps."""
         ...

@@ -207,7 +207,7 @@ class _Tables:
 class _Rows:
     """All rows of a table; see ``jrec.checkpoint.sources.Piece``."""
 
-    rows, folder = None, ""
+    rows = None
 
     def __init__(
         self, shape: TableShape, source: np.ndarray, row_numbers: np.ndarray | None, optimizer: RowOptimizer | None

@@ -12,6 +12,7 @@ from flax import nnx
 
 from jrec.batch import Batch
 from jrec.checkpoint import DeviceRows, Saved
+from jrec.checkpoint.changing import ChangingRows
 from jrec.checkpoint.saved import SavedTable
 from jrec.errors import CheckpointError
 from jrec.nn.embeddings import Table
@@ -56,12 +57,12 @@ def device_rows(
     return {stack.name: DeviceRows(stack, slots(stack.name), arrays(stack.name)) for stack in layout.device_stacks}
 
 
-def before_step(rows: Mapping[str, DeviceRows], batch: Batch) -> None:
+def before_step(rows: Mapping[str, ChangingRows], batch: Batch) -> None:
     """Tells the sources which rows a step on this batch may change.
 
     Args:
-      rows: The result of ``device_rows``.
-      batch: NumPy arrays.
+      rows: By stack.
+      batch: NumPy arrays, as the loader made them: ids are addresses.
     """
     for name, source in rows.items():
         bags = batch.bags[name]

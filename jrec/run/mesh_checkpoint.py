@@ -1,104 +1,170 @@
 """Planned rows in checkpoints: by table and row number, independent of the plan.
 
 So a checkpoint of any plan and mesh can be resumed under any other, or on a single device. Writing copies nothing
-between devices: a piece is one device's rows of one table, written by its process; replicated rows are written once.
+between devices: each row is read from the device that keeps it, by its process; replicated rows are written once.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jrec.checkpoint import Saved
-from jrec.checkpoint.device import gathered, stack_shapes
+from jrec.checkpoint.changing import ChangingRows, Part
+from jrec.checkpoint.device import compile_gathers, gathered
 from jrec.checkpoint.manifest import VALUES
-from jrec.checkpoint.sources import Piece
+from jrec.checkpoint.undo import DIRTY
 from jrec.mesh.route import AXIS, MeshRows
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.row_fill import PIECE_BYTES, fill_rows
 from jrec.row_optimizers import RowOptimizer, RowOptimizers, optimizer_of
-from jrec.run.mesh_rows import based, device_addresses
+from jrec.run.mesh_rows import device_addresses, replicated_capacity
+from jrec.run.peers import Peers
 from jrec.run.row_source import RowSource
 from jrec.sharding import Plan
-from jrec.sharding.contents import replicated_addresses, shard_addresses
-
-REPLICATED, DEVICE = "replicated", "device-{:05}"
-"""Names of pieces."""
+from jrec.sharding.contents import shard_capacity
+from jrec.sharding.pieces import REPLICATED, SHARDED
 
 
-class MeshSource:
-    """A planned stack's rows on the devices of this process, for a checkpoint; see ``jrec.checkpoint.sources.Source``.
+class MeshSource(ChangingRows):
+    """A planned stack's rows on the devices of this process, for checkpoints; see ``jrec.checkpoint.sources.Source``.
 
     Args:
       stack: The tables.
       plan: Where rows live (``placed_plan``).
       mesh: The devices.
       optimizer: The row optimizer; None where rows have no slots.
-      rows: The rows, which no step may change until the checkpoint is written.
+      rows: Gives the rows as they are now.
+      peers: The other processes, each of which knows only which rows its own examples change; None with one process.
     """
 
-    def __init__(self, stack: Stack, plan: Plan, mesh: Mesh, optimizer: RowOptimizer | None, rows: MeshRows):
-        self._stack, self._plan, self._mesh, self._rows = stack, plan, mesh, rows
-        self.tables = stack_shapes(stack, {} if optimizer is None else optimizer.slots)
+    def __init__(
+        self,
+        stack: Stack,
+        plan: Plan,
+        mesh: Mesh,
+        optimizer: RowOptimizer | None,
+        rows: Callable[[], MeshRows],
+        peers: Peers | None = None,
+    ):
+        self._devices, self._rows, self._segments = list(mesh.devices.flat), rows, _Segments(stack, plan, mesh)
+        self._peers, self._lines = peers, (shard_capacity(plan, stack.name), replicated_capacity(plan, stack))
+        super().__init__(stack, {} if optimizer is None else optimizer.slots, self._segments.ranges())
+
+    def compile_all(self) -> Callable[[], None]:
+        """What compiles all that reads rows, from each of this process's devices; to be called in a thread."""
+        own = [device for device in self._devices if device.process_index == jax.process_index()]
+        places = [*((device, self._lines[0]) for device in own), (own[0], self._lines[1])]
+        shapes = next(iter(self.tables.values()))
+
+        def arrays(device: Any, lines: int) -> dict[str, jax.ShapeDtypeStruct]:
+            return {
+                name: jax.ShapeDtypeStruct((lines, *tail), jnp.dtype(dtype), sharding=SingleDeviceSharding(device))
+                for name, (tail, dtype) in ((n, shapes.array(n)) for n in (VALUES, *shapes.slots))
+            }
+
+        def compile_each() -> None:
+            for device, lines in places:
+                compile_gathers(arrays(device, lines))
+
+        return compile_each
 
     def changed(self) -> dict[str, tuple[int, int]]:
-        """Nothing: changes are not counted, so that every checkpoint has all rows."""
-        return {}
+        """As ``ChangingRows.changed``; all processes call it together."""
+        if self._peers is not None:
+            self._tell(self._peers)
+        return super().changed()
 
-    def begin(self, full: Collection[str]) -> list[Piece]:
-        """All pieces of this process's devices, whatever ``full`` names."""
-        del full
-        return list(self._pieces())
+    def _tell(self, peers: Peers) -> None:
+        """Tells every process which rows that it writes this one's examples changed, and takes down what it is told."""
+        changed = np.flatnonzero(self._flags)
+        self._flags[changed] = 0
+        process = self._segments.process[np.searchsorted(self._segments.start, changed, side="right") - 1]
+        for (rows,) in peers.exchange([[changed[process == p]] for p in range(peers.processes)]):
+            self._flags[rows] = DIRTY
 
-    def end(self) -> None:
-        """Does nothing: no step is taken while the checkpoint is written."""
+    def read(self, addresses: np.ndarray) -> list[Part]:
+        """Starts to read the rows at (n,) ascending addresses, each from the device that keeps it."""
+        return self._parts(addresses, np.searchsorted(self._segments.start, addresses, side="right") - 1)
 
-    undo_bytes = 0  # no step is taken meanwhile
+    def read_range(self, begin: int, stop: int) -> list[Part]:
+        """Starts to read rows; as ``read``, but without a search for each."""
+        addresses, start = np.arange(begin, stop), self._segments.start
+        first, last = np.searchsorted(start, (begin, stop - 1), side="right") - 1
+        ends = np.append(start[first + 1 : last + 1], stop)
+        return self._parts(addresses, np.repeat(np.arange(first, last + 1), np.diff(ends, prepend=begin)))
 
-    def _pieces(self) -> Iterator[Piece]:
-        rows, devices = self._rows, list(self._mesh.devices.flat)
-        for shard in rows.sharded.addressable_shards:
-            number = devices.index(shard.device)
-            arrays = {VALUES: rows.sharded, **rows.sharded_slots}
-            held = shard_addresses(self._plan, based(self._stack), number, copies=False)
-            yield from self._by_table({n: _on(a, shard.device) for n, a in arrays.items()}, held, DEVICE.format(number))
-        if jax.process_index() == 0:
+    def _parts(self, addresses: np.ndarray, segments: np.ndarray) -> list[Part]:
+        place, lines = self._segments.place[segments], addresses + self._segments.shift[segments]
+        parts, rows = [], self._rows()
+        for number in np.flatnonzero(np.bincount(place)).tolist():
+            at = np.flatnonzero(place == number)
+            parts.append(Part(at, gathered(self._arrays_of(rows, number), lines[at])))
+        return parts
+
+    def _arrays_of(self, rows: MeshRows, place: int) -> dict[str, jax.Array]:
+        if place == len(self._devices):
             arrays = {VALUES: rows.replicated, **rows.replicated_slots}
-            held = replicated_addresses(self._plan, based(self._stack))
-            yield from self._by_table({n: a.addressable_shards[0].data for n, a in arrays.items()}, held, REPLICATED)
-
-    def _by_table(self, arrays: Mapping[str, jax.Array], held: np.ndarray, folder: str) -> Iterator[Piece]:
-        """The pieces of arrays, by table; ``held`` has the address of each line."""
-        order = np.argsort(held, kind="stable")
-        bounds = np.searchsorted(held, [*self._stack.bases, self._stack.rows], sorter=order)
-        for table, base, begin, stop in zip(self._stack.tables, self._stack.bases, bounds, bounds[1:], strict=False):
-            if stop > begin:
-                lines = order[begin:stop]
-                yield _Lines(table.name, held[lines] - base, int(stop - begin), folder, lines, arrays)
+            return {name: array.addressable_shards[0].data for name, array in arrays.items()}
+        arrays, device = {VALUES: rows.sharded, **rows.sharded_slots}, self._devices[place]
+        return {name: _on(array, device) for name, array in arrays.items()}
 
 
-@dataclasses.dataclass
-class _Lines:
-    """The rows in some lines of a device's arrays; see ``jrec.checkpoint.sources.Piece``."""
+class _Segments:
+    """The ranges of a stack's addresses that live alike, by a plan.
 
-    table: str
-    rows: np.ndarray
-    count: int
-    folder: str
-    lines: np.ndarray
-    arrays: Mapping[str, jax.Array]
+    Attributes:
+      start: (segments,) int64, ascending, the address that each begins with.
+      stop: (segments,) int64, the address after its last.
+      place: (segments,) int64, the device of sharded rows; the number of devices for replicated, -1 for host rows.
+      process: (segments,) int64, which process writes them; -1 of host rows.
+      shift: (segments,) int64, to be added to an address for its line in the arrays of its place.
+    """
 
-    def begin(self, start: int, stop: int) -> dict[str, jax.Array]:
-        return gathered(self.arrays, self.lines[start:stop])
+    def __init__(self, stack: Stack, plan: Plan, mesh: Mesh):
+        numbers = [plan.number(table.name) for table in stack.tables]
+        which = np.concatenate([np.arange(plan.first[n], plan.first[n + 1]) for n in numbers])
+        bases = np.repeat(stack.bases, [plan.first[n + 1] - plan.first[n] for n in numbers])
+        self.start, self.stop = plan.start[which] + bases, plan.stop[which] + bases
+        tier, self.shift = plan.tier[which], plan.offset[which] - self.start
+        self.place = np.select([tier == SHARDED, tier == REPLICATED], [plan.owner[which], plan.devices], -1)
+        # Process 0 writes replicated rows for all.
+        self.process = np.array([*(device.process_index for device in mesh.devices.flat), 0, -1])[self.place]
+        self._stack = stack
 
-    def finish(self, begun: dict[str, jax.Array], start: int, stop: int) -> dict[str, np.ndarray]:
-        return {name: np.asarray(array)[: stop - start] for name, array in begun.items()}
+    def ranges(self) -> dict[str, np.ndarray]:
+        """By table, (n, 2) begins and ends of the rows on devices that this process writes, ascending, apart."""
+        found = {}
+        for table, base in zip(self._stack.tables, self._stack.bases, strict=True):
+            own = (self.process == jax.process_index()) & (self.start >= base) & (self.start < base + table.rows)
+            begin, stop = self.start[own] - base, self.stop[own] - base
+            fresh = np.append(True, begin[1:] != stop[:-1])[: begin.size]
+            last = np.append(fresh[1:], True)[: begin.size]
+            found[table.name] = np.stack([begin[fresh], stop[last]], axis=1)
+        return found
+
+
+def mesh_sources(
+    layout: EmbeddingLayout,
+    plan: Plan,
+    mesh: Mesh,
+    optimizer: RowOptimizers | None,
+    rows: Callable[[str], MeshRows],
+    peers: Peers | None,
+) -> dict[str, MeshSource]:
+    """The planned stacks for checkpoints, by name; ``rows`` gives a stack's rows as they are now."""
+    return {
+        stack.name: MeshSource(
+            stack, plan, mesh, optimizer_of(optimizer, stack.name), functools.partial(rows, stack.name), peers
+        )
+        for stack in layout.planned_stacks
+    }
 
 
 def saved_rows(

@@ -89,6 +89,7 @@ def load_host_rows(tables: Mapping[str, HostTable], plan: Plan, saved: Saved, ow
                 addresses = rows.astype(np.int64) + base
                 if (ours := _within(ranges, addresses)).any():
                     store_changed(table, addresses, saved_arrays, ours)
+        table.clear_dirty()
 
 
 def store_changed(table: HostTable, addresses: np.ndarray, saved: Mapping[str, np.ndarray], ours: np.ndarray) -> None:

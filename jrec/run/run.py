@@ -359,7 +359,8 @@ class Run:
           arrays: Further arrays by name; ``load`` returns them.
           keep: How many checkpoints stay there.
           protected: A step whose checkpoint stays there, though it is not among the latest.
-          wait: Whether to return only when it is complete; on one device it can be written while steps go on.
+          wait: Whether to return only when it is complete. Otherwise it is written while steps go on; several
+            processes wait in any case.
 
         Raises:
           CheckpointError: If it cannot be written.
@@ -381,7 +382,7 @@ class Run:
             meta=about,
             keep=keep,
             protected=protected,
-            wait=wait or state.waits_for_checkpoints,
+            wait=wait,
         )
 
     def written(self) -> Written | None:
@@ -453,9 +454,8 @@ class Run:
         if goes_on:
             self.steps, setup = saved.step, self._state.setup
             self._checkpoints = self._open(saved.folder.parent)
-            if setup is None:
-                self._checkpoints.restored(saved)
-            elif (send := saved.manifest.meta.get("forms")) is not None:
+            self._checkpoints.restored(saved)
+            if setup is not None and (send := saved.manifest.meta.get("forms")) is not None:
                 setup.forms.settle(send)
         if self._record is not None and (before := saved.manifest.meta.get(RECORD)) is not None:
             before = decoded(before, where=str(saved.folder))

@@ -9,6 +9,7 @@ import jax
 
 from jrec.checkpoint import HostRows as HostSource
 from jrec.checkpoint import Saved
+from jrec.checkpoint.changing import ChangingRows
 from jrec.checkpoint.sources import Source
 from jrec.data.growing_tables import GrowingTables
 from jrec.host import HostTable
@@ -21,7 +22,7 @@ from jrec.run.feed import Ready
 from jrec.run.first_rows import FirstRows
 from jrec.run.held import HeldRows
 from jrec.run.host_tables import host_tables
-from jrec.run.mesh_checkpoint import MeshSource, saved_rows, saved_stack
+from jrec.run.mesh_checkpoint import mesh_sources, saved_rows, saved_stack
 from jrec.run.mesh_host_rows import load_host_rows, planned_host_tables
 from jrec.run.mesh_rows import initial_rows, initial_stack
 from jrec.run.mesh_setup import MeshSetup
@@ -80,10 +81,12 @@ class RunState:
         if setup is not None:
             self._partly = planned_host_tables(layout, setup.plan, key, self._optimizer, host, setup.owners)
         self.tables = {**self._whole, **({n: self._partly[n] for n in setup.host_stacks} if setup else {})}
-        self._device_sources = device_rows(layout, self._optimizer, lambda: self.state)
-        folder = None if jax.process_count() == 1 else f"process-{jax.process_index():05}"
-        every = {**self._whole, **self._partly}
-        self._host_sources = {name: HostSource(table, folder=folder) for name, table in every.items()}
+        self._device_sources: dict[str, ChangingRows] = {**device_rows(layout, self._optimizer, lambda: self.state)}
+        if setup is not None:
+            self._device_sources |= mesh_sources(
+                layout, setup.plan, setup.mesh, self._optimizer, lambda stack: self.rows[stack], setup.peers
+            )
+        self._host_sources = {name: HostSource(table) for name, table in {**self._whole, **self._partly}.items()}
         if setup is not None and held is not None:
             held.store(self._partly, setup.plan, setup.owners)
             self._rows = {}
@@ -146,22 +149,7 @@ class RunState:
 
     def sources(self) -> Sequence[Source]:
         """The tables' rows after the last step, for a checkpoint. Call once host memory has settled."""
-        sources: list[Source] = [*self._device_sources.values(), *self._host_sources.values()]
-        if (setup := self.setup) is not None:
-            rows = self.rows
-            sources += [
-                MeshSource(stack, setup.plan, setup.mesh, optimizer_of(self._optimizer, stack.name), rows[stack.name])
-                for stack in setup.layout.planned_stacks
-            ]
-        return sources
-
-    @property
-    def waits_for_checkpoints(self) -> bool:
-        """Whether no step may be taken while a checkpoint is written.
-
-        Where several devices train, all of them change each one's rows, so they wait for each other.
-        """
-        return self.setup is not None
+        return [*self._device_sources.values(), *self._host_sources.values()]
 
     def restore(self, saved: Saved, state: State, *, rows: bool = True) -> None:
         """Restores a checkpoint: its state, and, if ``rows``, its rows that are not in the state.
