@@ -22,6 +22,7 @@ from flax import nnx
 from jrec.batch import Batch
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import Route
+from jrec.nn.module_state import Changed, check_independent, logits_of, pure_logits, put, shared
 from jrec.nn.optimizer import Loss, SparseOptimizer, binary_cross_entropy
 from jrec.nn.update import apply_gradients, step_contexts, step_stores
 from jrec.tiers.store import Stores, look_up
@@ -158,7 +159,10 @@ def predict_on(
     routes: Mapping[str, Route] = _NONE,
     communication: Communication | None = None,
 ) -> jax.Array:
-    """Logits, (examples,) float32; zeros on devices that do not compute. Arguments as in ``train_step_on``."""
+    """Logits, (examples,) float32, of the model in eval mode; it stays as it is, and so does all of its state.
+
+    Devices that do not compute get zeros. Arguments as in ``train_step_on``.
+    """
     embeddings = model.embeddings
     every = embeddings.with_own(stores, bags=batch.bags)
     contexts = embeddings.contexts(communication=communication)
@@ -166,7 +170,9 @@ def predict_on(
     graph, state = nnx.split(model)
 
     def logits(state: Any, activations: Activations) -> jax.Array:
-        return nnx.merge(graph, state).logits(batch.dense, activations, batch.bags)
+        working = nnx.merge(graph, state, copy=True)
+        working.eval()
+        return logits_of(working, batch, activations)
 
     work = logits if communication is None else communication.where_computed(logits)
     return work(state, activations)
@@ -174,26 +180,30 @@ def predict_on(
 
 def _gradients(
     model: Any, activations: Activations, batch: Batch, loss: Loss, communication: Communication | None
-) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, dict[str, jax.Array]]]:
+) -> tuple[tuple[jax.Array, Any], tuple[Any, dict[str, jax.Array]]]:
     """Loss and logits, and the gradients of (``nnx.Param``, activations); on a mesh, of the device's part.
 
-    On a mesh ``logits`` must not change the model, and devices that do not compute get zeros.
+    What ``logits`` changes in the model is put there. Devices that do not compute get zeros.
     """
-    if communication is None:
+    params, logits = pure_logits(model, communication)
+    weight = device = None
+    if communication is not None:
+        real = jnp.sum(batch.mask)
+        weight = real / jnp.maximum(jax.lax.psum(real, communication.axis), 1)
+        if jax.lax.axis_size(communication.axis) > 1:
+            device = jax.lax.axis_index(communication.axis)
 
-        def whole(model: Any, activations: Activations) -> tuple[jax.Array, jax.Array]:
-            logits = model.logits(batch.dense, activations, batch.bags)
-            return loss(logits, batch), logits
-
-        arguments = (nnx.DiffState(0, nnx.Param), 1)
-        return nnx.value_and_grad(whole, argnums=arguments, has_aux=True)(model, activations)
-    real = jnp.sum(batch.mask)
-    weight = real / jnp.maximum(jax.lax.psum(real, communication.axis), 1)
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-
-    def part(params: Any, activations: Activations) -> tuple[jax.Array, jax.Array]:
-        logits = nnx.merge(graph, params, rest).logits(batch.dense, activations, batch.bags)
-        return loss(logits, batch) * weight, logits
+    def part(params: Any, activations: Activations) -> tuple[jax.Array, tuple[Any, Changed]]:
+        found, changed = logits(params, {}, activations, batch, device)
+        value = loss(found, batch)
+        return value if weight is None else value * weight, (found, changed)
 
     work = jax.value_and_grad(part, argnums=(0, 1), has_aux=True)
-    return communication.where_computed(work)(params, activations)
+    if communication is not None:
+        work = communication.where_computed(work)
+    (value, (found, changed)), gradients = work(params, activations)
+    if weight is not None and communication is not None:
+        check_independent(changed, lambda own: logits(params, {}, *own)[1], (activations, batch, device))
+        changed = shared(model, changed, communication, weight)
+    put(model, changed)
+    return (value, found), gradients

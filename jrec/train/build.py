@@ -18,6 +18,8 @@ from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.train.config import EmbeddingOptimizerConfig, ModelConfig, TrainConfig, TTSection
 from jrec.train.tables import plan_tables, tt_options
 
+_DROPOUT = 0x64726F70  # "drop": sets the stream of dropout apart from the initial parameters of the same seed
+
 
 def build_layout(config: TrainConfig, schema: Schema) -> EmbeddingLayout:
     """The tables of a model on this dataset, each in its tier (``plan_tables``).
@@ -70,9 +72,11 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
             "top_mlp": model.top_mlp,
             "interaction": model.interaction,
             "compute_dtype": model.compute_dtype,
+            "dropout": model.dropout,
+            "batch_norm": model.batch_norm,
         }
         embeddings: dict[str, Any] = {"implementation": implementation, "tt": tt_options(config, layout)}
-        rngs = nnx.Rngs(params=config.seed)
+        rngs = nnx.Rngs(params=config.seed, dropout=jax.random.fold_in(jax.random.key(config.seed), _DROPOUT))
         embeddings["key"] = rngs.params()  # the first of the stream, as ``table_key`` draws it
         if model.kind == "dlrm":
             dense |= {key: getattr(model, key) for key in ("wide", "cross_layers", "cross_rank", "dot_with")}
@@ -201,8 +205,9 @@ def _model_fingerprint(model: ModelConfig, num_dense: int) -> dict[str, Any]:
         del keys["tbsm"]
     elif model.tbsm.top_with == "context":
         del keys["tbsm"]["top_with"]
-    if not model.wide:
-        del keys["wide"]
+    for key in ("wide", "dropout", "batch_norm"):
+        if not keys[key]:
+            del keys[key]
     if model.interaction != "dcn":
         del keys["cross_layers"], keys["cross_rank"]
     of_products = model.kind == "dlrm" and model.interaction == "dot"

@@ -97,6 +97,9 @@ class ModelConfig(Section):
         vector per id: a DLRM sees such a feature as as many features as its longest list has ids.
       table_dtype: The dtype of stored rows. Sums always accumulate in float32.
       compute_dtype: The dtype of the MLPs' computation.
+      dropout: The rate of dropout in training after each hidden layer of the bottom and top MLPs, those that another
+        layer of theirs follows.
+      batch_norm: Whether these layers have BatchNorm before their ReLU, over the real examples of the whole batch.
       features: Settings of single categorical features, by name.
       tbsm: The rest of a TBSM.
     """
@@ -113,6 +116,8 @@ class ModelConfig(Section):
     pooling: Pooling = "sum"
     table_dtype: Dtype = "float32"
     compute_dtype: Dtype = "float32"
+    dropout: Annotated[float, Range(minimum=0, below=1)] = 0.0
+    batch_norm: bool = False
     features: Mapping[str, FeatureOverride] = dataclasses.field(default_factory=dict)
     tbsm: TBSMSection = dataclasses.field(default_factory=TBSMSection)
 
