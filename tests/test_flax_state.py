@@ -1,6 +1,5 @@
 """Dropout, BatchNorm, counters, streams of random numbers: kept, equal on all devices, left alone by predictions."""
 
-import dataclasses
 import functools
 
 import jax
@@ -9,16 +8,14 @@ import numpy as np
 import optax
 import pytest
 from checkpoint_state import final_arrays
-from distribute_cases import DENSE, columns, layout_of, mesh_of, three_tiers
+from distribute_cases import DENSE, columns, layout_of, mesh_of, tables_apart, three_tiers
 from flax import nnx
-from mesh_plans import MIDDLE
 from run_cases import CONFIG, configuring, quickstart
 
 import jrec
 from jrec import nn, ops
 from jrec.errors import CheckpointError, ConfigError
 from jrec.nn.batch_norm import BatchNorm
-from jrec.run.mesh_plan import dealt
 from jrec.run.options import HostOptions
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train as train_run
@@ -103,17 +100,8 @@ def placed(name, layer, *, abstract=False, **options):
     if name == "mesh, host rows":
         options["plan"] = three_tiers(4, layout_of())
     elif name == "tables apart":
-        options["plan"] = tables_apart()
+        options["plan"] = tables_apart(layout_of())
     return jrec.distribute(model, optimizer, **options)
-
-
-def tables_apart():
-    """A plan whose first and last devices keep all rows, and compute nothing."""
-    plan = dealt(layout_of().with_plan(), 2)
-    owner = np.array([0, 3])[plan.owner].astype(np.int16)
-    path = np.repeat(np.arange(4, dtype=np.int16)[:, None], 4, axis=1)
-    apart = {"owner": owner, "path": path, "way": owner.astype(np.int32), "computes": MIDDLE}
-    return dataclasses.replace(plan, devices=4, **apart)
 
 
 PLACEMENTS = ("device", "host", "host pipeline", "mesh", "mesh, host rows", "tables apart")
@@ -260,6 +248,14 @@ class Rekeyed(nnx.Module):
         return x
 
 
+class Summed(nnx.Module):
+    def __init__(self, rngs):
+        del rngs
+
+    def __call__(self, x):
+        return x + jax.lax.psum(x, "devices")
+
+
 class Late(nnx.Module):
     def __init__(self, rngs):
         del rngs
@@ -274,6 +270,7 @@ class Late(nnx.Module):
     [
         (Examples, "mesh", r"layer\.examples.*int32.*depends on the batch.*float32"),
         (lambda rngs: Rekeyed(nnx.Rngs(params=1)), "mesh", r"logits changed the key layer\.rngs\.params\.key"),
+        (Summed, "tables apart", r"a collective \(psum.*over all devices, but by the plan some only keep tables"),
         (Late, "device", r"logits made.*layer\.last.*__init__"),
     ],
 )

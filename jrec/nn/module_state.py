@@ -48,30 +48,37 @@ def pure_logits(model: Any, communication: Communication | None) -> tuple[Any, L
       communication: The other devices, inside ``shard_map``; None on a single one.
 
     Returns:
-      The ``nnx.Param`` state, and a function of such a state, of arrays that were changed before, activations, batch
-      and the device's number, None on a single device, to what ``logits`` returns and all arrays changed since.
+      The ``nnx.Param`` state, and a function of such a state, of other arrays that were changed before, activations,
+      batch and the device's number, None on a single device, to what ``logits`` returns and all arrays changed since.
     """
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
     def logits(
         params: Any, changed: Changed, activations: Mapping[str, jax.Array], batch: Batch, device: jax.Array | None
     ) -> tuple[Any, Changed]:
-        working = nnx.merge(graph, params, rest, copy=True)
-        before = _arrays(working)
-        put(working, changed)
+        working = nnx.merge(graph, params, replaced(rest, changed), copy=True)
         _spread_batch_norms(working, communication)
         with _streams_of(working, device):
             found = logits_of(working, batch, activations)
-        return found, _changes(before, _arrays(working))
+        return found, _changes(_named(params) | _named(rest), arrays_of(working))
 
     return params, logits
+
+
+def arrays_of(model: Any) -> dict[str, jax.Array]:
+    """The model's arrays by path, less what ``sow`` leaves."""
+    return _named(nnx.state(model))
+
+
+def replaced(state: Any, changed: Changed) -> Any:
+    """The state with the changed arrays that are in it."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: changed.get(_name(path), leaf), state)
 
 
 def put(model: Any, changed: Changed) -> None:
     """Replaces some of the model's arrays, in place."""
     if changed:
-        state = jax.tree_util.tree_map_with_path(lambda path, leaf: changed.get(_name(path), leaf), nnx.state(model))
-        nnx.update(model, state)
+        nnx.update(model, replaced(nnx.state(model), changed))
 
 
 def shared(model: Any, changed: Changed, communication: Communication, weight: jax.Array) -> Changed:
@@ -84,7 +91,7 @@ def shared(model: Any, changed: Changed, communication: Communication, weight: j
       weight: () float32, the device's share of the examples of all devices. Without any example floats stay as they
         were.
     """
-    old = _arrays(model)
+    old = arrays_of(model)
     some = jax.lax.psum(weight, communication.axis) > 0
 
     def mean(name: str, leaf: jax.Array) -> jax.Array:
@@ -119,10 +126,9 @@ def check_independent(changed: Changed, step: Callable[[Any], Changed], inputs: 
             )
 
 
-def _arrays(model: Any) -> dict[str, jax.Array]:
-    """The model's arrays by path, less what ``sow`` leaves."""
-    state = nnx.state(model, nnx.Not(nnx.Intermediate))
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+def _named(state: Any) -> dict[str, jax.Array]:
+    kept = nnx.filter_state(state, nnx.Not(nnx.Intermediate))
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(kept)}
 
 
 def _name(path: Any) -> str:

@@ -43,6 +43,8 @@ class DataConfig(Section):
     Attributes:
       path: A dataset folder made by ``jrec prepare`` or ``jrec synth``.
       batch_size, eval_batch_size: Examples in a step.
+      micro_batches: In how many slices of a batch, or of each device's part, the MLPs see the examples, one after
+        another, so that their activations take the memory of one. A step stays one step of the whole batch.
       window_blocks: Blocks held in memory at a time, within which examples are shuffled; 0 keeps the order of the log.
       workers: Threads that read and pack batches; 0 does it between the steps. The batches do not depend on it.
       prefetch: Batches made ahead of the step.
@@ -55,6 +57,7 @@ class DataConfig(Section):
     path: str
     batch_size: BatchSize = 2048
     eval_batch_size: BatchSize = 8192
+    micro_batches: Annotated[int, Range(minimum=1, maximum=2**24)] = 1
     window_blocks: Annotated[int, Range(minimum=0, maximum=2**20)] = 16
     workers: Ahead = 2
     prefetch: Ahead = 4
@@ -66,6 +69,11 @@ class DataConfig(Section):
     def check(self) -> None:
         if not self.path:
             raise ConfigError("data.path is empty; give the folder of a dataset made by `jrec prepare` or `jrec synth`")
+        if self.batch_size % self.micro_batches:
+            raise ConfigError(
+                f"data.batch_size is {self.batch_size}, which data.micro_batches = {self.micro_batches} do not divide;"
+                " use a multiple of them"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
