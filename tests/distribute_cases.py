@@ -1,9 +1,12 @@
 """A small model, its batches and its plans, for tests of ``jrec.distribute`` in one process and in several."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
 from flax import nnx
+from mesh_plans import MIDDLE
 
 import jrec
 from jrec import nn, ops
@@ -58,3 +61,12 @@ def three_tiers(devices, layout):
     plan = dealt(layout.with_plan(), devices)
     plan = overlaid(plan, {"user": np.array([[100, 300]]), "tag": np.array([[50, 90]])}, HOST)
     return overlaid(plan, {"user": np.array([[0, 5]]), "item": np.array([[0, 40]])}, REPLICATED)
+
+
+def tables_apart(layout):
+    """A plan whose first and last of four devices keep all rows, and compute nothing."""
+    plan = dealt(layout.with_plan(), 2)
+    owner = np.array([0, 3])[plan.owner].astype(np.int16)
+    path = np.repeat(np.arange(4, dtype=np.int16)[:, None], 4, axis=1)
+    apart = {"owner": owner, "path": path, "way": owner.astype(np.int32), "computes": MIDDLE}
+    return dataclasses.replace(plan, devices=4, **apart)

@@ -168,6 +168,8 @@ def test_the_last_override_wins_and_tables_merge(full):
         ),
         ("optimizer.embedding.learning_rat=1", ["is optimizer.embedding.learning_rate"]),
         ("data.batch_size=big", ["data.batch_size must be an integer at least 1", "'big'", "a TOML string"]),
+        ("data.micro_batches=3", ["data.batch_size is 128", "data.micro_batches = 3 do not divide"]),
+        ("model.dropout=1.0", ["model.dropout", "below 1"]),
         ("data.batch_size=1.5", ["must be an integer", "1.5", "a TOML float"]),
         ("data.batch_size=true", ["must be an integer", "True", "a TOML boolean"]),
         ("data.batch_size=[1]", ["must be an integer", "a TOML array"]),

@@ -148,6 +148,8 @@ def test_a_plan_of_which_nothing_would_be_used_is_refused(planned, data, tmp_pat
         opened(data, tmp_path / "run.toml", out, "tables.tier=host")
     with pytest.raises(ConfigError, match="nothing of it would be used"):
         opened(data, tmp_path / "run.toml", out, "tables.tier=replicated")
+    with pytest.raises(ConfigError, match=r"52, which 4 devices \(mesh.devices\), in data.micro_batches = 2 .* of 8"):
+        opened(data, tmp_path / "run.toml", out, "data.batch_size=52", "data.micro_batches=2")
     with pytest.raises(PlanError, match="is for 4 devices, but the mesh has 2"):
         opened(data, tmp_path / "run.toml", out, "tables.tier=host", "mesh.devices=2")
     planned("--for", "inference")

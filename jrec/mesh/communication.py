@@ -8,17 +8,21 @@ the mesh goes through ``settled``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 from jax.sharding import Mesh, PartitionSpec
 
+from jrec.errors import ConfigError
 from jrec.mesh.allreduce import Reduce
 from jrec.mesh.exchange import Kind
 from jrec.mesh.route import AXIS
+from jrec.random_keys import over_words
 
 Computes = tuple[bool, ...] | None
 """Which devices of the mesh have examples, as in ``Plan``; None for all."""
@@ -40,13 +44,17 @@ class Communication:
     computes: Computes = None
     axis: str = AXIS
 
+    @property
+    def groups(self) -> list[list[int]] | None:
+        """The devices that compute, and each other one by itself; None where all compute."""
+        if self.computes is None:
+            return None
+        idle = ([d] for d, computing in enumerate(self.computes) if not computing)
+        return [np.flatnonzero(self.computes).tolist(), *idle]
+
     def summed(self, tree: Any) -> Any:
         """Sums over the devices that compute; the others keep their own values."""
-        if self.computes is None:
-            return jax.lax.psum(tree, self.axis)
-        idle = ([d] for d, computing in enumerate(self.computes) if not computing)
-        groups = [np.flatnonzero(self.computes).tolist(), *idle]
-        return jax.lax.psum(tree, self.axis, axis_index_groups=groups)
+        return jax.lax.psum(tree, self.axis, axis_index_groups=self.groups)
 
     def once(self, value: jax.Array) -> jax.Array:
         """``value`` on the first device that computes, zero on the others: counts once what is equal on all of them."""
@@ -66,9 +74,25 @@ class Communication:
         return by_device[np.flatnonzero(self.computes)].reshape(-1, *values.shape[1:])
 
     def where_computed(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, which gives zeros at no cost on devices that do not compute."""
+        """The same function, which gives zeros on devices that do not compute.
+
+        They skip the work. Where it has collectives over ``groups``, which all devices have to enter, they do it on
+        blank examples, in the time for which they would wait.
+
+        Raises:
+          ConfigError: If the function has collectives over devices that do not compute, when it is called.
+        """
         computes = self.computes
-        return work if computes is None else lambda *arguments: only_on(computes, work, *arguments, axis=self.axis)
+        if computes is None:
+            return work
+
+        def computed(*arguments: Any) -> Any:
+            if not _has_collectives(jax.make_jaxpr(work)(*arguments).jaxpr, self.axis):
+                return only_on(computes, work, *arguments, axis=self.axis)
+            chosen = _chosen(computes, self.axis)
+            return jax.tree.map(lambda leaf: jnp.where(chosen, leaf, jnp.zeros_like(leaf)), work(*arguments))
+
+        return computed
 
 
 def only_on(devices: Sequence[bool], work: Callable[..., Any], *arguments: Any, axis: str = AXIS) -> Any:
@@ -82,19 +106,46 @@ def only_on(devices: Sequence[bool], work: Callable[..., Any], *arguments: Any, 
       axis: The mesh's axis.
     """
     shapes = jax.eval_shape(work, *arguments)
-    chosen = jnp.asarray(np.asarray(devices, bool))[jax.lax.axis_index(axis)]
 
     def nothing(*_: Any) -> Any:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-    return jax.lax.cond(chosen, work, nothing, *arguments)
+    return jax.lax.cond(_chosen(devices, axis), work, nothing, *arguments)
+
+
+def _chosen(devices: Sequence[bool], axis: str) -> jax.Array:
+    return jnp.asarray(np.asarray(devices, bool))[jax.lax.axis_index(axis)]
+
+
+def _has_collectives(jaxpr: core.Jaxpr, axis: str) -> bool:
+    """Whether devices exchange anything within a program.
+
+    Raises:
+      ConfigError: If all of them do, not groups of them.
+    """
+    found = False
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name != "axis_index" and axis in (eqn.params.get("axis_name"), *eqn.params.get("axes", ())):
+            if eqn.params.get("axis_index_groups") is None:
+                raise ConfigError(
+                    f"the model's logits or the loss have a collective ({eqn.primitive.name}) over all devices, but by"
+                    " the plan some only keep tables and have no examples; leave it out, or take a plan without"
+                    " `computes`"
+                )
+            found = True
+        for inner in core.jaxprs_in_params(eqn.params):
+            found = _has_collectives(inner, axis) or found
+    return found
 
 
 def settled(mesh: Mesh, computes: tuple[bool, ...]) -> Callable[[Any], Any]:
     """A jitted function that copies the state of the first device that computes to all devices."""
     first, everywhere = computes.index(True), PartitionSpec()
 
+    def of_first(leaf: jax.Array) -> jax.Array:
+        return jax.lax.all_gather(leaf, AXIS)[first]
+
     def copied(state: Any) -> Any:
-        return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, AXIS)[first], state)
+        return jax.tree.map(functools.partial(over_words, of_first), state)
 
     return jax.jit(jax.shard_map(copied, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False))

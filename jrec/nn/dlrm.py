@@ -15,7 +15,7 @@ from jrec.batch import Batch
 from jrec.nn.cross import CrossNetwork
 from jrec.nn.embeddings import EmbeddingCollection
 from jrec.nn.interaction import concat_interaction, dot_interaction, fm_interaction
-from jrec.nn.mlp import MLP
+from jrec.nn.mlp import MLP, check_rate
 from jrec.nn.tt_stack import TTOptions
 from jrec.ops.dispatch import Implementation
 from jrec.ops.layout import EmbeddingLayout
@@ -61,6 +61,8 @@ class DLRMConfig:
         only products.
       compute_dtype: The dtype of the MLPs and the interaction; parameters stay float32, and so do the terms that are
         summed outside the top MLP.
+      dropout: The rate of dropout after the hidden layers of both MLPs, those that another layer follows, in training.
+      batch_norm: Whether these layers have BatchNorm before their ReLU.
     """
 
     num_dense: int
@@ -72,8 +74,11 @@ class DLRMConfig:
     cross_rank: int = 0
     dot_with: DotWith = "auto"
     compute_dtype: str = "float32"
+    dropout: float = 0.0
+    batch_norm: bool = False
 
     def __post_init__(self) -> None:
+        check_rate(self.dropout)
         if not self.top_mlp or self.top_mlp[-1] != 1:
             raise ValueError(f"top_mlp {list(self.top_mlp)} must end in 1, the logit")
         for name, choices in (("interaction", get_args(Interaction)), ("dot_with", get_args(DotWith))):
@@ -111,7 +116,7 @@ class DLRM(nnx.Module):
       tt: Options of the tensor-train tables.
       unique_capacities: How many unique rows of a batch fit, by stack; see ``EmbeddingCollection``.
       key: The key of the initial rows; see ``EmbeddingCollection``. None draws one.
-      rngs: Its ``params`` stream initializes everything.
+      rngs: Its ``params`` stream initializes everything; dropout needs a ``dropout`` stream, too.
 
     Raises:
       ValueError: If the interaction cannot join the features' dims.
@@ -148,9 +153,10 @@ class DLRM(nnx.Module):
         dtype = jnp.dtype(config.compute_dtype)
         has_mlp = config.num_dense and config.bottom_mlp
         bottom_sizes = (config.num_dense, *config.bottom_mlp)
-        self.bottom = MLP(bottom_sizes, activate_last=True, dtype=dtype, rngs=rngs) if has_mlp else None
+        options = {"dtype": dtype, "dropout": config.dropout, "batch_norm": config.batch_norm}
+        self.bottom = MLP(bottom_sizes, activate_last=True, **options, rngs=rngs) if has_mlp else None
         width = interaction_width(config, layout)
-        self.top = MLP((width, *config.top_mlp), activate_last=False, dtype=dtype, rngs=rngs)
+        self.top = MLP((width, *config.top_mlp), activate_last=False, **options, rngs=rngs)
         crosses = {"layers": config.cross_layers, "rank": config.cross_rank, "dtype": dtype}
         self.cross = CrossNetwork(width, **crosses, rngs=rngs) if config.interaction == "dcn" else None
         linear = {"use_bias": False, "kernel_init": nnx.initializers.zeros_init()}
@@ -160,21 +166,32 @@ class DLRM(nnx.Module):
     def __call__(self, batch: Batch) -> jax.Array:
         """Logits, (batch,) float32."""
         activations, _ = self.embeddings.lookup(batch.bags)
-        return self.logits(batch.dense, activations, batch.bags)
+        return self.logits(batch.dense, activations, batch.bags, mask=batch.mask)
 
-    def logits(self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> jax.Array:
-        """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32."""
+    def logits(
+        self,
+        dense: jax.Array,
+        activations: Mapping[str, jax.Array],
+        bags: Mapping[str, Bags],
+        *,
+        mask: jax.Array | None = None,
+    ) -> jax.Array:
+        """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32.
+
+        ``mask``, (batch,) float32, is 0 for examples that BatchNorm leaves out; None leaves out none.
+        """
+        real = None if mask is None else mask > 0
         dtype = jnp.dtype(self.config.compute_dtype)
         groups, terms = self.embeddings.vectors(activations, bags), []
         if self.config.wide:
             terms = self._first_order(dense, groups)
             groups = [g[..., :-1] for g in groups]
         groups = [g.astype(dtype) for g in groups]
-        bottom = dense.astype(dtype) if self.bottom is None else self.bottom(dense.astype(dtype))
+        bottom = dense.astype(dtype) if self.bottom is None else self.bottom(dense.astype(dtype), mask=real)
         bottom = bottom if self.config.num_dense else None
         if self.config.interaction == "fm":
             terms.append(fm_interaction(_vectors(bottom, groups)))
-        logits = self.top(self._interaction(bottom, groups))[:, 0].astype(jnp.float32)
+        logits = self.top(self._interaction(bottom, groups), mask=real)[:, 0].astype(jnp.float32)
         return functools.reduce(jnp.add, terms, logits)
 
     def _first_order(self, dense: jax.Array, groups: list[jax.Array]) -> list[jax.Array]:

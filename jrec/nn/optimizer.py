@@ -27,12 +27,23 @@ _ROUNDING = 0x726F756E  # "roun": sets the keys of rounding apart from those of 
 
 
 class SparseModel(Protocol):
-    """The model that ``train_step`` needs: an ``EmbeddingCollection``, and logits from its activations."""
+    """The model that ``train_step`` needs: an ``EmbeddingCollection``, and logits from its activations.
+
+    A step keeps what ``logits`` changes in the model: statistics of ``nnx.BatchNorm``, counts of ``nnx.Rngs``, any
+    ``nnx.Variable``. It runs in the mode that the model is in; predictions are in eval mode and keep nothing. On a mesh
+    every device runs ``logits`` on its part of the batch, and all keep one state: BatchNorm's statistics are the whole
+    batch's, streams draw other numbers on each device, floats become the devices' mean by their examples, and what has
+    no mean must not depend on the batch.
+    """
 
     embeddings: EmbeddingCollection
 
     def logits(self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> jax.Array:
-        """(batch,) float32."""
+        """(batch,) float32.
+
+        It may also take ``mask``, best with a default of None, which exports leave it at: (batch,) float32, 0 for rows
+        that pad the batch.
+        """
         ...
 
 

@@ -22,6 +22,8 @@ from flax import nnx
 from jrec.batch import Batch
 from jrec.mesh.communication import Communication
 from jrec.mesh.route import Route
+from jrec.nn.micro_batches import MicroBatches
+from jrec.nn.module_state import Changed, arrays_of, check_independent, logits_of, pure_logits, put, replaced, shared
 from jrec.nn.optimizer import Loss, SparseOptimizer, binary_cross_entropy
 from jrec.nn.update import apply_gradients, step_contexts, step_stores
 from jrec.tiers.store import Stores, look_up
@@ -80,6 +82,7 @@ def train_step_on(
     routes: Mapping[str, Route] = _NONE,
     loss: Loss = binary_cross_entropy,
     communication: Communication | None = None,
+    micro_batches: int = 1,
 ) -> StepOutputs:
     """One training step, in place on ``model`` and ``optimizer``, with ``stores`` for rows that the model lacks.
 
@@ -91,12 +94,19 @@ def train_step_on(
       routes: The routes, by stack of ``stores`` that needs one.
       loss: A function of logits and batch to a mean over the examples.
       communication: The other devices; the step is then inside ``shard_map``. None on a single device.
+      micro_batches: In how many slices of the examples, one after another, the dense model runs forward and backward.
+        Its activations then take the memory of one slice; rows are looked up, and stepped, once.
+
+    Raises:
+      ConfigError: If the slices would be of unequal size.
     """
     embeddings = model.embeddings
     contexts = step_contexts(embeddings, optimizer, communication)
     every = step_stores(embeddings, optimizer, stores, batch.bags)
     activations, residuals = look_up(every, batch.bags, routes, contexts, embeddings.implementation)
-    (value, logits), (dense_gradients, gradients) = _gradients(model, activations, batch, loss, communication)
+    (value, logits), (dense_gradients, gradients) = _gradients(
+        model, activations, batch, loss, communication, micro_batches
+    )
     updated, norm = apply_gradients(
         model,
         optimizer,
@@ -158,7 +168,10 @@ def predict_on(
     routes: Mapping[str, Route] = _NONE,
     communication: Communication | None = None,
 ) -> jax.Array:
-    """Logits, (examples,) float32; zeros on devices that do not compute. Arguments as in ``train_step_on``."""
+    """Logits, (examples,) float32, of the model in eval mode; it stays as it is, and so does all of its state.
+
+    Devices that do not compute get zeros. Arguments as in ``train_step_on``.
+    """
     embeddings = model.embeddings
     every = embeddings.with_own(stores, bags=batch.bags)
     contexts = embeddings.contexts(communication=communication)
@@ -166,34 +179,80 @@ def predict_on(
     graph, state = nnx.split(model)
 
     def logits(state: Any, activations: Activations) -> jax.Array:
-        return nnx.merge(graph, state).logits(batch.dense, activations, batch.bags)
+        working = nnx.merge(graph, state, copy=True)
+        working.eval()
+        return logits_of(working, batch, activations)
 
     work = logits if communication is None else communication.where_computed(logits)
     return work(state, activations)
 
 
 def _gradients(
-    model: Any, activations: Activations, batch: Batch, loss: Loss, communication: Communication | None
-) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, dict[str, jax.Array]]]:
+    model: Any,
+    activations: Activations,
+    batch: Batch,
+    loss: Loss,
+    communication: Communication | None,
+    micro_batches: int = 1,
+) -> tuple[tuple[jax.Array, Any], tuple[Any, dict[str, jax.Array]]]:
     """Loss and logits, and the gradients of (``nnx.Param``, activations); on a mesh, of the device's part.
 
-    On a mesh ``logits`` must not change the model, and devices that do not compute get zeros.
+    What ``logits`` changes in the model is put there. Devices that do not compute get zeros.
     """
-    if communication is None:
+    params, logits = pure_logits(model, communication)
+    total = device = None
+    if communication is not None or micro_batches > 1:
+        real = jnp.sum(batch.mask)
+        total = jnp.maximum(real if communication is None else jax.lax.psum(real, communication.axis), 1)
+    if communication is not None and jax.lax.axis_size(communication.axis) > 1:
+        device = jax.lax.axis_index(communication.axis)
 
-        def whole(model: Any, activations: Activations) -> tuple[jax.Array, jax.Array]:
-            logits = model.logits(batch.dense, activations, batch.bags)
-            return loss(logits, batch), logits
+    def part(
+        params: Any, activations: Activations, changed: Changed, batch: Batch
+    ) -> tuple[jax.Array, tuple[Any, Changed]]:
+        found, changed = logits(params, changed, activations, batch, device)
+        value = loss(found, batch)
+        return value if total is None else value * (jnp.sum(batch.mask) / total), (found, changed)
 
-        arguments = (nnx.DiffState(0, nnx.Param), 1)
-        return nnx.value_and_grad(whole, argnums=arguments, has_aux=True)(model, activations)
-    real = jnp.sum(batch.mask)
-    weight = real / jnp.maximum(jax.lax.psum(real, communication.axis), 1)
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    one = jax.value_and_grad(part, argnums=(0, 1), has_aux=True)
 
-    def part(params: Any, activations: Activations) -> tuple[jax.Array, jax.Array]:
-        logits = nnx.merge(graph, params, rest).logits(batch.dense, activations, batch.bags)
-        return loss(logits, batch) * weight, logits
+    def work(params: Any, activations: Activations) -> Any:
+        if micro_batches == 1:
+            return one(params, activations, {}, batch)
+        slices = MicroBatches(model.embeddings.layout, batch, activations, micro_batches)
+        return _accumulated(one, params, slices, arrays_of(model))
 
-    work = jax.value_and_grad(part, argnums=(0, 1), has_aux=True)
-    return communication.where_computed(work)(params, activations)
+    computed = work if communication is None else communication.where_computed(work)
+    (value, (found, changed)), gradients = computed(params, activations)
+    if communication is not None and total is not None:
+        check_independent(changed, lambda own: logits(params, {}, *own)[1], (activations, batch, device))
+        changed = shared(model, changed, communication, jnp.sum(batch.mask) / total)
+    put(model, changed)
+    return (value, found), gradients
+
+
+def _accumulated(one: Any, params: Any, slices: MicroBatches, arrays: Mapping[str, jax.Array]) -> Any:
+    """What ``one`` gives for the whole batch, from one slice after another.
+
+    Args:
+      one: A function of parameters, activations, changed arrays and batch to loss, (logits, changed arrays) and
+        gradients.
+      params: The parameters.
+      slices: The slices.
+      arrays: The model's arrays by path; those that are changed go on from slice to slice.
+    """
+
+    def of_first(params: Any) -> Changed:
+        activations, batch = slices.of(jax.tree.map(lambda array: array[0], slices.slices))
+        return one(params, activations, {}, batch)[0][1][1]
+
+    def step(carry: tuple[jax.Array, Changed, Any], a_slice: Any) -> tuple[Any, tuple[Any, dict[str, jax.Array]]]:
+        value, changed, dense = carry
+        activations, batch = slices.of(a_slice)
+        (own, (found, changed)), (own_dense, gradients) = one(replaced(params, changed), activations, changed, batch)
+        return (value + own, changed, jax.tree.map(jnp.add, dense, own_dense)), (found, gradients)
+
+    changed = {name: arrays[name] for name in jax.eval_shape(of_first, params)}
+    start = (jnp.float32(0), changed, jax.tree.map(jnp.zeros_like, params))
+    (value, changed, dense), (found, gradients) = jax.lax.scan(step, start, slices.slices)
+    return (value, (slices.joined(found), changed)), (dense, slices.joined_bags(gradients))

@@ -13,7 +13,7 @@ from flax import nnx
 from jrec.batch import Batch
 from jrec.nn.embeddings import EmbeddingCollection
 from jrec.nn.interaction import dot_interaction
-from jrec.nn.mlp import MLP
+from jrec.nn.mlp import MLP, check_rate
 from jrec.nn.tbsm_layers import Inner, TimeSeriesLayer, TopWith, on_sphere, places
 from jrec.nn.tt_stack import TTOptions
 from jrec.ops.dispatch import Implementation
@@ -51,6 +51,9 @@ class TBSMConfig:
         "products" with the target, too. These tell the top MLP directly that a step is like the target; through
         the context it has to learn that from weights and target, for which a small log has too few examples.
       compute_dtype: The dtype of every computation but the projection onto the sphere; parameters stay float32.
+      dropout: The rate of dropout after the hidden layers of the bottom and top MLPs, those that another layer follows,
+        in training.
+      batch_norm: Whether these layers have BatchNorm before their ReLU; in the bottom MLP over all steps and targets.
     """
 
     histories: tuple[tuple[str, str], ...]
@@ -64,8 +67,11 @@ class TBSMConfig:
     heads: int = 1
     top_with: TopWith = "context"
     compute_dtype: str = "float32"
+    dropout: float = 0.0
+    batch_norm: bool = False
 
     def __post_init__(self) -> None:
+        check_rate(self.dropout)
         if not self.histories:
             raise ValueError("histories is empty; name the history of at least one feature of the target")
         if not self.top_mlp or self.top_mlp[-1] != 1:
@@ -107,7 +113,7 @@ class TBSM(nnx.Module):
       tt: Options of the tensor-train tables.
       unique_capacities: How many unique rows of a batch fit, by stack; see ``EmbeddingCollection``.
       key: The key of the initial rows; see ``EmbeddingCollection``. None draws one.
-      rngs: Its ``params`` stream initializes everything.
+      rngs: Its ``params`` stream initializes everything; dropout needs a ``dropout`` stream, too.
 
     Raises:
       ValueError: If histories, features and dims do not fit together.
@@ -138,7 +144,8 @@ class TBSM(nnx.Module):
             rngs=rngs,
         )
         dtype = jnp.dtype(config.compute_dtype)
-        self.bottom = MLP((1 + config.num_dense, *config.bottom_mlp), activate_last=True, dtype=dtype, rngs=rngs)
+        options = {"dtype": dtype, "dropout": config.dropout, "batch_norm": config.batch_norm}
+        self.bottom = MLP((1 + config.num_dense, *config.bottom_mlp), activate_last=True, **options, rngs=rngs)
         self.tower = MLP((tower_width(config, layout), *config.tower_mlp), activate_last=True, dtype=dtype, rngs=rngs)
         width = config.tower_mlp[-1]
         self.attention = nnx.List(
@@ -147,7 +154,7 @@ class TBSM(nnx.Module):
         )
         inputs = 2 * width + (self.steps if config.top_with == "products" else 0)
         self.top = nnx.List(
-            MLP((inputs, *config.top_mlp), activate_last=False, dtype=dtype, rngs=rngs) for _ in range(config.heads)
+            MLP((inputs, *config.top_mlp), activate_last=False, **options, rngs=rngs) for _ in range(config.heads)
         )
         joint = (config.heads, config.heads + 4, 1)
         self.joint = MLP(joint, activate_last=False, dtype=dtype, rngs=rngs) if config.heads > 1 else None
@@ -155,41 +162,76 @@ class TBSM(nnx.Module):
     def __call__(self, batch: Batch) -> jax.Array:
         """Logits, (batch,) float32."""
         activations, _ = self.embeddings.lookup(batch.bags)
-        return self.logits(batch.dense, activations, batch.bags)
+        return self.logits(batch.dense, activations, batch.bags, mask=batch.mask)
 
-    def logits(self, dense: jax.Array, activations: Mapping[str, jax.Array], bags: Mapping[str, Bags]) -> jax.Array:
-        """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32."""
+    def logits(
+        self,
+        dense: jax.Array,
+        activations: Mapping[str, jax.Array],
+        bags: Mapping[str, Bags],
+        *,
+        mask: jax.Array | None = None,
+    ) -> jax.Array:
+        """Phase two: from dense features (batch, num_dense) and looked-up activations to logits, (batch,) float32.
+
+        ``mask``, (batch,) float32, is 0 for examples that BatchNorm leaves out; None leaves out none.
+        """
         dtype = jnp.dtype(self.config.compute_dtype)
         vectors = {name: x.astype(dtype) for name, x in self.embeddings.features(activations, bags).items()}
         masks = self.embeddings.masks(bags)
         present = jnp.all(jnp.stack([masks[name] for _, name in self.config.histories]), axis=0)
         place = places(present)
-        history = self._vectors(dense, place, {n: vectors[self.config.history_of.get(n, n)] for n in self.own})
-        target = self._vectors(dense, jnp.full_like(place[:, :1], self.steps), {n: vectors[n] for n in self.own})[:, 0]
+        real = jnp.ones(dense.shape[0], bool) if mask is None else mask > 0
+        of_steps, of_target = self._bottoms(dense, place, present & real[:, None], real)
+        history = self._vectors(of_steps, {n: vectors[self.config.history_of.get(n, n)] for n in self.own})
+        target = self._vectors(of_target, {n: vectors[n] for n in self.own})[:, 0]
         taken = present[:, :, None] & (place[:, :, None] == jnp.arange(self.steps, dtype=jnp.int32)[None, None, :])
         heads = []
         for attention, top in zip(self.attention, self.top, strict=True):
             context, products = attention.attend(target, history, taken.astype(dtype))
             inputs = [context, target, *((products,) if self.config.top_with == "products" else ())]
-            heads.append(top(jnp.concatenate(inputs, axis=1)))
+            heads.append(top(jnp.concatenate(inputs, axis=1), mask=real))
         logits = heads[0] if self.joint is None else self.joint(jax.nn.sigmoid(jnp.concatenate(heads, axis=1)))
         return logits[:, 0].astype(jnp.float32)
 
-    def _vectors(self, dense: jax.Array, place: jax.Array, features: Mapping[str, jax.Array]) -> jax.Array:
-        """The tower: vectors of steps, (batch, n, width), of length 1.
+    def _bottoms(
+        self, dense: jax.Array, place: jax.Array, present: jax.Array, real: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The bottom MLP of the steps and of the target, (batch, steps, width) and (batch, 1, width).
 
         Args:
           dense: (batch, num_dense) float32.
-          place: (batch, n) int32, the steps' places in time.
-          features: By name: (batch, n, dim) for a feature of steps, (batch, dim) for one that all steps share.
+          place: (batch, steps) int32, the steps' places in time; the target's is the one after them.
+          present: (batch, steps) bool, which of them hold a step of a real example.
+          real: (batch,) bool, which examples are real.
         """
+        last = jnp.full_like(place[:, :1], self.steps)
+        if not self.config.batch_norm:
+            return self._bottom(dense, place, None), self._bottom(dense, last, None)
+        # Together: predictions normalize both by one stored mean.
+        counted = jnp.concatenate([present, real[:, None]], axis=1)
+        both = self._bottom(dense, jnp.concatenate([place, last], axis=1), counted.reshape(-1))
+        return both[:, :-1], both[:, -1:]
+
+    def _bottom(self, dense: jax.Array, place: jax.Array, counted: jax.Array | None) -> jax.Array:
+        """The bottom MLP, (batch, n, width), of n places, of which those ``counted``, (batch * n,), make statistics."""
         batch, n = place.shape
         dtype = jnp.dtype(self.config.compute_dtype)
         time = place.astype(dtype) / (self.steps + 1)
         inputs = time[:, :, None]
         if dense.shape[1]:  # XLA crashes on CPUs when a program of several devices reads an array without elements
             inputs = jnp.concatenate([inputs, _each_step(dense.astype(dtype), n)], axis=2)
-        bottom = self.bottom(inputs.reshape(batch * n, -1))
+        return self.bottom(inputs.reshape(batch * n, -1), mask=counted).reshape(batch, n, -1)
+
+    def _vectors(self, bottom: jax.Array, features: Mapping[str, jax.Array]) -> jax.Array:
+        """The tower: vectors of steps, (batch, n, width), of length 1.
+
+        Args:
+          bottom: (batch, n, width), the bottom MLP's.
+          features: By name: (batch, n, dim) for a feature of steps, (batch, dim) for one that all steps share.
+        """
+        batch, n, width = bottom.shape
+        bottom = bottom.reshape(batch * n, width)
         own = [(x if x.ndim == 3 else _each_step(x, n)).reshape(batch * n, -1) for x in features.values()]
         if self.config.interaction == "dot":
             parts = [bottom, dot_interaction(jnp.stack([bottom, *own], axis=1))]

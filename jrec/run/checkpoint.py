@@ -19,6 +19,7 @@ from jrec.nn.embeddings import Table
 from jrec.nn.optimizer import RowSlot
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_fill import PIECE_BYTES, fill_rows
+from jrec.random_keys import key_implementation, words
 from jrec.row_optimizers import RowOptimizers, SlotShape, optimizer_of
 
 VALUES = "values"
@@ -71,8 +72,12 @@ def before_step(rows: Mapping[str, ChangingRows], batch: Batch) -> None:
 
 
 def dense_arrays(state: Any, progress: Mapping[str, np.ndarray], layout: EmbeddingLayout) -> dict[str, Any]:
-    """A checkpoint's arrays beside tables' rows: the arrays of a state and running metrics, by path."""
-    dense = {_STATE + path: leaf for path, leaf, where in _leaves(state, layout) if where is None and path != _KEY}
+    """A checkpoint's arrays beside tables' rows: the arrays of a state and running metrics, by path.
+
+    Arrays of random keys are there as their words, uint32 with one more axis, and their generator in the path.
+    """
+    leaves = [(path, leaf) for path, leaf, where in _leaves(state, layout) if where is None and path != _KEY]
+    dense = {_STATE + _saved_path(path, leaf): words(leaf) for path, leaf in leaves}
     return dense | {_PROGRESS + name: array for name, array in progress.items()}
 
 
@@ -118,10 +123,12 @@ def restore_state(
             leaves.append(jnp.zeros(0))
         elif not dense_optimizer and path.startswith(_DENSE_OPTIMIZER):
             leaves.append(leaf)
-        elif (array := dense.pop(_STATE + path, None)) is None:
-            raise CheckpointError(f"{saved.folder}: array {path} exists only in this run")
-        else:
+        elif (array := dense.pop(_STATE + (saved_path := _saved_path(path, leaf)), None)) is None:
+            raise CheckpointError(f"{saved.folder}: array {saved_path} exists only in this run")
+        elif (implementation := key_implementation(leaf)) is None:
             leaves.append(_placed(saved, path, array, leaf))
+        else:
+            leaves.append(jax.random.wrap_key_data(_placed(saved, path, array, words(leaf)), impl=implementation))
     if not (slots and dense_optimizer):
         unread = _STATE + (_DENSE_OPTIMIZER if slots else _OPTIMIZER)
         dense = {name: array for name, array in dense.items() if not name.startswith(unread)}
@@ -138,15 +145,24 @@ def flatten(tree: Any) -> dict[str, Any]:
     }
 
 
+def _saved_path(path: str, leaf: Any) -> str:
+    """The path in checkpoints: that of keys, of which the words are saved, has the name of their generator."""
+    implementation = key_implementation(leaf)
+    return path if implementation is None else f"{path}.{implementation}"
+
+
 def _abstract(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _leaves(state: Any, layout: EmbeddingLayout) -> Iterator[tuple[str, Any, tuple[str, str] | None]]:
     """Paths and leaves, and (stack, array) for leaves that are rows of the device's stacks."""
-    variables = jax.tree_util.tree_leaves_with_path(state, is_leaf=lambda node: isinstance(node, nnx.Variable))
-    for (path, leaf), (keys, variable) in zip(flatten(state).items(), variables, strict=True):
-        yield path, leaf, _row_array(keys, variable, layout)
+    for keys, variable in jax.tree_util.tree_leaves_with_path(
+        state, is_leaf=lambda node: isinstance(node, nnx.Variable)
+    ):
+        where = _row_array(keys, variable, layout)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(variable):
+            yield jax.tree_util.keystr((*keys, *path), simple=True, separator="."), leaf, where
 
 
 def _row_array(keys: tuple[Any, ...], variable: Any, layout: EmbeddingLayout) -> tuple[str, str] | None:

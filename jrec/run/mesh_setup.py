@@ -16,6 +16,7 @@ from jrec.errors import value_errors_are_config_errors
 from jrec.mesh.communication import Communication
 from jrec.mesh.exchange import Kind, check_kind, fastest_kind
 from jrec.ops.layout import EmbeddingLayout
+from jrec.random_keys import over_words
 from jrec.run.batches import Batches
 from jrec.run.host_owners import HostOwners
 from jrec.run.mesh_arrays import Shapes
@@ -167,6 +168,9 @@ class MeshSetup:
         def place(leaf: Any) -> jax.Array | jax.ShapeDtypeStruct:
             if isinstance(leaf, jax.ShapeDtypeStruct):
                 return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+            return over_words(on_all, leaf)
+
+        def on_all(leaf: Any) -> jax.Array:
             whole = np.asarray(leaf)
             return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 

@@ -107,7 +107,7 @@ class Run:
         step = optimizer.dense.step.get_value()
         self.steps = 0 if isinstance(step, jax.ShapeDtypeStruct) else int(step)
 
-    def compile(self, *, loss: Loss = binary_cross_entropy) -> Step:
+    def compile(self, *, loss: Loss = binary_cross_entropy, micro_batches: int = 1) -> Step:
         """A jitted step, in place on the run's arrays: lookup, gradients, update of dense parameters and rows.
 
         Args:
@@ -115,12 +115,15 @@ class Run:
             (``batch.mask`` is 0 where there is none). On a mesh it sees a device's part of the batch, and the
             parts' losses count by their examples; what it compares across examples, as in-batch negatives, it compares
             within a part.
+          micro_batches: In how many slices of a batch, or of each device's part, the dense model sees the examples, one
+            after another, so that its activations take the memory of one. Rows and dense parameters take one step, of
+            the whole batch; a loss that compares across examples does so within a slice.
 
         Returns:
           A function of a batch of ``feed`` to the loss, () float32, and the step's outputs: of all devices' examples,
           ``logits`` before the step, ``labels``, ``mask``. They are computed while the program goes on.
         """
-        step_on = self._state.compiled.with_loss(loss)
+        step_on = self._state.compiled.with_loss(loss, micro_batches)
         return lambda batch: self._take(batch, step_on)
 
     def _take(self, batch: FedBatch, step_on: StepOn) -> tuple[jax.Array, Seen]:

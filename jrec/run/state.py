@@ -136,8 +136,7 @@ class RunState:
         if (grown := ready.grown) is not None and (new := self.first_rows.on_devices(grown)):
             rows, self._rows = self.rows, None
             self._state, self._rows = self.compiled.renew(self._state, rows, self.first_rows.words, new)
-        rows, self._rows = self.rows, None
-        self._state, self._rows, host, outputs = step_on(self._state, rows, ready.host, ready.prepared)
+        self._state, self._rows, host, outputs = step_on(self._state, self.rows, ready.host, ready.prepared)
         self._behind = True
         if grown is not None:
             self.growing.taken(grown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from flax import nnx
@@ -69,6 +69,14 @@ class Seen:
     gradient_norm: jax.Array | None = None
 
 
+class WithLoss(Protocol):
+    """Makes a ``step_on`` of a loss, whose dense model sees the examples in so many slices, one after another."""
+
+    def __call__(self, loss: Loss, micro_batches: int = 1) -> StepOn:
+        """See ``jrec.nn.step.train_step_on``."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledRun:
     """A model and its optimizer, split into a state and jitted functions of it.
@@ -77,7 +85,7 @@ class CompiledRun:
       step_on: ``state, rows, host, batch -> state, rows, host, Seen``. The arguments but for the batch are donated:
         tables and slots change in place. The second ``host`` also has a ``PooledUpdate`` of each stack of
         ``batch.pooled`` that is not frozen.
-      with_loss: Another ``step_on``, of another loss.
+      with_loss: Another ``step_on``, of another loss or in more slices.
       renew: ``state, rows, words, new -> state, rows``, with first values and slots in the lines ``new`` (by stack,
         ``NewLines``; on a mesh ``MeshLines``) by the key of initial rows (``key_words``). State and rows are donated.
       predict_on: ``state, rows, host, batch -> logits``, (batch,) float32.
@@ -85,7 +93,7 @@ class CompiledRun:
     """
 
     step_on: StepOn
-    with_loss: Callable[[Loss], StepOn]
+    with_loss: WithLoss
     renew: Callable[[State, StackRows, Any, Mapping[str, Any]], tuple[State, dict[str, MeshRows]]]
     predict_on: Callable[[State, StackRows, HostRows, StepBatch], Any]
     merge: Callable[[State], tuple[Any, SparseOptimizer]]
@@ -107,6 +115,7 @@ def compile_run(
     mesh: Mesh | None = None,
     communication: Communication | None = None,
     loss: Loss = binary_cross_entropy,
+    micro_batches: int = 1,
     training: bool = True,
 ) -> tuple[State, CompiledRun]:
     """Splits modules into the initial state and its functions.
@@ -118,6 +127,7 @@ def compile_run(
       communication: How the devices of the mesh work together; None for the defaults. Devices that do not compute keep
         old dense parameters in the state; see ``jrec.mesh.communication``.
       loss: Of logits and batch, a mean over the batch's examples.
+      micro_batches: In how many slices of a batch, or of each device's part, the dense model sees the examples.
       training: Whether planned rows have slots; without them only ``predict_on`` works.
 
     Example:
@@ -128,14 +138,13 @@ def compile_run(
     together = None if mesh is None else communication or Communication()
 
     def train(
-        loss: Loss, state: State, rows: StackRows, host: HostRows, prepared: StepBatch
+        loss: Loss, micro_batches: int, state: State, rows: StackRows, host: HostRows, prepared: StepBatch
     ) -> tuple[State, dict[str, MeshRows], dict[str, Any], Seen]:
         model, optimizer = nnx.merge(graph, state)
         prepared = prepared if mesh is None else local_view(prepared)
         stores, batch = _stores(rows, host, prepared)
-        outputs = train_step_on(
-            model, optimizer, stores, batch, routes=prepared.routes, loss=loss, communication=together
-        )
+        options = {"routes": prepared.routes, "communication": together, "micro_batches": micro_batches}
+        outputs = train_step_on(model, optimizer, stores, batch, loss=loss, **options)
         results = _seen(outputs, prepared.batch, together)
         return nnx.state((model, optimizer)), _planned(outputs.stores, rows), _to_host(outputs.stores, host), results
 
@@ -167,14 +176,14 @@ def compile_run(
         placed = {**options, "in_specs": (everywhere, specs, everywhere, over)}
         renew = jax.shard_map(renew, out_specs=(everywhere, specs), **placed)
 
-    def with_loss(loss: Loss) -> StepOn:
-        step: Any = functools.partial(train, loss)
+    def with_loss(loss: Loss, micro_batches: int = 1) -> StepOn:
+        step: Any = functools.partial(train, loss, micro_batches)
         if mesh is not None:
             step = jax.shard_map(step, out_specs=(everywhere, specs, over, everywhere), **options)
         return jax.jit(step, donate_argnums=(0, 1, 2))
 
     return state, CompiledRun(
-        step_on=with_loss(loss),
+        step_on=with_loss(loss, micro_batches),
         with_loss=with_loss,
         renew=jax.jit(renew, donate_argnums=(0, 1)),
         predict_on=jax.jit(infer),

@@ -23,7 +23,7 @@ from jrec.train.config.typed_toml import MOST
 from jrec.train.factory import made_by_factory
 from jrec.train.tables import plan_tables, tt_options
 
-_NOT_PARAMS = 0x6F776E  # "own": sets further streams of an own model's rngs apart from those of its parameters
+_STREAMS = 0x64726F70  # "drop": sets other streams, such as of dropout, apart from the parameters of the same seed
 
 
 def build_layout(config: TrainConfig, schema: Schema) -> EmbeddingLayout:
@@ -71,9 +71,8 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
     """
     model, tables = config.model, config.tables
     implementation = None if tables.implementation == "auto" else tables.implementation
+    rngs = nnx.Rngs(jax.random.fold_in(jax.random.key(config.seed), _STREAMS), params=config.seed)
     if model.factory:
-        others = jax.random.fold_in(jax.random.key(config.seed), _NOT_PARAMS)
-        rngs = nnx.Rngs(others, params=config.seed)
         options: dict[str, Any] = {"implementation": implementation, "tt": tt_options(config, layout)}
         collection = EmbeddingCollection(layout, **options, key=rngs.params(), rngs=rngs)  # as ``table_key``
         return made_by_factory(model, collection, num_dense=len(schema.dense), rngs=rngs)
@@ -84,9 +83,10 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
             "top_mlp": model.top_mlp,
             "interaction": model.interaction,
             "compute_dtype": model.compute_dtype,
+            "dropout": model.dropout,
+            "batch_norm": model.batch_norm,
         }
         embeddings: dict[str, Any] = {"implementation": implementation, "tt": tt_options(config, layout)}
-        rngs = nnx.Rngs(params=config.seed)
         embeddings["key"] = rngs.params()  # the first of the stream, as ``table_key`` draws it
         if model.kind == "dlrm":
             dense |= {key: getattr(model, key) for key in ("wide", "cross_layers", "cross_rank", "dot_with")}
@@ -215,8 +215,9 @@ def _model_description(model: ModelConfig, num_dense: int) -> dict[str, Any]:
         del keys["tbsm"]
     elif model.tbsm.top_with == "context":
         del keys["tbsm"]["top_with"]
-    if not model.wide:
-        del keys["wide"]
+    for key in ("wide", "dropout", "batch_norm"):
+        if not keys[key]:
+            del keys[key]
     if model.interaction != "dcn":
         del keys["cross_layers"], keys["cross_rank"]
     of_products = model.kind == "dlrm" and model.interaction == "dot"

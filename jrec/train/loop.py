@@ -288,7 +288,7 @@ class _Training:
         return best if kept and best is not None else self.step
 
     def _train(self, stop: StopRequest, progress: TrainingProgress) -> bool:
-        config, step_on = self.config, self.run.compile()
+        config, step_on = self.config, self.run.compile(micro_batches=self.config.data.micro_batches)
         scheduler = self.feed.scheduler if isinstance(self.feed, HotColdFeed) else None
         pending: tuple[Seen, Batch] | None = None
         clock = time.perf_counter()

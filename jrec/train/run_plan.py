@@ -79,14 +79,15 @@ def check_sharing(config: TrainConfig, plan: Plan | None, processes: Sequence[in
     Raises:
       ConfigError: If a batch, or the processes, cannot be divided equally.
     """
-    count = len(processes) if plan is None else len(plan.askers)
-    if training and config.data.batch_size % count:
+    count, slices = len(processes) if plan is None else len(plan.askers), config.data.micro_batches
+    if training and config.data.batch_size % (count * slices):
         users = f"{count} devices (mesh.devices)"
         if plan is not None and plan.computes is not None:
             users = f"the {count} devices that compute by {config.plan} (of mesh.devices = {plan.devices})"
+        sliced = f", in data.micro_batches = {slices} slices each," if slices > 1 else ""
         raise ConfigError(
-            f"data.batch_size is {config.data.batch_size}, which {users} cannot share equally; use a multiple of"
-            f" {count}"
+            f"data.batch_size is {config.data.batch_size}, which {users}{sliced} cannot share equally; use a multiple"
+            f" of {count * slices}"
         )
     if plan is None or plan.computes is None:
         return

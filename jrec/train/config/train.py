@@ -45,6 +45,8 @@ class DataConfig(Section):
     Attributes:
       path: A dataset folder made by ``jrec prepare`` or ``jrec synth``.
       batch_size, eval_batch_size: Examples in a step.
+      micro_batches: In how many slices of a batch, or of each device's part, the MLPs see the examples, one after
+        another, so that their activations take the memory of one. A step stays one step of the whole batch.
       window_blocks: Blocks held in memory at a time, within which examples are shuffled; 0 keeps the order of the log.
       workers: Threads that read and pack batches; 0 does it between the steps. The batches do not depend on it.
       prefetch: Batches made ahead of the step.
@@ -57,6 +59,7 @@ class DataConfig(Section):
     path: str
     batch_size: BatchSize = 2048
     eval_batch_size: BatchSize = 8192
+    micro_batches: Annotated[int, Range(minimum=1, maximum=2**24)] = 1
     window_blocks: Annotated[int, Range(minimum=0, maximum=2**20)] = 16
     workers: Ahead = 2
     prefetch: Ahead = 4
@@ -68,6 +71,11 @@ class DataConfig(Section):
     def check(self) -> None:
         if not self.path:
             raise ConfigError("data.path is empty; give the folder of a dataset made by `jrec prepare` or `jrec synth`")
+        if self.batch_size % self.micro_batches:
+            raise ConfigError(
+                f"data.batch_size is {self.batch_size}, which data.micro_batches = {self.micro_batches} do not divide;"
+                " use a multiple of them"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,6 +107,9 @@ class ModelConfig(Section):
         vector per id: a DLRM sees such a feature as as many features as its longest list has ids.
       table_dtype: The dtype of stored rows. Sums always accumulate in float32.
       compute_dtype: The dtype of the MLPs' computation.
+      dropout: The rate of dropout in training after each hidden layer of the bottom and top MLPs, those that another
+        layer of theirs follows.
+      batch_norm: Whether these layers have BatchNorm before their ReLU, over the real examples of the whole batch.
       features: Settings of single categorical features, by name.
       tbsm: The rest of a TBSM.
       factory: A function that makes another model, as "package.module:function", see ``jrec.train.factory``; "" for
@@ -118,6 +129,8 @@ class ModelConfig(Section):
     pooling: Pooling = "sum"
     table_dtype: Dtype = "float32"
     compute_dtype: Dtype = "float32"
+    dropout: Annotated[float, Range(minimum=0, below=1)] = 0.0
+    batch_norm: bool = False
     features: Mapping[str, FeatureOverride] = dataclasses.field(default_factory=dict)
     tbsm: TBSMSection = dataclasses.field(default_factory=TBSMSection)
     factory: str = ""
