@@ -173,11 +173,20 @@ def candidates(facts: Facts) -> list[Candidate]:
         frozen = tuple(name for name in facts.tables if name != kept)
         name = f"products with the history of {coarsest}, whose rows alone are trained"
         rows = ("rowwise_adagrad", 0.1)
-        own: dict[str, Any] = {"frozen": frozen, "bounds": {kept: 0.2}}
-        candidates.append(Candidate(name=name, interaction="dot", dim=64, top=top, rows=rows, **own))
+        of_rows = Candidate(name=name, interaction="dot", dim=64, top=top, rows=rows, frozen=frozen, bounds={kept: 0.2})
         name = f"attention over the history (TBSM), where the rows of {coarsest} alone are trained"
-        own |= {"kind": "tbsm", "interaction": "concat", "rate": 0.002, "bounds": {kept: 1.0}}
-        candidates.append(Candidate(name=name, dim=32, top=(32,), rows=rows, **own))
+        attention = Candidate(
+            name=name,
+            kind="tbsm",
+            interaction="concat",
+            dim=32,
+            top=(32,),
+            rate=0.002,
+            rows=rows,
+            frozen=frozen,
+            bounds={kept: 1.0},
+        )
+        candidates += [of_rows, attention]
     return candidates
 
 
