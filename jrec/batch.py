@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 
+from jrec.data.schema import DatasetError
 from jrec.ops.types import Bags
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Extras(dict[str, Any]):
+    """Further arrays of a batch, which say how to get one that is not there."""
+
+    def __missing__(self, name: str) -> Any:
+        raise DatasetError(
+            f"the batch has no further column {name!r}; there are {'only ' if self else ''}"
+            f"{', '.join(sorted(self)) or 'none'}: name it where batches are made, as in"
+            f" run.feed(batches, extras=[{name!r}]) or pack_batch(..., extras=[{name!r}])"
+        )
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
+        """Arrays in the order of their names, as JAX flattens a dict."""
+        names = tuple(sorted(self))
+        return [(jax.tree_util.DictKey(name), self[name]) for name in names], names
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], arrays: Any) -> Extras:
+        """The inverse."""
+        return cls(zip(names, arrays, strict=True))
 
 
 @jax.tree_util.register_dataclass
@@ -31,4 +54,8 @@ class Batch:
     labels: jax.Array
     mask: jax.Array
     bags: dict[str, Bags]
-    extras: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
+    extras: dict[str, jax.Array] = dataclasses.field(default_factory=Extras)
+
+    def __post_init__(self) -> None:
+        if type(self.extras) is dict:
+            object.__setattr__(self, "extras", Extras(self.extras))

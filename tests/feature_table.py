@@ -1,6 +1,6 @@
-"""Which features train together: from the placements that are tested, the table of distributed.md.
+"""Which features train together: from the placements and models that are tested, the tables of distributed.md.
 
-``python tests/feature_table.py`` writes it into the page; ``test_placements`` holds the page against it.
+``python tests/feature_table.py`` writes them into the page; ``test_placement_changes`` holds the page against them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import functools
 import itertools
 import pathlib
 
+import model_cases as models
 import placement_cases as cases
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "distributed.md"
-BEGIN, END = "<!-- features: tests/feature_table.py -->\n", "<!-- end of features -->\n"
+BEGIN, END = "<!-- {}: tests/feature_table.py -->\n", "<!-- end of {} -->\n"
 
 NAMES = {
     "one": "one device",
@@ -87,11 +88,29 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
+def markdown_of_models() -> str:
+    """The table of what a model has besides rows, under the same numbers."""
+    trained = models.trained()
+
+    def cell(model: str, feature: str) -> str:
+        return "never" if (model, feature) in models.NEVER else "yes" if feature in trained[model] else "no"
+
+    lines = [
+        f"| | {' | '.join(map(str, range(1, len(NAMES) + 1)))} |",
+        f"| --- | {' | '.join('---' for _ in NAMES)} |",
+        *(f"| {model} | {' | '.join(cell(model, feature) for feature in NAMES)} |" for model in models.MODELS),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def page_with(text: str) -> str:
-    """The page's text with the table in its place."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{markdown()}{END}{after}"
+    """The page's text with the tables in their places."""
+    for name, table in (("features", markdown()), ("models", markdown_of_models())):
+        begin, end = BEGIN.format(name), END.format(name)
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}{table}{end}{after}"
+    return text
 
 
 if __name__ == "__main__":

@@ -120,3 +120,16 @@ def test_a_loss_uses_extras():
     nnx.jit(functools.partial(jrec.nn.train_step, loss=weighted))(model, optimizer, batch)
     changed = (np.array(model.embeddings.arrays()["d4_float32"]) != before).any(axis=1)
     assert np.flatnonzero(changed).tolist() == [3, 4]
+
+
+def test_a_column_that_no_batch_has_is_named_with_the_remedy():
+    for batch, held in (
+        (pack(LAYOUT, COLUMNS), "only " + ", ".join(sorted(EXTRAS))),
+        (pack_batch(LAYOUT, COLUMNS), "none"),
+    ):
+        with pytest.raises(DatasetError, match=rf"no further column 'buy'; there are {held}: .*extras=\['buy'\]"):
+            batch.extras["buy"]
+        for of in (jax.tree.map(jnp.asarray, batch), dataclasses.replace(batch, extras={"weight": batch.mask})):
+            with pytest.raises(DatasetError, match="no further column 'buy'"):
+                jax.eval_shape(lambda batch: batch.extras["buy"], of)
+        assert batch.extras.get("buy") is None

@@ -91,9 +91,19 @@ def test_every_candidate_loads_and_builds_a_model_of_the_dataset(sequences, tmp_
     of_history = [c for c in candidates(facts) if c.frozen]
     assert [(c.kind, c.frozen) for c in of_history] == [(kind, ("user id", "item")) for kind in ("dlrm", "tbsm")]
     assert all(set(c.bounds) == {"kind"} for c in of_history)
+    grown = [c for name in ("item", "kind") for c in candidates(dataclasses.replace(facts, growing=frozenset({name})))]
+    assert [c.frozen for c in grown if c.frozen] == [("user id", "item")] * 2  # only where those do not grow
     assert "Adam" in candidates(dataclasses.replace(facts, examples=10_000_000))[0].name
     huge = dataclasses.replace(facts, tables={"user id": 300_000_000})
     assert not any("Adam" in c.name for c in candidates(huge))
+
+
+def test_tables_that_grow_are_never_frozen(sequences):
+    schema = Schema.load(sequences)
+    grows = [dataclasses.replace(table, growing=table.name == "item" or None) for table in schema.tables]
+    facts = facts_of(sequences, dataclasses.replace(schema, tables=tuple(grows)))
+    assert facts.growing == {"item"}
+    assert not any(candidate.frozen for candidate in candidates(facts))
 
 
 def test_the_rates_follow_how_often_rows_are_looked_up(dataset):

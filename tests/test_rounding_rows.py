@@ -1,6 +1,7 @@
 """Random bits of 16-bit rows follow from the seed, the step, the table and the row, wherever the row lives."""
 
 import dataclasses
+import functools
 import zlib
 
 import jax
@@ -172,3 +173,15 @@ def test_numbers_of_a_table_of_more_than_2_to_the_31_rows_are_modulo_2_to_the_32
     want = (rows + zlib.crc32(b"wide")).astype(np.int32)
     np.testing.assert_array_equal(host_rounding_rows(stack, rows), want)
     np.testing.assert_array_equal(rounding_rows(stack, jnp.asarray(rows.astype(np.int32))), want)
+
+
+def test_a_stack_of_one_table_makes_no_array_without_elements():
+    """Inside of ``shard_map`` such a constant ends XLA's compiler, and with it the process (jax 0.11)."""
+    [stack] = layout_of(user="sharded").members
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("devices",))
+    over = jax.sharding.PartitionSpec("devices")
+    options = {"mesh": mesh, "in_specs": over, "out_specs": over, "check_vma": False}
+    numbers = jax.shard_map(functools.partial(rounding_rows, stack), **options)
+    addresses = jnp.arange(8, dtype=jnp.int32)
+    assert "[0," not in str(jax.make_jaxpr(numbers)(addresses))
+    np.testing.assert_array_equal(jax.jit(numbers)(addresses), host_rounding_rows(stack, np.arange(8)))

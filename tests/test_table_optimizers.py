@@ -149,6 +149,24 @@ def test_what_stacks_cannot_do_is_refused(options, message):
         stepped({}, 0, embedding=ADAM, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"embedding": optax.adagrad(0.1)}, "embedding"),
+        ({"embedding": ops.SGD}, "embedding"),
+        ({"tables": {"b": optax.adagrad(0.1)}}, r"tables\['b'\]"),
+        ({"cores": optax.sgd(0.1)}, "cores"),
+        ({"cores": {"t": optax.sgd(0.1)}}, r"cores\['t'\]"),
+    ],
+)
+def test_optimizers_of_optax_train_no_rows_and_row_optimizers_nothing_else(options, name):
+    model = model_of(layout_of({}))
+    with pytest.raises(TypeError, match=rf"^{name} is .*, but rows and cores are trained by .* jrec\.ops"):
+        SparseOptimizer(model, **{"dense": optax.sgd(0.1), "embedding": ADAM, **options})
+    with pytest.raises(TypeError, match=r"^dense is .*SGD.*, but dense parameters are trained by .* optax"):
+        SparseOptimizer(model, dense=SGD, embedding=ADAM)
+
+
 @pytest.mark.parametrize("implementation", ["xla", "native"])
 def test_gradients_are_applied_by_an_optimizer_a_table(implementation):
     rng = np.random.default_rng(1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from typing import Any
 
 from jrec.commands.arguments import DIM, SEED, SLOT_BYTES, THREADS, number, size
+from jrec.commands.rows import Rows, rows_of
 
 DESCRIPTION = """\
 Prepare a dataset for training with hot rows on the device and cold ones in host memory (FAE).
@@ -209,13 +209,12 @@ def _options(args: argparse.Namespace):
     from jrec.access.calibrate import CalibrateOptions
     from jrec.sharding.problem import ITEM_BYTES
 
-    row: dict[str, Any] = {"dim": 16, "dtype": "float32", "slot_bytes": 4}
+    rows = Rows(dim=16, slot_bytes=4)
     if args.config:
-        from jrec.commands.plan import row_settings
         from jrec.train.config import load_config
 
-        row |= row_settings(load_config(args.config, (f"data.path={args.data}",)))
-    row |= {key: getattr(args, key) for key in row if getattr(args, key) is not None}
+        rows = rows_of(load_config(args.config, (f"data.path={args.data}",)))
+    rows = rows.given(args)
     options = {
         "budget": args.budget,
         "small_bytes": args.small,
@@ -228,5 +227,5 @@ def _options(args: argparse.Namespace):
         exact=args.exact,
         smooth=not args.raw_counts,
         tighten=not args.no_tighten,
-        row_bytes=row["dim"] * ITEM_BYTES[row["dtype"]] + row["slot_bytes"],
+        row_bytes=rows.dim * ITEM_BYTES[rows.dtype] + rows.slot_bytes,
     )

@@ -5,10 +5,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jrec.commands.arguments import COUNT, DEVICES, DIM, SLOT_BYTES, number, size
-from jrec.commands.plan_checks import check_row_arguments, check_shared, check_trains, save_usable
+from jrec.commands.plan_checks import check_shared, check_trains, save_usable
+from jrec.commands.rows import Rows, check_row_arguments, rows_of
+
+if TYPE_CHECKING:
+    from jrec.access.profile import AccessProfile
+    from jrec.data.schema import Schema
+    from jrec.sharding.cost import Cost
+    from jrec.sharding.planner import Planned, PlanOptions
+    from jrec.sharding.problem import Problem
+    from jrec.sharding.tiers import TTOption
+    from jrec.train.config import TrainConfig
 
 DESCRIPTION = """\
 Decide where every row of every table lives: on one device, on all, in host memory or as tensor-train cores (OPER).
@@ -152,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
         check_output(out, inputs=[args.data, args.profile or "", args.config or "", args.hardware])
     schema, config = _settled(Schema.load(args.data, check_files=False), _config(args))
     problem = _problem(args, schema, config)
-    check_shared(problem, _settings(args, config)["batch_size"])
+    check_shared(problem, _batch_size(args, config))
     options = _options(args, problem, schema, config)
     planned = plan_placement(problem, options)
     plan = build_plan(problem, planned.placement, describe(problem, options, data=schema.name))
@@ -182,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tables_on_all(problem: Any, options: Any) -> dict[str, Any]:
+def _tables_on_all(problem: Problem, options: PlanOptions) -> dict[str, Cost]:
     """What the same devices cost if all of them kept tables and computed, where the tables then fit."""
     from jrec.sharding.errors import PlanError
     from jrec.sharding.planner import plan_placement
@@ -195,7 +205,7 @@ def _tables_on_all(problem: Any, options: Any) -> dict[str, Any]:
     return {"tables on all": planned.cost}
 
 
-def _exact(seconds: float, problem: Any, options: Any, planned: Any) -> str:
+def _exact(seconds: float, problem: Problem, options: PlanOptions, planned: Planned) -> str:
     """The optimum of pieces as fine as the solver can be asked for, beside the plan."""
     from jrec.errors import ConfigError
     from jrec.sharding import milp
@@ -242,7 +252,7 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
-def _profile(args: argparse.Namespace, schema: Any) -> Any:
+def _profile(args: argparse.Namespace, schema: Schema) -> AccessProfile:
     from jrec.access.count import exact_profile
     from jrec.access.profile import AccessProfile
     from jrec.progress import Progress
@@ -254,7 +264,7 @@ def _profile(args: argparse.Namespace, schema: Any) -> Any:
     return profile
 
 
-def _settled(schema: Any, config: Any) -> tuple[Any, Any]:
+def _settled(schema: Schema, config: TrainConfig | None) -> tuple[Schema, TrainConfig | None]:
     """Schema and configuration with the rows that the run, or one without a configuration, gives to growing tables."""
     if not schema.growing:
         return schema, config
@@ -268,8 +278,7 @@ def _settled(schema: Any, config: Any) -> tuple[Any, Any]:
     return schema.with_capacities({name: growth.capacity for name, growth in growths.items()}), config
 
 
-def _problem(args: argparse.Namespace, schema: Any, config: Any) -> Any:
-    from jrec.errors import ConfigError
+def _problem(args: argparse.Namespace, schema: Schema, config: TrainConfig | None) -> Problem:
     from jrec.sharding.hardware import load_hardware, parse_devices
     from jrec.sharding.problem import Problem, tables_of
 
@@ -278,43 +287,42 @@ def _problem(args: argparse.Namespace, schema: Any, config: Any) -> Any:
         hardware = hardware.with_memory(args.memory)
     if args.tables_on:
         hardware = dataclasses.replace(hardware, tables_on=parse_devices(args.tables_on, "--tables-on"))
-    settings = _settings(args, config)
-    if settings["dim"] is None:
-        raise ConfigError("say how long rows are: --dim N, or --config CONFIG.toml of the run to be planned")
+    rows = _rows(args, config)
     tables = tables_of(
-        [(t.name, t.rows) for t in schema.tables],
-        settings["dim"],
-        dtype=settings["dtype"],
-        slot_bytes=settings["slot_bytes"],
+        [(t.name, t.rows) for t in schema.tables], rows.dim, dtype=rows.dtype, slot_bytes=rows.slot_bytes
     )
     if config is not None and args.slot_bytes is None and args.purpose == "training":
-        named = {t.name: row_settings(config, t.name)["slot_bytes"] for t in tables}
-        tables = tuple(dataclasses.replace(t, slot_bytes=named[t.name]) for t in tables)
+        tables = tuple(dataclasses.replace(t, slot_bytes=rows_of(config, t.name).slot_bytes) for t in tables)
     return Problem(
         tables=tables,
         profile=_profile(args, schema),
         hardware=hardware,
-        batch_size=settings["batch_size"] or PER_DEVICE * (hardware.devices - len(hardware.tables_on)),
+        batch_size=_batch_size(args, config) or PER_DEVICE * (hardware.devices - len(hardware.tables_on)),
         purpose=args.purpose,
         extra_memory=args.extra_memory,
         dedup=args.dedup,
     )
 
 
-def _settings(args: argparse.Namespace, config: Any) -> dict[str, Any]:
-    """Dim, dtype, slots and batch size, of the arguments or else the configuration."""
-    settings: dict[str, Any] = {"dim": None, "dtype": "float32", "slot_bytes": 0, "batch_size": None}
-    if config is not None:
-        settings |= row_settings(config)
-        check_row_arguments(args.config, settings, {"dim": args.dim, "dtype": args.dtype})
-        settings["batch_size"] = config.data.batch_size
-        if args.purpose != "training":
-            settings["slot_bytes"] = 0
-    overrides = {key: getattr(args, key) for key in settings}
-    return settings | {key: value for key, value in overrides.items() if value is not None}
+def _rows(args: argparse.Namespace, config: TrainConfig | None) -> Rows:
+    """What a row is, by the arguments or else the configuration."""
+    from jrec.errors import ConfigError
+
+    if config is None:
+        if args.dim is None:
+            raise ConfigError("say how long rows are: --dim N, or --config CONFIG.toml of the run to be planned")
+        return Rows(dim=args.dim).given(args)
+    rows = rows_of(config)
+    check_row_arguments(args.config, rows, args)
+    return (rows if args.purpose == "training" else dataclasses.replace(rows, slot_bytes=0)).given(args)
 
 
-def _config(args: argparse.Namespace) -> Any:
+def _batch_size(args: argparse.Namespace, config: TrainConfig | None) -> int | None:
+    """Examples of a step, by the arguments or else the configuration; None where neither says."""
+    return args.batch_size or (None if config is None else config.data.batch_size)
+
+
+def _config(args: argparse.Namespace) -> TrainConfig | None:
     """The run's configuration that the arguments name, if any."""
     if not args.config:
         return None
@@ -323,21 +331,7 @@ def _config(args: argparse.Namespace) -> Any:
     return load_config(args.config, () if args.data is None else (f"data.path={args.data}",))
 
 
-def row_settings(config: Any, table: str | None = None) -> dict[str, Any]:
-    """Dim and dtype of a row, and the bytes of its slots, of a run's configuration.
-
-    Args:
-      config: The configuration.
-      table: The table; None for those that the configuration does not name.
-    """
-    from jrec.row_optimizers import slot_bytes
-
-    dim = config.model.table_dim
-    slots = config.optimizer.embedding.slots("" if table is None else table)
-    return {"dim": dim, "dtype": config.model.table_dtype, "slot_bytes": slot_bytes(slots, dim)}
-
-
-def _options(args: argparse.Namespace, problem: Any, schema: Any, config: Any) -> Any:
+def _options(args: argparse.Namespace, problem: Problem, schema: Schema, config: TrainConfig | None) -> PlanOptions:
     from jrec.errors import ConfigError
     from jrec.sharding.planner import PlanOptions
 
@@ -363,7 +357,7 @@ def _options(args: argparse.Namespace, problem: Any, schema: Any, config: Any) -
     )
 
 
-def _configured(config: Any, problem: Any, schema: Any) -> list[Any]:
+def _configured(config: TrainConfig | None, problem: Problem, schema: Schema) -> list[TTOption]:
     """The tables that the run's configuration makes tensor-train, as it makes them."""
     if config is None:
         return []
@@ -377,7 +371,7 @@ def _configured(config: Any, problem: Any, schema: Any) -> list[Any]:
     ]
 
 
-def _tt(text: str, problem: Any) -> Any:
+def _tt(text: str, problem: Problem) -> TTOption:
     """``TABLE=RANK``, ``TABLE=RANK:FROM``, ``TABLE=RANK!``."""
     from jrec.errors import ConfigError
     from jrec.sharding.tiers import tt_option

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jrec.errors import ConfigError, JrecError
 
@@ -15,25 +15,6 @@ if TYPE_CHECKING:
     from jrec.sharding.plans import Plan
     from jrec.sharding.problem import Problem
     from jrec.train.config import TrainConfig
-
-
-def check_row_arguments(path: str, configured: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Refuses rows of another kind than the run's that is planned.
-
-    Args:
-      path: The configuration's file.
-      configured: What the configuration says, by argument.
-      overrides: What the command line says, None where it says nothing.
-
-    Raises:
-      ConfigError: Naming the argument and both values.
-    """
-    for name, value in overrides.items():
-        if value is not None and value != configured[name]:
-            raise ConfigError(
-                f"--{name} is {value}, but {path} has rows of {name} {configured[name]}, so that its run would refuse"
-                f" the plan; leave --{name} out, or leave out --config"
-            )
 
 
 def check_shared(problem: Problem, batch_size: int | None) -> None:

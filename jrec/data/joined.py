@@ -79,8 +79,10 @@ class JoinedDelimited(Delimited):
         """Reads the files into memory, once."""
         if not self._tables:
             self.joined_inputs()
-            options: dict[str, Any] = {"limits": self._limits, "key_seed": key_seed, "threads": threads}
-            self._tables = tuple(load_side(self._whole, join, **options) for join in self._whole.join)
+            self._tables = tuple(
+                load_side(self._whole, join, limits=self._limits, key_seed=key_seed, threads=threads)
+                for join in self._whole.join
+            )
 
     def prejoined(self) -> Delimited:
         """The same log with those columns in it."""

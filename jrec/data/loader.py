@@ -111,8 +111,9 @@ def make_loader(
     if epochs is not None and epochs < 1:
         raise ValueError(f"epochs is {epochs}; it must be at least 1, or None for no end")
     schema = Schema.load(folder) if schema is None else schema
-    options: dict[str, Any] = {"on_bad_id": config.on_bad_id, "cast": config.cast, "orders": orders, "growing": growing}
-    own_packer = dataset_packer(folder, schema, layout, **options)
+    own_packer = dataset_packer(
+        folder, schema, layout, on_bad_id=config.on_bad_id, cast=config.cast, orders=orders, growing=growing
+    )
     packs = own_packer if packer is None else packer(own_packer)
     check_split(folder, schema, split, config.batch_size * process_count if config.drop_remainder else 1)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jrec.batch import Batch
@@ -54,11 +53,16 @@ def blank(layout: EmbeddingLayout, like: Batch, examples: int) -> Batch:
             None if bags_like.weights is None else np.zeros(shape, np.float32),
         )
         bags[stack.name] = Bags(ids=made[0], offsets=made[1], weights=made[2])
-    columns: dict[str, Any] = {"dense": like.dense, "labels": like.labels, "mask": like.mask, "extras": like.extras}
-    return Batch(bags=bags, **jax.tree.map(lambda array: _zeros(array, examples), columns))
+    return Batch(
+        dense=_zeros(like.dense, examples),
+        labels=_zeros(like.labels, examples),
+        mask=_zeros(like.mask, examples),
+        bags=bags,
+        extras={name: _zeros(array, examples) for name, array in like.extras.items()},
+    )
 
 
-def _zeros(like: Any, examples: int) -> np.ndarray:
+def _zeros(like: Any, examples: int) -> Any:
     return np.zeros((examples, *np.shape(like)[1:]), np.asarray(like).dtype)
 
 

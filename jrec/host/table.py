@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,19 +81,18 @@ class HostTable:
         size = _bytes(stack, shapes)
         if huge_pages is None:
             huge_pages = size <= physical_memory() // 4
-        place: dict[str, Any] = {"folder": folder, "huge_pages": huge_pages, "written": written}
+        placed = functools.partial(allocate, folder=folder, huge_pages=huge_pages, written=written)
         slots = {
-            name: allocate(shape, np.dtype(np.float32), name=f"{stack.name}.{name}", **place)
-            for name, shape in shapes.items()
+            name: placed(shape, np.dtype(np.float32), name=f"{stack.name}.{name}") for name, shape in shapes.items()
         }
-        bitmap = {"shape": (-(-stack.rows // 64),), "dtype": np.dtype(np.int64), "huge_pages": huge_pages}
+        bitmap = functools.partial(allocate, (-(-stack.rows // 64),), np.dtype(np.int64), huge_pages=huge_pages)
         self._store = RowStore(
-            values=allocate((stack.rows, stack.dim), np.dtype(jnp.dtype(stack.dtype)), name=stack.name, **place),
+            values=placed((stack.rows, stack.dim), np.dtype(jnp.dtype(stack.dtype)), name=stack.name),
             slots=slots,
             initial_slots={name: optimizer.initial_slot(name) for name in shapes},
             tables=table_records(stack.bases, keys, np.array([scale(t) for t in stack.tables], np.float32)),
-            made=allocate(name=f"{stack.name}.made", **bitmap),
-            dirty=allocate(name=f"{stack.name}.dirty", **bitmap),
+            made=bitmap(name=f"{stack.name}.made"),
+            dirty=bitmap(name=f"{stack.name}.dirty"),
         )
         self.keys = keys
         self._before_write: Callable[[np.ndarray], None] = _nothing

@@ -80,6 +80,7 @@ class SparseOptimizer(nnx.Module):
         updates below half of the last bit survive on average; None rounds to nearest. float32 is not rounded.
 
     Raises:
+      TypeError: If ``dense`` is a row optimizer, or rows or cores are given one of optax.
       ValueError: If ``tables`` or ``cores`` name an unknown table, a stack would need two optimizers, or
         ``max_global_norm`` is not above 0.
     """
@@ -97,6 +98,7 @@ class SparseOptimizer(nnx.Module):
     ):
         if max_global_norm is not None and not max_global_norm > 0:
             raise ValueError(f"max_global_norm is {max_global_norm}, but must be above 0, or None for no clipping")
+        _check_kinds(dense, embedding, cores, tables)
         _check_every_step(dense, model)
         self.max_global_norm = max_global_norm
         self.rounding_seed = rounding_seed
@@ -245,6 +247,26 @@ class SparseOptimizer(nnx.Module):
             return None
         seed = jax.random.key_data(jax.random.key(self.rounding_seed, impl="threefry2x32"))
         return derived_key(derived_key(seed, _ROUNDING), self.step)
+
+
+def _check_kinds(dense: Any, embedding: Any, cores: Any, tables: Mapping[str, Any]) -> None:
+    """Refuses optax's optimizers for rows, and row optimizers for dense parameters."""
+    if not (hasattr(dense, "init") and hasattr(dense, "update")):
+        raise TypeError(f"dense is {dense!r}, but dense parameters are trained by one of optax, as optax.adagrad(0.1)")
+    given = {"embedding": embedding, **{f"tables[{name!r}]": own for name, own in tables.items() if own is not None}}
+    many = isinstance(cores, Mapping)
+    given |= {f"cores[{name!r}]": own for name, own in cores.items()} if many else {"cores": cores or embedding}
+    for name, optimizer in given.items():
+        if not isinstance(optimizer, RowOptimizer):
+            raise TypeError(
+                f"{name} is {_named(optimizer)}, but rows and cores are trained by a row optimizer, as"
+                " jrec.ops.Adagrad(learning_rate=0.1)"
+            )
+
+
+def _named(optimizer: Any) -> str:
+    """Short enough for a message: a transformation of optax names only its functions."""
+    return "one of optax" if isinstance(optimizer, optax.GradientTransformation) else repr(optimizer)
 
 
 def _check_every_step(dense: optax.GradientTransformation, model: Any) -> None:

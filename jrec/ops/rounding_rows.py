@@ -28,8 +28,10 @@ def rounding_rows(stack: Stack, addresses: jax.Array) -> jax.Array:
       (n,) int32.
     """
     offsets = _offsets(stack)
+    if len(offsets) == 1:  # constants without elements, as below, end XLA's compiler inside of shard_map (jax 0.11)
+        return addresses + offsets[0]
     # What the offset changes by, added for every table that has begun: one loop without a search or a gather, which XLA
-    # fuses. A single table is not compared with: addresses of one of 2^31 rows or more would seem to lie before it.
+    # fuses. The first table is not compared with: addresses of one of 2^31 rows or more would seem to lie before it.
     begun = addresses[None, :] >= jnp.asarray(stack.bases[1:], jnp.int32)[:, None]
     return addresses + offsets[0] + jnp.sum(jnp.where(begun, np.diff(offsets)[:, None], np.int32(0)), axis=0)
 

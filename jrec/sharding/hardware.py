@@ -292,19 +292,21 @@ def _read(path: pathlib.Path) -> Hardware:
     stated = file.memory if isinstance(file.memory, tuple) else (file.memory,)
     memory = [int(parse_bytes(m, f"{path}: memory")) for m in stated]
     apart = () if file.tables_on is None else parse_devices(file.tables_on, f"{path}: tables_on")
-    shared: dict[str, Any] = {"name": file.name or path.stem, "all_reduce": size("all_reduce"), "host": size("host")}
+    name, all_reduce, host = file.name or path.stem, size("all_reduce"), size("host")
     try:
         if file.fetch is not None:
             if clash := [k for k in ("lookup", "within", "between", "devices_per_node") if k in content]:
                 raise ConfigError(f"{path} has fetch and also {', '.join(clash)}; give one or the other")
             each = tuple(memory * len(file.fetch) if len(memory) == 1 else memory)
-            return Hardware(memory=each, fetch=file.fetch, tables_on=apart, **shared)
+            return Hardware(name=name, memory=each, fetch=file.fetch, all_reduce=all_reduce, host=host, tables_on=apart)
         made = grid(
+            name,
             devices=file.devices or 0,
             devices_per_node=file.devices_per_node,
             memory=memory[0] if len(memory) == 1 else memory,
             **{key: size(key) for key in ("lookup", "within", "between") if key in content},
-            **shared,
+            all_reduce=all_reduce,
+            host=host,
         )
         return dataclasses.replace(made, tables_on=apart)
     except ValueError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -100,16 +99,19 @@ class Cores:
         """The step on one device, which updates each core as soon as its gradient is computed."""
         residuals, gradients, context = core_gradients.residuals, core_gradients.gradients, core_gradients.context
         optimizer = context.row_optimizer
-        options_of_step: dict[str, Any] = {
-            "step": options.step,
-            "gradient_scale": options.gradient_scale,
-            "rounding_key": options.rounding_key,
-            "implementation": options.implementation,
-        }
         slots = slots_by_core(self.slots, self.shape.num_cores)
         if isinstance(residuals, TTResiduals):
             cores, slots = tt_apply_gradients(
-                context.cores or optimizer, self.cores, slots, self.shape, residuals, gradients, **options_of_step
+                context.cores or optimizer,
+                self.cores,
+                slots,
+                self.shape,
+                residuals,
+                gradients,
+                step=options.step,
+                gradient_scale=options.gradient_scale,
+                rounding_key=options.rounding_key,
+                implementation=options.implementation,
             )
             return dataclasses.replace(self, cores=cores, slots=named_slots(slots))
         assert core_gradients.cache is not None
@@ -122,7 +124,10 @@ class Cores:
             residuals,
             gradients,
             core_optimizer=context.cores,
-            **options_of_step,
+            step=options.step,
+            gradient_scale=options.gradient_scale,
+            rounding_key=options.rounding_key,
+            implementation=options.implementation,
         )
         return self._ended(cores, slots, state, residuals, context)
 

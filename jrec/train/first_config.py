@@ -40,6 +40,7 @@ class Facts:
       unscaled: By name, mean and standard deviation of dense features far from zero mean and unit variance.
       histories: By feature with one id, the list feature of the same table, such as the ids before it.
       history_tables: The tables that these features read.
+      growing: The tables that grow.
     """
 
     examples: int
@@ -50,6 +51,7 @@ class Facts:
     unscaled: dict[str, tuple[float, float]]
     histories: dict[str, str]
     history_tables: dict[str, str]
+    growing: frozenset[str] = frozenset()
 
     @property
     def rows(self) -> int:
@@ -132,6 +134,7 @@ def facts_of(folder: str | os.PathLike[str], schema: Schema) -> Facts:
         unscaled=unscaled,
         histories=histories,
         history_tables={feature.name: feature.table for feature in schema.categorical if feature.name in histories},
+        growing=schema.growing,
     )
 
 
@@ -171,13 +174,24 @@ def candidates(facts: Facts) -> list[Candidate]:
         coarsest = min(facts.histories, key=lambda feature: facts.tables[facts.history_tables[feature]])
         kept = facts.history_tables[coarsest]
         frozen = tuple(name for name in facts.tables if name != kept)
+        if facts.growing.intersection(frozen):  # whose rows mean nothing to a new value unless they are trained
+            return candidates
         name = f"products with the history of {coarsest}, whose rows alone are trained"
         rows = ("rowwise_adagrad", 0.1)
-        own: dict[str, Any] = {"frozen": frozen, "bounds": {kept: 0.2}}
-        candidates.append(Candidate(name=name, interaction="dot", dim=64, top=top, rows=rows, **own))
+        of_rows = Candidate(name=name, interaction="dot", dim=64, top=top, rows=rows, frozen=frozen, bounds={kept: 0.2})
         name = f"attention over the history (TBSM), where the rows of {coarsest} alone are trained"
-        own |= {"kind": "tbsm", "interaction": "concat", "rate": 0.002, "bounds": {kept: 1.0}}
-        candidates.append(Candidate(name=name, dim=32, top=(32,), rows=rows, **own))
+        attention = Candidate(
+            name=name,
+            kind="tbsm",
+            interaction="concat",
+            dim=32,
+            top=(32,),
+            rate=0.002,
+            rows=rows,
+            frozen=frozen,
+            bounds={kept: 1.0},
+        )
+        candidates += [of_rows, attention]
     return candidates
 
 

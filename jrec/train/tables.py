@@ -224,25 +224,42 @@ def _parts(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier
     """The table, or its uncompressed first rows and its other rows in cores of ``shape``."""
     dim, dtype = config.model.table_dim, config.model.table_dtype
     tier = config.tables.tier if named in (None, "tt") else named
-    group = config.optimizer.embedding.group(table.name)
     own = config.tables.overrides.get(table.name, TableOverride()).initial_bound
-    common: dict[str, Any] = {"name": table.name, "dim": dim}
-    common["initial_bound"] = config.tables.initial_bound if own is None else own
-    whole: dict[str, Any] = common | {"dtype": dtype, "tier": tier, "group": group}
+    bound = config.tables.initial_bound if own is None else own
+
+    def whole(rows: int) -> TableConfig:
+        """The first ``rows`` rows, uncompressed."""
+        return TableConfig(
+            name=table.name,
+            rows=rows,
+            dim=dim,
+            dtype=dtype,
+            tier=tier,
+            group=config.optimizer.embedding.group(table.name),
+            of_rows=None if rows == table.rows else table.rows,
+            initial_bound=bound,
+        )
+
     if shape is None:
-        return [TableConfig(rows=table.rows, **whole)]
+        return [whole(table.rows)]
     core_dtype = config.tables.tt.dtype or dtype
     if core_dtype == "float16":
         raise ConfigError(
             "model.table_dtype is 'float16', but cores are float32 or bfloat16; set tables.tt.dtype to one of them"
         )
-    cores: dict[str, Any] = common | {"dtype": core_dtype, "tier": "tt", "tt_shape": shape}
-    if not (first := table.rows - shape.rows):
-        return [TableConfig(rows=table.rows, **cores)]
-    return [
-        TableConfig(rows=first, of_rows=table.rows, **whole),
-        TableConfig(rows=shape.rows, first_row=first, of_rows=table.rows, **cores),
-    ]
+    first = table.rows - shape.rows
+    cores = TableConfig(
+        name=table.name,
+        rows=shape.rows,
+        dim=dim,
+        dtype=core_dtype,
+        tier="tt",
+        tt_shape=shape,
+        first_row=first,
+        of_rows=table.rows if first else None,
+        initial_bound=bound,
+    )
+    return [whole(first), cores] if first else [cores]
 
 
 def _whole_rows(config: TrainConfig, table: Table, override: TableOverride) -> int:
