@@ -9,7 +9,18 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import casting, casting_overlap, embedding, harness, mlperf, plain_jax, startup, train_step, workloads
+from benchmarks import (
+    casting,
+    casting_overlap,
+    checkpoints,
+    embedding,
+    harness,
+    mlperf,
+    plain_jax,
+    startup,
+    train_step,
+    workloads,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 TINY = workloads.Workload(
@@ -159,3 +170,12 @@ def test_steps_say_which_tables_they_cap(monkeypatch, run):
     }
     whole = run(train_step.main, "--model", "rm1", "--table-rows", "90", "--batch", "8")
     assert {r["case"] for r in whole} == {"rm1, adagrad, batch 8, 160 rows x 8"}
+
+
+@pytest.mark.slow
+def test_checkpoints_are_measured_in_every_place(run):
+    results = run(checkpoints.main)
+    assert [r["case"].split(",")[0] for r in results[::12]] == list(checkpoints.PLACES)
+    written = [r["details"]["by_first"] for r in results if r["metric"] == "written" and "first" not in r["case"]]
+    assert max(written) < 0.5
+    assert all(r["value"] < 1 for r in results if r["metric"] == "held")
