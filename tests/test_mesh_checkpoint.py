@@ -26,7 +26,6 @@ from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError
 from jrec.run.checkpoint import dense_arrays, flatten
 from jrec.run.mesh_checkpoint import MeshSource, saved_rows
-from jrec.run.run import Run
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
@@ -142,7 +141,7 @@ def run_of(place, row, rows=ROWS):
 
 def copied(run):
     """Bits of the rows, slots and dense arrays of a run on a mesh, as ``contents`` names them."""
-    run._settle()
+    run.settle()
     state = run._state
     found = {path: np.asarray(a).tobytes() for path, a in dense_arrays(state.state, {}, run.layout).items()}
     for stack in run.layout.planned_stacks:
@@ -170,8 +169,6 @@ def test_checkpoints_are_of_their_steps_while_a_mesh_takes_others(name, tmp_path
     """And increments go on in any place, from what any place wrote."""
     monkeypatch.setattr(Writer, "_write", slowly(Writer._write))
     monkeypatch.setattr("jrec.checkpoint.writer._READ_BYTES", 1000)
-    opened = Run._open
-    monkeypatch.setattr(Run, "_open", lambda self, folder, keep: opened(self, folder, 99))
     row, taken, during, pieces = OPTIMIZERS[name], {}, 0, set()
     for place in ("plan", "mesh", "device", "plan"):
         with run_of(place, row) as run:
@@ -185,7 +182,7 @@ def test_checkpoints_are_of_their_steps_while_a_mesh_takes_others(name, tmp_path
                     during += 1
                 else:
                     taken[run.steps] = copied(run) if run.mesh is not None else {}
-                    run.save(tmp_path, wait=False)
+                    run.save(tmp_path, keep=99, wait=False)
     assert during > 8
     for step, expected in taken.items():
         saved = Saved(tmp_path / str(step))

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from jrec.checkpoint.manifest import complete_steps
 from jrec.data.identity import Identity
 from jrec.errors import CheckpointError, ConfigError
 
@@ -19,9 +18,18 @@ if TYPE_CHECKING:
     from jrec.train.config import TrainConfig
 
 
+MANIFEST = "manifest.json"  # as in ``jrec.checkpoint.manifest``, whose package loads JAX
+
+
+def manifests(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The manifests of the complete checkpoints in a folder, by ascending step."""
+    found = [path for path in folder.glob(f"*/{MANIFEST}") if path.parent.name.isdigit()]
+    return sorted(found, key=lambda path: int(path.parent.name))
+
+
 def holds_checkpoints(folder: pathlib.Path) -> bool:
     """Whether a folder holds checkpoints itself, as ``Run.save`` writes them."""
-    return bool(complete_steps(folder))
+    return bool(manifests(folder))
 
 
 def latest_record(folder: pathlib.Path) -> Record:
@@ -33,7 +41,7 @@ def latest_record(folder: pathlib.Path) -> Record:
     from jrec.checkpoint import Saved
     from jrec.run.record import recorded
 
-    return recorded(Saved(folder / str(complete_steps(folder)[-1])))
+    return recorded(Saved(manifests(folder)[-1].parent))
 
 
 def recorded_dataset(folder: pathlib.Path) -> Identity:

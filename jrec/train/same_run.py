@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrec import environment
-from jrec.checkpoint.manifest import MANIFEST
 from jrec.data.fae.manifest import MANIFEST_FILE
 from jrec.data.schema import SCHEMA_FILE
 from jrec.files import sha256_of
 from jrec.train.config import TrainConfig
 from jrec.train.dataset import RunData
+from jrec.train.library_run import MANIFEST, manifests
 from jrec.train.run_folder import CONFIG_FILE
 
 _OWN = ("log.", "name", "out", "plan", "data.path", "data.workers", "data.prefetch", "tables.host.")
@@ -45,7 +45,7 @@ def evaluation_facts(checkpoint: str, data: str, plan: str, **options: Any) -> d
     """
     facts = _versions() | {f"--{name}": _text(value) for name, value in options.items()}
     place = pathlib.Path(checkpoint)
-    places = (place / CONFIG_FILE, place.parent.parent / CONFIG_FILE, place / MANIFEST)
+    places = (place / CONFIG_FILE, place.parent.parent / CONFIG_FILE, place / MANIFEST, *manifests(place)[-1:])
     stored = next((p for p in places if p.is_file()), None)
     facts["the run's configuration"] = file_digest(stored) if stored else "absent"
     described = next((p for name in (SCHEMA_FILE, MANIFEST_FILE) if (p := pathlib.Path(data) / name).is_file()), None)
