@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks import scaling_bytes, scaling_step, workloads
 from jrec.mesh.route import AXIS, MeshRows
 from jrec.run.mesh_arrays import on_mesh
-from jrec.run.mesh_rows import initial_rows
+from jrec.run.mesh_rows import initial_stack
 from jrec.sharding.hardware import load_hardware
 
 BATCHES, WARM_UPS = 3, 2
@@ -46,7 +46,10 @@ def measured(arguments: argparse.Namespace) -> dict:
     state, run = scaling_step.compiled(setup, mesh)
     specs = NamedSharding(mesh, PartitionSpec())
     state = jax.device_put(state, specs)
-    rows = initial_rows(setup.layout, setup.plan, mesh, jax.random.key(0), scaling_step.OPTIMIZER)
+    rows = {
+        stack.name: initial_stack(stack, setup.plan, mesh, jax.random.key(0), scaling_step.OPTIMIZER)
+        for stack in setup.layout.planned_stacks
+    }
     assert all(isinstance(of, MeshRows) for of in rows.values())
     dealt = [scaling_step.dealt_of(setup, seed=seed) for seed in range(BATCHES)]
     batches = [on_mesh(batch, mesh) for batch in scaling_step.mesh_batches(setup, dealt)]

@@ -14,10 +14,11 @@ from jrec.checkpoint import Checkpoints, DeviceRows, HostRows
 from jrec.host import HostTable
 from jrec.mesh.route import AXIS, MeshRows
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.run.mesh_checkpoint import mesh_sources, saved_rows, saved_stack
-from jrec.run.mesh_host_rows import load_host_rows, planned_host_tables
+from jrec.run.host_owners import ALONE
+from jrec.run.mesh_checkpoint import MeshSource, saved_stack
 from jrec.run.mesh_plan import dealt
 from jrec.run.options import HostOptions
+from jrec.run.placed import load_host_rows, placed_host_table
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
 
 TIERS = ("device", "host", "mesh")
@@ -118,10 +119,13 @@ class Planned:
         self.plan = scattered(dealt(self.layout, 4), seed=seed, replicate=0.2, host=host)
         self.mesh = Mesh(np.array(jax.devices()[:4]), (AXIS,))
         key = jax.random.key(seed, impl="threefry2x32")
-        self.tables = planned_host_tables(self.layout, self.plan, key, optimizer, HostOptions(folder=folder or ""))
+        options = HostOptions(folder=folder or "")
+        self.tables = {
+            stack.name: placed_host_table(stack, self.plan, optimizer, key, options, ALONE)
+            for stack in (self.stacks if host else ())
+        }
         self.rows = {stack.name: saved_stack(Fresh(rng), stack, *self.where) for stack in self.stacks}
-        on_devices = mesh_sources(self.layout, *self.where, lambda stack: self.rows[stack], None)
-        self.on_devices = list(on_devices.values())
+        self.on_devices = [MeshSource(s, *self.where, lambda stack=s.name: self.rows[stack]) for s in self.stacks]
         self.sources = [*self.on_devices, *map(HostRows, self.tables.values())]
 
     @property
@@ -159,8 +163,9 @@ class Planned:
 
     def restore(self, saved):
         """Takes a checkpoint."""
-        load_host_rows(self.tables, self.plan, saved)
-        self.rows = saved_rows(saved, self.layout, *self.where)
+        for table in self.tables.values():
+            load_host_rows(table, self.plan, saved, ALONE)
+        self.rows = {stack.name: saved_stack(saved, stack, *self.where) for stack in self.stacks}
 
     def state(self):
         """Everything, as bytes."""

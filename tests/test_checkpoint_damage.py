@@ -14,7 +14,7 @@ from mesh_runs import OPTIMIZERS
 
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.errors import CheckpointError
-from jrec.run.mesh_checkpoint import MeshSource, saved_rows
+from jrec.run.mesh_checkpoint import MeshSource, saved_stack
 
 
 def of_tier(tier, folder):
@@ -26,7 +26,7 @@ def of_tier(tier, folder):
         plan, mesh = some_plan(2, seed=1, replicate=0.3, tt=False), Mesh(np.array(jax.devices()[:2]), ("devices",))
         rows = {"values": rng.normal(size=(stack.rows, stack.dim)).astype(np.float32), "sum": np.ones(stack.rows)}
         one = whole_stack_checkpoint(folder / "one", stack, optimizer, rows)
-        placed = saved_rows(one, layout, plan, mesh, optimizer)[stack.name]
+        placed = saved_stack(one, stack, plan, mesh, optimizer)
         sources = [MeshSource(stack, plan, mesh, optimizer, lambda: placed)]
         checkpoints.save(3, arrays={"w": np.arange(9.0)}, sources=sources, meta={"loader": {"position": 3}})
         return checkpoints.open().folder

@@ -25,7 +25,7 @@ from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError
 from jrec.run.checkpoint import dense_arrays, flatten
-from jrec.run.mesh_checkpoint import MeshSource, saved_rows
+from jrec.run.mesh_checkpoint import MeshSource, saved_stack
 from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
@@ -51,7 +51,7 @@ def saved(tmp_path_factory):
 def on_devices(folder, source, plan):
     """The same rows as a plan places them, in a checkpoint."""
     mesh = Mesh(np.array(jax.devices()[: plan.devices]), ("devices",))
-    rows = saved_rows(source, LAYOUT, plan, mesh, OPTIMIZER)
+    rows = {STACK.name: saved_stack(source, STACK, plan, mesh, OPTIMIZER)}
     checkpoints = Checkpoints(folder, chunk_bytes=1000)
     checkpoints.save(7, arrays={}, sources=[MeshSource(STACK, plan, mesh, OPTIMIZER, lambda: rows[STACK.name])])
     return checkpoints.open()
@@ -69,8 +69,7 @@ def test_rows_slots_and_replicas_go_from_any_plan_to_any_other(saved, tmp_path, 
     source, whole = saved
     plan = some_plan(devices, seed=seed, replicate=replicate, tt=False)
     mesh = Mesh(np.array(jax.devices()[:devices]), ("devices",))
-    rows = saved_rows(source, LAYOUT, plan, mesh, OPTIMIZER)
-    values, slots = whole_stack(STACK, plan, rows[STACK.name])
+    values, slots = whole_stack(STACK, plan, saved_stack(source, STACK, plan, mesh, OPTIMIZER))
     np.testing.assert_array_equal(values, whole["values"])
     np.testing.assert_array_equal(slots["sum"], whole["sum"])
     again = on_devices(tmp_path, source, plan)

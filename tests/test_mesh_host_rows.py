@@ -22,11 +22,12 @@ from jrec.data.schema import Schema
 from jrec.errors import CheckpointError
 from jrec.host import HostTable
 from jrec.run.checkpoint import flatten
-from jrec.run.mesh_checkpoint import MeshSource, saved_rows
-from jrec.run.mesh_host_rows import load_host_rows, planned_host_tables
+from jrec.run.host_owners import ALONE
+from jrec.run.mesh_checkpoint import MeshSource, saved_stack
 from jrec.run.mesh_plan import dealt
 from jrec.run.mesh_rows import based
 from jrec.run.options import HostOptions
+from jrec.run.placed import load_host_rows, placed_host_table
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_addresses, host_ranges
 from jrec.train.build import build_layout
@@ -71,10 +72,13 @@ class Placed:
         self.folder, self.plan = folder, plan
         mesh = Mesh(np.array(jax.devices()[: plan.devices]), ("devices",))
         key = nnx.Rngs(params=0).params()
-        self.tables = planned_host_tables(LAYOUT, plan, key, OPTIMIZER, HostOptions())
+        self.tables = {}
+        if plan.rows_in("host"):
+            self.tables = {STACK.name: placed_host_table(STACK, plan, OPTIMIZER, key, HostOptions(), ALONE)}
         self.checkpoints = Checkpoints(folder, keep=9)
-        self.rows = saved_rows(source, LAYOUT, plan, mesh, OPTIMIZER)
-        load_host_rows(self.tables, plan, source)
+        self.rows = {STACK.name: saved_stack(source, STACK, plan, mesh, OPTIMIZER)}
+        for table in self.tables.values():
+            load_host_rows(table, plan, source, ALONE)
         on_devices = MeshSource(STACK, plan, mesh, OPTIMIZER, lambda: self.rows[STACK.name])
         self.sources = [on_devices, *(HostRows(table) for table in self.tables.values())]
 

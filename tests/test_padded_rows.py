@@ -1,5 +1,7 @@
 """Rows padded in storage: the same bits as without, padding that stays as it was, and none of it in results."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +12,12 @@ from pallas_interpreter import interpreted
 
 import jrec
 from jrec import ops
-from jrec.checkpoint import Checkpoints
+from jrec.checkpoint import Checkpoints, DeviceRows
 from jrec.native import host
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer, train_step
 from jrec.ops.storage import ALIGNMENT, pad, padded_dim, strip
 from jrec.pallas import tile
-from jrec.run.checkpoint import dense_arrays, device_rows, restore_state
+from jrec.run.checkpoint import StateRows, dense_arrays, restore_state
 from jrec.train.build import parameter_counts
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -173,8 +175,9 @@ def test_checkpoints_of_padded_and_plain_rows_are_the_same(tmp_path):
 
     for first, second in ((padded, plain), (plain, padded)):
         folder = tmp_path / f"{first.pad_rows}"
-        sources = device_rows(layout, optimizer, lambda first=first: state(first)).values()
+        rows = StateRows(layout, lambda first=first: state(first))
+        sources = [DeviceRows(s, optimizer.slots, functools.partial(rows.of, s.name)) for s in layout.members]
         checkpoints = Checkpoints(folder)
-        checkpoints.save(1, arrays=dense_arrays(state(first), {}, layout), sources=list(sources))
+        checkpoints.save(1, arrays=dense_arrays(state(first), {}, layout), sources=sources)
         restored, _ = restore_state(checkpoints.open(), state(second), layout)
         jax.tree.map(np.testing.assert_array_equal, restored, state(second))

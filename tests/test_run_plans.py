@@ -123,15 +123,14 @@ def test_initial_rows_are_those_of_one_device():
     from whole_stacks import whole_stack
 
     from jrec.nn.embeddings import init_stack
-    from jrec.run.mesh_rows import initial_rows
+    from jrec.run.mesh_rows import initial_stack
 
     layout, plan = mesh_runs.layout(), some_plan(4, seed=0, replicate=0.3)
     key = nnx.Rngs(params=0).params()
     mesh = Mesh(np.array(jax.devices()[:4]), ("devices",))
-    rows = initial_rows(layout, plan, mesh, key, OPTIMIZERS["adam"])
-    for name, of in rows.items():
-        values, slots = whole_stack(layout.stacks[name], plan, of)
-        np.testing.assert_array_equal(values, np.asarray(init_stack(layout.stacks[name], key)))
+    for stack in layout.planned_stacks:
+        values, slots = whole_stack(stack, plan, initial_stack(stack, plan, mesh, key, OPTIMIZERS["adam"]))
+        np.testing.assert_array_equal(values, np.asarray(init_stack(stack, key)))
         assert not any(slot.any() for slot in slots.values())
 
 

@@ -18,7 +18,7 @@ from jrec.host import HostTable
 from jrec.ops import layout as layouts
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.run.mesh_plan import dealt
-from jrec.run.mesh_rows import based, initial_rows
+from jrec.run.mesh_rows import based, initial_stack
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_ranges, replicated_addresses, shard_addresses
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
@@ -116,7 +116,7 @@ def test_devices_make_the_first_values_of_wide_rows(dtype):
     plan = dataclasses.replace(plan, tables=tuple(dataclasses.replace(t, dtype=dtype) for t in plan.tables))
     mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("devices",))
     key = nnx.Rngs(params=3).params()
-    rows = initial_rows(layout, plan, mesh, key, ops.RowWiseAdagrad(learning_rate=0.1))[stack.name]
+    rows = initial_stack(stack, plan, mesh, key, ops.RowWiseAdagrad(learning_rate=0.1))
     table, capacity = HostTable(stack, ops.SGD(learning_rate=0.1), key), rows.sharded.shape[0] // DEVICES
     for device in range(DEVICES):
         held = shard_addresses(plan, based(stack), device)

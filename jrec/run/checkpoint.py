@@ -10,9 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jrec.batch import Batch
-from jrec.checkpoint import DeviceRows, Saved
-from jrec.checkpoint.changing import ChangingRows
+from jrec.checkpoint import Saved
 from jrec.checkpoint.saved import SavedTable
 from jrec.errors import CheckpointError
 from jrec.nn.embeddings import Table
@@ -20,7 +18,6 @@ from jrec.nn.optimizer import RowSlot
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_fill import PIECE_BYTES, fill_rows
 from jrec.random_keys import key_implementation, words
-from jrec.row_optimizers import RowOptimizers, SlotShape, optimizer_of
 
 VALUES = "values"
 _STATE, _PROGRESS = "state.", "progress."
@@ -28,47 +25,26 @@ _OPTIMIZER, _DENSE_OPTIMIZER = "1.", "1.dense."  # a state is of (model, optimiz
 _KEY = "0.embeddings.key.value"
 
 
-def device_rows(
-    layout: EmbeddingLayout, optimizer: RowOptimizers | None, state: Callable[[], Any]
-) -> dict[str, DeviceRows]:
-    """The stacks of a state on one device, for checkpoints, by name.
+class StateRows:
+    """The arrays of rows that a run's state holds, on one device.
 
     Args:
       layout: The tables.
-      optimizer: One row optimizer for all rows, or one for each stack, which determines their slots; None without
-        slots.
-      state: Returns the run's current state.
+      state: Gives the run's state as it is now.
     """
-    places: dict[str, dict[str, int]] = {}  # by stack and array, which leaf it is: the same in every state of a run
 
-    def arrays(stack: str) -> Callable[[], dict[str, jax.Array]]:
-        def now() -> dict[str, jax.Array]:
-            leaves = jax.tree.leaves(current := state())
-            if not places:
-                for number, (_, _, where) in enumerate(_leaves(current, layout)):
-                    if where is not None:
-                        places.setdefault(where[0], {})[where[1]] = number
-            return {array: leaves[number] for array, number in places[stack].items()}
+    def __init__(self, layout: EmbeddingLayout, state: Callable[[], Any]):
+        self._layout, self._state = layout, state
+        self._leaves: dict[str, dict[str, int]] = {}  # by stack and array, which leaf: the same in every state of a run
 
-        return now
-
-    def slots(stack: str) -> Mapping[str, SlotShape]:
-        return {} if (own := optimizer_of(optimizer, stack)) is None else own.slots
-
-    return {stack.name: DeviceRows(stack, slots(stack.name), arrays(stack.name)) for stack in layout.device_stacks}
-
-
-def before_step(rows: Mapping[str, ChangingRows], batch: Batch) -> None:
-    """Tells the sources which rows a step on this batch may change.
-
-    Args:
-      rows: By stack.
-      batch: NumPy arrays, as the loader made them: ids are addresses.
-    """
-    for name, source in rows.items():
-        bags = batch.bags[name]
-        changed = bags.ids if bags.cast is None else bags.cast.rows[: int(bags.cast.num_unique)]
-        source.before_step(np.asarray(changed))
+    def of(self, stack: str) -> dict[str, jax.Array]:
+        """A stack's "values" and slots."""
+        leaves = jax.tree.leaves(current := self._state())
+        if not self._leaves:
+            for number, (_, _, where) in enumerate(_leaves(current, self._layout)):
+                if where is not None:
+                    self._leaves.setdefault(where[0], {})[where[1]] = number
+        return {array: leaves[number] for array, number in self._leaves[stack].items()}
 
 
 def dense_arrays(state: Any, progress: Mapping[str, np.ndarray], layout: EmbeddingLayout) -> dict[str, Any]:

@@ -11,15 +11,8 @@ import numpy as np
 from flax import nnx
 
 from jrec.checkpoint.manifest import VALUES
-from jrec.host import HostTable
 from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, Stack
-from jrec.ops.row_fill import PIECE_BYTES
-from jrec.run.host_owners import HostOwners
-from jrec.run.mesh_host_rows import store_changed
-from jrec.run.mesh_rows import based
-from jrec.sharding.contents import host_ranges
-from jrec.sharding.plans import Plan
 
 
 class HeldRows:
@@ -35,6 +28,10 @@ class HeldRows:
         for name in self._arrays:
             stack = layout.stacks[name]
             self._places |= {t.name: (name, base) for t, base in zip(stack.tables, stack.bases, strict=True)}
+
+    def has_table(self, name: str) -> bool:
+        """Whether a table is here."""
+        return name in self._places
 
     def has(self, stack: Stack) -> bool:
         """Whether a table of a stack is here."""
@@ -56,26 +53,6 @@ class HeldRows:
             out[chosen] = rows
         assert out is not None  # the stack has one of the tables
         return out
-
-    def store(self, tables: Mapping[str, HostTable], plan: Plan, owners: HostOwners) -> None:
-        """Writes a plan's host rows to their tables. Rows with first values take no memory.
-
-        Args:
-          tables: By planned stack.
-          plan: Where rows live.
-          owners: How processes share the rows; each writes its own.
-        """
-        for table in tables.values():
-            if not self.has(table.stack):
-                continue
-            here = np.array([of.name in self._places for of in table.stack.tables])
-            most = max(1, PIECE_BYTES // (4 * table.dim))
-            for begin, stop in owners.ranges(table.stack, host_ranges(plan, based(table.stack))):
-                for first in range(begin, stop, most):
-                    addresses = np.arange(first, min(first + most, stop))
-                    addresses = addresses[here[np.searchsorted(table.stack.bases, addresses, side="right") - 1]]
-                    arrays = {n: self.read(table.stack, n, addresses) for n in (VALUES, *table.optimizer.slots)}
-                    store_changed(table, addresses, arrays, np.ones(addresses.size, bool))
 
 
 def without_rows(model: Any, optimizer: SparseOptimizer) -> tuple[Any, SparseOptimizer, HeldRows | None]:

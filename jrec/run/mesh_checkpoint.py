@@ -6,7 +6,6 @@ between devices: each row is read from the device that keeps it, by its process;
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,15 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jrec.checkpoint import Saved
 from jrec.checkpoint.changing import ChangingRows, Part
 from jrec.checkpoint.device import compile_gathers, gathered
 from jrec.checkpoint.manifest import VALUES
 from jrec.checkpoint.undo import DIRTY
 from jrec.mesh.route import AXIS, MeshRows
-from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.layout import Stack
 from jrec.ops.row_fill import PIECE_BYTES, fill_rows
-from jrec.row_optimizers import RowOptimizer, RowOptimizers, optimizer_of
+from jrec.row_optimizers import RowOptimizer
 from jrec.run.mesh_rows import device_addresses, replicated_capacity
 from jrec.run.peers import Peers
 from jrec.run.row_source import RowSource
@@ -150,46 +148,19 @@ class _Segments:
         return found
 
 
-def mesh_sources(
-    layout: EmbeddingLayout,
-    plan: Plan,
-    mesh: Mesh,
-    optimizer: RowOptimizers | None,
-    rows: Callable[[str], MeshRows],
-    peers: Peers | None,
-) -> dict[str, MeshSource]:
-    """The planned stacks for checkpoints, by name; ``rows`` gives a stack's rows as they are now."""
-    return {
-        stack.name: MeshSource(
-            stack, plan, mesh, optimizer_of(optimizer, stack.name), functools.partial(rows, stack.name), peers
-        )
-        for stack in layout.planned_stacks
-    }
-
-
-def saved_rows(
-    saved: Saved, layout: EmbeddingLayout, plan: Plan, mesh: Mesh, optimizer: RowOptimizers | None
-) -> dict[str, MeshRows]:
-    """The planned stacks of a checkpoint, each device's rows read and put there piece by piece.
+def saved_stack(saved: RowSource, stack: Stack, plan: Plan, mesh: Mesh, optimizer: RowOptimizer | None) -> MeshRows:
+    """A planned stack of a checkpoint, each device's rows read and put there piece by piece.
 
     Args:
       saved: The checkpoint, written on one device or on a mesh.
-      layout: The tables.
+      stack: The tables.
       plan: Where rows live now.
       mesh: The devices.
-      optimizer: One row optimizer for all rows, or one for each stack; None to read no slots.
+      optimizer: The row optimizer; None to read no slots.
 
     Raises:
       CheckpointError: If it is damaged or has other tables.
     """
-    return {
-        stack.name: saved_stack(saved, stack, plan, mesh, optimizer_of(optimizer, stack.name))
-        for stack in layout.planned_stacks
-    }
-
-
-def saved_stack(saved: RowSource, stack: Stack, plan: Plan, mesh: Mesh, optimizer: RowOptimizer | None) -> MeshRows:
-    """One planned stack; see ``saved_rows``."""
     sharded, replicated = device_addresses(stack, plan, mesh)
     slots = {} if optimizer is None else dict(optimizer.slots)
     over, everywhere = PartitionSpec(AXIS), PartitionSpec()

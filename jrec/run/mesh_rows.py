@@ -10,9 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.errors import ConfigError
 from jrec.mesh.route import AXIS, MeshRows
-from jrec.ops.layout import EmbeddingLayout, Stack
+from jrec.ops.layout import Stack
 from jrec.ops.row_init import init_stack_rows
-from jrec.row_optimizers import RowOptimizer, RowOptimizers, optimizer_of
+from jrec.row_optimizers import RowOptimizer
 from jrec.sharding.contents import replicated_addresses, shard_addresses, shard_capacity
 from jrec.sharding.plans import Plan
 
@@ -61,26 +61,16 @@ def based(stack: Stack) -> list[tuple[str, int]]:
     return [(t.name, base) for t, base in zip(stack.tables, stack.bases, strict=True)]
 
 
-def initial_rows(
-    layout: EmbeddingLayout, plan: Plan, mesh: Mesh, key: jax.Array, optimizer: RowOptimizers | None
-) -> dict[str, MeshRows]:
-    """Planned stacks with fresh slots, by name, bit-identical to the rows of a run on one device.
+def initial_stack(stack: Stack, plan: Plan, mesh: Mesh, key: jax.Array, optimizer: RowOptimizer | None) -> MeshRows:
+    """A planned stack with fresh slots, bit-identical to the rows of a run on one device.
 
     Args:
-      layout: The tables' layout.
+      stack: The tables.
       plan: Where rows live (``placed_plan``).
       mesh: The mesh of ``plan.devices`` devices.
       key: The key of the model's tables, as ``EmbeddingCollection`` draws it.
-      optimizer: One optimizer for all rows, or one for each stack, which determines their slots; None without slots.
+      optimizer: The row optimizer, which determines the slots; None without slots.
     """
-    return {
-        stack.name: initial_stack(stack, plan, mesh, key, optimizer_of(optimizer, stack.name))
-        for stack in layout.planned_stacks
-    }
-
-
-def initial_stack(stack: Stack, plan: Plan, mesh: Mesh, key: jax.Array, optimizer: RowOptimizer | None) -> MeshRows:
-    """One planned stack; see ``initial_rows``."""
 
     def make(addresses: jax.Array, everywhere: jax.Array, key: jax.Array) -> MeshRows:
         own, shared = _rows(stack, key, addresses), _rows(stack, key, everywhere)

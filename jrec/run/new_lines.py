@@ -8,11 +8,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jrec.data.growing_tables import Grown
+from jrec.host.ring import bucket
 from jrec.mesh.route import MeshRows
 from jrec.ops.layout import Stack
 from jrec.ops.row_init import init_rows_of_keys
 from jrec.row_optimizers import RowOptimizer, Slots
+
+NO_LINE = 2**31 - 1
+"""A line of no array: padding."""
 
 
 @jax.tree_util.register_dataclass
@@ -43,6 +49,53 @@ class MeshLines:
 
     sharded: NewLines
     replicated: NewLines
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class NewAddresses:
+    """Rows of a stack that are given to other keys.
+
+    Attributes:
+      addresses: (n,) int64, ascending.
+      numbers: (n,) int32, which table of the stack each is of.
+      words: (n, 2) uint32, upper and lower half of the keys.
+    """
+
+    addresses: np.ndarray
+    numbers: np.ndarray
+    words: np.ndarray
+
+    def lines(self, at: np.ndarray, chosen: np.ndarray | None = None, most: int = 0) -> NewLines:
+        """Some of the rows as lines of an array, with padding.
+
+        Args:
+          at: (m,) lines of the chosen rows.
+          chosen: (m,) positions of these rows; None for all.
+          most: The least number of lines that there is room for, however few are chosen.
+        """
+        chosen = np.arange(at.size) if chosen is None else chosen
+        size = bucket(max(at.size, most), NO_LINE)
+        lines = np.full(size, NO_LINE, np.int32)
+        numbers, words = np.zeros(size, np.int32), np.zeros((size, 2), np.uint32)
+        lines[: at.size], numbers[: at.size], words[: at.size] = at, self.numbers[chosen], self.words[chosen]
+        return NewLines(at=lines, numbers=numbers, words=words)
+
+
+def new_addresses(stack: Stack, grown: Grown) -> NewAddresses | None:
+    """The rows of a stack that a batch gave to other keys; None without any."""
+    pieces = [
+        (base, number, grown.new[table.name])
+        for number, (table, base) in enumerate(zip(stack.tables, stack.bases, strict=True))
+        if table.name in grown.new
+    ]
+    if not pieces:
+        return None
+    keys = np.concatenate([new.keys for _, _, new in pieces])
+    return NewAddresses(
+        addresses=np.concatenate([new.rows.astype(np.int64) + base for base, _, new in pieces]),
+        numbers=np.concatenate([np.full(new.rows.size, number, np.int32) for _, number, new in pieces]),
+        words=np.stack([keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32),
+    )
 
 
 def renewed(

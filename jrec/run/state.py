@@ -1,33 +1,33 @@
-"""The state of a run in all places: the state of model and optimizer, planned rows, and rows in host memory."""
+"""The state of a run: the state of model and optimizer, and the rows of every stack in its tier."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from jrec.checkpoint import HostRows as HostSource
 from jrec.checkpoint import Saved
-from jrec.checkpoint.changing import ChangingRows
 from jrec.checkpoint.sources import Source
-from jrec.data.growing_tables import GrowingTables
-from jrec.host import HostTable
+from jrec.data.growing_tables import GrowingTables, Grown
 from jrec.mesh.communication import settled
 from jrec.mesh.route import MeshRows
 from jrec.nn import SparseOptimizer
+from jrec.ops.layout import Stack
+from jrec.ops.types import Bags
 from jrec.row_optimizers import optimizer_of
-from jrec.run.checkpoint import before_step, device_rows
+from jrec.run.checkpoint import StateRows
 from jrec.run.feed import Ready
 from jrec.run.first_rows import FirstRows
 from jrec.run.held import HeldRows
-from jrec.run.host_tables import host_tables
-from jrec.run.mesh_checkpoint import mesh_sources, saved_rows, saved_stack
-from jrec.run.mesh_host_rows import load_host_rows, planned_host_tables
-from jrec.run.mesh_rows import initial_rows, initial_stack
 from jrec.run.mesh_setup import MeshSetup
+from jrec.run.new_lines import new_addresses
 from jrec.run.options import HostOptions
+from jrec.run.placed import Placed
 from jrec.run.step import HostResults, Seen, State, StepOn, compile_run
+from jrec.run.tiers import InCores, InHostMemory, InModel, Tier
 
 
 class RunState:
@@ -48,6 +48,7 @@ class RunState:
       compiled: The compiled functions of the state.
       growing: The tables that grow, if any.
       first_rows: Makes the first values of their rows.
+      tiers: By stack, where its rows live.
       tables: By stack, the rows in host memory that batches read.
     """
 
@@ -65,40 +66,32 @@ class RunState:
         growing: GrowingTables | None = None,
     ):
         self.layout, self.setup, self.training = model.embeddings.layout, setup, training
-        layout, self._key = self.layout, key
+        layout, self._in_state = self.layout, StateRows(model.embeddings.layout, lambda: self.state)
         self._optimizer = optimizer.of if training else None
         self.growing = GrowingTables(layout, {}) if growing is None else growing
-        self.first_rows = FirstRows(layout, self.growing.names, key=key, optimizer=self._optimizer, setup=setup)
+        self.first_rows = FirstRows(layout, self.growing.names, key=key, optimizer=self._optimizer)
         mesh, together = (None, None) if setup is None else (setup.mesh, setup.communication)
         state, self.compiled = compile_run(model, optimizer, mesh=mesh, communication=together, training=training)
         self._state: State = state if setup is None else setup.everywhere(state)
         computes = None if together is None else together.computes
         self._caught_up = None if mesh is None or computes is None else settled(mesh, computes)
         self._behind = False
-        self._rows: dict[str, MeshRows] | None = None
-        self._whole = host_tables(layout, key, self._optimizer, host)
-        self._partly: Mapping[str, HostTable] = {}
-        if setup is not None:
-            self._partly = planned_host_tables(layout, setup.plan, key, self._optimizer, host, setup.owners)
-        self.tables = {**self._whole, **({n: self._partly[n] for n in setup.host_stacks} if setup else {})}
-        self._device_sources: dict[str, ChangingRows] = {**device_rows(layout, self._optimizer, lambda: self.state)}
-        if setup is not None:
-            self._device_sources |= mesh_sources(
-                layout, setup.plan, setup.mesh, self._optimizer, lambda stack: self.rows[stack], setup.peers
-            )
-        self._host_sources = {name: HostSource(table) for name, table in {**self._whole, **self._partly}.items()}
-        if setup is not None and held is not None:
-            held.store(self._partly, setup.plan, setup.owners)
-            self._rows = {}
-            for stack in layout.planned_stacks:
-                plan, own = setup.plan, optimizer_of(self._optimizer, stack.name)
-                if held.has(stack):
-                    self._rows[stack.name] = saved_stack(held, stack, plan, setup.mesh, own)
-                else:
-                    self._rows[stack.name] = initial_stack(stack, plan, setup.mesh, key, own)
+        self.tiers = {stack.name: self._tier(stack, key, host, held) for stack in layout.members}
+        self.tables = {name: tier.host for name, tier in self.tiers.items() if tier.host is not None}
         if saves:
-            for rows in self._device_sources.values():
-                rows.compile_reads()
+            for tier in self.tiers.values():
+                if tier.changing is not None:
+                    tier.changing.compile_reads()
+
+    def _tier(self, stack: Stack, key: jax.Array, host: HostOptions, held: HeldRows | None) -> Tier:
+        own, layout = optimizer_of(self._optimizer, stack.name), self.layout
+        if stack.compressed:
+            return InCores(stack, lambda: self.modules()[0])
+        if self.setup is not None:
+            return Placed(stack, self.setup, own, key, host, held)
+        if stack in layout.host_stacks:
+            return InHostMemory(stack, own, key, host)
+        return InModel(stack, own, functools.partial(self._in_state.of, stack.name))
 
     @property
     def frozen(self) -> frozenset[str]:
@@ -117,12 +110,12 @@ class RunState:
 
     @property
     def rows(self) -> dict[str, MeshRows]:
-        """Planned stacks, made at the first use: a restored run makes none."""
-        if self._rows is None:
-            self._rows = {}
-            if (setup := self.setup) is not None:
-                self._rows = initial_rows(setup.layout, setup.plan, setup.mesh, self._key, self._optimizer)
-        return self._rows
+        """The rows of planned stacks, by stack."""
+        return {name: rows for name, tier in self.tiers.items() if (rows := tier.rows) is not None}
+
+    def _take_rows(self, rows: Mapping[str, MeshRows]) -> None:
+        for name, of_stack in rows.items():
+            self.tiers[name].put(of_stack)
 
     def step(self, ready: Ready, step_on: StepOn | None = None) -> tuple[HostResults, Seen]:
         """Takes a step on a batch; returns what goes back to host memory after the step, and the step's outputs.
@@ -132,11 +125,14 @@ class RunState:
           step_on: The step (``CompiledRun.with_loss``); None for the one with the loss of ``compile_run``.
         """
         step_on = step_on or self.compiled.step_on
-        before_step(self._device_sources, ready.batch)
-        if (grown := ready.grown) is not None and (new := self.first_rows.on_devices(grown)):
-            rows, self._rows = self.rows, None
-            self._state, self._rows = self.compiled.renew(self._state, rows, self.first_rows.words, new)
-        self._state, self._rows, host, outputs = step_on(self._state, self.rows, ready.host, ready.prepared)
+        for name, tier in self.tiers.items():
+            if tier.changing is not None:
+                tier.changing.before_step(_changed(ready.batch.bags[name]))
+        if (grown := ready.grown) is not None and (new := self._new_lines(grown)):
+            self._state, rows = self.compiled.renew(self._state, self.rows, self.first_rows.words, new)
+            self._take_rows(rows)
+        self._state, rows, host, outputs = step_on(self._state, self.rows, ready.host, ready.prepared)
+        self._take_rows(rows)
         self._behind = True
         if grown is not None:
             self.growing.taken(grown)
@@ -146,9 +142,15 @@ class RunState:
         """Model and optimizer with the current state."""
         return self.compiled.merge(self.state)
 
+    def _new_lines(self, grown: Grown) -> dict[str, Any]:
+        """Where rows on devices get first values, by stack."""
+        new = {name: new_addresses(tier.stack, grown) for name, tier in self.tiers.items()}
+        lines = {name: self.tiers[name].new_lines(of_stack) for name, of_stack in new.items() if of_stack is not None}
+        return {name: of_stack for name, of_stack in lines.items() if of_stack is not None}
+
     def sources(self) -> Sequence[Source]:
         """The tables' rows after the last step, for a checkpoint. Call once host memory has settled."""
-        return [*self._device_sources.values(), *self._host_sources.values()]
+        return [source for tier in self.tiers.values() for source in tier.sources]
 
     def restore(self, saved: Saved, state: State, *, rows: bool = True) -> None:
         """Restores a checkpoint: its state, and, if ``rows``, its rows that are not in the state.
@@ -157,10 +159,10 @@ class RunState:
           CheckpointError: If the rows are damaged, or belong to other tables.
         """
         self._state, self._behind = state, False
-        if not rows:
-            return
-        for name in self._whole:
-            self._host_sources[name].restore(saved, slots=self.training)
-        if (setup := self.setup) is not None:
-            load_host_rows(self._partly, setup.plan, saved, setup.owners)
-            self._rows = saved_rows(saved, setup.layout, setup.plan, setup.mesh, self._optimizer)
+        for tier in self.tiers.values() if rows else ():
+            tier.load(saved, slots=self.training)
+
+
+def _changed(bags: Bags) -> np.ndarray:
+    """The addresses of rows that a step on bags of NumPy arrays may change."""
+    return np.asarray(bags.ids if bags.cast is None else bags.cast.rows[: int(bags.cast.num_unique)])
