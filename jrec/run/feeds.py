@@ -1,59 +1,161 @@
-"""The feed for the places of a run's rows."""
+"""The feeds of a run: batches of any iterable, packed and routed for the places of the run's rows."""
 
 from __future__ import annotations
 
+import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jrec.run.batches import Batches
+from jrec.batch import Batch
+from jrec.data.blocks import LABEL
+from jrec.data.identity import Identity
+from jrec.data.loader import Loader
+from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
+from jrec.errors import ConfigError
+from jrec.run.batches import Batches, PackedBatches
 from jrec.run.feed import Feed, LoaderFeed
 from jrec.run.host_feed import HostFeed
-from jrec.run.in_place_feed import InPlaceFeed
+from jrec.run.in_place_feed import HostCasts, InPlaceFeed
 from jrec.run.mesh_feed import MeshFeed
 from jrec.run.mesh_setup import MeshSetup
 from jrec.run.options import HostOptions
+from jrec.run.run_feed import ItemPacker, RunFeed, hot_parts
 from jrec.run.state import RunState
 
+OnGrowth = Callable[[int, Mapping[str, Any]], None]
+Fed = tuple[tuple[str, ...], Identity | None]
+"""Names of the float features of what a run was fed with, and its dataset, where that is known."""
 
-def open_feed(
-    run: RunState,
-    batches: Batches,
-    *,
-    host: HostOptions,
-    setup: MeshSetup | None,
-    in_place: bool = False,
-    total: int | None = None,
-    trace: pathlib.Path | None = None,
-    on_growth: Callable[[int, Mapping[str, Any]], None] = lambda step, grown: None,
-) -> Feed:
-    """The feed of a run's batches.
+
+class Feeds:
+    """Opens the feeds of a run.
 
     Args:
-      run: The run's state.
-      batches: On a mesh cut by ``setup.parts``; with casts of the stacks in host memory where rows stay in place.
+      state: The run's state.
       host: How rows in host memory travel.
-      setup: The run's mesh and plan, which may be that of hot batches (``for_hot_batches``); None without.
-      in_place: Whether rows in host memory do not travel (``reads_in_place``).
-      total: The number of batches that the run takes; None for all.
-      trace: Where to write the trace of the stages of rows in host memory; None for none.
-      on_growth: See ``MeshFeed``.
+      in_place: Whether they do not (``reads_in_place``).
+      cast: Where batches without a plan are cast.
+
+    Attributes:
+      opened: The feeds that may be open: what their steps left may not be stored yet.
+      fed: What the last one was fed with.
     """
-    if setup is not None and (setup.hot or not run.tables):
-        return MeshFeed(batches, setup=setup, total=total, on_growth=on_growth)
-    if not run.tables:
-        return LoaderFeed(batches)
-    if in_place:
-        return InPlaceFeed(
-            batches, tables=run.tables, total=total, frozen=run.frozen, trace=trace, first_rows=run.first_rows
+
+    def __init__(self, state: RunState, *, host: HostOptions, in_place: bool, cast: CastPlace):
+        self._state, self._host, self._in_place = state, host, in_place
+        self._cast: CastPlace = cast
+        self.opened: list[RunFeed] = []
+        self.fed: Fed = ((), None)
+
+    def open(
+        self,
+        batches: Iterable[Any],
+        *,
+        dense: Sequence[str] = (),
+        label: str | None = LABEL,
+        batch_size: int | None = None,
+        hot: bool = False,
+        on_bad_id: OnBadId = "raise",
+        workers: int = 2,
+        prefetch: int = 2,
+        position: Any = None,
+        total: int | None = None,
+        trace: pathlib.Path | None = None,
+        on_growth: OnGrowth = lambda step, grown: None,
+        **packing: Any,
+    ) -> RunFeed:
+        """See ``Run.feed``."""
+        self.opened = [feed for feed in self.opened if not feed.closed]
+        reads_ahead = bool(self._state.tables) and not (self._in_place or hot)
+        self._check(hot=hot, reads_ahead=reads_ahead)
+        setup = self._state.setup
+        setup = setup.for_hot_batches() if hot and setup is not None else setup
+        transform = self._transform(setup)
+        replays = isinstance(batches, Loader) and batches.packs and not self._state.growing
+        if isinstance(batches, Loader):
+            self.fed = (tuple(feature.name for feature in batches.schema.dense), batches.schema.identity)
+        else:
+            self.fed = (tuple(dense), None)
+        if isinstance(batches, Loader) and replays:
+            batches.pass_through(transform)
+            packed: Batches = batches
+        else:
+            packing |= {"dense": dense, "label": label, "on_bad_id": on_bad_id}
+            pack = self._packer(batches, batch_size, setup, threads=workers > 0, **packing)
+            packed = PackedBatches(
+                batches, pack, transform=transform, workers=workers, prefetch=prefetch, order=pack.order
+            )
+        feed = self._feed(packed, setup, total=total, trace=trace, on_growth=on_growth)
+        opened = RunFeed(feed, reads_ahead=reads_ahead, replays=replays)
+        if position is not None:
+            opened.restore(position)
+        self.opened.append(opened)
+        return opened
+
+    def _check(self, *, hot: bool, reads_ahead: bool) -> None:
+        if self._state.growing and (self.opened or hot):
+            raise RuntimeError(
+                "tables of the run grow with the order of its batches, so that it has one feed at a time, and no hot"
+                " batches; take all batches of the other feed, or close it first"
+            )
+        if reads_ahead and any(feed.reads_ahead for feed in self.opened):
+            raise RuntimeError(
+                "another feed of the run reads rows in host memory ahead of its steps, which steps of this one would"
+                " change; take all of its batches, or close it first"
+            )
+        if hot and self._state.setup is None:
+            raise ConfigError("hot batches read the rows that every device has by a plan; give distribute a plan")
+
+    def _transform(self, setup: MeshSetup | None) -> Callable[[Batch], Any] | None:
+        """What becomes of packed batches before their steps."""
+        if setup is not None:
+            return functools.partial(hot_parts, setup) if setup.hot else setup.parts
+        return HostCasts(self._state.layout.host_stacks) if self._in_place else None
+
+    def _packer(
+        self, batches: Iterable[Any], batch_size: int | None, setup: MeshSetup | None, *, threads: bool, **packing: Any
+    ) -> ItemPacker:
+        growing, packing = self._state.growing, {**packing, "orders": kept_orders(packing.get("orders"))}
+        if growing:
+            packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.keys()}
+        cast: CastPlace = self._cast if setup is None else "none"
+        ahead = setup is not None or bool(self._state.tables)
+        return ItemPacker(
+            Packer(self._state.layout, cast=cast, **packing),
+            batch_size,
+            1 if setup is None else sum(number in setup.local for number in setup.plan.askers),
+            growing,
+            columns_wait=threads or setup is not None,
+            batches_wait=ahead and not isinstance(batches, Loader),
         )
-    return HostFeed(
-        batches,
-        layout=run.layout,
-        tables=run.tables,
-        host=host,
-        total=total,
-        trace=trace,
-        setup=setup,
-        first_rows=run.first_rows,
-    )
+
+    def _feed(
+        self,
+        batches: Batches,
+        setup: MeshSetup | None,
+        *,
+        total: int | None,
+        trace: pathlib.Path | None,
+        on_growth: OnGrowth,
+    ) -> Feed:
+        """The feed for the places of the run's rows."""
+        state = self._state
+        if setup is not None and (setup.hot or not state.tables):
+            return MeshFeed(batches, setup=setup, total=total, on_growth=on_growth)
+        if not state.tables:
+            return LoaderFeed(batches)
+        if self._in_place:
+            return InPlaceFeed(
+                batches, tables=state.tables, total=total, frozen=state.frozen, trace=trace, first_rows=state.first_rows
+            )
+        return HostFeed(
+            batches,
+            layout=state.layout,
+            tables=state.tables,
+            host=self._host,
+            total=total,
+            trace=trace,
+            setup=setup,
+            first_rows=state.first_rows,
+        )

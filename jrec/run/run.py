@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -14,31 +13,25 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jrec.batch import Batch
 from jrec.checkpoint import Checkpoints, Saved
 from jrec.checkpoint.save import Written
 from jrec.data.blocks import LABEL
 from jrec.data.growing import GrowingVocabulary
 from jrec.data.growing_tables import GrowingTables
-from jrec.data.identity import Identity
-from jrec.data.loader import Loader
-from jrec.data.packing import CastPlace, OnBadId, Packer, kept_orders
-from jrec.errors import ConfigError
+from jrec.data.packing import CastPlace, OnBadId, Packer
 from jrec.host import HostTable
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss
 from jrec.outputs import check_output, kind_of
-from jrec.run.batches import Batches, PackedBatches
 from jrec.run.checkpoint import dense_arrays, restore_state
-from jrec.run.feeds import open_feed
+from jrec.run.feeds import Feeds, OnGrowth
 from jrec.run.identity import Description, check_identity, identity_of, meta_of
-from jrec.run.in_place_feed import HostCasts, reads_in_place
-from jrec.run.mesh_setup import MeshSetup
+from jrec.run.in_place_feed import reads_in_place
 from jrec.run.options import HostOptions
 from jrec.run.predictions import Predictions
 from jrec.run.processes import wait_for_all
 from jrec.run.record import RECORD, Record, decoded
-from jrec.run.run_feed import FedBatch, ItemPacker, RunFeed, hot_parts
+from jrec.run.run_feed import FedBatch, RunFeed
 from jrec.run.state import RunState
 from jrec.run.step import Seen, StepOn
 from jrec.run.whole_tables import read_rows, table_rows
@@ -49,8 +42,6 @@ if TYPE_CHECKING:
 
 _EXPORT = {"command": "Run.export"}
 Step = Callable[[FedBatch], tuple[jax.Array, Seen]]
-Fed = tuple[tuple[str, ...], Identity | None]
-"""Names of the float features of what a run was fed with, and its dataset, where that is known."""
 CHECKPOINT_FOLDER = "checkpoints"
 """Of the folder of a run of ``jrec train``."""
 
@@ -90,18 +81,16 @@ class Run:
         description: Description,
         record: Record | None = None,
     ):
-        self._state, self._host = state, host
-        self._cast: CastPlace = cast
+        self._state = state
         self.layout = state.layout
         self.mesh, self.plan = (None, None) if state.setup is None else (state.setup.mesh, state.setup.plan)
         planned, implementation = self.plan is not None, model.embeddings.implementation
-        self._in_place = state.training and reads_in_place(
+        in_place = state.training and reads_in_place(
             self.layout, host, planned=planned, implementation=implementation, key="HostOptions.pipeline"
         )
+        self._feeds = Feeds(state, host=host, in_place=in_place, cast=cast)
         self._record = record
-        self._fed: Fed = ((), None)
         self._identity = identity_of(self.layout, optimizer, description)
-        self._feeds: list[RunFeed] = []  # those that are open: what their steps left may not be stored yet
         self._checkpoints: Checkpoints | None = None
         self.predictions = Predictions(state)
         step = optimizer.dense.step.get_value()
@@ -127,7 +116,7 @@ class Run:
         return lambda batch: self._take(batch, step_on)
 
     def _take(self, batch: FedBatch, step_on: StepOn) -> tuple[jax.Array, Seen]:
-        if batch.feed not in self._feeds:
+        if batch.feed not in self._feeds.opened:
             raise ValueError("a step takes a batch of this run's feed; this one is of another run")
         batch.feed.check(batch)
         if self._checkpoints is not None:
@@ -153,7 +142,7 @@ class Run:
         position: Any = None,
         total: int | None = None,
         trace: pathlib.Path | None = None,
-        on_growth: Callable[[int, Mapping[str, Any]], None] = lambda step, grown: None,
+        on_growth: OnGrowth = lambda step, grown: None,
         **packing: Any,
     ) -> RunFeed:
         """Batches for steps, from any iterable of examples; packed, routed and prefetched in threads.
@@ -184,74 +173,20 @@ class Run:
           ConfigError: If ``hot``, but there is no plan.
           RuntimeError: If another feed is open that reads rows in host memory ahead of its steps, as this one would.
         """
-        self._feeds = [feed for feed in self._feeds if not feed.closed]
-        if self._state.growing and (self._feeds or hot):
-            raise RuntimeError(
-                "tables of the run grow with the order of its batches, so that it has one feed at a time, and no hot"
-                " batches; take all batches of the other feed, or close it first"
-            )
-        reads_ahead = bool(self._state.tables) and not (self._in_place or hot)
-        if reads_ahead and any(feed.reads_ahead for feed in self._feeds):
-            raise RuntimeError(
-                "another feed of the run reads rows in host memory ahead of its steps, which steps of this one would"
-                " change; take all of its batches, or close it first"
-            )
-        self._fed = (tuple(dense), None)
-        if isinstance(batches, Loader):
-            self._fed = (tuple(feature.name for feature in batches.schema.dense), batches.schema.identity)
-        setup = self._state.setup
-        if hot and setup is None:
-            raise ConfigError("hot batches read the rows that every device has by a plan; give distribute a plan")
-        setup = setup.for_hot_batches() if hot and setup is not None else setup
-        transform = self._transform(setup)
-        replays = isinstance(batches, Loader) and batches.packs and not self._state.growing
-        if isinstance(batches, Loader) and replays:
-            batches.pass_through(transform)
-            packed: Batches = batches
-        else:
-            packing |= {"dense": dense, "label": label, "on_bad_id": on_bad_id}
-            pack = self._packer(batches, batch_size, setup, threads=workers > 0, **packing)
-            packed = PackedBatches(
-                batches, pack, transform=transform, workers=workers, prefetch=prefetch, order=pack.order
-            )
-        feed = open_feed(
-            self._state,
-            packed,
-            host=self._host,
-            setup=setup,
-            in_place=self._in_place,
+        return self._feeds.open(
+            batches,
+            dense=dense,
+            label=label,
+            batch_size=batch_size,
+            hot=hot,
+            on_bad_id=on_bad_id,
+            workers=workers,
+            prefetch=prefetch,
+            position=position,
             total=total,
             trace=trace,
             on_growth=on_growth,
-        )
-        opened = RunFeed(feed, reads_ahead=reads_ahead, replays=replays)
-        if position is not None:
-            opened.restore(position)
-        self._feeds.append(opened)
-        return opened
-
-    def _transform(self, setup: MeshSetup | None) -> Callable[[Batch], Any] | None:
-        """What becomes of packed batches before their steps."""
-        if setup is not None:
-            return functools.partial(hot_parts, setup) if setup.hot else setup.parts
-        return HostCasts(self.layout.host_stacks) if self._in_place else None
-
-    def _packer(
-        self, batches: Iterable[Any], batch_size: int | None, setup: MeshSetup | None, *, threads: bool, **packing: Any
-    ) -> ItemPacker:
-        growing, packing = self._state.growing, {**packing, "orders": kept_orders(packing.get("orders"))}
-        if growing:
-            packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.keys()}
-        cast: CastPlace = self._cast if setup is None else "none"
-        packer = Packer(self.layout, cast=cast, **packing)
-        ahead = setup is not None or bool(self._state.tables)
-        return ItemPacker(
-            packer,
-            batch_size,
-            1 if setup is None else sum(number in setup.local for number in setup.plan.askers),
-            growing,
-            columns_wait=threads or setup is not None,
-            batches_wait=ahead and not isinstance(batches, Loader),
+            **packing,
         )
 
     def predict(
@@ -287,7 +222,7 @@ class Run:
 
     def settle(self) -> None:
         """Waits until every row is where it lives, as the last step left it."""
-        for feed in self._feeds:
+        for feed in self._feeds.opened:
             feed.settle()
 
     def table(self, name: str) -> np.ndarray:
@@ -376,7 +311,7 @@ class Run:
                 check_output(target / "step")  # a dataset or an export takes no checkpoints
             self._checkpoints = self._open(target)
         about = {"meta": json.loads(json.dumps(dict(meta or {}))), "forms": self._forms()}
-        about |= {} if self._record is None else self._record.of(*self._fed).meta()
+        about |= {} if self._record is None else self._record.of(*self._feeds.fed).meta()
         state = self._state
         self._checkpoints.save(
             self.steps,
@@ -513,7 +448,7 @@ class Run:
         """
         with contextlib.ExitStack() as stack:
             stack.callback(self._state.setup.close if self._state.setup is not None else lambda: None)
-            for feed in list(self._feeds):
+            for feed in self._feeds.opened:
                 stack.callback(feed.close, settle=finish)
             if finish:
                 stack.callback(self._finish)
@@ -527,7 +462,7 @@ class Run:
         self.close()
 
     def _check_no_feeds(self) -> None:
-        if any(not feed.closed for feed in self._feeds):
+        if any(not feed.closed for feed in self._feeds.opened):
             raise RuntimeError("close the run's feeds before a checkpoint is restored, and make new ones after it")
 
     def _open(self, folder: pathlib.Path) -> Checkpoints:
@@ -540,6 +475,6 @@ class Run:
 
     def _forms(self) -> list[str] | None:
         """The features whose lookups are sent, where the same batches will not decide it again."""
-        setup = self._state.setup
-        decides_again = bool(self._feeds) and all(feed.replays for feed in self._feeds)
+        setup, opened = self._state.setup, self._feeds.opened
+        decides_again = bool(opened) and all(feed.replays for feed in opened)
         return None if setup is None or decides_again or not setup.forms.decided else sorted(setup.forms.send)
