@@ -76,6 +76,7 @@ class RunState:
         computes = None if together is None else together.computes
         self._caught_up = None if mesh is None or computes is None else settled(mesh, computes)
         self._behind = False
+        self._tracked = False  # the rows that steps change: the first checkpoint has all rows anyway
         self.tiers = {stack.name: self._tier(stack, key, host, held) for stack in layout.members}
         self.tables = {name: tier.host for name, tier in self.tiers.items() if tier.host is not None}
         if saves:
@@ -125,7 +126,7 @@ class RunState:
           step_on: The step (``CompiledRun.with_loss``); None for the one with the loss of ``compile_run``.
         """
         step_on = step_on or self.compiled.step_on
-        for name, tier in self.tiers.items():
+        for name, tier in self.tiers.items() if self._tracked else ():
             if tier.changing is not None:
                 tier.changing.before_step(_changed(ready.batch.bags[name]))
         if (grown := ready.grown) is not None and (new := self._new_lines(grown)):
@@ -150,6 +151,7 @@ class RunState:
 
     def sources(self) -> Sequence[Source]:
         """The tables' rows after the last step, for a checkpoint. Call once host memory has settled."""
+        self._tracked = True
         return [source for tier in self.tiers.values() for source in tier.sources]
 
     def restore(self, saved: Saved, state: State, *, rows: bool = True) -> None:
@@ -159,6 +161,7 @@ class RunState:
           CheckpointError: If the rows are damaged, or belong to other tables.
         """
         self._state, self._behind = state, False
+        self._tracked = True
         for tier in self.tiers.values() if rows else ():
             tier.load(saved, slots=self.training)
 
