@@ -3,7 +3,8 @@
 Overhead: the steps of ``Run.compile`` on batches of ``Run.feed`` against one ``jax.jit`` on a split state, which it is
 given to overwrite, on the same packed batches; few examples and a small model leave little else to measure. The peer
 is the step by hand: a ratio of 0.83 is an overhead of 1.2. Copies: what a feed copies of the columns of 2,048 examples
-before it reads the next ones, beside the packing of a batch, the copy aside, and beside a step. Growth: the same
+before it reads the next ones, beside the packing of a batch, the copy aside, and beside a step. Feed: the time of
+``next`` on a mesh of one device, whose feed works ahead, after a step that was waited for. Growth: the same
 lookups in a table of more rows; the detail "by_fewest" is the time by that of the fewest rows. Updates in place touch
 only the looked-up rows, whose cache misses grow with the table; "scan" draws the same 4,096 rows from every table, so
 that caches are alike.
@@ -16,6 +17,7 @@ Examples:
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 import jax
@@ -44,6 +46,7 @@ def main() -> None:
             _overhead(report, batch)
         for lookups in LOOKUPS:
             _copies(report, lookups)
+        _next_batch(report)
         for kind in ("scan", "uniform"):
             fewest: float | None = None
             for rows in GROWTH_ROWS[:2] if arguments.quick else GROWTH_ROWS:
@@ -134,6 +137,19 @@ def _copies(report: harness.Report, lookups: str) -> None:
     for metric, side in sides.items():
         seconds = harness.alternate(side, seconds=report.seconds / 3).median
         report.add(f"2,048 examples, {lookups}", metric, 1e6 * seconds, "µs")
+    run.close()
+
+
+def _next_batch(report: harness.Report) -> None:
+    run = jrec.distribute(*_modules(10_000, 26), mesh=jax.make_mesh((1,), ("x",), devices=jax.devices()[:1]))
+    step, feed = run.compile(), run.feed(itertools.cycle(_batches(run.layout, 10_000, 6912)))
+    seconds = []
+    for _ in range(60):
+        start = time.perf_counter()
+        batch = next(feed)
+        seconds.append(time.perf_counter() - start)
+        jax.block_until_ready(step(batch)[0])
+    report.add("6,912 examples, 26 ids, a mesh of one", "next batch", 1e6 * float(np.median(seconds[10:])), "µs")
     run.close()
 
 

@@ -21,8 +21,9 @@ def main():
             if steps.start:
                 assert run.restore(folder / "c") == {"of": "half"}
             step = run.compile()
-            feed = run.feed((part(n, process) for n in steps), dense=DENSE)
-            losses += [float(step(batch)[0]) for batch in feed]
+            for some in (steps[:2], steps[2:]):  # a feed after another one
+                feed = run.feed((part(n, process) for n in some), dense=DENSE)
+                losses += [float(step(batch)[0]) for batch in feed]
             run.save(folder / "c", meta={"of": "half"})
             run.save(folder / "whole")
             tables = {name: run.table(name) for name in ROWS}

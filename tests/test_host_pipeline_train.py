@@ -160,7 +160,7 @@ def test_a_failing_stage_leaves_a_checkpoint_that_resumes(configure, monkeypatch
     monkeypatch.setattr(HostTable, "store", breaks)
     with pytest.raises(OSError, match="the disk of the mapped file is gone") as error:
         train(configure(*overrides))
-    assert "(in stage 'host store' of the host pipeline, after 9 batches)" in error.value.__notes__
+    assert "(in stage 'host store', after 9 batches)" in error.value.__notes__
     monkeypatch.undo()
     folder = whole.folder.with_name("run")
     assert final_arrays(folder)[0] == 8

@@ -112,6 +112,19 @@ def test_the_library_gives_the_losses_of_the_command_and_goes_on_from_its_folder
         jax.tree.map(np.testing.assert_array_equal, rows_of(half), rows)
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_a_loader_goes_on_behind_the_last_step_of_a_feed_that_was_closed(configure, dataset, folders, place):
+    run, loader = by_library(configure, dataset, place)
+    losses, step = [], run.compile()
+    with run:
+        for steps in (3, STEPS - 3):
+            feed = run.feed(loader)
+            losses += [float(step(next(feed))[0]) for _ in range(steps)]
+            feed.close()
+            assert loader.position == len(losses)
+    assert losses == losses_of(folders(place))
+
+
 @pytest.mark.parametrize(("before", "after"), [("mesh and host", "device"), ("device", "mesh"), ("mesh", "pipeline")])
 def test_a_run_restores_a_folder_of_another_place(configure, dataset, folders, before, after):
     whole, _ = by_library(configure, dataset, before)

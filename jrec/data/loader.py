@@ -258,10 +258,9 @@ class Loader:
         if self._position == self.total_batches:
             self.close()
             raise StopIteration
-        if self._iterator is None:
-            self._iterator = self._start()
+        iterator = self._iterator = self._start() if self._iterator is None else self._iterator
         try:
-            batch = next(self._iterator)
+            batch = next(iterator)
         except BaseException:
             self.close()
             raise
@@ -314,9 +313,9 @@ class Loader:
 
     def close(self) -> None:
         """Stops the threads. The position stays, and iterating again starts them anew."""
-        if self._iterator is not None:
-            self._iterator.close()
-            self._iterator = None
+        iterator, self._iterator = self._iterator, None  # another thread may be in ``__next__``
+        if iterator is not None:
+            iterator.close()
 
     def __enter__(self) -> Loader:
         return self

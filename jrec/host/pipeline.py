@@ -150,7 +150,7 @@ class HostPipeline:
             for stage in self._stages:
                 stage.start()
         start = time.perf_counter()
-        if (ready := self._next()) is None:
+        if (ready := self._ready.next()) is None:
             return None
         number, item = ready
         self._dispatched = time.perf_counter()
@@ -239,16 +239,6 @@ class HostPipeline:
             behind(BACK, take=self._await_step, work=self._retrieve, give=back.put, finish=back.finish),
             behind(STORE, take=back.get, work=self._store, give=self._count_stored, finish=lambda _: None),
         ]
-
-    def _next(self) -> tuple[int, Transferred] | None:
-        try:
-            with self._monitor.guarded():
-                return self._ready.get()
-        except Finished as end:
-            failure = end.reason
-        if failure is not None:
-            raise failure
-        return None
 
     def _count_stored(self, stored: tuple[int, None]) -> None:
         del stored

@@ -126,6 +126,21 @@ class Channel[T]:
 
         return self._monitor.wait(lambda: bool(self._items) or self._end is not None, take)
 
+    def next(self) -> T | None:
+        """Takes the oldest item for the caller of the stages; None at the end.
+
+        Raises:
+          Exception: The failure that ended the channel, after the items before it; or that of a later stage.
+        """
+        try:
+            with self._monitor.guarded():
+                return self.get()
+        except Finished as end:
+            failure = end.reason
+        if failure is not None:
+            raise failure
+        return None
+
     def finish(self, reason: BaseException | None = None) -> None:
         """Ends the channel, with the failure if one is the reason."""
 
@@ -199,7 +214,7 @@ class Stage:
             except Stopped:
                 pass
             except BaseException as error:
-                error.add_note(f"(in stage {name!r} of the host pipeline, after {done} batches)")
+                error.add_note(f"(in stage {name!r}, after {done} batches)")
                 fail(error)
 
         self._thread = threading.Thread(target=run, name=f"jrec-{name.replace(' ', '-')}", daemon=True)
@@ -217,6 +232,6 @@ class Stage:
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
             raise RuntimeError(
-                f"stage {self.name!r} of the host pipeline did not end within {JOIN_SECONDS:.0f} seconds of the request"
-                " to stop; whatever it is waiting for (a file system, a device) does not answer"
+                f"stage {self.name!r} did not end within {JOIN_SECONDS:.0f} seconds of the request to stop; whatever it"
+                " is waiting for (a file system, a device) does not answer"
             )

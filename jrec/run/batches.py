@@ -86,6 +86,7 @@ class PackedBatches:
         self._threads: _Threads | None = None
         self._position, self._state = 0, _state_of(self._items)
         self._aside: Any = None
+        self._closed = False
 
     @property
     def position(self) -> int:
@@ -122,6 +123,8 @@ class PackedBatches:
           StopIteration: If there is none.
           Exception: What the iterable or ``pack`` raised for this batch.
         """
+        if self._closed:
+            raise StopIteration
         if self._threads is None and self._workers and self._transform is None:
             self._held = self._held or collections.deque([self._read()])
             self._workers = 0 if isinstance(self._held[0].item, Batch) else self._workers
@@ -161,7 +164,8 @@ class PackedBatches:
         self._position, self._state = state["batches"], state.get("iterator")
 
     def close(self) -> None:
-        """Ends the threads; no more batches."""
+        """Ends the threads, even while another one waits for a batch; no more batches."""
+        self._closed = True
         if self._threads is not None:
             self._threads.close()
 
@@ -214,6 +218,7 @@ class _Threads:
         self._closed.set()
         self._room.release()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._end(StopIteration())  # wakes what waits in ``next``
 
     def _read(self, items: Iterator[_Read]) -> None:
         end: BaseException = StopIteration()
@@ -226,6 +231,9 @@ class _Threads:
                     self._results.put((self._pool.submit(self._made, read.item), read))
         except BaseException as error:
             end = error
+        self._end(end)
+
+    def _end(self, end: BaseException) -> None:
         last: concurrent.futures.Future[Any] = concurrent.futures.Future()
         last.set_exception(end)
         self._results.put((last, _Read(None, None, None)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from jrec.batch import Batch
@@ -73,6 +74,24 @@ class Feed(Protocol):
     def close(self) -> None:
         """Ends the threads; there are no more batches. Rows that are not settled are lost."""
         ...
+
+
+def remaining(loader: Batches, total: int | None) -> Iterator[tuple[Any, tuple[dict[str, Any], Grown | None]]]:
+    """A run's remaining batches, for a thread that reads them ahead of the steps.
+
+    Args:
+      loader: The batches.
+      total: The number of batches that the run takes; None for all.
+
+    Yields:
+      A batch, and what holds after its step: the loader's position, and what it changed in tables that grow.
+    """
+    while total is None or loader.position < total:
+        try:
+            batch = next(loader)
+        except StopIteration:
+            return
+        yield batch, (loader.state(), loader.aside)
 
 
 class LoaderFeed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,49 +15,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrec.host import HostTable
 from jrec.host.pipeline import HostPipeline
-from jrec.host.pipeline_batch import BatchRows, Preparation, Prepared
+from jrec.host.pipeline_batch import BatchRows
 from jrec.host.ring import Rows
 from jrec.host.timeline import Timeline
 from jrec.mesh.route import AXIS
 from jrec.ops.layout import EmbeddingLayout
 from jrec.run.batches import Batches
-from jrec.run.feed import Ready
+from jrec.run.feed import Ready, remaining
 from jrec.run.first_rows import FirstRows
-from jrec.run.mesh_arrays import Shapes, on_mesh, stacked
-from jrec.run.mesh_batch import Dealt
+from jrec.run.mesh_feed import DealtBatches
 from jrec.run.mesh_setup import MeshSetup
 from jrec.run.options import HostOptions
 from jrec.run.step import HostRows, Seen, StepBatch
-
-
-class DealtBatches:
-    """Batches cut into the devices' parts, for ``HostPipeline``, whose threads do all but the rows' own work.
-
-    Of several processes each prepares its own parts, and they agree on rows and sizes here, batch by batch
-    (``jrec.run.host_owners``), ahead of the steps.
-
-    Args:
-      setup: Mesh and plan.
-    """
-
-    def __init__(self, setup: MeshSetup):
-        self._setup = setup
-        self._shapes: dict[int, Shapes] = {}
-
-    def prepare(self, item: Dealt) -> Prepared:
-        """See ``jrec.host.pipeline_batch.Preparation``; what is sent is a ``StepBatch``."""
-        setup = self._setup
-        dealt, examples = setup.parts.dealt_by_all(item, setup.peers_ahead), len(item.batch.labels)
-        if examples not in self._shapes:
-            self._shapes[examples] = setup.shapes(examples * jax.process_count())
-        shapes = self._shapes[examples]
-        shapes.fit(dealt, setup.local, setup.peers_ahead)
-        sent = stacked(dealt.parts, setup.local, shapes)
-        return Prepared(batch=dealt.batch, sent=sent, rows=shapes.host_rows_read(dealt))
-
-    def send(self, sent: StepBatch) -> StepBatch:
-        """The prepared batch on the mesh; see ``Preparation``."""
-        return on_mesh(sent, self._setup.mesh)
 
 
 class HostFeed:
@@ -87,27 +56,28 @@ class HostFeed:
         first_rows: FirstRows | None = None,
     ):
         self.timeline = Timeline(trace=trace is not None)
-        self._loader, self._total, self._trace, self._setup = loader, total, trace, setup
-        preparation: Preparation | None = None
-        if setup is not None:
-            preparation = DealtBatches(setup)
+        self._loader, self._trace, self._setup = loader, trace, setup
+        self._dealing = None if setup is None else DealtBatches(setup)
         self._pipeline = HostPipeline(
-            self._batches(),
+            remaining(loader, total),
             layout,
             tables,
             queue=host.queue,
             cached=host.cached_batches or None,
             timeline=self.timeline,
-            preparation=preparation,
+            preparation=self._dealing,
             device=None if setup is None else setup.mesh.devices.flat[setup.local[0]],
         )
         self._out: Any = None
+        self._position: Any = None
         self._first_rows = first_rows
 
     def next(self) -> Ready:
         """The next batch, ready for its step; see ``Feed``."""
-        if self._setup is not None:
-            self._setup.decide_forms(self._loader)  # before the first batch is cut
+        if self._position is None:
+            if self._dealing is not None:
+                self._dealing.begin(self._loader)
+            self._position = self._loader.state()
         ready = self._out = self._pipeline.get()
         if ready is None:
             raise StopIteration
@@ -126,6 +96,7 @@ class HostFeed:
         if self._setup is not None:
             host = {name: gathered_rows(rows, self._out.tables[name]) for name, rows in host.items()}
         self._pipeline.put_back(self._out, host)
+        self._position = self._pipeline.position[0]
 
     def settle(self) -> None:
         """Waits until host memory holds every row as the last step left it."""
@@ -133,8 +104,7 @@ class HostFeed:
 
     def position(self) -> Any:
         """The position after the last step, JSON; the loader itself is ahead."""
-        position = self._pipeline.position
-        return self._loader.state() if position is None else position[0]
+        return self._loader.state() if self._position is None else self._position
 
     def restore(self, position: Any) -> None:
         """Goes to a ``position()``; before the first batch."""
@@ -147,21 +117,12 @@ class HostFeed:
 
     def close(self) -> None:
         """Ends threads: no more batches."""
-        if self._setup is not None and self._setup.peers_ahead is not None:
-            self._setup.peers_ahead.close()  # a stage may wait in it
+        if self._dealing is not None:
+            self._dealing.close()  # a stage may wait in it,
+        self._loader.close()  # or here
         self._pipeline.close()
-        self._loader.close()
         if self._trace is not None:
             self.timeline.write_trace(self._trace)
-
-    def _batches(self) -> Iterator[tuple[Any, tuple[dict[str, Any], Any]]]:
-        """The run's remaining batches; runs in a thread of the pipeline."""
-        while self._total is None or self._loader.position < self._total:
-            try:
-                batch = next(self._loader)
-            except StopIteration:
-                return
-            yield batch, (self._loader.state(), self._loader.aside)
 
 
 def dealt_rows(rows: HostRows, mesh: Mesh) -> dict[str, Rows]:

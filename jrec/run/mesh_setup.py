@@ -47,7 +47,6 @@ class MeshSetup:
       training: Whether rows have slots.
       hot: Whether the batches read only rows that every device has.
       peers: Exchanges with the other processes, for the thread that takes steps; None with one process.
-      peers_ahead: Exchanges for the thread that prepares batches with rows in host memory, or None.
       peers_growing: Exchanges for the thread that gives keys of growing tables their rows, or None.
     """
 
@@ -60,7 +59,6 @@ class MeshSetup:
     training: bool = True
     hot: bool = False
     peers: Peers | None = None
-    peers_ahead: Peers | None = None
     peers_growing: Peers | None = None
 
     @functools.cached_property
@@ -155,9 +153,17 @@ class MeshSetup:
             return {}
         return {"plan": self.monitor.summary(folder)}
 
+    def peers_of_feed(self) -> Peers | None:
+        """Exchanges for the thread of one feed; all processes call this at the same point. None with one process.
+
+        Feeds that are open at once, as of hot and of cold batches, work ahead independently, so that they cannot share
+        one; and closing a feed, which may wait in its exchange, ends that exchange.
+        """
+        return connect(1, coordinator=coordinator_host())[0] if several() else None
+
     def close(self) -> None:
         """Ends exchanges with other processes, even while a thread waits in one."""
-        for peers in (self.peers, self.peers_ahead, self.peers_growing):
+        for peers in (self.peers, self.peers_growing):
             if peers is not None:
                 peers.close()
 
@@ -212,7 +218,6 @@ def open_setup(
     )
     if not several():
         return setup
-    prepares_ahead = training and plan.rows_in("host") > 0
-    names = ["peers", *["peers_ahead"] * prepares_ahead, *["peers_growing"] * (growing and training)]
+    names = ["peers", *["peers_growing"] * (growing and training)]
     exchanges: Any = connect(len(names), coordinator=coordinator_host())
     return dataclasses.replace(setup, **dict(zip(names, exchanges, strict=True)))

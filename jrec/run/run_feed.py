@@ -120,7 +120,10 @@ class RunFeed:
                 if settle:
                     self._feed.settle()
             finally:
+                position = self._feed.position()
                 self._feed.close()
+                if self.replays:  # a loader goes on behind the last step, however far the feed read ahead
+                    self._feed.restore(position)
 
     def __enter__(self) -> RunFeed:
         return self
