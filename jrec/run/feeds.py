@@ -62,7 +62,7 @@ class Feeds:
         position: Any = None,
         total: int | None = None,
         trace: pathlib.Path | None = None,
-        on_growth: OnGrowth = lambda step, grown: None,
+        on_growth: OnGrowth | None = None,
         **packing: Any,
     ) -> RunFeed:
         """See ``Run.feed``."""
@@ -137,7 +137,7 @@ class Feeds:
         *,
         total: int | None,
         trace: pathlib.Path | None,
-        on_growth: OnGrowth,
+        on_growth: OnGrowth | None,
     ) -> Feed:
         """The feed for the places of the run's rows."""
         state = self._state

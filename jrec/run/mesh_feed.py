@@ -101,7 +101,7 @@ class MeshFeed(LoaderFeed):
         *,
         setup: MeshSetup,
         total: int | None,
-        on_growth: Callable[[int, Mapping[str, Any]], None] = lambda step, grown: None,
+        on_growth: Callable[[int, Mapping[str, Any]], None] | None = None,
     ):
         super().__init__(loader)
         self._setup, self._total, self._on_growth = setup, total, on_growth
@@ -129,7 +129,7 @@ class MeshFeed(LoaderFeed):
         if (made := self._ready.next()) is None:
             raise StopIteration
         number, self._out = made
-        if self._out.grown and jax.process_index() == 0:
+        if self._out.grown and self._on_growth is not None and jax.process_index() == 0:
             self._on_growth(number, described(self._out.grown))
         return self._out.ready
 

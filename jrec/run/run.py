@@ -142,7 +142,7 @@ class Run:
         position: Any = None,
         total: int | None = None,
         trace: pathlib.Path | None = None,
-        on_growth: OnGrowth = lambda step, grown: None,
+        on_growth: OnGrowth | None = None,
         **packing: Any,
     ) -> RunFeed:
         """Batches for steps, from any iterable of examples; packed, routed and prefetched in threads.
