@@ -20,9 +20,12 @@ from jrec.ops.row_fill import PIECE_BYTES, fill_rows
 from jrec.random_keys import key_implementation, words
 
 VALUES = "values"
+FRESH = "fresh_cores"
+"""The key of a checkpoint's meta with tables whose cores come without slots and caches: these begin as in a new run."""
 _STATE, _PROGRESS = "state.", "progress."
 _OPTIMIZER, _DENSE_OPTIMIZER = "1.", "1.dense."  # a state is of (model, optimizer)
 _KEY = "0.embeddings.key.value"
+_BESIDE_CORES = (("1.slots", ""), ("0.embeddings.tt", "cached."))  # what a state has of a tensor train but its cores
 
 
 class StateRows:
@@ -86,7 +89,7 @@ def restore_state(
     Raises:
       CheckpointError: If the checkpoint is damaged or belongs to another model.
     """
-    dense = saved.arrays()
+    dense, fresh = saved.arrays(), _fresh_paths(saved, layout)
     progress = {name.removeprefix(_PROGRESS): dense.pop(name) for name in list(dense) if name.startswith(_PROGRESS)}
     leaves = []
     for path, leaf, where in _leaves(like, layout):
@@ -98,6 +101,13 @@ def restore_state(
         elif not slots and path.startswith(_OPTIMIZER):
             leaves.append(jnp.zeros(0))
         elif not dense_optimizer and path.startswith(_DENSE_OPTIMIZER):
+            leaves.append(leaf)
+        elif path.startswith(fresh):
+            if _abstract(leaf):
+                raise CheckpointError(
+                    f"{saved.folder} has no {path}, which begins as in a new run; make the model and its optimizer with"
+                    " values, not by nnx.eval_shape"
+                )
             leaves.append(leaf)
         elif (array := dense.pop(_STATE + (saved_path := _saved_path(path, leaf)), None)) is None:
             raise CheckpointError(f"{saved.folder}: array {saved_path} exists only in this run")
@@ -111,6 +121,13 @@ def restore_state(
     if dense:
         raise CheckpointError(f"{saved.folder}: array {min(dense).removeprefix(_STATE)} exists only in the checkpoint")
     return jax.tree.unflatten(jax.tree.structure(like), leaves), progress
+
+
+def _fresh_paths(saved: Saved, layout: EmbeddingLayout) -> tuple[str, ...]:
+    """How the paths begin of what ``FRESH`` says that the checkpoint lacks."""
+    tables = saved.manifest.meta.get(FRESH, ())
+    stacks = [stack.name for stack in layout.tt_stacks if stack.tables[0].name in tables]
+    return tuple(f"{start}.{stack}.{rest}" for stack in stacks for start, rest in _BESIDE_CORES)
 
 
 def flatten(tree: Any) -> dict[str, Any]:
