@@ -330,6 +330,41 @@ def test_the_library_goes_on_with_fresh_slots_of_compressed_tables(saved, datase
     assert "holds something else" in capsys.readouterr().err
 
 
+class Keeping(own_model.DeepFM):
+    """Keeps all streams that it was given."""
+
+    def __init__(self, embeddings, *, num_dense, rngs, **options):
+        super().__init__(embeddings, num_dense=num_dense, rngs=rngs, **options)
+        self.rngs, self.drop = rngs, nnx.Dropout(0.2)
+
+    def logits(self, dense, activations, bags):
+        return super().logits(self.drop(dense, rngs=self.rngs), activations, bags)
+
+
+@pytest.mark.parametrize("streams", [{"default": 5}, {"params": 5, "dropout": 6}], ids=str)
+def test_commands_open_models_that_were_made_with_other_streams(streams, dataset, configure_own, tmp_path):
+    schema, rngs, folder = Schema.load(dataset), nnx.Rngs(**streams), tmp_path / "checkpoints"
+    layout = layout_of(schema)
+    embeddings = jrec.nn.EmbeddingCollection(layout, rngs=rngs)
+    model = Keeping(embeddings, num_dense=len(schema.dense), rngs=rngs, **OPTIONS)
+    optimizer = jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.Adagrad(learning_rate=0.1))
+    with jrec.distribute(model, optimizer, factory="test_one_run:Keeping", options=OPTIONS) as run:
+        fed(run, dataset, schema)
+        run.save(folder)
+        with make_loader(dataset, schema, layout, "test", LoaderConfig(batch_size=512, shuffle=False)) as loader:
+            want = [np.asarray(run.predictions.of_batch(batch))[: int(batch.mask.sum())] for batch in loader]
+        kept = run.modules()[0].rngs
+    for devices in (1, 4):
+        found = evaluate_checkpoint(folder, dataset, split="test", devices=devices).scores.logits
+        np.testing.assert_allclose(found, np.concatenate(want), rtol=0, atol=1e-6)
+    export_run(folder, tmp_path / "export")
+    keys = ("model=test_one_run:Keeping", "model.pooling=mean", "optimizer.embedding.name=adagrad")
+    begun = train(configure_own(*SHORT, *keys, "max_steps=1", f"init_from={str(folder)!r}", out=tmp_path.name))
+    assert begun.step == 1
+    if "default" in streams:
+        assert restore_run(begun.folder).model.rngs.default.count[...] == kept.default.count[...] + 1
+
+
 def test_what_commands_cannot_open_says_why(dataset, tmp_path):
     schema = Schema.load(dataset)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -74,6 +75,7 @@ def restore_state(
     slots: bool = True,
     rows: bool = True,
     dense_optimizer: bool = True,
+    streams: bool = True,
 ) -> tuple[Any, dict[str, np.ndarray]]:
     """The state of a checkpoint, and running metrics.
 
@@ -85,12 +87,16 @@ def restore_state(
         which is enough to predict.
       rows: Whether to read rows at all; otherwise empty arrays stand for them and their slots.
       dense_optimizer: Whether to read the state of the dense optimizer; otherwise it stays as ``like`` has it.
+      streams: Whether both must have the same streams of random numbers; otherwise those that only one has, because the
+        model was made with another ``nnx.Rngs``, stay as ``like`` has them, and zeros where that is abstract.
 
     Raises:
       CheckpointError: If the checkpoint is damaged or belongs to another model.
     """
     dense, fresh = saved.arrays(), _fresh_paths(saved, layout)
     progress = {name.removeprefix(_PROGRESS): dense.pop(name) for name in list(dense) if name.startswith(_PROGRESS)}
+    if not streams:
+        dense = _with_streams_of(like, layout, dense)
     leaves = []
     for path, leaf, where in _leaves(like, layout):
         if where is not None:
@@ -128,6 +134,21 @@ def _fresh_paths(saved: Saved, layout: EmbeddingLayout) -> tuple[str, ...]:
     tables = saved.manifest.meta.get(FRESH, ())
     stacks = [stack.name for stack in layout.tt_stacks if stack.tables[0].name in tables]
     return tuple(f"{start}.{stack}.{rest}" for stack in stacks for start, rest in _BESIDE_CORES)
+
+
+def _with_streams_of(like: Any, layout: EmbeddingLayout, dense: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A checkpoint's arrays, with the streams of random numbers that a state has."""
+    of_state = dense_arrays(like, {}, layout)
+    streams = {name: of_state[name] for name in _streams(of_state)}
+    fresh = {name: np.zeros(x.shape, x.dtype) if _abstract(x) else np.asarray(x) for name, x in streams.items()}
+    others = _streams(dense) - streams.keys()
+    return {**fresh, **{name: array for name, array in dense.items() if name not in others}}
+
+
+def _streams(names: Collection[str]) -> set[str]:
+    """The arrays of streams, each a key beside a count, among those of ``dense_arrays``."""
+    streams = {name.partition(".key.value.")[0] for name in names if ".key.value." in name}
+    return {name for name in names if re.split(r"\.key\.value\.|\.count\.value$", name)[0] in streams}
 
 
 def flatten(tree: Any) -> dict[str, Any]:
