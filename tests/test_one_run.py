@@ -18,7 +18,7 @@ from jrec.checkpoint.files import write_json
 from jrec.checkpoint.manifest import MANIFEST, read_manifest
 from jrec.cli import main
 from jrec.data import LoaderConfig, Schema, make_loader
-from jrec.errors import CheckpointError
+from jrec.errors import CheckpointError, ConfigError
 from jrec.run.mesh_rows import make_mesh
 from jrec.train.build import build_layout, build_modules, table_key
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
@@ -222,6 +222,15 @@ def test_a_run_begun_from_what_a_run_saved_has_its_own_rates(saved, dataset, con
         step, feed = run.compile(), run.feed(train_loader(config, schema, run.layout))
         losses = [float(step(next(feed))[0]) for _ in range(3)]
     np.testing.assert_allclose(losses_of(outcome.folder), losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+def test_no_run_is_trained_among_what_a_run_saved(how, saved, configure):
+    folder, _ = saved
+    config = dataclasses.replace(configure(*SHORT), out=str(folder))
+    with pytest.raises(ConfigError, match=r"holds checkpoints of Run\.save.*init_from="):
+        train(config, **how)
+    assert [path.name for path in folder.iterdir() if path.name[0] != "."] == ["4"]
 
 
 def test_what_commands_cannot_open_says_why(dataset, tmp_path):
