@@ -17,7 +17,7 @@ from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError, JrecError
-from jrec.run.mesh_plan import dealt
+from jrec.run.mesh_plan import default_plan
 from jrec.sharding import PlanError, save_plan
 from jrec.sharding.hardware import grid
 from jrec.train.build import build_layout
@@ -77,7 +77,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_reason(configure, dataset,
     config = configure("mesh.devices=2", f"plan={str(tmp_path / 'plan')!r}")
     without = configure("mesh.devices=2")
     layout = build_layout(without, schema)
-    save_plan(change(dealt(layout, 2)), tmp_path / "plan")
+    save_plan(change(default_plan(layout, 2)), tmp_path / "plan")
     with pytest.raises((PlanError, ConfigError), match=says) as caught:
         run_plan(config, schema, build_layout(config, schema), {})
     assert isinstance(caught.value, JrecError)
@@ -114,7 +114,7 @@ def dealt_again(plan, devices):
 
     tables = [TableConfig(name=t.name, rows=t.rows, dim=t.dim) for t in plan.tables]
     layout = EmbeddingLayout.build(tables, [FeatureConfig(name=t.name, table=t.name) for t in tables], planned=True)
-    return dealt(layout, devices)
+    return default_plan(layout, devices)
 
 
 def test_initial_rows_are_those_of_one_device():

@@ -27,12 +27,16 @@ def check_shared(problem: Problem, batch_size: int | None) -> None:
     Raises:
       ConfigError: Naming both numbers.
     """
-    if batch_size is None or problem.purpose != "training" or not batch_size % problem.askers:
+    if batch_size is None or problem.purpose != "training" or not batch_size % problem.num_compute_devices:
         return
-    who = f"{problem.askers} devices" if problem.computes is None else f"the {problem.askers} devices that compute"
+    who = (
+        f"{problem.num_compute_devices} devices"
+        if problem.computes is None
+        else f"the {problem.num_compute_devices} devices that compute"
+    )
     raise ConfigError(
         f"the batch size is {batch_size:,}, which {who} cannot share equally, so that training would refuse the plan;"
-        f" use a multiple of {problem.askers}, by --batch-size or data.batch_size, or other devices"
+        f" use a multiple of {problem.num_compute_devices}, by --batch-size or data.batch_size, or other devices"
     )
 
 

@@ -63,7 +63,7 @@ def score_split(
       DivergedError: If a logit is NaN or infinite.
     """
     schema.check_labels()
-    run.settle()
+    run.flush()
     loading = run.predictions.loading
     with (
         eval_loader(config, schema, run.layout, split, limit=limit, **loading) as loader,

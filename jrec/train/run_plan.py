@@ -79,7 +79,7 @@ def check_sharing(config: TrainConfig, plan: Plan | None, processes: Sequence[in
     Raises:
       ConfigError: If a batch, or the processes, cannot be divided equally.
     """
-    count, slices = len(processes) if plan is None else len(plan.askers), config.data.micro_batches
+    count, slices = len(processes) if plan is None else len(plan.compute_devices), config.data.micro_batches
     if training and config.data.batch_size % (count * slices):
         users = f"{count} devices (mesh.devices)"
         if plan is not None and plan.computes is not None:

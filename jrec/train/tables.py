@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TablePlan:
+class PlacedTables:
     """The tables that features read, each in its tier.
 
     Attributes:
@@ -35,7 +35,7 @@ class TablePlan:
     notes: dict[str, str]
 
 
-def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
+def plan_tables(config: TrainConfig, schema: Schema) -> PlacedTables:
     """Places the tables of a dataset.
 
     Raises:
@@ -89,7 +89,7 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
         placed.extend(_parts(config, table, shape, override.tier))
         if note is not None:
             notes[table.name] = note
-    return TablePlan(tables=tuple(placed), notes=notes)
+    return PlacedTables(tables=tuple(placed), notes=notes)
 
 
 def growths_of(config: TrainConfig, schema: Schema) -> dict[str, Growth]:
