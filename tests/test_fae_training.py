@@ -101,7 +101,7 @@ def kinds_of(folder):
 def loaders_of(config):
     """The loaders of a run."""
     data = open_data(config)
-    layout = build_layout(data.config, data.schema)
+    layout = build_layout(data.config, data.schema, data.plan)
     return FaeLoaders(data.config, data.packed, layout)
 
 

@@ -87,12 +87,14 @@ def save_usable(plan: Plan, out: str | os.PathLike[str], *, schema: Schema, conf
 
 def _open(plan: Plan, path: pathlib.Path, schema: Schema, config: TrainConfig) -> None:
     from jrec.train.build import build_layout
+    from jrec.train.dataset import plan_of
     from jrec.train.run_plan import check_sharing, run_plan
 
     mesh = dataclasses.replace(config.mesh, devices=plan.devices)
     config = dataclasses.replace(config, mesh=mesh, plan=str(path))
     training = plan.purpose == "training"
-    layout = build_layout(config, schema)
+    written = plan_of(config)
+    layout = build_layout(config, schema, written)
     slots = config.optimizer.embedding.slots if training else None
-    opened = run_plan(config, schema, layout, slots)
+    opened = run_plan(written, config, schema, layout, slots)
     check_sharing(config, opened, [0] * plan.devices, training=training)

@@ -150,7 +150,7 @@ class _Training:
     ):
         config, schema = data.config, data.schema
         self.config, self.schema, self.folder, self.initial = config, schema, folder, initial
-        self.layout = build_layout(config, schema)
+        self.layout = build_layout(config, schema, data.plan)
         self.checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER)
         self.resumed = self._open_saved(resume_from) if resume else None
         self.begins_from: Saved | None = None
@@ -169,6 +169,7 @@ class _Training:
             self.layout,
             total_steps=self.total,
             first_step=0 if initial is None else initial.optimizer_step,
+            plan=data.plan,
             packed=data.packed,
             abstract=self.resumed is not None or (initial is not None and initial.configured),
         )
