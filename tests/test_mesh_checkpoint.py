@@ -140,7 +140,7 @@ def run_of(place, row, rows=ROWS):
 
 def copied(run):
     """Bits of the rows, slots and dense arrays of a run on a mesh, as ``contents`` names them."""
-    run.settle()
+    run.flush()
     state = run._state
     found = {path: np.asarray(a).tobytes() for path, a in dense_arrays(state.state, {}, run.layout).items()}
     for stack in run.layout.planned_stacks:

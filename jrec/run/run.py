@@ -33,7 +33,7 @@ from jrec.run.processes import wait_for_all
 from jrec.run.record import RECORD, Record, decoded
 from jrec.run.run_feed import FedBatch, RunFeed
 from jrec.run.state import RunState
-from jrec.run.step import Seen, StepOn
+from jrec.run.step import StepOn, StepResults
 from jrec.run.whole_tables import read_rows, table_rows
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from jrec.serving.format import Dtype, Manifest
 
 _EXPORT = {"command": "Run.export"}
-Step = Callable[[FedBatch], tuple[jax.Array, Seen]]
+Step = Callable[[FedBatch], tuple[jax.Array, StepResults]]
 CHECKPOINT_FOLDER = "checkpoints"
 """Of the folder of a run of ``jrec train``."""
 
@@ -66,7 +66,7 @@ class Run:
       layout: The tables.
       mesh: The devices; None for one without a plan.
       plan: Where the rows of planned tables live; None without a mesh and a plan.
-      predictions: Predicts batches as the run is at the moment; call ``settle`` first.
+      predictions: Predicts batches as the run is at the moment; call ``flush`` first.
       steps: The number of steps taken.
     """
 
@@ -115,7 +115,7 @@ class Run:
         step_on = self._state.compiled.with_loss(loss, micro_batches)
         return lambda batch: self._take(batch, step_on)
 
-    def _take(self, batch: FedBatch, step_on: StepOn) -> tuple[jax.Array, Seen]:
+    def _take(self, batch: FedBatch, step_on: StepOn) -> tuple[jax.Array, StepResults]:
         if batch.feed not in self._feeds.opened:
             raise ValueError("a step takes a batch of this run's feed; this one is of another run")
         batch.feed.check(batch)
@@ -207,7 +207,7 @@ class Run:
           on_bad_id: See ``pack_batch``.
           **packing: Further arguments of ``pack_batch``.
         """
-        self.settle()
+        self.flush()
         if growing := self._state.growing:
             packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.now()}
         packer = Packer(self.layout, dense=dense, label=None, on_bad_id=on_bad_id, **packing)
@@ -220,10 +220,10 @@ class Run:
             parts.append(jax.tree.map(lambda array, count=chosen.size: np.asarray(array)[:count], logits))
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Waits until every row is where it lives, as the last step left it."""
         for feed in self._feeds.opened:
-            feed.settle()
+            feed.flush()
 
     def table(self, name: str) -> np.ndarray:
         """All rows of a table as the last step left them, (rows, dim); see ``rows``."""
@@ -242,7 +242,7 @@ class Run:
         Raises:
           ValueError: If there is no such table or row.
         """
-        self.settle()
+        self.flush()
         return read_rows(self._state, name, np.asarray(ids, None if len(ids) else np.int64))
 
     @property
@@ -260,7 +260,7 @@ class Run:
 
         The next step takes their arrays, so that they are to be read before it.
         """
-        self.settle()
+        self.flush()
         return self._state.modules()
 
     @property
@@ -303,14 +303,14 @@ class Run:
         Raises:
           CheckpointError: If it cannot be written.
         """
-        self.settle()
+        self.flush()
         target = pathlib.Path(folder).absolute()
         if self._checkpoints is None or self._checkpoints.folder != target:
             self._finish()
             if not (target.name == CHECKPOINT_FOLDER and kind_of(target.parent) == "run"):
                 check_output(target / "step")  # a dataset or an export takes no checkpoints
             self._checkpoints = self._open(target)
-        about = {"meta": json.loads(json.dumps(dict(meta or {}))), "forms": self._forms()}
+        about = {"meta": json.loads(json.dumps(dict(meta or {}))), "forms": self._sending()}
         about |= {} if self._record is None else self._record.of(*self._feeds.fed).meta()
         state = self._state
         self._checkpoints.save(
@@ -394,7 +394,7 @@ class Run:
             self._checkpoints = self._open(saved.folder.parent)
             self._checkpoints.restored(saved)
             if setup is not None and (send := saved.manifest.meta.get("forms")) is not None:
-                setup.forms.settle(send)
+                setup.modes.restore(send)
         if self._record is not None and (before := saved.manifest.meta.get(RECORD)) is not None:
             before = decoded(before, where=str(saved.folder))
             self._record = self._record.of(before.dense, before.dataset)
@@ -432,7 +432,7 @@ class Run:
         """
         from jrec.run.export import of_run, write_export
 
-        self.settle()
+        self.flush()
         source = of_run(self._state, step=self.steps, dense=dense, schema=schema)
         inputs = [] if schema is None or schema.folder is None else [schema.folder]
         return write_export(
@@ -449,7 +449,7 @@ class Run:
         with contextlib.ExitStack() as stack:
             stack.callback(self._state.setup.close if self._state.setup is not None else lambda: None)
             for feed in self._feeds.opened:
-                stack.callback(feed.close, settle=finish)
+                stack.callback(feed.close, flush=finish)
             if finish:
                 stack.callback(self._finish)
             elif self._checkpoints is not None:
@@ -473,8 +473,8 @@ class Run:
             self._checkpoints.finish()
             self._checkpoints = None
 
-    def _forms(self) -> list[str] | None:
+    def _sending(self) -> list[str] | None:
         """The features whose lookups are sent, where the same batches will not decide it again."""
         setup, opened = self._state.setup, self._feeds.opened
         decides_again = bool(opened) and all(feed.replays for feed in opened)
-        return None if setup is None or decides_again or not setup.forms.decided else sorted(setup.forms.send)
+        return None if setup is None or decides_again or not setup.modes.decided else sorted(setup.modes.send)

@@ -18,6 +18,7 @@ from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig
 from jrec.run.identity import identity_of
 from jrec.run.run import Run
+from jrec.sharding import Plan
 from jrec.train.config import OWN_MODEL_KEYS, EmbeddingOptimizerConfig, ModelConfig, TrainConfig, TTSection
 from jrec.train.config.typed_toml import MOST
 from jrec.train.factory import made_by_factory
@@ -26,7 +27,7 @@ from jrec.train.tables import plan_tables, tt_options
 _STREAMS = 0x64726F70  # "drop": sets other streams, such as of dropout, apart from the parameters of the same seed
 
 
-def build_layout(config: TrainConfig, schema: Schema) -> EmbeddingLayout:
+def build_layout(config: TrainConfig, schema: Schema, plan: Plan | None = None) -> EmbeddingLayout:
     """The tables of a model on this dataset, each in its tier (``plan_tables``).
 
     Raises:
@@ -45,7 +46,7 @@ def build_layout(config: TrainConfig, schema: Schema) -> EmbeddingLayout:
         )
     with value_errors_are_config_errors("the dataset's tables do not fit the model"):
         features = [_feature(config.model, f) for f in schema.categorical]
-        return EmbeddingLayout.build(plan_tables(config, schema).tables, features, planned=config.planned)
+        return EmbeddingLayout.build(plan_tables(config, schema, plan).tables, features, planned=config.planned)
 
 
 def _feature(config: ModelConfig, feature: CategoricalFeature) -> FeatureConfig:
