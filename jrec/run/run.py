@@ -52,7 +52,7 @@ class Loaded:
 
     Attributes:
       meta: What ``Run.save`` was given as ``meta``.
-      arrays: What it was given as ``arrays``, and those of growing tables.
+      arrays: What it was given as ``arrays``, and the arrays of growing tables.
     """
 
     meta: dict[str, Any]
@@ -200,6 +200,9 @@ class Run:
     ) -> Any:
         """What the model's ``logits`` returns for some examples, NumPy arrays; every process gives the same examples.
 
+        The model predicts in eval mode, without dropout and with the running averages of BatchNorm, whatever mode it
+        trains in, and none of its state changes.
+
         Args:
           columns: As ``pack_batch`` takes them, without labels.
           dense: Names of the float features, in the order the model takes them.
@@ -265,7 +268,7 @@ class Run:
 
     @property
     def state(self) -> Any:
-        """Dense parameters, their optimizer, and all else that every device holds alike: an ``nnx.State``."""
+        """Dense parameters, their optimizer, and all other state that every device holds alike: an ``nnx.State``."""
         return self._state.state
 
     @property
@@ -287,9 +290,10 @@ class Run:
         protected: int | None = None,
         wait: bool = True,
     ) -> None:
-        """Writes a checkpoint of this step to FOLDER/STEP: dense parameters, rows, slots; docs/checkpoints.md.
+        """Writes a checkpoint of this step to FOLDER/STEP: rows, slots, all state of the model; docs/checkpoints.md.
 
-        Further checkpoints in the folder hold only what changed. A run on any mesh and plan can restore it.
+        Further checkpoints in the folder hold only what changed. A run on any mesh and plan can restore it. Commands
+        read it where it says what made the model and its dataset: docs/library.md.
 
         Args:
           folder: A folder for the run's checkpoints, which every process sees.
@@ -337,10 +341,12 @@ class Run:
             self._checkpoints.finish()
 
     def restore(self, folder: str | os.PathLike[str], *, step: int | None = None) -> dict[str, Any]:
-        """Reads a checkpoint of ``save``, by a run on any mesh and plan; the steps after it have the same bits.
+        """Reads a checkpoint of ``save`` or `jrec train`, on any mesh and plan; the steps after it have the same bits.
+
+        The dense optimizer must be the same optax transformation; learning rates of `jrec train` are schedules.
 
         Args:
-          folder: The folder of the checkpoints, or that of a run of `jrec train`.
+          folder: A folder of ``save``, or the folder of a run of `jrec train`.
           step: Which; None for the latest.
 
         Returns:

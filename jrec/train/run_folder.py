@@ -156,8 +156,8 @@ def check_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> N
         raise ConfigError(f"out={folder} is a finished {kind}, which a run would damage; choose another folder")
     if not (folder / CONFIG_FILE).exists() and holds_checkpoints(folder):
         raise ConfigError(
-            f"out={folder} holds checkpoints of Run.save, which a run there would hide; choose another folder, and begin"
-            f" from them with init_from={folder}"
+            f"out={folder} holds checkpoints of Run.save, which a run there would hide; choose another folder, and"
+            f" begin from them with init_from={folder}"
         )
     if overwrite or not _holds_run(folder):
         return
