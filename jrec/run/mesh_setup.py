@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -107,10 +108,21 @@ class MeshSetup:
         """Cuts batches that every process reads whole."""
         return self._partitioner(range(self.plan.devices), 0, self.plan.devices)
 
-    def _partitioner(self, devices: Any, first: int, count: int, *, together: bool = False) -> BatchPartitioner:
-        options: dict[str, Any] = {"devices": devices, "first": first, "count": count, "modes": self.modes}
-        options |= {"hot": self.hot, "owners": self.owners, "together": together}
-        return BatchPartitioner(self.layout, self.plan, cast=self.cast, **options)
+    def _partitioner(
+        self, devices: Sequence[int], first: int, count: int, *, together: bool = False
+    ) -> BatchPartitioner:
+        return BatchPartitioner(
+            self.layout,
+            self.plan,
+            devices=devices,
+            first=first,
+            count=count,
+            cast=self.cast,
+            modes=self.modes,
+            hot=self.hot,
+            owners=self.owners,
+            together=together,
+        )
 
     def shapes(self, examples: int) -> Shapes:
         """Static sizes for batches of ``examples`` examples."""

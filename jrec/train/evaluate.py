@@ -216,8 +216,16 @@ def open_run(
     step = chosen_step(folder) if step is None else step
     with checkpoints.reading(step or 0, functools.partial(_remedy, folder)):
         saved = checkpoints.open(step)
-    known = {"folder": folder, "config": config, "schema": schema, "trained_on": trained_on, "saved": saved}
-    return OpenedRun(**known, layout=layout, record=record, plan=placed)
+    return OpenedRun(
+        folder=folder,
+        config=config,
+        schema=schema,
+        trained_on=trained_on,
+        layout=layout,
+        saved=saved,
+        record=record,
+        plan=placed,
+    )
 
 
 def restore_run(
@@ -261,8 +269,7 @@ def load_opened(opened: OpenedRun, *, slots: bool = False, rows: bool = True) ->
     with opened.reading():
         loaded = run.load(opened.saved, slots=slots, rows=rows)
     lean.over()
-    known = {field.name: getattr(opened, field.name) for field in dataclasses.fields(opened)}
-    return RestoredRun(**known, run=run, arrays=loaded.arrays)
+    return RestoredRun(**vars(opened), run=run, arrays=loaded.arrays)
 
 
 def _checkpoints(folder: pathlib.Path) -> Checkpoints:

@@ -202,15 +202,16 @@ class _Training:
 
     def _open_feed(self, batches: FaeLoaders | Loader, position: Any) -> HotColdFeed | RunFeed:
         config, folder = self.config, self.folder
-        options: dict[str, Any] = {
-            "workers": config.data.workers,
-            "prefetch": config.data.prefetch,
-            "trace": folder / TRACE_FILE if config.log.trace else None,
-            "on_growth": functools.partial(log_growth, folder),
-        }
+        open_feed = functools.partial(
+            self.run.feed,
+            workers=config.data.workers,
+            prefetch=config.data.prefetch,
+            trace=folder / TRACE_FILE if config.log.trace else None,
+            on_growth=functools.partial(log_growth, folder),
+        )
         if isinstance(batches, FaeLoaders):
-            return HotColdFeed(batches, self.run, position=position, **options)
-        return self.run.feed(batches, position=position, total=self.total, **options)
+            return HotColdFeed(batches, self.run, open_feed, position=position)
+        return open_feed(batches, position=position, total=self.total)
 
     def _open_saved(self, step: int | None) -> Saved | None:
         """The checkpoint to continue from; None to begin."""
