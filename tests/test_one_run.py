@@ -126,6 +126,18 @@ def test_a_loader_goes_on_behind_the_last_step_of_a_feed_that_was_closed(configu
     assert losses == losses_of(folders(place))
 
 
+def test_another_dense_optimizer_is_refused_with_the_remedy(configure, dataset, folders):
+    """Rates of the command are schedules, which count steps; the rate of this optimizer is a number."""
+    config, schema = configure(*SHORT), Schema.load(dataset)
+    layout = build_layout(config, schema)
+    model = build_modules(config, schema, layout, STEPS)[0]
+    optimizer = jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.Adam(learning_rate=0.1))
+    with jrec.distribute(model, optimizer, key=table_key(config)) as run:
+        remedy = r"dense optimizers differ; .*optax.constant_schedule"
+        with pytest.raises(CheckpointError, match=remedy):
+            run.restore(folders("device"))
+
+
 @pytest.mark.parametrize(("before", "after"), [("mesh and host", "device"), ("device", "mesh"), ("mesh", "pipeline")])
 def test_a_run_restores_a_folder_of_another_place(configure, dataset, folders, before, after):
     whole, _ = by_library(configure, dataset, before)
