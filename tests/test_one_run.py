@@ -19,15 +19,16 @@ from flax import nnx
 from run_cases import CONFIG, configuring, quickstart
 
 import jrec
-from jrec.checkpoint import Saved
+from jrec.checkpoint import Checkpoints, Saved
 from jrec.checkpoint.files import write_json
 from jrec.checkpoint.manifest import MANIFEST, read_manifest
 from jrec.cli import main
 from jrec.data import LoaderConfig, Schema, make_loader
-from jrec.errors import CheckpointError
+from jrec.errors import CheckpointError, ConfigError
 from jrec.ops.tt import TTShape
 from jrec.run.mesh_rows import make_mesh
 from jrec.train.build import build_layout, build_modules, table_key
+from jrec.train.config import load_config
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.export import export_run
 from jrec.train.loaders import train_loader
@@ -134,6 +135,18 @@ def test_a_loader_goes_on_behind_the_last_step_of_a_feed_that_was_closed(configu
     assert losses == losses_of(folders(place))
 
 
+def test_another_dense_optimizer_is_refused_with_the_remedy(configure, dataset, folders):
+    """Rates of the command are schedules, which count steps; the rate of this optimizer is a number."""
+    config, schema = configure(*SHORT), Schema.load(dataset)
+    layout = build_layout(config, schema)
+    model = build_modules(config, schema, layout, STEPS)[0]
+    optimizer = jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.Adam(learning_rate=0.1))
+    with jrec.distribute(model, optimizer, key=table_key(config)) as run:
+        remedy = r"dense optimizers differ; .*optax.constant_schedule"
+        with pytest.raises(CheckpointError, match=remedy):
+            run.restore(folders("device"))
+
+
 @pytest.mark.parametrize(("before", "after"), [("mesh and host", "device"), ("device", "mesh"), ("mesh", "pipeline")])
 def test_a_run_restores_a_folder_of_another_place(configure, dataset, folders, before, after):
     whole, _ = by_library(configure, dataset, before)
@@ -151,7 +164,7 @@ OWN_CONFIG = CONFIG.replace(
 )
 
 
-def modules_of(layout, num_dense, *, own=False):
+def modules_of(layout, num_dense, *, own=False, dense=None):
     """A DLRM, or a model of the user's own with state beside its parameters."""
     rngs = nnx.Rngs(5)
     if own:
@@ -161,7 +174,7 @@ def modules_of(layout, num_dense, *, own=False):
         config = jrec.nn.DLRMConfig(num_dense=num_dense, bottom_mlp=(16, 8), top_mlp=(8, 1))
         model = jrec.nn.DLRM(config, layout, rngs=rngs)
     rows = jrec.ops.Adagrad(learning_rate=0.1)
-    return model, jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.05, momentum=0.9), embedding=rows)
+    return model, jrec.nn.SparseOptimizer(model, dense=dense or optax.sgd(0.05, momentum=0.9), embedding=rows)
 
 
 def layout_of(schema, *, tier="sharded", cores=None):
@@ -363,6 +376,26 @@ def test_commands_open_models_that_were_made_with_other_streams(streams, dataset
     assert begun.step == 1
     if "default" in streams:
         assert restore_run(begun.folder).model.rngs.default.count[...] == kept.default.count[...] + 1
+
+
+def test_a_run_begun_from_what_a_run_saved_has_its_own_rates(saved, dataset, configure, configure_own, tmp_path):
+    rates = ("optimizer.name=sgd", "optimizer.embedding.learning_rate=0.1")
+    outcome = begun_from(configure_own, configure, saved, saved.folder, *rates, out=f"rates_{tmp_path.name}")
+    schema, config = Schema.load(dataset), load_config(outcome.folder / "config.toml")
+    model, optimizer = modules_of(layout_of(schema), len(schema.dense), own=saved.own, dense=optax.sgd(0.05))
+    with jrec.distribute(model, optimizer) as run:
+        run.load(Checkpoints(saved.folder).open(), goes_on=False, dense_optimizer=False)
+        step, feed = run.compile(), run.feed(train_loader(config, schema, run.layout))
+        losses = [float(step(next(feed))[0]) for _ in range(2)]
+    np.testing.assert_allclose(losses_of(outcome.folder), losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+def test_no_run_is_trained_among_what_a_run_saved(how, saved, configure):
+    config = dataclasses.replace(configure(*SHORT), out=str(saved.folder))
+    with pytest.raises(ConfigError, match=r"holds checkpoints of Run\.save.*init_from="):
+        train(config, **how)
+    assert [path.name for path in saved.folder.iterdir() if path.name[0] != "."] == ["4"]
 
 
 def test_what_commands_cannot_open_says_why(dataset, tmp_path):

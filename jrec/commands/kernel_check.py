@@ -51,7 +51,7 @@ def check_before_training(config: TrainConfig, options: How = HOW) -> tuple[Kern
     if xla_bridge.backends_are_initialized() or (gpu := local_gpu()) is None:
         return ()
     data = open_data(config)
-    classes = classes_of(build_layout(data.config, data.schema), optimizer=_optimizer_of(config))
+    classes = classes_of(build_layout(data.config, data.schema, data.plan), optimizer=_optimizer_of(config))
     unchecked = missing(classes, gpu)
     if not unchecked:
         return classes

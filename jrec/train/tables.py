@@ -19,11 +19,12 @@ from jrec.train.config import TrainConfig
 from jrec.train.config.tables import TableOverride, TTCacheSection
 
 if TYPE_CHECKING:
+    from jrec.sharding import Plan
     from jrec.train.run_plan import PlannedTrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TablePlan:
+class PlacedTables:
     """The tables that features read, each in its tier.
 
     Attributes:
@@ -35,10 +36,16 @@ class TablePlan:
     notes: dict[str, str]
 
 
-def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
+def plan_tables(config: TrainConfig, schema: Schema, plan: Plan | None = None) -> PlacedTables:
     """Places the tables of a dataset.
 
+    Args:
+      config: The run's configuration.
+      schema: The dataset.
+      plan: What ``config.plan`` names (``RunData.plan``); None where it names none.
+
     Raises:
+      RuntimeError: If the configuration names a plan, and none is given.
       ConfigError: On an override of an unknown table, a shape or rank that does not fit its table, or a plan that
         splits the table differently into uncompressed rows and cores.
     """
@@ -58,7 +65,7 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
         raise ConfigError(
             f"optimizer.embedding.tables.{unknown[0]}: the dataset has no table of that name, only {', '.join(names)}"
         )
-    planned = plan_trains(config)
+    planned = _planned_trains(config, plan)
     plain = [t for t in tables if not t.growing]
     largest = sorted(plain, key=lambda t: -t.rows)[: rules.tt.largest]
     selected = {t.name for t in largest} | {t.name for t in plain if rules.tt.min_rows and t.rows >= rules.tt.min_rows}
@@ -89,7 +96,7 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
         placed.extend(_parts(config, table, shape, override.tier))
         if note is not None:
             notes[table.name] = note
-    return TablePlan(tables=tuple(placed), notes=notes)
+    return PlacedTables(tables=tuple(placed), notes=notes)
 
 
 def growths_of(config: TrainConfig, schema: Schema) -> dict[str, Growth]:
@@ -124,14 +131,15 @@ def vocabularies_of(config: TrainConfig, schema: Schema) -> dict[str, GrowingVoc
     return {name: GrowingVocabulary(growth, key_seed=seed) for name, growth in growths.items() if name in read}
 
 
-def plan_trains(config: TrainConfig) -> dict[str, PlannedTrain]:
-    """The tensor-train tables of the run's plan; see ``jrec.sharding``."""
-    if not config.plan:
+def _planned_trains(config: TrainConfig, plan: Plan | None) -> dict[str, PlannedTrain]:
+    """The tables that the run's plan puts into cores; a table that the plan has there must not be missed."""
+    if (plan is None) != (not config.plan):
+        raise RuntimeError(f"plan is {config.plan!r}, but {'no' if plan is None else 'a'} plan is given with it")
+    if plan is None:
         return {}
-    from jrec.sharding import load_plan
     from jrec.train.run_plan import planned_trains
 
-    return planned_trains(load_plan(config.plan))
+    return planned_trains(plan)
 
 
 def _check_plan(config: TrainConfig, table: Table, whole_rows: int, planned: Mapping[str, PlannedTrain]) -> None:
@@ -147,10 +155,17 @@ def _check_plan(config: TrainConfig, table: Table, whole_rows: int, planned: Map
     )
 
 
-def on_devices(config: TrainConfig, schema: Schema, devices: int) -> TrainConfig:
-    """The configuration with the same tables on other devices, whatever their number and kind, and without a plan."""
-    trains, overrides = plan_trains(config), config.tables.overrides
-    tt = {t.name: t for t in plan_tables(config, schema).tables if t.tier == "tt"} if trains else {}
+def on_devices(config: TrainConfig, schema: Schema, devices: int, plan: Plan | None) -> TrainConfig:
+    """The configuration with the same tables on other devices, whatever their number and kind, and without a plan.
+
+    Args:
+      config: A run's configuration.
+      schema: The dataset.
+      devices: The number of devices.
+      plan: What ``config.plan`` names; None where it names none.
+    """
+    trains, overrides = _planned_trains(config, plan), config.tables.overrides
+    tt = {t.name: t for t in plan_tables(config, schema, plan).tables if t.tier == "tt"} if trains else {}
     cores = {n: train_override(s, whole_rows=t.first_row) for n, t in tt.items() if n in trains and (s := t.tt_shape)}
     tables = dataclasses.replace(config.tables, overrides={**overrides, **cores})
     mesh = dataclasses.replace(config.mesh, devices=devices, exchange="auto")
@@ -180,11 +195,11 @@ def tt_options(config: TrainConfig, layout: EmbeddingLayout) -> TTOptions:
     return TTOptions(initializer=rules.initializer, caches=caches)
 
 
-def describe_tables(config: TrainConfig, schema: Schema) -> dict[str, dict[str, Any]]:
+def describe_tables(config: TrainConfig, schema: Schema, plan: Plan | None = None) -> dict[str, dict[str, Any]]:
     """``described_tables`` of a run, for the report, with a ``note`` where the configuration does not decide."""
-    plan = plan_tables(config, schema)
-    described = described_tables(plan.tables, config.tables.tt.cache)
-    for name, note in plan.notes.items():
+    placed = plan_tables(config, schema, plan)
+    described = described_tables(placed.tables, config.tables.tt.cache)
+    for name, note in placed.notes.items():
         described[name]["note"] = note
     return described
 
