@@ -7,6 +7,7 @@ depends only on the dataset, the hot rows and the options, and a run that was ki
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -197,9 +198,9 @@ class _Piece:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Packed:
-    """What became of a piece: the shard written for each half, None without examples; the checksum of its content."""
+    """What became of a piece: the shards written, by half that has examples; the checksum of its content."""
 
-    shards: Mapping[str, Shard | None]
+    shards: Mapping[str, Shard]
     content: int
 
 
@@ -227,7 +228,7 @@ def _pack_pieces(job: _Job, pieces: Sequence[_Piece], threads: int, progress: Pr
     ):
         for one in results:
             packed.append(one)
-            done += sum(shard.examples for shard in one.shards.values() if shard)
+            done += sum(shard.examples for shard in one.shards.values())
             advance(done)
     return packed
 
@@ -237,30 +238,28 @@ def _pack_piece(job: _Job, piece: _Piece) -> _Packed:
     journal = job.folder / _JOURNAL / f"{piece.number:05d}.json"
     if (before := _packed_before(job, journal)) is not None:
         return before
-    writers: dict[str, ShardWriter] = {}
-    try:
-        for half in _HALVES:
-            path = job.folder / half / piece.file
-            writers[half] = ShardWriter(path, job.schema.block_size, compress_columns=True)
+    with contextlib.ExitStack() as stack:
+        writers = {half: stack.enter_context(_writer(job, piece, half)) for half in _HALVES}
         checksum = _write(job, piece, writers)
-        shards = {half: writer.close() for half, writer in writers.items()}
-    except BaseException:
-        for writer in writers.values():
-            writer.abort()
-        raise
-    for half in (half for half, shard in shards.items() if not shard.examples):
+    shards = {half: writer.close() for half, writer in writers.items()}
+    for half in (half for half in _HALVES if not shards[half].examples):
         writers[half].path.unlink()
-    packed = _Packed(shards={half: s if s.examples else None for half, s in shards.items()}, content=checksum)
+        del shards[half]
+    packed = _Packed(shards=shards, content=checksum)
     write_file(journal, json.dumps(dataclasses.asdict(packed)))
     return packed
+
+
+def _writer(job: _Job, piece: _Piece, half: str) -> ShardWriter:
+    return ShardWriter(job.folder / half / piece.file, job.schema.block_size, compress_columns=True)
 
 
 def _packed_before(job: _Job, journal: pathlib.Path) -> _Packed | None:
     """What the journal says of a piece, if its shards can be read."""
     try:
         entry = json.loads(journal.read_text(encoding="utf-8"))
-        shards = {half: Shard(**fields) if fields else None for half, fields in entry["shards"].items()}
-        for reader in (ShardReader(job.folder / half, shard) for half, shard in shards.items() if shard):
+        shards = {half: Shard(**fields) for half, fields in entry["shards"].items()}
+        for reader in (ShardReader(job.folder / half, shard) for half, shard in shards.items()):
             for block in range(len(reader)):
                 reader.read(block)
     except (OSError, ValueError, DatasetError):
@@ -311,7 +310,7 @@ def _halves(job: _Job, piece: _Piece) -> Iterator[tuple[dict[str, dict[str, Colu
 
 
 def _split(half: str, packed: Sequence[_Packed], seed: int | None) -> Split:
-    shards: list[Shard] = [shard for p in packed if (shard := p.shards[half]) is not None]
+    shards = [p.shards[half] for p in packed if half in p.shards]
     if seed is not None:
         shards = [shards[i] for i in permutation(len(shards), seed, len(packed), _HALVES.index(half))]
     return Split(shards=tuple(shards))
