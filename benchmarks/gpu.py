@@ -111,7 +111,7 @@ class Measured:
                 self._report.add(
                     self._name, f"{metric}, {implementation}", 1e6 * timing.seconds, "us",
                     peer=peer, ratio=xla / timing.seconds if peer and xla else None,
-                    details={**figures(moved, timing, self._effort.bandwidth), "cast": side.cast},
+                    details=figures(moved, timing, self._effort.bandwidth),
                 )  # fmt: skip
 
     def _peers(self) -> None:

@@ -210,20 +210,16 @@ class Traffic:
         """The floor: what must move."""
         return self.read + self.written
 
-    def seconds(self, bandwidth: float) -> float:
-        """The floor's time at ``bandwidth`` bytes per second, reads and writes together."""
-        return self.distinct / bandwidth
-
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
             read=self.read + other.read, written=self.written + other.written, lookups=self.lookups + other.lookups
         )
 
 
-def forward_traffic(ids: np.ndarray, *, bags: int, dim: int, itemsize: int, weighted: bool = False) -> Traffic:
-    """A gather-reduce: ids (and weights), rows, and float32 sums."""
+def forward_traffic(ids: np.ndarray, *, bags: int, dim: int, itemsize: int) -> Traffic:
+    """A gather-reduce: ids, rows, and float32 sums."""
     flat = ids[ids >= 0]
-    indices, row = ids.size * (8 if weighted else 4), dim * itemsize
+    indices, row = ids.size * 4, dim * itemsize
     written = bags * dim * 4
     return Traffic(
         read=indices + np.unique(flat).size * row, written=written, lookups=indices + flat.size * row + written

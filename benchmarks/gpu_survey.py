@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -49,7 +50,9 @@ class Step:
 
 
 CHECK = ("jrec", "kernels", "check", "--json", "--quiet")
-TESTS = ("pytest", "-q", "-m", "gpu", "--tb=short")
+FILES = [str(f) for f in sorted(harness.ROOT.glob("tests/test_*.py")) if "mark.gpu" in f.read_text(encoding="utf-8")]
+WORKERS = ("-n", "4", "--dist", "loadfile") if importlib.util.find_spec("xdist") else ()  # a file's big tables in turn
+TESTS = ("pytest", "-q", "-m", "gpu", "--tb=short", *WORKERS)
 STEPS = {
     "smoke": Step(minutes=2, command=("benchmarks.gpu_smoke",), dry=("benchmarks.gpu_smoke", "--tiny")),
     "kernels": Step(
@@ -71,7 +74,7 @@ STEPS = {
     ),
     # Without a GPU every test is skipped: what is tried is that they can be collected.
     "tests": Step(
-        minutes=7, command=(*TESTS, "tests"), dry=(*TESTS, "tests/test_gpu_kernels.py"), earlier=False
+        minutes=7, command=(*TESTS, *FILES), dry=(*TESTS, *FILES), earlier=False
     ),
 }  # fmt: skip
 
@@ -137,6 +140,8 @@ def main() -> None:
         outcomes[name] = run_step(STEPS[name], folder / f"{name}.jsonl", dry=arguments.dry_run)
         kept.write_text(json.dumps(outcomes, indent=1) + "\n")
         print(f"{name}: {outcomes[name]}", flush=True)
+        if outcomes[name]["status"] != 0:
+            print((folder / f"{name}.log").read_text(errors="replace")[-2000:], file=sys.stderr)
     sys.exit(int(any(outcomes[name]["status"] != 0 or outcomes[name]["errors"] for name in arguments.only)))
 
 

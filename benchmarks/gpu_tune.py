@@ -117,7 +117,7 @@ class Sweep:
         cases.run(made)
 
     def _point(self, problem: Problem, config: TuningConfig) -> None:
-        rounds = 1 if self._tiny else gpu_timing.rounds_for(problem.expected_seconds(), len(problem.batches()))
+        rounds = 1 if self._tiny else gpu_timing.rounds_for(problem.expected_seconds(), len(problem.batches))
         loop = problem.loop(config, rounds=rounds)
         loop.dispatch()
         want = problem.reference(rounds)

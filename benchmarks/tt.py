@@ -60,7 +60,7 @@ def main() -> None:
     """Runs the benchmark."""
     arguments = _parser().parse_args()
     harness.keep_memory()
-    jax.config.update("jax_platforms", arguments.device)
+    jax.config.update("jax_platforms", "cpu")
     with harness.Report(arguments, "tt") as report:
         for measurement in arguments.parts:
             _RUNS[measurement](report, arguments)
@@ -68,7 +68,6 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = harness.parser(__doc__)
-    parser.add_argument("--device", choices=("cpu",), default="cpu", help="where to run")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
     parser.add_argument("--lookups", nargs="+", type=int, help=f"of peers; default: {' '.join(map(str, LOOKUPS))}")
     parser.add_argument("--rank", type=int, default=RANK, help="of peers; default: %(default)s")
