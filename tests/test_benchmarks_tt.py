@@ -11,7 +11,6 @@ from benchmarks import (
     tt_breakdown,
     tt_cache,
     tt_floor,
-    tt_floor_kernel,
     tt_footprints,
     tt_memory,
     workloads,
@@ -154,23 +153,3 @@ def test_a_step_is_compared_with_the_floor_of_its_own_turn():
     assert tt_floor.beside_floor(turns, ["cast", "rows"]) == (4, 2, 0.5)
     none = tt_floor.Turn(seconds={"cast": 1.0, "rows": 0.0}, floors={"cast": 1.0, "rows": 1.0}, rates=rates)
     assert tt_floor.beside_floor([*turns, none], ["rows"]) == (3, 1, None)
-
-
-@pytest.mark.parametrize("size", [1000, 70_000])
-def test_small_arrays_are_copied_until_waking_a_thread_does_not_count(size, monkeypatch):
-    copied = []
-
-    def seconds(function, job, chunks):
-        function.call(job.ctypes.data, 0, chunks)
-        copied.append(8 * int(job[2]) * chunks)  # bytes read and written
-        return 2.0
-
-    monkeypatch.setattr(tt_floor_kernel, "_seconds", seconds)
-    monkeypatch.setattr(tt_floor_kernel, "COPIED", 1 << 20)
-    rate = tt_floor_kernel.copy_rate(size)
-    assert rate == copied[0] / 2
-    assert copied[0] > (1 << 20) - 16 * size
-    source, target = tt_floor_kernel._arrays(
-        size // tt_floor_kernel.CHUNKS // harness.cores() * tt_floor_kernel.CHUNKS * harness.cores()
-    )
-    np.testing.assert_array_equal(source, target)
