@@ -74,6 +74,7 @@ PLACES = {
     ),
     "bfloat16": (PLAIN, lambda made: jrec.distribute(*made(layout_of(dtype="bfloat16")))),
 }  # fmt: skip
+PLACES |= {f"{place}, stateful": (STATEFUL, PLACES[place][1]) for place in ("device", "host", "three tiers")}
 
 
 def close(got, want):

@@ -176,7 +176,7 @@ def test_checkpoints_move_between_one_device_and_a_planned_mesh(configure, datas
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tier", ["device", "host"])
+@pytest.mark.parametrize("tier", ["sharded", "host"])
 def test_a_trained_table_is_compressed_behind_its_first_rows(configure, dataset, tmp_path, capsys, tier):
     source = train(configure("evaluate.every_steps=0", f"tables.tier='{tier}'", out="source")).folder
     old, out = restore_run(source), tmp_path / "compressed"

@@ -349,8 +349,8 @@ class Run:
         Args:
           saved: The checkpoint.
           goes_on: Whether the run goes on from its step; otherwise it begins from its model, rows and slots.
-          dense_optimizer: Whether to take over the state of the dense optimizer, which must then be of its kind;
-            otherwise it stays as the run has it.
+          dense_optimizer: Whether to take over the state of the dense optimizer, which must then be of its kind, and
+            all streams of random numbers. Otherwise it stays as the run has it, and so do streams of only one of them.
           of: What the checkpoint is to be of, where that is not what the run is of: by key of the run's description.
           slots: Whether to read the optimizers' state on one device; without it the run can only predict.
           rows: Whether to read rows; without them, and slots, only the dense model is of use.

@@ -100,6 +100,7 @@ class RunCheckpoints:
             slots=slots and rows,
             rows=rows,
             dense_optimizer=dense_optimizer,
+            streams=dense_optimizer and self._state.training,
         )
         self._state.growing.restore(arrays)
         self._state.restore(saved, state, rows=rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -196,19 +196,31 @@ def tt_options(config: TrainConfig, layout: EmbeddingLayout) -> TTOptions:
 
 
 def describe_tables(config: TrainConfig, schema: Schema, plan: Plan | None = None) -> dict[str, dict[str, Any]]:
-    """By table: tier, rows, dim, dtype, parameters, bytes, compression, the shape of a tensor train; for the report.
+    """``described_tables`` of a run, for the report, with a ``note`` where the configuration does not decide."""
+    placed = plan_tables(config, schema, plan)
+    described = described_tables(placed.tables, config.tables.tt.cache)
+    for name, note in placed.notes.items():
+        described[name]["note"] = note
+    return described
+
+
+def described_tables(tables: Iterable[TableConfig], caches: TTCacheSection) -> dict[str, dict[str, Any]]:
+    """By table: tier, rows, dim, dtype, parameters, bytes, compression, the shape of a tensor train.
 
     ``compression`` is the uncompressed table's elements divided by the stored elements, which include a cache's rows.
     A table in parts has ``whole_rows`` uncompressed rows in ``whole_tier``.
+
+    Args:
+      tables: The tables; of one in parts the whole rows before the cores.
+      caches: The caches of tensor-train tables.
     """
-    placed = plan_tables(config, schema, plan)
     described: dict[str, dict[str, Any]] = {}
-    for part in placed.tables:
+    for part in tables:
         size = jnp.dtype(part.dtype).itemsize
         entry: dict[str, Any] = {"tier": part.tier, "rows": part.table_rows, "dim": part.dim, "dtype": part.dtype}
         parameters, stored = part.rows * part.dim, size * part.rows * part.dim
         if (shape := part.tt_shape) is not None:
-            cache = _cache(config.tables.tt.cache, part.rows)
+            cache = _cache(caches, part.rows)
             cached = 0 if cache is None else cache.cache_rows * part.dim
             parameters, stored = shape.num_parameters + cached, size * shape.num_parameters + 4 * cached
             entry |= {key: list(getattr(shape, key)) for key in ("row_factors", "dim_factors", "ranks")}
@@ -218,7 +230,7 @@ def describe_tables(config: TrainConfig, schema: Schema, plan: Plan | None = Non
             entry |= {"whole_rows": part.first_row, "whole_tier": head["tier"]}
             parameters, stored = parameters + head["parameters"], stored + head["bytes"]
         entry |= {"parameters": parameters, "bytes": stored, "compression": part.table_rows * part.dim / parameters}
-        described[part.name] = entry | ({"note": placed.notes[part.name]} if part.name in placed.notes else {})
+        described[part.name] = entry
     return described
 
 
@@ -237,44 +249,32 @@ def tables_total(described: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def _parts(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier | None) -> list[TableConfig]:
     """The table, or its uncompressed first rows and its other rows in cores of ``shape``."""
-    dim, dtype = config.model.table_dim, config.model.table_dtype
-    tier = config.tables.tier if named in (None, "tt") else named
     own = config.tables.overrides.get(table.name, TableOverride()).initial_bound
-    bound = config.tables.initial_bound if own is None else own
-
-    def whole(rows: int) -> TableConfig:
-        """The first ``rows`` rows, uncompressed."""
-        return TableConfig(
-            name=table.name,
-            rows=rows,
-            dim=dim,
-            dtype=dtype,
-            tier=tier,
-            group=config.optimizer.embedding.group(table.name),
-            of_rows=None if rows == table.rows else table.rows,
-            initial_bound=bound,
-        )
-
+    whole = TableConfig(
+        name=table.name,
+        rows=table.rows,
+        dim=config.model.table_dim,
+        dtype=config.model.table_dtype,
+        tier=config.tables.tier if named in (None, "tt") else named,
+        group=config.optimizer.embedding.group(table.name),
+        initial_bound=config.tables.initial_bound if own is None else own,
+    )
     if shape is None:
-        return [whole(table.rows)]
-    core_dtype = config.tables.tt.dtype or dtype
+        return [whole]
+    core_dtype = config.tables.tt.dtype or whole.dtype
     if core_dtype == "float16":
         raise ConfigError(
             "model.table_dtype is 'float16', but cores are float32 or bfloat16; set tables.tt.dtype to one of them"
         )
-    first = table.rows - shape.rows
-    cores = TableConfig(
-        name=table.name,
-        rows=shape.rows,
-        dim=dim,
-        dtype=core_dtype,
-        tier="tt",
-        tt_shape=shape,
-        first_row=first,
-        of_rows=table.rows if first else None,
-        initial_bound=bound,
-    )
-    return [whole(first), cores] if first else [cores]
+    return in_cores(whole, shape, core_dtype)
+
+
+def in_cores(table: TableConfig, shape: TTShape, dtype: str) -> list[TableConfig]:
+    """An uncompressed table with its last ``shape.rows`` rows in cores: one table, or two parts of one."""
+    first, of_rows = table.rows - shape.rows, None if table.rows == shape.rows else table.rows
+    parts = {"tt_shape": shape, "first_row": first, "of_rows": of_rows}
+    cores = dataclasses.replace(table, rows=shape.rows, dtype=dtype, tier="tt", group="", **parts)
+    return [dataclasses.replace(table, rows=first, of_rows=of_rows), cores] if first else [cores]
 
 
 def _whole_rows(config: TrainConfig, table: Table, override: TableOverride) -> int:
