@@ -1,8 +1,10 @@
 """Processes that join JAX, compare what they are about to do, and learn that another one is gone."""
 
 import contextlib
+import os
 import queue
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -76,11 +78,10 @@ os._exit(0)
 """
 
 
-def joining(port, processes, process, wait):
-    words = [str(word) for word in (port, processes, process, wait)]
-    return subprocess.Popen(
-        [sys.executable, "-c", JOINING, *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+def joining(port, processes, process, wait, **environment):
+    command = [sys.executable, "-c", JOINING, *map(str, (port, processes, process, wait))]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, text=True, env={**os.environ, **environment}, **pipes)
 
 
 def test_who_does_not_come_is_named(port):
@@ -94,6 +95,27 @@ def test_one_that_waits_learns_that_process_0_has_given_up(port):
     assert "one or more of the processes 1, 2 of 3 did not come" in first
     said = waiting.communicate(timeout=60)[0]
     assert re.fullmatch(r"process 0 at localhost:\d+ ended before all processes had come; look .*\n", said), said
+
+
+CERTIFICATES = """
+openssl req -x509 -newkey rsa:2048 -nodes -keyout authority.key -out authority.pem -days 2 -subj /CN=authority
+openssl req -newkey rsa:2048 -nodes -keyout key.pem -out request -subj /CN=localhost
+echo subjectAltName=DNS:localhost > extension
+openssl x509 -req -in request -CA authority.pem -CAkey authority.key -CAcreateserial -out chain.pem -days 2 \\
+    -extfile extension
+"""
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates by openssl")
+def test_with_certificates_only_their_holders_join(port, tmp_path):
+    subprocess.run(["bash", "-ec", CERTIFICATES], cwd=tmp_path, check=True, capture_output=True)
+    files = {"CERT": "chain.pem", "KEY": "key.pem", "CA": "authority.pem"}
+    own = {f"JAX_MTLS_{kind}_FILE": str(tmp_path / name) for kind, name in files.items()}
+    holders = [joining(port, 2, process, 60, **own) for process in range(2)]
+    assert [holder.communicate(timeout=100)[0] for holder in holders] == ["", ""]
+    holder, stranger = joining(port, 2, 0, 10, **own), joining(port, 2, 1, 8)
+    assert "process 1 of 2 did not come" in holder.communicate(timeout=60)[0]
+    assert "process 0 of 2 did not come" in stranger.communicate(timeout=60)[0]
 
 
 # Comparing.

@@ -53,7 +53,7 @@ class Lifeline:
         others = [number for number in range(role.processes) if number != role.process]
         self._words = dict.fromkeys(others, "")
         # Counted in this process's own beats: after it was stopped itself, it blames no other for that time.
-        self._silent = dict.fromkeys(others, 0)
+        self._silent, self._unanswered = dict.fromkeys(others, 0), 0
         self._last_word, self._said = "", ""
         self._gone: set[int] = set()
         self._lost: str | None = None
@@ -120,6 +120,7 @@ class Lifeline:
                 self._said = word
                 for key, other in self._store.key_value_dir_get(_KEYS):
                     self._hear(int(key.rpartition("/")[2]), other)
+                self._unanswered = 0
             self._wake.wait(self._beat)
             self._wake.clear()
 
@@ -136,13 +137,17 @@ class Lifeline:
     def _watch(self) -> None:
         while True:
             time.sleep(self._beat)
-            # In order: where process 0 is stopped, nobody's signs of life arrive.
+            self._unanswered += 1
             for number, word in self._words.items():
                 self._silent[number] += 1
                 if self._silent[number] * self._beat > self._silence and not word.startswith(("finished", "left")):
-                    why = f"has not answered for {self._silence:g} s, as a killed or stopped one does"
-                    self._gone.add(number)
-                    self._lose(self._of(number, why))
+                    # Where process 0 is stopped, nobody's signs of life arrive.
+                    stopped = 2 * self._unanswered * self._beat > self._silence and self._role.process
+                    self._give_up(0 if stopped else number)
+
+    def _give_up(self, number: int) -> None:
+        self._gone.add(number)
+        self._lose(self._of(number, f"has not answered for {self._silence:g} s, as a killed or stopped one does"))
 
     def _of(self, number: int, what: str) -> str:
         return f"process {number} of {self._role.processes} {what}"
