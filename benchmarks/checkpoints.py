@@ -93,8 +93,7 @@ def _measure(report: harness.Report, place: str, run: Run, columns: Iterator[dic
             jax.block_until_ready(step(next(feed)))
             taken.append(time.perf_counter() - begin)
             during, number = during + (written is None), number + 1
-            assert run._checkpoints is not None
-            written = written or run._checkpoints.written()
+            written = written or run.written()
         meanwhile = taken[-number:][:during]
         slower = saving + sum(meanwhile) - during * statistics.median(taken)
         first = first or written.bytes

@@ -13,11 +13,12 @@ from flax import nnx
 from run_cases import CONFIG, configuring, quickstart
 
 import jrec
+from jrec.checkpoint import Checkpoints
 from jrec.checkpoint.files import write_json
 from jrec.checkpoint.manifest import MANIFEST, read_manifest
 from jrec.cli import main
 from jrec.data import LoaderConfig, Schema, make_loader
-from jrec.errors import CheckpointError
+from jrec.errors import CheckpointError, ConfigError
 from jrec.run.mesh_rows import make_mesh
 from jrec.train.build import build_layout, build_modules, table_key
 from jrec.train.evaluate import evaluate_checkpoint, restore_run
@@ -125,6 +126,18 @@ def test_a_loader_goes_on_behind_the_last_step_of_a_feed_that_was_closed(configu
     assert losses == losses_of(folders(place))
 
 
+def test_another_dense_optimizer_is_refused_with_the_remedy(configure, dataset, folders):
+    """Rates of the command are schedules, which count steps; the rate of this optimizer is a number."""
+    config, schema = configure(*SHORT), Schema.load(dataset)
+    layout = build_layout(config, schema)
+    model = build_modules(config, schema, layout, STEPS)[0]
+    optimizer = jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.1), embedding=jrec.ops.Adam(learning_rate=0.1))
+    with jrec.distribute(model, optimizer, key=table_key(config)) as run:
+        remedy = r"dense optimizers differ; .*optax.constant_schedule"
+        with pytest.raises(CheckpointError, match=remedy):
+            run.restore(folders("device"))
+
+
 @pytest.mark.parametrize(("before", "after"), [("mesh and host", "device"), ("device", "mesh"), ("mesh", "pipeline")])
 def test_a_run_restores_a_folder_of_another_place(configure, dataset, folders, before, after):
     whole, _ = by_library(configure, dataset, before)
@@ -135,11 +148,11 @@ def test_a_run_restores_a_folder_of_another_place(configure, dataset, folders, b
         jax.tree.map(np.testing.assert_array_equal, rows_of(moved), rows_of(whole))
 
 
-def model_of(layout, num_dense=13, **options):
+def model_of(layout, num_dense=13, dense=None, **options):
     config = jrec.nn.DLRMConfig(num_dense=num_dense, bottom_mlp=(16, 8), top_mlp=(8, 1), **options)
     model = jrec.nn.DLRM(config, layout, rngs=nnx.Rngs(5))
     rows = jrec.ops.Adagrad(learning_rate=0.1)
-    return model, jrec.nn.SparseOptimizer(model, dense=optax.sgd(0.05, momentum=0.9), embedding=rows)
+    return model, jrec.nn.SparseOptimizer(model, dense=dense or optax.sgd(0.05, momentum=0.9), embedding=rows)
 
 
 def layout_of(schema, *, tier="sharded"):
@@ -206,6 +219,30 @@ def test_what_a_run_saved_is_exported_and_begun_from(saved, dataset, configure, 
     assert outcome.step == 2
     with pytest.raises(CheckpointError, match=r"another model: tables\.\w+\.optimizer was 'Adagrad' and is 'Adam'"):
         train(configure(*SHORT, f"init_from={str(folder)!r}", out=f"other_{tmp_path.name}"))
+
+
+def test_a_run_begun_from_what_a_run_saved_has_its_own_rates(saved, dataset, configure, tmp_path):
+    folder, _ = saved
+    keys = ("model.top_mlp=[8, 1]", "model.pooling=mean", "optimizer.embedding.name=adagrad", "optimizer.name=sgd")
+    keys += ("optimizer.embedding.learning_rate=0.1", f"init_from={str(folder)!r}")
+    config = configure(*SHORT, *keys, out=f"rates_{tmp_path.name}")
+    outcome = train(dataclasses.replace(config, max_steps=3))
+    schema = Schema.load(dataset)
+    model, optimizer = model_of(layout_of(schema), len(schema.dense), dense=optax.sgd(0.05))
+    with jrec.distribute(model, optimizer) as run:
+        run.load(Checkpoints(folder).open(), goes_on=False, dense_optimizer=False)
+        step, feed = run.compile(), run.feed(train_loader(config, schema, run.layout))
+        losses = [float(step(next(feed))[0]) for _ in range(3)]
+    np.testing.assert_allclose(losses_of(outcome.folder), losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+def test_no_run_is_trained_among_what_a_run_saved(how, saved, configure):
+    folder, _ = saved
+    config = dataclasses.replace(configure(*SHORT), out=str(folder))
+    with pytest.raises(ConfigError, match=r"holds checkpoints of Run\.save.*init_from="):
+        train(config, **how)
+    assert [path.name for path in folder.iterdir() if path.name[0] != "."] == ["4"]
 
 
 def test_what_commands_cannot_open_says_why(dataset, tmp_path):

@@ -100,7 +100,7 @@ def restore_state(
         elif not dense_optimizer and path.startswith(_DENSE_OPTIMIZER):
             leaves.append(leaf)
         elif (array := dense.pop(_STATE + (saved_path := _saved_path(path, leaf)), None)) is None:
-            raise CheckpointError(f"{saved.folder}: array {saved_path} exists only in this run")
+            raise _only_in(saved, saved_path, "this run")
         elif (implementation := key_implementation(leaf)) is None:
             leaves.append(_placed(saved, path, array, leaf))
         else:
@@ -109,8 +109,18 @@ def restore_state(
         unread = _STATE + (_DENSE_OPTIMIZER if slots else _OPTIMIZER)
         dense = {name: array for name, array in dense.items() if not name.startswith(unread)}
     if dense:
-        raise CheckpointError(f"{saved.folder}: array {min(dense).removeprefix(_STATE)} exists only in the checkpoint")
+        raise _only_in(saved, min(dense).removeprefix(_STATE), "the checkpoint")
     return jax.tree.unflatten(jax.tree.structure(like), leaves), progress
+
+
+def _only_in(saved: Saved, path: str, where: str) -> CheckpointError:
+    message = f"{saved.folder}: array {path} exists only in {where}"
+    if path.startswith(_DENSE_OPTIMIZER):
+        message += (
+            ", so that the dense optimizers differ; use the one that the checkpoint was trained with. Learning rates of"
+            " `jrec train` are schedules, which count steps: optax.adam(optax.constant_schedule(0.01))"
+        )
+    return CheckpointError(message)
 
 
 def flatten(tree: Any) -> dict[str, Any]:

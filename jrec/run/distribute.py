@@ -80,8 +80,8 @@ def distribute(
       description: What checkpoints record of the run beside its tables, JSON. A checkpoint that has one of its keys
         with another value is refused.
       factory: The function that made the model, as "package.module:function", so that `jrec eval`, `predict`,
-        `export`, `compress` and ``init_from`` read the run's checkpoints: docs/library.md. None of ``DLRM`` and
-        ``TBSM``.
+        `export`, `compress` and ``init_from`` read the run's checkpoints: docs/library.md. ``DLRM`` and ``TBSM`` need
+        none.
       options: The factory's own keyword arguments, in JSON types.
 
     Raises:
