@@ -191,9 +191,10 @@ def test_the_reason_of_a_process_that_fails_is_told_at_once():
     store = Store()
     zero, one, two = (Watching(process, 3, store) for process in range(3))
     began = time.monotonic()
-    one.fail("the loss became nan")
+    store.key_value_set("jrec/life/seven", "failed", allow_overwrite=True)  # of no process
+    one.fail("the loss\x1b[2J became\nnan")
     for other in (zero, two):
-        assert "process 1 of 3 ended with an error: the loss became nan" in other.lines.get(timeout=5)
+        assert "process 1 of 3 ended with an error: the loss?[2J became nan" in other.lines.get(timeout=5)
     assert time.monotonic() - began < 3
     assert (two.lost() or "").startswith("process 1 of 3")
     assert one.lines.empty()

@@ -10,14 +10,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from jrec.errors import JrecError, print_error
+from jrec.commands.arguments import DEVICES, integer
+from jrec.errors import JrecError, ProcessError, print_error
 from jrec.signals import exit_code
 
 if TYPE_CHECKING:
     from jrec.train.lifeline import Lifeline
     from jrec.train.meeting import Role
-
-from jrec.commands.arguments import DEVICES, integer
 
 _TELL_SECONDS = 20.0
 """How long a process that cannot start waits for the others, to tell them."""
@@ -85,7 +84,7 @@ class Company:
         """
         if self._role is None:
             return None
-        why = _printable(str(error))[:500] or type(error).__name__
+        why = " ".join(str(error).split())[:500] or type(error).__name__
         self._code = 2 if isinstance(error, JrecError | OSError) else 1
         if isinstance(error, KeyboardInterrupt):
             self._code = exit_code(error)
@@ -95,7 +94,7 @@ class Company:
             return None
         from jrec.train.lifeline import SUSPECT_SECONDS
 
-        lost = self._lifeline.lost(SUSPECT_SECONDS) if _of_processes(error) else None
+        lost = self._lifeline.lost(SUSPECT_SECONDS) if isinstance(error, ProcessError) else None
         self._lifeline.fail(lost or why)
         return lost
 
@@ -140,8 +139,6 @@ def in_company(args: argparse.Namespace) -> Iterator[Company]:
         yield company
     except BaseException as error:
         if (lost := company.failed(error)) is not None:
-            from jrec.errors import ProcessError
-
             raise ProcessError(
                 f"{lost}; look at its output for the reason. --resume goes on from the last checkpoint, with"
                 " mesh.devices=N also on fewer devices"
@@ -156,14 +153,3 @@ def _role(args: argparse.Namespace) -> Role | None:
     from jrec.train.meeting import role_of
 
     return role_of(args.coordinator, args.processes, args.process)
-
-
-def _of_processes(error: BaseException) -> bool:
-    from jrec.errors import ProcessError
-
-    return isinstance(error, ProcessError)
-
-
-def _printable(text: str) -> str:
-    """One line without what a terminal would act on."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))

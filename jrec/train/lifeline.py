@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from jrec.train.meeting import Role
+from jrec.train.meeting import Role, printable
 
 SILENCE_SECONDS = 30.0
 """Silence after which a process counts as dead, and the others end."""
@@ -113,20 +113,20 @@ class Lifeline:
 
     def _talk(self) -> None:
         """Every call to the store, which waits for as long as process 0 is stopped."""
-        for number in itertools.count():
-            word = self._last_word or f"beat {number}"
+        for beat in itertools.count():
+            word = self._last_word or f"beat {beat}"
             with contextlib.suppress(RuntimeError):  # process 0 is gone, as `_watch` will see
                 self._store.key_value_set(f"{_KEYS}{self._role.process}", word, allow_overwrite=True)
                 self._said = word
-                for key, other in self._store.key_value_dir_get(_KEYS):
-                    self._hear(int(key.rpartition("/")[2]), other)
+                words = dict(self._store.key_value_dir_get(_KEYS))
+                for number, before in self._words.items():
+                    if (now := printable(words.get(f"{_KEYS}{number}", before))) != before:
+                        self._hear(number, now)
                 self._unanswered = 0
             self._wake.wait(self._beat)
             self._wake.clear()
 
     def _hear(self, number: int, word: str) -> None:
-        if word == self._words.get(number, word):
-            return
         self._words[number], self._silent[number] = word, 0
         kind, _, why = word.partition(" ")
         if kind in ("failed", "left"):

@@ -223,7 +223,12 @@ def compare(role: Role, facts: Mapping[str, str], *, refusal: str | None = None)
             answer = differences([of["facts"] for of in said]) or ""
         key_values().key_value_set("jrec/answer", answer)
     if answer := published("jrec/answer", 2 * _ANSWER_SECONDS):
-        raise ConfigError(answer)
+        raise ConfigError(printable(answer))
+
+
+def printable(text: str) -> str:
+    """What another process said, as one line without what a terminal would act on."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def differences(facts: Sequence[Mapping[str, str]]) -> str | None:
