@@ -378,6 +378,7 @@ def test_commands_open_models_that_were_made_with_other_streams(streams, dataset
         assert restore_run(begun.folder).model.rngs.default.count[...] == kept.default.count[...] + 1
 
 
+@pytest.mark.parametrize("saved", ["device", "own, mesh and host"], indirect=True)
 def test_a_run_begun_from_what_a_run_saved_has_its_own_rates(saved, dataset, configure, configure_own, tmp_path):
     rates = ("optimizer.name=sgd", "optimizer.embedding.learning_rate=0.1")
     outcome = begun_from(configure_own, configure, saved, saved.folder, *rates, out=f"rates_{tmp_path.name}")
@@ -391,6 +392,7 @@ def test_a_run_begun_from_what_a_run_saved_has_its_own_rates(saved, dataset, con
 
 
 @pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+@pytest.mark.parametrize("saved", ["device"], indirect=True)
 def test_no_run_is_trained_among_what_a_run_saved(how, saved, configure):
     config = dataclasses.replace(configure(*SHORT), out=str(saved.folder))
     with pytest.raises(ConfigError, match=r"holds checkpoints of Run\.save.*init_from="):

@@ -129,6 +129,16 @@ def restore_state(
     return jax.tree.unflatten(jax.tree.structure(like), leaves), progress
 
 
+def _only_in(saved: Saved, path: str, where: str) -> CheckpointError:
+    message = f"{saved.folder}: array {path} exists only in {where}"
+    if path.startswith(_DENSE_OPTIMIZER):
+        message += (
+            ", so that the dense optimizers differ; use the one that the checkpoint was trained with. Learning rates of"
+            " `jrec train` are schedules, which count steps: optax.adam(optax.constant_schedule(0.01))"
+        )
+    return CheckpointError(message)
+
+
 def _fresh_paths(saved: Saved, layout: EmbeddingLayout) -> tuple[str, ...]:
     """How the paths begin of what ``FRESH`` says that the checkpoint lacks."""
     tables = saved.manifest.meta.get(FRESH, ())
@@ -149,16 +159,6 @@ def _streams(names: Collection[str]) -> set[str]:
     """The arrays of streams, each a key beside a count, among those of ``dense_arrays``."""
     streams = {name.partition(".key.value.")[0] for name in names if ".key.value." in name}
     return {name for name in names if re.split(r"\.key\.value\.|\.count\.value$", name)[0] in streams}
-
-
-def _only_in(saved: Saved, path: str, where: str) -> CheckpointError:
-    message = f"{saved.folder}: array {path} exists only in {where}"
-    if path.startswith(_DENSE_OPTIMIZER):
-        message += (
-            ", so that the dense optimizers differ; use the one that the checkpoint was trained with. Learning rates of"
-            " `jrec train` are schedules, which count steps: optax.adam(optax.constant_schedule(0.01))"
-        )
-    return CheckpointError(message)
 
 
 def flatten(tree: Any) -> dict[str, Any]:
