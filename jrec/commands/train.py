@@ -78,12 +78,12 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     if start.finished is not None and args.resume_from is None:
         print(_over(config.out, start.finished, start.steps), file=sys.stderr)
         return 0
-    flags = {"resume": args.resume, "resume-from": args.resume_from, "overwrite": args.overwrite}
-    company.meet(training_facts(config, start.data, flags))
     if config.deterministic:
         from jrec.train import determinism
 
         determinism.request()  # before JAX reads its flags
+    flags = {"resume": args.resume, "resume-from": args.resume_from, "overwrite": args.overwrite}
+    company.meet(training_facts(config, start.data, flags))
 
     from jrec.commands.kernel_check import agree_on_kernels, check_before_training, keep_kernels
     from jrec.ops.verdicts import choices, local_verdicts
@@ -103,7 +103,6 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     if company.first:
         check_space(config, layout, data.plan, overwrite=args.overwrite)
     classes = check_before_training(config)
-    company.join()
     agree_on_kernels(classes)
     check_model(data.config, data.schema, layout)
     keep_kernels(config, classes, resume=resume, overwrite=args.overwrite)
