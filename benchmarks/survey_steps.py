@@ -56,7 +56,7 @@ STEPS: tuple[Step, ...] = (
         name="kernels",
         minutes=1.5,
         command=_module("gpu_kernels_check"),
-        dry=_module("gpu_kernels_check", "--", "--interpret", "--only", "gather_reduce 64"),
+        dry=_module("gpu_kernels_check", "--", "--interpret", "--only", "gather_reduce float32 64"),
         earlier=False,
     ),
     Step(

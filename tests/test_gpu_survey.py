@@ -1,5 +1,6 @@
 """The survey of a GPU keeps every step's results, whatever other steps do, and goes on where time ended."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -257,16 +258,16 @@ def test_output_that_never_ends_a_line_is_cut(tmp_path):
     assert len(ending.tail) <= 4000
 
 
-def test_verdicts_are_found_in_whatever_form_they_are_printed():
-    one, two = {"kernel": "a"}, {"kernel": "b"}
-    for text in (
-        json.dumps([one, two]), json.dumps([one, two], indent=2), f"progress\n{json.dumps(one)}\n{json.dumps(two)}\n",
-    ):  # fmt: skip
-        assert list(gpu_kernels_check.verdicts(text.splitlines(keepends=True))) == [one, two]
-    assert list(gpu_kernels_check.verdicts(["usage: jrec"])) == []
-    # A line is passed on before the next one is read: what comes before a kernel that hangs is kept.
-    printed = iter([json.dumps(one) + "\n"])
-    assert next(gpu_kernels_check.verdicts(printed)) == one
+@pytest.mark.parametrize("verdicts", [[{"right": True}, {"right": False}], []])
+def test_verdicts_are_lines_of_a_step_and_without_one_it_failed(monkeypatch, capsys, verdicts):
+    printed = "".join(json.dumps(verdict) + "\n" for verdict in verdicts)
+    command = (sys.executable, "-c", f"import sys; print({printed!r}, end=''); sys.exit(1)")
+    monkeypatch.setattr(gpu_kernels_check, "CHECK", command)
+    monkeypatch.setattr(sys, "argv", ["gpu_kernels_check"])
+    with contextlib.nullcontext() if verdicts else pytest.raises(SystemExit, match="status 1 and no verdict"):
+        gpu_kernels_check.main()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [*({"verdict": verdict} for verdict in verdicts), {"status": 1, "verdicts": len(verdicts)}]
 
 
 def _gpu_tests(tmp_path, text, *arguments):
