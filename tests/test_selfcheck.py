@@ -28,6 +28,7 @@ from jrec.selfcheck.trials import Sizes, Wrong
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
+PRODUCTS = KernelClass(kernel="tt_products", dtype="float32", dim=(2, 4, 2, 4))
 SIZES = Sizes(rows=50, bags=64, length=4)
 BROKEN = (sys.executable, "-m", "broken_kernels")  # on the CPU
 
@@ -124,7 +125,7 @@ def test_a_right_kernel_is_timed_and_a_slow_one_not_chosen(monkeypatch):
         pytest.param(update(optimizer="Momentum"), marks=pytest.mark.slow),
         pytest.param(update(optimizer="Adagrad", kernel="row_update"), marks=pytest.mark.slow),
         CAST,
-        pytest.param(KernelClass(kernel="tt_products", dtype="float32", dim=(2, 4, 2, 4)), marks=pytest.mark.slow),
+        pytest.param(PRODUCTS, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -164,8 +165,7 @@ def test_the_judge_of_updates_sees_every_mistake(change):
 
 @pytest.mark.parametrize("change", [1e-3, np.nan])
 def test_the_judge_of_products_sees_mistakes(change):
-    of = KernelClass(kernel="tt_products", dtype="float32", dim=(2, 4, 2, 4))
-    trial = next(trials.small_trials(of, tiny=True))
+    trial = next(trials.small_trials(PRODUCTS, tiny=True))
     arguments = trial.draw(np.random.default_rng(0), "power law")
     want = jax.tree.map(np.array, jax.jit(trial.run("xla"))(*arguments))
     trial.judge(arguments, want, want)
@@ -190,6 +190,15 @@ def test_no_sum_of_the_check_is_rounded():
         else:
             assert products.sum() * 32 < 2**24
             assert np.all(products * 32 % 1 == 0)
+
+
+@pytest.mark.parametrize("tiny", [True, False])
+@pytest.mark.parametrize("of", [gather(8), update(8), update(8, kernel="row_update"), CAST, PRODUCTS], ids=str)
+def test_every_kind_of_ids_can_be_drawn_in_all_sizes(of, tiny):
+    for trial in trials.small_trials(of, tiny=tiny):
+        rng = np.random.default_rng(0)
+        shapes = [jax.tree.map(np.shape, trial.draw(rng, kind)) for kind in trials.KINDS]
+        assert all(shape == shapes[0] for shape in shapes)  # or it would be compiled for each
 
 
 def test_casts_are_checked_in_every_width_of_their_sort():
@@ -235,6 +244,20 @@ def test_a_crash_or_a_hang_lets_no_kernel_of_the_check_in(on_cpu, name, why):
         assert not dispatched(of)
     assert dispatched(kept)
     assert read_verdicts(MACHINE).keys() == {kept, bad, right}  # and the next run does not hang again
+
+
+@pytest.mark.parametrize(
+    ("end", "why"), [("sys.exit(3)", "ended with exit code 3"), ("time.sleep(600)", "did not end within 2 s")]
+)
+def test_what_a_process_says_before_a_bad_end_does_not_count(monkeypatch, end, why):
+    said = {"machine": MACHINE, "verdicts": {str(gather(16)): {"right": True, "ratio": 0.5, "why": ""}}}
+    code = f"import sys, time; print({json.dumps(said)!r}, flush=True); {end}"
+    monkeypatch.setattr(check, "COMMAND", (sys.executable, "-c", code))
+    begin = time.monotonic()
+    found = prove({gather(16): SIZES}, MACHINE, seconds=2)
+    assert time.monotonic() - begin < 60
+    assert why in found[gather(16)].why
+    assert gpu_choice(gather(16)) == "xla"
 
 
 @pytest.mark.slow

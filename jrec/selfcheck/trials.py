@@ -22,7 +22,7 @@ from jrec.ops.row_update import casted_update_call, casted_update_together
 from jrec.ops.tt.index import Level
 from jrec.ops.tt.products import expand, expand_transpose
 from jrec.ops.verdicts import KernelClass
-from jrec.row_optimizers import ROW_OPTIMIZERS
+from jrec.row_optimizers import ROW_OPTIMIZERS, slot_bytes
 
 TABLE_BYTES = 128 << 20  # with slots, of timed tables: past the caches of every GPU, and little of its memory
 KINDS = ("single", "power law", "one row", "half padding", "past the end", "all padding")
@@ -131,8 +131,8 @@ def fitted(of: KernelClass, sizes: Sizes) -> Sizes:
     """Sizes whose table and slots take at most ``TABLE_BYTES``."""
     if not isinstance(of.dim, int) or of.kernel == "tensor_cast":
         return sizes
-    slots = () if of.optimizer is None else _optimizer(of, sizes)[0].slots.values()
-    row_bytes = of.dim * (jnp.dtype(of.dtype).itemsize + 4 * sum(shape == "element" for shape in slots))
+    slots = {} if of.optimizer is None else _optimizer(of, sizes)[0].slots
+    row_bytes = of.dim * jnp.dtype(of.dtype).itemsize + slot_bytes(slots, of.dim)
     return dataclasses.replace(sizes, rows=max(16, min(sizes.rows, TABLE_BYTES // row_bytes)))
 
 
@@ -236,7 +236,8 @@ def _row_update(of: KernelClass, sizes: Sizes) -> Trial:
         )
 
     def draw(rng: np.random.Generator, kind: str) -> tuple[Any, ...]:
-        real = {"half padding": sizes.room // 2, "all padding": 0}.get(kind, min(sizes.room, sizes.rows * 3 // 4))
+        most = min(sizes.room, sizes.rows * 3 // 4)
+        real = {"half padding": most // 2, "all padding": 0}.get(kind, most)
         rows = np.full(sizes.room, sizes.rows, np.int32)
         rows[:real] = np.sort(rng.choice(sizes.rows, real, replace=False))
         gradients = rng.standard_normal((sizes.room, _dim(of)), np.float32)
