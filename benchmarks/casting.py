@@ -16,7 +16,7 @@ Amazon's, MovieLens's and Taobao's histograms, the paper's other tables, are not
 hidden, are in ``benchmarks.casting_overlap``.
 
 Examples:
-  python -m benchmarks.casting --plot figures/
+  python -m benchmarks.casting
   python -m benchmarks.casting --model rm1 --batch 2048 --dim 64
 """
 
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +37,6 @@ MODELS = ("rm1", "rm2", "rm3", "rm4")
 BATCHES = (1024, 2048, 4096, 8192, 16384, 32768)
 DIMS = (32, 64, 128, 256)
 BATCH, DIM = 2048, 64  # the paper's middle default batch, and its default dim
-FORWARD = ("gather-reduce",)
 BASELINE = ("expand", "coalesce (sort)", "coalesce (accumulate)", "scatter")
 CASTED = ("cast", "casted gather-reduce", "scatter")
 FUSED = ("cast", "fused update")
@@ -82,19 +80,14 @@ def main() -> None:
     dims = arguments.dim or ((DIM,) if arguments.quick else DIMS)
     wanted = {(b, DIM if DIM in dims else dims[0]) for b in batches}
     wanted |= {(BATCH if BATCH in batches else batches[0], d) for d in dims}
-    points = []
     with harness.Report(arguments, "casting") as report:
         for model in () if arguments.counted else models:
             for batch, dim in sorted(wanted):
                 workload = dataclasses.replace(workloads.WORKLOADS[model], dim=dim, bottom=(), batch=batch)
-                points.append(measure(workload, QUICK_SECONDS if report.quick else SECONDS))
-                _report(report, points[-1])
+                _report(report, measure(workload, QUICK_SECONDS if report.quick else SECONDS))
         for batch in sorted({b for b, _ in wanted}):
             for law, exponent in LAWS.items():
                 _count(report, law, exponent, batch)
-        if arguments.plot is not None and points:
-            for path in _plot(points, arguments.plot):
-                report.note(f"wrote {path}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,7 +96,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", nargs="+", type=int, help=f"default: {' '.join(map(str, BATCHES))}")
     parser.add_argument("--dim", nargs="+", type=int, help=f"default: {' '.join(map(str, DIMS))}")
     parser.add_argument("--counted", action="store_true", help="only what needs no time: sizes and traffic, counted")
-    parser.add_argument("--plot", type=pathlib.Path, metavar="FOLDER", help="also write the figures as PNG")
     return parser
 
 
@@ -204,75 +196,6 @@ def _report(report: harness.Report, point: Point) -> None:
     report.add(
         case, "cast + fused update", point.total(FUSED), "ms", peer=f"{baseline}-scatter", ratio=point.backward_speedup
     )
-
-
-def _plot(points: list[Point], folder: pathlib.Path) -> list[pathlib.Path]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    folder.mkdir(parents=True, exist_ok=True)
-    middle = _defaults(points)
-    figures = {
-        "figure06_traffic": _stacked(plt, middle, "size", 1e6, "MB a step"),
-        "figure12_latency": _stacked(plt, middle, "milliseconds", 1.0, "ms a step"),
-        "figure16_batch": _lines(plt, [p for p in points if p.dim == middle[0].dim], "batch"),
-        "figure17_dim": _lines(plt, [p for p in points if p.batch == middle[0].batch], "dim"),
-    }
-    paths = []
-    for name, figure in figures.items():
-        paths.append(folder / f"{name}.png")
-        figure.savefig(paths[-1], dpi=150, bbox_inches="tight")
-        plt.close(figure)
-    return paths
-
-
-def _defaults(points: list[Point]) -> list[Point]:
-    """One point a model, at the default batch and dim where they were measured."""
-    first: dict[str, Point] = {}
-    for point in sorted(points, key=lambda p: (p.batch != BATCH, p.dim != DIM)):
-        first.setdefault(point.model, point)
-    return list(first.values())
-
-
-def _stacked(plt: Any, points: list[Point], field: str, unit: float, label: str) -> Any:
-    figure, axes = plt.subplots(figsize=(2.2 * len(points) + 3, 4))
-    sides = (("baseline", FORWARD + BASELINE), ("casted", FORWARD + CASTED), ("fused", FORWARD + FUSED))
-    names = list(dict.fromkeys(name for _, primitives in sides for name in primitives))
-    colors = {name: plt.get_cmap("tab10")(i) for i, name in enumerate(names)}
-    ticks, place = [], 0.0
-    for point in points:
-        for side, primitives in sides:
-            bottom = 0.0
-            for name in primitives:
-                height = getattr(point, field)[name] / unit
-                axes.bar(place, height, bottom=bottom, color=colors[name], width=0.8)
-                bottom += height
-            ticks.append((place, f"{point.model}\n{side}"))
-            place += 1
-        place += 0.6
-    axes.set_xticks([t for t, _ in ticks], [text for _, text in ticks], fontsize=7)
-    axes.set_ylabel(label)
-    axes.set_title(f"batch {points[0].batch:,}, dim {points[0].dim}", fontsize=9)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colors[name]) for name in names]
-    axes.legend(handles, names, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
-
-
-def _lines(plt: Any, points: list[Point], field: str) -> Any:
-    figure, axes = plt.subplots(figsize=(5, 4))
-    for model in dict.fromkeys(p.model for p in points):
-        series = sorted((getattr(p, field), p.backward_speedup) for p in points if p.model == model)
-        axes.plot([x for x, _ in series], [y for _, y in series], marker="o", label=model)
-    values = sorted({getattr(p, field) for p in points})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(values, [f"{v:,}" for v in values])
-    axes.set_xlabel(field)
-    axes.set_ylabel("speedup of the backward pass")
-    axes.axhline(1, color="grey", linewidth=0.8)
-    axes.legend()
-    return figure
 
 
 if __name__ == "__main__":

@@ -21,25 +21,22 @@ The embeddings' shares of the baseline's step are Figure 4's, of the times of si
 and of the MLPs with the interaction. Near-memory processing (the paper's NMP) needs hardware that does not exist here.
 
 Examples:
-  python -m benchmarks.casting_overlap --plot figures/
+  python -m benchmarks.casting_overlap
   python -m benchmarks.casting_overlap --batch 1024 2048 4096 --out casting_overlap.jsonl
-  python -m benchmarks.casting_overlap --lines casting_overlap.jsonl --plot figures/
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import dataclasses
 import json
 import math
 import os
-import pathlib
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -75,24 +72,16 @@ def main() -> None:
         harness.keep_memory()
         print(json.dumps(measure(arguments.model[0], arguments.batch[0], arguments.seconds, quick=arguments.quick)))
         return
-    if arguments.lines:
-        lines = [json.loads(line) for line in arguments.lines.read_text(encoding="utf-8").splitlines()]
-        print(plot(lines, arguments.plot))
-        return
     with harness.Report(arguments, "casting_overlap") as report:
         for model in arguments.model or (casting.MODELS[:1] if report.quick else casting.MODELS):
             for batch in arguments.batch or ((QUICK_BATCH,) if report.quick else BATCHES):
                 _report(report, _in_process(model, batch, report.seconds, quick=report.quick))
-        if arguments.plot:
-            report.note(f"wrote {plot([dataclasses.asdict(result) for result in report.results], arguments.plot)}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = harness.parser(__doc__)
     parser.add_argument("--model", nargs="+", choices=casting.MODELS)
     parser.add_argument("--batch", nargs="+", type=int, help=f"default: {' '.join(map(str, BATCHES))}")
-    parser.add_argument("--plot", type=pathlib.Path, metavar="FOLDER", help="also draw Figure 12's bars as PNG")
-    parser.add_argument("--lines", type=pathlib.Path, metavar="FILE", help="measure nothing; draw from these lines")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     return parser
@@ -298,50 +287,6 @@ def _report(report: harness.Report, measured: dict[str, Any]) -> None:
     whole = forward + backward + primitives[DENSE]
     report.add(case, f"{NONE}: embeddings' backward pass", 100 * backward / whole, "% of the step")
     report.add(case, f"{NONE}: embeddings, forward and backward", 100 * (forward + backward) / whole, "% of the step")
-
-
-def plot(lines: Sequence[Mapping[str, Any]], folder: pathlib.Path) -> pathlib.Path:
-    """Draws Figure 12's bars from lines: single primitives stacked, by the baseline's sum, beside whole steps.
-
-    Args:
-      lines: JSON lines of this benchmark.
-      folder: Gets ``figure12_overlap.png``, whose path is returned.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.patches import Patch
-
-    values: dict[str, dict[str, float]] = {}
-    for line in lines:
-        values.setdefault(line["case"], {})[line["metric"]] = line["value"]
-    sides = ((NONE, casting.FORWARD + casting.BASELINE), (AHEAD, casting.FORWARD + casting.FUSED))
-    names = list(dict.fromkeys(name for _, primitives in sides for name in (*primitives, DENSE)))
-    colors = {name: plt.get_cmap("tab10")(i) for i, name in enumerate(names)}
-    figure, axes = plt.subplots(figsize=(1.3 * len(values) + 4, 4))
-    ticks = []
-    for number, (case, value) in enumerate(values.items()):
-        whole = sum(value[f"{name}, time"] for name in (*sides[0][1], DENSE))
-        for place, (side, primitives) in zip((2.4 * number, 2.4 * number + 1), sides, strict=True):
-            bottom = 0.0
-            for name in (*primitives, DENSE):
-                height = value[f"{name}, time"] / whole
-                hatch = "//" if side == AHEAD and name == "cast" else None  # on the loader's core
-                axes.bar(place, height, bottom=bottom, color=colors[name], width=0.85, hatch=hatch)
-                bottom += height
-            axes.plot(place, value[f"step, {side}"] / whole, "k_", markersize=16)
-            ticks.append((place, f"{', '.join(case.split(', ')[:2])}\n{side}" if side == NONE else side))
-    axes.set_xticks([at for at, _ in ticks], [text for _, text in ticks], fontsize=6)
-    axes.set_ylabel("time by the baseline's")
-    axes.set_title("primitives stacked (hatched: on the loader's core); line: whole step measured", fontsize=8)
-    handles = [Patch(color=colors[name], label=name) for name in names]
-    axes.legend(handles=handles, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "figure12_overlap.png"
-    figure.savefig(path, dpi=150, bbox_inches="tight")
-    plt.close(figure)
-    return path
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import jrec
 from benchmarks import harness
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.run.mesh_plan import dealt, overlaid
+from jrec.run.mesh_plan import default_plan, overlaid
 from jrec.run.run import Run
 from jrec.sharding.pieces import HOST, REPLICATED
 
@@ -65,7 +65,7 @@ def _run(place: str, rows: int) -> Run:
         return jrec.distribute(model, optimizer)
     plan: Any = None
     if place == PLACES[2]:
-        plan = overlaid(dealt(layout, 4), {name: np.array([[rows // 2, rows]]) for name in names}, HOST)
+        plan = overlaid(default_plan(layout, 4), {name: np.array([[rows // 2, rows]]) for name in names}, HOST)
         plan = overlaid(plan, {name: np.array([[0, rows // 100]]) for name in names}, REPLICATED)
     return jrec.distribute(model, optimizer, mesh=jax.make_mesh((4,), ("x",)), plan=plan)
 
@@ -93,8 +93,7 @@ def _measure(report: harness.Report, place: str, run: Run, columns: Iterator[dic
             jax.block_until_ready(step(next(feed)))
             taken.append(time.perf_counter() - begin)
             during, number = during + (written is None), number + 1
-            assert run._checkpoints is not None
-            written = written or run._checkpoints.written()
+            written = written or run.written()
         meanwhile = taken[-number:][:during]
         slower = saving + sum(meanwhile) - during * statistics.median(taken)
         first = first or written.bytes

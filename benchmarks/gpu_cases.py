@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from typing import Any
 
@@ -74,14 +73,16 @@ def capped(case: Case, limit: int = MAX_TABLE_BYTES) -> Case:
 
 @functools.cache
 def cases() -> dict[str, Case]:
-    """Every case by name: jrec's workloads, several dims in one step, FBGEMM's, and cuEmbed's whole sweep."""
-    return {**_own(), **_several_dims(), **_fbgemm(), **cuembed()}
-
-
-def default_names() -> list[str]:
-    """The cases of a run that names none, those that tell most first; about seven minutes on an H100."""
-    return ["design", "kaggle", "rm1", "several dims", "fbgemm ci", *_CUEMBED_DEFAULT, "dynamicemb", "fbgemm default",
-            "rm2", "mlperf", "terabyte", "rm3", "cpu"]  # fmt: skip
+    """Every case by name, those that tell most first; about seven minutes on an H100."""
+    own = _own()
+    first = ("design", "kaggle", "rm1")
+    return {
+        **{name: own[name] for name in first},
+        **_several_dims(),
+        **_fbgemm(),
+        **_cuembed(),
+        **{name: case for name, case in own.items() if name not in first},
+    }
 
 
 QUICK = ("design", "cuembed 1M x 32, batch 1,024, hotness 16, alpha 1.05")
@@ -136,50 +137,30 @@ def _fbgemm() -> dict[str, Case]:
     }
 
 
-_SIZES = {"1M": 1_000_000, "10M": 10_000_000}
-
-
-def _cuembed_name(size: str, width: int, batch: int, hotness: int, alpha: float) -> str:
-    return f"cuembed {size} x {width}, batch {batch:,}, hotness {hotness}, alpha {alpha:g}"
-
-
-def cuembed() -> dict[str, Case]:
-    """NVIDIA cuEmbed's sweep, forward: 108 cases of one table, a fixed hotness and a power law; its README's case."""
+def _cuembed() -> dict[str, Case]:
+    """Cases of NVIDIA cuEmbed's sweep: forward over one table, with a fixed number of ids a bag and a power law."""
     made = {}
-    sweep = itertools.product(_SIZES, (32, 128), (1024, 32_768, 131_072), (1, 16, 64), (0.0, 1.05, 1.15))
-    for size, width, batch, hotness, alpha in sweep:
-        name = _cuembed_name(size, width, batch, hotness, alpha)
-        stack = Workload(name=name, rows=(_SIZES[size],), dim=width, ids_per_bag=(hotness,), batch=batch, zipf=alpha)
+    for million, dim, batch, length, alpha in (
+        (10, 128, 32_768, 16, 0.0),
+        (10, 128, 32_768, 16, 1.05),
+        (10, 128, 32_768, 16, 1.15),
+        (10, 32, 32_768, 64, 1.05),
+        (1, 128, 131_072, 16, 1.15),
+        (1, 32, 131_072, 64, 1.15),
+        (10, 128, 1024, 1, 1.05),
+        (1, 32, 1024, 16, 1.05),
+    ):
+        name = f"cuembed {million}M x {dim}, batch {batch:,}, hotness {length}, alpha {alpha:g}"
+        stack = Workload(
+            name=name, rows=(million * 1_000_000,), dim=dim, ids_per_bag=(length,), batch=batch, zipf=alpha
+        )
         made[name] = Case(
             stacks=(stack,),
             optimizer=ops.SGD(learning_rate=0.01),
             metrics=(FORWARD,),
             source="NVIDIA/cuEmbed, benchmarks/sweep_parameters.sh",
         )
-    manual = Workload(name="cuembed manual", rows=(10_000_000,), dim=256, ids_per_bag=(64,), batch=65_536, zipf=1.15)
-    made["cuembed manual"] = Case(
-        stacks=(manual,),
-        optimizer=ops.SGD(learning_rate=0.01),
-        dtype="float16",
-        metrics=(FORWARD,),
-        source="NVIDIA/cuEmbed, README, manual_benchmark (without its backward pass)",
-    )
     return made
-
-
-_CUEMBED_DEFAULT = tuple(
-    _cuembed_name(*parameters)
-    for parameters in (
-        ("10M", 128, 32_768, 16, 0.0),
-        ("10M", 128, 32_768, 16, 1.05),
-        ("10M", 128, 32_768, 16, 1.15),
-        ("10M", 32, 32_768, 64, 1.05),
-        ("1M", 128, 131_072, 16, 1.15),
-        ("1M", 32, 131_072, 64, 1.15),
-        ("10M", 128, 1024, 1, 1.05),
-        ("1M", 32, 1024, 16, 1.05),
-    )
-)
 
 
 def tiny(case: Case) -> Case:
@@ -229,20 +210,16 @@ class Traffic:
         """The floor: what must move."""
         return self.read + self.written
 
-    def seconds(self, bandwidth: float) -> float:
-        """The floor's time at ``bandwidth`` bytes per second, reads and writes together."""
-        return self.distinct / bandwidth
-
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
             read=self.read + other.read, written=self.written + other.written, lookups=self.lookups + other.lookups
         )
 
 
-def forward_traffic(ids: np.ndarray, *, bags: int, dim: int, itemsize: int, weighted: bool = False) -> Traffic:
-    """A gather-reduce: ids (and weights), rows, and float32 sums."""
+def forward_traffic(ids: np.ndarray, *, bags: int, dim: int, itemsize: int) -> Traffic:
+    """A gather-reduce: ids, rows, and float32 sums."""
     flat = ids[ids >= 0]
-    indices, row = ids.size * (8 if weighted else 4), dim * itemsize
+    indices, row = ids.size * 4, dim * itemsize
     written = bags * dim * 4
     return Traffic(
         read=indices + np.unique(flat).size * row, written=written, lookups=indices + flat.size * row + written

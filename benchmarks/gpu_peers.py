@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks import gpu_cases, workloads
 from benchmarks.gpu_cases import FORWARD, Case
+from benchmarks.gpu_timing import Timing
 
 BATCHES = 3
 SAMPLES = 7
@@ -33,20 +34,20 @@ def missing(name: str) -> str | None:
     return None if torch.cuda.is_available() else "torch sees no GPU"
 
 
-def runs(name: str, case: Case) -> Iterator[tuple[str, float, float]]:
-    """(metric, median seconds of a call, spread) of a peer's passes over a case."""
+def runs(name: str, case: Case) -> Iterator[tuple[str, Timing]]:
+    """(metric, timing) of a peer's passes over a case."""
     import torch  # pyright: ignore[reportMissingImports]
 
     make = {"torch": _torch, "fbgemm": _fbgemm}[name]
     try:
         for metric, call in make(case):
-            yield metric, *_timed(call)
+            yield metric, _timed(call)
     finally:
         gc.collect()
         torch.cuda.empty_cache()  # else torch keeps the memory that the next case's tables need
 
 
-def _timed(call: Callable[[], Any]) -> tuple[float, float]:
+def _timed(call: Callable[[], Any]) -> Timing:
     import torch  # pyright: ignore[reportMissingImports]
 
     def dispatch(calls: int) -> float:
@@ -62,7 +63,8 @@ def _timed(call: Callable[[], Any]) -> tuple[float, float]:
     calls = int(max(5, min(200, 0.02 / max(1e-6, dispatch(3)))))
     samples = sorted(dispatch(calls) for _ in range(SAMPLES))
     median = samples[SAMPLES // 2]
-    return median, (samples[-1] - samples[0]) / median
+    spread = (samples[-1] - samples[0]) / median
+    return Timing(seconds=median, spread=spread, calls=calls, dispatches=SAMPLES)
 
 
 def _torch(case: Case) -> Iterator[tuple[str, Callable[[], Any]]]:

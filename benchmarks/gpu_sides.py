@@ -108,18 +108,6 @@ def _casts(
     }
 
 
-def cast_implementation(name: Implementation) -> Implementation:
-    """``name`` where the cast has such an implementation, else "xla"."""
-    try:
-        jax.eval_shape(
-            functools.partial(ops.tensor_cast, num_rows=64, implementation=name),
-            jax.ShapeDtypeStruct((8, 2), jnp.int32),
-        )
-    except NotImplementedError:
-        return "xla"
-    return name
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trace:
     """What a side computed from the first batch, on the host.
@@ -141,7 +129,6 @@ class Side:
     def __init__(self, case: Case, batches: Batches, name: Implementation) -> None:
         self.case, self.batches = case, batches
         self.name: Implementation = name
-        self.cast: Implementation = cast_implementation(name)
         self._rows = tuple((stack_name(number), sum(stack.rows)) for number, stack in enumerate(case.stacks))
 
     def tables(self) -> dict[str, jax.Array]:
@@ -174,7 +161,7 @@ class Side:
     ) -> tuple[Any, Any]:
         """A ``Step``: the same with the cast on the device."""
         bags, gradients = batch
-        return self.update(fixed, state, (_casts(bags, rows=self._rows, implementation=self.cast), gradients))
+        return self.update(fixed, state, (_casts(bags, rows=self._rows, implementation=self.name), gradients))
 
     def loop(self, metric: str, *, rounds: int) -> Loop:
         """The loop that times ``metric``, over tables of its own."""

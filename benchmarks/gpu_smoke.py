@@ -10,10 +10,8 @@ Examples:
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import functools
-import os
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import gpu, gpu_device, gpu_timing, harness, resume, workloads
+from benchmarks import gpu_run, gpu_timing, harness, resume, workloads
 from benchmarks.gpu_sides import filled
 from jrec import ops
 from jrec.ops import tt
 from jrec.ops.dispatch import Implementation
-from jrec.pallas.interpret import interpreted
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("xla", "pallas")
 TOLERANCE = 2e-5  # of the largest value: float32 sums of up to thousands of terms
@@ -163,43 +160,37 @@ def _check(report: harness.Report, case: str, implementation: str, check: Check,
     if seconds == 0:
         return
     timing = loop.time(seconds=seconds)
-    report.add(case, implementation, 1e6 * timing.seconds, "us", details=gpu.timing_figures(timing))
+    report.add(case, implementation, 1e6 * timing.seconds, "us", details=timing.details())
 
 
 def _device(report: harness.Report) -> None:
     device = jax.devices()[0]
     report.line(
-        {"device": device.device_kind, "platform": device.platform, "count": len(jax.devices()),
-         "smi": gpu_device.smi(), "missing packages": gpu_device.missing_packages()}
-    )  # fmt: skip
+        {"device": device.device_kind, "platform": device.platform, "count": len(jax.devices()), "smi": gpu_run.smi()}
+    )
+
+
+def work(arguments: argparse.Namespace, report: harness.Report, cases: resume.Cases) -> None:
+    """Runs every check that has not ended."""
+    tiny: bool = arguments.tiny
+    inputs = Inputs(rows=60, dim=8, bags=6, length=3) if tiny else Inputs(rows=1_000_000, dim=64, bags=8192, length=10)
+    size = 1 << 20 if tiny else gpu_timing.COPY_BYTES
+    made: dict[str, Callable[[], None]] = {
+        "device": lambda: _device(report),
+        "copy": lambda: report.add("copy", "bandwidth", gpu_timing.copy_bandwidth(size) / 1e9, "GB/s"),
+    }
+    for implementation in IMPLEMENTATIONS:
+        for case, check in inputs.checks(implementation, 1 if tiny else 50).items():
+            made[f"{case}, {implementation}"] = functools.partial(
+                _check, report, case, implementation, check, 0.0 if tiny else 0.2
+            )
+    cases.run(made)
 
 
 def main() -> None:
-    """Runs every check that has not ended."""
-    parser = harness.parser(__doc__)
-    parser.add_argument("--earlier", type=pathlib.Path, metavar="FILE", help="lines of a run that was cut off")
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes in the kernels' interpreter on a CPU")
-    arguments = parser.parse_args()
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    tiny: bool = arguments.tiny
-    with harness.Report(arguments, "gpu_smoke") as report, interpreted() if tiny else contextlib.nullcontext():
-        if not tiny and jax.default_backend() != "gpu":
-            report.note(gpu.MISSING)
-            return
-        inputs = (
-            Inputs(rows=60, dim=8, bags=6, length=3) if tiny else Inputs(rows=1_000_000, dim=64, bags=8192, length=10)
-        )
-        size = 1 << 20 if tiny else gpu_timing.COPY_BYTES
-        cases: dict[str, Callable[[], None]] = {
-            "device": lambda: _device(report),
-            "copy": lambda: report.add("copy", "bandwidth", gpu_timing.copy_bandwidth(size) / 1e9, "GB/s"),
-        }
-        for implementation in IMPLEMENTATIONS:
-            for case, check in inputs.checks(implementation, 1 if tiny else 50).items():
-                cases[f"{case}, {implementation}"] = functools.partial(
-                    _check, report, case, implementation, check, 0.0 if tiny else 0.2
-                )
-        resume.Cases(report.line, list(resume.read_lines(arguments.earlier))).run(cases)
+    """Runs the checks."""
+    arguments = gpu_run.parser(__doc__).parse_args()
+    gpu_run.run(arguments, "gpu_smoke", functools.partial(work, arguments))
 
 
 if __name__ == "__main__":

@@ -10,20 +10,15 @@ Examples:
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import functools
-import os
-import pathlib
-import tempfile
 import time
-from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks import gpu, gpu_profile, harness, models, resume, workloads
+from benchmarks import gpu_run, gpu_timing, harness, models, resume, workloads
 from jrec.ops.dispatch import Implementation
-from jrec.pallas.interpret import interpreted
 
 MODELS = {"kaggle": 16_384, "rm1": 2048}  # batch by model
 MAX_ROWS = 2_000_000
@@ -67,24 +62,11 @@ def measure(report: harness.Report, name: str, workload: workloads.Workload, imp
         worst = float(np.max(np.abs(losses[implementation] / other - 1)))
         if not worst < TOLERANCE:  # NaN fails too
             raise ValueError(f"{name}: losses of {' and '.join(losses)} differ by {worst:.1e}")
-    wall = min(run.steps(steps) for _ in range(3))
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, profiler_options=gpu_profile.trace_options()):
-            run.steps(steps)
-        kernels = gpu_profile.kernels(pathlib.Path(folder))
-    report.add(name, f"step, {implementation}", 1e6 * wall, "us", details=figures(kernels, steps))
-
-
-def figures(kernels: list[gpu_profile.Kernel], steps: int) -> dict[str, Any]:
-    """Launches, kernels' time and the slowest kernels, all by step."""
-    return {
-        "launches": sum(k.count for k in kernels) / steps,
-        "kernel_us": round(1e6 * sum(k.seconds for k in kernels) / steps, 2),
-        "kernels": [
-            {"name": k.name, "launches": k.count / steps, "us": round(1e6 * k.seconds / steps, 3)}
-            for k in kernels[:TOP]
-        ],
-    }
+    walls = sorted(run.steps(steps) for _ in range(3))
+    kernels = gpu_timing.profiled(lambda: run.steps(steps))
+    spread = (walls[-1] - walls[0]) / walls[0]
+    timing = gpu_timing.Timing(seconds=walls[0], spread=spread, calls=steps, dispatches=3, kernels=kernels)
+    report.add(name, f"step, {implementation}", 1e6 * timing.seconds, "us", details=timing.details(top=TOP))
 
 
 def workload_of(name: str, batch: int | None) -> workloads.Workload:
@@ -92,31 +74,26 @@ def workload_of(name: str, batch: int | None) -> workloads.Workload:
     return workloads.WORKLOADS[name].with_rows_capped(MAX_ROWS).with_batch(batch or MODELS[name])
 
 
-def main() -> None:
+def work(arguments: argparse.Namespace, report: harness.Report, cases: resume.Cases) -> None:
     """Measures every model by both implementations."""
-    parser = harness.parser(__doc__)
+    chosen = {"tiny": TINY} if arguments.tiny else {n: workload_of(n, arguments.batch) for n in arguments.model}
+    made = {}
+    for name, workload in chosen.items():
+        losses: dict[str, np.ndarray] = {}
+        for implementation in IMPLEMENTATIONS:
+            made[f"{name}, {implementation}"] = functools.partial(
+                measure, report, name, workload, implementation, losses=losses, steps=2 if arguments.tiny else STEPS
+            )
+    cases.run(made)
+
+
+def main() -> None:
+    """Measures the models that were asked for."""
+    parser = gpu_run.parser(__doc__)
     parser.add_argument("--model", nargs="+", choices=tuple(MODELS), default=list(MODELS))
     parser.add_argument("--batch", type=int, help="examples a step (default: 16,384 for kaggle, 2,048 for rm1)")
-    parser.add_argument("--earlier", type=pathlib.Path, metavar="FILE", help="lines of a run that was cut off")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model in the kernels' interpreter on a CPU")
     arguments = parser.parse_args()
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    with (
-        harness.Report(arguments, "gpu_step") as report,
-        interpreted() if arguments.tiny else contextlib.nullcontext(),
-    ):
-        if not arguments.tiny and jax.default_backend() != "gpu":
-            report.note(gpu.MISSING)
-            return
-        made = {"tiny": TINY} if arguments.tiny else {n: workload_of(n, arguments.batch) for n in arguments.model}
-        cases = {}
-        for name, workload in made.items():
-            losses: dict[str, np.ndarray] = {}
-            for implementation in IMPLEMENTATIONS:
-                cases[f"{name}, {implementation}"] = functools.partial(
-                    measure, report, name, workload, implementation, losses=losses, steps=2 if arguments.tiny else STEPS
-                )
-        resume.Cases(report.line, list(resume.read_lines(arguments.earlier))).run(cases)
+    gpu_run.run(arguments, "gpu_step", functools.partial(work, arguments))
 
 
 if __name__ == "__main__":

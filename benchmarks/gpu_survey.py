@@ -1,213 +1,156 @@
-"""Everything there is to learn on a GPU that is there for half an hour, by one command that loses nothing.
+"""The GPU benchmarks in turn, each in a process with a budget: what one may run where a GPU is there for half an hour.
 
     smoke       2 min     copy bandwidth; gather, fused update, cast and TT expansion against float64
-    tests       7 min     tests marked gpu on 8 workers, the tables above 8 GB last, one at a time
     kernels     1.5 min   jrec kernels check
-    benchmark   7 min     benchmarks.gpu: jrec's cases, FBGEMM's, cuEmbed's; XLA and torch beside
-    tuning      6 min     benchmarks.gpu_tune: dim x chunks x unroll x split, and the entries that follow
-    step        2.5 min   whole DLRM steps under the profiler, kernels by time
+    benchmark   7 min     benchmarks.gpu: kernels against XLA and PyTorch at named shapes
+    step        2.5 min   whole DLRM steps under the profiler
+    tuning      6 min     benchmarks.gpu_tune, and the entries that follow
     tt          2 min     benchmarks.gpu_tt
+    tests       7 min     tests marked gpu
 
-Each step is a process with a budget. It is ended, with all that it started, when the budget is spent or when it prints
-nothing for too long. Its lines go to DIR/STEP.jsonl one by one as they come. A step that crashes goes on at its next
-case. When all is over, or anything fails, DIR/summary.json and a table tell what there is. The same command again goes
-on where the last one ended. DIR holds at most 8 files, none above 16 MB. Nothing needs to be installed beside jax,
-flax, numba, optax, rich and scipy. A dry run exits with 1 if any step or case failed.
+A step's lines go to DIR/STEP.jsonl as they come, its stderr to DIR/STEP.log, outcomes to DIR/survey.json. A step that
+crashes goes on at its next case. The same command again runs the steps that have not ended well, at the cases that are
+left. Exits with 1 if a step or case failed.
 
 Examples:
   PYTHONPATH=. python3 -m benchmarks.gpu_survey --out survey
-  PYTHONPATH=. python3 -m benchmarks.gpu_survey --out survey --minutes 9
-  PYTHONPATH=. python3 -m benchmarks.gpu_survey --out survey --only tuning tt
+  PYTHONPATH=. python3 -m benchmarks.gpu_survey --out survey --only smoke tuning
   python -m benchmarks.gpu_survey --dry-run --out survey-try
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
+import contextlib
+import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
-from benchmarks import harness, survey_process, survey_steps, survey_summary
-from benchmarks.survey_steps import START, STOP, Step
+from benchmarks import harness, resume
 
-MAX_FILE = 15 << 20  # bytes a file: results are copied and committed
-MIN_SECONDS = 5.0  # less is not worth starting a process for
-RESTARTS = 10  # of a step that crashes or stalls, each time in another case
+STARTS = 4  # of a step that crashes, each time at another case
+DRY_MINUTES = 10  # a step, on a CPU of any speed
 
 
-class Lines:
-    """A step's file, to which lines are appended and flushed one by one. A torn last line is closed first."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step: its budget, what runs on a GPU and in a dry run, and whether that takes ``--earlier FILE``."""
 
-    def __init__(self, file: pathlib.Path) -> None:
-        self._size = file.stat().st_size if file.is_file() else 0
-        torn = self._size and not file.read_bytes().endswith(b"\n")
-        self._file = file.open("a", encoding="utf-8")
-        self.dropped = 0
-        self.begun = 0
-        if torn:
-            self._file.write("\n")
-
-    def append(self, line: dict[str, Any], *, always: bool = False) -> None:
-        """Appends a line, or counts it as dropped where the file would grow too large."""
-        text = json.dumps(line) + "\n"
-        self._size += len(text.encode())
-        if self._size > MAX_FILE and not always:
-            self.dropped += 1
-            return
-        self.begun += "begin" in line
-        self._file.write(text)
-        self._file.flush()
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
+    minutes: float
+    command: tuple[str, ...]
+    dry: tuple[str, ...]
+    earlier: bool = True
 
 
-def environment(*, dry: bool) -> dict[str, str]:
-    """The environment of steps: the checkout can be imported, and the GPU's memory is not taken in advance."""
-    made = dict(os.environ)
-    made["PYTHONPATH"] = os.pathsep.join(filter(None, [str(harness.ROOT), made.get("PYTHONPATH")]))
-    made["PYTHONUNBUFFERED"] = "1"
-    made["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    made["JREC_COMMIT"] = harness.commit()
+CHECK = ("jrec", "kernels", "check", "--json")
+CLASSES = (
+    "tensor_cast int32 1", "gather_reduce float32 64", "casted_update float32 64 RowWiseAdagrad",
+    "casted_update bfloat16 128 SGD",
+)  # fmt: skip
+ONLY = [word for one in CLASSES for word in ("--only", one)]
+FILES = [str(f) for f in sorted(harness.ROOT.glob("tests/test_*.py")) if "mark.gpu" in f.read_text(encoding="utf-8")]
+WORKERS = ("-n", "4", "--dist", "loadfile") if importlib.util.find_spec("xdist") else ()  # a file's big tables in turn
+TESTS = ("pytest", "-q", "-m", "gpu", "--tb=short", *WORKERS)
+STEPS = {
+    "smoke": Step(minutes=2, command=("benchmarks.gpu_smoke",), dry=("benchmarks.gpu_smoke", "--tiny")),
+    "kernels": Step(
+        minutes=1.5,
+        command=(*CHECK, "--timeout", "80", *ONLY),
+        dry=(*CHECK, "--timeout", "500", "--interpret", "--only", "gather_reduce float32 64"),
+        earlier=False,
+    ),
+    "benchmark": Step(
+        minutes=7,
+        command=("benchmarks.gpu",),
+        dry=("benchmarks.gpu", "--tiny", "--case", "design", "several dims", "--metric", "forward"),
+    ),
+    "step": Step(minutes=2.5, command=("benchmarks.gpu_step",), dry=("benchmarks.gpu_step", "--tiny")),
+    "tuning": Step(
+        minutes=6, command=("benchmarks.gpu_tune",), dry=("benchmarks.gpu_tune", "--tiny", "--dim", "16")
+    ),
+    "tt": Step(
+        minutes=2,
+        command=("benchmarks.gpu_tt", "--quick"),
+        dry=("benchmarks.gpu_tt", "--tiny", "--way", "naive", "pallas, fused"),
+    ),
+    # Without a GPU every test is skipped: what is tried is that they can be collected.
+    "tests": Step(
+        minutes=7, command=(*TESTS, *FILES), dry=(*TESTS, *FILES), earlier=False
+    ),
+}  # fmt: skip
+
+
+def run_step(step: Step, file: pathlib.Path, *, dry: bool) -> dict[str, Any]:
+    """Runs a step within its budget, again after a crash; gives its status, None where time was up, and its errors."""
+    command = [sys.executable, "-m", *(step.dry if dry else step.command)]
+    if step.earlier:
+        command += ["--earlier", str(file)]
+    start, status = time.monotonic(), None
+    for _ in range(STARTS):
+        left = 60 * (DRY_MINUTES if dry else step.minutes) - (time.monotonic() - start)
+        status = _ended(command, file, seconds=left, dry=dry)
+        if status in (0, None) or not step.earlier:
+            break
+    return {"status": status, "seconds": round(time.monotonic() - start, 1), "errors": _errors(file)}
+
+
+def _ended(command: list[str], file: pathlib.Path, *, seconds: float, dry: bool) -> int | None:
+    """The exit status of a command that appends to ``file``; None if it was killed, with all that it started."""
+    path = os.pathsep.join(filter(None, [str(harness.ROOT), os.environ.get("PYTHONPATH")]))
+    told = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if dry:
-        made |= {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    return made
+        told |= {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    with file.open("a") as out, file.with_suffix(".log").open("a") as log:
+        out.write("\n")  # closes the line that an earlier run left torn
+        out.flush()
+        process = subprocess.Popen(
+            command, cwd=harness.ROOT, env={**os.environ, **told}, stdin=subprocess.DEVNULL, stdout=out, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            return process.wait(max(1.0, seconds))
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def run_step(step: Step, file: pathlib.Path, *, seconds: float, dry: bool) -> None:
-    """Runs a step for at most ``seconds``, again after a crash or a stall if it got to another case."""
-    deadline = time.monotonic() + seconds
-    lines = Lines(file)
-    try:
-        for _ in range(RESTARTS + 1):
-            remaining = deadline - time.monotonic()
-            if remaining < min(MIN_SECONDS, seconds / 2):
-                return
-            lines.append(
-                {"survey": START, "step": step.name, "dry": dry, "at": _now(), "seconds": round(remaining, 1)},
-                always=True,
-            )
-            before = lines.begun
-            ending = survey_process.run(
-                step.arguments(file, dry=dry), environment=environment(dry=dry), folder=harness.ROOT,
-                take=lines.append, timeout=remaining, stall=step.stall,
-            )  # fmt: skip
-            outcome = "empty" if ending.outcome == "ended" and not ending.lines else ending.outcome
-            stop: dict[str, Any] = {
-                "survey": STOP, "outcome": outcome, "status": ending.status, "seconds": ending.seconds,
-                "whole": seconds >= 60 * step.minutes - 1, "garbage": ending.garbage, "dropped": lines.dropped,
-            }  # fmt: skip
-            if outcome != "ended" or ending.garbage:
-                stop["tail"] = ending.tail
-            lines.append(stop, always=True)
-            if outcome not in ("crashed", "stalled") or lines.begun == before:
-                return
-    finally:
-        lines.close()
-
-
-def survey(steps: Sequence[Step], folder: pathlib.Path, *, minutes: float, dry: bool) -> dict[str, Any]:
-    """Runs what is left of the steps within ``minutes``, and writes the summary, whatever happens.
-
-    Args:
-      steps: The steps, in their order.
-      folder: Where files are; made if absent.
-      minutes: All of the time.
-      dry: Whether to run the steps' dry commands.
-
-    Returns:
-      The summary.
-
-    Raises:
-      SystemExit: If the folder holds other files, or results of the other kind of run.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {step.name: folder / f"{step.name}.jsonl" for step in steps}
-    _check_folder(folder, set(files.values()), dry=dry)
-    deadline = time.monotonic() + 60 * minutes
-    try:
-        states = {name: survey_steps.state(file) for name, file in files.items()}
-        left = survey_steps.order(steps, states)
-        for number, step in enumerate(left):
-            seconds = survey_steps.limit(step, left[number + 1 :], deadline - time.monotonic())
-            if seconds < min(MIN_SECONDS, 30 * step.minutes):
-                break
-            _say(f"{step.name}: at most {seconds / 60:.1f} min")
-            run_step(step, files[step.name], seconds=seconds, dry=dry)
-            state = survey_steps.state(files[step.name])
-            counts = f"{state.cases} cases, {len(state.failed)} failed"
-            _say(f"{step.name}: {state.outcome} after {state.seconds:.0f} s, {counts}")
-    finally:
-        made = survey_summary.make(folder, list(steps))
-        (folder / "summary.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-        print(survey_summary.table(made), flush=True)
-    return made
-
-
-def _check_folder(folder: pathlib.Path, files: set[pathlib.Path], *, dry: bool) -> None:
-    own = {folder / f"{step.name}.jsonl" for step in survey_steps.STEPS} | files | {folder / "summary.json"}
-    foreign = sorted(path.name for path in folder.iterdir() if path not in own)
-    if foreign:
-        raise SystemExit(
-            f"gpu_survey: {folder} holds other files ({', '.join(foreign[:3])}); choose a folder of its own"
-        )
-    for path in folder.glob("*.jsonl"):
-        of_dry_run = survey_steps.state(path).dry
-        if of_dry_run is not None and of_dry_run != dry:
-            kind = "a dry run" if of_dry_run else "a GPU"
-            raise SystemExit(f"gpu_survey: {path} holds results of {kind}; choose another folder, or remove it")
-
-
-def _say(text: str) -> None:
-    print(f"gpu_survey: {_now()}: {text}", file=sys.stderr, flush=True)
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).strftime("%H:%M:%S")
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)  # ends the running step's processes and writes the summary on its way
-
-
-def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="folder of the results")
-    names = [step.name for step in survey_steps.STEPS]
-    made.add_argument(
-        "--only", nargs="+", choices=names, metavar="STEP", help=f"only these steps, in their order: {' '.join(names)}"
-    )
-    made.add_argument(
-        "--minutes",
-        type=float,
-        default=sum(step.minutes for step in survey_steps.STEPS),
-        metavar="M",
-        help="all of the time (default: 28); less cuts the last steps, more goes to those that need it",
-    )
-    made.add_argument(
-        "--dry-run", action="store_true", help="every step at tiny sizes on the CPU, the kernels in their interpreter"
-    )
-    return made
+def _errors(file: pathlib.Path) -> list[str]:
+    """Errors of the cases that ended with one, by the last word on each case."""
+    ended = {line["end"]: line.get("error") for line in resume.read_lines(file) if "end" in line}
+    return [f"{case}: {error}" for case, error in ended.items() if error]
 
 
 def main() -> None:
-    """Runs the survey."""
-    arguments = _parser().parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, _stop)
-    steps = [step for step in survey_steps.STEPS if arguments.only is None or step.name in arguments.only]
-    summary = survey(steps, arguments.out, minutes=arguments.minutes, dry=arguments.dry_run)
-    if arguments.dry_run and any(step["outcome"] != "ended" or step["failed"] for step in summary["steps"]):
-        sys.exit(1)
+    """Runs the steps that have not ended well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="folder of the results")
+    parser.add_argument("--only", nargs="+", choices=list(STEPS), default=list(STEPS), help="only these steps")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on a CPU, kernels in their interpreter")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a running step is ended too
+    folder: pathlib.Path = arguments.out.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / "survey.json"
+    outcomes: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}
+    for name in STEPS:
+        if name not in arguments.only or outcomes.get(name, {}).get("status") == 0:
+            continue
+        outcomes[name] = run_step(STEPS[name], folder / f"{name}.jsonl", dry=arguments.dry_run)
+        kept.write_text(json.dumps(outcomes, indent=1) + "\n")
+        print(f"{name}: {outcomes[name]}", flush=True)
+        if outcomes[name]["status"] != 0:
+            print((folder / f"{name}.log").read_text(errors="replace")[-2000:], file=sys.stderr)
+    sys.exit(int(any(outcomes[name]["status"] != 0 or outcomes[name]["errors"] for name in arguments.only)))
 
 
 if __name__ == "__main__":

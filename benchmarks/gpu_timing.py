@@ -22,20 +22,30 @@ import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks import gpu_profile
-
 DISPATCH_SECONDS = 0.02  # aimed at for one dispatch: a hundred times what launching the program takes
 MAX_ROUNDS = 2000
 COPY_BYTES = 4 << 30
+_DEVICE = "/device:GPU:"
+_STREAM = "Stream #"  # other lines of a device repeat the same time by module, operation or step
 
 # (fixed, state, batch) -> (state, output): the state is carried and donated; the output may be None.
 Step = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """All launches of one kernel in a trace: how many, and their seconds together."""
+
+    name: str
+    count: int
+    seconds: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,17 +64,25 @@ class Timing:
     spread: float
     calls: int
     dispatches: int
-    kernels: tuple[gpu_profile.Kernel, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
 
-    @property
-    def launches(self) -> float | None:
-        """Kernels and copies launched by one call; None without the profiler's word."""
-        return sum(kernel.count for kernel in self.kernels) / self.calls if self.kernels else None
+    def details(self, *, top: int = 6) -> dict[str, Any]:
+        """Details of a result line: spread and calls, and by call launches, kernels' time and the slowest kernels.
 
-    @property
-    def kernel_seconds(self) -> float | None:
-        """Time that kernels of one call ran, without gaps between them; None without the profiler's word."""
-        return sum(kernel.seconds for kernel in self.kernels) / self.calls if self.kernels else None
+        Args:
+          top: How many kernels are listed. None are, nor launches, where the profiler gave none.
+        """
+        values: dict[str, Any] = {"spread": rounded(self.spread), "calls": self.calls, "dispatches": self.dispatches}
+        if self.kernels:
+            values["launches"] = rounded(sum(kernel.count for kernel in self.kernels) / self.calls)
+            values["kernel_us"] = rounded(1e6 * sum(kernel.seconds for kernel in self.kernels) / self.calls)
+            values["kernels"] = [[k.name, rounded(1e6 * k.seconds / self.calls)] for k in self.kernels[:top]]
+        return values
+
+
+def rounded(value: float) -> float:
+    """Four digits."""
+    return float(f"{value:.4g}")
 
 
 class Loop:
@@ -107,18 +125,8 @@ class Loop:
             spread=(max(samples) - min(samples)) / median,
             calls=self.calls,
             dispatches=len(samples),
-            kernels=self.profile() if profile else (),
+            kernels=profiled(self.dispatch) if profile else (),
         )
-
-    def profile(self) -> tuple[gpu_profile.Kernel, ...]:
-        """Kernels of one dispatch; () where the profiler does not work on this machine."""
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                with jax.profiler.trace(folder, profiler_options=gpu_profile.trace_options()):
-                    self.dispatch()
-            except RuntimeError:
-                return ()
-            return tuple(gpu_profile.kernels(pathlib.Path(folder)))
 
 
 def repeat(step: Step, fixed: Any, state: Any, outputs: Any, batches: Any, *, rounds: int) -> Any:
@@ -148,3 +156,50 @@ def copy_bandwidth(size: int = COPY_BYTES) -> float:
     source = [jnp.full((size // 8192, 1024), value, jnp.float32) for value in (0.0, 1.0)]
     loop = Loop(lambda _, state, batch: (state, batch + jnp.float32(1)), None, None, source, rounds=4)
     return 2 * source[0].nbytes / loop.time(profile=False).seconds
+
+
+def profiled(run: Callable[[], Any]) -> tuple[Kernel, ...]:
+    """Kernels of one ``run()``, the slowest first; () where the profiler does not work on this machine.
+
+    On a GPU these are the events of its streams: kernels, copies, fills. On a CPU they are XLA's operations.
+    """
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # Python's calls would be most of the trace
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with jax.profiler.trace(folder, profiler_options=options):
+                run()
+        except RuntimeError:
+            return ()
+        traces = list(pathlib.Path(folder).rglob("*.xplane.pb"))
+        return summed(_events(jax.profiler.ProfileData.from_file(str(traces[0])))) if traces else ()
+
+
+def summed(events: Iterable[tuple[str, float]]) -> tuple[Kernel, ...]:
+    """(name, seconds) of single launches added up by name, the slowest first."""
+    totals: dict[str, tuple[int, float]] = {}
+    for name, seconds in events:
+        count, total = totals.get(name, (0, 0.0))
+        totals[name] = count + 1, total + seconds
+    kernels = [Kernel(name=name, count=count, seconds=seconds) for name, (count, seconds) in totals.items()]
+    return tuple(sorted(kernels, key=lambda kernel: -kernel.seconds))
+
+
+def _events(trace: Any) -> Iterator[tuple[str, float]]:
+    with warnings.catch_warnings():
+        # jaxlib's type of an event's statistics has no __module__, which Python deprecates at its first use.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield from _read_events(trace)
+
+
+def _read_events(trace: Any) -> Iterator[tuple[str, float]]:
+    planes = list(trace.planes)
+    devices = [plane for plane in planes if plane.name.startswith(_DEVICE)]
+    for plane in devices or planes:
+        for line in plane.lines:
+            if devices and not line.name.startswith(_STREAM):
+                continue
+            for event in line.events:
+                # A host's line mixes XLA's operations with Python's calls and the thread pool's.
+                if devices or (not event.name.startswith("end: ") and any(k == "hlo_op" for k, _ in event.stats)):
+                    yield " ".join(event.name.split())[:120], event.duration_ns / 1e9

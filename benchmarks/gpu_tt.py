@@ -22,11 +22,9 @@ Examples:
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import dataclasses
 import functools
-import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,11 +32,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import gpu, gpu_cases, gpu_sides, gpu_timing, harness, resume, workloads
+from benchmarks import gpu_cases, gpu_run, gpu_sides, gpu_timing, harness, resume, workloads
 from jrec import ops
 from jrec.ops import tt
 from jrec.ops.dispatch import Implementation
-from jrec.pallas.interpret import interpreted
 
 EXPONENT = 1.05
 SETS = 3  # of ids in rotation
@@ -236,33 +233,27 @@ class Measured:
         self._report.add(
             name, f"{metric}, {way}", 1e6 * timing.seconds, "us",
             peer=None if naive is None else "naive", ratio=None if naive is None else naive / timing.seconds,
-            details=gpu.timing_figures(timing),
+            details=timing.details(),
         )  # fmt: skip
+
+
+def work(arguments: argparse.Namespace, report: harness.Report, cases: resume.Cases) -> None:
+    """Runs the cases that were asked for."""
+    names = arguments.case or (QUICK_CASES if arguments.quick else CASES)
+    tables = {"tiny": TINY} if arguments.tiny else {name: CASES[name] for name in names}
+    rounds = 1 if arguments.tiny else gpu_timing.rounds_for(EXPECTED_SECONDS, SETS)
+    measured = Measured(report, seconds=0.0 if arguments.tiny else 0.15 if arguments.quick else 0.5, rounds=rounds)
+    cases.run(measured.cases(tables, arguments.way))
 
 
 def main() -> None:
     """Runs the cases that were asked for."""
-    parser = harness.parser(__doc__)
+    parser = gpu_run.parser(__doc__)
     parser.add_argument("--case", nargs="+", choices=sorted(CASES), help="only these cases")
     parser.add_argument("--way", nargs="+", choices=[*WAYS, UNCOMPRESSED], default=[*WAYS, UNCOMPRESSED],
                         help="only these ways (default: all)")  # fmt: skip
-    parser.add_argument("--earlier", type=pathlib.Path, metavar="FILE",
-                        help="lines of a run that was cut off: its finished cases are skipped")  # fmt: skip
-    parser.add_argument("--tiny", action="store_true", help="a tiny table in the kernels' interpreter on a CPU")
     arguments = parser.parse_args()
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    earlier = list(resume.read_lines(arguments.earlier))
-    with harness.Report(arguments, "gpu_tt") as report, contextlib.ExitStack() as stack:
-        if arguments.tiny:
-            stack.enter_context(interpreted())
-        elif jax.default_backend() != "gpu":
-            report.note(gpu.MISSING)
-            return
-        names = arguments.case or (QUICK_CASES if arguments.quick else CASES)
-        tables = {"tiny": TINY} if arguments.tiny else {name: CASES[name] for name in names}
-        rounds = 1 if arguments.tiny else gpu_timing.rounds_for(EXPECTED_SECONDS, SETS)
-        measured = Measured(report, seconds=0.0 if arguments.tiny else 0.15 if arguments.quick else 0.5, rounds=rounds)
-        resume.Cases(report.line, earlier).run(measured.cases(tables, arguments.way))
+    gpu_run.run(arguments, "gpu_tt", functools.partial(work, arguments))
 
 
 if __name__ == "__main__":

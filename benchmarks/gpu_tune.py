@@ -8,9 +8,8 @@ For every dim, in this order:
     update, long       a power law of 1.2: split, and the long kernel's own unroll, with the best of short
     update, mixed      a power law of 1.05: the winners and the default, on which the entry is decided
 
-Ids are hashed, and each point's results are compared with XLA's. Axes that ``TuningConfig`` lacks are left out. A point
-is a line ``{"tuning": …}``; an entry is ``{"entry": …}``, printed when its dim has ended, if the winner beats the
-default by more than the spread of both.
+Ids are hashed, and each point's results are compared with XLA's. A point is a line ``{"tuning": …}``; an entry is
+``{"entry": …}``, printed when its dim has ended, if the winner beats the default by more than the spread of both.
 
 Examples:
   python -m benchmarks.gpu_tune --out tuning.jsonl
@@ -21,21 +20,21 @@ Examples:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import itertools
-import os
+import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks import gpu, gpu_device, gpu_timing, gpu_tune_entries, harness, resume
+from benchmarks import gpu_run, gpu_timing, harness, resume
 from benchmarks.gpu_tune_problems import Problem, Size
 from jrec.pallas import measured
-from jrec.pallas.interpret import interpreted
+from jrec.pallas.measured import Entry, Key
 from jrec.pallas.tuning import TuningConfig
 
 DIMS = (16, 64, 128)
@@ -49,17 +48,19 @@ TINY_AXES: Mapping[str, tuple[int, ...]] = {"chunks": (1,), "unroll": (2,), "spl
 SHORT_AXES, LONG_AXES = ("chunks", "unroll"), ("split", "long_unroll")
 TINY = Size(rows=40, bags=8, length=4)
 TOLERANCE = 1e-3  # of the largest value, after all updates of a dispatch
+# The case that decides on each kind of kernel; the update's has ids as they come, hot and rare ones.
+DECIDES = {"padded": "forward", "ragged": "ragged", "update": "update, mixed"}
+TRUSTED_SPREAD = 0.1  # of the times of one point: above, the machine was busy, and nothing follows
+
+Point = Mapping[str, Any]
+"""What the sweep prints as ``{"tuning": …}``."""
 
 
 def variants(default: TuningConfig, axes: Mapping[str, tuple[int, ...]], names: tuple[str, ...]) -> list[TuningConfig]:
-    """The default, then it with every combination of the named axes that ``TuningConfig`` has."""
-    present = [name for name in names if name in {field.name for field in dataclasses.fields(TuningConfig)}]
-    made = [default]
-    for values in itertools.product(*(axes[name] for name in present)):
-        config = dataclasses.replace(default, **dict(zip(present, values, strict=True)))
-        if config not in made:
-            made.append(config)
-    return made
+    """The default, then it with every combination of the named axes."""
+    combinations = itertools.product(*(axes[name] for name in names))
+    made = [dataclasses.replace(default, **dict(zip(names, values, strict=True))) for values in combinations]
+    return list(dict.fromkeys([default, *made]))
 
 
 class Sweep:
@@ -72,13 +73,13 @@ class Sweep:
       tiny: Whether to run at the interpreter's size.
     """
 
-    def __init__(self, report: harness.Report, points: list[gpu_tune_entries.Point], *, seconds: float, tiny: bool):
+    def __init__(self, report: harness.Report, points: list[Point], *, seconds: float, tiny: bool):
         self._report, self._seconds, self._tiny = report, seconds, tiny
         self.points = points
         self._axes = TINY_AXES if tiny else AXES
         self._common = {
             "gpu": jax.devices()[0].device_kind,
-            "driver": gpu_device.driver(),
+            "driver": gpu_run.smi().get("driver_version", "none"),
             "jax": jax.__version__,
             "commit": harness.commit(),
         }
@@ -100,7 +101,7 @@ class Sweep:
 
     def _winner(self, problem: Problem, base: TuningConfig, names: tuple[str, ...]) -> TuningConfig:
         """``base`` with the named fields of the fastest point; ``base`` where nothing was measured."""
-        point = gpu_tune_entries.best(
+        point = best(
             self.points, gpu=self._common["gpu"], dim=problem.dim, itemsize=problem.itemsize, case=problem.case
         )
         if point is None:
@@ -111,12 +112,12 @@ class Sweep:
         made: dict[str, Callable[[], None]] = {}
         for config in dict.fromkeys(configs):
             fields = dataclasses.asdict(config)
-            key = f"{problem.describe()} {gpu_tune_entries.config_key(fields)}"
+            key = f"{problem.describe()} {json.dumps(fields, sort_keys=True)}"
             made[key] = functools.partial(self._point, problem, config)
         cases.run(made)
 
     def _point(self, problem: Problem, config: TuningConfig) -> None:
-        rounds = 1 if self._tiny else gpu_timing.rounds_for(problem.expected_seconds(), len(problem.batches()))
+        rounds = 1 if self._tiny else gpu_timing.rounds_for(problem.expected_seconds(), len(problem.batches))
         loop = problem.loop(config, rounds=rounds)
         loop.dispatch()
         want = problem.reference(rounds)
@@ -142,7 +143,7 @@ class Sweep:
         self._report.line({"tuning": point})
 
     def _emit_entries(self, dim: int, itemsize: int) -> None:
-        for (name, of_dim, size, kind), entry in gpu_tune_entries.entries(self.points).items():
+        for (name, of_dim, size, kind), entry in entries(self.points).items():
             if (name, of_dim, size) != (self._common["gpu"], dim, itemsize):
                 continue
             key = {"gpu": name, "dim": of_dim, "itemsize": size, "kind": kind}
@@ -151,54 +152,122 @@ class Sweep:
             self._report.add(f"dim {dim}", kind, entry.evidence["us"], "us", peer="default", ratio=ratio)
 
 
-def _apply(path: pathlib.Path, target: pathlib.Path) -> None:
+def points_of(lines: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """The sweep's points among other lines."""
+    return [line["tuning"] for line in lines if isinstance(line.get("tuning"), dict)]
+
+
+def best(points: Iterable[Point], **wanted: Any) -> Point | None:
+    """The fastest point whose fields have the wanted values; the default where it is as fast to within its spread."""
+    matching = [p for p in points if all(p[name] == value for name, value in wanted.items())]
+    if not matching:
+        return None
+    fastest = min(matching, key=lambda p: p["us"])
+    for point in matching:
+        if point["default"] and point["us"] <= fastest["us"] * (1 + max(point["spread"], fastest["spread"])):
+            return point
+    return fastest
+
+
+def entries(points: Iterable[Point]) -> dict[Key, Entry]:
+    """The configs that beat the default by more than the spread of both, with their evidence.
+
+    A GPU, dim and kind of kernel whose default was not measured, or was measured on a busy machine, gives no entry.
+    """
+    points = list(points)
+    made: dict[Key, Entry] = {}
+    for key in _keys(points):
+        outcome = _outcome(points, key)
+        if outcome is not None and not outcome[0]["default"]:
+            winner, default = outcome
+            made[key] = Entry(config=dict(winner["config"]), evidence=_evidence(winner, default))
+    return made
+
+
+def _keys(points: Iterable[Point]) -> list[Key]:
+    return list(dict.fromkeys((p["gpu"], p["dim"], p["itemsize"], p["kind"]) for p in points))
+
+
+def _outcome(points: list[Point], key: Key) -> tuple[Point, Point] | None:
+    """(winner, default) of a key; None where the default was not measured, or on a busy machine."""
+    gpu, dim, itemsize, kind = key
+    wanted = {"gpu": gpu, "dim": dim, "itemsize": itemsize, "kind": kind, "case": DECIDES[kind]}
+    winner = best(points, **wanted)
+    default = next((p for p in points if p["default"] and all(p[n] == v for n, v in wanted.items())), None)
+    if winner is None or default is None or default["spread"] > TRUSTED_SPREAD:
+        return None
+    return winner, default
+
+
+def _evidence(winner: Point, default: Point) -> dict[str, Any]:
+    return {
+        "us": winner["us"],
+        "default_us": default["us"],
+        "spread": max(winner["spread"], default["spread"]),
+        "case": winner["workload"],
+        "default_config": dict(default["config"]),
+        **{name: winner[name] for name in ("commit", "driver", "jax")},
+    }
+
+
+def apply(lines: Iterable[Mapping[str, Any]], path: pathlib.Path = measured.PATH) -> dict[Key, Entry]:
+    """Rewrites the file of entries: the sweep's replace older ones with the same key.
+
+    An older entry stays where the sweep measured nothing, and where it was the default of the sweep and won again.
+    Otherwise the sweep contradicts it, and it goes.
+
+    Returns:
+      The entries of the sweep.
+    """
+    swept = points_of(lines)
+    new = entries(swept)
+    kept = measured.read(path) if path.is_file() else {}
+    for key in _keys(swept):
+        outcome = _outcome(swept, key)
+        if outcome is not None and not _holds(kept.get(key), outcome[0]["config"]):
+            kept.pop(key, None)
+    measured.write(path, {**kept, **new})
+    return new
+
+
+def _holds(entry: Entry | None, config: Mapping[str, Any]) -> bool:
+    return entry is not None and all(config.get(name) == value for name, value in entry.config.items())
+
+
+def _apply_file(path: pathlib.Path, target: pathlib.Path) -> None:
     lines = list(resume.read_lines(path))
-    if not gpu_tune_entries.points(lines):
+    if not points_of(lines):
         raise SystemExit(f"{path}: no line holds a point of a sweep; make one with --out")
-    made = gpu_tune_entries.apply(lines, target)
+    made = apply(lines, target)
     for (name, dim, itemsize, kind), entry in made.items():
         print(f"{name}, dim {dim}, {itemsize} bytes, {kind}: {dict(entry.config)}, {entry.evidence['us']} us"
               f" against {entry.evidence['default_us']} us")  # fmt: skip
     print(f"{len(made)} entries of {path} are in {target}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    made = harness.parser(__doc__)
-    made.add_argument("--dim", nargs="+", type=int, default=list(DIMS), help="dims to sweep (default: 16 64 128)")
-    made.add_argument("--dtype", nargs="+", choices=("float32", "bfloat16", "float16"), default=["float32"])
-    made.add_argument("--earlier", type=pathlib.Path, metavar="FILE",
-                      help="lines of a run that was cut off: its points are not measured again")  # fmt: skip
-    made.add_argument("--apply", type=pathlib.Path, metavar="FILE",
-                      help="measure nothing: write the winners among the lines of FILE to --measured")  # fmt: skip
-    made.add_argument("--measured", type=pathlib.Path, metavar="FILE", default=measured.PATH,
-                      help="the entries that jrec reads (default: jrec/pallas/measured.json)")  # fmt: skip
-    made.add_argument("--tiny", action="store_true", help="a tiny sweep in the kernels' interpreter on a CPU")
-    return made
-
-
-@contextlib.contextmanager
-def _interpreted_if(tiny: bool) -> Iterator[None]:
-    with interpreted() if tiny else contextlib.nullcontext():
-        yield
+def work(arguments: argparse.Namespace, report: harness.Report, cases: resume.Cases) -> None:
+    """Sweeps the dims that were asked for."""
+    seconds = 0.0 if arguments.tiny else 0.03 if arguments.quick else 0.08
+    points = points_of(resume.read_lines(arguments.earlier))
+    sweep = Sweep(report, points, seconds=seconds, tiny=arguments.tiny)
+    for dim, dtype in itertools.product(arguments.dim, arguments.dtype):
+        sweep.run(cases, dim, dtype)
 
 
 def main() -> None:
     """Runs the sweep, or applies one."""
-    arguments = _parser().parse_args()
+    parser = gpu_run.parser(__doc__)
+    parser.add_argument("--dim", nargs="+", type=int, default=list(DIMS), help="dims to sweep (default: 16 64 128)")
+    parser.add_argument("--dtype", nargs="+", choices=("float32", "bfloat16", "float16"), default=["float32"])
+    parser.add_argument("--apply", type=pathlib.Path, metavar="FILE",
+                        help="measure nothing: write the winners among the lines of FILE to --measured")  # fmt: skip
+    parser.add_argument("--measured", type=pathlib.Path, metavar="FILE", default=measured.PATH,
+                        help="the entries that jrec reads (default: jrec/pallas/measured.json)")  # fmt: skip
+    arguments = parser.parse_args()
     if arguments.apply is not None:
-        _apply(arguments.apply, arguments.measured)
+        _apply_file(arguments.apply, arguments.measured)
         return
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    earlier = list(resume.read_lines(arguments.earlier))
-    with harness.Report(arguments, "gpu_tune") as report, _interpreted_if(arguments.tiny):
-        if not arguments.tiny and jax.default_backend() != "gpu":
-            report.note(gpu.MISSING)
-            return
-        cases = resume.Cases(report.line, earlier)
-        seconds = 0.0 if arguments.tiny else 0.03 if arguments.quick else 0.08
-        sweep = Sweep(report, gpu_tune_entries.points(earlier), seconds=seconds, tiny=arguments.tiny)
-        for dim, dtype in itertools.product(arguments.dim[: 1 if arguments.tiny else None], arguments.dtype):
-            sweep.run(cases, dim, dtype)
+    gpu_run.run(arguments, "gpu_tune", functools.partial(work, arguments))
 
 
 if __name__ == "__main__":

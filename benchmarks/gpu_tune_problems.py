@@ -99,12 +99,9 @@ class Problem:
         ]
         return [workloads.hashed_ids(ids, size.rows).reshape(size.bags, size.length) for ids in drawn]
 
+    @functools.cached_property
     def batches(self) -> list[Any]:
         """The loop's batches."""
-        return self._batches
-
-    @functools.cached_property
-    def _batches(self) -> list[Any]:
         ids = [jnp.asarray(i) for i in self.ids]
         if self.case == "forward":
             return ids
@@ -115,13 +112,13 @@ class Problem:
         """The kernel's loop, over a new table; XLA's without a config."""
         table = filled(self.size.rows, self.dim, self.dtype)
         if self.case == "forward":
-            return Loop(functools.partial(_forward, config), table, None, self._batches, rounds=rounds)
+            return Loop(functools.partial(_forward, config), table, None, self.batches, rounds=rounds)
         if self.case == "ragged":
             rows = filled(self.size.bags, self.dim, self.dtype)
-            return Loop(functools.partial(_ragged, config), rows, None, self._batches, rounds=rounds)
+            return Loop(functools.partial(_ragged, config), rows, None, self.batches, rounds=rounds)
         gradients = filled(self.size.bags, self.dim)
         state = (table, OPTIMIZER.init(table))
-        return Loop(functools.partial(_update, config), gradients, state, self._batches, rounds=rounds)
+        return Loop(functools.partial(_update, config), gradients, state, self.batches, rounds=rounds)
 
     def observe(self, loop: Loop) -> np.ndarray:
         """A sample of what a loop computed in its one dispatch."""

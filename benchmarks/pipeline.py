@@ -202,12 +202,12 @@ class _HostRun:
         with HostPipeline(source, self._layout, self._tables, queue=queue, timeline=timeline) as pipeline:
             for _ in range(WARMUP):
                 self._step(pipeline)
-            pipeline.settle()
+            pipeline.flush()
             timeline.reset()
             start = time.perf_counter()
             for _ in range(steps):
                 self._step(pipeline)
-            pipeline.settle()
+            pipeline.flush()
             seconds = time.perf_counter() - start
         if timelines is not None:
             timelines.append(timeline.summary(seconds))

@@ -1,51 +1,42 @@
-"""Training steps on 1 to 8 devices: bytes of every link, counted and expected, and what clusters of H200 would take.
+"""Training steps on 1 to 8 devices: bytes of every link, counted and expected.
 
     python -m benchmarks.scaling                 # virtual CPU devices, which share this machine's cores
     python -m benchmarks.scaling --quick
-    python -m benchmarks.scaling --single-step-ms 1.9 --device-name H200
 
-Three parts. "steps" trains a DLRM of Criteo Kaggle's tables, capped, with as many examples on every device, in one
+Two parts. "steps" trains a DLRM of Criteo Kaggle's tables, capped, with as many examples on every device, in one
 process for each number of devices, and counts what its routes fetch over each link beside the cost model. "links" does
 so for the full Kaggle and Terabyte tables, where only routes are made, and for RM1 to RM4 in the forms retrieve, send
 and memory-centric (half of the devices keep tables, the other half compute); what their training steps, compiled for 8
-virtual devices, move in the first two, padding told apart. "projection" adds the links of 8 and 64
-H200 to one device's step: the floor of an H200's, or a measured one that is given with --single-step-ms.
+virtual devices, move in the first two, padding told apart.
 """
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 
-from benchmarks import harness, scaling_bytes, scaling_project, scaling_step, workloads
+from benchmarks import harness, scaling_bytes, scaling_step, workloads
 from benchmarks.scaling_forms import report_forms
 from benchmarks.scaling_modes import modes, tensor_train
+from jrec.sharding.hardware import load_hardware
 
 DEVICES = (1, 2, 4, 8)
-CLUSTERS = (8, 64)
 LINK_CASES = ("kaggle", "terabyte")
-DENSE_PARAMETERS = 475_985  # of Kaggle's MLPs
 
 
 def main() -> None:
     """Runs the benchmark."""
     parser = harness.parser(__doc__)
-    parser.add_argument("--only", nargs="+", choices=("steps", "links", "projection"), help="parts to run")
+    parser.add_argument("--only", nargs="+", choices=("steps", "links"), help="parts to run")
     parser.add_argument("--devices", nargs="+", type=int, default=list(DEVICES), help="of the parts steps and links")
     parser.add_argument("--examples", type=int, help="of each device (default 2048; 256 with --quick)")
-    parser.add_argument("--single-step-ms", type=float, help="of one device, measured elsewhere, for the projection")
-    parser.add_argument("--device-name", default="another device", help="where that was")
     arguments = parser.parse_args()
-    chosen = arguments.only or ("steps", "links", "projection")
+    chosen = arguments.only or ("steps", "links")
     with harness.Report(arguments, "scaling") as report:
         examples = arguments.examples or (256 if report.quick else 2048)
         if "steps" in chosen:
             steps(report, arguments.devices, examples)
         if "links" in chosen:
             links(report, [d for d in arguments.devices if d > 1], examples)
-        if "projection" in chosen:
-            projection(report, arguments, examples)
 
 
 def steps(report: harness.Report, devices: list[int], examples: int) -> None:
@@ -74,8 +65,8 @@ def links(report: harness.Report, devices: list[int], examples: int) -> None:
     for name in LINK_CASES[:1] if report.quick else LINK_CASES:
         for number in devices:
             workload = workloads.WORKLOADS[name].with_batch(examples * number)
-            setup = scaling_step.planned(workload, scaling_project.cluster(number))
-            counted = scaling_bytes.link_bytes(setup, scaling_step.dealt_of(setup, seed=0).parts)
+            setup = scaling_step.planned(workload, load_hardware("h200x8", devices=number))
+            counted = scaling_bytes.link_bytes(setup, scaling_step.partitioned_of(setup, seed=0).parts)
             case = f"{name}, full tables, {number} devices, {examples:,} examples each"
             _links(report, case, counted, setup.cost.link_bytes)
     names = ["rm1"] if report.quick else ["rm1", "rm2", "rm3", "rm4"]
@@ -90,32 +81,6 @@ def _links(report: harness.Report, case: str, counted: np.ndarray, expected: np.
     for statistic in ("max", "mean", "min"):
         ours, theirs = (float(getattr(a[away], statistic)()) / 1e3 for a in (counted, expected))
         report.add(case, f"fetched over a link, {statistic}", ours, "kB", peer="cost model", ratio=theirs / ours)
-
-
-def projection(report: harness.Report, arguments: argparse.Namespace, examples: int) -> None:
-    """8 and 64 H200, by the step of one device."""
-    kaggle = workloads.WORKLOADS["kaggle"]
-    floor = scaling_project.floor_seconds(kaggle.with_batch(examples), dense_parameters=DENSE_PARAMETERS)
-    if arguments.single_step_ms is None:
-        seconds, of = floor, "the floor of an H200's, by what it must move or multiply, and no measurement"
-    else:
-        seconds, of = arguments.single_step_ms / 1e3, f"of {arguments.device_name}"
-    report.note(f"projections rest on a step of {1e3 * seconds:.3g} ms, {of}, and assume that")
-    for assumption in scaling_project.ASSUMPTIONS:
-        report.note(f"  - {assumption}")
-    for devices in CLUSTERS:
-        workload = kaggle.with_batch(examples * devices)
-        setup = scaling_step.planned(workload, scaling_project.cluster(devices))
-        projected = scaling_project.project(setup, compute=seconds, dense_bytes=4 * DENSE_PARAMETERS)
-        case = f"kaggle, {devices} H200 projected, {examples:,} examples each"
-        for term in ("compute", "exchange", "all_reduce", "latency", "apart", "hidden"):
-            names = {"apart": "step, nothing overlaps", "hidden": "step, all is hidden"}
-            name = names.get(term, term.replace("_", "-"))
-            least = "at least, " if arguments.single_step_ms is None and term in ("compute", *names) else ""
-            report.add(case, least + name, 1e3 * getattr(projected, term), "ms")
-        if arguments.single_step_ms is not None:
-            report.add(case, "compute, floor", 1e3 * floor, "ms")
-        report.add(case, "communication", 1e3 * projected.communication, "ms")
 
 
 if __name__ == "__main__":

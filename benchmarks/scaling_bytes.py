@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from benchmarks.scaling_step import Setup
-from jrec.run.mesh_batch import Part
+from jrec.run.partitioned_batch import DeviceBatch
 from jrec.run.step import StepBatch
 from jrec.sharding.modes import expected_traffic
 from jrec.sharding.pieces import REPLICATED
@@ -40,7 +40,7 @@ class Entry:
     why: str
 
 
-def ledger(setup: Setup, parts: Sequence[Part], batch: StepBatch, state: Any) -> list[Entry]:
+def ledger(setup: Setup, parts: Sequence[DeviceBatch], batch: StepBatch, state: Any) -> list[Entry]:
     """All traffic of a step with the local-aggregated all-reduce.
 
     Args:
@@ -71,12 +71,12 @@ def ledger(setup: Setup, parts: Sequence[Part], batch: StepBatch, state: Any) ->
     ]  # fmt: skip
 
 
-def link_entries(setup: Setup, parts: Sequence[Part], batch: StepBatch) -> list[Entry]:
+def link_entries(setup: Setup, parts: Sequence[DeviceBatch], batch: StepBatch) -> list[Entry]:
     """The traffic of looking up other devices' rows, in the setup's form."""
     return (_sent if batch.routes[setup.stack].send is not None else _retrieved)(setup, parts, batch)
 
 
-def _retrieved(setup: Setup, parts: Sequence[Part], batch: StepBatch) -> list[Entry]:
+def _retrieved(setup: Setup, parts: Sequence[DeviceBatch], batch: StepBatch) -> list[Entry]:
     (table, *_) = setup.problem.tables
     remote = batch.routes[setup.stack].remote
     assert remote is not None
@@ -91,7 +91,7 @@ def _retrieved(setup: Setup, parts: Sequence[Part], batch: StepBatch) -> list[En
     ]
 
 
-def _sent(setup: Setup, parts: Sequence[Part], batch: StepBatch) -> list[Entry]:
+def _sent(setup: Setup, parts: Sequence[DeviceBatch], batch: StepBatch) -> list[Entry]:
     (table, *_) = setup.problem.tables
     expected, sends = expected_traffic(setup.problem, setup.plan), batch.routes[setup.stack].send
     assert sends is not None
@@ -158,7 +158,7 @@ def expected_rows(setup: Setup) -> ExpectedRows:
     return ExpectedRows(remote=float(setup.cost.link_bytes.sum(axis=1).mean()) / row_bytes, union=union)
 
 
-def link_bytes(setup: Setup, parts: Sequence[Part]) -> np.ndarray:
+def link_bytes(setup: Setup, parts: Sequence[DeviceBatch]) -> np.ndarray:
     """(devices, devices) float64, as ``Cost.link_bytes``, of one batch: what device i fetches from j; diagonal 0."""
     (row_bytes,) = {int(b) for b in setup.problem.row_bytes}
     found = np.array([p.routes[setup.stack].counts[: setup.devices] for p in parts], np.float64) * row_bytes
@@ -166,12 +166,12 @@ def link_bytes(setup: Setup, parts: Sequence[Part]) -> np.ndarray:
     return found
 
 
-def _remote(part: Part, stack: str, device: int, devices: int) -> int:
+def _remote(part: DeviceBatch, stack: str, device: int, devices: int) -> int:
     counts = part.routes[stack].counts[:devices]
     return int(counts.sum() - counts[device])
 
 
-def _longest(parts: Sequence[Part], stack: str, devices: int) -> int:
+def _longest(parts: Sequence[DeviceBatch], stack: str, devices: int) -> int:
     lines = np.array([p.routes[stack].counts[:devices] for p in parts])
     np.fill_diagonal(lines, 0)
     return int(lines.max())

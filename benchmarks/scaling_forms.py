@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from benchmarks import harness, scaling_bytes, scaling_step, workloads
 from jrec.mesh.route import AXIS
-from jrec.run.mesh_forms import Forms
+from jrec.run.lookup_modes import LookupModes
 from jrec.sharding.hardware import load_hardware
 from jrec.sharding.modes import Mode
 
@@ -63,20 +63,20 @@ def compiled_bytes(name: str, *, examples: int) -> list[dict[str, Any]]:
     mesh, found, sent = Mesh(np.array(jax.devices()[:DEVICES]), (AXIS,)), [], 0
     for form in get_args(Mode):
         setup = dataclasses.replace(planned, form=form)
-        dealt = scaling_step.dealt_of(setup, seed=0)
+        partitioned = scaling_step.partitioned_of(setup, seed=0)
         if form == "retrieve":
-            auto = Forms(setup.layout)
-            auto.decide([dealt.parts], range(DEVICES))
+            auto = LookupModes(setup.layout)
+            auto.decide([partitioned.parts], range(DEVICES))
             sent = sum(bool(table.send) for table in auto.tables)
-        (batch,) = scaling_step.mesh_batches(setup, [dealt])
+        (batch,) = scaling_step.mesh_batches(setup, [partitioned])
         state, _, lowered = scaling_step.lowered(setup, mesh, batch, "cpu")
-        ledger = scaling_bytes.ledger(setup, dealt.parts, batch, state)
+        ledger = scaling_bytes.ledger(setup, partitioned.parts, batch, state)
         collectives = scaling_step.collectives(lowered.compile().as_text() or "", DEVICES)
         moved, listed = sum(c.sent for c in collectives), sum(entry.moved for entry in ledger)
         assert abs(moved / listed - 1) < 1e-3, (
             f"{name}, {form}: {moved:,.0f} bytes in the program, {listed:,.0f} listed"
         )
-        entries = [dataclasses.asdict(entry) for entry in scaling_bytes.link_entries(setup, dealt.parts, batch)]
+        entries = [dataclasses.asdict(entry) for entry in scaling_bytes.link_entries(setup, partitioned.parts, batch)]
         found.append(
             {"workload": name, "form": form, "batch": workload.batch, "entries": entries, "collectives": moved}
         )

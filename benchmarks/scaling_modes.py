@@ -69,7 +69,7 @@ def counted_traffic(problem: Problem, plan: Plan, ids: Sequence[np.ndarray]) -> 
       plan: where rows live.
       ids: (batch, length) of every table.
     """
-    locator, devices, asking = Locator(plan), plan.devices, plan.askers
+    locator, devices, asking = Locator(plan), plan.devices, plan.compute_devices
     found = np.zeros((3, len(ids), devices, devices))
     for t, of_table in enumerate(ids):
         for device, part in zip(asking, np.array_split(of_table, len(asking)), strict=True):

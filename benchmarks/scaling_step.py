@@ -23,10 +23,10 @@ from jrec.mesh.route import AXIS, MeshRows
 from jrec.nn import DLRM, DLRMConfig, SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
 from jrec.ops.row_optimizers import RowOptimizer
+from jrec.run.lookup_modes import LookupMode, LookupModes
 from jrec.run.mesh_arrays import Shapes, stacked
-from jrec.run.mesh_batch import Dealt, Parts
-from jrec.run.mesh_forms import Form, Forms
 from jrec.run.mesh_rows import replicated_capacity
+from jrec.run.partitioned_batch import BatchPartitioner, PartitionedBatch
 from jrec.run.step import CompiledRun, State, StepBatch, compile_run
 from jrec.sharding.contents import shard_capacity
 from jrec.sharding.cost import Cost
@@ -57,13 +57,13 @@ class Setup:
     problem: Problem
     plan: Plan
     cost: Cost
-    form: Form = "retrieve"
+    form: LookupMode = "retrieve"
     exchange: Kind = "padded"
 
     @functools.cached_property
-    def forms(self) -> Forms:
+    def modes(self) -> LookupModes:
         """Which features send their lookups."""
-        return Forms(self.layout, self.form)
+        return LookupModes(self.layout, self.form)
 
     @property
     def devices(self) -> int:
@@ -101,21 +101,23 @@ def planned(workload: workloads.Workload, hardware: Hardware, *, extra_memory: f
     return Setup(workload=workload, layout=layout, problem=problem, plan=plan, cost=found.cost)
 
 
-def dealt_of(setup: Setup, *, seed: int) -> Dealt:
+def partitioned_of(setup: Setup, *, seed: int) -> PartitionedBatch:
     """A batch of the workload and its parts, routed."""
     devices = range(setup.devices)
-    cut = Parts(setup.layout, setup.plan, devices=devices, first=0, count=setup.devices, cast=False, forms=setup.forms)
+    cut = BatchPartitioner(
+        setup.layout, setup.plan, devices=devices, first=0, count=setup.devices, cast=False, modes=setup.modes
+    )
     return cut(models.batch(setup.workload, seed=seed, planned=True))
 
 
-def mesh_batches(setup: Setup, batches: Sequence[Dealt]) -> list[StepBatch]:
+def mesh_batches(setup: Setup, batches: Sequence[PartitionedBatch]) -> list[StepBatch]:
     """The parts of some batches as NumPy arrays, in static sizes that fit all of them: one program."""
     devices = range(setup.devices)
-    examples = setup.workload.batch // len(setup.plan.askers)
-    shapes = Shapes(setup.layout, setup.plan, examples=examples, headroom=1.0, send=setup.forms.send)
-    for dealt in batches:
-        shapes.fit(dealt, devices)
-    return [stacked(dealt.parts, devices, shapes) for dealt in batches]
+    examples = setup.workload.batch // len(setup.plan.compute_devices)
+    shapes = Shapes(setup.layout, setup.plan, examples=examples, headroom=1.0, send=setup.modes.send)
+    for partitioned in batches:
+        shapes.fit(partitioned, devices)
+    return [stacked(partitioned.parts, devices, shapes) for partitioned in batches]
 
 
 def modules(setup: Setup) -> tuple[DLRM, SparseOptimizer]:

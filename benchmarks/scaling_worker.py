@@ -51,8 +51,8 @@ def measured(arguments: argparse.Namespace) -> dict:
         for stack in setup.layout.planned_stacks
     }
     assert all(isinstance(of, MeshRows) for of in rows.values())
-    dealt = [scaling_step.dealt_of(setup, seed=seed) for seed in range(BATCHES)]
-    batches = [on_mesh(batch, mesh) for batch in scaling_step.mesh_batches(setup, dealt)]
+    partitioned = [scaling_step.partitioned_of(setup, seed=seed) for seed in range(BATCHES)]
+    batches = [on_mesh(batch, mesh) for batch in scaling_step.mesh_batches(setup, partitioned)]
     seconds, losses = [], []
     for step in range(WARM_UPS + arguments.steps):
         began = time.perf_counter()
@@ -60,8 +60,8 @@ def measured(arguments: argparse.Namespace) -> dict:
         losses.append(float(seen.loss))
         if step >= WARM_UPS:
             seconds.append(time.perf_counter() - began)
-    counted = np.mean([scaling_bytes.link_bytes(setup, of.parts) for of in dealt], axis=0)
-    ledger = scaling_bytes.ledger(setup, dealt[0].parts, batches[0], state)
+    counted = np.mean([scaling_bytes.link_bytes(setup, of.parts) for of in partitioned], axis=0)
+    ledger = scaling_bytes.ledger(setup, partitioned[0].parts, batches[0], state)
     return {
         "seconds": statistics.median(seconds),
         "losses": losses,

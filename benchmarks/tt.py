@@ -18,7 +18,7 @@ All sides keep the memory that they free, as `jrec train` does.
     cache       the step with a cache of full rows, at hit rates from 0 to 100 % (TT-Rec, Figure 12)
 
 Examples:
-  python -m benchmarks.tt --device cpu --plot figures
+  python -m benchmarks.tt
   python -m benchmarks.tt --parts peers --lookups 32768
 """
 
@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import pathlib
 from collections.abc import Callable
 
 import jax
@@ -61,7 +60,7 @@ def main() -> None:
     """Runs the benchmark."""
     arguments = _parser().parse_args()
     harness.keep_memory()
-    jax.config.update("jax_platforms", arguments.device)
+    jax.config.update("jax_platforms", "cpu")
     with harness.Report(arguments, "tt") as report:
         for measurement in arguments.parts:
             _RUNS[measurement](report, arguments)
@@ -69,11 +68,9 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = harness.parser(__doc__)
-    parser.add_argument("--device", choices=("cpu",), default="cpu", help="where to run")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
     parser.add_argument("--lookups", nargs="+", type=int, help=f"of peers; default: {' '.join(map(str, LOOKUPS))}")
     parser.add_argument("--rank", type=int, default=RANK, help="of peers; default: %(default)s")
-    parser.add_argument("--plot", type=pathlib.Path, metavar="FOLDER", help="also write the figures as PNG")
     return parser
 
 
@@ -173,15 +170,15 @@ def _pooling(report: harness.Report, arguments: argparse.Namespace) -> None:
 
 
 def _breakdown(report: harness.Report, arguments: argparse.Namespace) -> None:
-    tt_breakdown.run(report, seconds=_seconds(report), plot=arguments.plot)
+    tt_breakdown.run(report, seconds=_seconds(report))
 
 
 def _cache(report: harness.Report, arguments: argparse.Namespace) -> None:
-    tt_cache.run(report, seconds=_seconds(report), plot=arguments.plot)
+    tt_cache.run(report, seconds=_seconds(report))
 
 
 def _memory(report: harness.Report, arguments: argparse.Namespace) -> None:
-    tt_memory.run(report, plot=arguments.plot)
+    tt_memory.run(report)
 
 
 def _footprints(report: harness.Report, arguments: argparse.Namespace) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import harness, tt_plots
+from benchmarks import harness
 from benchmarks.tt_side import FUSED, Side, describe, shape_of
 from jrec.ops import Bags, tt
 from jrec.ops.gather_reduce import gather_reduce
@@ -35,40 +34,28 @@ LOOKUPS = (2048, 8192, 32768)
 DIM, RANK = 16, 32
 
 
-def run(report: harness.Report, *, seconds: float, plot: pathlib.Path | None) -> None:
-    """Measures and reports all three figures; plots them into the folder ``plot``."""
-    steps, forward, backward = {}, {}, {}
+def run(report: harness.Report, *, seconds: float) -> None:
+    """Measures and reports all three figures."""
     for rows in ROWS[:1] if report.quick else ROWS:
         side = Side(shape_of(rows, DIM, RANK), LOOKUPS[0] if report.quick else LOOKUPS[-1])
-        steps[f"{rows / 1e6:g} M rows"] = _measure(report, side, "step", steps_of(side), seconds)
+        _measure(report, side, "step", steps_of(side), seconds)
     for lookups in LOOKUPS[:1] if report.quick else LOOKUPS:
         side = Side(shape_of(ROWS[-1], DIM, RANK), lookups)
-        forward[f"{lookups:,}"] = _measure(report, side, "forward", forwards_of(side), seconds)
-        forward[f"{lookups:,}"] |= _measure(report, side, "forward", lookups_of(side), seconds)
-        backward[f"{lookups:,}"] = _measure(report, side, "backward and update", backwards_of(side), seconds)
-    if plot is not None:
-        for name, times, title in (
-            ("tt_figure14_breakdown", steps, "training step"),
-            ("tt_figure17_lookup", forward, "forward, by lookups"),
-            ("tt_figure18_backward", backward, "backward and update, by lookups"),
-        ):
-            report.note(f"wrote {tt_plots.bars(plot, name, times, title)}")
+        _measure(report, side, "forward", forwards_of(side), seconds)
+        _measure(report, side, "forward", lookups_of(side), seconds)
+        _measure(report, side, "backward and update", backwards_of(side), seconds)
 
 
 def _measure(
     report: harness.Report, side: Side, variant: str, variants: Mapping[str, Callable[[], Any]], seconds: float
-) -> dict[str, float]:
-    """Milliseconds of every variant; each but the first alternates with the first, which is the whole."""
+) -> None:
+    """Times every variant but the first, alternating with the first, which is the whole."""
     case = describe(side.shape, side.ids.size)
     (whole, run), *rest = variants.items()
-    times = {}
     for name, other in rest:
-        measured = report.compare(
+        report.compare(
             case, f"{variant}, {whole}", harness.timed(run), peer=name, theirs=harness.timed(other), seconds=seconds
         )
-        times.setdefault(whole, 1e3 * measured.median)
-        times[name] = times[whole] * (measured.ratio or 1.0)
-    return times
 
 
 def steps_of(side: Side) -> dict[str, Callable[[], Any]]:

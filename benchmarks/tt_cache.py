@@ -6,7 +6,6 @@ Beside the same table without a cache, which says what the cache gains, and besi
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import harness, tt_plots
+from benchmarks import harness
 from benchmarks.tt_side import FUSED, KAGGLE_ROWS, PLAIN, Side, describe, shape_of
 from jrec import ops
 from jrec.ops import tt
@@ -23,15 +22,14 @@ DIM, RANK, LOOKUPS = 16, 32, 32768
 HIT_RATES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
-def run(report: harness.Report, *, seconds: float, plot: pathlib.Path | None) -> None:
+def run(report: harness.Report, *, seconds: float) -> None:
     """Measures the step at every hit rate beside those without a cache and of the uncompressed table."""
     lookups = 2048 if report.quick else LOOKUPS
     side = Side(shape_of(KAGGLE_ROWS, DIM, RANK), lookups)
-    points = []
     for wanted in HIT_RATES[::2] if report.quick else HIT_RATES:
         step, rate = cached_step(side, wanted)
         for peer, theirs in (("without cache", side.step), ("uncompressed table", side.plain_step)):
-            measured = report.compare(
+            report.compare(
                 f"{describe(side.shape, lookups)}, cache of {lookups:,} rows",
                 f"step, hit rate {rate:.1%}",
                 harness.timed(step),
@@ -39,10 +37,6 @@ def run(report: harness.Report, *, seconds: float, plot: pathlib.Path | None) ->
                 theirs=harness.timed(theirs),
                 seconds=seconds,
             )
-        points.append((100 * rate, 1e3 * measured.median))
-    if plot is not None:
-        path = tt_plots.lines(plot, "tt_figure12_cache", {"step": points}, x="hit rate, %", y="ms", logarithmic=False)
-        report.note(f"wrote {path}")
 
 
 def cached_step(side: Side, wanted: float) -> tuple[Callable[[], Any], float]:

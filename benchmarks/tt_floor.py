@@ -17,10 +17,9 @@ all of what came before has a floor of its own: rows are made before they are po
 before the last core's, and those of prefixes are whole before the core before it.
 Phases are timed as programs that end with them, less the ones before. In a turn every program and every rate has some
 runs, of which the first are left out, without the pauses that no training run makes and after which cores are slow. A
-virtual machine's cores change for seconds at a time: they run at half their rate, or come to lie on two chiplets,
-between which a word takes four times as long. So a turn is short, its phases are compared with the floors at its own
-rates, and the lines give medians over turns, which need not add up; for the step also over those turns alone in which a
-word took less, or more, than 150 ns from core to core. Freed memory is kept, as `jrec train` keeps it.
+virtual machine's cores change for seconds at a time: they run at half their rate, or come to lie on two chiplets. So a
+turn is short, its phases are compared with the floors at its own rates, and the lines give medians over turns, which
+need not add up. Freed memory is kept, as `jrec train` keeps it.
 
 No phase keeps prefix products for later steps: the step that makes one updates both of its slices, so it is stale at
 the step's end.
@@ -56,8 +55,7 @@ LOOKUPS = 32768
 RANKS = (8, 16, 32, 64)
 OTHER_DIMS, OTHER_ROWS, OTHER_RANK = (32, 64), 2_500_000, 32  # the uncompressed table must fit beside
 SETTLING, RUNS, RATE_RUNS = 10, 20, 5  # runs of a program's turn that do not count, those that do, and a rate's
-LEAST_TURNS = 5  # of a case, and of those with cores near, or far from, each other
-NEAR = 150e-9  # seconds of a word from core to core: about 80 ns on a chiplet of an AMD EPYC, 220 between two
+LEAST_TURNS = 5  # of a case
 PRODUCT = 768  # rows of the square matrices that XLA multiplies
 PHASES = ("cast", "index", "products", "rows", "loss", "backward")
 MEASURED = ("cast", "loss")  # phases of an uncompressed table's step as well
@@ -188,13 +186,11 @@ class Turn:
       seconds: Of every phase.
       floors: Their floors at the rates of this turn.
       rates: What the machine reached.
-      handover: Seconds that a word took from core to core; NaN where there is only one.
     """
 
     seconds: Mapping[str, float]
     floors: Mapping[str, float]
     rates: Rates
-    handover: float = math.nan
 
 
 def turns_of(
@@ -218,13 +214,11 @@ def turns_of(
         }
         ends["loss"] += ends["rows"]
         measured = dict(zip(ends, np.diff([0.0, *ends.values()]).tolist(), strict=True))
-        tries = [tt_floor_kernel.handover_seconds() for _ in range(3)]  # the first wakes the cores
-        handover = min((each for each in tries if not math.isnan(each)), default=math.nan)
         found = {name: statistics.median(run() for _ in range(RATE_RUNS)) for name, run in rates.items()}
         reached = Rates(products=max(found["tile"], found["product"]), bandwidth=found["copy"])
         floors = {name: sum(each.seconds(reached) for each in works) for name, works in work.items()}
         floors |= {phase: measured[phase] for phase in MEASURED}
-        turns.append(Turn(seconds=measured, floors=floors, rates=reached, handover=handover))
+        turns.append(Turn(seconds=measured, floors=floors, rates=reached))
     return turns
 
 
@@ -256,19 +250,9 @@ def report_case(report: harness.Report, side: Side, *, seconds: float) -> None:
     sums = {phase: [phase] for phase in PHASES}
     sums |= {"step": list(PHASES), "step, cast ahead": [phase for phase in PHASES if phase != "cast"]}
     for metric, phases in sums.items():
-        _lines(report, case, metric, beside_floor(turns, phases))
-    sides = {"near": [t for t in turns if t.handover < NEAR], "far": [t for t in turns if t.handover >= NEAR]}
-    for side_name, some in sides.items():
-        if len(some) >= LEAST_TURNS:
-            took = statistics.median(turn.handover for turn in some)
-            report.add(case, f"a word from core to core, {side_name}", 1e9 * took, "ns")
-            _lines(report, case, f"step, cores {side_name}", beside_floor(some, PHASES))
-
-
-def _lines(report: harness.Report, case: str, metric: str, found: tuple[float, float, float | None]) -> None:
-    measured, floor, ratio = found
-    report.add(case, metric, 1e3 * measured, "ms", peer="floor", ratio=ratio)
-    report.add(case, f"{metric}, floor", 1e3 * floor, "ms")
+        measured, floor, ratio = beside_floor(turns, phases)
+        report.add(case, metric, 1e3 * measured, "ms", peer="floor", ratio=ratio)
+        report.add(case, f"{metric}, floor", 1e3 * floor, "ms")
 
 
 def main() -> None:

@@ -1,12 +1,8 @@
-"""Peak rates of all cores: multiply-adds in the tensor-train kernels' own register tile, and bytes of a copy.
-
-And how long a word takes from one core to another.
-"""
+"""Peak rates of all cores: multiply-adds in the tensor-train kernels' own register tile, and bytes of a copy."""
 
 from __future__ import annotations
 
 import functools
-import math
 import time
 
 import numpy as np
@@ -15,14 +11,13 @@ from numba import types
 from benchmarks import harness
 from jrec.native import threads
 from jrec.native.compile import Kernel, kernel, pointer
-from jrec.native.memory import fetch_add, get_f32, get_i64, load_acquire, put_f32, put_i64
+from jrec.native.memory import get_f32, get_i64, put_f32, put_i64
 from jrec.native.small_gemm import address_list, product_rows
 
 ROWS, DEPTH, COLUMNS = 48, 32, 64  # a middle core's slice at rank 32, by the rows of about as many entries
 CHUNKS = 4  # a core
 TIMES = 500  # that a chunk repeats the product: a millisecond
 COPIED = 1 << 27  # bytes that a copy reads and writes, over and over if arrays are smaller: milliseconds
-HANDOVERS, PATIENCE = 2000, 1 << 25  # of a word between cores; looks at it, some milliseconds
 
 
 @kernel(types.void(types.int64, types.int64, types.int64))
@@ -50,28 +45,6 @@ def copies(job, begin, end):
         first = part % parts * size
         for i in range(first, first + size):
             put_f32(target, i, get_f32(source, i))
-
-
-@kernel(types.void(types.int64, types.int64, types.int64))
-def handovers(job, begin, end):
-    """Two chunks, on a core each, take turns in adding 1 to a word, ``job``. A late partner is not waited for."""
-    for chunk in range(begin, end):
-        for turn in range(HANDOVERS // 2):
-            waited = np.int64(0)
-            while load_acquire(job) != 2 * turn + chunk:
-                waited += 1
-                if waited > PATIENCE:
-                    return
-            fetch_add(job, 1)
-
-
-def handover_seconds() -> float:
-    """Seconds that a word takes from one core to another; NaN where only one was there."""
-    word = np.zeros(16, np.int64)  # a line that nothing else is on
-    start = time.perf_counter()
-    threads.run(handovers, pointer(word), 2, 2)
-    seconds = time.perf_counter() - start
-    return seconds / HANDOVERS if word[0] == HANDOVERS else math.nan
 
 
 def tile_rate() -> float:

@@ -7,13 +7,12 @@ that are not in their place, and temporaries. Nothing is allocated to find it ou
 from __future__ import annotations
 
 import functools
-import pathlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks import harness, tt_plots
+from benchmarks import harness
 from benchmarks.tt_side import FUSED, KAGGLE_ROWS, PLAIN, describe, shape_of, train, train_plain
 from jrec.ops import tt
 
@@ -22,24 +21,16 @@ ROWS = (1_000_000, 2_500_000, KAGGLE_ROWS, 40_000_000)
 BATCHES = (4096, 16384, 65536)
 
 
-def run(report: harness.Report, *, plot: pathlib.Path | None) -> None:
+def run(report: harness.Report) -> None:
     """Reports it."""
     over_rows = [(rows, BATCHES[0]) for rows in (ROWS[:1] if report.quick else ROWS)]
     over_batches = [] if report.quick else [(KAGGLE_ROWS, batch) for batch in BATCHES[1:]]
-    series: dict[str, list[tuple[float, float]]] = {}
     for rows, batch in over_rows + over_batches:
         shape = shape_of(rows, DIM, RANK)
         case = describe(shape, batch)
         sizes = {"tensor train": tt_step_bytes(shape, batch), "uncompressed table": plain_step_bytes(shape, batch)}
         for name, size in sizes.items():
             report.add(case, f"memory of a step, {name}", size / 1e6, "MB")
-            if (rows, batch) in over_rows:
-                series.setdefault(name, []).append((rows, size / 1e6))
-    if plot is not None:
-        path = tt_plots.lines(
-            plot, "tt_figure8_memory", series, x="rows", y=f"MB, {BATCHES[0]:,} lookups", logarithmic=True
-        )
-        report.note(f"wrote {path}")
 
 
 def tt_step_bytes(shape: tt.TTShape, batch: int) -> int:

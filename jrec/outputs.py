@@ -21,6 +21,8 @@ from typing import Any
 
 from jrec.errors import OutputError
 
+CHECKPOINTS = "folder of checkpoints"
+"""Of ``Run.save``: several works, so that ``kind_of`` knows none of them by it."""
 MANIFEST = "unfinished.json"
 """In a folder that is being made: what it is to be. A folder without it, or its own mark, is not jrec's to remove."""
 
@@ -118,7 +120,7 @@ def new_folder(
     Args:
       out: Where the folder shall be.
       manifest: What is being made, written into the folder for people who find it unfinished; JSON types.
-      kind: What it is, as ``kind_of`` tells it when it is finished.
+      kind: What it is, as ``kind_of`` tells it when it is finished, or ``CHECKPOINTS``.
       overwrite: Whether a finished folder of this kind at ``out`` may be replaced.
       resume: Whether to go on with the work that an interrupted run left.
       inputs: What it is made of; see ``check_output``.
@@ -202,6 +204,14 @@ def kind_of(folder: Place) -> str | None:
             if (kind := formats.get(content.get("format"))) is not None:
                 return kind
     return None
+
+
+def _is_finished(folder: pathlib.Path, kind: str) -> bool:
+    """Whether a folder is of the kind; one of checkpoints has only these, locks, and a report."""
+    if kind != CHECKPOINTS:
+        return kind_of(folder) == kind
+    inside = [path for path in folder.iterdir() if not path.name.startswith(".") and path.name != "report"]
+    return bool(inside) and all(path.name.isdigit() and kind_of(path) == "checkpoint" for path in inside)
 
 
 @contextlib.contextmanager
@@ -305,7 +315,7 @@ def _check_folder(out: pathlib.Path, overwrite: bool, kind: str) -> None:
         raise OutputError(f"{out} exists and is not a folder; choose another --out")
     if not out.exists() or not any(out.iterdir()):
         return
-    if kind_of(out) != kind:
+    if not _is_finished(out, kind):
         raise OutputError(f"{out} exists and holds something else than a jrec {kind}; choose another --out")
     if not overwrite:
         raise OutputError(f"{out} is a finished {kind}; pass --overwrite to replace it, or choose another --out")
@@ -330,7 +340,7 @@ def _discard(partial: pathlib.Path, kind: str, report: Callable[[str], None]) ->
     if not partial.exists():
         return
     # A run killed at its last step leaves a whole folder without the manifest, at its first an empty one.
-    if not ((partial / MANIFEST).is_file() or kind_of(partial) == kind or not any(partial.iterdir())):
+    if not ((partial / MANIFEST).is_file() or _is_finished(partial, kind) or not any(partial.iterdir())):
         raise OutputError(
             f"{partial} is needed as a workplace, but holds something that jrec did not make; move it away"
         )

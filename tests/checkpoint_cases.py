@@ -16,9 +16,9 @@ from jrec.mesh.route import AXIS, MeshRows
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.run.host_owners import ALONE
 from jrec.run.mesh_checkpoint import MeshSource, saved_stack
-from jrec.run.mesh_plan import dealt
+from jrec.run.mesh_plan import default_plan
 from jrec.run.options import HostOptions
-from jrec.run.placed import load_host_rows, placed_host_table
+from jrec.run.planned_tier import load_host_rows, placed_host_table
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
 
 TIERS = ("device", "host", "mesh")
@@ -116,7 +116,7 @@ class Planned:
         optimizer, rng = ops.Adam(learning_rate=0.1) if optimizer is None else optimizer, np.random.default_rng(seed)
         self.layout, self.optimizer = layout_of("sharded", rows, dim, planned=True), optimizer
         self.stacks = self.layout.members
-        self.plan = scattered(dealt(self.layout, 4), seed=seed, replicate=0.2, host=host)
+        self.plan = scattered(default_plan(self.layout, 4), seed=seed, replicate=0.2, host=host)
         self.mesh = Mesh(np.array(jax.devices()[:4]), (AXIS,))
         key = jax.random.key(seed, impl="threefry2x32")
         options = HostOptions(folder=folder or "")

@@ -10,7 +10,7 @@ from mesh_plans import MIDDLE
 
 import jrec
 from jrec import nn, ops
-from jrec.run.mesh_plan import dealt, overlaid
+from jrec.run.mesh_plan import default_plan, overlaid
 from jrec.sharding.pieces import HOST, REPLICATED
 
 ROWS = {"user": 300, "item": 40, "tag": 90}
@@ -58,14 +58,14 @@ def mesh_of(devices):
 
 def three_tiers(devices, layout):
     """A plan with hot rows everywhere and a tail in host memory."""
-    plan = dealt(layout.with_plan(), devices)
+    plan = default_plan(layout.with_plan(), devices)
     plan = overlaid(plan, {"user": np.array([[100, 300]]), "tag": np.array([[50, 90]])}, HOST)
     return overlaid(plan, {"user": np.array([[0, 5]]), "item": np.array([[0, 40]])}, REPLICATED)
 
 
 def tables_apart(layout):
     """A plan whose first and last of four devices keep all rows, and compute nothing."""
-    plan = dealt(layout.with_plan(), 2)
+    plan = default_plan(layout.with_plan(), 2)
     owner = np.array([0, 3])[plan.owner].astype(np.int16)
     path = np.repeat(np.arange(4, dtype=np.int16)[:, None], 4, axis=1)
     apart = {"owner": owner, "path": path, "way": owner.astype(np.int32), "computes": MIDDLE}

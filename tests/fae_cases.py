@@ -12,7 +12,7 @@ from jrec.data.reorder.file import save_order
 from jrec.data.schema import CategoricalFeature, DenseFeature, Schema, Split, Table
 from jrec.train.build import build_layout, build_model, build_optimizer
 from jrec.train.config import load_config
-from jrec.train.dataset import evaluation_config
+from jrec.train.dataset import evaluation_config, plan_of
 
 ITEMS, USERS, BLOCK = 300, 70, 64
 
@@ -87,7 +87,7 @@ def rows_of(folder):
     """Every row and slot of a run's last checkpoint, by stack as the device tier calls it."""
     config = device_config(evaluation_config(config_of(folder)))
     schema = Schema.load(config.data.path)
-    layout = build_layout(config, schema)
+    layout = build_layout(config, schema, plan_of(config))
     slots = build_optimizer(config, build_model(config, schema, layout), 1).embedding.slots
     saved, found = latest(folder), {}
     for name, stack in layout.stacks.items():

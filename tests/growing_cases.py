@@ -8,7 +8,7 @@ from flax import nnx
 import jrec
 from jrec import nn, ops
 from jrec.data import GrowingVocabulary, Growth
-from jrec.run.mesh_plan import dealt, overlaid
+from jrec.run.mesh_plan import default_plan, overlaid
 from jrec.sharding.pieces import HOST, REPLICATED
 
 ROWS = {"user": 30, "item": 40, "tag": 25}
@@ -56,6 +56,6 @@ def columns(step, size=16):
 
 
 def three_tiers(devices, layout):
-    plan = dealt(layout.with_plan(), devices)
+    plan = default_plan(layout.with_plan(), devices)
     plan = overlaid(plan, {"user": np.array([[10, 30]]), "tag": np.array([[12, 25]])}, HOST)
     return overlaid(plan, {"user": np.array([[0, 5]]), "item": np.array([[0, 40]])}, REPLICATED)

@@ -190,7 +190,7 @@ class HostRun:
         return float(seen.loss)
 
     def snapshot(self, loss: float | None) -> Snapshot:
-        """Of a settled run; stacks by their names on the device."""
+        """Of a flushed run; stacks by their names on the device."""
         tables = {}
         for name, table in self.tables.items():
             values, slots = table.fetch(np.arange(table.rows, dtype=np.int32))

@@ -5,7 +5,7 @@ import dataclasses
 import mesh_runs
 import numpy as np
 
-from jrec.run.mesh_plan import dealt
+from jrec.run.mesh_plan import default_plan
 from jrec.sharding.pieces import HOST, REPLICATED, SHARDED
 
 
@@ -14,7 +14,7 @@ def some_plan(
 ):
     """A baseline's plan, or a ``scattered`` one."""
     layout = mesh_runs.layout(tt=tt, dtype=dtype)
-    plan = dealt(layout, devices, baseline=baseline)
+    plan = default_plan(layout, devices, baseline=baseline)
     if seed is None:
         return plan
     return scattered(plan, seed=seed, replicate=replicate, host=host)

@@ -1,6 +1,12 @@
 """What tests of whole runs share: a configuration, and synthetic click logs to train it on."""
 
 import pathlib
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+
+import numpy as np
 
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
@@ -47,3 +53,25 @@ def quickstart(folder: pathlib.Path, rows: int = 6000) -> pathlib.Path:
     """Makes a dataset of so many examples, of which eight in ten are for training."""
     synthesize(shape_like("quickstart"), folder / "quickstart", SynthOptions(rows=rows, seed=1))
     return folder / "quickstart"
+
+
+def killed_and_resumed(command: Sequence[str], run: pathlib.Path) -> None:
+    """Kills a command, which goes on with the run in its folder, around four of its checkpoints; then lets it end."""
+    rng, kills, folder = np.random.default_rng(1), 0, run / "checkpoints"
+
+    def names():
+        return set(folder.iterdir()) if folder.exists() else set()
+
+    while kills < 4:
+        before = names()
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            while process.poll() is None and not names() - before:
+                time.sleep(0.005)  # the first sign of a checkpoint: some kills fall while it is written
+            time.sleep(float(rng.exponential(0.05)))
+            if process.poll() is not None:
+                assert process.returncode == 0, process.stderr.read()
+                break
+            process.send_signal(signal.SIGKILL)
+        kills += 1
+    assert kills >= 3, "the run finished before it could be killed often enough"
+    subprocess.run(command, check=True, capture_output=True)

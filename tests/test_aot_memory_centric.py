@@ -38,11 +38,11 @@ def case(request):
     workload = workloads.WORKLOADS["rm2"].with_rows_capped(20_000).with_batch(EXAMPLES * (DEVICES - len(KEEPERS)))
     setup = scaling_step.planned(workload, scaling_modes.APART)
     setup = dataclasses.replace(setup, form="send", exchange=request.param)
-    dealt = scaling_step.dealt_of(setup, seed=0)
-    (batch,) = scaling_step.mesh_batches(setup, [dealt])
+    partitioned = scaling_step.partitioned_of(setup, seed=0)
+    (batch,) = scaling_step.mesh_batches(setup, [partitioned])
     state, rows, lowered = scaling_step.lowered(setup, aot.mesh(DEVICES, axis=AXIS), batch, "cuda")
     compiled = lowered.compile()
-    return Case(setup, dealt.parts, batch, state, rows, compiled, str(compiled.as_text()))
+    return Case(setup, partitioned.parts, batch, state, rows, compiled, str(compiled.as_text()))
 
 
 def test_sums_and_their_gradients_alone_travel(case):

@@ -59,12 +59,12 @@ def case(request):
 
 def make_case(workload, *, hosts=1, **how):
     setup = dataclasses.replace(scaling_step.planned(workload, HARDWARE[hosts]), **how)
-    dealt = scaling_step.dealt_of(setup, seed=0)
-    (batch,) = scaling_step.mesh_batches(setup, [dealt])
+    partitioned = scaling_step.partitioned_of(setup, seed=0)
+    (batch,) = scaling_step.mesh_batches(setup, [partitioned])
     mesh = aot.mesh(DEVICES // hosts, hosts=hosts, axis=AXIS)
     state, rows, lowered = scaling_step.lowered(setup, mesh, batch, "cuda")
-    ledger = scaling_bytes.ledger(setup, dealt.parts, batch, state)
-    padded = scaling_bytes.ledger(dataclasses.replace(setup, exchange="padded"), dealt.parts, batch, state)
+    ledger = scaling_bytes.ledger(setup, partitioned.parts, batch, state)
+    padded = scaling_bytes.ledger(dataclasses.replace(setup, exchange="padded"), partitioned.parts, batch, state)
     buffers = sum(entry.moved for entry in padded)
     return Case(setup, batch, ledger, buffers, state, rows, lowered.compile())
 

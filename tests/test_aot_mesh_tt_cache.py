@@ -47,8 +47,8 @@ def test_lookups_cached_rows_and_core_gradients_are_all_that_travels():
     ids = jax.ShapeDtypeStruct((DEVICES * LOOKUPS, 1), jnp.int32)
     gradients = jax.ShapeDtypeStruct((DEVICES * LOOKUPS, 16), jnp.float32)
     step = jax.ShapeDtypeStruct((), jnp.int32)
-    kept, dealt = abstract((state, slots, step), mesh, everywhere), abstract((ids, gradients), mesh, over)
-    arguments = kept[0], kept[1], *dealt, kept[2]
+    kept, partitioned = abstract((state, slots, step), mesh, everywhere), abstract((ids, gradients), mesh, over)
+    arguments = kept[0], kept[1], *partitioned, kept[2]
     traced = jax.jit(mapped, donate_argnums=(0, 1)).trace(*arguments)
     compiled = traced.lower(lowering_platforms=("cuda",)).compile()
     found = collectives(compiled.as_text() or "", DEVICES)

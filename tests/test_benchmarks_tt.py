@@ -1,7 +1,6 @@
 """The tensor-train benchmark: its variants compute the same, its figures hold, and every part runs."""
 
 import json
-import math
 
 import jax
 import numpy as np
@@ -12,10 +11,8 @@ from benchmarks import (
     tt_breakdown,
     tt_cache,
     tt_floor,
-    tt_floor_kernel,
     tt_footprints,
     tt_memory,
-    tt_plots,
     workloads,
 )
 from benchmarks import tt as benchmark
@@ -87,12 +84,6 @@ def test_memory_of_a_step_grows_with_the_table_only_where_it_is_uncompressed():
     assert tt_memory.tt_step_bytes(large, 64) < plain[0] / 4
 
 
-def test_figures_are_written(tmp_path):
-    bars = tt_plots.bars(tmp_path, "bars", {"a": {"on": 1.0, "off": 2.0}, "b": {"on": 1.0, "off": 3.0}}, "title")
-    lines = tt_plots.lines(tmp_path / "more", "lines", {"on": [(1, 2.0), (10, 3.0)]}, x="x", y="y", logarithmic=True)
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (bars, lines))
-
-
 def test_tensorly_torch_computes_what_jrec_does():
     with client.start_or_skip("tltorch_tt") as peer:
         if peer is None:
@@ -106,8 +97,8 @@ def test_tensorly_torch_computes_what_jrec_does():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["sweep", "crossover", "breakdown", "memory", "pooling", "cache"])
-def test_a_part_runs_quickly(part, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("sys.argv", ["tt", "--quick", "--parts", part, "--plot", str(tmp_path)])
+def test_a_part_runs_quickly(part, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["tt", "--quick", "--parts", part])
     monkeypatch.setattr(benchmark, "SECONDS", 0.1)
     monkeypatch.setattr(benchmark, "SWEEP", ((20_000, 16, 8),))
     for module in (benchmark, tt_cache, tt_memory):
@@ -162,61 +153,3 @@ def test_a_step_is_compared_with_the_floor_of_its_own_turn():
     assert tt_floor.beside_floor(turns, ["cast", "rows"]) == (4, 2, 0.5)
     none = tt_floor.Turn(seconds={"cast": 1.0, "rows": 0.0}, floors={"cast": 1.0, "rows": 1.0}, rates=rates)
     assert tt_floor.beside_floor([*turns, none], ["rows"]) == (3, 1, None)
-
-
-def test_a_report_tells_turns_with_cores_near_from_those_far(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["tt_floor", "--quick", "--lookups", "128", "--ranks", "4"])
-    monkeypatch.setattr(tt_floor, "KAGGLE_ROWS", 20_000)
-    monkeypatch.setattr(tt_floor, "programs_of", lambda side: {})
-    rates = tt_floor.Rates(products=1e9, bandwidth=1e9)
-    floors: dict[str, float] = dict.fromkeys(tt_floor.PHASES, 1e-3)
-    turns = [
-        tt_floor.Turn(
-            seconds={phase: slow * each for phase, each in floors.items()},
-            floors=floors,
-            rates=rates,
-            handover=1e-9 * word,
-        )
-        for slow, word in [(2, 50)] * 6 + [(4, 200)] * 5 + [(8, math.nan)] * 2
-    ]
-    monkeypatch.setattr(tt_floor, "turns_of", lambda *_, **__: turns)
-    tt_floor.main()
-    lines = {line["metric"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
-    found = {name: (lines[name]["value"], lines[name]["ratio"]) for name in lines if "step" in name and "," in name}
-    phases = len(tt_floor.PHASES)
-    assert sum(lines[name]["value"] for name in tt_floor.PHASES) == pytest.approx(lines["step"]["value"])
-    assert lines["step"]["ratio"] == pytest.approx(lines["step, floor"]["value"] / lines["step"]["value"])
-    assert found["step, cores near"] == pytest.approx((2 * phases, 1 / 2))
-    assert found["step, cores far"] == pytest.approx((4 * phases, 1 / 4))
-    assert lines["a word from core to core, near"]["value"] == pytest.approx(50)
-    assert lines["a word from core to core, far"]["value"] == pytest.approx(200)
-    turns[:] = turns[:10]  # too few of one kind are not told apart
-    tt_floor.main()
-    assert "cores far" not in capsys.readouterr().out
-
-
-def test_a_word_goes_from_core_to_core_and_a_lonely_core_says_nan(monkeypatch):
-    took = [tt_floor_kernel.handover_seconds() for _ in range(3)]
-    assert all(0 < each < 1 for each in took if not math.isnan(each))
-    monkeypatch.setattr(tt_floor_kernel.threads, "run", lambda *_: None)
-    assert math.isnan(tt_floor_kernel.handover_seconds())
-
-
-@pytest.mark.parametrize("size", [1000, 70_000])
-def test_small_arrays_are_copied_until_waking_a_thread_does_not_count(size, monkeypatch):
-    copied = []
-
-    def seconds(function, job, chunks):
-        function.call(job.ctypes.data, 0, chunks)
-        copied.append(8 * int(job[2]) * chunks)  # bytes read and written
-        return 2.0
-
-    monkeypatch.setattr(tt_floor_kernel, "_seconds", seconds)
-    monkeypatch.setattr(tt_floor_kernel, "COPIED", 1 << 20)
-    rate = tt_floor_kernel.copy_rate(size)
-    assert rate == copied[0] / 2
-    assert copied[0] > (1 << 20) - 16 * size
-    source, target = tt_floor_kernel._arrays(
-        size // tt_floor_kernel.CHUNKS // harness.cores() * tt_floor_kernel.CHUNKS * harness.cores()
-    )
-    np.testing.assert_array_equal(source, target)

@@ -22,7 +22,7 @@ from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import CheckpointError, ConfigError
-from jrec.run.mesh_plan import dealt
+from jrec.run.mesh_plan import default_plan
 from jrec.run.step import compile_run
 from jrec.sharding.plan_file import save_plan
 from jrec.train import loop
@@ -101,7 +101,7 @@ def kinds_of(folder):
 def loaders_of(config):
     """The loaders of a run."""
     data = open_data(config)
-    layout = build_layout(data.config, data.schema)
+    layout = build_layout(data.config, data.schema, data.plan)
     return FaeLoaders(data.config, data.packed, layout)
 
 
@@ -366,7 +366,7 @@ def test_hot_rows_lie_over_any_plan(fae, tmp_path, overrides):
     overrides = (*overrides, "max_steps=12", "log.every_steps=1", "fae.initial_rate=20")
     config = fae(*overrides)
     layout = build_layout(config, Schema.load(evaluation_config(config).data.path))
-    save_plan(scattered(dealt(layout, 1), seed=1, replicate=0.2, host=0.5), tmp_path / "plan")
+    save_plan(scattered(default_plan(layout, 1), seed=1, replicate=0.2, host=0.5), tmp_path / "plan")
     config = fae(*overrides, f"plan={str(tmp_path / 'plan')!r}")
     outcome = train(config)
     assert set(kinds_of(outcome.folder)) == {"cold", "hot"}

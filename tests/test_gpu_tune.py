@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import gpu_tune, gpu_tune_entries, harness, resume
+from benchmarks import gpu_tune, harness, resume
 from benchmarks.gpu_tune_problems import EXPONENTS, Problem, Size
 from jrec.pallas import measured
 from jrec.pallas.interpret import interpreted
@@ -29,11 +29,9 @@ def _point(case, us, *, default=False, spread=0.01, gpu="NVIDIA H100", dim=64, *
     }  # fmt: skip
 
 
-def test_variants_take_the_axes_that_a_config_has():
+def test_variants_begin_with_the_default():
     default = TuningConfig(chunks=2, unroll=4)
-    made = gpu_tune.variants(
-        default, {"chunks": (1, 2), "unroll": (4, 8), "unknown": (1, 2)}, ("chunks", "unroll", "unknown")
-    )
+    made = gpu_tune.variants(default, {"chunks": (1, 2), "unroll": (4, 8), "split": (16,)}, ("chunks", "unroll"))
     assert made[0] == default
     assert {(c.chunks, c.unroll) for c in made} == {(1, 4), (1, 8), (2, 4), (2, 8)}
     assert len(made) == 4
@@ -42,15 +40,15 @@ def test_variants_take_the_axes_that_a_config_has():
 
 def test_an_entry_is_what_beats_the_default_by_more_than_noise():
     mixed = [_point("update, mixed", 24.0, default=True), _point("update, mixed", 20.0, unroll=4)]
-    ((key, entry),) = gpu_tune_entries.entries(mixed).items()
+    ((key, entry),) = gpu_tune.entries(mixed).items()
     assert key == ("NVIDIA H100", 64, 4, "update")
     assert entry.config == {**DEFAULT, "unroll": 4}
     assert (entry.evidence["us"], entry.evidence["default_us"]) == (20.0, 24.0)
     assert {"spread", "case", "commit", "driver", "default_config"} <= set(entry.evidence)
     # Within the noise, without a default, or with a default measured on a busy machine: no entry.
-    assert not gpu_tune_entries.entries([mixed[0], _point("update, mixed", 23.9, unroll=4)])
-    assert not gpu_tune_entries.entries(mixed[1:])
-    assert not gpu_tune_entries.entries([_point("update, mixed", 24.0, default=True, spread=0.5), mixed[1]])
+    assert not gpu_tune.entries([mixed[0], _point("update, mixed", 23.9, unroll=4)])
+    assert not gpu_tune.entries(mixed[1:])
+    assert not gpu_tune.entries([_point("update, mixed", 24.0, default=True, spread=0.5), mixed[1]])
 
 
 def test_kinds_of_kernels_have_entries_of_their_own():
@@ -59,7 +57,7 @@ def test_kinds_of_kernels_have_entries_of_their_own():
         _point("ragged", 50.0, default=True), _point("ragged", 40.0, split=128),
         _point("update, short", 9.0, default=True), _point("update, short", 1.0, unroll=2),
     ]  # fmt: skip
-    made = gpu_tune_entries.entries(found)
+    made = gpu_tune.entries(found)
     assert {key[3]: entry.config for key, entry in made.items()} == {
         "padded": {**DEFAULT, "chunks": 2}, "ragged": {**DEFAULT, "split": 128},
     }  # fmt: skip
@@ -70,7 +68,7 @@ def test_gpus_and_dims_are_told_apart():
     for gpu, dim, us in (("NVIDIA H100", 64, 20.0), ("NVIDIA H200", 64, 30.0), ("NVIDIA H100", 128, 20.0)):
         found += [_point("update, mixed", 25.0, default=True, gpu=gpu, dim=dim)]
         found += [_point("update, mixed", us, unroll=4, gpu=gpu, dim=dim)]
-    assert set(gpu_tune_entries.entries(found)) == {("NVIDIA H100", 64, 4, "update"), ("NVIDIA H100", 128, 4, "update")}
+    assert set(gpu_tune.entries(found)) == {("NVIDIA H100", 64, 4, "update"), ("NVIDIA H100", 128, 4, "update")}
 
 
 def test_apply_rewrites_the_file_and_keeps_what_the_sweep_does_not_contradict(tmp_path):
@@ -90,13 +88,13 @@ def test_apply_rewrites_the_file_and_keeps_what_the_sweep_does_not_contradict(tm
     ]  # fmt: skip
     file = tmp_path / "tuning.jsonl"
     file.write_text("".join(json.dumps({"tuning": p}) + "\n" for p in sweep) + '{"torn": ')
-    gpu_tune._apply(file, path)
+    gpu_tune._apply_file(file, path)
     found = measured.read(path)
     assert set(found) == {other, same, ("NVIDIA H100", 64, 4, "update")}
     assert TuningConfig(**found["NVIDIA H100", 64, 4, "update"].config).unroll == 4
     assert len(path.read_text().splitlines()) == 5
     with pytest.raises(SystemExit, match="no line holds a point"):
-        gpu_tune._apply(path, path)
+        gpu_tune._apply_file(path, path)
 
 
 ENTRY = json.dumps({"gpu": "x", "dim": 4, "itemsize": 4, "kind": "update", "config": {}, "evidence": {}})
@@ -149,9 +147,9 @@ def test_a_sweep_runs_every_stage_and_goes_on(tmp_path):
     with interpreted():
         sweep.run(resume.Cases(report.line), 16, "float32")
     lines = [json.loads(line) for line in report._stdout.getvalue().splitlines()]
-    assert {p["case"] for p in gpu_tune_entries.points(lines)} == set(EXPONENTS)
+    assert {p["case"] for p in gpu_tune.points_of(lines)} == set(EXPONENTS)
     assert not any("error" in line for line in lines)
-    report, sweep = _sweep(gpu_tune_entries.points(lines))
+    report, sweep = _sweep(gpu_tune.points_of(lines))
     sweep.run(resume.Cases(report.line, lines), 16, "float32")
     assert "tuning" not in report._stdout.getvalue()
 

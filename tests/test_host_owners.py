@@ -151,7 +151,7 @@ def test_processes_that_ask_each_other_find_what_one_that_knows_all_finds(proces
             for _ in range(processes)
         ]
         every = {name: np.unique(np.concatenate([of[name] for of in asked])) for name in stacks}
-        found = together(peers, lambda p, one, asked=asked: owners[p].dealt_by_all(stacks, asked[p], one))
+        found = together(peers, lambda p, one, asked=asked: owners[p].placed_by_all(stacks, asked[p], one))
         lines = {name: max(of[name][2].lines for of in found) for name in stacks}
         for p in range(processes):
             for name, stack in stacks.items():

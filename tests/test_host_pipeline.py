@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jrec.host.pipeline import BACK, GATHER, PLAN, READ, STEP, STORE, TRANSFER
-from jrec.host.ring import LEAST_BUCKET, DeviceRing, RingPlan, Rows, bucket, head
+from jrec.host.ring import LEAST_BUCKET, DeviceRing, RingIndex, Rows, bucket, head
 from jrec.host.stages import Channel, Finished, Monitor, Stage
 from jrec.host.timeline import Timeline
 
@@ -78,7 +78,7 @@ def run_schedule(seed: int, rows: str = "adam") -> None:
             if slow:
                 time.sleep(rng.exponential(1e-3))
             if looks[step] or step == STEPS:
-                pipeline.settle()
+                pipeline.flush()
                 assert pipeline.position == step
                 assert run.snapshot(loss) == expected[step], f"step {step}"
         assert run.step(pipeline) is None
@@ -102,7 +102,7 @@ def test_the_small_run_is_worth_comparing():
     run, capacities = HostRun(), set()
     with run.pipeline(queue=3) as pipeline:
         while run.step(pipeline) is not None:
-            capacities |= {plan.capacity for plan in pipeline._plans.values()}
+            capacities |= {ring.capacity for ring in pipeline._indexes.values()}
         rows = pipeline.timeline.summary(1.0)["rows"]
     assert len(capacities) > 1
     assert all(of["cached_on_device"] > 0.3 * of["unique"] for of in rows.values())
@@ -120,7 +120,7 @@ def test_a_ring_that_is_one_batch_too_short_would_be_noticed(queue):
     pipeline._cached -= 1  # what the check forbids
     with pipeline:
         losses = [run.step(pipeline) for _ in range(STEPS)]
-        pipeline.settle()
+        pipeline.flush()
     assert losses != [s.loss for s in device_snapshots()[1:]]
 
 
@@ -134,7 +134,7 @@ def test_a_ring_that_is_one_batch_too_short_would_be_noticed(queue):
 )
 @settings(max_examples=200)
 def test_the_plan_finds_the_latest_copy_of_every_row(length, used):
-    plan, last = RingPlan(length=length, most=200), {}
+    plan, last = RingIndex(length=length, most=200), {}
     for batch, rows in enumerate(used):
         rows = np.array(sorted(rows), np.int32)
         source, missing = plan.next(batch, rows, 200)
@@ -158,7 +158,7 @@ def test_the_ring_holds_what_the_plan_says_while_it_grows(length):
     rng = np.random.default_rng(length)
     host = np.arange(600, dtype=np.float32).reshape(200, 3)
     expected, most = host.copy(), 150
-    plan, ring, capacities = RingPlan(length=length, most=most), DeviceRing(length=length), set()
+    plan, ring, capacities = RingIndex(length=length, most=most), DeviceRing(length=length), set()
     for batch in range(12):
         rows = np.sort(rng.choice(200, size=rng.integers(1, 10 + 12 * batch), replace=False)).astype(np.int32)
         source, missing = plan.next(batch, rows, most)
@@ -194,7 +194,7 @@ def test_a_failure_ahead_of_the_step_comes_after_the_steps_before_it(stage, queu
             losses = [run.step(pipeline) for _ in range(4)]
             with pytest.raises(OSError, match=f"{stage} broke at 4") as error:
                 run.step(pipeline)
-            pipeline.settle()
+            pipeline.flush()
             assert run.snapshot(losses[-1]) == device_snapshots()[4]
             with pytest.raises(OSError, match=f"{stage} broke at 4"):
                 pipeline.get()
@@ -208,7 +208,7 @@ def test_a_failure_ahead_of_the_step_comes_after_the_steps_before_it(stage, queu
 
 @pytest.mark.parametrize("stage", BEHIND)
 @pytest.mark.parametrize("queue", [1, 3])
-@pytest.mark.parametrize("at", ["step", "settle"])
+@pytest.mark.parametrize("at", ["step", "flush"])
 def test_a_failure_behind_the_step_stops_the_next_wait(stage, queue, at):
     run = HostRun()
 
@@ -216,11 +216,11 @@ def test_a_failure_behind_the_step_stops_the_next_wait(stage, queue, at):
         with run.pipeline(queue=queue, timeline=Fault(stage, 2)) as pipeline:
             for _ in range(3):
                 run.step(pipeline)
-            wait = pipeline.settle if at == "settle" else lambda: [run.step(pipeline) for _ in range(STEPS)]
+            wait = pipeline.flush if at == "flush" else lambda: [run.step(pipeline) for _ in range(STEPS)]
             with pytest.raises(OSError, match=f"{stage} broke at 2") as error:
                 wait()
             with pytest.raises(OSError, match=f"{stage} broke at 2"):
-                pipeline.settle()
+                pipeline.flush()
         return error.value
 
     assert within(go).__notes__ == [f"(in stage {stage!r}, after 2 batches)"]
@@ -333,8 +333,8 @@ def test_misuse_is_refused():
         with pytest.raises(RuntimeError, match="batch 0 was put back, but the pipeline waits for batch 1"):
             pipeline.put_back(ready, ready.tables)
     with pytest.raises(ValueError, match="exceed the 2,147,483,647 rows"):
-        RingPlan(length=4, most=2**29)
-    plan = RingPlan(length=1, most=4)
+        RingIndex(length=4, most=2**29)
+    plan = RingIndex(length=1, most=4)
     with pytest.raises(ValueError, match="batch 0 may have 5 unique rows, but those before it 4"):
         plan.next(0, np.zeros(0, np.int32), 5)
     with pytest.raises(ValueError, match="capacity 0"):
@@ -398,7 +398,7 @@ def test_the_timeline_says_who_worked_and_who_waited(tmp_path):
     with run.pipeline(timeline=timeline) as pipeline:
         while run.step(pipeline) is not None:
             pass
-        pipeline.settle()
+        pipeline.flush()
     seconds = time.perf_counter() - start
     summary = timeline.summary(seconds)
     assert set(summary["stages"]) == {READ, PLAN, GATHER, TRANSFER, STEP, BACK, STORE, "dispatch"}

@@ -7,13 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 from checkpoint_state import final_arrays
 from host_runs import pipeline_threads
-from run_cases import CONFIG, configuring, quickstart
+from run_cases import CONFIG, configuring, killed_and_resumed, quickstart
 
 from jrec.data.loader import Loader
 from jrec.data.prepare import prepare
@@ -237,26 +236,7 @@ def test_kill_9_at_random_moments_then_resume_gives_the_same_bits(configure, tmp
     overrides += [*way, "tables.host.queue=4"]
     command = [sys.executable, "-m", "jrec", "train", str(tmp_path / "tiny.toml"), *overrides]
     subprocess.run([*command, f"out={tmp_path / 'whole'}"], check=True, capture_output=True)
-    rng, kills = np.random.default_rng(1), 0
-    killed = [*command, f"out={tmp_path / 'killed'}", "--resume"]
-    folder = tmp_path / "killed" / "checkpoints"
-
-    def names():
-        return set(folder.iterdir()) if folder.exists() else set()
-
-    while kills < 4:
-        before = names()
-        with subprocess.Popen(killed, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-            while process.poll() is None and not names() - before:
-                time.sleep(0.005)  # the first sign of a checkpoint: some kills fall while it is written
-            time.sleep(float(rng.exponential(0.05)))
-            if process.poll() is not None:
-                assert process.returncode == 0, process.stderr.read()
-                break
-            process.send_signal(signal.SIGKILL)
-        kills += 1
-    assert kills >= 3, "the run finished before it could be killed often enough"
-    subprocess.run(killed, check=True, capture_output=True)
+    killed_and_resumed([*command, f"out={tmp_path / 'killed'}", "--resume"], tmp_path / "killed")
     assert kept(tmp_path / "killed") == kept(tmp_path / "whole")
 
 

@@ -140,7 +140,7 @@ def run_of(place, row, rows=ROWS):
 
 def copied(run):
     """Bits of the rows, slots and dense arrays of a run on a mesh, as ``contents`` names them."""
-    run.settle()
+    run.flush()
     state = run._state
     found = {path: np.asarray(a).tobytes() for path, a in dense_arrays(state.state, {}, run.layout).items()}
     for stack in run.layout.planned_stacks:
@@ -177,7 +177,7 @@ def test_checkpoints_are_of_their_steps_while_a_mesh_takes_others(name, tmp_path
             step, first = run.compile(), run.steps
             for batch in run.feed((columns(n) for n in range(first, first + 8)), dense=DENSE):
                 step(batch)
-                if run._checkpoints is not None and run._checkpoints.saving:
+                if run._checkpoints.saving:
                     during += 1
                 else:
                     taken[run.steps] = copied(run) if run.mesh is not None else {}
@@ -209,8 +209,7 @@ def test_a_mesh_writes_only_rows_that_changed(tmp_path):
             for batch in run.feed(map(columns, range(first, first + 2)), dense=DENSE):
                 step(batch)
                 run.save(tmp_path)
-                assert run._checkpoints is not None
-                written[run.steps] = run._checkpoints.written()
+                written[run.steps] = run.written()
     first, *later = written.values()
     assert first.full
     for saved in later:

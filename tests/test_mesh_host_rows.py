@@ -24,10 +24,10 @@ from jrec.host import HostTable
 from jrec.run.checkpoint import flatten
 from jrec.run.host_owners import ALONE
 from jrec.run.mesh_checkpoint import MeshSource, saved_stack
-from jrec.run.mesh_plan import dealt
+from jrec.run.mesh_plan import default_plan
 from jrec.run.mesh_rows import based
 from jrec.run.options import HostOptions
-from jrec.run.placed import load_host_rows, placed_host_table
+from jrec.run.planned_tier import load_host_rows, placed_host_table
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_addresses, host_ranges
 from jrec.train.build import build_layout
@@ -65,7 +65,7 @@ def host_plan(devices, **kwargs):
 # Rows at rest.
 
 
-class Placed:
+class PlannedTier:
     """A stack's rows and slots as a plan places them, and their checkpoints."""
 
     def __init__(self, folder, plan, source):
@@ -112,7 +112,7 @@ def test_rows_and_slots_move_between_one_device_and_any_plans(tmp_path):
     whole = of_one_device()
     source, every = whole_stack_checkpoint(tmp_path / "one", STACK, OPTIMIZER, whole), np.arange(STACK.rows)
     for step, plan in enumerate(PLANS):
-        placed = Placed(tmp_path, plan, source)
+        placed = PlannedTier(tmp_path, plan, source)
         source = placed.saved(step + 2)
         for array, expected in whole.items():
             np.testing.assert_array_equal(placed.whole()[array], expected)
@@ -124,7 +124,7 @@ def test_rows_and_slots_move_between_one_device_and_any_plans(tmp_path):
 
 def test_increments_are_read_by_address_and_damage_is_named(tmp_path):
     whole = of_one_device()
-    placed = Placed(tmp_path / "c", PLANS[0], whole_stack_checkpoint(tmp_path / "one", STACK, OPTIMIZER, whole))
+    placed = PlannedTier(tmp_path / "c", PLANS[0], whole_stack_checkpoint(tmp_path / "one", STACK, OPTIMIZER, whole))
     placed.saved(1)
     table, held = placed.tables[STACK.name], np.sort(host_addresses(PLANS[0], based(STACK)))
     for step, some in ((2, held[::9]), (3, held[1::10])):
@@ -161,7 +161,7 @@ def test_increments_are_read_by_address_and_damage_is_named(tmp_path):
 
 def test_files_have_room_for_host_rows_alone(tmp_path):
     """The ranges that a plan keeps in host memory, and no other byte, are reserved."""
-    plan = dealt(LAYOUT, 2, baseline="table-wise")
+    plan = default_plan(LAYOUT, 2, baseline="table-wise")
     ranges = host_ranges(host_plan(2), based(STACK))
     held = np.concatenate([np.arange(*of) for of in ranges])
     np.testing.assert_array_equal(held, np.sort(host_addresses(host_plan(2), based(STACK))))
@@ -192,7 +192,9 @@ def plan_file(configure, dataset, tmp_path):
     def write(devices, *overrides, seed=1, host=0.6, **changes):
         config = configure(f"mesh.devices={max(2, devices)}", *overrides)  # one device has a plan only if it is given
         layout = build_layout(config, Schema.load(dataset))
-        plan = dataclasses.replace(scattered(dealt(layout, devices), seed=seed, replicate=0.2, host=host), **changes)
+        plan = dataclasses.replace(
+            scattered(default_plan(layout, devices), seed=seed, replicate=0.2, host=host), **changes
+        )
         path = tmp_path / f"plan-{devices}-{seed}"
         save_plan(plan, path)
         return f"plan={str(path)!r}"

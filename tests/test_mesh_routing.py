@@ -12,9 +12,9 @@ from mesh_plans import scattered, some_plan
 from jrec.data.regroup import gathered
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.run.mesh_arrays import Shapes, counts, stacked
-from jrec.run.mesh_batch import Parts
-from jrec.run.mesh_plan import dealt, planned_part
+from jrec.run.mesh_plan import default_plan, planned_part
 from jrec.run.mesh_rows import based
+from jrec.run.partitioned_batch import BatchPartitioner
 from jrec.sharding import PRESETS, PlanError, Problem, build_plan, plan_placement
 from jrec.sharding.contents import replicated_addresses, shard_addresses
 from jrec.sharding.of_layout import plan_tables_of
@@ -91,7 +91,7 @@ def test_plans_for_inference_are_routed_to_the_nearest_copy():
 
 
 def test_a_router_keeps_what_its_own_devices_need_and_shares_what_they_have_in_common():
-    devices, plan = 64, scattered(dealt(LAYOUT, 64), seed=1, replicate=0.1)
+    devices, plan = 64, scattered(default_plan(LAYOUT, 64), seed=1, replicate=0.1)
     segments = len(plan.start)
     every = np.arange(STACK.rows, dtype=np.int32)
     whole = Router(plan, based(STACK))
@@ -111,7 +111,7 @@ def test_a_part_of_a_plan_keeps_its_rows_without_gaps():
     fewer = EmbeddingLayout.build(
         tables[1:3], [FeatureConfig(name=t.name, table=t.name) for t in tables[1:3]], planned=True
     )
-    plan = dealt(whole, 3)
+    plan = default_plan(whole, 3)
     part = planned_part(plan, fewer)
     assert part.shard_rows("d8_float32").sum() == sum(t.rows for t in tables[1:3])
     for table in tables[1:3]:
@@ -154,16 +154,16 @@ def test_padded_bags_are_cut_and_joined():
 
 def dealt_batch(devices, seed=0, number=0):
     plan = some_plan(devices, seed=seed, replicate=0.2, tt=False)
-    parts = Parts(LAYOUT, plan, devices=range(devices), first=0, count=devices, cast=True)
+    parts = BatchPartitioner(LAYOUT, plan, devices=range(devices), first=0, count=devices, cast=True)
     return plan, parts(mesh_runs.batches(LAYOUT, 3)[number])
 
 
 def test_a_route_reads_every_unique_row_once():
-    plan, dealt = dealt_batch(3)
+    plan, partitioned = dealt_batch(3)
     shapes = Shapes(LAYOUT, plan, examples=8, headroom=1.0)
-    shapes.fit(dealt, range(3))
-    for device, (part, lines) in enumerate(zip(dealt.parts, range(3), strict=True)):
-        route = stacked(dealt.parts, range(3), shapes).routes[STACK.name]
+    shapes.fit(partitioned, range(3))
+    for device, (part, lines) in enumerate(zip(partitioned.parts, range(3), strict=True)):
+        route = stacked(partitioned.parts, range(3), shapes).routes[STACK.name]
         size = shapes.sizes[STACK.name].unique
         at = np.concatenate([np.ravel(getattr(route, n).at[lines]) for n in ("own", "remote", "replicated")])
         unique = part.routes[STACK.name].addresses.size
@@ -172,22 +172,22 @@ def test_a_route_reads_every_unique_row_once():
 
 
 def test_sizes_grow_with_the_batches_and_never_shrink():
-    plan, dealt = dealt_batch(2)
+    plan, partitioned = dealt_batch(2)
     shapes = Shapes(LAYOUT, plan, examples=12, headroom=1.0)
     before = shapes.sizes[STACK.name]
-    shapes.fit(dealt, range(2))
+    shapes.fit(partitioned, range(2))
     grown = shapes.sizes[STACK.name]
     assert grown.most(before) == grown
-    assert grown.most(counts(dealt.parts[0].routes[STACK.name], 0)) == grown
+    assert grown.most(counts(partitioned.parts[0].routes[STACK.name], 0)) == grown
     shapes.fit(dealt_batch(2, number=2)[1], range(2))  # a short batch
     assert shapes.sizes[STACK.name] == grown
 
 
 def test_what_does_not_fit_is_never_dropped():
-    plan, dealt = dealt_batch(2)
+    plan, partitioned = dealt_batch(2)
     shapes = Shapes(LAYOUT, plan, examples=12, headroom=1.25)
-    needed = shapes.needed(dealt, range(2))
-    shapes.settle(needed)
+    needed = shapes.needed(partitioned, range(2))
+    shapes.fix(needed)
     shapes.check(needed)
     assert not shapes.grow(needed)
     before = shapes.sizes[STACK.name] = dataclasses.replace(needed[STACK.name], remote=1)
@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_never_dropped():
 
 
 def test_devices_that_cannot_share_a_batch_are_refused():
-    parts = Parts(LAYOUT, some_plan(5, tt=False), devices=range(5), first=0, count=5, cast=True)
+    parts = BatchPartitioner(LAYOUT, some_plan(5, tt=False), devices=range(5), first=0, count=5, cast=True)
     with pytest.raises(ValueError, match="24 examples cannot be shared equally by 5 devices"):
         parts(mesh_runs.batches(LAYOUT, 2)[0])
 

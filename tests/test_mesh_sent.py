@@ -13,11 +13,11 @@ from jrec.data.packing import pack_batch
 from jrec.data.regroup import gathered
 from jrec.native import host
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
+from jrec.run.lookup_modes import LookupModes, sending_bags, sending_features
 from jrec.run.mesh_arrays import Shapes, stacked
-from jrec.run.mesh_batch import Parts, plan_routers, routed_part
-from jrec.run.mesh_forms import Forms, sending_bags, sending_features
-from jrec.run.mesh_plan import dealt
+from jrec.run.mesh_plan import default_plan
 from jrec.run.mesh_rows import based
+from jrec.run.partitioned_batch import BatchPartitioner, plan_routers, routed_batch
 from jrec.sharding.contents import shard_addresses
 
 
@@ -57,13 +57,13 @@ def lookups_of(bags, bag_count):
 def test_every_lookup_is_sent_or_read_once(make, sends, seed):
     layout, batch = make(np.random.default_rng(seed))
     (stack,) = layout.planned_stacks
-    forms = Forms(layout, "send")
+    forms = LookupModes(layout, "send")
     names = sorted(forms.send)
     send = forms.send if sends == "all" else frozenset(names[1:])
-    plan = dealt(layout, 3)
+    plan = default_plan(layout, 3)
     for device in range(3):
         piece = gathered(layout, [(batch, 8 * device, 8 * device + 8)])
-        part = routed_part(layout, piece, plan_routers(layout, plan), device, {stack.name}, send)
+        part = routed_batch(layout, piece, plan_routers(layout, plan), device, {stack.name}, send)
         bags: Any = part.batch.bags[stack.name]
         sent, routed = part.sends[stack.name], part.routes[stack.name]
         # The cast is that of the lookups that are left.
@@ -100,18 +100,18 @@ def test_every_lookup_is_sent_or_read_once(make, sends, seed):
 def test_sizes_of_what_is_sent_grow():
     layout = mesh_runs.layout(tt=False)
     (stack,) = layout.planned_stacks
-    plan, forms = some_plan(2, seed=0, replicate=0.2, tt=False), Forms(layout, "send")
-    made = Parts(layout, plan, devices=range(2), first=0, count=2, cast=True, forms=forms)
-    dealt = made(mesh_runs.batches(layout, 2)[0])
+    plan, forms = some_plan(2, seed=0, replicate=0.2, tt=False), LookupModes(layout, "send")
+    made = BatchPartitioner(layout, plan, devices=range(2), first=0, count=2, cast=True, modes=forms)
+    partitioned = made(mesh_runs.batches(layout, 2)[0])
     shapes = Shapes(layout, plan, examples=12, headroom=1.0, send=forms.send)
-    needed = shapes.needed(dealt, range(2))
-    shapes.settle(needed)
-    shapes.fit(dealt, range(2))
-    made = stacked(dealt.parts, range(2), shapes)
+    needed = shapes.needed(partitioned, range(2))
+    shapes.fix(needed)
+    shapes.fit(partitioned, range(2))
+    made = stacked(partitioned.parts, range(2), shapes)
     assert made.routes[stack.name].remote is not None  # "seen" is unpooled, so it retrieves
     assert made.routes[stack.name].send.rows.shape == (2, 2, shapes.sizes[stack.name].lookups)
     for kind in ("lookups", "pooled"):
-        shapes.settle(needed)
+        shapes.fix(needed)
         shapes.sizes[stack.name] = dataclasses.replace(shapes.sizes[stack.name], **{kind: 1})
         with pytest.raises(RuntimeError, match=rf"there is room for .*{kind}=1"):
             shapes.check(needed)
@@ -123,10 +123,10 @@ def test_only_what_a_step_needs_is_in_its_batch():
     """No sent lookups where all features retrieve; no requests where all of them send."""
     layout, batch = padded_case(np.random.default_rng(0))
     (stack,) = layout.planned_stacks
-    plan = dealt(layout, 2)
+    plan = default_plan(layout, 2)
     for form in ("retrieve", "send"):
-        forms = Forms(layout, form)
-        batch_parts = Parts(layout, plan, devices=range(2), first=0, count=2, cast=True, forms=forms)(batch)
+        forms = LookupModes(layout, form)
+        batch_parts = BatchPartitioner(layout, plan, devices=range(2), first=0, count=2, cast=True, modes=forms)(batch)
         shapes = Shapes(layout, plan, examples=12, headroom=1.0, send=forms.send)
         shapes.fit(batch_parts, range(2))
         made = stacked(batch_parts.parts, range(2), shapes)

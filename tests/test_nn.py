@@ -21,7 +21,7 @@ from jrec.nn import (
     interaction,
     train_step,
 )
-from jrec.nn.embeddings import masked_max
+from jrec.nn.feature_lookup import masked_max
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

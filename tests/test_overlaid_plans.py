@@ -6,7 +6,7 @@ import numpy as np
 from mesh_plans import scattered
 
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.run.mesh_plan import dealt, overlaid, planned_part, ranges_of
+from jrec.run.mesh_plan import default_plan, overlaid, planned_part, ranges_of
 from jrec.run.mesh_rows import based
 from jrec.sharding.contents import host_addresses, replicated_addresses, shard_addresses
 from jrec.sharding.pieces import HOST, REPLICATED
@@ -23,7 +23,7 @@ def layout():
 @hypothesis.given(st.integers(0, 2**31), st.integers(1, 4), st.sampled_from([HOST, REPLICATED]), st.floats(0, 1))
 def test_rows_that_are_named_move_and_no_others(seed, devices, tier, share):
     rng = np.random.default_rng(seed)
-    plan = scattered(dealt(layout(), devices), seed=seed, replicate=0.2, host=0.3)
+    plan = scattered(default_plan(layout(), devices), seed=seed, replicate=0.2, host=0.3)
     moved = {name: np.flatnonzero(rng.random(rows) < share) for name, rows in ROWS.items() if name != "b"}
     found = planned_part(overlaid(plan, {name: ranges_of(rows) for name, rows in moved.items()}, tier), layout())
     for name, rows in ROWS.items():

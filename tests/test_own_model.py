@@ -1,26 +1,31 @@
 """``[model] factory``: a model that jrec does not ship, trained, evaluated, exported and compressed by the command."""
 
 import json
+import os
 import pathlib
 import re
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import own_model
 import pyarrow.parquet as pq
 import pytest
 import shop_logs
+from checkpoint_state import final_arrays
 from flax import nnx
+from run_cases import killed_and_resumed
 
 from jrec import cli, nn, serving
 from jrec.data.schema import Schema
 from jrec.errors import CheckpointError, ConfigError
+from jrec.random_keys import words
 from jrec.train.build import build_layout, build_model, table_key
 from jrec.train.config import TrainConfig, load_config
 from jrec.train.config.typed_toml import toml_value
-from jrec.train.evaluate import restore_run
+from jrec.train.evaluate import evaluate_checkpoint, restore_run
 from jrec.train.loop import train
 from jrec.train.report.metrics import log_loss
 
@@ -34,13 +39,17 @@ hidden = [8, 4]
 """,
 ).replace("[log]", 'baselines = "off"\n[log]')
 PLAIN = ()
+STATEFUL = ("model.options.dropout=0.2", "model.options.batch_norm=true")
 PLACES = {
     "device": (),
-    "host": ("tables.tier='host'",),
+    "host": ("tables.tier='host'", "tables.host.pipeline='off'"),
+    "pipeline": ("tables.tier='host'", "tables.host.pipeline='on'"),
     "mesh": ("mesh.devices=4",),
+    "mesh, host rows": ("mesh.devices=4", "tables.tier='host'"),
     "tensor train": ("tables.tt.min_rows=50", "tables.tt.rank=2"),
 }
-CASES = [(place, PLAIN) for place in PLACES]
+CASES = [(place, PLAIN) for place in ("device", "mesh")]
+CASES += [(place, STATEFUL) for place in PLACES]
 
 
 @pytest.fixture(scope="module")
@@ -50,36 +59,105 @@ def shop(tmp_path_factory):
     return shop_logs.prepare(folder, folder / "log.csv", "data"), lines
 
 
-def config_of(folder: pathlib.Path, dataset: pathlib.Path, *overrides, out="run", text=CONFIG) -> TrainConfig:
+def config_file(folder: pathlib.Path, text: str = CONFIG) -> pathlib.Path:
     path = folder / "own.toml"
     path.write_text(text)
-    return load_config(path, [f"data.path={str(dataset)!r}", f"out={str(folder / out)!r}", *overrides])
+    return path
+
+
+def config_of(folder: pathlib.Path, dataset: pathlib.Path, *overrides, out="run", text=CONFIG) -> TrainConfig:
+    keys = [f"data.path={str(dataset)!r}", f"out={str(folder / out)!r}", *overrides]
+    return load_config(config_file(folder, text), keys)
+
+
+@pytest.fixture(scope="module")
+def trained(shop, tmp_path_factory):
+    """The run of a place and options, made at its first use."""
+    made, folder = {}, tmp_path_factory.mktemp("trained")
+
+    def of(place, options):
+        if (place, options) not in made:
+            keys = (*PLACES[place], *options, "checkpoint.every_steps=5")
+            made[place, options] = train(config_of(folder, shop[0], *keys, out=str(len(made))))
+        return made[place, options]
+
+    return of
 
 
 @pytest.mark.parametrize(("place", "options"), CASES)
-def test_commands_on_a_run_of_an_own_model(place, options, shop, tmp_path, capsys):
-    """Training, a resumed run of the same bits, scores, an export and its scores."""
-    dataset, lines = shop
-    whole = train(config_of(tmp_path, dataset, *PLACES[place], *options, "checkpoint.every_steps=5"))
-    run = tmp_path / "run"
+def test_commands_on_a_run_of_an_own_model(place, options, shop, trained, tmp_path, capsys):
+    """Training, a resumed run of the same bits, scores in batches of any size, an export and its scores."""
+    (dataset, lines), whole = shop, trained(place, options)
+    run, other = whole.folder, tmp_path / "other"
     assert whole.finished
     assert whole.scores["test"].labels.size == 100
-    devices = ["--devices", "4"] if place == "mesh" else []
-    arguments = [str(tmp_path / "own.toml"), f"data.path={dataset}", f"out={tmp_path / 'other'}", "data.workers=1"]
+    on = 4 if place.startswith("mesh") else 1
+    arguments = [str(config_file(tmp_path)), f"data.path={dataset}", f"out={other}", "data.workers=1"]
     arguments += [*PLACES[place], *options, "log.progress=off", "checkpoint.every_steps=5"]
     assert cli.main(["train", *arguments, "max_steps=5"]) == 0
-    assert cli.main(["train", *arguments, "--resume"]) == 0
-    assert "parameters" in (tmp_path / "other" / "report" / "metrics.json").read_text()
-    np.testing.assert_array_equal(restore_run(tmp_path / "other").scores("test").logits, whole.scores["test"].logits)
+    assert cli.main(["train", *arguments, "data.eval_batch_size=32", "--resume"]) == 0
+    assert "parameters" in (other / "report" / "metrics.json").read_text()
+    assert final_arrays(other)[:2] == final_arrays(run)[:2]
 
-    assert cli.main(["eval", str(run), str(dataset), *devices]) == 0
+    first, again = (evaluate_checkpoint(run, dataset, split="test", devices=on).scores for _ in range(2))
+    np.testing.assert_array_equal(first.logits, again.logits)
+    np.testing.assert_array_equal(first.logits, whole.scores["test"].logits)
+    close(evaluate_checkpoint(other, dataset, split="test", devices=on).scores.logits, first.logits)
+    capsys.readouterr()
+    assert cli.main(["eval", str(run), str(dataset), "--devices", str(on)]) == 0
     evaluated = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert evaluated["log_loss"] == pytest.approx(log_loss(whole.scores["test"].logits, whole.scores["test"].labels))
+    assert evaluated["log_loss"] == pytest.approx(log_loss(first.logits, first.labels))
     assert cli.main(["export", str(run), "--out", str(tmp_path / "export"), "--quiet"]) == 0
     served = serving.load(tmp_path / "export", batch_sizes=(64,))
     raw = {name: [line[name] for line in lines] for name in lines[0]}
     close(served.logits(raw), predicted(run, dataset.parent / "log.csv", tmp_path))
-    close(predicted(run, dataset, tmp_path, "--split", "test", *devices), whole.scores["test"].logits)
+    close(predicted(run, dataset, tmp_path, "--split", "test", "--devices", str(on)), first.logits)
+
+
+@pytest.mark.parametrize(("place", "options"), [case for case in CASES if case[1] == STATEFUL])
+def test_state_goes_over_to_runs_that_are_made_of_another(place, options, shop, trained, tmp_path):
+    """To a run that begins from it, and to one whose tables are compressed."""
+    whole, dataset = trained(place, options), shop[0]
+    before, keys = tower_of(whole.folder), (*PLACES[place], *options, "max_steps=1")
+    begun = train(config_of(tmp_path, dataset, *keys, f"init_from={str(whole.folder)!r}", out="begun"))
+    after, drawn = tower_of(begun.folder), len(before.norms)  # dropout is drawn once a hidden layer
+    assert after.dropout.rngs.count[...] == before.dropout.rngs.count[...] + drawn == drawn * (whole.step + 1)
+    for old, new in zip(before.norms, after.norms, strict=True):  # a hundredth of the statistics are of one batch
+        change = np.abs(new.mean[...] - old.mean[...]).max()
+        assert 0 < change < 0.5 * np.abs(old.mean[...]).max()
+    if place == "tensor train":
+        return
+    command = ["compress", str(whole.folder), "--rank", "4", "--tables", "item", "--out", str(tmp_path / "tt")]
+    assert cli.main(command) == 0
+    compressed = restore_run(tmp_path / "tt")
+    assert [stack.name for stack in compressed.layout.tt_stacks] == ["tt_item"]
+    assert 0 < np.abs(compressed.scores("test").logits - whole.scores["test"].logits).max() < 0.5
+    jax.tree.map(np.testing.assert_array_equal, *map(values_of, (before, compressed.model.tower)))
+
+
+def tower_of(folder):
+    """All of the model that is not embeddings, in the folder's latest checkpoint."""
+    return restore_run(folder).model.tower
+
+
+def values_of(tower):
+    """By path, its arrays, keys as their words; without its reference to the embeddings."""
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(tower))
+    named = {jax.tree_util.keystr(path): words(leaf) for path, leaf in leaves}
+    return {name: array for name, array in named.items() if "embeddings" not in name}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["device", "mesh, host rows"])
+def test_a_killed_run_with_state_resumes_to_the_same_bits(place, shop, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(own_model.__file__).parent), prepend=os.pathsep)
+    command = [sys.executable, "-m", "jrec", "train", str(config_file(tmp_path)), f"data.path={shop[0]}", "epochs=16"]
+    command += [*PLACES[place], *STATEFUL, "checkpoint.every_steps=20"]
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    subprocess.run([*command, f"out={whole}"], check=True, capture_output=True)
+    killed_and_resumed([*command, f"out={killed}", "--resume"], killed)
+    assert final_arrays(killed) == final_arrays(whole)
+    assert (killed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
 def predicted(run, data, folder, *options):

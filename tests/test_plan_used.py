@@ -79,10 +79,10 @@ def opened(data, config_file, plan_file, *overrides):
     plan = load_plan(plan_file)
     given = [f"data.path={str(data)!r}", f"plan={str(plan_file)!r}", f"mesh.devices={plan.devices}", *overrides]
     config, schema = load_config(config_file, given), Schema.load(data)
-    layout = build_layout(config, schema)
+    layout = build_layout(config, schema, plan)
     training = plan.purpose == "training"
     slots = ROW_OPTIMIZERS[config.optimizer.embedding.name].slots if training else None
-    found = run_plan(config, schema, layout, slots)
+    found = run_plan(plan, config, schema, layout, slots)
     check_sharing(config, found, [0] * plan.devices, training=training)
     return found
 
@@ -154,9 +154,9 @@ def test_a_plan_of_which_nothing_would_be_used_is_refused(planned, data, tmp_pat
         opened(data, tmp_path / "run.toml", out, "tables.tier=host", "mesh.devices=2")
     planned("--for", "inference")
     config = load_config(tmp_path / "run.toml", [f"plan={str(out)!r}", "mesh.devices=4", "tables.tier=host"])
-    schema = Schema.load(data)
+    schema, plan = Schema.load(data), load_plan(out)
     with pytest.raises(ConfigError, match="is for inference"):
-        run_plan(config, schema, build_layout(config, schema), ROW_OPTIMIZERS["adagrad"].slots)
+        run_plan(plan, config, schema, build_layout(config, schema, plan), ROW_OPTIMIZERS["adagrad"].slots)
 
 
 def test_a_plan_of_cores_alone_is_used(planned, data, tmp_path):
@@ -175,7 +175,7 @@ def test_a_plan_of_cores_alone_is_used(planned, data, tmp_path):
 def test_without_a_plan_tables_are_where_their_tier_says_on_a_mesh(data, tmp_path, planned, tier):
     config = load_config(tmp_path / "run.toml", [f"tables.tier={tier}", "mesh.devices=4"])
     schema = Schema.load(data)
-    found = run_plan(config, schema, build_layout(config, schema), {})
+    found = run_plan(None, config, schema, build_layout(config, schema), {})
     assert found.rows_in(tier) == sum(t.rows for t in found.tables) > 0
     assert found.devices == 4
     assert dataclasses.asdict(config.mesh)["devices"] == 4

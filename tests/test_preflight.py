@@ -172,7 +172,7 @@ def test_a_disk_too_small_for_the_first_checkpoint_is_refused(configured, tmp_pa
         monkeypatch.setattr(preflight.os, "statvfs", lambda folder: os.statvfs_result(values))
 
     def check(config, overwrite=False):
-        check_space(config, build_layout(config, schema), overwrite=overwrite)
+        check_space(config, build_layout(config, schema), None, overwrite=overwrite)
 
     free(size)
     check(config)

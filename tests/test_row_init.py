@@ -19,7 +19,7 @@ from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
 from jrec.ops.row_init import init_rows, init_rows_at
 from jrec.ops.storage import pad
 from jrec.ops.tt import TTShape, tt_to_dense
-from jrec.run.mesh_plan import dealt
+from jrec.run.mesh_plan import default_plan
 from jrec.run.mesh_rows import initial_stack
 
 KEY = jax.random.key(3)
@@ -56,7 +56,7 @@ def _by_host(tables):
 
 def _by_mesh(tables):
     layout = _layout(*tables, planned=True)
-    (stack,), plan = layout.members, dealt(layout, 2)
+    (stack,), plan = layout.members, default_plan(layout, 2)
     mesh = Mesh(np.array(jax.devices()[:2]), ("devices",))
     return whole_stack(stack, plan, initial_stack(stack, plan, mesh, KEY, None))[0]
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 
 import jax
@@ -73,6 +74,7 @@ PLACES = {
     ),
     "bfloat16": (PLAIN, lambda made: jrec.distribute(*made(layout_of(dtype="bfloat16")))),
 }  # fmt: skip
+PLACES |= {f"{place}, stateful": (STATEFUL, PLACES[place][1]) for place in ("device", "host", "three tiers")}
 
 
 def close(got, want):
@@ -176,6 +178,36 @@ class Towers(own_model.DeepFM):
             "click": click,
             "towers": (vectors["user"].astype(jnp.bfloat16), [jnp.argmax(vectors["item"], 1)]),
         }
+
+
+class Joined(nnx.Module):
+    """Reads vectors and masks in the order in which its embeddings have them."""
+
+    def __init__(self, embeddings, *, num_dense, rngs):
+        self.embeddings = embeddings
+        sizes = [f.vectors * (dim + (f.pooling == "none")) for f, dim in embeddings.layout.features]
+        self.out = nnx.Linear(num_dense + sum(sizes), 1, rngs=rngs)
+
+    def logits(self, dense, activations, bags):
+        vectors = self.embeddings.features(activations, bags).values()
+        masks = self.embeddings.masks(bags).values()
+        joined = [jnp.float32(x.reshape(x.shape[0], math.prod(x.shape[1:]))) for x in (*vectors, *masks)]
+        return self.out(jnp.concatenate([dense, *joined], axis=1))[:, 0]
+
+
+def test_features_and_masks_come_in_the_order_of_training(tmp_path):
+    tables = [jrec.TableConfig(name=name, rows=rows, dim=8) for name, rows in ROWS.items()]
+    features = [
+        jrec.FeatureConfig(name=name, table=table, max_length=4, pooling=pooling)
+        for name, table, pooling in (("z", "user", "sum"), ("y", "item", "none"), ("x", "tag", "none"))
+    ]
+    draw = np.random.default_rng(0)
+    asked = {f.name: draw.integers(-1, ROWS[f.table], (33, 4)) for f in features}
+    asked |= {name: draw.random(33, np.float32) for name in DENSE}
+    with jrec.distribute(*modules(jrec.EmbeddingLayout.build(tables, features), Joined)) as run:
+        want = run.predict(asked, dense=DENSE)
+        run.export(tmp_path / "export", dense=DENSE)
+    close(serving.load(tmp_path / "export", batch_sizes=SIZES).logits(asked), want)
 
 
 def other_model(kind):

@@ -17,13 +17,13 @@ from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError, JrecError
-from jrec.run.mesh_plan import dealt
+from jrec.run.mesh_plan import default_plan
 from jrec.sharding import PlanError, save_plan
 from jrec.sharding.hardware import grid
 from jrec.train.build import build_layout
 from jrec.train.evaluate import evaluate_checkpoint
 from jrec.train.loop import train
-from jrec.train.make_run import placement
+from jrec.train.make_run import checked_mesh
 from jrec.train.run_plan import run_plan
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -50,7 +50,7 @@ def test_what_cannot_train_on_a_mesh_is_refused(configure, dataset, overrides, s
     config = configure(*overrides)
     schema = Schema.load(dataset)
     with pytest.raises(ConfigError, match=says):
-        placement(config, schema, build_layout(config, schema))
+        checked_mesh(config, schema, build_layout(config, schema), None)
 
 
 OTHER = Identity(name="other", path="", rows="f" * 64, examples="f" * 64, columns={})
@@ -77,9 +77,10 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_reason(configure, dataset,
     config = configure("mesh.devices=2", f"plan={str(tmp_path / 'plan')!r}")
     without = configure("mesh.devices=2")
     layout = build_layout(without, schema)
-    save_plan(change(dealt(layout, 2)), tmp_path / "plan")
+    plan = change(default_plan(layout, 2))
+    save_plan(plan, tmp_path / "plan")
     with pytest.raises((PlanError, ConfigError), match=says) as caught:
-        run_plan(config, schema, build_layout(config, schema), {})
+        run_plan(plan, config, schema, build_layout(config, schema, plan), {})
     assert isinstance(caught.value, JrecError)
 
 
@@ -114,7 +115,7 @@ def dealt_again(plan, devices):
 
     tables = [TableConfig(name=t.name, rows=t.rows, dim=t.dim) for t in plan.tables]
     layout = EmbeddingLayout.build(tables, [FeatureConfig(name=t.name, table=t.name) for t in tables], planned=True)
-    return dealt(layout, devices)
+    return default_plan(layout, devices)
 
 
 def test_initial_rows_are_those_of_one_device():

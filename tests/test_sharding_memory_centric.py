@@ -52,7 +52,7 @@ def plan(problem, planned):
 def test_rows_lie_balanced_on_the_chosen_devices_alone(problem, planned, plan):
     cost, keepers = planned.cost, [1, 4, 5]
     assert plan.computes == (True, False, True, True, False, False)
-    assert plan.askers == (0, 2, 3)
+    assert plan.compute_devices == (0, 2, 3)
     assert set(plan.owner.tolist()) == set(keepers)
     assert (plan.tier == SHARDED).all()
     check_budget(plan, problem.hardware.memory)  # with 10 bytes on devices that compute

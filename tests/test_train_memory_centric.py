@@ -87,12 +87,13 @@ def test_a_run_scores_as_on_one_device_and_its_checkpoints_move(configure, datas
 def test_what_such_a_plan_cannot_train_is_refused(configure, apart, overrides, says):
     from jrec.data.schema import Schema
     from jrec.train.build import build_layout
-    from jrec.train.make_run import placement
+    from jrec.train.dataset import plan_of
+    from jrec.train.make_run import checked_mesh
 
     config = configure(*apart, *overrides)
-    schema = Schema.load(config.data.path)
+    schema, plan = Schema.load(config.data.path), plan_of(config)
     with pytest.raises(ConfigError, match=says):
-        placement(config, schema, build_layout(config, schema))
+        checked_mesh(config, schema, build_layout(config, schema, plan), plan)
 
 
 def test_processes_need_equal_numbers_of_devices_that_compute(configure):

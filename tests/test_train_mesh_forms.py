@@ -10,9 +10,9 @@ from jrec.data.schema import Schema
 from jrec.data.synth.generate import SynthOptions, synthesize
 from jrec.data.synth.shapes import shape_like
 from jrec.errors import ConfigError
-from jrec.run.mesh_batch import Parts
-from jrec.run.mesh_forms import Forms, poolable
+from jrec.run.lookup_modes import LookupModes, poolable
 from jrec.run.mesh_rows import based
+from jrec.run.partitioned_batch import BatchPartitioner
 from jrec.sharding.contents import shard_addresses
 from jrec.train.build import build_layout
 from jrec.train.evaluate import evaluate_checkpoint
@@ -29,9 +29,9 @@ def test_forms_are_chosen_by_bytes():
     """Bags of many ids that hardly repeat are sent; one-hot features and ids that repeat are not."""
     layout = mesh_runs.layout(tt=False)
     plan = some_plan(2, tt=False)
-    parts = Parts(layout, plan, devices=range(2), first=0, count=2, cast=True)
+    parts = BatchPartitioner(layout, plan, devices=range(2), first=0, count=2, cast=True)
     cut = [parts(batch).parts for batch in mesh_runs.batches(layout, 4)]
-    forms = Forms(layout)
+    forms = LookupModes(layout)
     assert not forms.decided
     forms.decide(cut, range(2))
     assert forms.decided
@@ -60,8 +60,8 @@ def test_forms_are_chosen_by_bytes():
             rows += len(read)
     assert by_table["user"].retrieve_bytes == rows * (4 + 32 + 32) / 4
     assert by_table["user"].send_bytes == (lookups * (4 + 4) + bags * (4 + 32 + 32)) / 4  # ids with weights
-    assert Forms(layout, "send").send == features
-    assert Forms(layout, "retrieve").send == frozenset()
+    assert LookupModes(layout, "send").send == features
+    assert LookupModes(layout, "retrieve").send == frozenset()
 
 
 # Runs from a configuration.

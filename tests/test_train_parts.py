@@ -70,10 +70,10 @@ def test_a_plan_says_which_rows_are_whole_and_where_they_live(configure, dataset
     save_plan(whole, path)
     assert planned_trains(load_plan(path)) == {"C7": PlannedTrain(rank=3, first_row=FROM)}
     config = configure("mesh.devices=2", f"plan={path!r}")
-    layout = build_layout(config, schema)
+    layout = build_layout(config, schema, whole)
     (head,) = [t for t in layout.stacks["d8_float32"].tables if t.name == "C7"]
     assert (head.rows, layout.stacks["tt_C7"].tables[0].first_row) == (FROM, FROM)
-    held = run_plan(config, schema, layout, {"mu": "element", "nu": "element"})
+    held = run_plan(whole, config, schema, layout, {"mu": "element", "nu": "element"})
     assert held.tables == plan_tables_of(layout, {"mu": "element", "nu": "element"})
     for table in held.tables:
         rows = np.arange(table.rows)
@@ -83,11 +83,11 @@ def test_a_plan_says_which_rows_are_whole_and_where_they_live(configure, dataset
     assert not (held.tier == TT).any()
     total = held.shard_rows("d8_float32").sum() + held.replicated_rows("d8_float32")
     assert total == sum(t.rows for t in held.tables)
-    alone = on_devices(config, schema, 1)
+    alone = on_devices(config, schema, 1, whole)
     described = describe_tables(alone, schema)["C7"]
     assert (described["whole_rows"], described["ranks"]) == (FROM, [3, 3])
     assert build_layout(alone, schema).stacks["tt_C7"] == layout.stacks["tt_C7"]
-    assert build_layout(configure("mesh.devices=2", f"plan={path!r}", PARTS), schema) == layout
+    assert build_layout(configure("mesh.devices=2", f"plan={path!r}", PARTS), schema, whole) == layout
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,11 @@ def test_a_plan_says_which_rows_are_whole_and_where_they_live(configure, dataset
 )
 def test_a_plan_and_a_configuration_that_disagree_are_refused(configure, dataset, tmp_path, first_row, override, says):
     schema, path = Schema.load(dataset), str(tmp_path / "plan")
-    save_plan(planned(dataset, first_row=first_row), path)
+    plan = planned(dataset, first_row=first_row)
+    save_plan(plan, path)
     config = configure("mesh.devices=2", f"plan={path!r}", f"tables.overrides={override}")
     with pytest.raises(ConfigError, match=says):
-        run_plan(config, schema, build_layout(config, schema), {})
+        run_plan(plan, config, schema, build_layout(config, schema, plan), {})
 
 
 def test_a_plan_with_cores_between_whole_rows_is_refused(dataset):
@@ -175,7 +176,7 @@ def test_checkpoints_move_between_one_device_and_a_planned_mesh(configure, datas
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tier", ["device", "host"])
+@pytest.mark.parametrize("tier", ["sharded", "host"])
 def test_a_trained_table_is_compressed_behind_its_first_rows(configure, dataset, tmp_path, capsys, tier):
     source = train(configure("evaluate.every_steps=0", f"tables.tier='{tier}'", out="source")).folder
     old, out = restore_run(source), tmp_path / "compressed"

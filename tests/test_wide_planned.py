@@ -17,7 +17,7 @@ from jrec.data.synth.shapes import shape_like
 from jrec.host import HostTable
 from jrec.ops import layout as layouts
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig, TableConfig
-from jrec.run.mesh_plan import dealt
+from jrec.run.mesh_plan import default_plan
 from jrec.run.mesh_rows import based, initial_stack
 from jrec.sharding import save_plan
 from jrec.sharding.contents import host_ranges, replicated_addresses, shard_addresses
@@ -81,7 +81,7 @@ def wide_layout():
 
 
 def wide_plan():
-    return ranged(dealt(wide_layout(), DEVICES, baseline="table-wise"), "t", RANGES)
+    return ranged(default_plan(wide_layout(), DEVICES, baseline="table-wise"), "t", RANGES)
 
 
 def test_rows_are_routed_as_the_plan_says():
@@ -198,7 +198,7 @@ def test_a_plan_of_a_wide_table_trains_as_host_memory_and_resumes_to_its_bits(co
     on_host = train(configure("tables.tier=host", out="host"))
     config = configure(f"mesh.devices={DEVICES}", out="layout")
     layout = build_layout(config, Schema.load(config.data.path))
-    save_plan(ranged(dealt(layout, DEVICES, baseline="table-wise"), "C8", RANGES), tmp_path / "plan")
+    save_plan(ranged(default_plan(layout, DEVICES, baseline="table-wise"), "C8", RANGES), tmp_path / "plan")
     planned = [f"mesh.devices={DEVICES}", f"plan={str(tmp_path / 'plan')!r}"]
     whole = train(configure(*planned, out="whole"))
     for split, scores in on_host.scores.items():

@@ -17,7 +17,7 @@ from jrec.data.regroup import blank, gathered
 from jrec.data.schema import DatasetError
 from jrec.host import HostTable
 from jrec.host.pipeline_batch import localized
-from jrec.host.ring import RingPlan
+from jrec.host.ring import RingIndex
 from jrec.native import host
 from jrec.ops import layout as layouts
 from jrec.ops.layout import MAX_TABLE_ROWS, EmbeddingLayout, FeatureConfig, TableConfig
@@ -173,7 +173,7 @@ def test_a_wide_table_in_two_parts(lengths):
 
 
 def test_the_ring_finds_wide_rows_as_it_finds_others():
-    rng, plans = np.random.default_rng(2), [RingPlan(length=2, most=80) for _ in range(2)]
+    rng, plans = np.random.default_rng(2), [RingIndex(length=2, most=80) for _ in range(2)]
     hits = 0
     for batch in range(9):
         rows = np.unique(rng.zipf(1.3, 80).clip(1, SMALL) - 1).astype(np.int32)
@@ -259,7 +259,7 @@ def test_the_pipeline_of_16_bit_rows_gives_the_devices_bits_by_int64_addresses(m
         for snapshot in expected[1:]:
             loss = run.step(pipeline)
             assert loss == snapshot.loss
-        pipeline.settle()
+        pipeline.flush()
         assert run.snapshot(loss) == expected[-1]
 
 

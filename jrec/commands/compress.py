@@ -15,11 +15,12 @@ DESCRIPTION = """\
 Compress tables of a trained model into tensor trains (TT-SVD), and write a run that `jrec eval` and
 `jrec train --resume` take.
 
-CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest) or one checkpoint in it,
-RUN/checkpoints/STEP. Tables may have been trained on devices or in host memory; their rows are read from the
-checkpoint's files, some at a time. Prints each table's error and compression, and AUC and log loss before and after on
-the splits valid and test; the same goes into OUT/report/compression.json. To train on, raise epochs: `jrec train
-OUT/config.toml epochs=2 --resume`. The slots of the cores begin fresh."""
+CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest), a folder of checkpoints that
+Run.save wrote, or one checkpoint in either; OUT is of the same kind. Tables may have been trained on devices or in host
+memory; their rows are read from the checkpoint's files, some at a time. Prints each table's error and compression, and
+AUC and log loss before and after on the splits valid and test; the same goes into OUT/report/compression.json. To train
+on, raise epochs: `jrec train OUT/config.toml epochs=2 --resume`; what Run.save wrote goes on by Run.restore. The slots
+of the cores begin fresh."""
 EPILOG = """examples:
   jrec compress runs/kaggle --rank 32 --largest 7 --out runs/kaggle_tt32
   jrec compress runs/kaggle --rank 64 --min-rows 1000000 --out runs/kaggle_tt64
@@ -34,7 +35,7 @@ METRICS = ("auc", "log_loss")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one of its checkpoints")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one checkpoint")
     parser.add_argument("--out", required=True, metavar="RUN", help="the folder of the compressed run")
     parser.add_argument("--rank", type=integer(1, 2**16), metavar="R", help="the rank between neighbouring cores")
     parser.add_argument(
@@ -85,17 +86,17 @@ def run(args: argparse.Namespace) -> int:
         progress=Progress(False if args.quiet else None),
     )
     content = report(done)
-    folder = done.folder / "report"
+    folder = done.run.folder / "report"
     write_file(folder / REPORT_FILE, json.dumps(content, indent=1, allow_nan=False) + "\n")
     print(summary(content))
-    print(f"step {done.step:,}; run: {done.folder}; report: {folder / REPORT_FILE}")
+    print(f"step {done.run.saved.step:,}; run: {done.run.folder}; report: {folder / REPORT_FILE}")
     return 0
 
 
 def report(done: Compression) -> dict[str, Any]:
     """The content of ``compression.json``."""
     from jrec.train.report.metrics import evaluate
-    from jrec.train.tables import describe_tables, tables_total
+    from jrec.train.tables import described_tables, tables_total
 
     tables = {}
     for name, table in done.tables.items():
@@ -107,9 +108,9 @@ def report(done: Compression) -> dict[str, Any]:
             entry["relative_error"] = table.relative_error
         tables[name] = entry | ({"note": table.note} if table.note else {})
     return {
-        "step": done.step,
+        "step": done.run.saved.step,
         "tables": tables,
-        "tables_total": tables_total(describe_tables(done.config, done.schema)),
+        "tables_total": tables_total(described_tables(done.run.layout.tables, done.run.config.tables.tt.cache)),
         "before": {split: evaluate(scores).to_dict() for split, scores in done.before.items()},
         "after": {split: evaluate(scores).to_dict() for split, scores in done.after.items()},
     }

@@ -12,9 +12,10 @@ from jrec.commands.processes import Company, add_process_arguments, in_company
 DESCRIPTION = """\
 Evaluate a checkpoint on a dataset whose rows mean the same as in training.
 
-CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest) or one checkpoint in it,
-RUN/checkpoints/STEP. The metrics go to standard output as JSON, and with --out into a folder with plots, beside those
-of baselines that are fitted to the training data (evaluate.baselines of the run's configuration)."""
+CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest), a folder of checkpoints that
+Run.save wrote, or one checkpoint in either. The metrics go to standard output as JSON, and with --out into a
+folder with plots, beside those of baselines that are fitted to the training data (evaluate.baselines of the run's
+configuration)."""
 EPILOG = """examples:
   jrec eval runs/quickstart data/quickstart
   jrec eval runs/kaggle data/kaggle --devices 4 --plan serving_plan
@@ -27,7 +28,7 @@ EPILOG = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one of its checkpoints")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one checkpoint")
     parser.add_argument("data", metavar="DATA", help="the training data, or another dataset whose rows mean the same")
     parser.add_argument("--split", default="test", help="train, valid or test (default test)")
     parser.add_argument(

@@ -9,11 +9,11 @@ import sys
 DESCRIPTION = """\
 Export a trained model for serving.
 
-CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest) or one checkpoint in it,
-RUN/checkpoints/STEP. DIR gets the dense part as StableHLO (jax.export, any batch size, CPUs and CUDA GPUs), every
-table as a NumPy file that is mapped into memory, and what turns raw values into rows. `jrec.serving.load(DIR)` scores
-raw columns with it; docs/serving.md serves it without jrec, in NumPy and JAX. With --since only the rows that changed
-are written, as a delta, which `Model.apply` takes."""
+CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest), a folder of checkpoints that
+Run.save wrote, or one checkpoint in either. DIR gets the dense part as StableHLO (jax.export, any batch size,
+CPUs and CUDA GPUs), every table as a NumPy file that is mapped into memory, and what turns raw values into rows.
+`jrec.serving.load(DIR)` scores raw columns with it; docs/serving.md serves it without jrec, in NumPy and JAX. With
+--since only the rows that changed are written, as a delta, which `Model.apply` takes."""
 EPILOG = """examples:
   jrec export runs/kaggle --out exports/kaggle
   jrec export runs/kaggle --dtype int8 --out exports/kaggle_int8
@@ -27,7 +27,7 @@ DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one of its checkpoints")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one checkpoint")
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to make")
     parser.add_argument(
         "--dtype", choices=DTYPES,

@@ -27,12 +27,16 @@ def check_shared(problem: Problem, batch_size: int | None) -> None:
     Raises:
       ConfigError: Naming both numbers.
     """
-    if batch_size is None or problem.purpose != "training" or not batch_size % problem.askers:
+    if batch_size is None or problem.purpose != "training" or not batch_size % problem.num_compute_devices:
         return
-    who = f"{problem.askers} devices" if problem.computes is None else f"the {problem.askers} devices that compute"
+    who = (
+        f"{problem.num_compute_devices} devices"
+        if problem.computes is None
+        else f"the {problem.num_compute_devices} devices that compute"
+    )
     raise ConfigError(
         f"the batch size is {batch_size:,}, which {who} cannot share equally, so that training would refuse the plan;"
-        f" use a multiple of {problem.askers}, by --batch-size or data.batch_size, or other devices"
+        f" use a multiple of {problem.num_compute_devices}, by --batch-size or data.batch_size, or other devices"
     )
 
 
@@ -83,12 +87,14 @@ def save_usable(plan: Plan, out: str | os.PathLike[str], *, schema: Schema, conf
 
 def _open(plan: Plan, path: pathlib.Path, schema: Schema, config: TrainConfig) -> None:
     from jrec.train.build import build_layout
+    from jrec.train.dataset import plan_of
     from jrec.train.run_plan import check_sharing, run_plan
 
     mesh = dataclasses.replace(config.mesh, devices=plan.devices)
     config = dataclasses.replace(config, mesh=mesh, plan=str(path))
     training = plan.purpose == "training"
-    layout = build_layout(config, schema)
+    written = plan_of(config)
+    layout = build_layout(config, schema, written)
     slots = config.optimizer.embedding.slots if training else None
-    opened = run_plan(config, schema, layout, slots)
+    opened = run_plan(written, config, schema, layout, slots)
     check_sharing(config, opened, [0] * plan.devices, training=training)

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Score examples with a trained model.
 
-CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest) or one checkpoint in it,
-RUN/checkpoints/STEP. INPUT is a raw log of the format that the training data was prepared from (plain or gzip text, -
-for standard input), a Parquet file of its columns, or a dataset whose rows mean the same (`jrec prepare
---vocabulary-from`). Values that training did not see are scored as unknown. Scores come in the order of the input: row
-(its number from 0), score (the probability) and logit; label where the input has one; split where it is a dataset.
-Memory does not grow with the input."""
+CHECKPOINT is a run folder (its best checkpoint where it keeps one, else the latest), a folder of checkpoints that
+Run.save wrote, or one checkpoint in either. INPUT is a raw log of the format that the training data was prepared
+from (plain or gzip text, - for standard input), a Parquet file of its columns, or a dataset whose rows mean the same
+(`jrec prepare --vocabulary-from`). Values that training did not see are scored as unknown. Scores come in the order of
+the input: row (its number from 0), score (the probability) and logit; label where the input has one; split where it is
+a dataset. Memory does not grow with the input."""
 EPILOG = """examples:
   jrec predict runs/kaggle test.txt.gz --out scores.parquet
   jrec predict runs/clicks tomorrow.parquet --out scores.csv
@@ -36,7 +36,7 @@ EPILOG = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one of its checkpoints")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run folder, or one checkpoint")
     parser.add_argument("input", metavar="INPUT", nargs="+", help="files of a raw log, Parquet files, or one dataset")
     parser.add_argument("--out", required=True, metavar="FILE", help="scores.parquet or scores.csv")
     parser.add_argument("--split", action="append", metavar="SPLIT", help="of a dataset: only this split (repeatable)")

@@ -96,12 +96,13 @@ def _run(args: argparse.Namespace, company: Company) -> int:
     from jrec.train.report.sections import merged
     from jrec.train.run_folder import REPORT_FOLDER
 
-    layout = build_layout(start.data.config, start.data.schema)
+    data = start.data
+    layout = build_layout(data.config, data.schema, data.plan)
     check_pipeline(config)  # before kernels are checked, which may take minutes
     if company.first:
-        check_space(config, layout, overwrite=args.overwrite)
+        check_space(config, layout, data.plan, overwrite=args.overwrite)
     company.join()
-    check_model(start.data.config, start.data.schema, layout)
+    check_model(data.config, data.schema, layout)
     prepare_kernels(config, layout, resume=resume, overwrite=args.overwrite)
     outcome = train(config, resume=resume, overwrite=args.overwrite, resume_from=args.resume_from)
     if not outcome.finished:
@@ -114,6 +115,7 @@ def _run(args: argparse.Namespace, company: Company) -> int:
         report,
         config=config,
         schema=outcome.schema,
+        plan=data.plan,
         scores=outcome.scores,
         parameters=outcome.parameters,
         steps=outcome.step,

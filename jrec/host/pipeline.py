@@ -9,7 +9,7 @@ the *store* of batch ``b - Q`` has ended, so at most ``Q`` batches are between t
         while (ready := pipeline.get()) is not None:
             rows, ... = step(ready.tables, ready.batch)
             pipeline.put_back(ready, rows)
-        pipeline.settle()
+        pipeline.flush()
 
 **Every row is read as the sequential program would read it.** Let ``L`` be the length of the ring
 (``jrec.host.ring``), ``L >= Q - 1``, and let batch ``b`` use row ``r``. Call ``a < b`` the last batch before ``b`` that
@@ -26,7 +26,7 @@ used ``r``, and so the last that changed it.
    being written.
 
 ``L = Q - 1`` is enough; a longer ring saves more transfers. With ``Q = 1`` a batch is gathered when the one before is
-stored, and nothing overlaps but reading and planning, which touch no row. After ``settle`` the host holds every row as
+stored, and nothing overlaps but reading and planning, which touch no row. After ``flush`` the host holds every row as
 the last step left it, while batches ahead wait, unharmed: their rows are as the plan said. No stage decides anything
 by the clock, so neither timing nor threads change a bit.
 
@@ -48,11 +48,11 @@ import numpy as np
 
 from jrec.host.pipeline_batch import (
     Gathered,
-    Planned,
+    LocatedBatch,
     Preparation,
     Ready,
     Retrieved,
-    StackPlan,
+    StackReads,
     Transferred,
     Updated,
     WholeBatches,
@@ -60,7 +60,7 @@ from jrec.host.pipeline_batch import (
     transfers,
     tree_bytes,
 )
-from jrec.host.ring import DeviceRing, RingPlan, Rows, bucket
+from jrec.host.ring import DeviceRing, RingIndex, Rows, bucket
 from jrec.host.stages import Channel, Finished, Monitor, Progress, Stage
 from jrec.host.table import HostTable
 from jrec.host.timeline import Timeline
@@ -125,7 +125,7 @@ class HostPipeline:
         self._source, self._tables, self._queue = source, dict(tables), queue
         self._to_device, self._begin_return = transfers(jax.devices()[0] if device is None else device, pinned=pinned)
         self._preparation = WholeBatches(stacks, self._to_device) if preparation is None else preparation
-        self._plans: dict[str, RingPlan] = {}
+        self._indexes: dict[str, RingIndex] = {}
         self._rings = {name: DeviceRing(length=self._cached) for name in tables}
         self._position: Any = None
         self._taken = self._returned = 0
@@ -159,7 +159,7 @@ class HostPipeline:
         tables = {}
         for name, rows in item.fetched.items():
             tables[name] = self._rings[name].assemble(item.sources[name], rows)
-        return Ready(number=number, batch=item.batch, tables=tables, planned=item.planned)
+        return Ready(number=number, batch=item.batch, tables=tables, located=item.located)
 
     def put_back(self, ready: Ready, tables: Mapping[str, Rows]) -> None:
         """Takes a batch's rows and slots after its step, in the shapes of ``Ready.tables``, and sends them to the host.
@@ -171,12 +171,12 @@ class HostPipeline:
             raise RuntimeError(f"batch {ready.number} was put back, but the pipeline waits for batch {self._returned}")
         for name, ring in self._rings.items():
             ring.push(ready.number, tables[name])
-        returning = {name: self._return(ready, name, tables[name]) for name in ready.planned.plans}
-        item = Updated(planned=ready.planned, rows=dict(tables), returning=returning, dispatched=self._dispatched)
+        returning = {name: self._return(ready, name, tables[name]) for name in ready.located.reads}
+        item = Updated(located=ready.located, rows=dict(tables), returning=returning, dispatched=self._dispatched)
         with self._monitor.guarded():
             self._updated.put((ready.number, item))
         self._returned += 1
-        self._position = ready.planned.position
+        self._position = ready.located.position
         self.timeline.worked(DISPATCH, ready.number, self._dispatched, time.perf_counter())
 
     @property
@@ -184,12 +184,12 @@ class HostPipeline:
         """The source's position after the last batch that was put back; None before the first."""
         return self._position
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Waits until the host holds every row as the last step left it, for a checkpoint or an evaluation.
 
         Raises:
           Exception: The failure of a stage.
-          RuntimeError: If the pipeline was closed before it could settle.
+          RuntimeError: If the pipeline was closed before it could flush.
         """
         if self._stored.count == self._returned:
             return
@@ -197,7 +197,7 @@ class HostPipeline:
             self._stored.wait_for(self._returned)
 
     def close(self) -> None:
-        """Ends the threads. Rows that are not stored yet are lost; ``settle`` first to keep them."""
+        """Ends the threads. Rows that are not stored yet are lost; ``flush`` first to keep them."""
         self._monitor.close()
         stages, self._stages = self._stages, []
         if self._started:
@@ -214,7 +214,7 @@ class HostPipeline:
 
     def _return(self, ready: Ready, name: str, rows: Rows) -> Rows:
         """Begins the transfer of one stack's rows to the host."""
-        count, capacity = ready.planned.plans[name].rows.size, rows.values.shape[0]
+        count, capacity = ready.located.reads[name].rows.size, rows.values.shape[0]
         self.timeline.moved(name, to_host=tree_bytes(rows) // capacity * bucket(count, capacity))
         return self._begin_return(rows, count)
 
@@ -227,14 +227,14 @@ class HostPipeline:
             return Stage(name, take=take, work=work, give=out.put, timeline=self.timeline, **ends)
 
         behind = functools.partial(Stage, fail=self._monitor.fail, timeline=self.timeline)
-        read, planned = channel(READ, PLAN, 1), channel(PLAN, GATHER, 1)
+        read, located = channel(READ, PLAN, 1), channel(PLAN, GATHER, 1)
         gathered, self._ready = channel(GATHER, TRANSFER, self._queue), channel(TRANSFER, STEP, self._queue)
         self._updated, back = channel(STEP, BACK, self._queue), channel(BACK, STORE, self._queue)
         numbers = ((number, None) for number in itertools.count())
         self._stages = [
             ahead(READ, numbers.__next__, self._read, read),
-            ahead(PLAN, read.get, self._plan, planned),
-            ahead(GATHER, lambda: self._admit(planned), self._gather, gathered),
+            ahead(PLAN, read.get, self._locate, located),
+            ahead(GATHER, lambda: self._admit(located), self._gather, gathered),
             ahead(TRANSFER, gathered.get, self._transfer, self._ready),
             behind(BACK, take=self._await_step, work=self._retrieve, give=back.put, finish=back.finish),
             behind(STORE, take=back.get, work=self._store, give=self._count_stored, finish=lambda _: None),
@@ -251,39 +251,39 @@ class HostPipeline:
         except StopIteration:
             raise Finished from None
 
-    def _plan(self, number: int, item: tuple[Any, Any]) -> Planned:
+    def _locate(self, number: int, item: tuple[Any, Any]) -> LocatedBatch:
         source_item, position = item
-        prepared, plans = self._preparation.prepare(source_item), {}
+        prepared, reads = self._preparation.prepare(source_item), {}
         for name, read in prepared.rows.items():
-            if name not in self._plans:
-                self._plans[name] = RingPlan(length=self._cached, most=read.most)
+            if name not in self._indexes:
+                self._indexes[name] = RingIndex(length=self._cached, most=read.most)
             rows = read.addresses
-            source, missing = self._plans[name].next(number, rows, read.most, read.room)
-            plans[name] = StackPlan(rows=rows, source=source, missing=missing)
+            source, missing = self._indexes[name].next(number, rows, read.most, read.room)
+            reads[name] = StackReads(rows=rows, source=source, missing=missing)
             self.timeline.rows(name, unique=rows.size, cached=rows.size - missing.size)
-        return Planned(batch=prepared.batch, sent=prepared.sent, position=position, plans=plans)
+        return LocatedBatch(batch=prepared.batch, sent=prepared.sent, position=position, reads=reads)
 
-    def _admit(self, planned: Channel[tuple[int, Planned]]) -> tuple[int, Planned]:
-        number, item = planned.get()
+    def _admit(self, located: Channel[tuple[int, LocatedBatch]]) -> tuple[int, LocatedBatch]:
+        number, item = located.get()
         self._stored.wait_for(number - self._queue + 1)
         return number, item
 
-    def _gather(self, number: int, item: Planned) -> Gathered:
+    def _gather(self, number: int, item: LocatedBatch) -> Gathered:
         del number
-        rows = {n: fetched(self._tables[n], plan.missing, plan.source.size) for n, plan in item.plans.items()}
-        return Gathered(planned=item, fetched=rows)
+        rows = {n: fetched(self._tables[n], read.missing, read.source.size) for n, read in item.reads.items()}
+        return Gathered(located=item, fetched=rows)
 
     def _transfer(self, number: int, item: Gathered) -> Transferred:
         del number
-        plans = item.planned.plans
-        for name in plans:
+        reads = item.located.reads
+        for name in reads:
             self.timeline.moved(name, to_device=tree_bytes(item.fetched[name]))
-        sources = {name: plan.source for name, plan in plans.items()}
-        self.timeline.sent_batch(tree_bytes((item.planned.batch, sources)))
+        sources = {name: read.source for name, read in reads.items()}
+        self.timeline.sent_batch(tree_bytes((item.located.batch, sources)))
         fetched, sources = self._to_device((item.fetched, sources))
-        batch = self._preparation.send(item.planned.sent)
+        batch = self._preparation.send(item.located.sent)
         jax.block_until_ready(fetched)  # so that the span covers the transfer
-        return Transferred(planned=item.planned, batch=batch, fetched=fetched, sources=sources)
+        return Transferred(located=item.located, batch=batch, fetched=fetched, sources=sources)
 
     def _await_step(self) -> tuple[int, Updated]:
         number, item = self._updated.get()
@@ -295,11 +295,11 @@ class HostPipeline:
 
     def _retrieve(self, number: int, item: Updated) -> Retrieved:
         del number
-        return Retrieved(planned=item.planned, rows=jax.tree.map(np.asarray, item.returning))
+        return Retrieved(located=item.located, rows=jax.tree.map(np.asarray, item.returning))
 
     def _store(self, number: int, item: Retrieved) -> None:
         del number
-        for name, plan in item.planned.plans.items():
+        for name, plan in item.located.reads.items():
             stored, rows = plan.rows, item.rows[name]
             slots = {slot: array[: stored.size] for slot, array in rows.slots.items()}
             self._tables[name].store(stored, rows.values[: stored.size], slots)

@@ -19,12 +19,12 @@ from jrec.ops.types import Bags, Cast
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StackPlan:
+class StackReads:
     """One stack's part in one batch.
 
     Attributes:
       rows: (n,) of the stack's ``address_dtype``, the unique rows, ascending.
-      source: (capacity,) int32, where each row comes from; see ``RingPlan.next``.
+      source: (capacity,) int32, where each row comes from; see ``RingIndex.next``.
       missing: (m,) of the rows' dtype, the rows to fetch.
     """
 
@@ -102,27 +102,27 @@ class WholeBatches:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A batch that was read and planned.
+class LocatedBatch:
+    """A batch that was read, and whose rows' places are known.
 
     Attributes:
       batch: NumPy arrays; from ``WholeBatches``, ids of host stacks number their unique rows (see ``localized``).
       sent: See ``Prepared``.
       position: The source's position after this batch, for ``HostPipeline.position``.
-      plans: The plans, by host stack.
+      reads: The rows to read, by host stack.
     """
 
     batch: Batch
     sent: Any
     position: Any
-    plans: dict[str, StackPlan]
+    reads: dict[str, StackReads]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """A planned batch with the rows that come from the host, by stack, padded to a bucket."""
+    """A located batch with the rows that come from the host, by stack, padded to a bucket."""
 
-    planned: Planned
+    located: LocatedBatch
     fetched: dict[str, Rows]
 
 
@@ -130,7 +130,7 @@ class Gathered:
 class Transferred:
     """A batch on the device, with the fetched rows and the sources of all rows."""
 
-    planned: Planned
+    located: LocatedBatch
     batch: Any
     fetched: dict[str, Rows]
     sources: dict[str, jax.Array]
@@ -146,13 +146,13 @@ class Ready:
         and casts name the stacks' own rows (see ``localized``).
       tables: By host stack, the current values of its unique rows, (capacity, dim), with their slots; the capacity
         rarely grows.
-      planned: The batch on the host, and its plan.
+      located: The batch on the host, and where its rows are.
     """
 
     number: int
     batch: Any
     tables: dict[str, Rows]
-    planned: Planned
+    located: LocatedBatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,13 +160,13 @@ class Updated:
     """A batch's rows after its step, on the device.
 
     Attributes:
-      planned: The batch and its plan.
+      located: The batch, and where its rows are.
       rows: The updated rows, by stack.
       returning: The rows that the host will store, on their way to it, by stack.
       dispatched: When the step was dispatched, in seconds of ``time.perf_counter``.
     """
 
-    planned: Planned
+    located: LocatedBatch
     rows: dict[str, Rows]
     returning: dict[str, Rows]
     dispatched: float
@@ -176,7 +176,7 @@ class Updated:
 class Retrieved:
     """The rows that the host stores after a batch's step, NumPy arrays."""
 
-    planned: Planned
+    located: LocatedBatch
     rows: dict[str, Rows]
 
 

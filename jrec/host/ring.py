@@ -3,7 +3,7 @@
 Batch ``b`` writes its updated unique rows to entry ``b mod length``, so a row lives for ``length`` batches after the
 last one that used it (the paper's life cycle) and then is evicted by being overwritten. The host knows which rows are
 there, since a batch's rows follow from only its ids. So the host says beforehand where the device finds each row
-(``RingPlan``), the device searches no index, and rows that it holds never travel.
+(``RingIndex``), the device searches no index, and rows that it holds never travel.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def bucket(count: int, capacity: int) -> int:
     return min(size, capacity)
 
 
-class RingPlan:
+class RingIndex:
     """The host's knowledge of one stack's ring.
 
     Args:

@@ -2,7 +2,7 @@
 
 Where a plan gives the tables to some devices, these skip the dense model's forward and backward pass, and its gradients
 are summed over the others. So their copies of dense parameters are out of date and must not be read. State that leaves
-the mesh goes through ``settled``.
+the mesh goes through ``state_of_first``.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _has_collectives(jaxpr: core.Jaxpr, axis: str) -> bool:
     return found
 
 
-def settled(mesh: Mesh, computes: tuple[bool, ...]) -> Callable[[Any], Any]:
+def state_of_first(mesh: Mesh, computes: tuple[bool, ...]) -> Callable[[Any], Any]:
     """A jitted function that copies the state of the first device that computes to all devices."""
     first, everywhere = computes.index(True), PartitionSpec()
 

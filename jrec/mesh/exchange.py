@@ -1,7 +1,8 @@
 """Rows and gradients between devices: requests go out once a step, values then flow along them in either direction.
 
 One device's values for the others lie in lines, (N, C, dim): line j is for device j. A *swap* exchanges them for the
-other devices' lines for this device. Both directions are swaps: an owner's answers to requests, and askers' gradients.
+other devices' lines for this device. Both directions are swaps: an owner's answers to requests, and
+the gradients of the devices that asked.
 
 "padded" moves whole lines by an all-to-all. "ragged" moves only their real beginnings by a ragged all-to-all, which
 XLA has on GPUs; places that it does not fill are zero. With neither kind does the content of padding reach a row.

@@ -10,8 +10,7 @@ from jrec.native import segment_kernels as kernels
 from jrec.native import threads as thread_pool
 from jrec.native.compile import pointer
 from jrec.native.host_cast import checked_ids, thread_count
-from jrec.native.hyper import host_hyperparameters, kind_of
-from jrec.native.optimizer_steps import Hyper
+from jrec.native.hyper import Hyper, host_hyperparameters, kind_of
 from jrec.ops.row_optimizers import RowOptimizer
 from jrec.ops.storage import real_dim
 from jrec.ops.types import Cast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import jax
@@ -12,6 +13,31 @@ from jrec.row_optimizers import SGD, Adagrad, Adam, Momentum, RMSProp, RowOptimi
 
 STEPS: tuple[type[RowOptimizer], ...] = (SGD, Momentum, Adagrad, RowWiseAdagrad, RMSProp, Adam)
 """The optimizers that have a native step; their places are the numbers in ``optimizer_steps``."""
+
+
+class Hyper(enum.IntEnum):
+    """Words of the int32 array of hyperparameters: bits of float32 up to REST_B, then integers.
+
+    A, B and C are the optimizer's own hyperparameters (``RowOptimizer.hyperparameters``), in their order.
+    """
+
+    LEARNING_RATE = 0
+    SCALE = 1  # of the gradients
+    WEIGHT_DECAY = 2
+    MAX_NORM = 3  # infinite for no clipping
+    A = 4
+    B = 5
+    C = 6
+    CORRECTION1 = 7  # Adam's 1 - b1**t
+    CORRECTION2 = 8
+    REST_A = 9  # 1 - A and 1 - B, subtracted before they are rounded to float32
+    REST_B = 10
+    STOCHASTIC = 11  # 1 to round 16-bit rows with the key, 0 to round them to nearest
+    KEY0 = 12
+    KEY1 = 13
+
+
+HYPER_FLOATS = int(Hyper.STOCHASTIC)
 
 
 def kind_of(optimizer: RowOptimizer) -> int:
@@ -30,7 +56,7 @@ def kind_of(optimizer: RowOptimizer) -> int:
 def hyperparameters(
     optimizer: RowOptimizer, step: jax.Array, scale: jax.Array, rounding_key: jax.Array | None = None
 ) -> jax.Array:
-    """What the kernels need to know of one step, (len(Hyper),) int32; see ``optimizer_steps.Hyper``."""
+    """What the kernels need to know of one step, (len(Hyper),) int32; see ``Hyper``."""
     corrections = optimizer.bias_corrections((step + 1).astype(jnp.float32))
     values = _values(optimizer, optimizer.learning_rate_at(step), scale, corrections)
     floats = jnp.stack([jnp.asarray(value, jnp.float32) for value in values])
@@ -53,8 +79,6 @@ def host_hyperparameters(
 
 
 def _values(optimizer: RowOptimizer, rate: Any, scale: Any, corrections: tuple[Any, Any]) -> list[Any]:
-    from jrec.native.optimizer_steps import HYPER_FLOATS, Hyper
-
     own = [float(getattr(optimizer, field.name)) for field in optimizer.hyperparameters()]
     values: dict[int, Any] = {
         Hyper.LEARNING_RATE: rate,

@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 import math
 
 import numpy as np
 
 from jrec.native.accumulate import BF16, F32
 from jrec.native.compile import inlined
-from jrec.native.hyper import STEPS
+from jrec.native.hyper import STEPS, Hyper
 from jrec.native.memory import get_bf16, get_f16, get_f32, get_i32, put_bf16, put_f16, put_f32
 from jrec.native.rounding import round_bf16, round_f16
 
 SGD, MOMENTUM, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM = range(len(STEPS))
 
 
-class Hyper(enum.IntEnum):
-    """Words of the int32 array of hyperparameters: bits of float32 up to REST_B, then integers.
-
-    A, B and C are the optimizer's own hyperparameters (``RowOptimizer.hyperparameters``), in their order.
-    """
-
-    LEARNING_RATE = 0
-    SCALE = 1  # of the gradients
-    WEIGHT_DECAY = 2
-    MAX_NORM = 3  # infinite for no clipping
-    A = 4
-    B = 5
-    C = 6
-    CORRECTION1 = 7  # Adam's 1 - b1**t
-    CORRECTION2 = 8
-    REST_A = 9  # 1 - A and 1 - B, subtracted before they are rounded to float32
-    REST_B = 10
-    STOCHASTIC = 11  # 1 to round 16-bit rows with the key, 0 to round them to nearest
-    KEY0 = 12
-    KEY1 = 13
-
-
-HYPER_FLOATS = int(Hyper.STOCHASTIC)
 (
     LEARNING_RATE, SCALE, WEIGHT_DECAY, MAX_NORM, A, B, C, CORRECTION1, CORRECTION2, REST_A, REST_B,
     STOCHASTIC, KEY0, KEY1,

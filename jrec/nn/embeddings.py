@@ -13,7 +13,7 @@ from flax import nnx
 
 from jrec.mesh.communication import Communication
 from jrec.mesh.step import StepOptions
-from jrec.nn.feature_lookup import lookup_feature
+from jrec.nn.feature_lookup import lookup_feature, masked_max
 from jrec.nn.tt_stack import CacheHits, TTOptions, TTStack
 from jrec.ops import rounding
 from jrec.ops.dispatch import Implementation
@@ -393,13 +393,6 @@ def init_stack(stack: Stack, key: jax.Array, *, pad_rows: bool = False) -> jax.A
         return pad(rows) if pad_rows else rows
 
     return init(key)
-
-
-def masked_max(rows: jax.Array, present: jax.Array) -> jax.Array:
-    """Elementwise maximum over the present positions: (batch, length, dim), (batch, length) to (batch, dim)."""
-    lowest = jnp.asarray(-jnp.inf, rows.dtype)
-    highest = jnp.max(jnp.where(present[..., None], rows, lowest), axis=1)
-    return jnp.where(jnp.any(present, axis=1)[:, None], highest, jnp.zeros((), rows.dtype))
 
 
 def _present(bags: Bags, begin: int, batch: int, length: int) -> jax.Array:

@@ -47,8 +47,6 @@ def lookup_feature(collection: EmbeddingCollection, name: str, ids: Any, weights
     rows = pooled.reshape(*bags.ids.shape, stack.dim)
     if feature.config.pooling == "none":
         return rows.reshape(*bags.axes, *rows.shape[1:])
-    from jrec.nn.embeddings import masked_max
-
     return bags.in_form(masked_max(rows, bags.ids >= 0))
 
 
@@ -75,3 +73,10 @@ def _rows_in(collection: EmbeddingCollection, stack: Stack, feature: StackedFeat
     store = collection.tt[stack.name].store({})
     pooled, _ = store.lookup(bags, None, collection.contexts()[stack.name]).finish(None)
     return pooled
+
+
+def masked_max(rows: jax.Array, present: jax.Array) -> jax.Array:
+    """Elementwise maximum over the present positions: (batch, length, dim), (batch, length) to (batch, dim)."""
+    lowest = jnp.asarray(-jnp.inf, rows.dtype)
+    highest = jnp.max(jnp.where(present[..., None], rows, lowest), axis=1)
+    return jnp.where(jnp.any(present, axis=1)[:, None], highest, jnp.zeros((), rows.dtype))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,9 +21,12 @@ from jrec.ops.row_fill import PIECE_BYTES, fill_rows
 from jrec.random_keys import key_implementation, words
 
 VALUES = "values"
+FRESH = "fresh_cores"
+"""The key of a checkpoint's meta with tables whose cores come without slots and caches: these begin as in a new run."""
 _STATE, _PROGRESS = "state.", "progress."
 _OPTIMIZER, _DENSE_OPTIMIZER = "1.", "1.dense."  # a state is of (model, optimizer)
 _KEY = "0.embeddings.key.value"
+_BESIDE_CORES = (("1.slots", ""), ("0.embeddings.tt", "cached."))  # what a state has of a tensor train but its cores
 
 
 class StateRows:
@@ -71,6 +75,7 @@ def restore_state(
     slots: bool = True,
     rows: bool = True,
     dense_optimizer: bool = True,
+    streams: bool = True,
 ) -> tuple[Any, dict[str, np.ndarray]]:
     """The state of a checkpoint, and running metrics.
 
@@ -82,12 +87,16 @@ def restore_state(
         which is enough to predict.
       rows: Whether to read rows at all; otherwise empty arrays stand for them and their slots.
       dense_optimizer: Whether to read the state of the dense optimizer; otherwise it stays as ``like`` has it.
+      streams: Whether both must have the same streams of random numbers; otherwise those that only one has, because the
+        model was made with another ``nnx.Rngs``, stay as ``like`` has them, and zeros where that is abstract.
 
     Raises:
       CheckpointError: If the checkpoint is damaged or belongs to another model.
     """
-    dense = saved.arrays()
+    dense, fresh = saved.arrays(), _fresh_paths(saved, layout)
     progress = {name.removeprefix(_PROGRESS): dense.pop(name) for name in list(dense) if name.startswith(_PROGRESS)}
+    if not streams:
+        dense = _with_streams_of(like, layout, dense)
     leaves = []
     for path, leaf, where in _leaves(like, layout):
         if where is not None:
@@ -99,8 +108,15 @@ def restore_state(
             leaves.append(jnp.zeros(0))
         elif not dense_optimizer and path.startswith(_DENSE_OPTIMIZER):
             leaves.append(leaf)
+        elif path.startswith(fresh):
+            if _abstract(leaf):
+                raise CheckpointError(
+                    f"{saved.folder} has no {path}, which begins as in a new run; make the model and its optimizer with"
+                    " values, not by nnx.eval_shape"
+                )
+            leaves.append(leaf)
         elif (array := dense.pop(_STATE + (saved_path := _saved_path(path, leaf)), None)) is None:
-            raise CheckpointError(f"{saved.folder}: array {saved_path} exists only in this run")
+            raise _only_in(saved, saved_path, "this run")
         elif (implementation := key_implementation(leaf)) is None:
             leaves.append(_placed(saved, path, array, leaf))
         else:
@@ -109,8 +125,40 @@ def restore_state(
         unread = _STATE + (_DENSE_OPTIMIZER if slots else _OPTIMIZER)
         dense = {name: array for name, array in dense.items() if not name.startswith(unread)}
     if dense:
-        raise CheckpointError(f"{saved.folder}: array {min(dense).removeprefix(_STATE)} exists only in the checkpoint")
+        raise _only_in(saved, min(dense).removeprefix(_STATE), "the checkpoint")
     return jax.tree.unflatten(jax.tree.structure(like), leaves), progress
+
+
+def _only_in(saved: Saved, path: str, where: str) -> CheckpointError:
+    message = f"{saved.folder}: array {path} exists only in {where}"
+    if path.startswith(_DENSE_OPTIMIZER):
+        message += (
+            ", so that the dense optimizers differ; use the one that the checkpoint was trained with. Learning rates of"
+            " `jrec train` are schedules, which count steps: optax.adam(optax.constant_schedule(0.01))"
+        )
+    return CheckpointError(message)
+
+
+def _fresh_paths(saved: Saved, layout: EmbeddingLayout) -> tuple[str, ...]:
+    """How the paths begin of what ``FRESH`` says that the checkpoint lacks."""
+    tables = saved.manifest.meta.get(FRESH, ())
+    stacks = [stack.name for stack in layout.tt_stacks if stack.tables[0].name in tables]
+    return tuple(f"{start}.{stack}.{rest}" for stack in stacks for start, rest in _BESIDE_CORES)
+
+
+def _with_streams_of(like: Any, layout: EmbeddingLayout, dense: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A checkpoint's arrays, with the streams of random numbers that a state has."""
+    of_state = dense_arrays(like, {}, layout)
+    streams = {name: of_state[name] for name in _streams(of_state)}
+    fresh = {name: np.zeros(x.shape, x.dtype) if _abstract(x) else np.asarray(x) for name, x in streams.items()}
+    others = _streams(dense) - streams.keys()
+    return {**fresh, **{name: array for name, array in dense.items() if name not in others}}
+
+
+def _streams(names: Collection[str]) -> set[str]:
+    """The arrays of streams, each a key beside a count, among those of ``dense_arrays``."""
+    streams = {name.partition(".key.value.")[0] for name in names if ".key.value." in name}
+    return {name for name in names if re.split(r"\.key\.value\.|\.count\.value$", name)[0] in streams}
 
 
 def flatten(tree: Any) -> dict[str, Any]:

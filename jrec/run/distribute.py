@@ -17,11 +17,11 @@ from jrec.mesh.route import AXIS
 from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout
 from jrec.row_optimizers import SlotShape
-from jrec.run.held import HeldRows, without_rows
 from jrec.run.identity import Description
 from jrec.run.mesh_monitor import monitor_of
 from jrec.run.mesh_plan import check_tables, placed_plan
 from jrec.run.mesh_setup import MeshSetup, open_setup
+from jrec.run.model_rows import ModelRows, without_rows
 from jrec.run.options import HostOptions, MeshOptions
 from jrec.run.record import record_of
 from jrec.run.run import Run
@@ -80,8 +80,8 @@ def distribute(
       description: What checkpoints record of the run beside its tables, JSON. A checkpoint that has one of its keys
         with another value is refused.
       factory: The function that made the model, as "package.module:function", so that `jrec eval`, `predict`,
-        `export`, `compress` and ``init_from`` read the run's checkpoints: docs/library.md. None of ``DLRM`` and
-        ``TBSM``.
+        `export`, `compress` and ``init_from`` read the run's checkpoints: docs/library.md. ``DLRM`` and ``TBSM`` need
+        none.
       options: The factory's own keyword arguments, in JSON types.
 
     Raises:
@@ -92,7 +92,7 @@ def distribute(
     """
     host, layout, made = host or HostOptions(), model.embeddings.layout, model
     first_key: jax.Array = model.embeddings.table_key() if key is None else key
-    held: HeldRows | None = None
+    held: ModelRows | None = None
     setup: MeshSetup | None = None
     if mesh is not None or plan is not None or everywhere is not None or layout.planned:
         devices = np.array(jax.devices()[:1]) if mesh is None else mesh.devices.reshape(-1)

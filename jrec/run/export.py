@@ -101,7 +101,7 @@ class Exportable:
 
 
 def of_run(state: RunState, *, step: int, dense: Sequence[str], schema: Schema | None) -> Exportable:
-    """A run as its last step left it; rows in host memory have settled.
+    """A run as its last step left it; rows in host memory are flushed.
 
     Raises:
       ExportError: If the run has several processes, each of which would write the export.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from jrec.batch import Batch
 from jrec.data.growing_tables import Grown
 from jrec.run.batches import Batches
-from jrec.run.step import HostResults, HostRows, Seen, StepBatch
+from jrec.run.step import HostResults, HostRows, StepBatch, StepResults
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Feed(Protocol):
         """
         ...
 
-    def stepped(self, ready: Ready, host: HostResults, results: Seen) -> None:
+    def stepped(self, ready: Ready, host: HostResults, results: StepResults) -> None:
         """Takes back a batch after its step; before the next one is asked for.
 
         Args:
@@ -51,7 +51,7 @@ class Feed(Protocol):
         """
         ...
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Waits until host memory holds every row as the last step left it."""
         ...
 
@@ -72,7 +72,7 @@ class Feed(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends the threads; there are no more batches. Rows that are not settled are lost."""
+        """Ends the threads; there are no more batches. Rows that are not flushed are lost."""
         ...
 
 
@@ -109,10 +109,10 @@ class LoaderFeed:
         batch = next(self._loader)
         return Ready(batch=batch, prepared=StepBatch(batch=batch), grown=self._loader.aside)
 
-    def stepped(self, ready: Ready, host: HostResults, results: Seen) -> None:
+    def stepped(self, ready: Ready, host: HostResults, results: StepResults) -> None:
         """Does nothing: all rows are on the devices."""
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Does nothing: no row is in host memory."""
 
     def position(self) -> Any:

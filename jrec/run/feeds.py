@@ -20,7 +20,7 @@ from jrec.run.in_place_feed import HostCasts, InPlaceFeed
 from jrec.run.mesh_feed import MeshFeed
 from jrec.run.mesh_setup import MeshSetup
 from jrec.run.options import HostOptions
-from jrec.run.run_feed import ItemPacker, RunFeed, hot_parts
+from jrec.run.run_feed import ItemPacker, RunFeed, hot_partition
 from jrec.run.state import RunState
 
 OnGrowth = Callable[[int, Mapping[str, Any]], None]
@@ -110,7 +110,7 @@ class Feeds:
     def _transform(self, setup: MeshSetup | None) -> Callable[[Batch], Any] | None:
         """What becomes of packed batches before their steps."""
         if setup is not None:
-            return functools.partial(hot_parts, setup) if setup.hot else setup.parts
+            return functools.partial(hot_partition, setup) if setup.hot else setup.partitioner
         return HostCasts(self._state.layout.host_stacks) if self._in_place else None
 
     def _packer(
@@ -124,7 +124,7 @@ class Feeds:
         return ItemPacker(
             Packer(self._state.layout, cast=cast, **packing),
             batch_size,
-            1 if setup is None else sum(number in setup.local for number in setup.plan.askers),
+            1 if setup is None else sum(number in setup.local for number in setup.plan.compute_devices),
             growing,
             columns_wait=threads or setup is not None,
             batches_wait=ahead and not isinstance(batches, Loader),

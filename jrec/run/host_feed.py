@@ -23,17 +23,17 @@ from jrec.ops.layout import EmbeddingLayout
 from jrec.run.batches import Batches
 from jrec.run.feed import Ready, remaining
 from jrec.run.first_rows import FirstRows
-from jrec.run.mesh_feed import DealtBatches
+from jrec.run.mesh_feed import PartitionedBatches
 from jrec.run.mesh_setup import MeshSetup
 from jrec.run.options import HostOptions
-from jrec.run.step import HostRows, Seen, StepBatch
+from jrec.run.step import HostRows, StepBatch, StepResults
 
 
 class HostFeed:
     """A loader's batches, prepared ahead of the steps, their rows stored behind them; see ``Feed``.
 
     Args:
-      loader: The training batches, whole or cut by ``setup.parts``.
+      loader: The training batches, whole or cut by ``setup.partitioner``.
       layout: The tables.
       tables: By stack, those in host memory.
       host: How batches travel.
@@ -57,7 +57,7 @@ class HostFeed:
     ):
         self.timeline = Timeline(trace=trace is not None)
         self._loader, self._trace, self._setup = loader, trace, setup
-        self._dealing = None if setup is None else DealtBatches(setup)
+        self._partitioned = None if setup is None else PartitionedBatches(setup)
         self._pipeline = HostPipeline(
             remaining(loader, total),
             layout,
@@ -65,7 +65,7 @@ class HostFeed:
             queue=host.queue,
             cached=host.cached_batches or None,
             timeline=self.timeline,
-            preparation=self._dealing,
+            preparation=self._partitioned,
             device=None if setup is None else setup.mesh.devices.flat[setup.local[0]],
         )
         self._out: Any = None
@@ -75,32 +75,32 @@ class HostFeed:
     def next(self) -> Ready:
         """The next batch, ready for its step; see ``Feed``."""
         if self._position is None:
-            if self._dealing is not None:
-                self._dealing.begin(self._loader)
+            if self._partitioned is not None:
+                self._partitioned.begin(self._loader)
             self._position = self._loader.state()
         ready = self._out = self._pipeline.get()
         if ready is None:
             raise StopIteration
-        batch, (_, grown) = ready.planned.batch, ready.planned.position
+        batch, (_, grown) = ready.located.batch, ready.located.position
         tables = ready.tables
         if grown is not None and self._first_rows is not None:
-            read = {name: plan.rows for name, plan in ready.planned.plans.items()}
+            read = {name: plan.rows for name, plan in ready.located.reads.items()}
             tables = {name: self._first_rows.among(name, rows, read[name], grown) for name, rows in tables.items()}
             self._out = dataclasses.replace(ready, tables=tables)
         if self._setup is None:
             return Ready(batch=batch, prepared=StepBatch(batch=ready.batch), host=tables, grown=grown)
-        return Ready(batch=batch, prepared=ready.batch, host=dealt_rows(tables, self._setup.mesh), grown=grown)
+        return Ready(batch=batch, prepared=ready.batch, host=rows_on_mesh(tables, self._setup.mesh), grown=grown)
 
-    def stepped(self, ready: Ready, host: HostRows, results: Seen) -> None:
+    def stepped(self, ready: Ready, host: HostRows, results: StepResults) -> None:
         """Takes back a batch after its step; see ``Feed``."""
         if self._setup is not None:
             host = {name: gathered_rows(rows, self._out.tables[name]) for name, rows in host.items()}
         self._pipeline.put_back(self._out, host)
         self._position = self._pipeline.position[0]
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Waits until host memory holds every row as the last step left it."""
-        self._pipeline.settle()
+        self._pipeline.flush()
 
     def position(self) -> Any:
         """The position after the last step, JSON; the loader itself is ahead."""
@@ -112,20 +112,20 @@ class HostFeed:
 
     def sections(self, seconds: float) -> dict[str, Any]:
         """The feed's sections of the report; see ``Feed``."""
-        forms = {} if self._setup is None else self._setup.decided_forms(self._loader)
-        return {"pipeline": self.timeline.summary(seconds), **forms}
+        modes = {} if self._setup is None else self._setup.decided_modes(self._loader)
+        return {"pipeline": self.timeline.summary(seconds), **modes}
 
     def close(self) -> None:
         """Ends threads: no more batches."""
-        if self._dealing is not None:
-            self._dealing.close()  # a stage may wait in it,
+        if self._partitioned is not None:
+            self._partitioned.close()  # a stage may wait in it,
         self._loader.close()  # or here
         self._pipeline.close()
         if self._trace is not None:
             self.timeline.write_trace(self._trace)
 
 
-def dealt_rows(rows: HostRows, mesh: Mesh) -> dict[str, Rows]:
+def rows_on_mesh(rows: HostRows, mesh: Mesh) -> dict[str, Rows]:
     """The rows that a batch reads from this process's host memory, on the process's devices, as rows over the mesh.
 
     Args:

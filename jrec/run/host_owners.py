@@ -6,7 +6,7 @@ that a batch reads, in ascending order of addresses, row ``i`` is on the process
 lookups, the exchange of rows, sums of gradients and updates are the same as for sharded rows, and the process that has
 a row in its memory reads it from there and writes it back.
 
-A process sees only its own part of a batch. So the processes ask each other ahead of the step (``dealt_by_all``): each
+A process sees only its own part of a batch. So the processes ask each other ahead of the step (``placed_by_all``): each
 sends the addresses that its part reads to the rows' owners; an owner merges the requests of the whole batch, and
 answers where each row will be. Only row numbers travel between host memories; the rows themselves go from device to
 device in the step.
@@ -92,7 +92,7 @@ class HostOwners:
         device, line = self._places(owner, rank)
         return device, line, HostRead(addresses=read[owner == self.process], lines=-(-most // self.devices))
 
-    def dealt_by_all(
+    def placed_by_all(
         self, stacks: Mapping[str, Stack], asked: Mapping[str, np.ndarray], peers: Peers
     ) -> dict[str, tuple[np.ndarray, np.ndarray, HostRead]]:
         """Places the rows of a batch of which this process knows only its own part.
@@ -113,15 +113,15 @@ class HostOwners:
         ranks = peers.exchange(
             [[np.searchsorted(o, a).astype(np.int32) for o, a in zip(own, ask, strict=True)] for ask in asks]
         )
-        dealt = {}
+        partitioned = {}
         for i, (name, read) in enumerate(asked.items()):
             rank = np.empty(read.size, np.int64)
             for process, answer in enumerate(ranks):
                 rank[owners[name] == process] = answer[i]
             device, line = self._places(owners[name], rank)
             addresses = own[i].astype(stacks[name].address_dtype, copy=False)
-            dealt[name] = device, line, HostRead(addresses=addresses, lines=-(-addresses.size // self.devices))
-        return dealt
+            partitioned[name] = device, line, HostRead(addresses=addresses, lines=-(-addresses.size // self.devices))
+        return partitioned
 
     def _block(self, stack: Stack) -> int:
         return max(1, min(BLOCK_ROWS, stack.rows // (16 * self.processes)))

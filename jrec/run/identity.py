@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jrec.checkpoint import Saved
 from jrec.errors import CheckpointError
 from jrec.nn import SparseOptimizer
-from jrec.ops.layout import EmbeddingLayout
+from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.row_optimizers import ROW_OPTIMIZERS
 
 _SHOWN = 5  # differences that a message names
@@ -24,18 +24,34 @@ def identity_of(layout: EmbeddingLayout, optimizer: SparseOptimizer, description
       optimizer: The row optimizers, whose slots the rows have.
       description: What else the run knows of itself, such as its model and its dataset.
     """
+
+    def trained_by(stack: Stack) -> str:
+        own = optimizer.of(stack.name)
+        return "frozen" if own is None else type(own).__name__
+
+    return {**description, "tables": _described(layout, trained_by)}
+
+
+def identity_in(layout: EmbeddingLayout, saved: Saved) -> dict[str, Any]:
+    """What a checkpoint records of its run, with its tables as ``layout`` has them; see ``identity_of``."""
+    stored = _converted(saved.manifest.fingerprint)
+    tables = stored["tables"]
+    return {**stored, "tables": _described(layout, lambda stack: tables[stack.tables[0].name]["optimizer"])}
+
+
+def _described(layout: EmbeddingLayout, trained_by: Callable[[Stack], str]) -> dict[str, Any]:
+    """The tables, or parts of them, each with the name of its row optimizer."""
     tables: dict[str, Any] = {}
     for stack in layout.members:
-        own = optimizer.of(stack.name)
         for table in stack.tables:
             shape = table.tt_shape
             described: dict[str, Any] = {"rows": table.rows, "dim": table.dim, "dtype": table.dtype}
-            described["optimizer"] = "frozen" if own is None else type(own).__name__
+            described["optimizer"] = trained_by(stack)
             if shape is not None:
                 described |= {"row_factors": list(shape.row_factors), "dim_factors": list(shape.dim_factors)}
                 described["ranks"] = list(shape.ranks)
             tables[f"{table.name}[{table.first_row}:]" if table.first_row else table.name] = described
-    return {**description, "tables": tables}
+    return tables
 
 
 def check_identity(saved: Saved, own: Mapping[str, Any], *, optimizers: bool) -> None:

@@ -30,7 +30,7 @@ from jrec.run.batches import Batches
 from jrec.run.feed import LoaderFeed, Ready
 from jrec.run.first_rows import FirstRows
 from jrec.run.options import HostOptions
-from jrec.run.step import HostResults, Seen, StepBatch
+from jrec.run.step import HostResults, StepBatch, StepResults
 from jrec.tiers.pooled import PooledRows, PooledUpdate
 
 READ, LOOKUP, STEP, UPDATE = "read", "lookup", "device step", "update"
@@ -205,7 +205,7 @@ class InPlaceFeed(LoaderFeed):
         self._dispatched = time.perf_counter()
         return Ready(batch=batch, prepared=prepared, grown=grown)
 
-    def stepped(self, ready: Ready, host: HostResults, results: Seen) -> None:
+    def stepped(self, ready: Ready, host: HostResults, results: StepResults) -> None:
         """Waits for the step and updates the rows; see ``Feed``."""
         number = self._loader.position - 1
         jax.block_until_ready((host, results))  # also of a step whose tables are all frozen: it reads our memory

@@ -20,8 +20,8 @@ from jrec.host.ring import bucket
 from jrec.mesh.route import AXIS, Picks, Route
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.ops.types import Bags
-from jrec.run.mesh_batch import Dealt, Part
-from jrec.run.mesh_forms import sending_features
+from jrec.run.lookup_modes import sending_features
+from jrec.run.partitioned_batch import DeviceBatch, PartitionedBatch
 from jrec.run.peers import Peers
 from jrec.run.step import StepBatch
 from jrec.sharding.plans import Plan
@@ -150,7 +150,7 @@ class Shapes:
         most = min(most, max(1, replicated)) if self._hot else most
         rows = 0 if self._hot else int(self.plan.shard_rows(name).max()) + host
         sending = sending_features(stack, self.send)
-        read = 0 if self._hot else min(stack.unique_capacity(self.examples * len(self.plan.askers)), host)
+        read = 0 if self._hot else min(stack.unique_capacity(self.examples * len(self.plan.compute_devices)), host)
         asks = self.plan.devices > 1 and (len(sending) < len(stack.features) or host > 0)
         return Sizes(
             unique=most,
@@ -168,37 +168,40 @@ class Shapes:
         sizes = {k: bucket(int(np.ceil(counts[k] * factor)), limits[k]) for k in counts}
         return Sizes(**{k: size if k in ("own", "remote", "host") else max(1, size) for k, size in sizes.items()})
 
-    def host_rows_read(self, dealt: Dealt) -> dict[str, BatchRows]:
+    def host_rows_read(self, partitioned: PartitionedBatch) -> dict[str, BatchRows]:
         """By stack the rows that a batch reads from this process's host memory, and the room on its devices."""
         rows = {}
-        for name, read in dealt.host.items():
+        for name, read in partitioned.host.items():
             most, room = self.limits[name].host * self._each, self.sizes[name].host * self._each
             rows[name] = BatchRows(addresses=read.addresses, most=most, room=room)
         return rows
 
-    def settle(self, needed: dict[str, Sizes]) -> None:
+    def fix(self, needed: dict[str, Sizes]) -> None:
         """Makes room for ``headroom`` times what the first batches needed; the same on all processes."""
         self.sizes = {name: self._bucketed(name, sizes, self._headroom) for name, sizes in needed.items()}
 
-    def needed(self, dealt: Dealt, devices: Sequence[int]) -> dict[str, Sizes]:
+    def needed(self, partitioned: PartitionedBatch, devices: Sequence[int]) -> dict[str, Sizes]:
         """What some devices' parts of a batch need, all that it has."""
-        sizes = {n: dataclasses.replace(NONE, host=dealt.host[n].lines if n in dealt.host else 0) for n in self.stacks}
-        for part, device in zip(dealt.parts, devices, strict=True):
+        sizes = {
+            n: dataclasses.replace(NONE, host=partitioned.host[n].lines if n in partitioned.host else 0)
+            for n in self.stacks
+        }
+        for part, device in zip(partitioned.parts, devices, strict=True):
             for name, routed in part.routes.items():
                 sizes[name] = sizes[name].most(counts(routed, device, part.sends.get(name)))
         return sizes
 
-    def most(self, batches: Iterable[Dealt], devices: Sequence[int]) -> dict[str, Sizes]:
+    def most(self, batches: Iterable[PartitionedBatch], devices: Sequence[int]) -> dict[str, Sizes]:
         """What some devices' parts of any of these batches need."""
         sizes = dict.fromkeys(self.stacks, NONE)
-        for dealt in batches:
-            for name, needed in self.needed(dealt, devices).items():
+        for partitioned in batches:
+            for name, needed in self.needed(partitioned, devices).items():
                 sizes[name] = sizes[name].most(needed)
         return sizes
 
-    def fit(self, dealt: Dealt, devices: Sequence[int], peers: Peers | None = None) -> Growth:
+    def fit(self, partitioned: PartitionedBatch, devices: Sequence[int], peers: Peers | None = None) -> Growth:
         """Grows to a batch's parts on some devices, and on those that the peers call this with for the same batch."""
-        return self.make_room(self.needed(dealt, devices), peers)
+        return self.make_room(self.needed(partitioned, devices), peers)
 
     def make_room(self, needed: Mapping[str, Sizes], peers: Peers | None = None) -> Growth:
         """Grows to what some devices need, and to what the peers call this with at the same time.
@@ -235,7 +238,7 @@ class Shapes:
                 raise RuntimeError(f"a batch needs {sizes} of stack {name}, but there is room for {self.sizes[name]}")
 
 
-def stacked(parts: Sequence[Part], devices: Sequence[int], shapes: Shapes) -> StepBatch:
+def stacked(parts: Sequence[DeviceBatch], devices: Sequence[int], shapes: Shapes) -> StepBatch:
     """Parts as one batch of NumPy arrays with an axis of (these) devices in front, padded to the sizes."""
 
     def together(trees: Iterable[Any]) -> Any:
@@ -248,7 +251,7 @@ def stacked(parts: Sequence[Part], devices: Sequence[int], shapes: Shapes) -> St
     return StepBatch(batch=together(_sized(part, shapes) for part in parts), routes=routes)
 
 
-def _sized(part: Part, shapes: Shapes) -> Batch:
+def _sized(part: DeviceBatch, shapes: Shapes) -> Batch:
     """The part's batch, casts of planned stacks numbering as many rows as there is room for."""
     bags = dict(part.batch.bags)
     for name in shapes.stacks:
@@ -265,7 +268,7 @@ def _sized_bags(bags: Bags, unique: int) -> Bags:
     return dataclasses.replace(bags, cast=dataclasses.replace(cast, **sized))
 
 
-def _route(part: Part, device: int, name: str, shapes: Shapes) -> Route:
+def _route(part: DeviceBatch, device: int, name: str, shapes: Shapes) -> Route:
     sizes, stack, routed = shapes.sizes[name], shapes.stacks[name], part.routes[name]
     devices, sending = shapes.plan.devices, sending_features(stack, shapes.send)
 

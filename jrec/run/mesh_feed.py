@@ -15,13 +15,13 @@ from jrec.host.timeline import Timeline
 from jrec.run.batches import Batches
 from jrec.run.feed import LoaderFeed, Ready, remaining
 from jrec.run.mesh_arrays import Growth, Shapes, agreed, described, on_mesh, stacked
-from jrec.run.mesh_batch import Dealt
 from jrec.run.mesh_setup import FIRST_BATCHES, MeshSetup
+from jrec.run.partitioned_batch import PartitionedBatch
 from jrec.run.peers import Peers
-from jrec.run.step import HostResults, Seen, StepBatch
+from jrec.run.step import HostResults, StepBatch, StepResults
 
 
-class DealtBatches:
+class PartitionedBatches:
     """Batches cut into the devices' parts, made ready for the mesh in the order of their steps, by one thread.
 
     Of several processes each prepares its own parts, and they agree on rows (``jrec.run.host_owners``) and sizes here,
@@ -37,25 +37,25 @@ class DealtBatches:
         self._peers: Peers | None = None
 
     def begin(self, loader: Batches) -> None:
-        """Decides the forms of lookups, and connects the processes; call it before the loader's first batch is cut."""
-        self._setup.decide_forms(loader)
+        """Decides the modes of lookups, and connects the processes; call it before the loader's first batch is cut."""
+        self._setup.decide_modes(loader)
         self._peers = self._setup.peers_of_feed()
 
-    def settle(self, batches: list[Dealt]) -> None:
+    def first_sizes(self, batches: list[PartitionedBatch]) -> None:
         """Makes room for ``headroom`` times what some batches need, in all processes, which call this together."""
         if batches:
             shapes = self._shapes_of(batches[0])
-            shapes.settle(agreed(shapes.most(batches, self._setup.local), self._peers))
+            shapes.fix(agreed(shapes.most(batches, self._setup.local), self._peers))
 
-    def prepared(self, item: Dealt) -> tuple[Prepared, Growth]:
+    def prepared(self, item: PartitionedBatch) -> tuple[Prepared, Growth]:
         """What ``prepare`` returns, and the sizes that grew, so that the batch's step is compiled anew."""
         setup = self._setup
-        dealt, shapes = setup.parts.dealt_by_all(item, self._peers), self._shapes_of(item)
-        grown = shapes.fit(dealt, setup.local, self._peers)
-        sent = stacked(dealt.parts, setup.local, shapes)
-        return Prepared(batch=dealt.batch, sent=sent, rows=shapes.host_rows_read(dealt)), grown
+        partitioned, shapes = setup.partitioner.placed_by_all(item, self._peers), self._shapes_of(item)
+        grown = shapes.fit(partitioned, setup.local, self._peers)
+        sent = stacked(partitioned.parts, setup.local, shapes)
+        return Prepared(batch=partitioned.batch, sent=sent, rows=shapes.host_rows_read(partitioned)), grown
 
-    def prepare(self, item: Dealt) -> Prepared:
+    def prepare(self, item: PartitionedBatch) -> Prepared:
         """See ``jrec.host.pipeline_batch.Preparation``; what is sent is a ``StepBatch``."""
         return self.prepared(item)[0]
 
@@ -68,7 +68,7 @@ class DealtBatches:
         if self._peers is not None:
             self._peers.close()
 
-    def _shapes_of(self, item: Dealt) -> Shapes:
+    def _shapes_of(self, item: PartitionedBatch) -> Shapes:
         examples = len(item.batch.labels)
         if examples not in self._shapes:
             self._shapes[examples] = self._setup.shapes(examples * jax.process_count())
@@ -89,7 +89,7 @@ class MeshFeed(LoaderFeed):
     A thread makes two batches ready: one waits for its step, one for its place.
 
     Args:
-      loader: The training batches, cut by ``setup.parts``.
+      loader: The training batches, cut by ``setup.partitioner``.
       setup: Mesh and plan.
       total: The number of batches that the run takes; None for all.
       on_growth: Called in process 0 with the number of the step and what grew, when sizes grow.
@@ -105,7 +105,7 @@ class MeshFeed(LoaderFeed):
     ):
         super().__init__(loader)
         self._setup, self._total, self._on_growth = setup, total, on_growth
-        self._dealing, self._source = DealtBatches(setup), remaining(loader, total)
+        self._partitioned, self._source = PartitionedBatches(setup), remaining(loader, total)
         self._monitor, timeline = Monitor(), Timeline()
         self._ready: Channel[tuple[int, _Made]] = Channel(self._monitor, "ready", 1, timeline)
         self._stage = Stage(
@@ -133,7 +133,7 @@ class MeshFeed(LoaderFeed):
             self._on_growth(number, described(self._out.grown))
         return self._out.ready
 
-    def stepped(self, ready: Ready, host: HostResults, results: Seen) -> None:
+    def stepped(self, ready: Ready, host: HostResults, results: StepResults) -> None:
         """Moves the position behind the batch; see ``Feed``."""
         assert self._out is not None
         self._position = self._out.position
@@ -145,34 +145,34 @@ class MeshFeed(LoaderFeed):
     def sections(self, seconds: float) -> dict[str, Any]:
         """The feed's sections of the report; see ``Feed``."""
         del seconds
-        return self._setup.decided_forms(self._loader)
+        return self._setup.decided_modes(self._loader)
 
     def close(self) -> None:
         """Ends the thread; no more batches."""
         self._monitor.close()
-        self._dealing.close()  # the thread may wait here,
+        self._partitioned.close()  # the thread may wait here,
         super().close()  # or here
         if self._position is not None:
             self._stage.join()
         self._recent.clear()
 
     def _begin(self) -> None:
-        """Decides forms and first sizes by the run's next batches, and starts the thread."""
+        """Decides modes and first sizes by the run's next batches, and starts the thread."""
         loader = self._loader
-        self._dealing.begin(loader)
+        self._partitioned.begin(loader)
         most = FIRST_BATCHES if self._total is None else min(FIRST_BATCHES, self._total - loader.position)
-        self._dealing.settle(loader.upcoming(most))
+        self._partitioned.first_sizes(loader.upcoming(most))
         self._position = loader.state()
         self._stage.start()
 
     def _make(self, number: int, item: None) -> _Made:
         del number, item
         try:
-            dealt, (position, grown) = next(self._source)
+            partitioned, (position, grown) = next(self._source)
         except StopIteration:
             raise Finished from None
-        prepared, growth = self._dealing.prepared(dealt)
-        sent = self._dealing.send(prepared.sent)
+        prepared, growth = self._partitioned.prepared(partitioned)
+        sent = self._partitioned.send(prepared.sent)
         made = _Made(Ready(batch=prepared.batch, prepared=sent, grown=grown), growth, position)
         self._recent.append(made)
         return made

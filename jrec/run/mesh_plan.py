@@ -48,7 +48,7 @@ def placed_plan(
     if not planned:
         return _nothing(devices)
     tables = [table for stack in planned for table in stack.tables]
-    whole_plan = dealt(layout, devices, slots) if plan is None else plan
+    whole_plan = default_plan(layout, devices, slots) if plan is None else plan
     placed = whole_plan
     for tier in WHOLE:
         whole = {table.name: np.array([[0, table.rows]]) for table in tables if table.tier == tier}
@@ -164,7 +164,7 @@ def overlaid(plan: Plan, ranges: Mapping[str, np.ndarray], tier: int) -> Plan:
 
 def computing_of(plan: Plan, processes: Sequence[int]) -> list[int]:
     """How many devices of each process compute, process by process; ``processes`` has each device's process."""
-    return [sum(processes[d] == p for d in plan.askers) for p in sorted(set(processes))]
+    return [sum(processes[d] == p for d in plan.compute_devices) for p in sorted(set(processes))]
 
 
 def _nothing(devices: int) -> Plan:
@@ -183,7 +183,9 @@ def _nothing(devices: int) -> Plan:
     return Plan(tables=(), devices=devices, purpose="training", dataset=None, first=first, path=path, **empty)
 
 
-def dealt(layout: EmbeddingLayout, devices: int, slots: SlotShapes | None = None, baseline: str = "row-wise") -> Plan:
+def default_plan(
+    layout: EmbeddingLayout, devices: int, slots: SlotShapes | None = None, baseline: str = "row-wise"
+) -> Plan:
     """A plan that needs no access profile: one of ``jrec.sharding.BASELINES``.
 
     Args:

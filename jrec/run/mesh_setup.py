@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,18 +20,18 @@ from jrec.ops.layout import EmbeddingLayout
 from jrec.random_keys import over_words
 from jrec.run.batches import Batches
 from jrec.run.host_owners import HostOwners
+from jrec.run.lookup_modes import LookupModes
 from jrec.run.mesh_arrays import Shapes
-from jrec.run.mesh_batch import Dealt, Parts, host_stacks
-from jrec.run.mesh_forms import Forms
 from jrec.run.mesh_monitor import PlanMonitor
 from jrec.run.mesh_rows import local_numbers
 from jrec.run.options import MeshOptions
+from jrec.run.partitioned_batch import BatchPartitioner, PartitionedBatch, host_stacks
 from jrec.run.peers import Peers, connect
 from jrec.run.processes import coordinator_host, several
 from jrec.sharding import Plan
 
 FIRST_BATCHES = 4
-"""The number of batches that decide the forms of lookups and the first sizes of routes, before the first step."""
+"""The number of batches that decide the modes of lookups and the first sizes of routes, before the first step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,10 +87,10 @@ class MeshSetup:
         return HostOwners(processes=jax.process_count(), process=jax.process_index(), devices=len(self.local))
 
     @functools.cached_property
-    def forms(self) -> Forms:
+    def modes(self) -> LookupModes:
         """Which features' lookups are sent, once decided: all that can be, where some devices only keep tables."""
         chosen = self.options.form if not self.hot else "retrieve"
-        return Forms(self.layout, "send" if chosen == "auto" and self.plan.computes is not None else chosen)
+        return LookupModes(self.layout, "send" if chosen == "auto" and self.plan.computes is not None else chosen)
 
     @property
     def exchange(self) -> Kind:
@@ -98,54 +99,65 @@ class MeshSetup:
         return fastest_kind(platform) if chosen == "auto" else chosen
 
     @functools.cached_property
-    def parts(self) -> Parts:
+    def partitioner(self) -> BatchPartitioner:
         """Cuts this process's training batches."""
-        return self._parts(self.local, self.local[0], len(self.local), together=several())
+        return self._partitioner(self.local, self.local[0], len(self.local), together=several())
 
     @functools.cached_property
-    def all_parts(self) -> Parts:
+    def whole_partitioner(self) -> BatchPartitioner:
         """Cuts batches that every process reads whole."""
-        return self._parts(range(self.plan.devices), 0, self.plan.devices)
+        return self._partitioner(range(self.plan.devices), 0, self.plan.devices)
 
-    def _parts(self, devices: Any, first: int, count: int, *, together: bool = False) -> Parts:
-        options: dict[str, Any] = {"devices": devices, "first": first, "count": count, "forms": self.forms}
-        options |= {"hot": self.hot, "owners": self.owners, "together": together}
-        return Parts(self.layout, self.plan, cast=self.cast, **options)
+    def _partitioner(
+        self, devices: Sequence[int], first: int, count: int, *, together: bool = False
+    ) -> BatchPartitioner:
+        return BatchPartitioner(
+            self.layout,
+            self.plan,
+            devices=devices,
+            first=first,
+            count=count,
+            cast=self.cast,
+            modes=self.modes,
+            hot=self.hot,
+            owners=self.owners,
+            together=together,
+        )
 
     def shapes(self, examples: int) -> Shapes:
         """Static sizes for batches of ``examples`` examples."""
-        each = examples // len(self.plan.askers)
+        each = examples // len(self.plan.compute_devices)
         return Shapes(
             self.layout,
             self.plan,
             examples=each,
             headroom=self.options.headroom,
-            send=self.forms.send,
+            send=self.modes.send,
             hot=self.hot,
             processes=jax.process_count(),
         )
 
-    def decide_forms(self, loader: Batches) -> None:
-        """Chooses the forms of lookups, once, from the run's first batches, whatever the loader's position.
+    def decide_modes(self, loader: Batches) -> None:
+        """Chooses the modes of lookups, once, from the run's first batches, whatever the loader's position.
 
         Args:
           loader: The loader of the training batches, cut into parts or whole.
         """
-        if self.forms.decided:
+        if self.modes.decided:
             return
         batches: list[Any] = loader.first(FIRST_BATCHES)
-        dealt = [batch if isinstance(batch, Dealt) else self.parts(batch) for batch in batches]
-        self.forms.decide([batch.parts for batch in dealt], self.local)
+        partitioned = [batch if isinstance(batch, PartitionedBatch) else self.partitioner(batch) for batch in batches]
+        self.modes.decide([batch.parts for batch in partitioned], self.local)
 
     def decide_forms_without(self, batch: Batch) -> None:
-        """Chooses the forms without training, from a whole batch to predict, the same in every process."""
-        if not self.forms.decided:
-            self.forms.decide([self.all_parts(batch).parts], range(self.plan.devices), training=False)
+        """Chooses the modes without training, from a whole batch to predict, the same in every process."""
+        if not self.modes.decided:
+            self.modes.decide([self.whole_partitioner(batch).parts], range(self.plan.devices), training=False)
 
-    def decided_forms(self, loader: Batches) -> dict[str, Any]:
-        """The forms of lookups for the run's report, decided first if need be (``decide_forms``)."""
-        self.decide_forms(loader)
-        return {} if (record := self.forms.record()) is None else {"forms": record}
+    def decided_modes(self, loader: Batches) -> dict[str, Any]:
+        """The modes of lookups for the run's report, decided first if need be (``decide_modes``)."""
+        self.decide_modes(loader)
+        return {} if (record := self.modes.record()) is None else {"forms": record}
 
     def sections(self, folder: pathlib.Path) -> dict[str, Any]:
         """The report's section about the plan, see ``jrec.train.report.sections``; writes the profile to ``folder``."""

@@ -18,22 +18,22 @@ from jrec.batch import Batch
 from jrec.data.loader import Loader
 from jrec.data.regroup import blank, gathered
 from jrec.host.pipeline_batch import WholeBatches
-from jrec.run.host_feed import dealt_rows, unique_rows
+from jrec.run.host_feed import rows_on_mesh, unique_rows
 from jrec.run.mesh_arrays import Shapes, on_mesh, stacked
-from jrec.run.mesh_batch import Dealt
 from jrec.run.mesh_plan import computing_of
 from jrec.run.mesh_setup import MeshSetup
+from jrec.run.partitioned_batch import PartitionedBatch
 from jrec.run.state import RunState
 from jrec.run.step import HostRows, StepBatch
 
 _AGREED_AT_ONCE = 8
-"""Batches whose sizes the processes of a run settle together."""
+"""Batches whose sizes the processes of a run agree on together."""
 Predicted = tuple[jax.Array, Batch]
 """Logits of all processes' examples, those of the first process first, and the process's own batch."""
 
 
 class Predictions:
-    """Predicts as a run's state is at the moment. Rows in host memory must have settled.
+    """Predicts as a run's state is at the moment. Rows in host memory must be flushed.
 
     Args:
       run: The run.
@@ -51,7 +51,7 @@ class Predictions:
         setup, growing = self._run.setup, self._run.growing
         loading: dict[str, Any] = {"growing": growing.rows_of_keys()} if growing else {}
         if setup is not None and self._shares(setup):
-            loading |= {"transform": setup.parts, "multiple": len(setup.plan.askers), "shared": True}
+            loading |= {"transform": setup.partitioner, "multiple": len(setup.plan.compute_devices), "shared": True}
         return loading
 
     def of_split(self, loader: Loader) -> Iterator[Predicted]:
@@ -61,15 +61,15 @@ class Predictions:
             for batch in loader:
                 yield self.of_batch(batch), batch
             return
-        if not setup.forms.decided:  # nothing was trained
+        if not setup.modes.decided:  # nothing was trained
             first: Any = loader.batch(0)
-            setup.forms.decide([first.parts], setup.local, training=False)
+            setup.modes.decide([first.parts], setup.local, training=False)
         batches: Any = loader
         for waiting in itertools.batched(batches, _AGREED_AT_ONCE if jax.process_count() > 1 else 1):
-            some = [setup.parts.dealt_by_all(dealt, setup.peers) for dealt in waiting]
+            some = [setup.partitioner.placed_by_all(partitioned, setup.peers) for partitioned in waiting]
             shapes = self._fitting(setup, some)
-            for dealt in some:
-                yield self._of_parts(setup, dealt, shapes), dealt.batch
+            for partitioned in some:
+                yield self._of_parts(setup, partitioned, shapes), partitioned.batch
 
     def of_batch(self, batch: Batch) -> jax.Array:
         """Logits, (batch,) float32, of a whole batch of NumPy arrays, which every process gives."""
@@ -77,17 +77,19 @@ class Predictions:
         if setup is None:
             prepared = self._whole.prepare(batch)
             return self._predict(unique_rows(prepared.rows, self._run.tables), StepBatch(batch=prepared.batch))
-        wanted, count = len(batch.labels), len(setup.plan.askers)
+        wanted, count = len(batch.labels), len(setup.plan.compute_devices)
         examples = -(-wanted // count) * count
         if examples > wanted:
             more = blank(setup.layout, batch, examples - wanted)
             batch = gathered(setup.layout, [(batch, 0, wanted), (more, 0, examples - wanted)])
-        # Every process routes all parts, so that all agree on forms and sizes.
+        # Every process routes all parts, so that all agree on modes and sizes.
         setup.decide_forms_without(batch)
-        dealt = setup.all_parts(batch)
+        partitioned = setup.whole_partitioner(batch)
         shapes = self._of(setup, examples)
-        shapes.fit(dealt, range(setup.plan.devices))
-        local = Dealt(batch=batch, parts=tuple(dealt.parts[number] for number in setup.local), host=dealt.host)
+        shapes.fit(partitioned, range(setup.plan.devices))
+        local = PartitionedBatch(
+            batch=batch, parts=tuple(partitioned.parts[number] for number in setup.local), host=partitioned.host
+        )
         return jax.tree.map(lambda array: array[:wanted], self._of_parts(setup, local, shapes))
 
     def _shares(self, setup: MeshSetup) -> bool:
@@ -100,16 +102,16 @@ class Predictions:
             self._shapes[examples] = setup.shapes(examples)
         return self._shapes[examples]
 
-    def _fitting(self, setup: MeshSetup, some: Sequence[Dealt]) -> Shapes:
+    def _fitting(self, setup: MeshSetup, some: Sequence[PartitionedBatch]) -> Shapes:
         """Sizes for these batches of all processes."""
         shapes = self._of(setup, len(some[0].batch.labels) * jax.process_count())
         shapes.make_room(shapes.most(some, setup.local), setup.peers)
         return shapes
 
-    def _of_parts(self, setup: MeshSetup, dealt: Dealt, shapes: Shapes) -> jax.Array:
-        prepared = on_mesh(stacked(dealt.parts, setup.local, shapes), setup.mesh)
-        rows = unique_rows(shapes.host_rows_read(dealt), self._run.tables)
-        return self._predict(dealt_rows(rows, setup.mesh), prepared)
+    def _of_parts(self, setup: MeshSetup, partitioned: PartitionedBatch, shapes: Shapes) -> jax.Array:
+        prepared = on_mesh(stacked(partitioned.parts, setup.local, shapes), setup.mesh)
+        rows = unique_rows(shapes.host_rows_read(partitioned), self._run.tables)
+        return self._predict(rows_on_mesh(rows, setup.mesh), prepared)
 
     def _predict(self, host: HostRows, batch: StepBatch) -> jax.Array:
         return self._run.compiled.predict_on(self._run.state, self._run.rows, host, batch)

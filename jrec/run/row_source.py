@@ -10,7 +10,7 @@ from jrec.ops.layout import Stack
 
 
 class RowSource(Protocol):
-    """Rows by address: a checkpoint (``jrec.checkpoint.Saved``), or a model (``jrec.run.held``)."""
+    """Rows by address: a checkpoint (``jrec.checkpoint.Saved``), or a model (``jrec.run.model_rows``)."""
 
     def read(self, stack: Stack, array: str, addresses: np.ndarray) -> np.ndarray:
         """Rows of "values", or of a slot, at (n,) addresses of a stack, in any order."""

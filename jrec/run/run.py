@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
@@ -22,18 +21,17 @@ from jrec.data.packing import CastPlace, OnBadId, Packer
 from jrec.host import HostTable
 from jrec.nn import SparseOptimizer, binary_cross_entropy
 from jrec.nn.optimizer import Loss
-from jrec.outputs import check_output, kind_of
-from jrec.run.checkpoint import dense_arrays, restore_state
+from jrec.outputs import kind_of
 from jrec.run.feeds import Feeds, OnGrowth
-from jrec.run.identity import Description, check_identity, identity_of, meta_of
+from jrec.run.identity import Description, identity_of
 from jrec.run.in_place_feed import reads_in_place
 from jrec.run.options import HostOptions
 from jrec.run.predictions import Predictions
-from jrec.run.processes import wait_for_all
 from jrec.run.record import RECORD, Record, decoded
+from jrec.run.run_checkpoints import CHECKPOINT_FOLDER, Loaded, RunCheckpoints
 from jrec.run.run_feed import FedBatch, RunFeed
 from jrec.run.state import RunState
-from jrec.run.step import Seen, StepOn
+from jrec.run.step import StepOn, StepResults
 from jrec.run.whole_tables import read_rows, table_rows
 
 if TYPE_CHECKING:
@@ -41,22 +39,7 @@ if TYPE_CHECKING:
     from jrec.serving.format import Dtype, Manifest
 
 _EXPORT = {"command": "Run.export"}
-Step = Callable[[FedBatch], tuple[jax.Array, Seen]]
-CHECKPOINT_FOLDER = "checkpoints"
-"""Of the folder of a run of ``jrec train``."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """What came with a checkpoint beside the state of its run.
-
-    Attributes:
-      meta: What ``Run.save`` was given as ``meta``.
-      arrays: What it was given as ``arrays``, and those of growing tables.
-    """
-
-    meta: dict[str, Any]
-    arrays: dict[str, np.ndarray]
+Step = Callable[[FedBatch], tuple[jax.Array, StepResults]]
 
 
 class Run:
@@ -66,7 +49,7 @@ class Run:
       layout: The tables.
       mesh: The devices; None for one without a plan.
       plan: Where the rows of planned tables live; None without a mesh and a plan.
-      predictions: Predicts batches as the run is at the moment; call ``settle`` first.
+      predictions: Predicts batches as the run is at the moment; call ``flush`` first.
       steps: The number of steps taken.
     """
 
@@ -90,8 +73,7 @@ class Run:
         )
         self._feeds = Feeds(state, host=host, in_place=in_place, cast=cast)
         self._record = record
-        self._identity = identity_of(self.layout, optimizer, description)
-        self._checkpoints: Checkpoints | None = None
+        self._checkpoints = RunCheckpoints(state, identity_of(self.layout, optimizer, description))
         self.predictions = Predictions(state)
         step = optimizer.dense.step.get_value()
         self.steps = 0 if isinstance(step, jax.ShapeDtypeStruct) else int(step)
@@ -115,12 +97,11 @@ class Run:
         step_on = self._state.compiled.with_loss(loss, micro_batches)
         return lambda batch: self._take(batch, step_on)
 
-    def _take(self, batch: FedBatch, step_on: StepOn) -> tuple[jax.Array, Seen]:
+    def _take(self, batch: FedBatch, step_on: StepOn) -> tuple[jax.Array, StepResults]:
         if batch.feed not in self._feeds.opened:
             raise ValueError("a step takes a batch of this run's feed; this one is of another run")
         batch.feed.check(batch)
-        if self._checkpoints is not None:
-            self._checkpoints.between_steps()
+        self._checkpoints.between_steps()
         if (setup := self._state.setup) is not None and setup.monitor is not None:
             setup.monitor.observe(batch.batch)
         host, outputs = self._state.step(batch.ready, step_on)
@@ -200,6 +181,9 @@ class Run:
     ) -> Any:
         """What the model's ``logits`` returns for some examples, NumPy arrays; every process gives the same examples.
 
+        The model predicts in eval mode, without dropout and with the running averages of BatchNorm, whatever mode it
+        trains in, and none of its state changes.
+
         Args:
           columns: As ``pack_batch`` takes them, without labels.
           dense: Names of the float features, in the order the model takes them.
@@ -207,7 +191,7 @@ class Run:
           on_bad_id: See ``pack_batch``.
           **packing: Further arguments of ``pack_batch``.
         """
-        self.settle()
+        self.flush()
         if growing := self._state.growing:
             packing["vocabularies"] = {**packing.get("vocabularies", {}), **growing.now()}
         packer = Packer(self.layout, dense=dense, label=None, on_bad_id=on_bad_id, **packing)
@@ -220,10 +204,10 @@ class Run:
             parts.append(jax.tree.map(lambda array, count=chosen.size: np.asarray(array)[:count], logits))
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Waits until every row is where it lives, as the last step left it."""
         for feed in self._feeds.opened:
-            feed.settle()
+            feed.flush()
 
     def table(self, name: str) -> np.ndarray:
         """All rows of a table as the last step left them, (rows, dim); see ``rows``."""
@@ -242,7 +226,7 @@ class Run:
         Raises:
           ValueError: If there is no such table or row.
         """
-        self.settle()
+        self.flush()
         return read_rows(self._state, name, np.asarray(ids, None if len(ids) else np.int64))
 
     @property
@@ -260,12 +244,12 @@ class Run:
 
         The next step takes their arrays, so that they are to be read before it.
         """
-        self.settle()
+        self.flush()
         return self._state.modules()
 
     @property
     def state(self) -> Any:
-        """Dense parameters, their optimizer, and all else that every device holds alike: an ``nnx.State``."""
+        """Dense parameters, their optimizer, and all other state that every device holds alike: an ``nnx.State``."""
         return self._state.state
 
     @property
@@ -287,9 +271,10 @@ class Run:
         protected: int | None = None,
         wait: bool = True,
     ) -> None:
-        """Writes a checkpoint of this step to FOLDER/STEP: dense parameters, rows, slots; docs/checkpoints.md.
+        """Writes a checkpoint of this step to FOLDER/STEP: rows, slots, all state of the model; docs/checkpoints.md.
 
-        Further checkpoints in the folder hold only what changed. A run on any mesh and plan can restore it.
+        Further checkpoints in the folder hold only what changed. A run on any mesh and plan can restore it. Commands
+        read it where it says what made the model and its dataset: docs/library.md.
 
         Args:
           folder: A folder for the run's checkpoints, which every process sees.
@@ -303,21 +288,14 @@ class Run:
         Raises:
           CheckpointError: If it cannot be written.
         """
-        self.settle()
-        target = pathlib.Path(folder).absolute()
-        if self._checkpoints is None or self._checkpoints.folder != target:
-            self._finish()
-            if not (target.name == CHECKPOINT_FOLDER and kind_of(target.parent) == "run"):
-                check_output(target / "step")  # a dataset or an export takes no checkpoints
-            self._checkpoints = self._open(target)
-        about = {"meta": json.loads(json.dumps(dict(meta or {}))), "forms": self._forms()}
+        self.flush()
+        about = {"meta": json.loads(json.dumps(dict(meta or {}))), "forms": self._sending()}
         about |= {} if self._record is None else self._record.of(*self._feeds.fed).meta()
-        state = self._state
         self._checkpoints.save(
             self.steps,
-            arrays=dense_arrays(state.state, {**(arrays or {}), **state.growing.state()}, self.layout),
-            sources=state.sources(),
-            meta=about,
+            pathlib.Path(folder).absolute(),
+            about,
+            arrays=arrays or {},
             keep=keep,
             protected=protected,
             wait=wait,
@@ -325,7 +303,7 @@ class Run:
 
     def written(self) -> Written | None:
         """What the last checkpoint was, once it is complete; None where there is none since the last call."""
-        return None if self._checkpoints is None else self._checkpoints.written()
+        return self._checkpoints.written()
 
     def finish_saving(self) -> None:
         """Returns when the checkpoint under way, if there is one, is complete.
@@ -333,14 +311,15 @@ class Run:
         Raises:
           CheckpointError: If it could not be written.
         """
-        if self._checkpoints is not None:
-            self._checkpoints.finish()
+        self._checkpoints.finish()
 
     def restore(self, folder: str | os.PathLike[str], *, step: int | None = None) -> dict[str, Any]:
-        """Reads a checkpoint of ``save``, by a run on any mesh and plan; the steps after it have the same bits.
+        """Reads a checkpoint of ``save`` or `jrec train`, on any mesh and plan; the steps after it have the same bits.
+
+        The dense optimizer must be the same optax transformation; learning rates of `jrec train` are schedules.
 
         Args:
-          folder: The folder of the checkpoints, or that of a run of `jrec train`.
+          folder: A folder of ``save``, or the folder of a run of `jrec train`.
           step: Which; None for the latest.
 
         Returns:
@@ -370,35 +349,24 @@ class Run:
         Args:
           saved: The checkpoint.
           goes_on: Whether the run goes on from its step; otherwise it begins from its model, rows and slots.
-          dense_optimizer: Whether to take over the state of the dense optimizer, which must then be of its kind;
-            otherwise it stays as the run has it.
+          dense_optimizer: Whether to take over the state of the dense optimizer, which must then be of its kind, and
+            all streams of random numbers. Otherwise it stays as the run has it, and so do streams of only one of them.
           of: What the checkpoint is to be of, where that is not what the run is of: by key of the run's description.
           slots: Whether to read the optimizers' state on one device; without it the run can only predict.
           rows: Whether to read rows; without them, and slots, only the dense model is of use.
         """
         self._check_no_feeds()
-        check_identity(saved, {**self._identity, **(of or {})}, optimizers=self._state.training)
-        self._finish()
-        state, arrays = restore_state(
-            saved,
-            self._state.state,
-            self.layout,
-            slots=slots and rows,
-            rows=rows,
-            dense_optimizer=dense_optimizer,
+        loaded = self._checkpoints.load(
+            saved, goes_on=goes_on, slots=slots, rows=rows, dense_optimizer=dense_optimizer, of=of or {}
         )
-        self._state.growing.restore(arrays)
-        self._state.restore(saved, state, rows=rows)
         if goes_on:
             self.steps, setup = saved.step, self._state.setup
-            self._checkpoints = self._open(saved.folder.parent)
-            self._checkpoints.restored(saved)
             if setup is not None and (send := saved.manifest.meta.get("forms")) is not None:
-                setup.forms.settle(send)
+                setup.modes.restore(send)
         if self._record is not None and (before := saved.manifest.meta.get(RECORD)) is not None:
             before = decoded(before, where=str(saved.folder))
             self._record = self._record.of(before.dense, before.dataset)
-        return Loaded(meta=meta_of(saved), arrays=arrays)
+        return loaded
 
     def export(
         self,
@@ -432,7 +400,7 @@ class Run:
         """
         from jrec.run.export import of_run, write_export
 
-        self.settle()
+        self.flush()
         source = of_run(self._state, step=self.steps, dense=dense, schema=schema)
         inputs = [] if schema is None or schema.folder is None else [schema.folder]
         return write_export(
@@ -449,11 +417,8 @@ class Run:
         with contextlib.ExitStack() as stack:
             stack.callback(self._state.setup.close if self._state.setup is not None else lambda: None)
             for feed in self._feeds.opened:
-                stack.callback(feed.close, settle=finish)
-            if finish:
-                stack.callback(self._finish)
-            elif self._checkpoints is not None:
-                stack.callback(self._checkpoints.close)
+                stack.callback(feed.close, flush=finish)
+            stack.callback(self._checkpoints.finish if finish else self._checkpoints.close)
 
     def __enter__(self) -> Run:
         return self
@@ -465,16 +430,8 @@ class Run:
         if any(not feed.closed for feed in self._feeds.opened):
             raise RuntimeError("close the run's feeds before a checkpoint is restored, and make new ones after it")
 
-    def _open(self, folder: pathlib.Path) -> Checkpoints:
-        return Checkpoints(folder, fingerprint=self._identity, barrier=wait_for_all)
-
-    def _finish(self) -> None:
-        if self._checkpoints is not None:
-            self._checkpoints.finish()
-            self._checkpoints = None
-
-    def _forms(self) -> list[str] | None:
+    def _sending(self) -> list[str] | None:
         """The features whose lookups are sent, where the same batches will not decide it again."""
         setup, opened = self._state.setup, self._feeds.opened
         decides_again = bool(opened) and all(feed.replays for feed in opened)
-        return None if setup is None or decides_again or not setup.forms.decided else sorted(setup.forms.send)
+        return None if setup is None or decides_again or not setup.modes.decided else sorted(setup.modes.send)

@@ -16,9 +16,9 @@ from jrec.data.packing import Packer
 from jrec.data.packing_columns import PreparedColumns
 from jrec.data.schema import DatasetError
 from jrec.run.feed import Feed, Ready
-from jrec.run.mesh_batch import Dealt
 from jrec.run.mesh_setup import MeshSetup
-from jrec.run.step import HostResults, Seen
+from jrec.run.partitioned_batch import PartitionedBatch
+from jrec.run.step import HostResults, StepResults
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class RunFeed:
         if batch is not self._out:
             raise ValueError("a step takes a batch of this run's feed, and each batch once")
 
-    def stepped(self, batch: FedBatch, host: HostResults, outputs: Seen) -> None:
+    def stepped(self, batch: FedBatch, host: HostResults, outputs: StepResults) -> None:
         """Takes back a batch after its step; see ``Feed``."""
         self._feed.stepped(batch.ready, host, outputs)
         self._out = None
@@ -104,12 +104,12 @@ class RunFeed:
         """
         return self._feed.sections(seconds)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Waits until host memory holds every row as the last step left it."""
         if not self._closed:
-            self._feed.settle()
+            self._feed.flush()
 
-    def close(self, *, settle: bool = True) -> None:
+    def close(self, *, flush: bool = True) -> None:
         """Stores what the last step left, unless told otherwise, and ends the threads.
 
         A feed whose batches are all taken is closed.
@@ -117,8 +117,8 @@ class RunFeed:
         if not self._closed:
             self._closed = True
             try:
-                if settle:
-                    self._feed.settle()
+                if flush:
+                    self._feed.flush()
             finally:
                 position = self._feed.position()
                 self._feed.close()
@@ -202,14 +202,14 @@ def _copied(batch: Batch) -> Batch:
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, batch)
 
 
-def hot_parts(setup: MeshSetup, batch: Batch) -> Dealt:
+def hot_partition(setup: MeshSetup, batch: Batch) -> PartitionedBatch:
     """The parts of a batch that may read only rows of every device.
 
     Raises:
       DatasetError: If it reads another row.
     """
-    dealt = setup.parts(batch)
-    for part in dealt.parts:
+    partitioned = setup.partitioner(batch)
+    for part in partitioned.parts:
         for name, routed in part.routes.items():
             everywhere = np.zeros(routed.addresses.size, bool)
             everywhere[routed.of(setup.plan.devices)[1]] = True
@@ -221,4 +221,4 @@ def hot_parts(setup: MeshSetup, batch: Batch) -> Dealt:
                 f"a hot batch reads row {address - stack.bases[number]} of table {stack.tables[number].name!r}, which"
                 " the plan does not put on every device; give such examples to a feed without hot=True"
             )
-    return dealt
+    return partitioned

@@ -12,7 +12,7 @@ import numpy as np
 from jrec.checkpoint import Saved
 from jrec.checkpoint.sources import Source
 from jrec.data.growing_tables import GrowingTables, Grown
-from jrec.mesh.communication import settled
+from jrec.mesh.communication import state_of_first
 from jrec.mesh.route import MeshRows
 from jrec.nn import SparseOptimizer
 from jrec.ops.layout import Stack
@@ -21,13 +21,13 @@ from jrec.row_optimizers import optimizer_of
 from jrec.run.checkpoint import StateRows
 from jrec.run.feed import Ready
 from jrec.run.first_rows import FirstRows
-from jrec.run.held import HeldRows
 from jrec.run.mesh_setup import MeshSetup
+from jrec.run.model_rows import ModelRows
 from jrec.run.new_lines import new_addresses
 from jrec.run.options import HostOptions
-from jrec.run.placed import Placed
-from jrec.run.step import HostResults, Seen, State, StepOn, compile_run
-from jrec.run.tiers import InCores, InHostMemory, InModel, Tier
+from jrec.run.planned_tier import PlannedTier
+from jrec.run.step import HostResults, State, StepOn, StepResults, compile_run
+from jrec.run.tiers import CoresTier, HostTier, ModelTier, Tier
 
 
 class RunState:
@@ -60,7 +60,7 @@ class RunState:
         key: jax.Array,
         host: HostOptions = HostOptions(),  # noqa: B008, frozen
         setup: MeshSetup | None = None,
-        held: HeldRows | None = None,
+        held: ModelRows | None = None,
         training: bool = True,
         saves: bool = False,
         growing: GrowingTables | None = None,
@@ -74,7 +74,7 @@ class RunState:
         state, self.compiled = compile_run(model, optimizer, mesh=mesh, communication=together, training=training)
         self._state: State = state if setup is None else setup.everywhere(state)
         computes = None if together is None else together.computes
-        self._caught_up = None if mesh is None or computes is None else settled(mesh, computes)
+        self._caught_up = None if mesh is None or computes is None else state_of_first(mesh, computes)
         self._behind = False
         self._tracked = False  # the rows that steps change: the first checkpoint has all rows anyway
         self.tiers = {stack.name: self._tier(stack, key, host, held) for stack in layout.members}
@@ -84,15 +84,15 @@ class RunState:
                 if tier.changing is not None:
                     tier.changing.compile_reads()
 
-    def _tier(self, stack: Stack, key: jax.Array, host: HostOptions, held: HeldRows | None) -> Tier:
+    def _tier(self, stack: Stack, key: jax.Array, host: HostOptions, held: ModelRows | None) -> Tier:
         own, layout = optimizer_of(self._optimizer, stack.name), self.layout
         if stack.compressed:
-            return InCores(stack, lambda: self.modules()[0])
+            return CoresTier(stack, lambda: self.modules()[0])
         if self.setup is not None:
-            return Placed(stack, self.setup, own, key, host, held)
+            return PlannedTier(stack, self.setup, own, key, host, held)
         if stack in layout.host_stacks:
-            return InHostMemory(stack, own, key, host)
-        return InModel(stack, own, functools.partial(self._in_state.of, stack.name))
+            return HostTier(stack, own, key, host)
+        return ModelTier(stack, own, functools.partial(self._in_state.of, stack.name))
 
     @property
     def frozen(self) -> frozenset[str]:
@@ -118,7 +118,7 @@ class RunState:
         for name, of_stack in rows.items():
             self.tiers[name].put(of_stack)
 
-    def step(self, ready: Ready, step_on: StepOn | None = None) -> tuple[HostResults, Seen]:
+    def step(self, ready: Ready, step_on: StepOn | None = None) -> tuple[HostResults, StepResults]:
         """Takes a step on a batch; returns what goes back to host memory after the step, and the step's outputs.
 
         Args:
@@ -150,7 +150,7 @@ class RunState:
         return {name: of_stack for name, of_stack in lines.items() if of_stack is not None}
 
     def sources(self) -> Sequence[Source]:
-        """The tables' rows after the last step, for a checkpoint. Call once host memory has settled."""
+        """The tables' rows after the last step, for a checkpoint. Call once rows in host memory are flushed."""
         self._tracked = True
         return [source for tier in self.tiers.values() for source in tier.sources]
 

@@ -30,7 +30,9 @@ HostRows = Mapping[str, Rows]  # by stack, a batch's rows from host memory; on a
 HostResults = Mapping[str, Any]  # by stack, what a step gives back: ``Rows``, or a ``PooledUpdate`` of pooled rows
 
 
-StepOn = Callable[[State, StackRows, HostRows, "StepBatch"], tuple[State, dict[str, MeshRows], dict[str, Any], "Seen"]]
+StepOn = Callable[
+    [State, StackRows, HostRows, "StepBatch"], tuple[State, dict[str, MeshRows], dict[str, Any], "StepResults"]
+]
 
 
 @jax.tree_util.register_dataclass
@@ -52,8 +54,8 @@ class StepBatch:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What the training loop reads of a step, equal on all devices: the examples of all parts, device by device.
+class StepResults:
+    """What a step leaves to be read, equal on all devices: the examples of all parts, device by device.
 
     Attributes:
       loss: () float32, of the whole batch.
@@ -82,9 +84,9 @@ class CompiledRun:
     """A model and its optimizer, split into a state and jitted functions of it.
 
     Attributes:
-      step_on: ``state, rows, host, batch -> state, rows, host, Seen``. The arguments but for the batch are donated:
-        tables and slots change in place. The second ``host`` also has a ``PooledUpdate`` of each stack of
-        ``batch.pooled`` that is not frozen.
+      step_on: ``state, rows, host, batch -> state, rows, host, StepResults``. The arguments but for
+        the batch are donated: tables and slots change in place. The second ``host`` also has a ``PooledUpdate`` of
+        each stack of ``batch.pooled`` that is not frozen.
       with_loss: Another ``step_on``, of another loss or in more slices.
       renew: ``state, rows, words, new -> state, rows``, with first values and slots in the lines ``new`` (by stack,
         ``NewLines``; on a mesh ``MeshLines``) by the key of initial rows (``key_words``). State and rows are donated.
@@ -139,13 +141,13 @@ def compile_run(
 
     def train(
         loss: Loss, micro_batches: int, state: State, rows: StackRows, host: HostRows, prepared: StepBatch
-    ) -> tuple[State, dict[str, MeshRows], dict[str, Any], Seen]:
+    ) -> tuple[State, dict[str, MeshRows], dict[str, Any], StepResults]:
         model, optimizer = nnx.merge(graph, state)
         prepared = prepared if mesh is None else local_view(prepared)
         stores, batch = _stores(rows, host, prepared)
         options = {"routes": prepared.routes, "communication": together, "micro_batches": micro_batches}
         outputs = train_step_on(model, optimizer, stores, batch, loss=loss, **options)
-        results = _seen(outputs, prepared.batch, together)
+        results = _results(outputs, prepared.batch, together)
         return nnx.state((model, optimizer)), _planned(outputs.stores, rows), _to_host(outputs.stores, host), results
 
     def infer(state: State, rows: StackRows, host: HostRows, prepared: StepBatch) -> jax.Array:
@@ -222,8 +224,8 @@ def _to_host(stores: Mapping[str, Any], host: HostRows) -> dict[str, Any]:
     return results
 
 
-def _seen(outputs: StepOutputs, batch: Batch, together: Communication | None) -> Seen:
+def _results(outputs: StepOutputs, batch: Batch, together: Communication | None) -> StepResults:
     arrays: dict[str, Any] = {"logits": outputs.logits, "labels": batch.labels, "mask": batch.mask}
     if together is not None:
         arrays = jax.tree.map(together.of_examples, arrays)
-    return Seen(loss=outputs.loss, gradient_norm=outputs.gradient_norm, **arrays)
+    return StepResults(loss=outputs.loss, gradient_norm=outputs.gradient_norm, **arrays)

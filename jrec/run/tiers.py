@@ -59,7 +59,7 @@ class Tier:
     def read(self, addresses: np.ndarray) -> np.ndarray:
         """Rows of one table as the last step left them: of (n,) int64 addresses, (n, dim).
 
-        Rows in host memory have settled; of several processes all call it, and get all rows.
+        Rows in host memory are flushed; of several processes all call it, and get all rows.
         """
         raise NotImplementedError
 
@@ -75,7 +75,7 @@ class Tier:
         """
 
 
-class InModel(Tier):
+class ModelTier(Tier):
     """A stack whose rows the model holds, on one device.
 
     Args:
@@ -99,7 +99,7 @@ class InModel(Tier):
         return np.asarray(self._arrays()[VALUES][addresses.astype(np.int32)])[:, : self.stack.dim]
 
 
-class InHostMemory(Tier):
+class HostTier(Tier):
     """A stack that lies in host memory as a whole.
 
     Args:
@@ -127,7 +127,7 @@ class InHostMemory(Tier):
         self._source.restore(saved, slots=slots)
 
 
-class InCores(Tier):
+class CoresTier(Tier):
     """A table in tensor-train cores, which are in the run's state.
 
     Args:

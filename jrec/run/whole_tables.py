@@ -24,7 +24,7 @@ def read_rows(state: RunState, name: str, ids: np.ndarray) -> np.ndarray:
     """Rows of a table as the last step left them; every process calls it with the same arguments.
 
     Args:
-      state: The run's state; rows in host memory have settled.
+      state: The run's state; rows in host memory are flushed.
       name: The table.
       ids: (n,) integers.
 

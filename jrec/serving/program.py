@@ -22,13 +22,15 @@ class _Vectors:
     """Stands for a model's ``EmbeddingCollection`` where vectors were looked up elsewhere, by feature."""
 
     def __init__(self, layout: EmbeddingLayout, vectors: Mapping[str, jax.Array], masks: Mapping[str, jax.Array]):
-        self.layout, self._vectors, self._masks = layout, vectors, masks
+        # JAX gives a traced function its dictionaries sorted by key, but models join features in the layout's order.
+        self.layout = layout
+        self._vectors = {name: vectors[name] for name in layout.order}
+        self._masks = {name: masks[name] for name in layout.order if name in masks}
 
     def vectors(self, activations: Any, bags: Any) -> list[jax.Array]:
         """See ``EmbeddingCollection.vectors``."""
         del activations, bags
-        rows = [self._vectors[name] for name in self.layout.order]
-        return [x if x.ndim == 3 else x[:, None] for x in rows]
+        return [x if x.ndim == 3 else x[:, None] for x in self._vectors.values()]
 
     def features(self, activations: Any, bags: Any) -> dict[str, jax.Array]:
         """See ``EmbeddingCollection.features``."""

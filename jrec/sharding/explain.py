@@ -105,8 +105,9 @@ def summary(problem: Problem, planned: Planned, plan: Plan) -> str:
 
 
 def _who(plan: Plan) -> str:
-    keepers = tuple(d for d in range(plan.devices) if d not in plan.askers)
-    return f"devices {device_ranges(plan.askers)} compute and keep no rows, {device_ranges(keepers)} keep the tables"
+    keepers = tuple(d for d in range(plan.devices) if d not in plan.compute_devices)
+    compute = device_ranges(plan.compute_devices)
+    return f"devices {compute} compute and keep no rows, {device_ranges(keepers)} keep the tables"
 
 
 def mode_bytes(traffic: Traffic) -> str:
@@ -157,7 +158,7 @@ def _explain_table(plan: Plan, name: str, problem: Problem | None) -> str:
     if plan.computes is not None:
         lines.append(f"  {_who(plan)}")
     if problem is not None:
-        fetched = plan.placement(problem).pieces.fetched[segments] / table.row_bytes * problem.askers
+        fetched = plan.placement(problem).pieces.fetched[segments] / table.row_bytes * problem.num_compute_devices
     rows = (plan.stop - plan.start)[segments]
     for code, tier in enumerate(TIER_NAMES):
         here = plan.tier[segments] == code
@@ -205,7 +206,7 @@ def _explain_row(plan: Plan, name: str, row: int, problem: Problem | None) -> st
     number = plan.number(name)
     ranked = problem.by_row[number]
     access = float(ranked.access_at(np.array(row)))
-    access *= problem.askers
+    access *= problem.num_compute_devices
     lines.append(f"  {access:.4g} accesses a step of {problem.batch_size:,} examples over all devices")
     if plan.purpose == "training" and plan.devices > 1 and plan.computes is None:
         needed = problem.hardware.p2p / problem.hardware.all_reduce

@@ -21,7 +21,7 @@ def keepers_problem(problem: Problem) -> Problem:
     """Only the devices that keep tables, each with the accesses of a device that computes."""
     hardware = problem.hardware
     keepers = hardware.tables_on
-    return problem.on_devices(hardware.only(keepers, hardware.name), problem.askers, extra_memory=0.0)
+    return problem.on_devices(hardware.only(keepers, hardware.name), problem.num_compute_devices, extra_memory=0.0)
 
 
 def on_all(problem: Problem, placement: Placement) -> Placement:

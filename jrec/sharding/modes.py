@@ -122,7 +122,7 @@ def sent_bytes(problem: Problem, placement: Placement) -> np.ndarray:
     """(devices, devices) float64: ``Traffic.send`` of a placement whose rows some devices keep and others look up."""
     asking = np.ones(problem.devices) if problem.computes is None else np.array(problem.computes, np.float64)
     lookups = _by_table(problem, placement) * asking[None, :, None]
-    bags, training = _bags(problem, lookups, problem.askers), problem.purpose == "training"
+    bags, training = _bags(problem, lookups, problem.num_compute_devices), problem.purpose == "training"
     none = np.zeros_like(lookups)
     made = traffic(
         lookups=lookups, rows=none, bags=bags, row_bytes=problem.row_bytes, dims=_dims(problem), training=training

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
-import pathlib
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +23,6 @@ from jrec.sharding.problem import PlanTable, Purpose
 KIND, VERSION = "jrec-plan", 3
 _REMEDY = "make it again with `jrec plan`"
 _MOST_DEVICES = 2**15 - 1
-_CLOCK_SECONDS = 2.0  # two changes that are further apart have different times on any file system
 _ARRAYS = {
     "first": np.int64, "start": np.int64, "tier": np.uint8, "owner": np.int16, "offset": np.int64, "path": np.int16,
     "way": np.int32, "copy_segment": np.int32, "copy_device": np.int16, "copy_offset": np.int64,
@@ -68,7 +64,7 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 
 
 def load_plan(path: str | os.PathLike[str], *, schema: Schema | None = None, devices: int | None = None) -> Plan:
-    """Reads and checks a plan. The one that was read last is kept, and read again only where its file has changed.
+    """Reads and checks a plan.
 
     Args:
       path: The plan file.
@@ -78,47 +74,33 @@ def load_plan(path: str | os.PathLike[str], *, schema: Schema | None = None, dev
     Raises:
       PlanError: If it is damaged, inconsistent, of another dataset or of a mesh of another size.
     """
-    state = _state_of(path)
-    plan = _read(path) if state is None else _kept(os.fspath(path), state)
-    if schema is not None:
-        check_dataset(plan, schema, path)
-    if devices is not None and devices != plan.devices:
-        raise PlanError(
-            f"{path} is for {plan.devices} devices, but the mesh has {devices}; plan again with"
-            f" `jrec plan DATA --hardware H --devices {devices}`"
-        )
-    return plan
-
-
-def _state_of(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """What changes with a file's content; None where there is no file, or one so new that it may change unseen."""
-    try:
-        status = pathlib.Path(path).stat()
-    except OSError:
-        return None
-    settled = status.st_mtime < time.time() - _CLOCK_SECONDS
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) if settled else None
-
-
-@functools.lru_cache(maxsize=1)
-def _kept(path: str, state: tuple[int, ...]) -> Plan:
-    del state  # the file's, whose change makes another entry
-    return _read(path)
-
-
-def _read(path: str | os.PathLike[str]) -> Plan:
     content, arrays = read_container(path, kind=KIND, version=VERSION, error=PlanError, remedy=_REMEDY)
     header = decode(content, _Header, where=str(path), error=PlanError, remedy=_REMEDY, partial=True)
     decode(header.info, _Info, where=f"{path}, info", error=PlanError, remedy=_REMEDY, partial=True)
     if {name: array.dtype for name, array in arrays.items()} != _ARRAYS or not header.tables:
         raise PlanError(f"{path} does not hold the arrays of a plan; {_REMEDY}")
     fields: dict[str, Any] = {f.name: getattr(header, f.name) for f in dataclasses.fields(header)}
-    for array in arrays.values():
-        array.flags.writeable = False  # several may have it
     fields.update(arrays)
     plan = Plan(**fields)
     _check_structure(plan, path)
+    if schema is not None:
+        check_dataset(plan, schema, path)
+    if devices is not None:
+        check_devices(plan, devices, path)
     return plan
+
+
+def check_devices(plan: Plan, devices: int, path: Any = "the plan") -> None:
+    """Refuses a mesh of another size than the plan's.
+
+    Raises:
+      PlanError: Naming both numbers.
+    """
+    if devices != plan.devices:
+        raise PlanError(
+            f"{path} is for {plan.devices} devices, but the mesh has {devices}; plan again with"
+            f" `jrec plan DATA --hardware H --devices {devices}`"
+        )
 
 
 def check_dataset(plan: Plan, schema: Schema, path: Any = "the plan") -> None:

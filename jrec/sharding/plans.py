@@ -88,7 +88,7 @@ class Plan:
         return np.repeat(np.arange(len(self.tables), dtype=np.int32), np.diff(self.first))
 
     @property
-    def askers(self) -> tuple[int, ...]:
+    def compute_devices(self) -> tuple[int, ...]:
         """Numbers of the devices that have examples."""
         return tuple(d for d in range(self.devices) if self.computes is None or self.computes[d])
 

@@ -177,7 +177,7 @@ class Problem:
         return self.hardware.computes
 
     @property
-    def askers(self) -> int:
+    def num_compute_devices(self) -> int:
         """How many devices share the batch."""
         return self.devices - len(self.hardware.tables_on)
 
@@ -226,7 +226,7 @@ class Problem:
 
     def _accesses(self, table: PlanTable) -> tuple[np.ndarray, np.ndarray]:
         profile = self.profile.table(table.name)
-        access = profile.counts * (self.batch_size / self.askers / self.profile.examples)
+        access = profile.counts * (self.batch_size / self.num_compute_devices / self.profile.examples)
         return profile.starts, -np.expm1(-access) if self.dedup else access
 
     @functools.cached_property

@@ -18,6 +18,7 @@ from jrec.nn.optimizer import SparseModel
 from jrec.ops.layout import EmbeddingLayout, FeatureConfig
 from jrec.run.identity import identity_of
 from jrec.run.run import Run
+from jrec.sharding import Plan
 from jrec.train.config import OWN_MODEL_KEYS, EmbeddingOptimizerConfig, ModelConfig, TrainConfig, TTSection
 from jrec.train.config.typed_toml import MOST
 from jrec.train.factory import made_by_factory
@@ -26,7 +27,7 @@ from jrec.train.tables import plan_tables, tt_options
 _STREAMS = 0x64726F70  # "drop": sets other streams, such as of dropout, apart from the parameters of the same seed
 
 
-def build_layout(config: TrainConfig, schema: Schema) -> EmbeddingLayout:
+def build_layout(config: TrainConfig, schema: Schema, plan: Plan | None = None) -> EmbeddingLayout:
     """The tables of a model on this dataset, each in its tier (``plan_tables``).
 
     Raises:
@@ -45,7 +46,7 @@ def build_layout(config: TrainConfig, schema: Schema) -> EmbeddingLayout:
         )
     with value_errors_are_config_errors("the dataset's tables do not fit the model"):
         features = [_feature(config.model, f) for f in schema.categorical]
-        return EmbeddingLayout.build(plan_tables(config, schema).tables, features, planned=config.planned)
+        return EmbeddingLayout.build(plan_tables(config, schema, plan).tables, features, planned=config.planned)
 
 
 def _feature(config: ModelConfig, feature: CategoricalFeature) -> FeatureConfig:
@@ -70,11 +71,15 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
         a model of them.
     """
     model, tables = config.model, config.tables
-    implementation = None if tables.implementation == "auto" else tables.implementation
     rngs = nnx.Rngs(jax.random.fold_in(jax.random.key(config.seed), _STREAMS), params=config.seed)
+    embeddings: dict[str, Any] = {
+        "implementation": None if tables.implementation == "auto" else tables.implementation,
+        "tt": tt_options(config, layout),
+        "key": rngs.params(),  # the first of the stream, as ``table_key`` draws it
+        "rngs": rngs,
+    }
     if model.factory:
-        options: dict[str, Any] = {"implementation": implementation, "tt": tt_options(config, layout)}
-        collection = EmbeddingCollection(layout, **options, key=rngs.params(), rngs=rngs)  # as ``table_key``
+        collection = EmbeddingCollection(layout, **embeddings)
         return made_by_factory(model, collection, num_dense=len(schema.dense), rngs=rngs)
     with value_errors_are_config_errors("the [model] section does not fit the dataset"):
         dense: dict[str, Any] = {
@@ -86,14 +91,12 @@ def build_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) ->
             "dropout": model.dropout,
             "batch_norm": model.batch_norm,
         }
-        embeddings: dict[str, Any] = {"implementation": implementation, "tt": tt_options(config, layout)}
-        embeddings["key"] = rngs.params()  # the first of the stream, as ``table_key`` draws it
         if model.kind == "dlrm":
             dense |= {key: getattr(model, key) for key in ("wide", "cross_layers", "cross_rank", "dot_with")}
-            return DLRM(DLRMConfig(**dense), layout, **embeddings, rngs=rngs)
+            return DLRM(DLRMConfig(**dense), layout, **embeddings)
         own = {f.name: getattr(model.tbsm, f.name) for f in dataclasses.fields(model.tbsm)}
         own["histories"] = tuple(model.tbsm.histories.items())
-        return TBSM(TBSMConfig(**dense, **own), layout, **embeddings, rngs=rngs)
+        return TBSM(TBSMConfig(**dense, **own), layout, **embeddings)
 
 
 def check_model(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> None:

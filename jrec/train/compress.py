@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -21,19 +22,20 @@ from jrec.errors import ConfigError, value_errors_are_config_errors
 from jrec.ops.layout import EmbeddingLayout, TableConfig
 from jrec.ops.tt import TTDecomposition, TTShape, tt_dense_chunks, tt_svd
 from jrec.ops.tt.shape import MAX_ROWS
-from jrec.outputs import check_output
+from jrec.outputs import CHECKPOINTS, check_output, new_folder
 from jrec.progress import Progress
-from jrec.run.checkpoint import core_arrays, dense_arrays
-from jrec.run.identity import meta_of
+from jrec.run.checkpoint import FRESH, core_arrays, dense_arrays
+from jrec.run.identity import identity_in, meta_of
 from jrec.run.step import compile_run
-from jrec.train.build import build_layout, build_modules, run_identity
+from jrec.train.build import build_modules
 from jrec.train.config import TrainConfig
 from jrec.train.config.typed_toml import MOST
 from jrec.train.evaluate import OpenedRun, open_run, restore_run
+from jrec.train.library_run import holds_checkpoints
 from jrec.train.report.metrics import Scores
 from jrec.train.run_dataset import keep_dataset
 from jrec.train.run_folder import CHECKPOINT_FOLDER, CONFIG_FILE, load_run_config, new_run_folder
-from jrec.train.tables import train_override
+from jrec.train.tables import in_cores, train_override
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,7 @@ class CompressedTable:
       rows, dim: The table's shape.
       shape: The shape of the tensor train of all compressed rows; None where the table stays uncompressed, for the
         reason in ``note``.
+      cores: The cores of that train, of equal scale and in their stored dtype.
       relative_error: Frobenius norm of (rows - their stored train), divided by the Frobenius norm of these rows.
       note: How the compression differs from the selection.
     """
@@ -88,6 +91,7 @@ class CompressedTable:
     rows: int
     dim: int
     shape: TTShape | None = None
+    cores: tuple[jax.Array, ...] = ()
     relative_error: float = 0.0
     note: str = ""
 
@@ -105,12 +109,9 @@ class CompressedTable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compression:
-    """A compressed run and its source: tables, and scores before and after by split."""
+    """A compressed run: its tables, and scores before and after by split."""
 
-    folder: pathlib.Path
-    step: int
-    config: TrainConfig
-    schema: Schema
+    run: OpenedRun
     tables: dict[str, CompressedTable]
     before: dict[str, Scores]
     after: dict[str, Scores]
@@ -126,15 +127,15 @@ def compress_run(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Compression:
-    """Compresses tables of a trained run by TT-SVD and writes the result as a new run.
+    """Compresses tables of a trained run by TT-SVD, and writes the result as a run, or as checkpoints alone.
 
     Dense parameters, their optimizer, the other tables and their slots do not change; slots of cores begin fresh.
     Tables are read from the checkpoint's files, and copied to the new one's, in pieces, whatever their tier. So memory
     holds as much as ``tt_svd`` needs for one table or, while a model is scored, as much as ``jrec eval``.
 
     Args:
-      checkpoint: A run folder, or one checkpoint in it.
-      out: The new run's folder, for ``jrec eval`` and ``jrec train --resume``.
+      checkpoint: A run folder, a folder of ``Run.save``, or one checkpoint in either.
+      out: The new folder: of a run, for ``jrec train --resume`` too, or of a checkpoint, for ``Run.restore`` too.
       selection: Which tables to compress, and how far.
       data: The dataset, if it has moved since training.
       splits: The splits to score before and after; splits that the dataset lacks are left out.
@@ -145,35 +146,25 @@ def compress_run(
       ConfigError: If tables cannot be compressed as selected, or ``out`` holds a run.
       CheckpointError: If the checkpoint cannot be read or written.
     """
+    out = pathlib.Path(out)
     check_output(out, inputs=[checkpoint, *([] if data is None else [data])])
-    if (pathlib.Path(out) / CONFIG_FILE).exists() and not overwrite:
+    if ((out / CONFIG_FILE).exists() or holds_checkpoints(out)) and not overwrite:
         raise ConfigError(f"{out} holds a run already; replace it with --overwrite, or choose another --out")
     run = open_run(checkpoint, data)
     run.schema.check_numbered("`jrec compress` gives rows common cores")
     selected = _selected(run, selection)
-    tables, trains, rows = {}, {}, 0
+    tables, rows = {}, 0
     with (progress or Progress(False)).stage("compress", sum(t.rows for t in selected)) as advance, run.reading():
         for table in selected:
-            tables[table.name], cores = _decompose(run, table, selection)
-            if cores is not None:
-                trains[table.name] = cores
+            tables[table.name] = _decompose(run, table, selection)
             rows += table.rows
             advance(rows)
-    if not trains:
+    if not any(table.cores for table in tables.values()):
         raise ConfigError("no table was compressed: " + "; ".join(f"{n}: {t.note}" for n, t in tables.items()))
     splits = [split for split in splits if split in run.schema.splits]
     before = _scores(run.saved.folder, data, splits)
-    config = _configuration(run, out, data, tables)
-    _write(run, config, trains, overwrite=overwrite)
-    return Compression(
-        folder=pathlib.Path(out),
-        step=run.saved.step,
-        config=open_run(out).config,
-        schema=run.schema,
-        tables=tables,
-        before=before,
-        after=_scores(out, None, splits),
-    )
+    _write(run, out, data, tables, overwrite=overwrite)
+    return Compression(run=open_run(out), tables=tables, before=before, after=_scores(out, None, splits))
 
 
 def _scores(
@@ -211,19 +202,16 @@ def _selected(run: OpenedRun, selection: Selection) -> list[TableConfig]:
     return [t for t in whole.values() if t.name in chosen]
 
 
-def _decompose(
-    run: OpenedRun, table: TableConfig, selection: Selection
-) -> tuple[CompressedTable, tuple[jax.Array, ...] | None]:
-    """A table's compression and its cores, of equal scale and in their stored dtype; None if it is not compressed."""
+def _decompose(run: OpenedRun, table: TableConfig, selection: Selection) -> CompressedTable:
     described = CompressedTable(rows=table.rows, dim=table.dim)
     if table.rows <= selection.whole_rows:
         why = f"stays whole: --whole-rows is {selection.whole_rows:,}, and it has {table.rows:,} rows"
-        return dataclasses.replace(described, note=why), None
+        return dataclasses.replace(described, note=why)
     if (compressed := table.rows - selection.whole_rows) > MAX_ROWS:
         why = f"has {compressed:,} rows to compress, but a tensor train has up to {MAX_ROWS:,}; raise --whole-rows"
         if table.name in selection.tables:
             raise ConfigError(f"--tables: {table.name} {why}")
-        return dataclasses.replace(described, note=f"stays whole: {why}"), None
+        return dataclasses.replace(described, note=f"stays whole: {why}")
     shape = TTShape.search(compressed, table.dim, num_cores=selection.cores, ranks=1)
     ranks, note = shape.ranks, ""
     if selection.rank is not None:
@@ -246,13 +234,14 @@ def _decompose(
             f"stays whole: cores of ranks {list(train.shape.ranks)} would have {train.shape.num_parameters:,}"
             f" elements, {subject} {compressed * table.dim:,}"
         )
-        return dataclasses.replace(described, note=why), None
+        return dataclasses.replace(described, note=why)
     dtype = run.config.tables.tt.dtype or table.dtype
     if dtype == "float16":
-        raise ConfigError(f"table {table.name} is float16, but cores are float32 or bfloat16; set tables.tt.dtype")
+        advice = "; set tables.tt.dtype" if run.record is None else ""
+        raise ConfigError(f"table {table.name} is float16, but cores are float32 or bfloat16{advice}")
     cores = tuple(jnp.asarray(core, dtype) for core in _balanced(train))
     error = _error(rows, cores, train.shape)
-    return dataclasses.replace(described, shape=train.shape, note=note, relative_error=error), cores
+    return dataclasses.replace(described, shape=train.shape, cores=cores, note=note, relative_error=error)
 
 
 class _SavedRows:
@@ -285,45 +274,65 @@ def _error(rows: _SavedRows, cores: Sequence[Any], shape: TTShape) -> float:
     return math.sqrt(lost / squares) if squares else 0.0
 
 
+def _write(
+    run: OpenedRun,
+    out: pathlib.Path,
+    data: str | os.PathLike[str] | None,
+    compressed: Mapping[str, CompressedTable],
+    *,
+    overwrite: bool,
+) -> None:
+    """Writes a folder like the run's: dense arrays and cores, and unchanged the rows of all other tables."""
+    layout = _layout(run, compressed)
+    uncompressed = {t.name: t.rows for stack in layout.members for t in stack.tables if not stack.compressed}
+    with run.reading():
+        learned = run.saved.arrays()
+    trains = {name: table.cores for name, table in compressed.items() if table.cores}
+    for name, cores in trains.items():
+        learned |= {path: np.asarray(core) for path, core in core_arrays(layout, name, cores).items()}
+    meta: dict[str, Any] = {"meta": meta_of(run.saved)}
+    about = {"command": "jrec compress", "checkpoint": str(run.saved.folder)}
+    options: dict[str, Any] = {"overwrite": overwrite, "inputs": [run.folder, run.config.data.path]}
+    with contextlib.ExitStack() as stack:
+        if run.record is None:
+            folder = stack.enter_context(new_run_folder(_configuration(run, out, data, compressed), about, **options))
+            keep_dataset(folder, run.trained_on, resume=False)
+            folder, learned = folder / CHECKPOINT_FOLDER, {**fresh_arrays(run.config, run.schema, layout), **learned}
+        else:
+            folder = stack.enter_context(new_folder(out, about, kind=CHECKPOINTS, **options))
+            dataset = run.trained_on if data is None else dataclasses.replace(run.trained_on, path=str(data))
+            meta |= dataclasses.replace(run.record, tables=layout.tables, dataset=dataset).meta()
+            meta[FRESH] = [*run.saved.manifest.meta.get(FRESH, ()), *trains]
+        Checkpoints(folder, fingerprint=identity_in(layout, run.saved)).save(
+            run.saved.step, arrays=learned, sources=[CopiedRows(run.saved, uncompressed)], meta=meta
+        )
+
+
+def _layout(run: OpenedRun, compressed: Mapping[str, CompressedTable]) -> EmbeddingLayout:
+    """The run's tables, some of them in cores now."""
+    tables: list[TableConfig] = []
+    for table in run.layout.tables:
+        new = compressed.get(table.name)
+        cut = None if new is None or new.shape is None else in_cores(table, new.shape, str(new.cores[0].dtype))
+        tables += cut or [table]
+    return EmbeddingLayout.build(tables, [feature for feature, _ in run.layout.features], planned=run.layout.planned)
+
+
 def _configuration(
     run: OpenedRun,
-    out: str | os.PathLike[str],
+    out: pathlib.Path,
     data: str | os.PathLike[str] | None,
     compressed: Mapping[str, CompressedTable],
 ) -> TrainConfig:
     """The run's configuration with the shapes of its compressed tables."""
     config = load_run_config(run.folder, [] if data is None else [f"data.path={str(data)!r}"])
     overrides = {
-        name: train_override(shape, whole_rows=table.whole_rows)
+        name: train_override(table.shape, whole_rows=table.whole_rows)
         for name, table in compressed.items()
-        if (shape := table.shape) is not None
+        if table.shape is not None
     }
     tables = dataclasses.replace(config.tables, overrides={**config.tables.overrides, **overrides})
     return dataclasses.replace(config, tables=tables, out=str(out))
-
-
-def _write(run: OpenedRun, config: TrainConfig, trains: Mapping[str, Sequence[jax.Array]], *, overwrite: bool) -> None:
-    """Writes the run's folder: dense arrays and cores, and unchanged the rows of all other tables."""
-    overrides = {name: config.tables.overrides[name] for name in trains}
-    tables = dataclasses.replace(run.config.tables, overrides={**run.config.tables.overrides, **overrides})
-    alone = dataclasses.replace(run.config, tables=tables)  # whatever the devices that trained
-    layout = build_layout(alone, run.schema)
-    uncompressed = {t.name: t.rows for stack in layout.members for t in stack.tables if not stack.compressed}
-    with run.reading():
-        learned = run.saved.arrays()
-    for name, cores in trains.items():
-        learned |= {path: np.asarray(core) for path, core in core_arrays(layout, name, cores).items()}
-    about = {"command": "jrec compress", "checkpoint": str(run.saved.folder)}
-    inputs = [run.folder, config.data.path]
-    with new_run_folder(config, about, overwrite=overwrite, inputs=inputs) as folder:
-        keep_dataset(folder, run.trained_on, resume=False)
-        own = run_identity(alone, run.schema, layout, trained_on=run.trained_on)
-        Checkpoints(folder / CHECKPOINT_FOLDER, fingerprint=own).save(
-            run.saved.step,
-            arrays={**fresh_arrays(alone, run.schema, layout), **learned},
-            sources=[CopiedRows(run.saved, uncompressed)],
-            meta={"meta": meta_of(run.saved)},
-        )
 
 
 def fresh_arrays(config: TrainConfig, schema: Schema, layout: EmbeddingLayout) -> dict[str, jax.Array]:

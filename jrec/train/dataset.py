@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from jrec.data.fae import FaeManifest, is_fae_folder
 from jrec.data.schema import Schema
@@ -10,29 +11,35 @@ from jrec.errors import ConfigError
 from jrec.train.capacities import with_capacities
 from jrec.train.config import TrainConfig
 
+if TYPE_CHECKING:
+    from jrec.sharding import Plan
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunData:
-    """A run's dataset.
+    """A run's dataset, and the plan of its rows.
 
     Attributes:
       config: The run's configuration; ``data.path`` is the ordinary dataset, which has the run's tables and evaluation
         splits.
       schema: The ordinary dataset's schema.
       packed: The manifest of hot and cold examples; None where ``schedule`` is "plain".
+      plan: What the configuration's ``plan`` names, as it was read; None where it names none.
     """
 
     config: TrainConfig
     schema: Schema
     packed: FaeManifest | None = None
+    plan: Plan | None = None
 
 
 def open_data(config: TrainConfig) -> RunData:
-    """Reads the description of a run's dataset.
+    """Reads the description of a run's dataset, and its plan.
 
     Raises:
       ConfigError: If ``schedule`` and the kind of dataset do not go together, or ``fae.split`` is missing.
       DatasetError: If the dataset cannot be used.
+      PlanError: If the plan cannot be read.
     """
     packed = is_fae_folder(config.data.path)
     if config.schedule == "plain":
@@ -43,7 +50,7 @@ def open_data(config: TrainConfig) -> RunData:
             )
         schema = Schema.load(config.data.path)
         schema.check_labels()
-        return RunData(config=with_capacities(config, schema), schema=schema)
+        return RunData(config=with_capacities(config, schema), schema=schema, plan=plan_of(config))
     if not packed:
         raise ConfigError(
             f"schedule is 'fae', but data.path is {config.data.path}, which does not have hot and cold examples apart;"
@@ -57,7 +64,16 @@ def open_data(config: TrainConfig) -> RunData:
             f"fae.split is {config.fae.split!r}, whose loss decides about the order of hot and cold batches, but the"
             f" dataset has {', '.join(schema.splits) or 'no splits'}"
         )
-    return RunData(config=config, schema=schema, packed=manifest)
+    return RunData(config=config, schema=schema, packed=manifest, plan=plan_of(config))
+
+
+def plan_of(config: TrainConfig) -> Plan | None:
+    """Reads the plan that a configuration names; None where it names none."""
+    if not config.plan:
+        return None
+    from jrec.sharding.plan_file import load_plan
+
+    return load_plan(config.plan)
 
 
 def evaluation_config(config: TrainConfig) -> TrainConfig:

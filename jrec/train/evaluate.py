@@ -25,11 +25,12 @@ from jrec.ops.layout import EmbeddingLayout
 from jrec.run.processes import first
 from jrec.run.record import Record
 from jrec.run.run import Run
+from jrec.sharding import Plan
 from jrec.train import determinism
 from jrec.train.build import build_layout, run_parameters
 from jrec.train.config import LRScheduleConfig, TrainConfig
 from jrec.train.config.typed_toml import MOST
-from jrec.train.dataset import evaluation_config
+from jrec.train.dataset import evaluation_config, plan_of
 from jrec.train.library_run import holds_checkpoints, latest_record, settled
 from jrec.train.loaders import eval_loader
 from jrec.train.make_run import make_run
@@ -63,7 +64,7 @@ def score_split(
       DivergedError: If a logit is NaN or infinite.
     """
     schema.check_labels()
-    run.settle()
+    run.flush()
     loading = run.predictions.loading
     with (
         eval_loader(config, schema, run.layout, split, limit=limit, **loading) as loader,
@@ -131,6 +132,7 @@ class OpenedRun:
       layout: The tables.
       saved: The checkpoint.
       record: What made the model of a folder of ``Run.save``; None of a run's folder, whose configuration says so.
+      plan: The plan to predict by, if any.
     """
 
     folder: pathlib.Path
@@ -140,6 +142,7 @@ class OpenedRun:
     layout: EmbeddingLayout
     saved: Saved
     record: Record | None = None
+    plan: Plan | None = None
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """Around reads of the checkpoint: errors about damaged files name the newest earlier whole checkpoint."""
@@ -202,18 +205,27 @@ def open_run(
     config = evaluation_config(dataclasses.replace(config, lr_schedule=LRScheduleConfig()))
     schema = Schema.load(config.data.path)
     trained_on = check_evaluated(folder, schema.identity)
-    config = on_devices(dataclasses.replace(config, schedule="plain"), schema, devices)
+    config = on_devices(dataclasses.replace(config, schedule="plain"), schema, devices, plan_of(config))
     config = dataclasses.replace(config, plan=plan)
+    placed = plan_of(config)
     checkpoints, record = _checkpoints(folder), latest_record(folder) if holds_checkpoints(folder) else None
     if record is None:
-        layout = build_layout(config, schema)
+        layout = build_layout(config, schema, placed)
     else:
         config, layout = settled(record, config, schema), record.layout(planned=config.planned)
     step = chosen_step(folder) if step is None else step
     with checkpoints.reading(step or 0, functools.partial(_remedy, folder)):
         saved = checkpoints.open(step)
-    known = {"folder": folder, "config": config, "schema": schema, "trained_on": trained_on, "saved": saved}
-    return OpenedRun(**known, layout=layout, record=record)
+    return OpenedRun(
+        folder=folder,
+        config=config,
+        schema=schema,
+        trained_on=trained_on,
+        layout=layout,
+        saved=saved,
+        record=record,
+        plan=placed,
+    )
 
 
 def restore_run(
@@ -248,6 +260,7 @@ def load_opened(opened: OpenedRun, *, slots: bool = False, rows: bool = True) ->
         opened.schema,
         opened.layout,
         total_steps=MOST,
+        plan=opened.plan,
         trained_on=opened.trained_on,
         key=None if opened.record is None else opened.record.table_key(),
         training=False,
@@ -256,8 +269,7 @@ def load_opened(opened: OpenedRun, *, slots: bool = False, rows: bool = True) ->
     with opened.reading():
         loaded = run.load(opened.saved, slots=slots, rows=rows)
     lean.over()
-    known = {field.name: getattr(opened, field.name) for field in dataclasses.fields(opened)}
-    return RestoredRun(**known, run=run, arrays=loaded.arrays)
+    return RestoredRun(**vars(opened), run=run, arrays=loaded.arrays)
 
 
 def _checkpoints(folder: pathlib.Path) -> Checkpoints:

@@ -8,7 +8,7 @@ on the same batches under another plan, except for the order of sums over device
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jrec.run.run import Run
@@ -22,8 +22,8 @@ class HotColdFeed:
     Args:
       loaders: The scheduler of the order, and the loaders of both kinds.
       run: The run.
+      open_feed: ``run.feed`` with the arguments of both kinds.
       position: Where to go on, from ``position``; None begins.
-      options: Arguments of ``Run.feed``.
 
     Attributes:
       scheduler: The scheduler, which awaits a loss from time to time.
@@ -32,7 +32,7 @@ class HotColdFeed:
       CheckpointError: If the position is of another FAE folder, or another order.
     """
 
-    def __init__(self, loaders: FaeLoaders, run: Run, *, position: Any = None, **options: Any):
+    def __init__(self, loaders: FaeLoaders, run: Run, open_feed: Callable[..., RunFeed], *, position: Any = None):
         self.scheduler, self._loaders, self._plan = loaders.scheduler, loaders, run.plan
         if position is not None:
             loaders.restore(position)
@@ -42,7 +42,7 @@ class HotColdFeed:
             self._feeds[kind] = None
             if loader is not None:
                 begin, total = None if position is None else position[kind], loader.total_batches
-                self._feeds[kind] = run.feed(loader, hot=kind == "hot", position=begin, total=total, **options)
+                self._feeds[kind] = open_feed(loader, hot=kind == "hot", position=begin, total=total)
         self._steps = {"hot": 0, "cold": 0}
 
     def __next__(self) -> FedBatch:

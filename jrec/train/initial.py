@@ -23,7 +23,8 @@ class Initial:
     Attributes:
       run: The folder of its run.
       step: Its step in that run.
-      optimizer_step: Steps that its optimizer has taken, those before that run included.
+      optimizer_step: Steps that its optimizer has taken, those before that run included; 0 of a folder of ``Run.save``,
+        since the dense optimizer, which counts them, begins anew.
     """
 
     run: str
@@ -91,7 +92,8 @@ def initial_of(config: TrainConfig, folder: pathlib.Path, dataset: Identity, *, 
     if step is None:
         raise CheckpointError(f"init_from: the run in {run} has no complete checkpoint; train it first")
     before = _read(run / INITIAL_FILE).optimizer_step if load_run_config(run).init_from else 0
-    initial = Initial(run=str(run.absolute()), step=step, optimizer_step=before + step)
+    taken = 0 if holds_checkpoints(run) else before + step
+    initial = Initial(run=str(run.absolute()), step=step, optimizer_step=taken)
     if first():
         save_json(path, dataclasses.asdict(initial), kind=FORMAT, version=VERSION, sealed=True)
     return initial

@@ -21,7 +21,7 @@ from jrec.data.schema import Schema
 from jrec.errors import DivergedError
 from jrec.run.processes import first, several
 from jrec.run.run_feed import RunFeed
-from jrec.run.step import Seen
+from jrec.run.step import StepResults
 from jrec.train import determinism
 from jrec.train.build import build_layout, described, run_parameters
 from jrec.train.capacities import with_capacities
@@ -150,7 +150,7 @@ class _Training:
     ):
         config, schema = data.config, data.schema
         self.config, self.schema, self.folder, self.initial = config, schema, folder, initial
-        self.layout = build_layout(config, schema)
+        self.layout = build_layout(config, schema, data.plan)
         self.checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER)
         self.resumed = self._open_saved(resume_from) if resume else None
         self.begins_from: Saved | None = None
@@ -169,6 +169,7 @@ class _Training:
             self.layout,
             total_steps=self.total,
             first_step=0 if initial is None else initial.optimizer_step,
+            plan=data.plan,
             packed=data.packed,
             abstract=self.resumed is not None or (initial is not None and initial.configured),
         )
@@ -201,15 +202,16 @@ class _Training:
 
     def _open_feed(self, batches: FaeLoaders | Loader, position: Any) -> HotColdFeed | RunFeed:
         config, folder = self.config, self.folder
-        options: dict[str, Any] = {
-            "workers": config.data.workers,
-            "prefetch": config.data.prefetch,
-            "trace": folder / TRACE_FILE if config.log.trace else None,
-            "on_growth": functools.partial(log_growth, folder),
-        }
+        open_feed = functools.partial(
+            self.run.feed,
+            workers=config.data.workers,
+            prefetch=config.data.prefetch,
+            trace=folder / TRACE_FILE if config.log.trace else None,
+            on_growth=functools.partial(log_growth, folder),
+        )
         if isinstance(batches, FaeLoaders):
-            return HotColdFeed(batches, self.run, position=position, **options)
-        return self.run.feed(batches, position=position, total=self.total, **options)
+            return HotColdFeed(batches, self.run, open_feed, position=position)
+        return open_feed(batches, position=position, total=self.total)
 
     def _open_saved(self, step: int | None) -> Saved | None:
         """The checkpoint to continue from; None to begin."""
@@ -290,7 +292,7 @@ class _Training:
     def _train(self, stop: StopRequest, progress: TrainingProgress) -> bool:
         config, step_on = self.config, self.run.compile(micro_batches=self.config.data.micro_batches)
         scheduler = self.feed.scheduler if isinstance(self.feed, HotColdFeed) else None
-        pending: tuple[Seen, Batch] | None = None
+        pending: tuple[StepResults, Batch] | None = None
         clock = time.perf_counter()
         while self.step < self.total and not self.best.over and not stop:
             self._note_saved()
@@ -320,7 +322,7 @@ class _Training:
                 clock = time.perf_counter()
         if pending is not None:
             self._absorb(self.step, *pending)
-        self.run.settle()
+        self.run.flush()
         if pending is not None:
             self._count_time(clock)
         return self.step < self.total and not self.best.over
@@ -350,7 +352,7 @@ class _Training:
         schedule = scheduler.observe(log_loss(scores.logits, scores.labels))
         self.log.write(self.step, dataclasses.asdict(schedule), split=SCHEDULE)
 
-    def _absorb(self, step: int, outputs: Seen, batch: Batch) -> None:
+    def _absorb(self, step: int, outputs: StepResults, batch: Batch) -> None:
         value = float(outputs.loss)
         if not math.isfinite(value):
             kept = f"the checkpoint of step {self.saved} is untouched" if self.saved >= 0 else "nothing was saved yet"
@@ -388,7 +390,7 @@ class _Training:
         meta = {"loader": self.feed.position(), "losses": self.losses, "hits": self.hits.position()}
         meta |= {"norms": self.norms} if self.norms else {}
         meta |= {"best": self.best.state()} if self._watches else {}
-        self.run.settle()
+        self.run.flush()
         self.preparing = time.perf_counter() - begin
         self.run.save(
             self.folder / CHECKPOINT_FOLDER,
@@ -442,7 +444,7 @@ class _Training:
         self.log.close()
 
 
-def _examples(outputs: Seen, batch: Batch) -> Seen | Batch:
+def _examples(outputs: StepResults, batch: Batch) -> StepResults | Batch:
     """What has the labels and the mask of a step's logits: with several processes, those of all."""
     return outputs if several() else batch
 

@@ -19,7 +19,7 @@ from jrec.run.run import Run
 from jrec.sharding import Plan
 from jrec.train.build import build_modules, described, table_key
 from jrec.train.config import TrainConfig
-from jrec.train.run_plan import check_sharing, checked_plan
+from jrec.train.run_plan import check_plan, check_sharing
 from jrec.train.tables import vocabularies_of
 
 
@@ -30,6 +30,7 @@ def make_run(
     *,
     total_steps: int,
     first_step: int = 0,
+    plan: Plan | None = None,
     packed: FaeManifest | None = None,
     trained_on: Identity | None = None,
     key: jax.Array | None = None,
@@ -44,6 +45,7 @@ def make_run(
       layout: The tables (``build_layout``).
       total_steps: Steps over which learning rates follow ``[lr_schedule]``.
       first_step: Steps that the optimizer took before the run.
+      plan: What ``config.plan`` names (``RunData.plan``); None where it names none.
       packed: Hot and cold examples, whose hot rows every device has.
       trained_on: The dataset that the run was trained on, where ``schema`` is another one to evaluate on.
       key: The key of the initial rows; None for that of ``config.seed``.
@@ -56,7 +58,7 @@ def make_run(
       PlanError: If the plan does not fit.
       ProcessError: If another process of the run cannot be reached.
     """
-    mesh, plan = placement(config, schema, layout, training=training) if config.planned else (None, None)
+    mesh = checked_mesh(config, schema, layout, plan, training=training) if config.planned else None
     if training:
         check_pipeline(config)
     model, optimizer = build_modules(config, schema, layout, total_steps, first_step=first_step, abstract=abstract)
@@ -88,14 +90,14 @@ def check_pipeline(config: TrainConfig) -> None:
     )
 
 
-def placement(
-    config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool = True
-) -> tuple[Mesh, Plan | None]:
-    """The mesh of a run, and the plan in its file, if it names one; raises as ``make_run``."""
+def checked_mesh(
+    config: TrainConfig, schema: Schema, layout: EmbeddingLayout, plan: Plan | None, *, training: bool = True
+) -> Mesh:
+    """The devices of a run, once its plan fits them and they can share its batches; raises as ``make_run``."""
     mesh = make_mesh(max(1, config.mesh.devices))
-    plan = checked_plan(config, schema, layout, training=training)
+    check_plan(plan, config, schema, layout, training=training)
     check_sharing(config, plan, [device.process_index for device in mesh.devices.flat], training=training)
-    return mesh, plan
+    return mesh
 
 
 def _hot_rows(packed: FaeManifest, layout: EmbeddingLayout) -> Mapping[str, np.ndarray]:

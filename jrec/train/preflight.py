@@ -28,6 +28,7 @@ from jrec.train.run_length import new_length, steps_of
 
 if TYPE_CHECKING:
     from jrec.ops.layout import EmbeddingLayout, Stack
+    from jrec.sharding import Plan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ def check_start(
     return Start(data=data, steps=steps, finished=_finished(data, folder, steps) if goes_on else None)
 
 
-def check_space(config: TrainConfig, layout: EmbeddingLayout, *, overwrite: bool) -> None:
+def check_space(config: TrainConfig, layout: EmbeddingLayout, plan: Plan | None, *, overwrite: bool) -> None:
     """Refuses a new run whose first checkpoint, or whose tables in a folder, the disk cannot hold.
 
     The checkpoint's size does not include rows of host memory: only rows that were written go there, and their number
@@ -94,6 +95,7 @@ def check_space(config: TrainConfig, layout: EmbeddingLayout, *, overwrite: bool
     Args:
       config: The run's configuration.
       layout: The run's tables.
+      plan: The run's plan, if any.
       overwrite: Whether to replace a run in the folder, which frees its space.
 
     Raises:
@@ -103,7 +105,7 @@ def check_space(config: TrainConfig, layout: EmbeddingLayout, *, overwrite: bool
     if began(run) and not overwrite:
         return  # a resumed run writes what it wrote before, in place of its oldest checkpoint
     freed = sum(_size(run / name) for name in RUN_FOLDERS) if overwrite else 0
-    on_host = _planned_host_rows(config, layout)
+    on_host = _planned_host_rows(plan, layout)
     slots = config.optimizer.embedding.slots
     needs = [
         (
@@ -227,14 +229,13 @@ def _ended_early(report: Mapping[str, Any], config: TrainConfig) -> bool:
     return same and report["training"].get("stopped_early") is True
 
 
-def _planned_host_rows(config: TrainConfig, layout: EmbeddingLayout) -> dict[str, int]:
+def _planned_host_rows(plan: Plan | None, layout: EmbeddingLayout) -> dict[str, int]:
     """By table, rows that the run's plan keeps in host memory."""
-    if not config.plan:
+    if plan is None:
         return {}
-    from jrec.sharding import load_plan
     from jrec.sharding.pieces import HOST
 
-    plan, host_rows = load_plan(config.plan), {}
+    host_rows = {}
     for stack in layout.members:
         for table in stack.tables:
             number = plan.number(table.name)

@@ -148,12 +148,17 @@ def check_run_folder(config: TrainConfig, *, resume: bool, overwrite: bool) -> N
 
     Raises:
       ConfigError: If there is a run and neither ``resume`` nor ``overwrite`` is set, or it began with another
-        configuration.
+        configuration, or the folder is one of ``Run.save``.
     """
     folder = pathlib.Path(config.out)
     check_output(folder)
     if (kind := kind_of(folder)) not in (None, "run"):
         raise ConfigError(f"out={folder} is a finished {kind}, which a run would damage; choose another folder")
+    if not (folder / CONFIG_FILE).exists() and holds_checkpoints(folder):
+        raise ConfigError(
+            f"out={folder} holds checkpoints of Run.save, which a run there would hide; choose another folder, and"
+            f" begin from them with init_from={folder}"
+        )
     if overwrite or not _holds_run(folder):
         return
     if not resume:

@@ -10,13 +10,15 @@ from jrec.data.schema import Schema
 from jrec.errors import ConfigError
 from jrec.ops.layout import EmbeddingLayout
 from jrec.run.mesh_plan import WHOLE, computing_of, placed_plan
-from jrec.sharding import Plan, load_plan
+from jrec.sharding import Plan
 from jrec.sharding.of_layout import SlotShapes
 from jrec.sharding.pieces import TT
+from jrec.sharding.plan_file import check_dataset, check_devices
 from jrec.train.config import TrainConfig
 
 
 def run_plan(
+    plan: Plan | None,
     config: TrainConfig,
     schema: Schema,
     layout: EmbeddingLayout,
@@ -30,6 +32,7 @@ def run_plan(
     and "replicated" are there as a whole; and every device has the hot rows of an FAE folder.
 
     Args:
+      plan: What the configuration names (``RunData.plan``).
       config: The run's configuration.
       schema: The dataset.
       layout: The tables.
@@ -41,16 +44,21 @@ def run_plan(
       PlanError: If the plan file is for another dataset or another number of devices, or its devices cannot hold it.
       ConfigError: If the plan has other tables than the run, or is for inference, or nothing of it would be used.
     """
-    plan, devices = checked_plan(config, schema, layout, training=slots is not None), max(1, config.mesh.devices)
-    return placed_plan(plan, layout, devices, slots, everywhere=None if packed is None else packed.hot_rows)
+    check_plan(plan, config, schema, layout, training=slots is not None)
+    return placed_plan(
+        plan, layout, max(1, config.mesh.devices), slots, everywhere=None if packed is None else packed.hot_rows
+    )
 
 
-def checked_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool) -> Plan | None:
-    """The plan in a run's plan file, for ``jrec.distribute``; None where it has none. See ``run_plan``."""
-    if not config.plan:
-        return None
+def check_plan(
+    plan: Plan | None, config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *, training: bool
+) -> None:
+    """Refuses a plan that does not fit the run, in the configuration's words; see ``run_plan``."""
+    if plan is None:
+        return
     devices = max(1, config.mesh.devices)
-    plan = load_plan(config.plan, schema=schema, devices=devices)
+    check_dataset(plan, schema, config.plan)
+    check_devices(plan, devices, config.plan)
     if training and plan.purpose != "training":
         raise ConfigError(
             f"plan: {config.plan} is for {plan.purpose}: its copies of rows would not follow the updates; plan with"
@@ -64,7 +72,6 @@ def checked_plan(config: TrainConfig, schema: Schema, layout: EmbeddingLayout, *
             " on every device or in cores, so nothing of it would be used; leave out plan, or tables.tier and"
             " tables.overrides.NAME.tier"
         )
-    return plan
 
 
 def check_sharing(config: TrainConfig, plan: Plan | None, processes: Sequence[int], *, training: bool) -> None:
@@ -79,7 +86,7 @@ def check_sharing(config: TrainConfig, plan: Plan | None, processes: Sequence[in
     Raises:
       ConfigError: If a batch, or the processes, cannot be divided equally.
     """
-    count, slices = len(processes) if plan is None else len(plan.askers), config.data.micro_batches
+    count, slices = len(processes) if plan is None else len(plan.compute_devices), config.data.micro_batches
     if training and config.data.batch_size % (count * slices):
         users = f"{count} devices (mesh.devices)"
         if plan is not None and plan.computes is not None:

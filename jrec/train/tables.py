@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -19,11 +19,12 @@ from jrec.train.config import TrainConfig
 from jrec.train.config.tables import TableOverride, TTCacheSection
 
 if TYPE_CHECKING:
+    from jrec.sharding import Plan
     from jrec.train.run_plan import PlannedTrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TablePlan:
+class PlacedTables:
     """The tables that features read, each in its tier.
 
     Attributes:
@@ -35,10 +36,16 @@ class TablePlan:
     notes: dict[str, str]
 
 
-def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
+def plan_tables(config: TrainConfig, schema: Schema, plan: Plan | None = None) -> PlacedTables:
     """Places the tables of a dataset.
 
+    Args:
+      config: The run's configuration.
+      schema: The dataset.
+      plan: What ``config.plan`` names (``RunData.plan``); None where it names none.
+
     Raises:
+      RuntimeError: If the configuration names a plan, and none is given.
       ConfigError: On an override of an unknown table, a shape or rank that does not fit its table, or a plan that
         splits the table differently into uncompressed rows and cores.
     """
@@ -58,7 +65,7 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
         raise ConfigError(
             f"optimizer.embedding.tables.{unknown[0]}: the dataset has no table of that name, only {', '.join(names)}"
         )
-    planned = plan_trains(config)
+    planned = _planned_trains(config, plan)
     plain = [t for t in tables if not t.growing]
     largest = sorted(plain, key=lambda t: -t.rows)[: rules.tt.largest]
     selected = {t.name for t in largest} | {t.name for t in plain if rules.tt.min_rows and t.rows >= rules.tt.min_rows}
@@ -89,7 +96,7 @@ def plan_tables(config: TrainConfig, schema: Schema) -> TablePlan:
         placed.extend(_parts(config, table, shape, override.tier))
         if note is not None:
             notes[table.name] = note
-    return TablePlan(tables=tuple(placed), notes=notes)
+    return PlacedTables(tables=tuple(placed), notes=notes)
 
 
 def growths_of(config: TrainConfig, schema: Schema) -> dict[str, Growth]:
@@ -124,14 +131,15 @@ def vocabularies_of(config: TrainConfig, schema: Schema) -> dict[str, GrowingVoc
     return {name: GrowingVocabulary(growth, key_seed=seed) for name, growth in growths.items() if name in read}
 
 
-def plan_trains(config: TrainConfig) -> dict[str, PlannedTrain]:
-    """The tensor-train tables of the run's plan; see ``jrec.sharding``."""
-    if not config.plan:
+def _planned_trains(config: TrainConfig, plan: Plan | None) -> dict[str, PlannedTrain]:
+    """The tables that the run's plan puts into cores; a table that the plan has there must not be missed."""
+    if (plan is None) != (not config.plan):
+        raise RuntimeError(f"plan is {config.plan!r}, but {'no' if plan is None else 'a'} plan is given with it")
+    if plan is None:
         return {}
-    from jrec.sharding import load_plan
     from jrec.train.run_plan import planned_trains
 
-    return planned_trains(load_plan(config.plan))
+    return planned_trains(plan)
 
 
 def _check_plan(config: TrainConfig, table: Table, whole_rows: int, planned: Mapping[str, PlannedTrain]) -> None:
@@ -147,10 +155,17 @@ def _check_plan(config: TrainConfig, table: Table, whole_rows: int, planned: Map
     )
 
 
-def on_devices(config: TrainConfig, schema: Schema, devices: int) -> TrainConfig:
-    """The configuration with the same tables on other devices, whatever their number and kind, and without a plan."""
-    trains, overrides = plan_trains(config), config.tables.overrides
-    tt = {t.name: t for t in plan_tables(config, schema).tables if t.tier == "tt"} if trains else {}
+def on_devices(config: TrainConfig, schema: Schema, devices: int, plan: Plan | None) -> TrainConfig:
+    """The configuration with the same tables on other devices, whatever their number and kind, and without a plan.
+
+    Args:
+      config: A run's configuration.
+      schema: The dataset.
+      devices: The number of devices.
+      plan: What ``config.plan`` names; None where it names none.
+    """
+    trains, overrides = _planned_trains(config, plan), config.tables.overrides
+    tt = {t.name: t for t in plan_tables(config, schema, plan).tables if t.tier == "tt"} if trains else {}
     cores = {n: train_override(s, whole_rows=t.first_row) for n, t in tt.items() if n in trains and (s := t.tt_shape)}
     tables = dataclasses.replace(config.tables, overrides={**overrides, **cores})
     mesh = dataclasses.replace(config.mesh, devices=devices, exchange="auto")
@@ -180,20 +195,32 @@ def tt_options(config: TrainConfig, layout: EmbeddingLayout) -> TTOptions:
     return TTOptions(initializer=rules.initializer, caches=caches)
 
 
-def describe_tables(config: TrainConfig, schema: Schema) -> dict[str, dict[str, Any]]:
-    """By table: tier, rows, dim, dtype, parameters, bytes, compression, the shape of a tensor train; for the report.
+def describe_tables(config: TrainConfig, schema: Schema, plan: Plan | None = None) -> dict[str, dict[str, Any]]:
+    """``described_tables`` of a run, for the report, with a ``note`` where the configuration does not decide."""
+    placed = plan_tables(config, schema, plan)
+    described = described_tables(placed.tables, config.tables.tt.cache)
+    for name, note in placed.notes.items():
+        described[name]["note"] = note
+    return described
+
+
+def described_tables(tables: Iterable[TableConfig], caches: TTCacheSection) -> dict[str, dict[str, Any]]:
+    """By table: tier, rows, dim, dtype, parameters, bytes, compression, the shape of a tensor train.
 
     ``compression`` is the uncompressed table's elements divided by the stored elements, which include a cache's rows.
     A table in parts has ``whole_rows`` uncompressed rows in ``whole_tier``.
+
+    Args:
+      tables: The tables; of one in parts the whole rows before the cores.
+      caches: The caches of tensor-train tables.
     """
-    plan = plan_tables(config, schema)
     described: dict[str, dict[str, Any]] = {}
-    for part in plan.tables:
+    for part in tables:
         size = jnp.dtype(part.dtype).itemsize
         entry: dict[str, Any] = {"tier": part.tier, "rows": part.table_rows, "dim": part.dim, "dtype": part.dtype}
         parameters, stored = part.rows * part.dim, size * part.rows * part.dim
         if (shape := part.tt_shape) is not None:
-            cache = _cache(config.tables.tt.cache, part.rows)
+            cache = _cache(caches, part.rows)
             cached = 0 if cache is None else cache.cache_rows * part.dim
             parameters, stored = shape.num_parameters + cached, size * shape.num_parameters + 4 * cached
             entry |= {key: list(getattr(shape, key)) for key in ("row_factors", "dim_factors", "ranks")}
@@ -203,7 +230,7 @@ def describe_tables(config: TrainConfig, schema: Schema) -> dict[str, dict[str, 
             entry |= {"whole_rows": part.first_row, "whole_tier": head["tier"]}
             parameters, stored = parameters + head["parameters"], stored + head["bytes"]
         entry |= {"parameters": parameters, "bytes": stored, "compression": part.table_rows * part.dim / parameters}
-        described[part.name] = entry | ({"note": plan.notes[part.name]} if part.name in plan.notes else {})
+        described[part.name] = entry
     return described
 
 
@@ -222,44 +249,32 @@ def tables_total(described: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def _parts(config: TrainConfig, table: Table, shape: TTShape | None, named: Tier | None) -> list[TableConfig]:
     """The table, or its uncompressed first rows and its other rows in cores of ``shape``."""
-    dim, dtype = config.model.table_dim, config.model.table_dtype
-    tier = config.tables.tier if named in (None, "tt") else named
     own = config.tables.overrides.get(table.name, TableOverride()).initial_bound
-    bound = config.tables.initial_bound if own is None else own
-
-    def whole(rows: int) -> TableConfig:
-        """The first ``rows`` rows, uncompressed."""
-        return TableConfig(
-            name=table.name,
-            rows=rows,
-            dim=dim,
-            dtype=dtype,
-            tier=tier,
-            group=config.optimizer.embedding.group(table.name),
-            of_rows=None if rows == table.rows else table.rows,
-            initial_bound=bound,
-        )
-
+    whole = TableConfig(
+        name=table.name,
+        rows=table.rows,
+        dim=config.model.table_dim,
+        dtype=config.model.table_dtype,
+        tier=config.tables.tier if named in (None, "tt") else named,
+        group=config.optimizer.embedding.group(table.name),
+        initial_bound=config.tables.initial_bound if own is None else own,
+    )
     if shape is None:
-        return [whole(table.rows)]
-    core_dtype = config.tables.tt.dtype or dtype
+        return [whole]
+    core_dtype = config.tables.tt.dtype or whole.dtype
     if core_dtype == "float16":
         raise ConfigError(
             "model.table_dtype is 'float16', but cores are float32 or bfloat16; set tables.tt.dtype to one of them"
         )
-    first = table.rows - shape.rows
-    cores = TableConfig(
-        name=table.name,
-        rows=shape.rows,
-        dim=dim,
-        dtype=core_dtype,
-        tier="tt",
-        tt_shape=shape,
-        first_row=first,
-        of_rows=table.rows if first else None,
-        initial_bound=bound,
-    )
-    return [whole(first), cores] if first else [cores]
+    return in_cores(whole, shape, core_dtype)
+
+
+def in_cores(table: TableConfig, shape: TTShape, dtype: str) -> list[TableConfig]:
+    """An uncompressed table with its last ``shape.rows`` rows in cores: one table, or two parts of one."""
+    first, of_rows = table.rows - shape.rows, None if table.rows == shape.rows else table.rows
+    parts = {"tt_shape": shape, "first_row": first, "of_rows": of_rows}
+    cores = dataclasses.replace(table, rows=shape.rows, dtype=dtype, tier="tt", group="", **parts)
+    return [dataclasses.replace(table, rows=first, of_rows=of_rows), cores] if first else [cores]
 
 
 def _whole_rows(config: TrainConfig, table: Table, override: TableOverride) -> int:

@@ -314,8 +314,8 @@ class TrainConfig(Section):
       deterministic: Whether a GPU must compute the same bits every time. Tables' rows do so by default; this also makes
         XLA keep to one algorithm for the products of dense layers, and to sums in a fixed order, which may cost speed.
         On a CPU all bits are the same anyway.
-      init_from: A run folder, or one checkpoint in it, whose model, rows and optimizer slots the run begins with, on a
-        dataset whose rows mean the same; "" begins with fresh ones.
+      init_from: A run folder, a folder of ``Run.save``, or one checkpoint in either, whose model, rows and optimizer
+        slots the run begins with, on a dataset whose rows mean the same; "" begins with fresh ones.
       plan: The file of the plan that assigns rows to devices (``jrec plan``), for a mesh; without one, the rows of
         every table are dealt to the devices in turn.
     """

@@ -27,7 +27,7 @@ from jrec.outputs import writing
 SCHEDULE = "schedule"
 """In place of a split: the records of FAE's schedules (``jrec.train.shuffle_scheduler.Schedule``)."""
 FORMS = "forms"
-"""In place of a split: the record, at step 0, of how a mesh looks rows up (``jrec.run.mesh_forms.Forms.record``)."""
+"""In place of a split: the record, at step 0, of how a mesh looks rows up (``LookupModes.record``)."""
 SIZES = "sizes"
 """In place of a split: the records, in ``timing.jsonl``, of steps for which buffers between devices grew."""
 LENGTHS = "length"

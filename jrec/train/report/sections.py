@@ -2,7 +2,7 @@
 
 ``pipeline``: work and traffic of the host pipeline's stages during training (``Timeline.summary``)
 ``in_place``: seconds of a run whose rows in host memory were pooled and updated in place (``InPlaceFeed``)
-``forms``: how rows were looked up on a mesh, and the bytes that each form moves (``Forms.record``)
+``forms``: how rows were looked up on a mesh, and the bytes that each form moves (``LookupModes.record``)
 ``fae``: schedules and bytes of a run on hot and cold batches (``HotColdFeed``)
 ``plan``: balance and cost of the run's plan under its accesses (``PlanMonitor.summary``)
 ``caches``: hits of tensor-train tables' caches in training (``HitRates``)

@@ -36,6 +36,8 @@ from jrec.train.tables import describe_tables, tables_total
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from jrec.sharding import Plan
+
 FORMAT = "jrec-report"
 VERSION = 1
 METRICS_FILE = "metrics.json"
@@ -79,6 +81,7 @@ def write_report(
     *,
     config: TrainConfig,
     schema: Schema,
+    plan: Plan | None = None,
     scores: Mapping[str, Scores],
     parameters: Mapping[str, Mapping[str, Any]],
     steps: int,
@@ -95,6 +98,7 @@ def write_report(
       folder: The report folder; made if absent, files of an earlier report are replaced.
       config: The run's configuration.
       schema: The schema of the dataset that was read.
+      plan: What ``config.plan`` names; None where it names none.
       scores: The scores of the final splits, by split.
       parameters: By group ("dense" and each stack), counts under "parameters" and "bytes".
       steps: The number of steps that the model was trained for.
@@ -131,7 +135,7 @@ def write_report(
         "versions": environment.versions(),
         "config": config.to_dict(),
     }
-    described = describe_tables(config, schema)
+    described = describe_tables(config, schema, plan)
     content = merged(content, {"tables": described, "tables_total": tables_total(described)}, sections)
     if (fae := content.get("fae")) is not None:
         content["data"]["examples"]["train"] = fae["hot_examples"] + fae["cold_examples"]

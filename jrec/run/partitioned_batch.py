@@ -18,7 +18,7 @@ from jrec.host.local import local_ids
 from jrec.ops.host_cast import with_cast
 from jrec.ops.layout import EmbeddingLayout, Stack
 from jrec.run.host_owners import HostOwners, HostRead, read_from_host, with_owners
-from jrec.run.mesh_forms import Forms, sending_bags
+from jrec.run.lookup_modes import LookupModes, sending_bags
 from jrec.run.mesh_rows import based
 from jrec.run.peers import Peers
 from jrec.sharding.contents import shard_capacity
@@ -28,7 +28,7 @@ from jrec.sharding.sent import SentLookups, split_sent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
+class DeviceBatch:
     """One device's part of a batch, NumPy arrays.
 
     Attributes:
@@ -45,7 +45,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Dealt:
+class PartitionedBatch:
     """A batch and its parts.
 
     Attributes:
@@ -54,16 +54,16 @@ class Dealt:
       host: The batch's rows that this process reads from its host memory, by stack with rows there.
       asked: (n,) ascending addresses of the rows of host memory that these parts read, by stack with rows there, where
         other processes have other parts: then ``host`` is empty, and the rows' places are unknown, until
-        ``dealt_by_all``.
+        ``placed_by_all``.
     """
 
     batch: Batch
-    parts: tuple[Part, ...]
+    parts: tuple[DeviceBatch, ...]
     host: dict[str, HostRead] = dataclasses.field(default_factory=dict)
     asked: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
-class Parts:
+class BatchPartitioner:
     """Cuts batches into the parts of some of the mesh's devices. Thread-safe; call it in the loader's threads.
 
     Args:
@@ -74,7 +74,7 @@ class Parts:
       count: The number of devices that share the batch, from ``first`` on. Those that compute get equal parts, in their
         order; parts of the others are blank.
       cast: Whether tensor-train stacks get their casts here too.
-      forms: Which features' lookups are sent, read when a batch is cut; None retrieves all.
+      modes: Which features' lookups are sent, read when a batch is cut; None retrieves all.
       hot: Whether the batches read only rows that every device has.
       owners: How processes share the rows of host memory.
       together: Whether other processes cut the parts of other devices, from examples that this process does not have.
@@ -89,62 +89,66 @@ class Parts:
         first: int,
         count: int,
         cast: bool,
-        forms: Forms | None = None,
+        modes: LookupModes | None = None,
         hot: bool = False,
         owners: HostOwners | None = None,
         together: bool = False,
     ):
         self._owners, self._together = owners or HostOwners(processes=1, process=0, devices=plan.devices), together
-        self.layout, self.devices, self._forms = layout, tuple(devices), forms
-        self._askers = [d for d in plan.askers if first <= d < first + count]
+        self.layout, self.devices, self._modes = layout, tuple(devices), modes
+        self._compute_devices = [d for d in plan.compute_devices if first <= d < first + count]
         self._casts = {s.name for s in (layout.members if cast else layout.planned_stacks)}
         self._routers = plan_routers(layout, plan, self.devices)
         hosts = () if hot else host_stacks(layout, plan)
         self._hosts = {stack.name: stack for stack in hosts}
         self._firsts = {name: shard_capacity(plan, name) for name in self._hosts}  # where host rows begin
 
-    def __call__(self, batch: Batch) -> Dealt:
+    def __call__(self, batch: Batch) -> PartitionedBatch:
         """The batch, and a part for each of the devices.
 
         Raises:
           ValueError: If the devices cannot share the examples equally.
         """
-        count = len(self._askers)
+        count = len(self._compute_devices)
         size, rest = divmod(len(batch.labels), count)
         if rest:
             raise ValueError(f"{len(batch.labels)} examples cannot be shared equally by {count} devices")
-        parts, send = [], frozenset() if self._forms is None else self._forms.send
+        parts, send = [], frozenset() if self._modes is None else self._modes.send
         for device in self.devices:
             part = self._examples(batch, device, size)
-            parts.append(routed_part(self.layout, part, self._routers, device, self._casts, send))
+            parts.append(routed_batch(self.layout, part, self._routers, device, self._casts, send))
         read = {name: read_from_host([part.routes[name] for part in parts]) for name in self._hosts}
-        dealt = Dealt(batch=batch, parts=tuple(parts), asked=read)
+        partitioned = PartitionedBatch(batch=batch, parts=tuple(parts), asked=read)
         if self._together:
-            return dealt
-        return self._placed(dealt, {name: self._owners.whole(self._hosts[name], read[name]) for name in read})
+            return partitioned
+        return self._placed(partitioned, {name: self._owners.whole(self._hosts[name], read[name]) for name in read})
 
-    def dealt_by_all(self, dealt: Dealt, peers: Peers | None) -> Dealt:
+    def placed_by_all(self, partitioned: PartitionedBatch, peers: Peers | None) -> PartitionedBatch:
         """Places the rows of host memory that all parts of a batch read; all processes call it together.
 
         Args:
-          dealt: The batch.
+          partitioned: The batch.
           peers: The other processes; None where they have no parts of it.
         """
-        if not dealt.asked or peers is None:
-            return dealt
-        return self._placed(dealt, self._owners.dealt_by_all(self._hosts, dealt.asked, peers))
+        if not partitioned.asked or peers is None:
+            return partitioned
+        return self._placed(partitioned, self._owners.placed_by_all(self._hosts, partitioned.asked, peers))
 
-    def _placed(self, dealt: Dealt, places: Mapping[str, tuple[np.ndarray, np.ndarray, HostRead]]) -> Dealt:
+    def _placed(
+        self, partitioned: PartitionedBatch, places: Mapping[str, tuple[np.ndarray, np.ndarray, HostRead]]
+    ) -> PartitionedBatch:
         host = {}
         for name, (device, line, host[name]) in places.items():
-            for part in dealt.parts:
-                part.routes[name] = with_owners(part.routes[name], dealt.asked[name], device, line, self._firsts[name])
-        return dataclasses.replace(dealt, host=host, asked={})
+            for part in partitioned.parts:
+                part.routes[name] = with_owners(
+                    part.routes[name], partitioned.asked[name], device, line, self._firsts[name]
+                )
+        return dataclasses.replace(partitioned, host=host, asked={})
 
     def _examples(self, batch: Batch, device: int, size: int) -> Batch:
-        if device not in self._askers:
+        if device not in self._compute_devices:
             return blank(self.layout, batch, size)
-        begin = self._askers.index(device) * size
+        begin = self._compute_devices.index(device) * size
         return gathered(self.layout, [(batch, begin, begin + size)])
 
 
@@ -158,14 +162,14 @@ def plan_routers(layout: EmbeddingLayout, plan: Plan, devices: Sequence[int] | N
     return {stack.name: Router(plan, based(stack), devices) for stack in layout.planned_stacks}
 
 
-def routed_part(
+def routed_batch(
     layout: EmbeddingLayout,
     batch: Batch,
     routers: Mapping[str, Router],
     device: int,
     casts: set[str],
     send: Set[str] = frozenset(),
-) -> Part:
+) -> DeviceBatch:
     """Casts a device's examples and routes their unique rows, or sends their lookups.
 
     Args:
@@ -202,4 +206,4 @@ def routed_part(
             )
             local, cast, routes[name], sends[name] = split.local, split.cast, split.routed, split.sent
         bags[name] = dataclasses.replace(own_bags, ids=local, cast=cast)
-    return Part(batch=dataclasses.replace(batch, bags=bags), routes=routes, sends=sends)
+    return DeviceBatch(batch=dataclasses.replace(batch, bags=bags), routes=routes, sends=sends)

@@ -20,9 +20,9 @@ from jrec.sharding.modes import traffic
 from jrec.sharding.router import Routed
 
 if TYPE_CHECKING:
-    from jrec.run.mesh_batch import Part
+    from jrec.run.partitioned_batch import DeviceBatch
 
-Form = Literal["auto", "retrieve", "send"]
+LookupMode = Literal["auto", "retrieve", "send"]
 
 
 def poolable(stack: Stack) -> list[StackedFeature]:
@@ -47,14 +47,14 @@ def sending_bags(stack: Stack, send: Set[str], examples: int) -> np.ndarray | No
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TableForm:
+class TableModes:
     """The choice for the features of one table that could send.
 
     Attributes:
       table: The table's name.
-      send, retrieve: Names of the features with each chosen form.
+      send, retrieve: Names of the features with each chosen mode.
       retrieve_bytes, send_bytes: Bytes that a step moves over all links if all features retrieve, or send.
-      bytes: Bytes that a step moves with the chosen forms.
+      bytes: Bytes that a step moves with the chosen modes.
     """
 
     table: str
@@ -65,12 +65,12 @@ class TableForm:
     bytes: float
 
 
-class Forms:
-    """The forms of all features of a run; made once, then decided, then read by the loader's threads.
+class LookupModes:
+    """The lookup modes of all features of a run; made once, then decided, then read by the loader's threads.
 
     Args:
       layout: The batches' layout.
-      form: "auto", or one form for all features that can have it. Where some devices compute and others keep the
+      mode: "auto", or one mode for all features that can have it. Where some devices compute and others keep the
         tables, with "send" only pooled sums travel between them.
 
     Attributes:
@@ -79,14 +79,16 @@ class Forms:
       tables: The byte counts behind an automatic choice, by table.
     """
 
-    def __init__(self, layout: EmbeddingLayout, form: Form = "auto"):
+    def __init__(self, layout: EmbeddingLayout, mode: LookupMode = "auto"):
         self._stacks = layout.planned_stacks
         every = frozenset(f.config.name for stack in self._stacks for f in poolable(stack))
-        self.send: Set[str] = every if form == "send" else frozenset()
-        self.decided = form != "auto" or not any(_candidates(stack) for stack in self._stacks)
-        self.tables: tuple[TableForm, ...] = ()
+        self.send: Set[str] = every if mode == "send" else frozenset()
+        self.decided = mode != "auto" or not any(_candidates(stack) for stack in self._stacks)
+        self.tables: tuple[TableModes, ...] = ()
 
-    def decide(self, batches: Iterable[Sequence[Part]], devices: Sequence[int], *, training: bool = True) -> None:
+    def decide(
+        self, batches: Iterable[Sequence[DeviceBatch]], devices: Sequence[int], *, training: bool = True
+    ) -> None:
         """Chooses from batches whose parts retrieve all rows; where processes have different parts, all call this.
 
         Args:
@@ -111,7 +113,7 @@ class Forms:
         self.send = frozenset(name for table in self.tables for name in table.send)
         self.decided = True
 
-    def settle(self, send: Iterable[str]) -> None:
+    def restore(self, send: Iterable[str]) -> None:
         """Takes an earlier choice: the features whose lookups are sent."""
         self.send, self.decided = frozenset(send), True
 
@@ -166,7 +168,7 @@ def _bags(feature: StackedFeature, examples: int) -> slice:
     return slice(first, first + feature.config.bags_per_example * examples)
 
 
-def _counted(stack: Stack, part: Part, device: int) -> Iterator[tuple[str, _Counts]]:
+def _counted(stack: Stack, part: DeviceBatch, device: int) -> Iterator[tuple[str, _Counts]]:
     """One device's requests to the others, by table with candidates."""
     routed, bags, examples = part.routes[stack.name], part.batch.bags[stack.name], len(part.batch.labels)
     owner = _owners(routed, device)
@@ -233,7 +235,7 @@ def _summed(counts: dict[tuple[str, str], _Counts], devices: int) -> dict[tuple[
     }
 
 
-def _chosen(stack: Stack, table: str, counts: _Counts, steps: int, training: bool) -> TableForm:
+def _chosen(stack: Stack, table: str, counts: _Counts, steps: int, training: bool) -> TableModes:
     """The cheapest split in which the first candidates send and the others retrieve; at equal cost more retrieve."""
     candidates = _candidates(stack)[table]
     (config,) = [t for t in stack.tables if t.name == table]
@@ -255,7 +257,7 @@ def _chosen(stack: Stack, table: str, counts: _Counts, steps: int, training: boo
     total = [fetched[i] + sum(t.bytes_of("send") for t in sent[:i]) for i in range(len(candidates) + 1)]
     best = int(np.argmin(total))
     names = [f.config.name for f in candidates]
-    return TableForm(
+    return TableModes(
         table=table,
         send=tuple(names[:best]),
         retrieve=tuple(names[best:]),

@@ -24,12 +24,12 @@ from jrec.mesh.route import MeshRows
 from jrec.ops.layout import Stack
 from jrec.ops.row_fill import PIECE_BYTES
 from jrec.row_optimizers import RowOptimizer
-from jrec.run.held import HeldRows
 from jrec.run.host_owners import HostOwners
 from jrec.run.mesh_arrays import on_mesh
 from jrec.run.mesh_checkpoint import MeshSource, saved_stack
 from jrec.run.mesh_rows import based, initial_stack
 from jrec.run.mesh_setup import MeshSetup
+from jrec.run.model_rows import ModelRows
 from jrec.run.new_lines import MeshLines, NewAddresses, NewLines
 from jrec.run.options import HostOptions
 from jrec.run.tiers import Tier, host_table
@@ -40,7 +40,7 @@ from jrec.sharding.plans import Plan
 _MOST = 1 << 16  # rows at once
 
 
-class Placed(Tier):
+class PlannedTier(Tier):
     """A stack by a plan; see ``jrec.run.tiers.Tier``.
 
     With several processes each has its devices' rows, and its own rows of host memory.
@@ -64,7 +64,7 @@ class Placed(Tier):
         optimizer: RowOptimizer | None,
         key: jax.Array,
         options: HostOptions,
-        held: HeldRows | None = None,
+        held: ModelRows | None = None,
     ):
         super().__init__(stack)
         self._setup, self._optimizer, self._key = setup, optimizer, key
@@ -190,7 +190,7 @@ def load_host_rows(table: HostTable, plan: Plan, saved: Saved, owners: HostOwner
     table.clear_dirty()
 
 
-def _store_held(held: HeldRows, table: HostTable, plan: Plan, owners: HostOwners) -> None:
+def _store_held(held: ModelRows, table: HostTable, plan: Plan, owners: HostOwners) -> None:
     """Writes held rows that the plan has in host memory. Rows with first values take no memory."""
     here = np.array([held.has_table(of.name) for of in table.stack.tables])
     most = max(1, PIECE_BYTES // (4 * table.dim))

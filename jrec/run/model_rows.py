@@ -15,7 +15,7 @@ from jrec.nn import SparseOptimizer
 from jrec.ops.layout import EmbeddingLayout, Stack
 
 
-class HeldRows:
+class ModelRows:
     """The rows and slots of a model's tables, by the addresses of another layout of the same tables.
 
     Args:
@@ -55,7 +55,7 @@ class HeldRows:
         return out
 
 
-def without_rows(model: Any, optimizer: SparseOptimizer) -> tuple[Any, SparseOptimizer, HeldRows | None]:
+def without_rows(model: Any, optimizer: SparseOptimizer) -> tuple[Any, SparseOptimizer, ModelRows | None]:
     """The same modules for a plan that places the rows, and the rows; None where the model has not made them yet.
 
     Args:
@@ -70,4 +70,4 @@ def without_rows(model: Any, optimizer: SparseOptimizer) -> tuple[Any, SparseOpt
     layout = before.with_plan()
     embeddings.without_rows(layout)
     optimizer.without_rows(before, layout)
-    return model, optimizer, HeldRows(before, arrays) if made and arrays else None
+    return model, optimizer, ModelRows(before, arrays) if made and arrays else None

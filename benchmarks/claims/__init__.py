@@ -1,1 +1,0 @@
-"""What the five papers claim, and where jrec's figures lie; ``benchmarks.results`` makes docs/results.md of them."""
